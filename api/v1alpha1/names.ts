@@ -1,0 +1,46 @@
+/** Names that other parts and people rely on: group, labels, annotations, finalizers, taints, resources, conditions. */
+export const GROUP = 'berth.dev';
+export const API_VERSION = `${GROUP}/v1alpha1`;
+
+/** On every host's Node: label and taint, both with this key. */
+export const HOST_KEY = 'berth.dev/host';
+export const HOST_VALUE = 'true';
+/** Prefix of a host's tags: `tag.berth.dev/<tag>`. */
+export const TAG_LABEL_PREFIX = 'tag.berth.dev/';
+/** Taint on a host whose NAT could not be healed. */
+export const NAT_TAINT = 'berth.dev/nat-unready';
+/** A host given to one namespace: label (only the operator can set it on a Node) and taint with this key. */
+export const DEDICATED_KEY = 'berth.node-restriction.kubernetes.io/namespace';
+
+/** Extended resources. */
+export const SLOT_RESOURCE = 'berth.dev/slot';
+export const MACOS_GUEST_RESOURCE = 'berth.dev/macos-guest';
+export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
+
+/** Operator → agent. */
+export const MACHINE_ANNOTATION = 'berth.dev/machine';
+export const DESIRED_ANNOTATION = 'berth.dev/desired';
+
+export const VM_UID_LABEL = 'berth.dev/vm-uid';
+/** `vm`, `emulator` or `cache`. */
+export const WORKLOAD_LABEL = 'berth.dev/workload';
+export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
+
+/** On the VM: held until nothing of it remains. */
+export const VM_FINALIZER = 'berth.dev/machine';
+/** On the Pod: held until its facts are in the VM's status, so that none can run and vanish unseen. */
+export const POD_FINALIZER = 'berth.dev/observed';
+
+/** Name of the one container of a machine's Pod. */
+export const MACHINE_CONTAINER = 'machine';
+
+/** Pod and Node condition types that the agent writes. */
+export const MACHINE_CONDITION = 'berth.dev/Machine';
+export const NETWORK_CONDITION = 'berth.dev/Network';
+export const NAT_READY_CONDITION = 'berth.dev/NATReady';
+
+export const SYSTEM_NAMESPACE = 'berth-system';
+export const DEFAULT_NAMESPACE = 'platform-default';
+export const NAMESPACE_PREFIX = 'platform-';
+export const OPERATOR_USER = `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-operator`;
+export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
