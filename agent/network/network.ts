@@ -1,0 +1,80 @@
+/**
+ * The network of a host's machines: one driver per way of connecting a guest. A driver owns its host-wide part
+ * (bridge, rules, helpers) and one attachment per machine, keyed by Pod uid.
+ */
+import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+
+/** What the hypervisor needs to connect one guest. */
+export interface GuestNetwork {
+  /** QEMU `-netdev` and `-device` arguments. */
+  arguments: string[];
+  /** The guest's IPv4 address as others on the host see it; undefined where it has none of its own (`user`). */
+  address: string | undefined;
+}
+
+export interface AttachOptions {
+  /** Colon-separated, lower or upper case. */
+  macAddress: string;
+  ports: MachinePort[];
+  /** The user QEMU runs as; a tap belongs to it. Without it, the agent's own user. */
+  runAs?: { uid: number; gid: number };
+  /** The hypervisor already runs (found after a restart of the agent): reserved ports in use are its own. */
+  running?: boolean;
+}
+
+/** The result of one {@link Network.check}. */
+export interface NetworkReport {
+  /** No fault that touches every machine. */
+  healthy: boolean;
+  /** What differed and was put right, one text each; empty when nothing was wrong. */
+  repaired: string[];
+  /** What is wrong still, with the name of what is in the way. */
+  faults: string[];
+  /** By machine uid. A machine can be cut off alone. */
+  machines: Record<string, { healthy: boolean; message: string }>;
+}
+
+export interface Network {
+  readonly name: 'user' | 'nat';
+  /** Makes the host-wide part; idempotent. Throws {@link NetworkSetupError} where the host lacks something. */
+  setUp(): Promise<void>;
+  /** Idempotent. Throws {@link PortTakenError} when something else holds one of the ports. */
+  attach(uid: string, options: AttachOptions): Promise<GuestNetwork>;
+  /** Afterwards nothing of the attachment remains: tap, rules, lease, connection-tracking state. Idempotent. */
+  detach(uid: string): Promise<void>;
+  address(uid: string): Promise<string | undefined>;
+  /** Compares what should be with what is, repairs the difference, and sends packets through. */
+  check(): Promise<NetworkReport>;
+  /** Uids attached. A driver whose attachments leave traces on the host (`nat`) knows them after a restart of the agent too. */
+  attached(): Promise<string[]>;
+  /** Lets go of what lives in this process; machines keep their network. */
+  close(): Promise<void>;
+  /** Removes everything, attachments included. */
+  tearDown(): Promise<void>;
+}
+
+/** A reserved port is held by something else on this host. */
+export class PortTakenError extends Error {
+  override readonly name = 'PortTakenError';
+  readonly reason = 'PortTaken';
+}
+
+/** The host cannot carry this network: a program, a kernel feature or a right is missing. */
+export class NetworkSetupError extends Error {
+  override readonly name = 'NetworkSetupError';
+  readonly reason = 'NetworkUnavailable';
+}
+
+const MAC_ADDRESS = /^([0-9a-f]{2}:){5}[0-9a-f]{2}$/;
+
+/** Lower-cased and checked, so that it can stand in a rule or an argument. */
+export function normaliseMacAddress(text: string): string {
+  const mac = text.toLowerCase();
+  if (!MAC_ADDRESS.test(mac)) throw new NetworkSetupError(`not a MAC address: ${JSON.stringify(text)}`);
+  return mac;
+}
+
+/** The guest's network card; without a boot ROM, since machines boot from disk. */
+export function cardArguments(macAddress: string): string[] {
+  return ['-device', `virtio-net-pci,netdev=net0,mac=${normaliseMacAddress(macAddress)},romfile=`];
+}

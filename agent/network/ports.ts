@@ -1,0 +1,63 @@
+/** Whether a port on this host is free, found by binding it. */
+import { createSocket } from 'node:dgram';
+import { createServer } from 'node:net';
+import { isIPv4 } from 'node:net';
+import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import { NetworkSetupError, PortTakenError } from './network.ts';
+
+function bindTcp(address: string, port: number): Promise<void> {
+  const server = createServer();
+  return new Promise((resolve, reject) => {
+    server.once('error', reject);
+    server.listen({ host: address, port, exclusive: true }, () => server.close(() => resolve()));
+  });
+}
+
+function bindUdp(address: string, port: number): Promise<void> {
+  const socket = createSocket('udp4');
+  return new Promise((resolve, reject) => {
+    socket.once('error', (error) => socket.close(() => reject(error)));
+    socket.bind({ address, port, exclusive: true }, () => socket.close(() => resolve()));
+  });
+}
+
+function describePort(port: MachinePort): string {
+  return `${port.hostPort}/${port.protocol}`;
+}
+
+/**
+ * Binds each port once and lets go of it. Throws {@link PortTakenError} naming the port when something holds it,
+ * {@link NetworkSetupError} when it cannot be bound for another reason (address not of this host, no right).
+ */
+export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
+  if (!isIPv4(address))
+    throw new NetworkSetupError(`the host address ${JSON.stringify(address)} is not an IPv4 address`);
+  for (const port of ports) {
+    try {
+      await (port.protocol === 'TCP' ? bindTcp : bindUdp)(address, port.hostPort);
+    } catch (error) {
+      const code = (error as NodeJS.ErrnoException).code;
+      if (code === 'EADDRINUSE') {
+        throw new PortTakenError(`port ${describePort(port)} on ${address} is in use on this host`, {
+          cause: error,
+        });
+      }
+      throw new NetworkSetupError(
+        `port ${describePort(port)} on ${address} cannot be bound: ${String(code)}`,
+        {
+          cause: error,
+        },
+      );
+    }
+  }
+}
+
+/** QEMU's words when a port was taken between our test and its start. */
+const QEMU_FORWARD_FAILURE = /Could not set up host forwarding rule '([^']*)'/;
+
+/** The {@link PortTakenError} that QEMU's last words speak of; undefined when they speak of something else. */
+export function portTakenFromHypervisor(lastWords: string): PortTakenError | undefined {
+  const match = QEMU_FORWARD_FAILURE.exec(lastWords);
+  if (!match) return undefined;
+  return new PortTakenError(`a reserved port was taken before the machine started: ${match[1]}`);
+}

@@ -1,0 +1,96 @@
+import { spawn } from 'node:child_process';
+import { createSocket } from 'node:dgram';
+import { once } from 'node:events';
+import { type AddressInfo, createServer } from 'node:net';
+import { expect, test } from 'vitest';
+import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { portTakenFromHypervisor } from '../ports.ts';
+import { UserNetwork } from './user.ts';
+
+const MAC = '52:54:00:12:34:56';
+
+function reservation(protocol: 'TCP' | 'UDP', hostPort: number): MachinePort {
+  return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort: 22 };
+}
+
+async function heldTcpPort(): Promise<{ port: number; release: () => void }> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  return { port: (server.address() as AddressInfo).port, release: () => server.close() };
+}
+
+async function heldUdpPort(): Promise<{ port: number; release: () => void }> {
+  const socket = createSocket('udp4').bind(0, '127.0.0.1');
+  await once(socket, 'listening');
+  return { port: socket.address().port, release: () => socket.close() };
+}
+
+async function freeTcpPort(): Promise<number> {
+  const held = await heldTcpPort();
+  held.release();
+  return held.port;
+}
+
+test('reservations become forwards bound to the host address', async () => {
+  const port = await freeTcpPort();
+  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  const guest = await network.attach('a', { macAddress: MAC, ports: [reservation('TCP', port)] });
+  expect(guest.arguments).toEqual([
+    '-netdev',
+    `user,id=net0,ipv6=off,hostfwd=tcp:127.0.0.1:${port}-:22`,
+    '-device',
+    `virtio-net-pci,netdev=net0,mac=${MAC},romfile=`,
+  ]);
+  expect(guest.address).toBeUndefined();
+});
+
+test.each([
+  ['TCP', heldTcpPort],
+  ['UDP', heldUdpPort],
+] as const)('a %s port that something listens on is PortTaken', async (protocol, hold) => {
+  const held = await hold();
+  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  const ports = [reservation(protocol, held.port)];
+  await expect(network.attach('a', { macAddress: MAC, ports })).rejects.toMatchObject({
+    reason: 'PortTaken',
+    message: expect.stringContaining(`${held.port}/${protocol}`) as string,
+  });
+  // A machine found running holds the port itself.
+  await expect(network.attach('a', { macAddress: MAC, ports, running: true })).resolves.toBeDefined();
+  held.release();
+});
+
+test('two machines cannot reserve one port, and a detached one gives it back', async () => {
+  const ports = [reservation('TCP', await freeTcpPort())];
+  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  await network.attach('a', { macAddress: MAC, ports });
+  await network.attach('a', { macAddress: MAC, ports });
+  await expect(network.attach('b', { macAddress: MAC, ports })).rejects.toMatchObject({
+    reason: 'PortTaken',
+  });
+  await network.detach('a');
+  await network.attach('b', { macAddress: MAC, ports });
+  expect(await network.attached()).toEqual(['b']);
+});
+
+test('an address that is not of this host is no PortTaken', async () => {
+  const network = new UserNetwork({ hostAddress: '192.0.2.1' });
+  const attaching = network.attach('a', { macAddress: MAC, ports: [reservation('TCP', 8822)] });
+  await expect(attaching).rejects.toMatchObject({ reason: 'NetworkUnavailable' });
+});
+
+test("QEMU's own refusal of a port is recognised as PortTaken", async () => {
+  const held = await heldTcpPort();
+  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  const ports = [reservation('TCP', held.port)];
+  const guest = await network.attach('a', { macAddress: MAC, ports, running: true });
+  const qemu = spawn('qemu-system-x86_64', ['-display', 'none', '-S', ...guest.arguments]);
+  let lastWords = '';
+  qemu.stderr.on('data', (chunk: Buffer) => {
+    lastWords += chunk.toString();
+  });
+  await once(qemu, 'close');
+  held.release();
+  expect(portTakenFromHypervisor(lastWords)).toMatchObject({ reason: 'PortTaken' });
+  expect(portTakenFromHypervisor('qemu: could not open disk')).toBeUndefined();
+});
