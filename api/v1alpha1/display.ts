@@ -1,0 +1,40 @@
+/** Display of a machine: bounds in pixels and dots per inch. */
+import { integer } from './schema.ts';
+
+/** The highest DPI is chosen when Berth is installed; all else is fixed. */
+export type DisplayDpiMaximum = 240 | 320;
+export const DEFAULT_DISPLAY_DPI_MAXIMUM: DisplayDpiMaximum = 240;
+
+export interface Bounds {
+  minimum: number;
+  maximum: number;
+}
+export interface DisplayBounds {
+  displayWidth: Bounds;
+  displayHeight: Bounds;
+  displayDPI: Bounds;
+}
+
+/** Bounds of the three display fields, both ends included. */
+export function displayBounds(dpiMaximum: DisplayDpiMaximum = DEFAULT_DISPLAY_DPI_MAXIMUM): DisplayBounds {
+  return {
+    displayWidth: { minimum: 320, maximum: 3840 },
+    displayHeight: { minimum: 480, maximum: 2160 },
+    displayDPI: { minimum: 60, maximum: dpiMaximum },
+  };
+}
+
+/** What a VM created from an IPSW gets when nothing says otherwise. */
+export const IPSW_DISPLAY = { width: 1920, height: 1080, dpi: 96 } as const;
+
+/** The three display fields of a VM and of a VMConfig. */
+export function displayFields(dpiMaximum: DisplayDpiMaximum) {
+  const bounds = displayBounds(dpiMaximum);
+  const field = (description: string, { minimum, maximum }: Bounds) =>
+    integer(description, minimum, maximum).optional();
+  return {
+    displayWidth: field('Width of the display in pixels.', bounds.displayWidth),
+    displayHeight: field('Height of the display in pixels.', bounds.displayHeight),
+    displayDPI: field('Dots per inch of the display.', bounds.displayDPI),
+  };
+}

@@ -1,0 +1,133 @@
+/** Image: a disk that VMs are made from. */
+import { z } from 'zod';
+import { commonStatus } from './conditions.ts';
+import {
+  AGE_COLUMN,
+  conditionColumn,
+  type KindDefinition,
+  kindResource,
+  PHASE_COLUMN,
+  wide,
+} from './kind.ts';
+import type { ApiObject } from './metadata.ts';
+import { diskQuantity } from './quantity.ts';
+import { choice, documented, objectName, oneOf, report, text, timestamp } from './schema.ts';
+import {
+  copyOfSchema,
+  descriptionSchema,
+  downloadSchema,
+  registrySchema,
+  SOURCE_IMMUTABLE,
+  sharedFileSchema,
+  storedStatus,
+} from './source.ts';
+import { architectureSchema, imageName, imagePullSecretsSchema, osSchema } from './template.ts';
+
+const sourceFields = {
+  registry: registrySchema.optional(),
+  http: downloadSchema('A file on a web server.').optional(),
+  sharedFile: sharedFileSchema.optional(),
+  copyOf: copyOfSchema('Another Image to copy.').optional(),
+  empty: z
+    .object({ size: diskQuantity('size', 'Size of the disk.') })
+    .meta({ description: 'An empty disk.' })
+    .optional(),
+  fromVM: z
+    .object({ name: objectName('Name of the VM, in this namespace.') })
+    .meta({ description: 'The disk of a VM.' })
+    .optional(),
+  ipsw: downloadSchema('An IPSW to install macOS from.').optional(),
+};
+
+export const imageSourceSchema = z
+  .object(sourceFields)
+  .meta(
+    documented('Where the image comes from: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)),
+  );
+export type ImageSource = z.infer<typeof imageSourceSchema>;
+
+export const imageSpecSchema = z
+  .object({
+    description: descriptionSchema.optional(),
+    source: imageSourceSchema,
+    format: choice('Format of the file: Auto (when omitted), Raw or QCOW2.', [
+      'Auto',
+      'Raw',
+      'QCOW2',
+    ]).optional(),
+    architecture: architectureSchema.optional(),
+    os: osSchema.optional(),
+    imagePullSecrets: imagePullSecretsSchema.optional(),
+    commit: z
+      .object({
+        vmName: objectName('VM whose disk becomes the image, in this namespace.'),
+        requestedAt: timestamp('Set to a new time to commit once.'),
+      })
+      .meta({ description: 'Make a VM’s disk the content of this image.' })
+      .optional(),
+    push: z
+      .object({
+        reference: imageName('Where to push the image.'),
+        secretName: objectName('Secret with the registry’s credentials, in this namespace.').optional(),
+        requestedAt: timestamp('Set to a new time to push once.'),
+      })
+      .meta({ description: 'Push this image to a registry.' })
+      .optional(),
+  })
+  .meta(documented('What the image is.', SOURCE_IMMUTABLE));
+export type ImageSpec = z.infer<typeof imageSpecSchema>;
+
+function action(description: string) {
+  return z
+    .object({
+      requestedAt: timestamp('The request that this is the result of.'),
+      finishedAt: timestamp('When it ended.').optional(),
+      result: report('Succeeded or Failed.', 64).optional(),
+      reference: text('What it made.', 1024).optional(),
+      message: report('For people.', 1024).optional(),
+    })
+    .meta({ description })
+    .optional();
+}
+
+export const imageStatusSchema = z
+  .object({
+    ...storedStatus(),
+    ...commonStatus(),
+    lastCommit: action('The last commit.'),
+    lastPush: action('The last push.'),
+  })
+  .meta({ description: 'What was last seen of the image; written by the operator.' });
+export type ImageStatus = z.infer<typeof imageStatusSchema>;
+export type Image = ApiObject<ImageSpec, ImageStatus>;
+
+export const IMAGE_RESOURCE = kindResource('Image', 'images');
+
+export const IMAGE_KIND: KindDefinition = {
+  ...IMAGE_RESOURCE,
+  shortNames: ['img'],
+  description: 'A disk that VMs are made from.',
+  spec: imageSpecSchema,
+  status: imageStatusSchema,
+  rules: [],
+  columns: [
+    PHASE_COLUMN,
+    {
+      name: 'Size',
+      type: 'string',
+      description: 'Disk of a VM deployed from it.',
+      jsonPath: '.status.size',
+    },
+    { name: 'Progress', type: 'integer', description: 'Per cent done.', jsonPath: '.status.progressPercent' },
+    AGE_COLUMN,
+    wide({
+      name: 'Storage',
+      type: 'string',
+      description: 'Space that the image takes.',
+      jsonPath: '.status.storageSize',
+    }),
+    wide({ name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' }),
+    wide({ name: 'Description', type: 'string', description: 'Description.', jsonPath: '.spec.description' }),
+    wide(conditionColumn('Message', 'Ready', 'message')),
+  ],
+};

@@ -1,0 +1,74 @@
+/** ISO: an optical disc that VMs boot from. */
+import { z } from 'zod';
+import { commonStatus } from './conditions.ts';
+import {
+  AGE_COLUMN,
+  conditionColumn,
+  type KindDefinition,
+  kindResource,
+  PHASE_COLUMN,
+  wide,
+} from './kind.ts';
+import type { ApiObject } from './metadata.ts';
+import { documented, oneOf } from './schema.ts';
+import {
+  copyOfSchema,
+  descriptionSchema,
+  downloadSchema,
+  registrySchema,
+  SOURCE_IMMUTABLE,
+  sharedFileSchema,
+  storedStatus,
+} from './source.ts';
+import { architectureSchema, imagePullSecretsSchema, osSchema } from './template.ts';
+
+const sourceFields = {
+  registry: registrySchema.optional(),
+  http: downloadSchema('A file on a web server.').optional(),
+  sharedFile: sharedFileSchema.optional(),
+  copyOf: copyOfSchema('Another ISO to copy.').optional(),
+};
+
+export const isoSourceSchema = z
+  .object(sourceFields)
+  .meta(
+    documented('Where the ISO comes from: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)),
+  );
+export type ISOSource = z.infer<typeof isoSourceSchema>;
+
+export const isoSpecSchema = z
+  .object({
+    description: descriptionSchema.optional(),
+    source: isoSourceSchema,
+    architecture: architectureSchema.optional(),
+    os: osSchema.optional(),
+    imagePullSecrets: imagePullSecretsSchema.optional(),
+  })
+  .meta(documented('What the ISO is.', SOURCE_IMMUTABLE));
+export type ISOSpec = z.infer<typeof isoSpecSchema>;
+
+export const isoStatusSchema = z
+  .object({ ...storedStatus(), ...commonStatus() })
+  .meta({ description: 'What was last seen of the ISO; written by the operator.' });
+export type ISOStatus = z.infer<typeof isoStatusSchema>;
+export type ISO = ApiObject<ISOSpec, ISOStatus>;
+
+export const ISO_RESOURCE = kindResource('ISO', 'isos');
+
+export const ISO_KIND: KindDefinition = {
+  ...ISO_RESOURCE,
+  shortNames: ['iso'],
+  description: 'An optical disc that VMs boot from.',
+  spec: isoSpecSchema,
+  status: isoStatusSchema,
+  rules: [],
+  columns: [
+    PHASE_COLUMN,
+    { name: 'Size', type: 'string', description: 'Size of the disc.', jsonPath: '.status.size' },
+    { name: 'Progress', type: 'integer', description: 'Per cent done.', jsonPath: '.status.progressPercent' },
+    AGE_COLUMN,
+    wide({ name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' }),
+    wide({ name: 'Description', type: 'string', description: 'Description.', jsonPath: '.spec.description' }),
+    wide(conditionColumn('Message', 'Ready', 'message')),
+  ],
+};

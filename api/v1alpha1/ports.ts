@@ -1,0 +1,78 @@
+/** Port reservations: `<NODE_PORT>:<VM_PORT>` with an optional `/tcp` or `/udp`, in any case, TCP when omitted. */
+import { z } from 'zod';
+import { documented } from './schema.ts';
+
+/** A reservation: `hostPort` of the machine's host leads to `guestPort` in the guest. */
+export interface PortReservation {
+  hostPort: number;
+  guestPort: number;
+  protocol: 'TCP' | 'UDP';
+}
+
+/** Most reservations of one machine. */
+const MAXIMUM_PORTS = 64;
+/** Longer than any right reservation (15 characters), so that a wrong one is refused with the rule and not its length. */
+const PORT_LENGTH = 32;
+
+const NUMBER = '([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])';
+const PORT_PATTERN = `^${NUMBER}:${NUMBER}(/([tT][cC][pP]|[uU][dD][pP]))?$`;
+const PORT = new RegExp(PORT_PATTERN);
+const FORM =
+  'must be <NODE_PORT>:<VM_PORT>, optionally with /tcp or /udp, both ports from 1 to 65535 without leading zeros';
+
+/** @throws RangeError with the rule when `text` is not a reservation. */
+export function parsePort(text: string): PortReservation {
+  const match = PORT.exec(text);
+  if (match === null) {
+    throw new RangeError(`port ${JSON.stringify(text.slice(0, PORT_LENGTH))} ${FORM}`);
+  }
+  const [, hostPort, guestPort, , protocol] = match;
+  return {
+    hostPort: Number(hostPort),
+    guestPort: Number(guestPort),
+    protocol: protocol?.toUpperCase() === 'UDP' ? 'UDP' : 'TCP',
+  };
+}
+
+/** What two reservations may not share on one host, and the name of the reservation's endpoint: `8822-tcp`. */
+export function portName(port: Pick<PortReservation, 'hostPort' | 'protocol'>): string {
+  return `${port.hostPort}-${port.protocol.toLowerCase()}`;
+}
+
+function areDistinct(ports: readonly string[]): boolean {
+  const names = ports.filter((port) => PORT.test(port)).map((port) => portName(parsePort(port)));
+  return new Set(names).size === names.length;
+}
+
+const SAME =
+  "q.split(':')[0] == p.split(':')[0] && q.lowerAscii().endsWith('/udp') == p.lowerAscii().endsWith('/udp')";
+const TWICE = 'the same node port and protocol may be reserved only once';
+
+export const portsSchema = z
+  .array(
+    z
+      .string()
+      .max(PORT_LENGTH)
+      .refine((port) => PORT.test(port), { error: FORM })
+      .meta(
+        documented('`<NODE_PORT>:<VM_PORT>`, optionally with `/tcp` or `/udp`.', {
+          rule: `self.matches('${PORT_PATTERN}')`,
+          message: `port ${FORM}`,
+          messageExpression: `'port "' + self + '" ${FORM}'`,
+        }),
+      ),
+  )
+  .max(MAXIMUM_PORTS)
+  .refine(areDistinct, { error: TWICE })
+  .meta({
+    ...documented(
+      `Ports of the host that lead into the guest, at most ${MAXIMUM_PORTS}: \`<NODE_PORT>:<VM_PORT>\` with an optional \`/tcp\` or \`/udp\` in any case, TCP when omitted. Ports are 1 to 65535, without leading zeros; no node port and protocol twice. Only with network mode NAT.`,
+      {
+        rule: `self.all(p, self.exists_one(q, ${SAME}))`,
+        message: `ports: ${TWICE}`,
+        messageExpression: `'ports: ${TWICE}: ' + self.filter(p, !self.exists_one(q, ${SAME})).join(', ')`,
+        reason: 'FieldValueDuplicate',
+      },
+    ),
+    'x-kubernetes-list-type': 'atomic',
+  });

@@ -1,0 +1,97 @@
+/** Kubernetes quantities (`4Gi`, `1500M`, `0.5Ti`) as whole bytes. */
+import { z } from 'zod';
+import { documented } from './schema.ts';
+
+const QUANTITY =
+  /^([+-]?)(\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i))?$/;
+
+/** Longest text accepted for a quantity. */
+const QUANTITY_LENGTH = 32;
+
+const DECIMAL_EXPONENTS: Readonly<Record<string, number>> = {
+  n: -9,
+  u: -6,
+  m: -3,
+  k: 3,
+  M: 6,
+  G: 9,
+  T: 12,
+  P: 15,
+  E: 18,
+};
+const BINARY_SUFFIXES: readonly string[] = ['', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi', 'Ei'];
+
+/** A quantity as people write it: a text with a suffix, or a plain number of bytes. */
+export type Quantity = string | number;
+
+/**
+ * Bytes of a quantity. A fraction of a byte is rounded away from zero, as Kubernetes does.
+ * @throws RangeError when the text is not a quantity.
+ */
+export function parseQuantity(quantity: Quantity): bigint {
+  const match = QUANTITY.exec(String(quantity));
+  if (match === null) {
+    throw new RangeError(`${JSON.stringify(String(quantity).slice(0, QUANTITY_LENGTH))} is not a quantity`);
+  }
+  const [, sign, digits = '0', exponent, suffix = ''] = match;
+  const [whole = '', fraction = ''] = digits.split('.');
+  const power = Number(exponent ?? DECIMAL_EXPONENTS[suffix] ?? 0) - fraction.length;
+  const scaled = BigInt(whole + fraction) << BigInt(10 * Math.max(BINARY_SUFFIXES.indexOf(suffix), 0));
+  const bytes = power >= 0 ? scaled * 10n ** BigInt(power) : divideUp(scaled, 10n ** BigInt(-power));
+  return sign === '-' ? -bytes : bytes;
+}
+
+function divideUp(value: bigint, divisor: bigint): bigint {
+  return (value + divisor - 1n) / divisor;
+}
+
+/** The shortest exact text for a number of bytes: `4Gi`, `1536Mi`, `1000`. */
+export function formatQuantity(bytes: bigint | number): string {
+  let value = BigInt(bytes);
+  let suffix = 0;
+  while (value !== 0n && value % 1024n === 0n && suffix < BINARY_SUFFIXES.length - 1) {
+    value /= 1024n;
+    suffix += 1;
+  }
+  return `${value}${BINARY_SUFFIXES[suffix]}`;
+}
+
+function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean {
+  if (!QUANTITY.test(String(quantity))) return false;
+  const bytes = parseQuantity(quantity);
+  return bytes >= minimum && bytes <= maximum;
+}
+
+/** A quantity of bytes from `minimum` to `maximum`, both included; `name` is the field, for the refusal. */
+export function quantity(name: string, description: string, minimum: string, maximum: string) {
+  const lowest = parseQuantity(minimum);
+  const highest = parseQuantity(maximum);
+  const bounds = `must be a quantity from ${minimum} to ${maximum}`;
+  return z
+    .union([z.int(), z.string().max(QUANTITY_LENGTH)])
+    .refine((value) => isWithin(value, lowest, highest), { error: bounds })
+    .meta({
+      ...documented(`${description} A quantity from ${minimum} to ${maximum}.`, {
+        rule: `isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('${minimum}')) >= 0 && quantity(string(self)).compareTo(quantity('${maximum}')) <= 0`,
+        message: `${name} ${bounds}`,
+        messageExpression: `'${name} ' + string(self) + ' is out of bounds: it ${bounds}'`,
+      }),
+      maxLength: QUANTITY_LENGTH,
+      'x-kubernetes-int-or-string': true,
+    });
+}
+
+/** CEL for the quantity in `field` being at least the one in `other`. */
+export function atLeast(field: string, other: string): string {
+  return `quantity(string(${field})).compareTo(quantity(string(${other}))) >= 0`;
+}
+
+/** Memory of a machine: less than 64Mi starts no guest; 16Ti is more than any host has. */
+export function memoryQuantity() {
+  return quantity('memory', 'Memory of the machine, for example 4Gi.', '64Mi', '16Ti');
+}
+
+/** Size of a machine's disk. A pebibyte still counts exactly in a JavaScript number. */
+export function diskQuantity(name: string, description: string) {
+  return quantity(name, description, '1Mi', '1Pi');
+}

@@ -1,0 +1,65 @@
+/** What Images and ISOs share: where they come from, and what is reported of them. */
+import { z } from 'zod';
+import { count, documented, report, sha256, text, timestamp } from './schema.ts';
+import { imageName, objectReferenceSchema } from './template.ts';
+
+export const descriptionSchema = z
+  .string()
+  .max(4096)
+  .meta({ description: 'For people, at most 4096 characters.' });
+
+export const registrySchema = z
+  .object({ reference: imageName('Reference in an OCI registry.') })
+  .meta({ description: 'An image in an OCI registry.' });
+
+/** A file fetched over http or https and checked. */
+export function downloadSchema(description: string) {
+  return z
+    .object({
+      url: text('Address of the file, http or https.', 2048, /^https?:\/\/[^\s/]+(\/\S*)?$/),
+      sha256: sha256('SHA-256 of the file, 64 lower-case hexadecimal digits.'),
+    })
+    .meta({ description });
+}
+
+export const sharedFileSchema = z
+  .object({
+    path: text(
+      'Path below a root that the host’s agent is configured with, without a leading slash.',
+      1024,
+    ).meta(
+      documented(
+        'Path below a root that the host’s agent is configured with, without a leading slash or `..`.',
+        {
+          rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
+          message: 'path must be relative, without ..',
+        },
+      ),
+    ),
+  })
+  .meta({ description: 'A file that hosts share.' });
+
+/** Another object of the same kind. */
+export function copyOfSchema(description: string) {
+  return objectReferenceSchema.meta({ description });
+}
+
+export const SOURCE_IMMUTABLE = {
+  rule: 'self.source == oldSelf.source',
+  message: 'source is immutable: it cannot be changed after creation',
+  reason: 'FieldValueForbidden',
+  fieldPath: '.source',
+} as const;
+
+/** What is reported of a stored Image or ISO. */
+export function storedStatus() {
+  return {
+    phase: report('For people: Pending, Pulling, Ready, Updating or Failed.', 64).optional(),
+    size: report('Disk of a VM deployed from it, as a quantity.', 32).optional(),
+    storageSize: report('Space that it takes in storage, as a quantity.', 32).optional(),
+    digest: report('Digest of its content.', 256).optional(),
+    origin: report('Where its content came from.', 2048).optional(),
+    progressPercent: count('Per cent of the current transfer that is done.', 100).optional(),
+    lastUpdateTime: timestamp('When its content last changed.').optional(),
+  };
+}

@@ -1,0 +1,121 @@
+/** What a VM and a VMConfig both say of a machine, and the pieces of it that other kinds share. */
+import { z } from 'zod';
+import { type DisplayDpiMaximum, displayFields } from './display.ts';
+import { IMAGE_NAME_LENGTH } from './imagename.ts';
+import { diskQuantity, memoryQuantity } from './quantity.ts';
+import {
+  type CelRule,
+  choice,
+  documented,
+  integer,
+  namespaceName,
+  objectName,
+  oneOf,
+  text,
+} from './schema.ts';
+
+/** Label name part of RFC 1123 with capitals, dots and underscores, as node labels have it. */
+const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
+const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
+
+/** An object in the same or another namespace. */
+export const objectReferenceSchema = z.object({
+  name: objectName('Name of the object.'),
+  namespace: namespaceName(
+    'Namespace of the object. The referring object’s own, then platform-default, when omitted.',
+  ).optional(),
+});
+
+/** An OCI reference, or the name of an Image or ISO object. */
+export function imageName(description: string) {
+  return text(
+    `${description} With a \`/\`, \`:\` or \`@\` in it an OCI reference, else the name of an object in this namespace or in platform-default.`,
+    IMAGE_NAME_LENGTH,
+    IMAGE_NAME,
+  );
+}
+
+export const imagePullSecretsSchema = z
+  .array(z.object({ name: objectName('Name of a Secret in this namespace.') }))
+  .max(16)
+  .meta({
+    description: 'Secrets with the credentials of registries, in this namespace.',
+    'x-kubernetes-list-type': 'map',
+    'x-kubernetes-list-map-keys': ['name'],
+  });
+
+export const architectureSchema = choice('Architecture of the processor: amd64 or arm64.', [
+  'amd64',
+  'arm64',
+]);
+export const osSchema = choice('Operating system of the guest: MacOS, Linux or Windows.', [
+  'MacOS',
+  'Linux',
+  'Windows',
+]);
+
+/** Where a machine may be placed, apart from naming a node. */
+const placementFields = {
+  tag: text('Tag of hosts to place the machine on: the label tag.berth.dev/TAG.', 63, TAG).optional(),
+  tagPolicy: choice(
+    'Whether other hosts may be used when none with the tag is free. Preferred when omitted.',
+    ['Preferred', 'Required'],
+  ).optional(),
+  strategy: choice('Default spreads machines over hosts; MostAllocated fills one host after the other.', [
+    'Default',
+    'MostAllocated',
+  ]).optional(),
+};
+export const placementSchema = z
+  .object(placementFields)
+  .meta({ description: 'Which hosts the machine may be placed on.' });
+export const vmPlacementSchema = z
+  .object({ node: objectName('The one host to place the machine on.').optional(), ...placementFields })
+  .meta({ description: 'Which hosts the machine may be placed on.' });
+
+const networkSchema = z
+  .object({ mode: choice('NAT or Bridge.', ['NAT', 'Bridge']).optional() })
+  .meta({ description: 'How the machine is connected. NAT when omitted.' });
+const vncSchema = z
+  .object({
+    enabled: z.boolean().meta({ description: 'Whether the display is served over VNC.' }).optional(),
+  })
+  .meta({ description: 'Access to the display over VNC.' });
+const readinessSchema = z
+  .object({
+    type: choice(
+      'None: ready when it runs. GuestAgent: when the guest’s agent answers. Port: when a TCP port answers.',
+      ['None', 'GuestAgent', 'Port'],
+    ),
+    port: integer('TCP port in the guest, for type Port.', 1, 65_535).optional(),
+  })
+  .meta(
+    documented('When a running machine counts as Ready.', {
+      rule: "has(self.port) == (self.type == 'Port')",
+      message: 'readiness.port is required with type Port and not allowed with any other',
+    }),
+  );
+
+/** Fields that a VM may leave to its VMConfig. None has a default: what is stored here always wins. */
+export function machineFields(dpiMaximum: DisplayDpiMaximum) {
+  return {
+    image: imageName('Image to make the disk from.').optional(),
+    iso: imageName('ISO to boot from.').optional(),
+    imagePullSecrets: imagePullSecretsSchema.optional(),
+    architecture: architectureSchema.optional(),
+    os: osSchema.optional(),
+    cpu: integer('Number of virtual processors.', 1, 256).optional(),
+    memory: memoryQuantity().optional(),
+    diskSize: diskQuantity('diskSize', 'Size of the disk; the image’s own when omitted.').optional(),
+    ...displayFields(dpiMaximum),
+    network: networkSchema.optional(),
+    vnc: vncSchema.optional(),
+    readiness: readinessSchema.optional(),
+    hardwareIdentity: choice(
+      'Consistent: hardware UUID and serial number stay the same over the life of the deployment. Dynamic: new ones at each start.',
+      ['Consistent', 'Dynamic'],
+    ).optional(),
+  };
+}
+
+export const IMAGE_OR_ISO: CelRule = oneOf(['image', 'iso'], false);

@@ -1,0 +1,203 @@
+/** VM: one virtual machine on one host. */
+import { z } from 'zod';
+import { DEFAULT_DISPLAY_DPI_MAXIMUM, type DisplayDpiMaximum } from './display.ts';
+import {
+  AGE_COLUMN,
+  conditionColumn,
+  type KindDefinition,
+  kindResource,
+  nameRule,
+  PHASE_COLUMN,
+  wide,
+} from './kind.ts';
+import type { ApiObject } from './metadata.ts';
+import { portsSchema } from './ports.ts';
+import { atLeast } from './quantity.ts';
+import {
+  type CelRule,
+  choice,
+  documented,
+  immutable,
+  integer,
+  objectName,
+  text,
+  timestamp,
+} from './schema.ts';
+import { IMAGE_OR_ISO, machineFields, objectReferenceSchema, vmPlacementSchema } from './template.ts';
+import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
+
+const SECONDS_PER_DAY = 86_400;
+const MAXIMUM_SECONDS = 2_147_483_647;
+
+const guestMetadataSchema = z.record(z.string(), z.string().max(1024)).meta({
+  ...documented('Values that the guest can read: at most 64, each of at most 1024 characters.', {
+    rule: "self.all(key, key.matches('^[-._a-zA-Z0-9]{1,253}$'))",
+    message: 'guestMetadata: keys are 1 to 253 letters, digits, dots, dashes and underscores',
+  }),
+  maxProperties: 64,
+});
+
+function vmFields(dpiMaximum: DisplayDpiMaximum) {
+  return {
+    configRef: objectReferenceSchema
+      .meta({
+        description:
+          'VMConfig that fills in what this VM leaves out, read once at deployment. Looked up in this namespace, then in platform-default.',
+      })
+      .optional(),
+    ...machineFields(dpiMaximum),
+    ports: portsSchema.optional(),
+    placement: vmPlacementSchema.optional(),
+    powerState: choice('What the machine should be: Running, Stopped or Suspended. Running when omitted.', [
+      'Running',
+      'Stopped',
+      'Suspended',
+    ]).optional(),
+    restartPolicy: choice(
+      'What happens when the guest ends by itself: Never (when omitted), OnFailure or Always.',
+      ['Never', 'OnFailure', 'Always'],
+    ).optional(),
+    restartRequestedAt: timestamp('Set to a new time to restart the machine once.').optional(),
+    revertRequestedAt: timestamp('Set to a new time to put the disk back to its image once.').optional(),
+    serialNumber: text(
+      'Serial number of the machine: 8 to 12 letters, digits and dashes.',
+      12,
+      /^[-A-Za-z0-9]{8,12}$/,
+    ).optional(),
+    guestMetadata: guestMetadataSchema.optional(),
+    userData: text('Data for the guest’s first boot, at most 16384 characters.', 16_384).optional(),
+    userDataSecretRef: z
+      .object({
+        name: objectName('Name of a Secret in this namespace.'),
+        key: text('Key in the Secret.', 253, /^[-._a-zA-Z0-9]+$/),
+      })
+      .meta({ description: 'Data for the guest’s first boot, from a Secret.' })
+      .optional(),
+    deployTimeoutSeconds: integer(
+      'Seconds from being bound to a host until Running, after which the deployment fails. 600 when omitted.',
+      1,
+      SECONDS_PER_DAY,
+    ).optional(),
+    activeDeadlineSeconds: integer(
+      'Seconds from its first start after which the VM is ended.',
+      1,
+      MAXIMUM_SECONDS,
+    ).optional(),
+    ttlSecondsAfterFinished: integer(
+      'Seconds after its end or failure until the VM is deleted.',
+      0,
+      MAXIMUM_SECONDS,
+    ).optional(),
+  };
+}
+
+const MUTABLE = new Set([
+  'cpu',
+  'memory',
+  'diskSize',
+  'powerState',
+  'restartPolicy',
+  'restartRequestedAt',
+  'revertRequestedAt',
+  'activeDeadlineSeconds',
+  'ttlSecondsAfterFinished',
+]);
+
+const HAS_SOURCE: CelRule = {
+  rule: 'has(self.image) || has(self.iso) || has(self.configRef)',
+  message: 'one of image, iso and configRef is required',
+  reason: 'FieldValueRequired',
+};
+const PORTS_NEED_NAT: CelRule = {
+  rule: "!has(self.ports) || self.ports.size() == 0 || !has(self.network) || !has(self.network.mode) || self.network.mode == 'NAT'",
+  message: 'ports need network mode NAT',
+  fieldPath: '.ports',
+};
+const ONE_USER_DATA: CelRule = {
+  rule: '!(has(self.userData) && has(self.userDataSecretRef))',
+  message: 'at most one of userData and userDataSecretRef may be set',
+};
+/** On `spec`, so that unsetting counts: a rule on the field would let 10Gi → unset → 5Gi pass. */
+const DISK_GROWS: CelRule = {
+  rule: `!has(oldSelf.diskSize) || (has(self.diskSize) && ${atLeast('self.diskSize', 'oldSelf.diskSize')})`,
+  message: 'diskSize may be added or grown, never made smaller or removed',
+  messageExpression:
+    "'diskSize may be added or grown, never made smaller or removed: it was ' + string(oldSelf.diskSize)",
+  reason: 'FieldValueForbidden',
+  fieldPath: '.diskSize',
+};
+
+/** The schema of a VM's spec where the display's DPI may go up to `dpiMaximum`. */
+export function vmSpec(dpiMaximum: DisplayDpiMaximum) {
+  const fields = vmFields(dpiMaximum);
+  const fixed = Object.keys(fields).filter((field) => !MUTABLE.has(field));
+  return z
+    .object(fields)
+    .meta(
+      documented(
+        'What the machine should be. Immutable but for cpu, memory, diskSize, powerState, restartPolicy, restartRequestedAt, revertRequestedAt, activeDeadlineSeconds and ttlSecondsAfterFinished.',
+        HAS_SOURCE,
+        IMAGE_OR_ISO,
+        PORTS_NEED_NAT,
+        ONE_USER_DATA,
+        DISK_GROWS,
+        ...immutable(...fixed),
+      ),
+    );
+}
+
+export const vmSpecSchema = vmSpec(DEFAULT_DISPLAY_DPI_MAXIMUM);
+export type VMSpec = z.infer<typeof vmSpecSchema>;
+export type VM = ApiObject<VMSpec, VMStatus>;
+
+export const VM_RESOURCE = kindResource('VM', 'vms');
+
+/** The VM kind where the display's DPI may go up to `dpiMaximum`. */
+export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
+  return {
+    ...VM_RESOURCE,
+    shortNames: ['vm'],
+    description: 'A virtual machine: it is placed on one host and runs there until it is deleted.',
+    spec: vmSpec(dpiMaximum),
+    status: vmStatusSchema,
+    rules: [nameRule(63, { dots: false })],
+    columns: [
+      PHASE_COLUMN,
+      conditionColumn('Ready', 'Ready', 'status'),
+      conditionColumn('Reason', 'Ready', 'reason'),
+      {
+        name: 'Node',
+        type: 'string',
+        description: 'Host that the machine is on.',
+        jsonPath: '.status.nodeName',
+      },
+      {
+        name: 'Address',
+        type: 'string',
+        description: 'Address of the host, where reserved ports answer.',
+        jsonPath: '.status.hostAddress',
+      },
+      AGE_COLUMN,
+      wide({
+        name: 'Image',
+        type: 'string',
+        description: 'Image as resolved.',
+        jsonPath: '.status.image.reference',
+      }),
+      wide({
+        name: 'CPU',
+        type: 'integer',
+        description: 'Processors as resolved.',
+        jsonPath: '.status.resources.cpu',
+      }),
+      wide({
+        name: 'Memory',
+        type: 'string',
+        description: 'Memory as resolved.',
+        jsonPath: '.status.resources.memory',
+      }),
+      wide(conditionColumn('Scheduling', 'Scheduled', 'message')),
+      wide(conditionColumn('Message', 'Ready', 'message')),
+    ],
+  };
+}

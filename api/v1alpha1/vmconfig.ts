@@ -1,0 +1,53 @@
+/** VMConfig: what many VMs have in common; a VM's own values win over it. */
+import { z } from 'zod';
+import { commonStatus } from './conditions.ts';
+import { DEFAULT_DISPLAY_DPI_MAXIMUM, type DisplayDpiMaximum } from './display.ts';
+import { AGE_COLUMN, conditionColumn, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';
+import type { ApiObject } from './metadata.ts';
+import { documented } from './schema.ts';
+import { IMAGE_OR_ISO, machineFields, placementSchema } from './template.ts';
+
+/** The schema of a VMConfig's spec where the display's DPI may go up to `dpiMaximum`. */
+export function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
+  return z
+    .object({ ...machineFields(dpiMaximum), placement: placementSchema.optional() })
+    .meta(documented('Values for VMs that name this VMConfig and leave them out.', IMAGE_OR_ISO));
+}
+
+export const vmConfigSpecSchema = vmConfigSpec(DEFAULT_DISPLAY_DPI_MAXIMUM);
+export type VMConfigSpec = z.infer<typeof vmConfigSpecSchema>;
+
+const vmConfigStatusSchema = z
+  .object(commonStatus())
+  .meta({ description: 'What was last seen of the VMConfig; written by the operator.' });
+export type VMConfigStatus = z.infer<typeof vmConfigStatusSchema>;
+export type VMConfig = ApiObject<VMConfigSpec, VMConfigStatus>;
+
+export const VM_CONFIG_RESOURCE = kindResource('VMConfig', 'vmconfigs');
+
+/** The VMConfig kind where the display's DPI may go up to `dpiMaximum`. */
+export function vmConfigKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
+  return {
+    ...VM_CONFIG_RESOURCE,
+    shortNames: ['vmc'],
+    description: 'Values that many VMs have in common. It is read once, when a VM is deployed.',
+    spec: vmConfigSpec(dpiMaximum),
+    status: vmConfigStatusSchema,
+    rules: [nameRule(50, { dots: true })],
+    columns: [
+      { name: 'Image', type: 'string', description: 'Image of its VMs.', jsonPath: '.spec.image' },
+      { name: 'ISO', type: 'string', description: 'ISO of its VMs.', jsonPath: '.spec.iso' },
+      { name: 'CPU', type: 'integer', description: 'Processors of its VMs.', jsonPath: '.spec.cpu' },
+      { name: 'Memory', type: 'string', description: 'Memory of its VMs.', jsonPath: '.spec.memory' },
+      AGE_COLUMN,
+      wide({ name: 'OS', type: 'string', description: 'Operating system.', jsonPath: '.spec.os' }),
+      wide({
+        name: 'Architecture',
+        type: 'string',
+        description: 'Architecture.',
+        jsonPath: '.spec.architecture',
+      }),
+      wide(conditionColumn('Ready', 'Ready', 'status')),
+    ],
+  };
+}
