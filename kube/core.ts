@@ -1,0 +1,236 @@
+/**
+ * The built-in types that Berth uses, with only the fields it uses. What is not named here is kept as it came
+ * and can be patched, but not read.
+ */
+import { type Condition, type KubeObject, resource } from './objects.ts';
+import type { LooseCondition, Pod, Taint } from './pod.ts';
+
+export type * from './pod.ts';
+
+export interface NodeCondition extends LooseCondition {
+  lastHeartbeatTime?: string;
+}
+
+export interface NodeAddress {
+  type: string;
+  address: string;
+}
+
+export interface NodeSystemInfo {
+  architecture: string;
+  operatingSystem: string;
+  osImage: string;
+  kernelVersion: string;
+  kubeletVersion: string;
+  kubeProxyVersion: string;
+  containerRuntimeVersion: string;
+  machineID: string;
+  systemUUID: string;
+  bootID: string;
+}
+
+export interface ContainerImage {
+  names: string[];
+  sizeBytes?: number;
+}
+
+export interface NodeStatus {
+  capacity?: Record<string, string>;
+  allocatable?: Record<string, string>;
+  conditions?: NodeCondition[];
+  addresses?: NodeAddress[];
+  daemonEndpoints?: { kubeletEndpoint?: { Port: number } };
+  nodeInfo?: Partial<NodeSystemInfo>;
+  images?: ContainerImage[];
+}
+
+export interface Node extends KubeObject {
+  spec?: { unschedulable?: boolean; taints?: Taint[]; providerID?: string; podCIDR?: string };
+  status?: NodeStatus;
+}
+
+export interface Namespace extends KubeObject {
+  status?: { phase?: 'Active' | 'Terminating' };
+}
+
+/** Values of `data` are base64. */
+export interface Secret extends KubeObject {
+  type?: string;
+  immutable?: boolean;
+  data?: Record<string, string>;
+  stringData?: Record<string, string>;
+}
+
+export interface ConfigMap extends KubeObject {
+  data?: Record<string, string>;
+  binaryData?: Record<string, string>;
+  immutable?: boolean;
+}
+
+/** Times are RFC 3339 with microseconds. */
+export interface Lease extends KubeObject {
+  spec?: {
+    holderIdentity?: string;
+    leaseDurationSeconds?: number;
+    acquireTime?: string;
+    renewTime?: string;
+    leaseTransitions?: number;
+  };
+}
+
+export interface ObjectReference {
+  apiVersion?: string;
+  kind?: string;
+  namespace?: string;
+  name?: string;
+  uid?: string;
+  resourceVersion?: string;
+}
+
+/** `events.k8s.io/v1`. `eventTime` and `lastObservedTime` are RFC 3339 with microseconds. */
+export interface Event extends KubeObject {
+  eventTime: string;
+  reportingController: string;
+  reportingInstance: string;
+  action: string;
+  reason: string;
+  regarding: ObjectReference;
+  note?: string;
+  type: 'Normal' | 'Warning';
+  series?: { count: number; lastObservedTime: string };
+}
+
+export interface CertificateSigningRequestCondition extends LooseCondition {
+  lastUpdateTime?: string;
+}
+
+/** `request` and `certificate` are base64 of PEM. */
+export interface CertificateSigningRequest extends KubeObject {
+  spec: {
+    request: string;
+    signerName: string;
+    usages?: string[];
+    expirationSeconds?: number;
+    username?: string;
+    uid?: string;
+    groups?: string[];
+    extra?: Record<string, string[]>;
+  };
+  status?: { conditions?: CertificateSigningRequestCondition[]; certificate?: string };
+}
+
+export interface TokenReview extends KubeObject {
+  spec: { token: string; audiences?: string[] };
+  status?: {
+    authenticated?: boolean;
+    user?: { username?: string; uid?: string; groups?: string[]; extra?: Record<string, string[]> };
+    audiences?: string[];
+    error?: string;
+  };
+}
+
+export interface SubjectAccessReview extends KubeObject {
+  spec: {
+    user?: string;
+    uid?: string;
+    groups?: string[];
+    extra?: Record<string, string[]>;
+    nonResourceAttributes?: { path: string; verb: string };
+    resourceAttributes?: {
+      namespace?: string;
+      verb: string;
+      group?: string;
+      version?: string;
+      resource: string;
+      subresource?: string;
+      name?: string;
+    };
+  };
+  status?: { allowed: boolean; denied?: boolean; reason?: string; evaluationError?: string };
+}
+
+export interface ServiceAccount extends KubeObject {
+  secrets?: ObjectReference[];
+}
+
+/** Body and answer of `serviceaccounts/NAME/token`. */
+export interface TokenRequest extends KubeObject {
+  spec: {
+    audiences?: string[];
+    expirationSeconds?: number;
+    boundObjectRef?: { apiVersion: string; kind: string; name: string; uid?: string };
+  };
+  status?: { token: string; expirationTimestamp: string };
+}
+
+export interface Job extends KubeObject {
+  spec?: Record<string, unknown>;
+  status?: {
+    conditions?: (Omit<Condition, 'reason' | 'message'> & { reason?: string; message?: string })[];
+    active?: number;
+    succeeded?: number;
+    failed?: number;
+    startTime?: string;
+    completionTime?: string;
+  };
+}
+
+const CORE = 'v1';
+
+export const PODS = resource<Pod>({ apiVersion: CORE, kind: 'Pod', plural: 'pods', namespaced: true });
+export const NODES = resource<Node>({ apiVersion: CORE, kind: 'Node', plural: 'nodes', namespaced: false });
+export const NAMESPACES = resource<Namespace>({
+  apiVersion: CORE,
+  kind: 'Namespace',
+  plural: 'namespaces',
+  namespaced: false,
+});
+export const SECRETS = resource<Secret>({
+  apiVersion: CORE,
+  kind: 'Secret',
+  plural: 'secrets',
+  namespaced: true,
+});
+export const CONFIG_MAPS = resource<ConfigMap>({
+  apiVersion: CORE,
+  kind: 'ConfigMap',
+  plural: 'configmaps',
+  namespaced: true,
+});
+export const SERVICE_ACCOUNTS = resource<ServiceAccount>({
+  apiVersion: CORE,
+  kind: 'ServiceAccount',
+  plural: 'serviceaccounts',
+  namespaced: true,
+});
+export const LEASES = resource<Lease>({
+  apiVersion: 'coordination.k8s.io/v1',
+  kind: 'Lease',
+  plural: 'leases',
+  namespaced: true,
+});
+export const EVENTS = resource<Event>({
+  apiVersion: 'events.k8s.io/v1',
+  kind: 'Event',
+  plural: 'events',
+  namespaced: true,
+});
+export const JOBS = resource<Job>({ apiVersion: 'batch/v1', kind: 'Job', plural: 'jobs', namespaced: true });
+export const CERTIFICATE_SIGNING_REQUESTS = resource<CertificateSigningRequest>({
+  apiVersion: 'certificates.k8s.io/v1',
+  kind: 'CertificateSigningRequest',
+  plural: 'certificatesigningrequests',
+  namespaced: false,
+});
+export const TOKEN_REVIEWS = resource<TokenReview>({
+  apiVersion: 'authentication.k8s.io/v1',
+  kind: 'TokenReview',
+  plural: 'tokenreviews',
+  namespaced: false,
+});
+export const SUBJECT_ACCESS_REVIEWS = resource<SubjectAccessReview>({
+  apiVersion: 'authorization.k8s.io/v1',
+  kind: 'SubjectAccessReview',
+  plural: 'subjectaccessreviews',
+  namespaced: false,
+});

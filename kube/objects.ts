@@ -1,0 +1,113 @@
+/**
+ * Plain JSON Kubernetes objects: what the API server sends, with nothing added.
+ */
+
+/** The part of `metadata` that Berth uses. Times are RFC 3339 text; `managedFields` never reaches this process's memory. */
+export interface ObjectMeta {
+  name: string;
+  namespace?: string;
+  generateName?: string;
+  uid?: string;
+  resourceVersion?: string;
+  generation?: number;
+  creationTimestamp?: string;
+  deletionTimestamp?: string;
+  deletionGracePeriodSeconds?: number;
+  labels?: Record<string, string>;
+  annotations?: Record<string, string>;
+  finalizers?: string[];
+  ownerReferences?: OwnerReference[];
+}
+
+export interface OwnerReference {
+  apiVersion: string;
+  kind: string;
+  name: string;
+  uid: string;
+  controller?: boolean;
+  blockOwnerDeletion?: boolean;
+}
+
+export interface KubeObject {
+  apiVersion: string;
+  kind: string;
+  metadata: ObjectMeta;
+}
+
+/** `metav1.Condition`: a list of these is keyed by `type`. */
+export interface Condition {
+  type: string;
+  status: 'True' | 'False' | 'Unknown';
+  reason: string;
+  message: string;
+  lastTransitionTime: string;
+  observedGeneration?: number;
+}
+
+/**
+ * A resource type. The phantom `T` types every call made with it; `example` is never set.
+ * `plural` is the name in URLs.
+ */
+export interface Resource<T extends KubeObject> {
+  readonly apiVersion: string;
+  readonly kind: string;
+  readonly plural: string;
+  readonly namespaced: boolean;
+  readonly example?: T;
+}
+
+/** An object about to be created: the server fills in the rest. `name` may be left out with `generateName`. */
+export type Unsaved<T extends KubeObject> = Omit<T, 'apiVersion' | 'kind' | 'metadata'> & {
+  apiVersion?: string;
+  kind?: string;
+  metadata: Partial<ObjectMeta>;
+};
+
+export interface Ref {
+  namespace?: string;
+  name: string;
+}
+
+/** Types a plain definition. */
+export function resource<T extends KubeObject>(definition: Omit<Resource<T>, 'example'>): Resource<T> {
+  return definition;
+}
+
+/** `namespace/name`, or `name` for a cluster-scoped object: the key of caches and queues. */
+export function keyOf(object: { metadata: { name?: string; namespace?: string } }): string {
+  const { namespace, name = '' } = object.metadata;
+  return namespace === undefined ? name : `${namespace}/${name}`;
+}
+
+/** The inverse of {@link keyOf}. */
+export function refOf(key: string): Ref {
+  const slash = key.indexOf('/');
+  return slash < 0 ? { name: key } : { namespace: key.slice(0, slash), name: key.slice(slash + 1) };
+}
+
+/** The URL path of a type's collection, or of one object in it. Names are escaped. */
+export function pathOf<T extends KubeObject>(
+  type: Resource<T>,
+  ref: { namespace?: string; name?: string },
+  subresource?: string,
+): string {
+  const root = type.apiVersion.includes('/') ? `/apis/${type.apiVersion}` : `/api/${type.apiVersion}`;
+  const scope =
+    type.namespaced && ref.namespace !== undefined ? `/namespaces/${encodeURIComponent(ref.namespace)}` : '';
+  const name = ref.name === undefined ? '' : `/${encodeURIComponent(ref.name)}`;
+  return `${root}${scope}/${type.plural}${name}${subresource === undefined ? '' : `/${subresource}`}`;
+}
+
+/**
+ * Compares two resourceVersions of one type, which are comparable as integers (Kubernetes 1.35, KEP-5504).
+ * The empty string, "nothing seen yet", is lower than all. Returns a negative number, 0, or a positive one.
+ */
+export function compareResourceVersions(a: string, b: string): number {
+  if (a.length !== b.length) {
+    return a.length - b.length;
+  }
+  if (a === b) {
+    return 0;
+  }
+  return a < b ? -1 : 1;
+}

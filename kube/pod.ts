@@ -1,0 +1,180 @@
+/** Pods, with only the fields that Berth uses. */
+import type { KubeObject } from './objects.ts';
+
+export interface Taint {
+  key: string;
+  value?: string;
+  effect: 'NoSchedule' | 'PreferNoSchedule' | 'NoExecute';
+  timeAdded?: string;
+}
+
+export interface Toleration {
+  key?: string;
+  operator?: 'Exists' | 'Equal';
+  value?: string;
+  effect?: Taint['effect'];
+  tolerationSeconds?: number;
+}
+
+export interface LocalObjectReference {
+  name: string;
+}
+
+export interface ContainerPort {
+  name?: string;
+  containerPort: number;
+  hostPort?: number;
+  hostIP?: string;
+  protocol?: 'TCP' | 'UDP' | 'SCTP';
+}
+
+export interface ResourceRequirements {
+  requests?: Record<string, string>;
+  limits?: Record<string, string>;
+}
+
+export interface EnvVar {
+  name: string;
+  value?: string;
+}
+
+export interface VolumeMount {
+  name: string;
+  mountPath: string;
+  readOnly?: boolean;
+  subPath?: string;
+}
+
+export interface Container {
+  name: string;
+  image: string;
+  imagePullPolicy?: 'Always' | 'IfNotPresent' | 'Never';
+  command?: string[];
+  args?: string[];
+  env?: EnvVar[];
+  ports?: ContainerPort[];
+  resources?: ResourceRequirements;
+  volumeMounts?: VolumeMount[];
+}
+
+export interface Volume {
+  name: string;
+  emptyDir?: { sizeLimit?: string; medium?: string };
+  secret?: { secretName: string; items?: { key: string; path: string }[]; optional?: boolean };
+  configMap?: { name: string };
+  hostPath?: { path: string; type?: string };
+}
+
+export interface NodeSelectorRequirement {
+  key: string;
+  operator: 'In' | 'NotIn' | 'Exists' | 'DoesNotExist' | 'Gt' | 'Lt';
+  values?: string[];
+}
+
+export interface NodeSelectorTerm {
+  matchExpressions?: NodeSelectorRequirement[];
+  matchFields?: NodeSelectorRequirement[];
+}
+
+export interface NodeAffinity {
+  requiredDuringSchedulingIgnoredDuringExecution?: { nodeSelectorTerms: NodeSelectorTerm[] };
+  preferredDuringSchedulingIgnoredDuringExecution?: { weight: number; preference: NodeSelectorTerm }[];
+}
+
+export interface PodAffinityTerm {
+  labelSelector?: { matchLabels?: Record<string, string> };
+  topologyKey: string;
+}
+
+export interface PodSpec {
+  nodeName?: string;
+  nodeSelector?: Record<string, string>;
+  affinity?: {
+    nodeAffinity?: NodeAffinity;
+    podAffinity?: {
+      requiredDuringSchedulingIgnoredDuringExecution?: PodAffinityTerm[];
+      preferredDuringSchedulingIgnoredDuringExecution?: {
+        weight: number;
+        podAffinityTerm: PodAffinityTerm;
+      }[];
+    };
+  };
+  tolerations?: Toleration[];
+  containers: Container[];
+  initContainers?: Container[];
+  volumes?: Volume[];
+  imagePullSecrets?: LocalObjectReference[];
+  restartPolicy?: 'Always' | 'OnFailure' | 'Never';
+  priorityClassName?: string;
+  serviceAccountName?: string;
+  automountServiceAccountToken?: boolean;
+  enableServiceLinks?: boolean;
+  terminationGracePeriodSeconds?: number;
+  activeDeadlineSeconds?: number;
+  schedulerName?: string;
+  hostNetwork?: boolean;
+}
+
+export interface ContainerState {
+  waiting?: { reason?: string; message?: string };
+  running?: { startedAt?: string };
+  terminated?: {
+    exitCode: number;
+    signal?: number;
+    reason?: string;
+    message?: string;
+    startedAt?: string;
+    finishedAt?: string;
+    containerID?: string;
+  };
+}
+
+export interface ContainerStatus {
+  name: string;
+  state?: ContainerState;
+  lastState?: ContainerState;
+  ready: boolean;
+  started?: boolean;
+  restartCount: number;
+  image: string;
+  imageID: string;
+  containerID?: string;
+}
+
+/** Conditions of Pods and Nodes: as `metav1.Condition`, but reason, message and times are optional. */
+export interface LooseCondition {
+  type: string;
+  status: 'True' | 'False' | 'Unknown';
+  reason?: string;
+  message?: string;
+  lastTransitionTime?: string;
+  observedGeneration?: number;
+}
+
+export interface PodCondition extends LooseCondition {
+  lastProbeTime?: string;
+}
+
+export type PodPhase = 'Pending' | 'Running' | 'Succeeded' | 'Failed' | 'Unknown';
+
+export interface PodStatus {
+  phase?: PodPhase;
+  conditions?: PodCondition[];
+  reason?: string;
+  message?: string;
+  nominatedNodeName?: string;
+  hostIP?: string;
+  hostIPs?: { ip: string }[];
+  podIP?: string;
+  podIPs?: { ip: string }[];
+  qosClass?: string;
+  startTime?: string;
+  observedGeneration?: number;
+  containerStatuses?: ContainerStatus[];
+  initContainerStatuses?: ContainerStatus[];
+}
+
+export interface Pod extends KubeObject {
+  spec: PodSpec;
+  status?: PodStatus;
+}
