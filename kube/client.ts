@@ -1,0 +1,285 @@
+/** Calls on Kubernetes objects. */
+import { type Answer, type Method, type Request, Transport } from './transport.ts';
+import { apiErrorFrom, FencedError, isGone, isNotFound } from './errors.ts';
+import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from './objects.ts';
+
+/** As many as client-go's pager asks for at once: some 2 MB of JSON for objects of the usual size. */
+const PAGE_SIZE = 500;
+
+export interface CallOptions {
+  signal?: AbortSignal | undefined;
+  deadlineMilliseconds?: number | undefined;
+}
+
+export interface ListOptions extends CallOptions {
+  namespace?: string | undefined;
+  labelSelector?: string | undefined;
+  fieldSelector?: string | undefined;
+}
+
+export interface List<T> {
+  items: T[];
+  resourceVersion: string;
+}
+
+export interface WriteOptions extends CallOptions {
+  fieldManager?: string | undefined;
+  subresource?: string | undefined;
+}
+
+export interface ApplyOptions extends WriteOptions {
+  fieldManager: string;
+  /** Takes over fields that other managers own. */
+  force?: boolean;
+}
+
+export interface DeleteOptions extends CallOptions {
+  /** Preconditions: a 409 when the object is another one by now. */
+  uid?: string | undefined;
+  resourceVersion?: string | undefined;
+  gracePeriodSeconds?: number | undefined;
+  propagationPolicy?: 'Background' | 'Foreground' | 'Orphan' | undefined;
+}
+
+export type JsonPatchOperation =
+  | { op: 'add' | 'replace' | 'test'; path: string; value: unknown }
+  | { op: 'remove'; path: string }
+  | { op: 'move' | 'copy'; path: string; from: string };
+
+type Query = Record<string, string | number | boolean | undefined>;
+
+/**
+ * Typed calls. Every write answers with the object as the server stored it, without `managedFields`.
+ * All reject with an ApiError when the server refuses, a DeadlineError when it does not answer.
+ */
+export class KubeClient {
+  readonly transport: Transport;
+  /**
+   * Asked just before each write goes out: false holds it back with a FencedError. For a process that may only write
+   * while it leads: a cheap look at the local clock, so that one that was frozen past its lease writes nothing stale.
+   */
+  guard: (() => boolean) | undefined;
+
+  constructor(transport: Transport) {
+    this.transport = transport;
+  }
+
+  async get<T extends KubeObject>(type: Resource<T>, ref: Ref, options: CallOptions = {}): Promise<T> {
+    return this.object<T>('GET', pathOf(type, ref), options);
+  }
+
+  /** Reads all, in pages. */
+  async list<T extends KubeObject>(type: Resource<T>, options: ListOptions = {}): Promise<List<T>> {
+    const items: T[] = [];
+    let resourceVersion = '';
+    try {
+      for await (const page of this.pages(type, options)) {
+        resourceVersion = page.resourceVersion;
+        items.push(...page.items);
+      }
+    } catch (error) {
+      if (!isGone(error)) {
+        throw error;
+      }
+      // The pages' snapshot was compacted away between two of them: one answer without pages cannot be.
+      return this.page<T>(type, options, undefined);
+    }
+    return { items, resourceVersion };
+  }
+
+  /** Reads all, one page of 500 at a time; all pages show the same moment. Throws 410 when that moment is lost midway. */
+  async *pages<T extends KubeObject>(type: Resource<T>, options: ListOptions = {}): AsyncGenerator<List<T>> {
+    let position = '';
+    do {
+      const page = await this.page<T>(type, options, { limit: PAGE_SIZE, continue: position || undefined });
+      yield page;
+      position = page.continue;
+    } while (position !== '');
+  }
+
+  /** POST. With `generateName` the server chooses the name. */
+  async create<T extends KubeObject>(
+    type: Resource<T>,
+    object: Unsaved<T>,
+    options: Omit<WriteOptions, 'subresource'> = {},
+  ): Promise<T> {
+    const body = { ...object, apiVersion: type.apiVersion, kind: type.kind };
+    const path = pathOf(type, namespaceOf(object.metadata));
+    return this.object<T>('POST', path + query({ fieldManager: options.fieldManager }), { ...options, body });
+  }
+
+  /** Server-side apply; name and namespace are those in `object.metadata`. Carry the uid, or a missing object is created. */
+  async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
+    const { metadata } = object as { metadata: Ref };
+    const path = pathOf(type, metadata, options.subresource);
+    return this.object<T>(
+      'PATCH',
+      path + query({ fieldManager: options.fieldManager, force: options.force }),
+      {
+        ...options,
+        body: { ...object, apiVersion: type.apiVersion, kind: type.kind },
+        contentType: 'application/apply-patch+yaml',
+      },
+    );
+  }
+
+  /** JSON merge patch: null removes, lists are replaced whole. */
+  async mergePatch<T extends KubeObject>(
+    type: Resource<T>,
+    ref: Ref,
+    patch: object,
+    options: WriteOptions = {},
+  ): Promise<T> {
+    return this.patch<T>(
+      pathOf(type, ref, options.subresource),
+      'application/merge-patch+json',
+      patch,
+      options,
+    );
+  }
+
+  async jsonPatch<T extends KubeObject>(
+    type: Resource<T>,
+    ref: Ref,
+    operations: JsonPatchOperation[],
+    options: WriteOptions = {},
+  ): Promise<T> {
+    const path = pathOf(type, ref, options.subresource);
+    return this.patch<T>(path, 'application/json-patch+json', operations, options);
+  }
+
+  /** PUT; with a resourceVersion in the object's metadata, a 409 when it is no longer that. */
+  async update<T extends KubeObject>(type: Resource<T>, object: T, options: WriteOptions = {}): Promise<T> {
+    const path = pathOf(type, object.metadata, options.subresource);
+    return this.object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {
+      ...options,
+      body: object,
+    });
+  }
+
+  /** An object that is not there counts as deleted; one with another uid than asked for is a conflict. */
+  async delete<T extends KubeObject>(
+    type: Resource<T>,
+    ref: Ref,
+    options: DeleteOptions = {},
+  ): Promise<void> {
+    const { uid, resourceVersion, gracePeriodSeconds, propagationPolicy } = options;
+    const body = {
+      apiVersion: 'v1',
+      kind: 'DeleteOptions',
+      gracePeriodSeconds,
+      propagationPolicy,
+      preconditions:
+        uid === undefined && resourceVersion === undefined ? undefined : { uid, resourceVersion },
+    };
+    try {
+      await this.call('DELETE', pathOf(type, ref), { ...options, body });
+    } catch (error) {
+      if (!isNotFound(error)) {
+        throw error;
+      }
+    }
+  }
+
+  /** POST to a subresource, such as `serviceaccounts/NAME/token` or `pods/NAME/eviction`. */
+  async createSubresource<B, R, T extends KubeObject = KubeObject>(
+    type: Resource<T>,
+    ref: Ref,
+    subresource: string,
+    body: B,
+  ): Promise<R> {
+    return (await this.call('POST', pathOf(type, ref, subresource), { body })).body as R;
+  }
+
+  /** Any request; answers with errors as they are. */
+  async raw(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
+    return this.transport.request({
+      ...options,
+      method,
+      path,
+      beforeSend: method === 'GET' ? undefined : () => this.checkGuard(),
+    });
+  }
+
+  private async page<T extends KubeObject>(
+    type: Resource<T>,
+    options: ListOptions,
+    position: { limit: number; continue: string | undefined } | undefined,
+  ): Promise<List<T> & { continue: string }> {
+    const { namespace, labelSelector, fieldSelector } = options;
+    const path = pathOf(type, { ...(namespace === undefined ? {} : { namespace }) });
+    const answer = await this.call(
+      'GET',
+      path + query({ labelSelector, fieldSelector, ...position }),
+      options,
+    );
+    const list = answer.body as {
+      items: T[] | null;
+      metadata: { resourceVersion: string; continue?: string };
+    };
+    const items = list.items ?? [];
+    for (const item of items) {
+      // The items of a list carry neither.
+      item.apiVersion = type.apiVersion;
+      item.kind = type.kind;
+      dropManagedFields(item);
+    }
+    return { items, resourceVersion: list.metadata.resourceVersion, continue: list.metadata.continue ?? '' };
+  }
+
+  private async patch<T extends KubeObject>(
+    path: string,
+    contentType: string,
+    body: unknown,
+    options: WriteOptions,
+  ): Promise<T> {
+    const fieldManager = query({ fieldManager: options.fieldManager });
+    return this.object<T>('PATCH', path + fieldManager, { ...options, body, contentType });
+  }
+
+  private async object<T extends KubeObject>(
+    method: Method,
+    path: string,
+    options: Omit<Request, 'method' | 'path'>,
+  ): Promise<T> {
+    const object = (await this.call(method, path, options)).body as T;
+    dropManagedFields(object);
+    return object;
+  }
+
+  private async call(
+    method: Method,
+    path: string,
+    { body, contentType, signal, deadlineMilliseconds }: Omit<Request, 'method' | 'path'>,
+  ): Promise<Answer> {
+    const answer = await this.raw(method, path, { body, contentType, signal, deadlineMilliseconds });
+    if (answer.status >= 400) {
+      throw apiErrorFrom(answer.body, answer.status, answer.retryAfterMilliseconds);
+    }
+    return answer;
+  }
+
+  private checkGuard(): void {
+    if (this.guard?.() === false) {
+      throw new FencedError('a write was held back: the lease is no longer held');
+    }
+  }
+}
+
+/** They cost 5 to 15 times the heap of the object they describe, and nothing here reads them. */
+export function dropManagedFields(object: KubeObject): void {
+  if (object.metadata !== undefined) {
+    delete (object.metadata as { managedFields?: unknown }).managedFields;
+  }
+}
+
+function namespaceOf(metadata: { namespace?: string }): { namespace?: string } {
+  return metadata.namespace === undefined ? {} : { namespace: metadata.namespace };
+}
+
+/** `?a=b&c=d` without the undefined ones; empty when there are none. */
+export function query(parameters: Query): string {
+  const defined = Object.entries(parameters).filter(([, value]) => value !== undefined);
+  const text = defined.map(([name, value]) => `${name}=${encodeURIComponent(String(value))}`).join('&');
+  return text === '' ? '' : `?${text}`;
+}

@@ -1,0 +1,232 @@
+/** The runtime's own metrics, under the names that controller-runtime and client-go use, so that dashboards fit. */
+import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+
+/** Buckets of controller-runtime's `controller_runtime_reconcile_time_seconds`. */
+const RECONCILE_BUCKETS = [
+  0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5,
+  1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10, 15, 20, 25, 30, 40, 50, 60,
+];
+/** Buckets of controller-runtime's workqueue histograms: 1e-8 times ten, twelve of them. */
+const QUEUE_BUCKETS = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100, 1000];
+/** Buckets of client-go's `rest_client_request_duration_seconds`. */
+const REQUEST_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
+
+export type RuntimeMetrics = ReturnType<typeof declare>;
+
+const declared = new WeakMap<Registry, RuntimeMetrics>();
+
+/** A registry with Node's own metrics and every metric of this runtime declared. */
+export function createMetrics(): Registry {
+  const registry = new Registry();
+  collectDefaultMetrics({ register: registry });
+  runtimeMetrics(registry);
+  return registry;
+}
+
+/** The runtime's metrics in a registry, declared there at the first call. */
+export function runtimeMetrics(registry: Registry): RuntimeMetrics {
+  const known = declared.get(registry);
+  if (known !== undefined) {
+    return known;
+  }
+  const metrics = declare(registry);
+  declared.set(registry, metrics);
+  return metrics;
+}
+
+function declare(registry: Registry) {
+  return {
+    ...declareReconciles([registry]),
+    ...declareQueues([registry]),
+    ...declareClient([registry]),
+    ...declareRest([registry]),
+  };
+}
+
+function declareReconciles(registers: Registry[]) {
+  const labelNames = ['controller'] as const;
+  return {
+    reconciles: new Counter({
+      name: 'controller_runtime_reconcile_total',
+      help: 'Total number of reconciliations per controller',
+      labelNames: ['controller', 'result'] as const,
+      registers,
+    }),
+    reconcileErrors: new Counter({
+      name: 'controller_runtime_reconcile_errors_total',
+      help: 'Total number of reconciliation errors per controller',
+      labelNames,
+      registers,
+    }),
+    terminalErrors: new Counter({
+      name: 'controller_runtime_terminal_reconcile_errors_total',
+      help: 'Total number of terminal reconciliation errors per controller',
+      labelNames,
+      registers,
+    }),
+    panics: new Counter({
+      name: 'controller_runtime_reconcile_panics_total',
+      help: 'Total number of reconciliations that failed by a programming error (TypeError and its like) per controller',
+      labelNames,
+      registers,
+    }),
+    timeouts: new Counter({
+      name: 'controller_runtime_reconcile_timeouts_total',
+      help: 'Total number of reconciliations that took longer than their limit per controller',
+      labelNames,
+      registers,
+    }),
+    reconcileTime: new Histogram({
+      name: 'controller_runtime_reconcile_time_seconds',
+      help: 'Length of time per reconciliation per controller',
+      labelNames,
+      buckets: RECONCILE_BUCKETS,
+      registers,
+    }),
+    maximumReconciles: new Gauge({
+      name: 'controller_runtime_max_concurrent_reconciles',
+      help: 'Maximum number of concurrent reconciles per controller',
+      labelNames,
+      registers,
+    }),
+    activeWorkers: new Gauge({
+      name: 'controller_runtime_active_workers',
+      help: 'Number of currently used workers per controller',
+      labelNames,
+      registers,
+    }),
+    staleSkips: new Counter({
+      name: 'berth_stale_sync_skips_total',
+      help: 'Reconciliations put off because a cache had not yet seen an own write, per controller',
+      labelNames,
+      registers,
+    }),
+  };
+}
+
+function declareQueues(registers: Registry[]) {
+  const labelNames = ['name', 'controller'] as const;
+  return {
+    queueDepth: new Gauge({
+      name: 'workqueue_depth',
+      help: 'Current depth of workqueue',
+      labelNames: ['name', 'controller', 'priority'] as const,
+      registers,
+    }),
+    queueAdds: new Counter({
+      name: 'workqueue_adds_total',
+      help: 'Total number of adds handled by workqueue',
+      labelNames,
+      registers,
+    }),
+    queueRetries: new Counter({
+      name: 'workqueue_retries_total',
+      help: 'Total number of retries handled by workqueue',
+      labelNames,
+      registers,
+    }),
+    queueDuration: new Histogram({
+      name: 'workqueue_queue_duration_seconds',
+      help: 'How long in seconds an item stays in workqueue before being requested',
+      labelNames,
+      buckets: QUEUE_BUCKETS,
+      registers,
+    }),
+    workDuration: new Histogram({
+      name: 'workqueue_work_duration_seconds',
+      help: 'How long in seconds processing an item from workqueue takes',
+      labelNames,
+      buckets: QUEUE_BUCKETS,
+      registers,
+    }),
+    unfinishedWork: new Gauge({
+      name: 'workqueue_unfinished_work_seconds',
+      help: 'How many seconds of work is in progress and not yet observed by work_duration',
+      labelNames,
+      registers,
+    }),
+    longestRunning: new Gauge({
+      name: 'workqueue_longest_running_processor_seconds',
+      help: 'How many seconds the longest running processor for workqueue has been running',
+      labelNames,
+      registers,
+    }),
+  };
+}
+
+function declareClient(registers: Registry[]) {
+  return {
+    leader: new Gauge({
+      name: 'leader_election_master_status',
+      help: 'Whether this process leads (1) or not (0), by lease',
+      labelNames: ['name'] as const,
+      registers,
+    }),
+    slowPath: new Counter({
+      name: 'leader_election_slowpath_total',
+      help: 'Renewals of the lease that had to read it again first',
+      labelNames: ['name'] as const,
+      registers,
+    }),
+    relists: new Counter({
+      name: 'berth_reflector_relists_total',
+      help: 'Full reads of a resource by its reflector, by what made them needed',
+      labelNames: ['resource', 'reason'] as const,
+      registers,
+    }),
+    cuts: new Counter({
+      name: 'berth_reflector_cuts_total',
+      help: 'Watches cut and resumed because they fell silent or behind',
+      labelNames: ['resource', 'reason'] as const,
+      registers,
+    }),
+    lastEvent: new Gauge({
+      name: 'berth_reflector_last_event_timestamp_seconds',
+      help: 'When the watch of a resource last brought an event or bookmark',
+      labelNames: ['resource'] as const,
+      registers,
+    }),
+    storeVersion: new Gauge({
+      name: 'store_resource_version',
+      help: 'Latest resourceVersion that the cache of a resource has seen',
+      labelNames: ['resource'] as const,
+      registers,
+    }),
+    storeObjects: new Gauge({
+      name: 'berth_reflector_objects',
+      help: 'Objects in the cache of a resource',
+      labelNames: ['resource'] as const,
+      registers,
+    }),
+    eventsSent: new Counter({
+      name: 'berth_events_total',
+      help: 'Events by what became of them',
+      labelNames: ['result'] as const,
+      registers,
+    }),
+  };
+}
+
+function declareRest(registers: Registry[]) {
+  return {
+    requests: new Counter({
+      name: 'rest_client_requests_total',
+      help: 'Number of HTTP requests, partitioned by status code, method, and host',
+      labelNames: ['code', 'method', 'host'] as const,
+      registers,
+    }),
+    requestDuration: new Histogram({
+      name: 'rest_client_request_duration_seconds',
+      help: 'Request latency in seconds, by method and host',
+      labelNames: ['verb', 'host'] as const,
+      buckets: REQUEST_BUCKETS,
+      registers,
+    }),
+    requestRetries: new Counter({
+      name: 'rest_client_request_retries_total',
+      help: 'Number of request retries, partitioned by status code, method, and host',
+      labelNames: ['code', 'verb', 'host'] as const,
+      registers,
+    }),
+  };
+}

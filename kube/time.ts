@@ -1,0 +1,43 @@
+/** Waiting, and how long to wait between tries. */
+import { setTimeout as delay } from 'node:timers/promises';
+
+/** Waits; rejects with the signal's reason when it aborts first. */
+export async function pause(milliseconds: number, signal?: AbortSignal): Promise<void> {
+  try {
+    await delay(milliseconds, undefined, signal === undefined ? {} : { signal });
+  } catch (error) {
+    throw signal?.aborted ? signal.reason : error;
+  }
+}
+
+export interface BackoffOptions {
+  firstMilliseconds: number;
+  capMilliseconds: number;
+  /** Up to this share of the wait is added at random: 1 spreads waits over one to two times their length. */
+  jitter?: number;
+  /** Between 0 and 1. */
+  random?: () => number;
+}
+
+/** Waits that double up to a cap. */
+export class Backoff {
+  private readonly options: BackoffOptions;
+  private base: number;
+
+  constructor(options: BackoffOptions) {
+    this.options = options;
+    this.base = options.firstMilliseconds;
+  }
+
+  /** The next wait, in milliseconds; with jitter it can pass the cap by the jitter's share. */
+  next(): number {
+    const { capMilliseconds, jitter = 0, random = Math.random } = this.options;
+    const wait = this.base * (1 + jitter * random());
+    this.base = Math.min(this.base * 2, capMilliseconds);
+    return wait;
+  }
+
+  reset(): void {
+    this.base = this.options.firstMilliseconds;
+  }
+}

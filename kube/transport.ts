@@ -1,0 +1,263 @@
+/** Requests to one API server: plain JSON through one keep-alive pool of connections. */
+import { readFile } from 'node:fs/promises';
+import type { Registry } from 'prom-client';
+import { type Dispatcher, Pool } from 'undici';
+import type { Connection } from './credentials.ts';
+import { apiErrorFrom, DeadlineError } from './errors.ts';
+import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
+import { Backoff, pause } from './time.ts';
+
+/** The API server ends its own requests after 60 s; half of that leaves a caller time to try again. */
+export const REQUEST_DEADLINE_MILLISECONDS = 30_000;
+/** Long enough for a TLS handshake with a busy server, short enough to notice that it is gone. */
+const CONNECT_DEADLINE_MILLISECONDS = 10_000;
+/** When the kernel begins to probe a silent connection; libuv then probes every second, ten times. */
+const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
+/** Below the API server's 90 s, so that this side closes idle connections first and no request meets a closing one. */
+const IDLE_CONNECTION_MILLISECONDS = 60_000;
+/** Watches hold one each, requests share the rest; the API server itself runs 600 requests at once for everybody. */
+const CONNECTIONS = 64;
+/** client-go tries 10 times; with its waits of 1 s that is what a request's deadline allows for. */
+const ATTEMPTS = 10;
+/** The longest Retry-After that is waited for inside a request; a longer one is the caller's matter. */
+const RETRY_AFTER_LIMIT_MILLISECONDS = 10_000;
+/** Retry-After is in whole seconds; without it, 429 and 503 are tried again on this scale. */
+const RETRY_FIRST_MILLISECONDS = 250;
+/** client-go reads a token file again at most once a minute. */
+const TOKEN_REREAD_MILLISECONDS = 60_000;
+
+export type Method = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
+
+export interface Request {
+  method: Method;
+  /** With its query. */
+  path: string;
+  /** Sent as JSON. */
+  body?: unknown;
+  /** `application/json` when absent. */
+  contentType?: string | undefined;
+  signal?: AbortSignal | undefined;
+  /** For everything: waiting for a connection, sending, retries, reading the answer. */
+  deadlineMilliseconds?: number | undefined;
+  /** Called just before the request goes out, each time it does; throws to hold it back. */
+  beforeSend?: (() => void) | undefined;
+}
+
+export interface Answer {
+  status: number;
+  /** Parsed JSON, else text. */
+  body: unknown;
+  /** What an error asks to wait before the next try. */
+  retryAfterMilliseconds: number | undefined;
+}
+
+export interface TransportOptions {
+  metrics: Registry;
+  /** Names this program in the API server's audit log. */
+  userAgent?: string;
+}
+
+/**
+ * One API server. Certificates are always verified. `429`, `503`, and any error of the server that carries `Retry-After`,
+ * is tried again within the deadline, whatever the method: with it the server says that it did not act.
+ */
+export class Transport {
+  readonly host: string;
+  private connection: Connection;
+  private pool: Pool;
+  private tokenRead: { token: string; at: number } | undefined;
+  private readonly metrics: RuntimeMetrics;
+  private readonly userAgent: string;
+
+  constructor(connection: Connection, options: TransportOptions) {
+    this.connection = connection;
+    this.host = new URL(connection.server).host;
+    this.pool = createPool(connection);
+    this.metrics = runtimeMetrics(options.metrics);
+    this.userAgent = options.userAgent ?? 'berth';
+  }
+
+  /**
+   * Resolves with the server's answer, errors included. Rejects with a DeadlineError, the signal's reason, or the network's error;
+   * a write that ends so may have been done.
+   */
+  async request(request: Request): Promise<Answer> {
+    const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
+    signal?.throwIfAborted();
+    const limit = new AbortController();
+    const onAbort = () => limit.abort(signal?.reason);
+    const timer = setTimeout(() => limit.abort(deadlineError(request)), deadlineMilliseconds);
+    signal?.addEventListener('abort', onAbort, { once: true });
+    try {
+      return await this.attempts(request, limit.signal);
+    } finally {
+      clearTimeout(timer);
+      signal?.removeEventListener('abort', onAbort);
+    }
+  }
+
+  /**
+   * Opens a stream without end: a watch, or a log being followed. The deadline is for its first byte; after that only `signal` ends it.
+   * Rejects with an ApiError when the server refuses.
+   */
+  async stream(path: string, signal: AbortSignal): Promise<AsyncIterable<Buffer>> {
+    const response = await this.dispatch({ method: 'GET', path }, signal, {
+      headersTimeout: REQUEST_DEADLINE_MILLISECONDS,
+      bodyTimeout: 0,
+    });
+    if (response.statusCode !== 200) {
+      throw apiErrorFrom(await readBody(response), response.statusCode, retryAfter(response));
+    }
+    return response.body as AsyncIterable<Buffer>;
+  }
+
+  /** Uses other credentials from the next request on; what is under way ends on the old connections. */
+  replaceCredentials(connection: Connection): void {
+    const old = this.pool;
+    this.connection = connection;
+    this.tokenRead = undefined;
+    this.pool = createPool(connection);
+    // Resolves only when its last watch has ended; it reports no errors of its own.
+    void old.close();
+  }
+
+  /** Ends all connections at once. */
+  async close(): Promise<void> {
+    await this.pool.destroy();
+  }
+
+  private async attempts(request: Request, signal: AbortSignal): Promise<Answer> {
+    const backoff = new Backoff({
+      firstMilliseconds: RETRY_FIRST_MILLISECONDS,
+      capMilliseconds: RETRY_AFTER_LIMIT_MILLISECONDS,
+      jitter: 1,
+    });
+    for (let attempt = 1; ; attempt += 1) {
+      const response = await this.dispatch(request, signal, { headersTimeout: 0, bodyTimeout: 0 });
+      const body = await readBody(response);
+      const wait = attempt < ATTEMPTS ? this.retryWait(response, attempt, backoff) : undefined;
+      if (wait === undefined) {
+        return { status: response.statusCode, body, retryAfterMilliseconds: retryAfter(response) };
+      }
+      this.metrics.requestRetries.inc({
+        code: response.statusCode,
+        verb: request.method,
+        host: this.host,
+      });
+      await pause(wait, signal);
+    }
+  }
+
+  /** How long to wait before trying again, or undefined to take the answer as it is. */
+  private retryWait(
+    response: Dispatcher.ResponseData,
+    attempt: number,
+    backoff: Backoff,
+  ): number | undefined {
+    const status = response.statusCode;
+    if (status === 401 && attempt === 1 && this.tokenRead !== undefined) {
+      // The file may hold a newer token than the one in memory.
+      this.tokenRead = undefined;
+      return 0;
+    }
+    if (status !== 429 && status < 500) {
+      return undefined;
+    }
+    const asked = retryAfter(response);
+    if (asked !== undefined) {
+      return asked <= RETRY_AFTER_LIMIT_MILLISECONDS ? asked : undefined;
+    }
+    return status === 429 || status === 503 ? backoff.next() : undefined;
+  }
+
+  private async dispatch(
+    request: Request,
+    signal: AbortSignal,
+    timeouts: { headersTimeout: number; bodyTimeout: number },
+  ): Promise<Dispatcher.ResponseData> {
+    const headers = await this.headers(request);
+    const started = performance.now();
+    let code = '<error>';
+    try {
+      request.beforeSend?.();
+      const response = await this.pool.request({
+        method: request.method,
+        path: request.path,
+        headers,
+        body: request.body === undefined ? null : JSON.stringify(request.body),
+        signal,
+        ...timeouts,
+      });
+      code = String(response.statusCode);
+      return response;
+    } finally {
+      const { host } = this;
+      this.metrics.requests.inc({ code, method: request.method, host });
+      this.metrics.requestDuration.observe(
+        { verb: request.method, host },
+        (performance.now() - started) / 1000,
+      );
+    }
+  }
+
+  private async headers(request: Request): Promise<Record<string, string>> {
+    const headers: Record<string, string> = { accept: 'application/json', 'user-agent': this.userAgent };
+    if (request.body !== undefined) {
+      headers['content-type'] = request.contentType ?? 'application/json';
+    }
+    const token = await this.token();
+    if (token !== undefined) {
+      headers.authorization = `Bearer ${token}`;
+    }
+    return headers;
+  }
+
+  private async token(): Promise<string | undefined> {
+    const { tokenFile, tokenPlugin, token } = this.connection;
+    if (tokenPlugin !== undefined) {
+      return tokenPlugin();
+    }
+    if (tokenFile === undefined) {
+      return token;
+    }
+    const now = performance.now();
+    if (this.tokenRead === undefined || now - this.tokenRead.at > TOKEN_REREAD_MILLISECONDS) {
+      this.tokenRead = { token: (await readFile(tokenFile, 'utf8')).trim(), at: now };
+    }
+    return this.tokenRead.token;
+  }
+}
+
+function createPool(connection: Connection): Pool {
+  const { certificateAuthority, serverName, clientCertificate, clientKey } = connection;
+  return new Pool(connection.server, {
+    connections: CONNECTIONS,
+    keepAliveTimeout: IDLE_CONNECTION_MILLISECONDS,
+    keepAliveMaxTimeout: IDLE_CONNECTION_MILLISECONDS,
+    connect: {
+      timeout: CONNECT_DEADLINE_MILLISECONDS,
+      keepAlive: true,
+      keepAliveInitialDelay: TCP_KEEP_ALIVE_MILLISECONDS,
+      ...(certificateAuthority === undefined ? {} : { ca: certificateAuthority }),
+      ...(serverName === undefined ? {} : { servername: serverName }),
+      ...(clientCertificate === undefined ? {} : { cert: clientCertificate }),
+      ...(clientKey === undefined ? {} : { key: clientKey }),
+    },
+  });
+}
+
+function deadlineError(request: Request): DeadlineError {
+  return new DeadlineError(`${request.method} ${request.path.split('?')[0]}: no answer in time`);
+}
+
+async function readBody(response: Dispatcher.ResponseData): Promise<unknown> {
+  const text = await response.body.text();
+  const type = response.headers['content-type'];
+  return typeof type === 'string' && type.includes('json') ? JSON.parse(text) : text;
+}
+
+/** Whole seconds are all that the API server sends; a date, as proxies may, is not understood and counts as none. */
+function retryAfter(response: Dispatcher.ResponseData): number | undefined {
+  const value = response.headers['retry-after'];
+  return typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1000 : undefined;
+}
