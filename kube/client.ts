@@ -1,5 +1,5 @@
 /** Calls on Kubernetes objects. */
-import { type Answer, type Method, type Request, Transport } from './transport.ts';
+import type { Answer, Method, Request, Transport } from './transport.ts';
 import { apiErrorFrom, FencedError, isGone, isNotFound } from './errors.ts';
 import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from './objects.ts';
 
@@ -181,9 +181,9 @@ export class KubeClient {
     }
   }
 
-  /** POST to a subresource, such as `serviceaccounts/NAME/token` or `pods/NAME/eviction`. */
-  async createSubresource<B, R, T extends KubeObject = KubeObject>(
-    type: Resource<T>,
+  /** POST to a subresource, such as `serviceaccounts/NAME/token` or `pods/NAME/eviction`; answers often have the body's type. */
+  async createSubresource<B, R = B>(
+    type: Resource<KubeObject>,
     ref: Ref,
     subresource: string,
     body: B,
@@ -207,7 +207,7 @@ export class KubeClient {
     position: { limit: number; continue: string | undefined } | undefined,
   ): Promise<List<T> & { continue: string }> {
     const { namespace, labelSelector, fieldSelector } = options;
-    const path = pathOf(type, { ...(namespace === undefined ? {} : { namespace }) });
+    const path = pathOf(type, namespaceOf({ namespace }));
     const answer = await this.call(
       'GET',
       path + query({ labelSelector, fieldSelector, ...position }),
@@ -273,7 +273,7 @@ export function dropManagedFields(object: KubeObject): void {
   }
 }
 
-function namespaceOf(metadata: { namespace?: string }): { namespace?: string } {
+function namespaceOf(metadata: { namespace?: string | undefined }): { namespace?: string } {
   return metadata.namespace === undefined ? {} : { namespace: metadata.namespace };
 }
 

@@ -77,7 +77,7 @@ interface StatusLike {
 export function apiErrorFrom(
   body: unknown,
   status?: number,
-  retryAfterMilliseconds?: number | undefined,
+  retryAfterMilliseconds?: number,
 ): ApiError {
   const isObject = typeof body === 'object' && body !== null;
   const answer: StatusLike = isObject ? body : {};
