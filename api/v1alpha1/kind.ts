@@ -44,6 +44,7 @@ export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
   return {
     rule: `size(self.metadata.name) <= ${maximum}${noDots}`,
     message: `metadata.name must be ${form} of at most ${maximum} characters`,
+    fieldPath: '.metadata.name',
   };
 }
 

@@ -32,6 +32,8 @@ export type MachinePort = z.infer<typeof machinePortSchema>;
 export const machineSchema = z.object({
   apiVersion: z.literal(MACHINE_API_VERSION),
   vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
+  /** The VMConfig it was resolved with; for the VM's status, of no interest to the agent. */
+  config: z.object({ name: z.string(), namespace: z.string(), generation: z.number().int() }).optional(),
   attempt: z.number().int(),
   os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
   architecture: z.enum(['amd64', 'arm64']).optional(),

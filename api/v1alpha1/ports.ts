@@ -70,8 +70,7 @@ export const portsSchema = z
       {
         rule: `self.all(p, self.exists_one(q, ${SAME}))`,
         message: `ports: ${TWICE}`,
-        messageExpression: `'ports: ${TWICE}: ' + self.filter(p, !self.exists_one(q, ${SAME})).join(', ')`,
-        reason: 'FieldValueDuplicate',
+        messageExpression: `'ports: ${TWICE}: ' + self.filter(p, !self.exists_one(q, ${SAME}))[0]`,
       },
     ),
     'x-kubernetes-list-type': 'atomic',

@@ -74,7 +74,7 @@ export function quantity(name: string, description: string, minimum: string, max
       ...documented(`${description} A quantity from ${minimum} to ${maximum}.`, {
         rule: `isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('${minimum}')) >= 0 && quantity(string(self)).compareTo(quantity('${maximum}')) <= 0`,
         message: `${name} ${bounds}`,
-        messageExpression: `'${name} ' + string(self) + ' is out of bounds: it ${bounds}'`,
+        messageExpression: `'${name} ' + string(self) + ' is not allowed: it ${bounds}'`,
       }),
       maxLength: QUANTITY_LENGTH,
       'x-kubernetes-int-or-string': true,

@@ -12,7 +12,7 @@ export interface CelRule {
   messageExpression?: string;
   /** JSON path of the field the refusal names, relative to where the rule stands. */
   fieldPath?: string;
-  reason?: 'FieldValueInvalid' | 'FieldValueForbidden' | 'FieldValueRequired' | 'FieldValueDuplicate';
+  reason?: 'FieldValueForbidden' | 'FieldValueRequired';
 }
 
 /** Description and CEL rules in the form that `.meta()` takes. */

@@ -15,7 +15,7 @@ import {
 } from './schema.ts';
 
 /** Label name part of RFC 1123 with capitals, dots and underscores, as node labels have it. */
-const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
+export const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
 const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 
 /** An object in the same or another namespace. */

@@ -66,7 +66,25 @@ export const vmStatusSchema = z
       'When the machine first ran; written once. From then on it is never made again.',
     ).optional(),
     startTime: timestamp('When the machine last started.').optional(),
-    attempt: count('How many times the VM was placed again before it first ran.').optional(),
+    attempt: count(
+      'Which placement this is: 1 for the first; one more each time it had to be placed again before it first ran.',
+    ).optional(),
+    avoidedNodes: z
+      .array(report('Name of a Node.', 253))
+      .max(16)
+      .meta({
+        description: 'Hosts on which an earlier placement could not start.',
+        'x-kubernetes-list-type': 'set',
+      })
+      .optional(),
+    failure: z
+      .object({
+        reason: report('One word for machines.', 1024),
+        message: report('What happened, with the hypervisor’s last words.', 32_768),
+        time: timestamp('When it was recorded.'),
+      })
+      .meta({ description: 'Why the VM ended for good; written once.' })
+      .optional(),
     progressPercent: count('Per cent of the pull or clone that is done.', 100).optional(),
     restartedAt: timestamp('The restartRequestedAt that was last fulfilled.').optional(),
     revertedAt: timestamp('The revertRequestedAt that was last fulfilled.').optional(),

@@ -1,0 +1,80 @@
+/** Emulator: an Android emulator on the host of its VM. */
+import { z } from 'zod';
+import { commonStatus } from './conditions.ts';
+import {
+  AGE_COLUMN,
+  conditionColumn,
+  type KindDefinition,
+  kindResource,
+  nameRule,
+  PHASE_COLUMN,
+  wide,
+} from './kind.ts';
+import type { ApiObject } from './metadata.ts';
+import { memoryQuantity } from './quantity.ts';
+import { choice, count, documented, immutable, integer, LABEL, report, text } from './schema.ts';
+
+const SECONDS_PER_DAY = 86_400;
+/** Names of Android platforms, devices and image types, such as android-35, pixel_7 and google_apis. */
+const ANDROID_NAME = /^[A-Za-z0-9][-A-Za-z0-9_. ]*$/;
+
+export const emulatorSpecSchema = z
+  .object({
+    vmName: text('VM in this namespace whose host the emulator runs on. Immutable.', 63, LABEL),
+    platform: text('Android platform, for example android-35.', 64, ANDROID_NAME).optional(),
+    device: text('Device to emulate, for example pixel_7.', 64, ANDROID_NAME).optional(),
+    imageType: text('Type of system image, for example google_apis.', 64, ANDROID_NAME).optional(),
+    cpu: integer('Number of virtual processors.', 1, 256).optional(),
+    memory: memoryQuantity().optional(),
+    exposure: choice(
+      'Who can reach ADB, which has no password: PairedVM, only its VM (when omitted), or Host, whoever reaches the host.',
+      ['PairedVM', 'Host'],
+    ).optional(),
+    deployTimeoutSeconds: integer(
+      'Seconds from being bound to a host until Running, after which the deployment fails. 600 when omitted.',
+      1,
+      SECONDS_PER_DAY,
+    ).optional(),
+  })
+  .meta(documented('What the emulator should be.', ...immutable('vmName')));
+export type EmulatorSpec = z.infer<typeof emulatorSpecSchema>;
+
+export const emulatorStatusSchema = z
+  .object({
+    ...commonStatus(),
+    phase: report('For people: Pending, Starting, Running, Failed or Terminating.', 64).optional(),
+    nodeName: report('Host that the emulator is on.', 253).optional(),
+    adb: z
+      .object({ address: report('Address.', 253), port: count('Port.', 65_535) })
+      .meta({ description: 'Where ADB answers.' })
+      .optional(),
+  })
+  .meta({ description: 'What was last seen of the emulator; written by the operator.' });
+export type EmulatorStatus = z.infer<typeof emulatorStatusSchema>;
+export type Emulator = ApiObject<EmulatorSpec, EmulatorStatus>;
+
+export const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
+
+export const EMULATOR_KIND: KindDefinition = {
+  ...EMULATOR_RESOURCE,
+  shortNames: ['emu'],
+  description: 'An Android emulator on the host of its VM.',
+  spec: emulatorSpecSchema,
+  status: emulatorStatusSchema,
+  rules: [nameRule(63, { dots: false })],
+  columns: [
+    { name: 'VM', type: 'string', description: 'The VM it belongs to.', jsonPath: '.spec.vmName' },
+    PHASE_COLUMN,
+    conditionColumn('Ready', 'Ready', 'status'),
+    { name: 'Node', type: 'string', description: 'Host it is on.', jsonPath: '.status.nodeName' },
+    AGE_COLUMN,
+    wide({
+      name: 'Address',
+      type: 'string',
+      description: 'Address of ADB.',
+      jsonPath: '.status.adb.address',
+    }),
+    wide({ name: 'Port', type: 'integer', description: 'Port of ADB.', jsonPath: '.status.adb.port' }),
+    wide(conditionColumn('Message', 'Ready', 'message')),
+  ],
+};
