@@ -1,0 +1,103 @@
+#!/bin/busybox sh
+# First process of the small guest that the demo and the tests run.
+/bin/busybox mkdir -p /proc /sys /dev /etc/acpi/PWRF /www/cgi-bin /var/run
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+echo "berth-guest: kernel started"
+
+while read -r module; do insmod "/modules/$module"; done </modules/order
+
+# A record at a fixed place of the disk, behind what the disk boots from: shows that a disk lived on.
+disk=/dev/vda
+record_block=15360 # × 4096 bytes = 60 MiB
+boots=0
+marker=
+if [ -b $disk ]; then
+  record=$(dd if=$disk bs=4096 skip=$record_block count=1 2>/dev/null | tr -d '\000')
+  case "$record" in
+    berth:*) boots=$(echo "$record" | cut -d: -f2) marker=$(echo "$record" | cut -d: -f3) ;;
+  esac
+  boots=$((boots + 1))
+fi
+echo "$boots" >/var/run/boots
+cat >/bin/save-record <<'SCRIPT'
+#!/bin/sh
+printf 'berth:%s:%s:' "$(cat /var/run/boots)" "$(cat /var/run/marker)" >/var/run/record
+dd if=/var/run/record of=/dev/vda bs=4096 seek=15360 count=1 conv=notrunc,fsync,sync 2>/dev/null
+SCRIPT
+cat >/bin/write-page <<'SCRIPT'
+#!/bin/sh
+cat >/www/index.html <<PAGE
+berth-guest
+hostname=$(hostname)
+architecture=$(uname -m)
+boot_id=$(cat /proc/sys/kernel/random/boot_id)
+boots=$(cat /var/run/boots)
+marker=$(cat /var/run/marker)
+address=$(cat /var/run/address 2>/dev/null)
+memory_kib=$(awk '/MemTotal/ {print $2}' /proc/meminfo)
+cpus=$(nproc)
+disk_sectors=$(cat /sys/block/vda/size 2>/dev/null)
+PAGE
+SCRIPT
+# /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed)
+cat >/www/cgi-bin/do <<'SCRIPT'
+#!/bin/sh
+printf 'Content-Type: text/plain\r\n\r\n'
+case "$QUERY_STRING" in
+  poweroff | reboot)
+    echo done
+    (sleep 0.2; sync; "$QUERY_STRING" -f) >/dev/null 2>&1 </dev/null &
+    ;;
+  marker=*)
+    echo "${QUERY_STRING#marker=}" | tr -cd 'A-Za-z0-9-' >/var/run/marker
+    save-record && write-page && echo saved
+    ;;
+  connect=*)
+    target=${QUERY_STRING#connect=}
+    if nc -w 2 "${target%:*}" "${target##*:}" </dev/null >/dev/null 2>&1; then echo open; else echo closed; fi
+    ;;
+  *) echo unknown ;;
+esac
+SCRIPT
+cat >/etc/udhcpc.sh <<'SCRIPT'
+#!/bin/sh
+case "$1" in
+  bound | renew)
+    ip address flush dev "$interface"
+    ip address add "$ip/$mask" dev "$interface"
+    [ -n "$router" ] && ip route replace default via "${router%% *}" dev "$interface"
+    [ -n "$hostname" ] && hostname "$hostname"
+    : >/etc/resolv.conf
+    for server in $dns; do echo "nameserver $server" >>/etc/resolv.conf; done
+    echo "$ip" >/var/run/address
+    write-page
+    ;;
+esac
+SCRIPT
+cat >/etc/acpi/PWRF/00000080 <<'SCRIPT'
+#!/bin/sh
+echo "berth-guest: power button" >/dev/console
+sync
+poweroff -f
+SCRIPT
+chmod 755 /bin/save-record /bin/write-page /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
+printf '%s' "$marker" >/var/run/marker
+[ -b $disk ] && save-record
+hostname berth-guest
+acpid -d -l /dev/null >/dev/null 2>&1 &
+ip link set lo up
+write-page
+httpd -h /www
+echo "berth-guest: boot $boots of this disk, marker '$marker'"
+if [ -e /sys/class/net/eth0 ]; then
+  ip link set eth0 up
+  udhcpc -i eth0 -s /etc/udhcpc.sh -b -t 15 -T 1 -A 1 >/dev/null 2>&1
+fi
+echo "berth-guest: address $(cat /var/run/address 2>/dev/null)"
+echo "berth-guest: ready"
+# The first process must never end.
+while :; do wait; sleep 3600; done

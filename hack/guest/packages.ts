@@ -1,0 +1,120 @@
+/**
+ * Distribution packages fetched and unpacked into a folder of our own: nothing is installed, and neither root nor a
+ * change of the machine's package lists is needed, since apt gets a state and cache folder for itself.
+ */
+import { mkdir, readdir, rename, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { run } from './run.ts';
+
+/** apt asks mirrors one after the other; two minutes is far beyond the 3 s of a working one. */
+const UPDATE_TIMEOUT_MILLISECONDS = 120_000;
+/** Some 30 MB on a slow line. */
+const DOWNLOAD_TIMEOUT_MILLISECONDS = 600_000;
+const UNPACK_TIMEOUT_MILLISECONDS = 60_000;
+
+export interface PackageSource {
+  /** Debian's name of the architecture: amd64, arm64. */
+  architecture: string;
+  progress: (text: string) => void;
+}
+
+/** Packages of one architecture in `folder`; {@link Packages.unpack} reads the package lists at its first call. */
+export class Packages {
+  readonly #folder: string;
+  readonly #source: PackageSource;
+  #updated = false;
+
+  constructor(folder: string, source: PackageSource) {
+    this.#folder = folder;
+    this.#source = source;
+  }
+
+  /** Names that a package depends on directly. */
+  async dependencies(name: string): Promise<string[]> {
+    await this.#update();
+    const { stdout } = await run('apt-cache', ['depends', '--important', this.#qualified(name)], {
+      environment: this.#environment(),
+      timeoutMilliseconds: UNPACK_TIMEOUT_MILLISECONDS,
+    });
+    return [...stdout.matchAll(/^\s+Depends: ([^\s<:]+)/gm)].map((match) => match[1] ?? '');
+  }
+
+  /** Downloads (checked by apt against the signed lists) and unpacks one package; the folder of its files. */
+  async unpack(name: string): Promise<string> {
+    const target = join(this.#folder, 'unpacked', name);
+    if (await exists(target)) return target;
+    await this.#update();
+    this.#source.progress(`fetching package ${name}`);
+    const downloads = join(this.#folder, 'downloads', name);
+    await rm(downloads, { recursive: true, force: true });
+    await mkdir(downloads, { recursive: true });
+    await run('apt-get', ['download', this.#qualified(name)], {
+      environment: this.#environment(),
+      cwd: downloads,
+      timeoutMilliseconds: DOWNLOAD_TIMEOUT_MILLISECONDS,
+    });
+    const archive = (await readdir(downloads)).find((file) => file.endsWith('.deb'));
+    if (archive === undefined) throw new Error(`apt-get download ${name} left no package`);
+    const partial = `${target}.${process.pid}.partial`;
+    await mkdir(partial, { recursive: true });
+    await run('dpkg-deb', ['-x', join(downloads, archive), partial], {
+      timeoutMilliseconds: UNPACK_TIMEOUT_MILLISECONDS,
+    });
+    await rename(partial, target);
+    await rm(downloads, { recursive: true, force: true });
+    return target;
+  }
+
+  async #update(): Promise<void> {
+    if (this.#updated) return;
+    this.#source.progress('reading the package lists');
+    const state = join(this.#folder, 'state');
+    await mkdir(join(state, 'lists', 'partial'), { recursive: true });
+    await mkdir(join(this.#folder, 'cache', 'archives', 'partial'), { recursive: true });
+    await writeFile(join(state, 'status'), '');
+    await writeFile(this.#configuration(), this.#aptConfiguration());
+    await run('apt-get', ['update'], {
+      environment: this.#environment(),
+      timeoutMilliseconds: UPDATE_TIMEOUT_MILLISECONDS,
+    });
+    this.#updated = true;
+  }
+
+  #aptConfiguration(): string {
+    return [
+      `Dir::State "${this.#folder}/state";`,
+      `Dir::State::status "${this.#folder}/state/status";`,
+      `Dir::Cache "${this.#folder}/cache";`,
+      `APT::Architecture "${this.#source.architecture}";`,
+      // Without the "clear" the machine's own architectures would stay in the list.
+      '#clear APT::Architectures;',
+      `APT::Architectures { "${this.#source.architecture}"; };`,
+      'Acquire::Languages "none";',
+      'Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";',
+      'APT::Sandbox::User "";',
+      '',
+    ].join('\n');
+  }
+
+  #configuration(): string {
+    return join(this.#folder, 'apt.conf');
+  }
+
+  #environment(): Record<string, string> {
+    return { APT_CONFIG: this.#configuration(), LC_ALL: 'C' };
+  }
+
+  #qualified(name: string): string {
+    return `${name}:${this.#source.architecture}`;
+  }
+}
+
+async function exists(path: string): Promise<boolean> {
+  try {
+    await readdir(path);
+    return true;
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return false;
+    throw error;
+  }
+}
