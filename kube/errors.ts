@@ -74,11 +74,7 @@ interface StatusLike {
  * Turns a `Status` object, as answered with an HTTP error or sent in a watch's ERROR event, into an ApiError.
  * A body that is no Status (a proxy's HTML, say) becomes part of the message, cut to 512 characters.
  */
-export function apiErrorFrom(
-  body: unknown,
-  status?: number,
-  retryAfterMilliseconds?: number,
-): ApiError {
+export function apiErrorFrom(body: unknown, status?: number, retryAfterMilliseconds?: number): ApiError {
   const isObject = typeof body === 'object' && body !== null;
   const answer: StatusLike = isObject ? body : {};
   const code = status ?? answer.code ?? 500;
