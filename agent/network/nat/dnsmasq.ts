@@ -1,0 +1,130 @@
+/**
+ * DHCP and DNS for the guests: one dnsmasq per NAT network. It outlives the agent, which finds it by its pid file.
+ * It keeps no lease file: each machine's address is fixed, so that a restarted dnsmasq hands out the same ones.
+ */
+import { mkdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { setTimeout as delay } from 'node:timers/promises';
+import { join } from 'node:path';
+import type { Attachment } from './attachments.ts';
+import { run } from './command.ts';
+import { sizeOf, toAddress } from './ipv4.ts';
+import type { Layout } from './layout.ts';
+
+/** A name that only our dnsmasq knows, asked for by the probe. */
+export const PROBE_NAME = 'probe.berth.internal';
+
+/** dnsmasq ends within milliseconds of SIGTERM; afterwards it is killed. */
+const STOP_TIMEOUT_MILLISECONDS = 2_000;
+const STOP_POLL_MILLISECONDS = 20;
+/** Guests renew at half of it; short enough that one that missed a change finds it the same day. */
+const LEASE_TIME = '12h';
+
+function netmask(layout: Layout): string {
+  return toAddress(2 ** 32 - sizeOf(layout.subnet));
+}
+
+export class Dnsmasq {
+  readonly #layout: Layout;
+  readonly #servers: readonly string[];
+  readonly #directory: string;
+  readonly #pidFile: string;
+  readonly #hostsFile: string;
+
+  constructor(layout: Layout, directory: string, servers: readonly string[]) {
+    this.#layout = layout;
+    this.#servers = servers;
+    this.#directory = directory;
+    this.#pidFile = join(directory, 'dnsmasq.pid');
+    this.#hostsFile = join(directory, 'dhcp-hosts');
+  }
+
+  /** The running one's pid; undefined when none runs. The pid file's path in the command line tells it from a stranger with the same pid. */
+  async pid(): Promise<number | undefined> {
+    try {
+      const pid = Number.parseInt(await readFile(this.#pidFile, 'utf8'), 10);
+      const commandLine = await readFile(`/proc/${pid}/cmdline`, 'utf8');
+      return commandLine.split('\0').includes(`--pid-file=${this.#pidFile}`) ? pid : undefined;
+    } catch (error) {
+      const code = (error as NodeJS.ErrnoException).code;
+      if (code === 'ENOENT' || code === 'ESRCH') return undefined;
+      throw error;
+    }
+  }
+
+  /** Whether dnsmasq's list of machines is the one that should be. */
+  async knows(attachments: readonly Attachment[]): Promise<boolean> {
+    try {
+      return (await readFile(this.#hostsFile, 'utf8')) === hostsText(attachments);
+    } catch (error) {
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return false;
+      throw error;
+    }
+  }
+
+  /** Writes the list and has a running dnsmasq read it. */
+  async tell(attachments: readonly Attachment[]): Promise<void> {
+    await mkdir(this.#directory, { recursive: true, mode: 0o755 });
+    const temporary = `${this.#hostsFile}.new`;
+    await writeFile(temporary, hostsText(attachments), { mode: 0o644 });
+    await rename(temporary, this.#hostsFile);
+    const pid = await this.pid();
+    if (pid !== undefined) signal(pid, 'SIGHUP');
+  }
+
+  /** Resolves once it serves; throws with dnsmasq's own words. */
+  async start(): Promise<void> {
+    await run('dnsmasq', this.#arguments());
+  }
+
+  async stop(): Promise<void> {
+    for (const name of ['SIGTERM', 'SIGKILL'] as const) {
+      const pid = await this.pid();
+      if (pid === undefined) break;
+      signal(pid, name);
+      await this.#gone();
+    }
+    await rm(this.#directory, { recursive: true, force: true });
+  }
+
+  async #gone(): Promise<void> {
+    const deadline = Date.now() + STOP_TIMEOUT_MILLISECONDS;
+    while (Date.now() < deadline && (await this.pid()) !== undefined) await delay(STOP_POLL_MILLISECONDS);
+  }
+
+  #arguments(): string[] {
+    const { bridge, gateway, subnet } = this.#layout;
+    const upstream =
+      this.#servers.length > 0 ? ['--no-resolv', ...this.#servers.map((one) => `--server=${one}`)] : [];
+    return [
+      '--conf-file=/dev/null',
+      `--pid-file=${this.#pidFile}`,
+      '--user=nobody',
+      // Follows the bridge when it is taken away and made again.
+      '--bind-dynamic',
+      `--interface=${bridge}`,
+      '--except-interface=lo',
+      '--no-hosts',
+      `--host-record=${PROBE_NAME},${gateway}`,
+      `--dhcp-range=${toAddress(subnet.base)},static,${netmask(this.#layout)},${LEASE_TIME}`,
+      `--dhcp-hostsfile=${this.#hostsFile}`,
+      '--dhcp-ignore=tag:!known',
+      '--dhcp-authoritative',
+      '--leasefile-ro',
+      '--quiet-dhcp',
+      ...upstream,
+    ];
+  }
+}
+
+function hostsText(attachments: readonly Attachment[]): string {
+  return attachments.map((one) => `${one.macAddress},${one.address}\n`).join('');
+}
+
+/** One that ended meanwhile needs no signal. */
+function signal(pid: number, name: NodeJS.Signals): void {
+  try {
+    process.kill(pid, name);
+  } catch (error) {
+    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error;
+  }
+}

@@ -1,0 +1,170 @@
+/**
+ * Rules of others that stop a machine's packets. They cannot be overruled (an accept in one table does not outvote a
+ * drop in another) and are never touched, only found and named. A rule counts only when it stops all of a machine's
+ * packets in one direction: one with a condition that is not about device or address (a port, a connection's state)
+ * is a filter somebody wants.
+ */
+import { type Answer, matchExpression, type Packet } from './match.ts';
+import { type RulesetEntry, tableOf } from './observe.ts';
+
+interface Chain {
+  name: string;
+  /** Only base chains have one. */
+  hook: string | undefined;
+  devices: string[];
+  policy: string | undefined;
+  rules: Expression[][];
+}
+
+type Expression = Record<string, unknown>;
+
+interface Table {
+  name: string;
+  family: string;
+  chains: Map<string, Chain>;
+  sets: Map<string, unknown[]>;
+}
+
+/** A machine, or the probe, as rules see it. */
+export interface Subject {
+  address: string;
+  macAddress: string;
+  port: string;
+  bridge: string;
+}
+
+type Verdict = 'drop' | 'accept' | 'next';
+
+/** Deeper than the kernel lets chains nest, so that a reading error cannot run for ever. */
+const MAXIMUM_DEPTH = 20;
+
+function textList(value: unknown): string[] {
+  if (typeof value === 'string') return [value];
+  return Array.isArray(value) ? value.filter((one) => typeof one === 'string') : [];
+}
+
+function addEntry(table: Table, kind: string, body: Record<string, unknown>): void {
+  const name = String(body['name']);
+  if (kind === 'chain') {
+    const hook = body['hook'] as string | undefined;
+    const policy = body['policy'] as string | undefined;
+    table.chains.set(name, { name, hook, devices: textList(body['dev']), policy, rules: [] });
+  } else if (kind === 'rule') {
+    table.chains.get(String(body['chain']))?.rules.push(body['expr'] as Expression[]);
+  } else if (kind === 'set') {
+    table.sets.set(name, (body['elem'] as unknown[] | undefined) ?? []);
+  }
+}
+
+/** The ruleset without our own tables. */
+export function foreignTables(ruleset: readonly RulesetEntry[], ours: readonly string[]): Table[] {
+  const tables = new Map<string, Table>();
+  for (const entry of ruleset) {
+    const name = tableOf(entry);
+    const [kind, body] = Object.entries(entry)[0] ?? [];
+    if (name === undefined || kind === undefined || body === undefined || ours.includes(name)) continue;
+    const table = tables.get(name) ?? {
+      name,
+      family: String(body['family']),
+      chains: new Map(),
+      sets: new Map(),
+    };
+    tables.set(name, table);
+    addEntry(table, kind, body);
+  }
+  return [...tables.values()];
+}
+
+/** The packets of a subject that pass a hook: what it sends and what is sent to it. */
+function packetsAt(family: string, hook: string, subject: Subject): Packet[] {
+  const sent: Packet = { saddr: subject.address, etherSource: subject.macAddress };
+  const received: Packet = { daddr: subject.address };
+  if (family === 'bridge' || family === 'netdev') {
+    if (hook === 'ingress' || hook === 'prerouting' || hook === 'input')
+      return [{ ...sent, iifname: subject.port }];
+    return [{ ...received, oifname: subject.port, etherDestination: subject.macAddress }];
+  }
+  if (hook === 'prerouting') return [{ ...sent, iifname: subject.bridge }];
+  if (hook === 'forward' || hook === 'postrouting') {
+    return [
+      { ...sent, iifname: subject.bridge },
+      { ...received, oifname: subject.bridge },
+    ];
+  }
+  return [];
+}
+
+interface Outcome {
+  verdict: string;
+  target: string | undefined;
+}
+
+function verdictOf(
+  expressions: readonly Expression[],
+): { verdict: string; target: string | undefined } | undefined {
+  for (const expression of expressions) {
+    const [kind, body] = Object.entries(expression)[0] ?? [];
+    if (kind === undefined) continue;
+    if (['accept', 'drop', 'reject', 'return', 'jump', 'goto'].includes(kind)) {
+      return { verdict: kind, target: (body as { target?: string } | null)?.target };
+    }
+  }
+  return undefined;
+}
+
+function ruleMatches(table: Table, expressions: readonly Expression[], packet: Packet): Answer {
+  let answer: Answer = 'yes';
+  for (const expression of expressions) {
+    const one = matchExpression(expression, packet, table.sets);
+    if (one === 'no') return 'no';
+    if (one === 'maybe') answer = 'maybe';
+  }
+  return answer;
+}
+
+/** What a matching rule does; `undefined` to go on with the next one. */
+function follow(table: Table, found: Outcome, packet: Packet, depth: number): Verdict | undefined {
+  if (found.verdict === 'drop' || found.verdict === 'reject') return 'drop';
+  if (found.verdict === 'accept') return 'accept';
+  if (found.verdict === 'return') return 'next';
+  const target = table.chains.get(found.target ?? '');
+  const verdict = target && depth < MAXIMUM_DEPTH ? walk(table, target, packet, depth + 1) : 'next';
+  return verdict === 'next' && found.verdict === 'jump' ? undefined : verdict;
+}
+
+/** What becomes of the packet for certain; rules that may or may not match are passed over. */
+function walk(table: Table, chain: Chain, packet: Packet, depth = 0): Verdict {
+  for (const expressions of chain.rules) {
+    const found = verdictOf(expressions);
+    const applies = found && ruleMatches(table, expressions, packet) === 'yes';
+    const verdict = applies ? follow(table, found, packet, depth) : undefined;
+    if (verdict !== undefined) return verdict;
+  }
+  return 'next';
+}
+
+function stops(table: Table, chain: Chain, subject: Subject): boolean {
+  const { hook } = chain;
+  if (hook === undefined) return false;
+  if (
+    table.family === 'netdev' &&
+    !chain.devices.some((one) => one === subject.port || one === subject.bridge)
+  ) {
+    return false;
+  }
+  return packetsAt(table.family, hook, subject).some((packet) => {
+    const verdict = walk(table, chain, packet);
+    return verdict === 'drop' || (verdict === 'next' && chain.policy === 'drop');
+  });
+}
+
+/** Names of the base chains that stop the subject, `table inet other, chain forward`. */
+export function chainsStopping(tables: readonly Table[], subject: Subject): string[] {
+  return tables.flatMap((table) =>
+    [...table.chains.values()]
+      .filter((chain) => stops(table, chain, subject))
+      .map((chain) => `table ${table.name}, chain ${chain.name}`),
+  );
+}
+
+export type ForeignTables = readonly Table[];

@@ -1,0 +1,50 @@
+/** IPv4 subnets as numbers, as far as the NAT network needs them. */
+import { isIPv4 } from 'node:net';
+import { NetworkSetupError } from '../network.ts';
+
+export interface Subnet {
+  /** The network's own address as an unsigned 32-bit number. */
+  base: number;
+  prefix: number;
+}
+
+export function toNumber(address: string): number {
+  return address.split('.').reduce((value, byte) => value * 256 + Number(byte), 0);
+}
+
+export function toAddress(value: number): string {
+  return [24, 16, 8, 0].map((shift) => (value >>> shift) & 255).join('.');
+}
+
+/** Reads `10.0.0.0/20`. Throws {@link NetworkSetupError}. */
+export function parseSubnet(text: string): Subnet {
+  const [address = '', length = ''] = text.split('/');
+  const prefix = Number(length);
+  if (!isIPv4(address) || !/^\d{1,2}$/.test(length) || prefix < 8 || prefix > 28) {
+    throw new NetworkSetupError(`not an IPv4 subnet between /8 and /28: ${JSON.stringify(text)}`);
+  }
+  const size = 2 ** (32 - prefix);
+  return { base: Math.floor(toNumber(address) / size) * size, prefix };
+}
+
+export function formatSubnet(subnet: Subnet): string {
+  return `${toAddress(subnet.base)}/${subnet.prefix}`;
+}
+
+export function sizeOf(subnet: Subnet): number {
+  return 2 ** (32 - subnet.prefix);
+}
+
+/** The n-th address of the subnet. */
+export function addressAt(subnet: Subnet, n: number): string {
+  return toAddress(subnet.base + n);
+}
+
+export function contains(subnet: Subnet, address: string): boolean {
+  const value = toNumber(address);
+  return value >= subnet.base && value < subnet.base + sizeOf(subnet);
+}
+
+export function overlaps(a: Subnet, b: Subnet): boolean {
+  return a.base < b.base + sizeOf(b) && b.base < a.base + sizeOf(a);
+}

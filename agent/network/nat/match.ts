@@ -1,0 +1,125 @@
+/** Whether a rule's condition, as nft prints it in JSON, holds for a packet of which only some things are known. */
+import { isIPv4 } from 'node:net';
+import { toNumber } from './ipv4.ts';
+
+export type Answer = 'yes' | 'no' | 'maybe';
+
+/** What is undefined is not known. */
+export interface Packet {
+  iifname?: string;
+  oifname?: string;
+  saddr?: string;
+  daddr?: string;
+  etherSource?: string;
+  etherDestination?: string;
+}
+
+type Sets = ReadonlyMap<string, readonly unknown[]>;
+
+/** Expressions that say nothing about which packets match. */
+const NEUTRAL = new Set(['counter', 'log', 'comment', 'accept', 'drop', 'reject', 'return', 'jump', 'goto']);
+
+const FIELDS: Record<string, keyof Packet> = {
+  'meta iifname': 'iifname',
+  'meta iif': 'iifname',
+  'meta oifname': 'oifname',
+  'meta oif': 'oifname',
+  'ip saddr': 'saddr',
+  'ip daddr': 'daddr',
+  'ether saddr': 'etherSource',
+  'ether daddr': 'etherDestination',
+};
+
+interface Selector {
+  meta?: { key?: string };
+  payload?: { protocol?: string; field?: string };
+}
+
+function selectorName(left: unknown): string {
+  const { meta, payload } = (left ?? {}) as Selector;
+  if (meta) return `meta ${meta.key}`;
+  return payload ? `${payload.protocol} ${payload.field}` : '';
+}
+
+function negate(answer: Answer): Answer {
+  if (answer === 'maybe') return 'maybe';
+  return answer === 'yes' ? 'no' : 'yes';
+}
+
+function isOneOf(value: string, members: readonly unknown[], sets: Sets): Answer {
+  const answers = members.map((member) => isEqual(value, member, sets));
+  if (answers.includes('yes')) return 'yes';
+  return answers.includes('maybe') ? 'maybe' : 'no';
+}
+
+function yesNo(holds: boolean): Answer {
+  return holds ? 'yes' : 'no';
+}
+
+function isText(value: string, right: string, sets: Sets): Answer {
+  if (right.startsWith('@')) {
+    const members = sets.get(right.slice(1));
+    return members ? isOneOf(value, members, sets) : 'maybe';
+  }
+  if (right.endsWith('*')) return yesNo(value.startsWith(right.slice(0, -1)));
+  return yesNo(value === right);
+}
+
+interface Literal {
+  set?: unknown[];
+  prefix?: { addr?: string; len?: number };
+  range?: [string, string];
+  elem?: { val?: unknown };
+}
+
+function isWithin(value: string, first: number, last: number): Answer {
+  return isIPv4(value) ? yesNo(toNumber(value) >= first && toNumber(value) <= last) : 'maybe';
+}
+
+function isInSpan(value: string, { prefix, range }: Literal): Answer {
+  if (prefix?.addr !== undefined && prefix.len !== undefined && isIPv4(prefix.addr)) {
+    const first = toNumber(prefix.addr);
+    return isWithin(value, first, first + 2 ** (32 - prefix.len) - 1);
+  }
+  if (range?.every((end) => isIPv4(end))) return isWithin(value, toNumber(range[0]), toNumber(range[1]));
+  return 'maybe';
+}
+
+function isEqual(value: string, right: unknown, sets: Sets): Answer {
+  if (typeof right === 'string') return isText(value, right, sets);
+  if (typeof right !== 'object' || right === null) return 'maybe';
+  const literal = right as Literal;
+  if (literal.set) return isOneOf(value, literal.set, sets);
+  if (literal.elem) return isEqual(value, literal.elem.val, sets);
+  return isInSpan(value, literal);
+}
+
+function isAboutIPv4(selector: string, right: unknown): Answer | undefined {
+  if (selector === 'meta nfproto') return yesNo(right === 'ipv4');
+  if (selector === 'meta protocol' || selector === 'ether type') return yesNo(right === 'ip');
+  return undefined;
+}
+
+interface Comparison {
+  op?: string;
+  left?: unknown;
+  right?: unknown;
+}
+
+function compare({ left, right }: Comparison, packet: Packet, sets: Sets): Answer {
+  const selector = selectorName(left);
+  const field = FIELDS[selector];
+  const value = field === undefined ? undefined : packet[field];
+  if (value !== undefined) return isEqual(value, right, sets);
+  return isAboutIPv4(selector, right) ?? 'maybe';
+}
+
+/** `yes` for what is no condition at all, `maybe` for every condition on something not known. */
+export function matchExpression(expression: Record<string, unknown>, packet: Packet, sets: Sets): Answer {
+  const [kind, body] = Object.entries(expression)[0] ?? [];
+  if (kind === undefined || NEUTRAL.has(kind)) return 'yes';
+  if (kind !== 'match') return 'maybe';
+  const comparison = body as Comparison;
+  if (comparison.op === '==') return compare(comparison, packet, sets);
+  return comparison.op === '!=' ? negate(compare(comparison, packet, sets)) : 'maybe';
+}

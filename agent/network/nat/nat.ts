@@ -1,0 +1,221 @@
+/**
+ * The `nat` network on Linux: a bridge of isolated ports, a tap per machine, translation and reservations by nftables,
+ * DHCP and DNS by dnsmasq. It lives in whichever network namespace the agent runs in and needs the rights of root there.
+ *
+ * What should be is in one file; what is, the kernel says. {@link NatNetwork.check} compares both and repairs.
+ */
+import { mkdir, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Logger } from 'pino';
+import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import {
+  type AttachOptions,
+  cardArguments,
+  type GuestNetwork,
+  type Network,
+  type NetworkReport,
+  NetworkSetupError,
+  normaliseMacAddress,
+  PortTakenError,
+} from '../network.ts';
+import { requireFreePorts } from '../ports.ts';
+import { type Attachment, AttachmentFile } from './attachments.ts';
+import { forgetConnections } from './command.ts';
+import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from './layout.ts';
+import { foreignTables } from './foreign.ts';
+import { FORWARDING_SWITCH, type Links, readForwarding } from './observe.ts';
+import { describeRepair, findOverlap, type Repair } from './plan.ts';
+import { reportOn } from './report.ts';
+import { NatState } from './state.ts';
+
+export type { NatOptions } from './layout.ts';
+
+export class NatNetwork implements Network {
+  readonly name = 'nat';
+  readonly #layout: Layout;
+  readonly #file: AttachmentFile;
+  readonly #state: NatState;
+  readonly #options: NatOptions;
+  readonly #logger: Logger;
+  readonly #attachments = new Map<string, Attachment>();
+  #forwardingBefore: boolean | undefined;
+  /** Taps that a hypervisor held when last looked at. */
+  #heldTaps = new Set<string>();
+  readonly #lostTaps = new Set<string>();
+  /** One operation at a time: two repairs at once would undo each other. */
+  #turn: Promise<unknown> = Promise.resolve();
+
+  /** Throws {@link NetworkSetupError} for names or subnets that cannot be used. */
+  constructor(options: NatOptions, logger: Logger) {
+    this.#options = options;
+    this.#logger = logger;
+    this.#layout = layoutOf(options);
+    this.#file = new AttachmentFile(options.directory);
+    this.#state = new NatState(this.#layout, join(options.directory, 'dnsmasq'), options.dnsServers);
+  }
+
+  setUp(): Promise<void> {
+    return this.#inTurn(async () => {
+      await mkdir(this.#options.directory, { recursive: true });
+      await this.#load();
+      const observed = await this.#state.observe(this.#all());
+      const overlap = findOverlap(this.#layout, observed.links);
+      if (overlap !== undefined)
+        throw new NetworkSetupError(`the network for guests cannot be used: ${overlap}`);
+      await this.#save();
+      await this.#converge();
+    });
+  }
+
+  attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
+    return this.#inTurn(async () => {
+      const macAddress = normaliseMacAddress(options.macAddress);
+      if (!options.running) await this.#requireFree(uid, options.ports);
+      const known = this.#attachments.get(uid);
+      const attachment: Attachment = {
+        uid,
+        macAddress,
+        address: known?.address ?? chooseAddress(this.#layout, uid, this.#addresses()),
+        tap: tapName(this.#layout, uid),
+        ports: options.ports,
+        ...(options.runAs ? { owner: options.runAs } : {}),
+      };
+      this.#attachments.set(uid, attachment);
+      await this.#save();
+      await this.#converge();
+      if (!options.running) this.#lostTaps.delete(attachment.tap);
+      if (JSON.stringify(known) !== JSON.stringify(attachment)) await this.#forget(attachment);
+      return {
+        arguments: [
+          '-netdev',
+          `tap,id=net0,ifname=${attachment.tap},script=no,downscript=no`,
+          ...cardArguments(macAddress),
+        ],
+        address: attachment.address,
+      };
+    });
+  }
+
+  detach(uid: string): Promise<void> {
+    return this.#inTurn(async () => {
+      const attachment = this.#attachments.get(uid);
+      if (!attachment) return;
+      // Saved last: an agent that dies in between finds the attachment and detaches again.
+      this.#attachments.delete(uid);
+      this.#lostTaps.delete(attachment.tap);
+      await this.#converge();
+      await this.#forget(attachment);
+      await this.#save();
+    });
+  }
+
+  async address(uid: string): Promise<string | undefined> {
+    return this.#attachments.get(uid)?.address;
+  }
+
+  async attached(): Promise<string[]> {
+    return [...this.#attachments.keys()];
+  }
+
+  check(): Promise<NetworkReport> {
+    return this.#inTurn(async () => {
+      const attachments = this.#all();
+      const { done, failed, observed } = await this.#state.converge(attachments);
+      this.#noticeTaps(done, observed.links);
+      const repaired = done.map((repair) => describeRepair(this.#layout, repair));
+      if (repaired.length > 0) this.#logger.warn({ repaired }, 'nat network repaired');
+      const report = reportOn(this.#layout, attachments, {
+        failedRepair: failed,
+        lostPaths: await this.#state.lostPaths(),
+        foreign: foreignTables(observed.ruleset, this.#state.tables),
+        lostTaps: this.#lostTaps,
+      });
+      return { ...report, repaired };
+    });
+  }
+
+  async close(): Promise<void> {
+    await this.#inTurn(async () => this.#state.close());
+  }
+
+  tearDown(): Promise<void> {
+    return this.#inTurn(async () => {
+      if (this.#forwardingBefore === undefined) await this.#load();
+      const attachments = this.#all();
+      this.#attachments.clear();
+      await this.#state.remove();
+      for (const attachment of attachments) await this.#forget(attachment);
+      if (this.#forwardingBefore === false) await writeFile(FORWARDING_SWITCH, '0');
+      await this.#file.remove();
+    });
+  }
+
+  async #converge(): Promise<void> {
+    const { failed } = await this.#state.converge(this.#all());
+    if (failed !== undefined) throw new NetworkSetupError(failed);
+  }
+
+  /** A hypervisor that held a tap which had to be made again holds a dead one now. */
+  #noticeTaps(done: readonly Repair[], links: Links): void {
+    for (const repair of done) {
+      if (repair.kind === 'createTap' && this.#heldTaps.has(repair.device)) this.#lostTaps.add(repair.device);
+    }
+    this.#heldTaps = new Set(this.#all().flatMap(({ tap }) => (links.get(tap)?.carrier ? [tap] : [])));
+    for (const tap of this.#heldTaps) this.#lostTaps.delete(tap);
+  }
+
+  async #load(): Promise<void> {
+    const saved = await this.#file.load();
+    this.#forwardingBefore = saved?.forwardingBefore ?? (await readForwarding());
+    for (const attachment of saved?.attachments ?? []) this.#attachments.set(attachment.uid, attachment);
+  }
+
+  async #save(): Promise<void> {
+    if (this.#forwardingBefore === undefined) throw new NetworkSetupError('the network is not set up');
+    await this.#file.save({ forwardingBefore: this.#forwardingBefore, attachments: this.#all() });
+  }
+
+  #all(): Attachment[] {
+    return [...this.#attachments.values()];
+  }
+
+  #addresses(): Set<string> {
+    return new Set(this.#all().map((one) => one.address));
+  }
+
+  async #requireFree(uid: string, ports: readonly MachinePort[]): Promise<void> {
+    for (const other of this.#all()) {
+      if (other.uid === uid) continue;
+      const clash = ports.find((port) =>
+        other.ports.some((held) => held.hostPort === port.hostPort && held.protocol === port.protocol),
+      );
+      if (clash) {
+        throw new PortTakenError(
+          `port ${clash.hostPort}/${clash.protocol} is reserved by machine ${other.uid} on this host`,
+        );
+      }
+    }
+    await requireFreePorts(this.#options.hostAddress ?? '0.0.0.0', ports);
+  }
+
+  /**
+   * Connections of whoever had the address before; and UDP senders that tried a reserved port before it led anywhere,
+   * whose packets would go on missing the new rule for as long as they keep sending.
+   */
+  async #forget({ address, ports }: Attachment): Promise<void> {
+    const onHost = this.#options.hostAddress === undefined ? [] : ['--orig-dst', this.#options.hostAddress];
+    const udp = ports.filter((port) => port.protocol === 'UDP');
+    await Promise.all([
+      ...['--orig-src', '--orig-dst', '--reply-src'].map((flag) => forgetConnections([flag, address])),
+      ...udp.map((port) =>
+        forgetConnections(['--proto', 'udp', '--orig-port-dst', String(port.hostPort), ...onHost]),
+      ),
+    ]);
+  }
+
+  #inTurn<T>(operation: () => Promise<T>): Promise<T> {
+    const result = this.#turn.then(operation);
+    this.#turn = result.catch(() => undefined);
+    return result;
+  }
+}

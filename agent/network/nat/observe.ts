@@ -1,0 +1,122 @@
+/** What is: the kernel's devices, rules and switches, read with two commands. */
+import { createHash } from 'node:crypto';
+import { readFile } from 'node:fs/promises';
+import { z } from 'zod';
+import { run } from './command.ts';
+
+export interface Link {
+  /** `bridge`, `tun`, `veth`, …; empty for a physical device. */
+  kind: string;
+  up: boolean;
+  macAddress: string;
+  master: string | undefined;
+  isolated: boolean;
+  /** `a.b.c.d/len`, IPv4 only. */
+  addresses: string[];
+  /** A process holds the other end (of a tap), or the other end is up (of a veth). */
+  carrier: boolean;
+}
+
+export type Links = ReadonlyMap<string, Link>;
+
+const linkSchema = z.object({
+  ifname: z.string().optional(),
+  flags: z.array(z.string()).default([]),
+  address: z.string().default(''),
+  master: z.string().optional(),
+  linkinfo: z
+    .object({
+      info_kind: z.string().default(''),
+      info_slave_data: z.object({ isolated: z.boolean().optional() }).optional(),
+    })
+    .optional(),
+  addr_info: z
+    .array(
+      z.object({
+        family: z.string().optional(),
+        local: z.string().optional(),
+        prefixlen: z.number().optional(),
+      }),
+    )
+    .default([]),
+});
+
+function toLink(raw: z.infer<typeof linkSchema>): Link {
+  return {
+    kind: raw.linkinfo?.info_kind ?? '',
+    up: raw.flags.includes('UP'),
+    macAddress: raw.address,
+    master: raw.master,
+    isolated: raw.linkinfo?.info_slave_data?.isolated === true,
+    addresses: raw.addr_info
+      .filter((one) => one.family === 'inet')
+      .map((one) => `${one.local}/${one.prefixlen}`),
+    carrier: raw.flags.includes('LOWER_UP'),
+  };
+}
+
+/** Every network device of this namespace by name. */
+export async function readLinks(): Promise<Links> {
+  const raw = z
+    .array(linkSchema)
+    .parse(JSON.parse(await run('ip', ['-json', '-details', 'address', 'show'])));
+  return new Map(
+    raw.flatMap((one) => (one.ifname === undefined ? [] : [[one.ifname, toLink(one)] as const])),
+  );
+}
+
+const FORWARDING = '/proc/sys/net/ipv4/ip_forward';
+
+export async function readForwarding(): Promise<boolean> {
+  return (await readFile(FORWARDING, 'utf8')).trim() === '1';
+}
+
+export { FORWARDING as FORWARDING_SWITCH };
+
+/** One entry of `nft --json list ruleset`: `{table: …}`, `{chain: …}`, `{rule: …}`, `{set: …}`, `{map: …}`. */
+export type RulesetEntry = Record<
+  string,
+  { family?: string; table?: string; name?: string; [key: string]: unknown }
+>;
+
+const rulesetSchema = z.object({
+  nftables: z.array(z.record(z.string(), z.record(z.string(), z.unknown()))),
+});
+
+export async function readRuleset(): Promise<RulesetEntry[]> {
+  const text = await run('nft', ['--json', 'list', 'ruleset']);
+  return rulesetSchema.parse(JSON.parse(text)).nftables;
+}
+
+/** The table an entry stands in, `inet berth`; undefined for the list's own header. */
+export function tableOf(entry: RulesetEntry): string | undefined {
+  const [kind, body] = Object.entries(entry)[0] ?? [];
+  const family = body?.['family'];
+  const table = body?.[kind === 'table' ? 'name' : 'table'];
+  return typeof family === 'string' && typeof table === 'string' ? `${family} ${table}` : undefined;
+}
+
+/** Handles are counted up with each change, and sets have no order of their own. */
+function canonical(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(canonical);
+  if (typeof value !== 'object' || value === null) return value;
+  const entries = Object.entries(value).filter(([key]) => key !== 'handle' && key !== 'index');
+  return Object.fromEntries(
+    entries.map(([key, inner]) => {
+      const seen = canonical(inner);
+      return [key, (key === 'elem' || key === 'set') && Array.isArray(seen) ? byText(seen) : seen];
+    }),
+  );
+}
+
+function byText(values: unknown[]): unknown[] {
+  return values.toSorted((a, b) => JSON.stringify(a).localeCompare(JSON.stringify(b)));
+}
+
+/** One value for the content of the given tables: equal exactly when their chains, rules, sets and maps are. */
+export function fingerprint(ruleset: readonly RulesetEntry[], tables: readonly string[]): string {
+  const ours = ruleset.filter((entry) => tables.includes(tableOf(entry) ?? ''));
+  return createHash('sha256')
+    .update(JSON.stringify(canonical(ours)))
+    .digest('hex');
+}

@@ -1,0 +1,182 @@
+/** The difference between what should be and what is, as a list of repairs. Pure. */
+import type { Attachment } from './attachments.ts';
+import { overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
+import type { Layout } from './layout.ts';
+import type { Link, Links } from './observe.ts';
+
+export interface Observed {
+  links: Links;
+  forwarding: boolean;
+  /** This process holds the probe's two far ends. */
+  probeEnds: boolean;
+  /** Our tables hold exactly what was loaded for these attachments. */
+  rulesCurrent: boolean;
+  dnsmasqRuns: boolean;
+  /** dnsmasq's list of machines is the one that should be. */
+  dnsmasqKnows: boolean;
+}
+
+export type Repair =
+  | { kind: 'removeDevice'; device: string }
+  | { kind: 'createBridge' }
+  | { kind: 'addressDevice'; device: string; address: string }
+  | { kind: 'raiseDevice'; device: string }
+  | { kind: 'createTap'; device: string; owner: Attachment['owner'] }
+  | { kind: 'connectPort'; device: string }
+  | { kind: 'rebuildProbe' }
+  | { kind: 'loadRules' }
+  | { kind: 'enableForwarding' }
+  | { kind: 'informDnsmasq' }
+  | { kind: 'startDnsmasq' };
+
+function gatewayWithPrefix(layout: Layout): string {
+  return `${layout.gateway}/${layout.subnet.prefix}`;
+}
+
+function outerGatewayWithPrefix(layout: Layout): string {
+  return `${layout.probe.outerGateway}/${layout.probe.outerSubnet.prefix}`;
+}
+
+function planBridge(layout: Layout, links: Links): Repair[] {
+  const found = links.get(layout.bridge);
+  // A device of another kind with this name is somebody's: making ours then fails, which is reported.
+  const bridge = found?.kind === 'bridge' ? found : undefined;
+  const repairs: Repair[] = bridge ? [] : [{ kind: 'createBridge' }];
+  return [...repairs, ...planAddressed(layout.bridge, gatewayWithPrefix(layout), bridge)];
+}
+
+function planAddressed(device: string, address: string, link: Link | undefined): Repair[] {
+  const repairs: Repair[] = [];
+  if (!link?.addresses.includes(address)) repairs.push({ kind: 'addressDevice', device, address });
+  if (!link?.up) repairs.push({ kind: 'raiseDevice', device });
+  return repairs;
+}
+
+/** A port of the bridge, connected and isolated from the other ports. A bridge made anew has none. */
+function planPort(layout: Layout, device: string, link: Link | undefined): Repair[] {
+  const repairs: Repair[] = [];
+  if (link?.master !== layout.bridge || !link.isolated) repairs.push({ kind: 'connectPort', device });
+  if (!link?.up) repairs.push({ kind: 'raiseDevice', device });
+  return repairs;
+}
+
+function planTap(layout: Layout, attachment: Attachment, links: Links): Repair[] {
+  const device = attachment.tap;
+  const found = links.get(device);
+  const tap = found?.kind === 'tun' ? found : undefined;
+  const repairs: Repair[] = tap ? [] : [{ kind: 'createTap', device, owner: attachment.owner }];
+  return [...repairs, ...planPort(layout, device, tap)];
+}
+
+function planProbe(layout: Layout, observed: Observed): Repair[] {
+  const { links } = observed;
+  const { innerPort, outerPort } = layout.probe;
+  const inner = links.get(innerPort);
+  const outer = links.get(outerPort);
+  if (!observed.probeEnds || inner?.kind !== 'veth' || outer?.kind !== 'veth')
+    return [{ kind: 'rebuildProbe' }];
+  return [
+    ...planPort(layout, innerPort, inner),
+    ...planAddressed(outerPort, outerGatewayWithPrefix(layout), outer),
+  ];
+}
+
+function planStrays(layout: Layout, attachments: readonly Attachment[], links: Links): Repair[] {
+  const wanted = new Set(attachments.map((one) => one.tap));
+  const strays = [...links.keys()].filter((name) => name.startsWith(layout.tapPrefix) && !wanted.has(name));
+  return strays.map((device) => ({ kind: 'removeDevice', device }));
+}
+
+/** In the order in which they must be done; empty when all is as it should be. */
+export function planRepairs(
+  layout: Layout,
+  attachments: readonly Attachment[],
+  observed: Observed,
+): Repair[] {
+  const { links } = observed;
+  const repairs: Repair[] = [
+    ...planStrays(layout, attachments, links),
+    ...planBridge(layout, links),
+    ...attachments.flatMap((one) => planTap(layout, one, links)),
+    ...planProbe(layout, observed),
+  ];
+  if (!observed.rulesCurrent) repairs.push({ kind: 'loadRules' });
+  if (!observed.forwarding) repairs.push({ kind: 'enableForwarding' });
+  if (!observed.dnsmasqKnows) repairs.push({ kind: 'informDnsmasq' });
+  if (!observed.dnsmasqRuns) repairs.push({ kind: 'startDnsmasq' });
+  return repairs;
+}
+
+/** The `ip` commands of a repair; empty for those that are not `ip`'s. */
+export function ipCommands(layout: Layout, repair: Repair): string[] {
+  switch (repair.kind) {
+    case 'createBridge':
+      return [`link add name ${layout.bridge} address ${layout.bridgeMac} type bridge`];
+    case 'removeDevice':
+      return [`link delete ${repair.device}`];
+    case 'addressDevice':
+      return [`address replace ${repair.address} dev ${repair.device}`];
+    case 'raiseDevice':
+      return [`link set ${repair.device} up`];
+    case 'createTap': {
+      const owner = repair.owner ? ` user ${repair.owner.uid} group ${repair.owner.gid}` : '';
+      return [`tuntap add dev ${repair.device} mode tap${owner}`];
+    }
+    case 'connectPort':
+      return [
+        `link set ${repair.device} master ${layout.bridge}`,
+        `link set ${repair.device} type bridge_slave isolated on`,
+      ];
+    default:
+      return [];
+  }
+}
+
+/** One line for people. */
+export function describeRepair(layout: Layout, repair: Repair): string {
+  switch (repair.kind) {
+    case 'removeDevice':
+      return `removed device ${repair.device}`;
+    case 'createBridge':
+      return `made bridge ${layout.bridge}`;
+    case 'addressDevice':
+      return `gave ${repair.device} the address ${repair.address}`;
+    case 'raiseDevice':
+      return `set ${repair.device} up`;
+    case 'createTap':
+      return `made tap ${repair.device}`;
+    case 'connectPort':
+      return `connected ${repair.device} to ${layout.bridge}, isolated`;
+    default:
+      return DESCRIPTIONS[repair.kind];
+  }
+}
+
+const DESCRIPTIONS = {
+  rebuildProbe: 'made the probe anew',
+  loadRules: 'loaded the rules',
+  enableForwarding: 'switched IPv4 forwarding on',
+  informDnsmasq: 'gave dnsmasq the list of machines',
+  startDnsmasq: 'started dnsmasq',
+} as const;
+
+/** Names the device whose network overlaps one of ours: the host would not know which of both an address is in. */
+export function findOverlap(layout: Layout, links: Links): string | undefined {
+  const ours = [
+    { device: layout.bridge, subnet: layout.subnet },
+    { device: layout.probe.outerPort, subnet: layout.probe.outerSubnet },
+  ];
+  for (const [name, link] of links) {
+    for (const { device, subnet } of ours) {
+      const clash = link.addresses.find((one) => name !== device && overlapsSubnet(subnet, one));
+      if (clash !== undefined) return `${formatSubnet(subnet)} overlaps ${clash} on ${name}`;
+    }
+  }
+  return undefined;
+}
+
+function overlapsSubnet(subnet: Layout['subnet'], address: string): boolean {
+  const [host = '', length = '32'] = address.split('/');
+  const prefix = Math.min(Number(length), 28);
+  return overlaps(subnet, parseSubnet(`${host}/${Math.max(prefix, 8)}`));
+}

@@ -1,0 +1,200 @@
+/**
+ * Packets that really go through: an inner end connected to the bridge like a guest, an outer end beyond the host's
+ * routing like the rest of the world. Each probe is a new connection to the rules, never one let through because it
+ * is known:
+ * - out: inner → forward → masquerade → outer, which must see the host's address as the sender;
+ * - in: outer → reserved port → DNAT → forward → inner, and the answer all the way back;
+ * - dns: inner asks dnsmasq on the gateway.
+ */
+import { randomBytes, randomInt } from 'node:crypto';
+import type { RemoteInfo, Socket } from 'node:dgram';
+import { ip } from './command.ts';
+import { PROBE_NAME } from './dnsmasq.ts';
+import { openEndpoint } from './endpoint.ts';
+import { addressAt } from './ipv4.ts';
+import type { Layout } from './layout.ts';
+import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
+
+/** Packets stay within this machine; what takes longer than this is lost. A busy host gets {@link ATTEMPTS} of them. */
+const ANSWER_TIMEOUT_MILLISECONDS = 400;
+const ATTEMPTS = 3;
+const DNS_PORT = 53;
+/** The outer end answers to this half of its /24, so that each packet out can have an address of its own. */
+const OUTER_FIRST = 128;
+const OUTER_LAST = 254;
+
+export type ProbePath = 'out' | 'in' | 'dns';
+
+/** What each path means to people. */
+export const PATHS: Record<ProbePath, string> = {
+  out: 'from a guest to the outside',
+  in: 'from the outside through a reserved port to a guest',
+  dns: 'from a guest to the DNS server of its network',
+};
+
+interface Waiter {
+  matches(payload: Buffer, sender: RemoteInfo): boolean;
+  done(): void;
+}
+
+export class Probe {
+  readonly #layout: Layout;
+  #inner: Socket | undefined;
+  #outer: Socket | undefined;
+  readonly #innerWaiters = new Set<Waiter>();
+  readonly #outerWaiters = new Set<Waiter>();
+
+  constructor(layout: Layout) {
+    this.#layout = layout;
+  }
+
+  get open(): boolean {
+    return this.#inner !== undefined && this.#outer !== undefined;
+  }
+
+  /** Makes both ends anew. The ports in this namespace still have to be connected, addressed and set up. */
+  async rebuild(existingDevices: ReadonlySet<string>): Promise<void> {
+    const { probe, gateway, subnet } = this.#layout;
+    this.close();
+    const stale = [probe.innerPort, probe.outerPort].filter((device) => existingDevices.has(device));
+    await ip(stale.map((device) => `link delete ${device}`));
+    this.#inner = await openEndpoint({
+      device: probe.innerPort,
+      macAddress: probe.innerMac,
+      port: PROBE_PORT,
+      configuration: [
+        `address add ${probe.innerAddress}/${subnet.prefix} dev eth0`,
+        `route add default via ${gateway}`,
+      ],
+    });
+    this.#outer = await openEndpoint({
+      device: probe.outerPort,
+      port: PROBE_PORT,
+      // No route to the guests: an answer finds its way only when the sender was translated.
+      configuration: [
+        `address add ${probe.outerAddress}/${probe.outerSubnet.prefix} dev eth0`,
+        `route add local ${addressAt(probe.outerSubnet, OUTER_FIRST)}/25 dev lo`,
+      ],
+    });
+    this.#listen(this.#inner, this.#innerWaiters);
+    this.#listen(this.#outer, this.#outerWaiters);
+  }
+
+  /** The paths on which nothing came through. */
+  async failures(): Promise<ProbePath[]> {
+    const paths: ProbePath[] = ['out', 'in', 'dns'];
+    const results = await Promise.all(paths.map((path) => this.#attempts(path)));
+    return paths.filter((_path, index) => !results[index]);
+  }
+
+  close(): void {
+    this.#inner?.close();
+    this.#outer?.close();
+    this.#inner = undefined;
+    this.#outer = undefined;
+  }
+
+  async #attempts(path: ProbePath): Promise<boolean> {
+    for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
+      if (await this.#once(path)) return true;
+    }
+    return false;
+  }
+
+  #once(path: ProbePath): Promise<boolean> {
+    const { gateway, probe } = this.#layout;
+    const token = randomBytes(16);
+    const carriesToken = (payload: Buffer) => payload.equals(token);
+    if (path === 'out') {
+      const target = addressAt(probe.outerSubnet, randomInt(OUTER_FIRST, OUTER_LAST + 1));
+      const arrived = this.#awaited(
+        this.#outerWaiters,
+        (payload, sender) => carriesToken(payload) && sender.address === probe.outerGateway,
+      );
+      return this.#sent(this.#inner, { payload: token, port: PROBE_PORT, address: target }, arrived);
+    }
+    if (path === 'in') {
+      const port = randomInt(PROBE_PORTS.first, PROBE_PORTS.last + 1);
+      const answered = this.#awaited(
+        this.#outerWaiters,
+        (payload, sender) => carriesToken(payload) && sender.port === port,
+      );
+      this.#answerOnce(token);
+      return this.#sent(this.#outer, { payload: token, port, address: probe.outerGateway }, answered);
+    }
+    const query = dnsQuery(token.readUInt16BE(0), PROBE_NAME);
+    const answered = this.#awaited(this.#innerWaiters, (payload) => isDnsAnswer(payload, query));
+    return this.#sent(this.#inner, { payload: query, port: DNS_PORT, address: gateway }, answered);
+  }
+
+  /** The inner end sends the token back to wherever it came from. */
+  #answerOnce(token: Buffer): void {
+    const waiters = this.#innerWaiters;
+    const waiter: Waiter = {
+      matches: (payload, sender) => {
+        if (!payload.equals(token)) return false;
+        this.#inner?.send(payload, sender.port, sender.address, () => undefined);
+        return true;
+      },
+      done: () => waiters.delete(waiter),
+    };
+    waiters.add(waiter);
+    setTimeout(() => waiters.delete(waiter), ANSWER_TIMEOUT_MILLISECONDS).unref();
+  }
+
+  #awaited(waiters: Set<Waiter>, matches: Waiter['matches']): Promise<boolean> {
+    return new Promise((resolve) => {
+      const waiter: Waiter = {
+        matches,
+        done: () => {
+          clearTimeout(timer);
+          waiters.delete(waiter);
+          resolve(true);
+        },
+      };
+      const timer = setTimeout(() => {
+        waiters.delete(waiter);
+        resolve(false);
+      }, ANSWER_TIMEOUT_MILLISECONDS);
+      waiters.add(waiter);
+    });
+  }
+
+  #sent(
+    socket: Socket | undefined,
+    packet: { payload: Buffer; port: number; address: string },
+    answered: Promise<boolean>,
+  ): Promise<boolean> {
+    // No route or a rule that rejects at once: the packet did not come through, which the waiting shows.
+    socket?.send(packet.payload, packet.port, packet.address, () => undefined);
+    return answered;
+  }
+
+  #listen(socket: Socket, waiters: Set<Waiter>): void {
+    socket.on('message', (payload, sender) => {
+      for (const waiter of waiters) {
+        if (waiter.matches(payload, sender)) waiter.done();
+      }
+    });
+    // Reported by the packet that does not arrive.
+    socket.on('error', () => undefined);
+    socket.unref();
+  }
+}
+
+/** A question for the address of a name. */
+export function dnsQuery(id: number, name: string): Buffer {
+  const labels = name.split('.').map((label) => Buffer.from([label.length, ...Buffer.from(label)]));
+  const header = Buffer.alloc(12);
+  header.writeUInt16BE(id, 0);
+  header.writeUInt16BE(0x0100, 2); // recursion desired
+  header.writeUInt16BE(1, 4); // one question
+  return Buffer.concat([header, ...labels, Buffer.from([0, 0, 1, 0, 1])]); // type A, class IN
+}
+
+/** An answer to this question with no error and at least one address. */
+export function isDnsAnswer(payload: Buffer, query: Buffer): boolean {
+  if (payload.length < 12 || payload.readUInt16BE(0) !== query.readUInt16BE(0)) return false;
+  const flags = payload.readUInt16BE(2);
+  return (flags & 0x8000) !== 0 && (flags & 0x000f) === 0 && payload.readUInt16BE(6) > 0;
+}

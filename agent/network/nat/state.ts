@@ -1,0 +1,156 @@
+/** Brings the host to what should be: looks, plans, repairs, and looks again. */
+import { access, constants, writeFile } from 'node:fs/promises';
+import type { Attachment } from './attachments.ts';
+import { ip, run } from './command.ts';
+import { Dnsmasq } from './dnsmasq.ts';
+import type { Layout } from './layout.ts';
+import {
+  FORWARDING_SWITCH,
+  fingerprint,
+  readForwarding,
+  readLinks,
+  readRuleset,
+  type RulesetEntry,
+} from './observe.ts';
+import { describeRepair, ipCommands, type Observed, planRepairs, type Repair } from './plan.ts';
+import { Probe, type ProbePath } from './probe.ts';
+import { removalScript, rulesetScript } from './ruleset.ts';
+
+/** A repair can make another necessary (a probe made anew has to be connected), never more often than this. */
+const MAXIMUM_ROUNDS = 3;
+
+export interface Convergence {
+  done: Repair[];
+  /** Why it could not be completed. */
+  failed: string | undefined;
+  observed: Observed & { ruleset: RulesetEntry[] };
+}
+
+export class NatState {
+  /** As nft names them: `inet berth`. */
+  readonly tables: readonly string[];
+  readonly #layout: Layout;
+  readonly #dnsmasq: Dnsmasq;
+  readonly #probe: Probe;
+  /** The script last loaded and what the kernel made of it; read back, since versions of nft print a rule differently. */
+  #loaded: { script: string; fingerprint: string } | undefined;
+
+  constructor(layout: Layout, dnsmasqDirectory: string, dnsServers: readonly string[]) {
+    this.#layout = layout;
+    this.#dnsmasq = new Dnsmasq(layout, dnsmasqDirectory, dnsServers);
+    this.#probe = new Probe(layout);
+    this.tables = [`inet ${layout.table}`, `bridge ${layout.table}`];
+  }
+
+  async observe(attachments: readonly Attachment[]): Promise<Convergence['observed']> {
+    const [links, forwarding, ruleset, pid, dnsmasqKnows] = await Promise.all([
+      readLinks(),
+      readForwarding(),
+      readRuleset(),
+      this.#dnsmasq.pid(),
+      this.#dnsmasq.knows(attachments),
+    ]);
+    const isLoaded = this.#loaded?.script === rulesetScript(this.#layout, attachments);
+    const rulesCurrent = isLoaded && this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
+    const dnsmasqRuns = pid !== undefined;
+    return {
+      links,
+      forwarding,
+      rulesCurrent,
+      dnsmasqRuns,
+      dnsmasqKnows,
+      probeEnds: this.#probe.open,
+      ruleset,
+    };
+  }
+
+  /** Never throws for a repair that fails: the others are done all the same. */
+  async converge(attachments: readonly Attachment[]): Promise<Convergence> {
+    const done: Repair[] = [];
+    for (let round = 0; ; round++) {
+      const observed = await this.observe(attachments);
+      const repairs = planRepairs(this.#layout, attachments, observed);
+      if (repairs.length === 0) return { done, failed: undefined, observed };
+      const failures = round === MAXIMUM_ROUNDS ? ['repairs do not last'] : [];
+      for (const repair of round === MAXIMUM_ROUNDS ? [] : repairs) {
+        try {
+          await this.#perform(repair, attachments, observed);
+          done.push(repair);
+        } catch (error) {
+          failures.push(
+            `could not be done: ${describeRepair(this.#layout, repair)}: ${(error as Error).message}`,
+          );
+        }
+      }
+      if (failures.length > 0) return { done, failed: failures.join('; '), observed };
+    }
+  }
+
+  /** Paths on which the probe's packets do not come through. */
+  async lostPaths(): Promise<ProbePath[]> {
+    return this.#probe.failures();
+  }
+
+  close(): void {
+    this.#probe.close();
+  }
+
+  /** Removes devices, tables and dnsmasq, whatever of them is there. */
+  async remove(): Promise<void> {
+    this.#probe.close();
+    await this.#dnsmasq.stop();
+    await run('nft', ['-f', '-'], `${removalScript(this.#layout)}\n`);
+    this.#loaded = undefined;
+    const { bridge, probe, tapPrefix } = this.#layout;
+    const links = await readLinks();
+    const fixed = [bridge, probe.innerPort, probe.outerPort];
+    const ours = [...links.keys()].filter((name) => fixed.includes(name) || name.startsWith(tapPrefix));
+    // The kernel takes the probe's devices away by itself, a moment after its sockets are closed.
+    for (const device of ours) await this.#deleteDevice(device);
+  }
+
+  async #deleteDevice(device: string): Promise<void> {
+    try {
+      await ip([`link delete ${device}`]);
+    } catch (error) {
+      if ((await readLinks()).has(device)) throw error;
+    }
+  }
+
+  async #perform(repair: Repair, attachments: readonly Attachment[], observed: Observed): Promise<void> {
+    await ip(ipCommands(this.#layout, repair));
+    switch (repair.kind) {
+      case 'createBridge':
+        return this.#withoutIPv6();
+      case 'loadRules':
+        return this.#loadRules(attachments);
+      case 'rebuildProbe':
+        return this.#probe.rebuild(new Set(observed.links.keys()));
+      case 'enableForwarding':
+        return writeFile(FORWARDING_SWITCH, '1');
+      case 'informDnsmasq':
+        return this.#dnsmasq.tell(attachments);
+      case 'startDnsmasq':
+        return this.#dnsmasq.start();
+      default:
+        return undefined;
+    }
+  }
+
+  async #loadRules(attachments: readonly Attachment[]): Promise<void> {
+    const script = rulesetScript(this.#layout, attachments);
+    await run('nft', ['-f', '-'], script);
+    this.#loaded = { script, fingerprint: fingerprint(await readRuleset(), this.tables) };
+  }
+
+  /** No IPv6 address of the host on the guests' link. */
+  async #withoutIPv6(): Promise<void> {
+    const { bridge } = this.#layout;
+    const noIPv6 = `/proc/sys/net/ipv6/conf/${bridge}/disable_ipv6`;
+    const hasIPv6 = await access(noIPv6, constants.W_OK).then(
+      () => true,
+      () => false,
+    );
+    if (hasIPv6) await writeFile(noIPv6, '1');
+  }
+}
