@@ -1,0 +1,110 @@
+/**
+ * The operator's configuration: one YAML file, checked at start. Every mistake is listed with its path.
+ */
+import { readFileSync } from 'node:fs';
+import { parse } from 'yaml';
+import { z } from 'zod';
+import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
+import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+
+const quantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
+const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
+
+function isQuantity(text: string): boolean {
+  try {
+    return parseQuantity(text) >= 0n;
+  } catch {
+    return false;
+  }
+}
+
+const defaultsSchema = z
+  .strictObject({
+    image: z.string().optional(),
+    cpu: z.number().int().min(1).max(256).default(2),
+    memory: quantity.default('4Gi'),
+    diskSize: quantity.optional(),
+    architecture: z.enum(['amd64', 'arm64']).optional(),
+    os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
+    networkMode: z.enum(['NAT', 'Bridge']).default('NAT'),
+    hardwareIdentity: z.enum(['Consistent', 'Dynamic']).default('Consistent'),
+    deployTimeoutSeconds: z.number().int().min(1).default(600),
+  })
+  .prefault({});
+
+const metricsSchema = z
+  .strictObject({
+    /** `HOST:PORT`, or `:PORT` for every address. */
+    address: z.string().default(':443'),
+    /** PEM files, re-read when they change; without them the operator makes its own and rotates it. */
+    certificateFile: z.string().optional(),
+    keyFile: z.string().optional(),
+    /** Names that a self-made certificate is good for. */
+    dnsNames: z.array(z.string()).default(['berth-operator.berth-system.svc', 'localhost']),
+    /** Lifetime of a self-made certificate; it is replaced at two thirds of it. */
+    certificateLifetimeSeconds: seconds(1, 90 * 24 * 3600),
+  })
+  .prefault({});
+
+export const configSchema = z.strictObject({
+  namespaces: z
+    .strictObject({
+      system: z.string().default(SYSTEM_NAMESPACE),
+      default: z.string().default(DEFAULT_NAMESPACE),
+      prefix: z.string().min(1).default(NAMESPACE_PREFIX),
+    })
+    .prefault({}),
+  osx_node_platform_quota_pod: z.number().int().min(0).max(1000).default(4),
+  x86_node_platform_quota_pod: z.number().int().min(0).max(1000).default(16),
+  vm_shared_disk_enabled: z.boolean().default(false),
+  /** How long a host may be silent before its VMs are Failed/HostLost; from its Node's Ready turning Unknown. */
+  hostLostTimeoutSeconds: seconds(1, 600),
+  /** Of every machine's Pod, so that none preempts another and no DaemonSet preempts a VM. */
+  priorityClassName: z.string().default('system-node-critical'),
+  defaults: defaultsSchema,
+  workers: z.number().int().min(1).max(256).default(16),
+  metrics: metricsSchema,
+  health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
+  leaderElection: z
+    .strictObject({
+      leaseDurationSeconds: seconds(3, 9),
+      renewDeadlineSeconds: seconds(2, 6),
+      retryPeriodSeconds: seconds(0.2, 1),
+    })
+    .prefault({}),
+  logLevel: z.enum(['debug', 'info', 'warn', 'error']).default('info'),
+});
+
+export type OperatorConfig = z.infer<typeof configSchema>;
+
+/** A configuration file that cannot be used; `message` has one line a mistake: path, value's fault. */
+export class ConfigError extends Error {
+  override name = 'ConfigError';
+}
+
+/** Reads and checks the file; all defaults without one. @throws ConfigError listing every mistake. */
+export function loadConfig(path: string | undefined): OperatorConfig {
+  return parseConfig(path === undefined ? {} : readYaml(path), path ?? 'configuration');
+}
+
+/** @throws ConfigError listing every mistake of `document`. */
+export function parseConfig(document: unknown, name: string): OperatorConfig {
+  const result = configSchema.safeParse(document ?? {});
+  if (result.success) {
+    return result.data;
+  }
+  const lines = result.error.issues.map(
+    (issue) => `${name}: ${issue.path.join('.') || '(top)'}: ${issue.message}`,
+  );
+  throw new ConfigError(lines.join('\n'));
+}
+
+function readYaml(path: string): unknown {
+  try {
+    return parse(readFileSync(path, 'utf8'));
+  } catch (error) {
+    throw new ConfigError(`${path}: ${error instanceof Error ? error.message : String(error)}`, {
+      cause: error,
+    });
+  }
+}

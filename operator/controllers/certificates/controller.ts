@@ -1,0 +1,112 @@
+/** Approves or denies the certificates that hosts ask for; see policy.ts for who may have which. */
+import type { Logger } from 'pino';
+import { HOST_KEY, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
+import { readSigningRequest, type SigningRequest } from '../../../kube/certificates.ts';
+import type { KubeClient } from '../../../kube/client.ts';
+import type { Result } from '../../../kube/controller.ts';
+import {
+  CERTIFICATE_SIGNING_REQUESTS,
+  type CertificateSigningRequest,
+  type Node,
+  NODES,
+} from '../../../kube/core.ts';
+import { isNotFound } from '../../../kube/errors.ts';
+import type { Informer } from '../../../kube/informer.ts';
+import { CLIENT_SIGNER, decide, type Decision, nodeNameOf, SERVING_SIGNER } from './policy.ts';
+
+export interface CertificateControllerOptions {
+  readonly client: KubeClient;
+  readonly requests: Informer<CertificateSigningRequest>;
+  readonly clock: () => number;
+}
+
+export class CertificateReconciler {
+  private readonly options: CertificateControllerOptions;
+
+  constructor(options: CertificateControllerOptions) {
+    this.options = options;
+  }
+
+  async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
+    const csr = this.options.requests.cache.get(name);
+    if (csr === undefined || !isOpen(csr)) {
+      return undefined;
+    }
+    const decision = await this.decide(csr);
+    if (decision.kind === 'ignore') {
+      return undefined;
+    }
+    logger.info(
+      { request: name, by: csr.spec.username, decision: decision.kind, message: decision.message },
+      'judged a certificate request',
+    );
+    await this.write(csr, decision);
+    return undefined;
+  }
+
+  private async decide(csr: CertificateSigningRequest): Promise<Decision> {
+    const request = await parsed(csr);
+    if (request === undefined) {
+      return { kind: 'deny', reason: 'InvalidRequest', message: 'the signing request cannot be read' };
+    }
+    const name = nodeNameOf(request);
+    const node = name === undefined ? undefined : await this.node(name);
+    // Nodes that are no hosts of ours have an approver of their own for their renewals; ours judges a name nobody has yet.
+    const isForeign = node !== undefined && node.metadata.labels?.[HOST_KEY] !== HOST_VALUE;
+    const decision = decide(csr, request, node);
+    return isForeign && decision.kind === 'approve' ? { kind: 'ignore' } : decision;
+  }
+
+  /** Asked of the server: a cache that lags behind would give a known host's identity away. */
+  private async node(name: string): Promise<Node | undefined> {
+    try {
+      return await this.options.client.get(NODES, { name });
+    } catch (error) {
+      if (isNotFound(error)) {
+        return undefined;
+      }
+      throw error;
+    }
+  }
+
+  private async write(
+    csr: CertificateSigningRequest,
+    decision: Exclude<Decision, { kind: 'ignore' }>,
+  ): Promise<void> {
+    const approved = decision.kind === 'approve';
+    const condition = {
+      type: approved ? 'Approved' : 'Denied',
+      status: 'True' as const,
+      reason: approved ? 'ApprovedByBerth' : decision.reason,
+      message: decision.message,
+      lastUpdateTime: new Date(this.options.clock()).toISOString(),
+    };
+    const judged = {
+      ...csr,
+      status: { ...csr.status, conditions: [...(csr.status?.conditions ?? []), condition] },
+    };
+    try {
+      await this.options.client.update(CERTIFICATE_SIGNING_REQUESTS, judged, { subresource: 'approval' });
+    } catch (error) {
+      if (!isNotFound(error)) {
+        throw error;
+      }
+    }
+  }
+}
+
+function isOpen(csr: CertificateSigningRequest): boolean {
+  const isNodes = csr.spec.signerName === CLIENT_SIGNER || csr.spec.signerName === SERVING_SIGNER;
+  const isJudged =
+    csr.status?.conditions?.some(({ type }) => type === 'Approved' || type === 'Denied') ?? false;
+  return isNodes && !isJudged;
+}
+
+async function parsed(csr: CertificateSigningRequest): Promise<SigningRequest | undefined> {
+  try {
+    return await readSigningRequest(Buffer.from(csr.spec.request, 'base64').toString('utf8'));
+  } catch {
+    // Whatever is wrong with it, it is the requester's text: denied, with a reason of its own.
+    return undefined;
+  }
+}

@@ -1,0 +1,71 @@
+/** Keeps slots and taints on every host, also on those that join later and when the configured quota changes. */
+import type { Logger } from 'pino';
+import type { KubeClient } from '../../../kube/client.ts';
+import type { Result } from '../../../kube/controller.ts';
+import { type Node, NODES } from '../../../kube/core.ts';
+import { isNotFound } from '../../../kube/errors.ts';
+import type { Informer } from '../../../kube/informer.ts';
+import type { OperatorConfig } from '../../config.ts';
+import { FIELD_MANAGER } from '../../resources.ts';
+import { resourcesToApply, taintsToWrite } from './plan.ts';
+
+export interface HostControllerOptions {
+  readonly client: KubeClient;
+  readonly nodes: Informer<Node>;
+  readonly config: OperatorConfig;
+}
+
+export class HostReconciler {
+  private readonly options: HostControllerOptions;
+
+  constructor(options: HostControllerOptions) {
+    this.options = options;
+  }
+
+  async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
+    const node = this.options.nodes.cache.get(name);
+    if (node === undefined) {
+      return undefined;
+    }
+    try {
+      await this.writeResources(node, logger);
+      await this.writeTaints(node, logger);
+    } catch (error) {
+      if (!isNotFound(error)) {
+        throw error;
+      }
+    }
+    return undefined;
+  }
+
+  /** Through `/status` and with the uid, so that a Node that is gone is never made again. */
+  private async writeResources(node: Node, logger: Logger): Promise<void> {
+    const resources = resourcesToApply(node, this.options.config);
+    if (resources === undefined) {
+      return;
+    }
+    const { name, uid } = node.metadata;
+    logger.info({ host: name, resources }, 'setting the resources of a host');
+    const object = { metadata: { name, uid }, status: { capacity: resources, allocatable: resources } };
+    await this.options.client.apply(NODES, object, {
+      fieldManager: FIELD_MANAGER,
+      force: true,
+      subresource: 'status',
+    });
+  }
+
+  /**
+   * `spec.taints` is an atomic list, where a forced apply would erase an admin's taint: the list as read, with only our keys
+   * changed, and the resourceVersion so that a list that changed meanwhile is a 409 and is read again.
+   */
+  private async writeTaints(node: Node, logger: Logger): Promise<void> {
+    const taints = taintsToWrite(node);
+    if (taints === undefined) {
+      return;
+    }
+    const { name, uid, resourceVersion } = node.metadata;
+    logger.info({ host: name, taints: taints.map(({ key }) => key) }, 'setting the taints of a host');
+    const patch = { metadata: { uid, resourceVersion }, spec: { taints } };
+    await this.options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+  }
+}

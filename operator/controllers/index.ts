@@ -1,0 +1,176 @@
+/** Every controller with the watches it needs, on one page. */
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import { HOST_KEY, HOST_VALUE, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { Consistency } from '../../kube/consistency.ts';
+import { Controller } from '../../kube/controller.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, NAMESPACES, type Node, NODES, PODS } from '../../kube/core.ts';
+import type { EventRecorder } from '../../kube/events.ts';
+import { Informer } from '../../kube/informer.ts';
+import { keyOf, type KubeObject } from '../../kube/objects.ts';
+import type { OperatorConfig } from '../config.ts';
+import { VMMetrics } from '../metrics.ts';
+import { IMAGES, ISOS, VM_CONFIGS, VMS } from '../resources.ts';
+import { CertificateReconciler } from './certificates/controller.ts';
+import { HostReconciler } from './host/controller.ts';
+import { hostStateChanged, trimNode } from './host/view.ts';
+import { VMReconciler } from './vm/controller.ts';
+import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
+
+/** Certificates and hosts change rarely; a few workers keep a slow answer from holding up the rest. */
+const FEW_WORKERS = 4;
+
+export interface OperatorOptions {
+  readonly client: KubeClient;
+  readonly config: OperatorConfig;
+  readonly recorder: EventRecorder;
+  readonly registry: Registry;
+  readonly logger: Logger;
+  /** Milliseconds since the epoch. */
+  readonly clock: () => number;
+  /** VM metrics are exported while this is true only. */
+  readonly isLeader: () => boolean;
+}
+
+export interface Controllers {
+  /** Every watch, to be started by both the leader and the standby, whose caches stay warm. */
+  readonly informers: readonly Informer<KubeObject>[];
+  /** Only the leader starts these. */
+  readonly controllers: readonly Controller[];
+}
+
+export function createControllers(options: OperatorOptions): Controllers {
+  const watches = declareWatches(options);
+  const vm = vmController(options, watches);
+  const host = hostController(options, watches);
+  const certificates = certificateController(options, watches);
+  return {
+    informers: Object.values(watches) as unknown as Informer<KubeObject>[],
+    controllers: [vm, host, certificates],
+  };
+}
+
+type Watches = ReturnType<typeof declareWatches>;
+
+const VMS_BY_CONFIG = 'config';
+const VMS_BY_IMAGE = 'image';
+
+function declareWatches({ client, logger }: OperatorOptions) {
+  const base = { logger };
+  return {
+    vms: new Informer(client, VMS, {
+      ...base,
+      indexes: {
+        [VMS_BY_CONFIG]: (vm) => (vm.spec.configRef === undefined ? [] : [vm.spec.configRef.name]),
+        [VMS_BY_IMAGE]: (vm) => [vm.spec.image, vm.spec.iso].filter((name) => name !== undefined),
+      },
+    }),
+    vmConfigs: new Informer(client, VM_CONFIGS, base),
+    images: new Informer(client, IMAGES, base),
+    isos: new Informer(client, ISOS, base),
+    pods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: VM_UID_LABEL,
+      indexes: {
+        [PODS_BY_NODE]: (pod) => (pod.spec.nodeName === undefined ? [] : [pod.spec.nodeName]),
+        [PODS_BY_PORT]: podPorts,
+      },
+    }),
+    nodes: new Informer(client, NODES, {
+      ...base,
+      labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
+      transform: trimNode,
+    }),
+    namespaces: new Informer(client, NAMESPACES, base),
+    requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, base),
+  };
+}
+
+function vmController(options: OperatorOptions, watches: Watches): Controller {
+  const { client, config, recorder, registry, logger, clock, isLeader } = options;
+  const consistency = new Consistency();
+  const metrics = new VMMetrics(registry, {
+    isLeader,
+    vms: () => watches.vms.cache.list(),
+    namespaces: () =>
+      watches.namespaces.cache
+        .list()
+        .map(({ metadata }) => metadata.name)
+        .filter((name) => isServed(name, config)),
+  });
+  const reconciler = new VMReconciler({ ...watches, client, config, recorder, metrics, consistency, clock });
+  const controller = new Controller({
+    name: 'vm',
+    workers: config.workers,
+    reconcile: (key, context) => reconciler.reconcile(key, context),
+    ready: (key) => consistency.ready(key),
+    logger,
+    metrics: registry,
+  });
+  watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  enqueueDependents(controller, watches);
+  return controller;
+}
+
+/** A VMConfig, Image or ISO that VMs wait for; a host whose state decides what its VMs are. */
+function enqueueDependents(controller: Controller, watches: Watches): void {
+  const { vms } = watches;
+  const byImage = ({ object }: { object: KubeObject }) => {
+    vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+    // An image may be named by a VMConfig too: its VMs are few and waiting.
+    vms.cache
+      .list()
+      .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
+      .forEach((vm) => controller.enqueue(keyOf(vm)));
+  };
+  watches.images.cache.onChange(byImage);
+  watches.isos.cache.onChange(byImage);
+  watches.vmConfigs.cache.onChange(({ object }) => {
+    vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+  });
+  watches.nodes.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || hostStateChanged(previous, object)) {
+      watches.pods.cache
+        .byIndex(PODS_BY_NODE, object.metadata.name)
+        .forEach((pod) => controller.enqueue(keyOf(pod)));
+    }
+  });
+}
+
+function hostController(
+  { client, config, registry, logger }: OperatorOptions,
+  { nodes }: Watches,
+): Controller {
+  const reconciler = new HostReconciler({ client, nodes, config });
+  const controller = new Controller({
+    name: 'host',
+    workers: FEW_WORKERS,
+    reconcile: (key, context) => reconciler.reconcile(key, context),
+    logger,
+    metrics: registry,
+  });
+  nodes.cache.onChange(({ object }: { object: Readonly<Node> }) => controller.enqueue(object.metadata.name));
+  return controller;
+}
+
+function certificateController(
+  { client, registry, logger, clock }: OperatorOptions,
+  { requests }: Watches,
+): Controller {
+  const reconciler = new CertificateReconciler({ client, requests, clock });
+  const controller = new Controller({
+    name: 'certificate',
+    workers: FEW_WORKERS,
+    reconcile: (key, context) => reconciler.reconcile(key, context),
+    logger,
+    metrics: registry,
+  });
+  requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
+  return controller;
+}
+
+function isServed(namespace: string, { namespaces }: OperatorConfig): boolean {
+  return namespace === namespaces.default || namespace.startsWith(namespaces.prefix);
+}

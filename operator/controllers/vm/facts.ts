@@ -1,0 +1,258 @@
+/**
+ * The facts of a VM that are written once and are input by right: when it first ran, which placement this is,
+ * how it ended. Conditions and phase are never read back.
+ */
+import type { Machine } from '../../../api/v1alpha1/machine.ts';
+import { machineSchema } from '../../../api/v1alpha1/machine.ts';
+import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../../api/v1alpha1/names.ts';
+import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
+import type { ContainerState, Node, Pod } from '../../../kube/core.ts';
+import type { Observed } from './observed.ts';
+
+export interface Facts {
+  readonly firstRunningTime: string | undefined;
+  readonly attempt: number;
+  readonly avoidedNodes: readonly string[];
+  readonly failure: Failure | undefined;
+}
+
+export type Failure = NonNullable<VMStatus['failure']>;
+
+/** Reasons for which a VM that never ran is placed on another host. */
+const PLACE_ELSEWHERE = new Set(['PortTaken', 'OutOfSlot', 'OutOfcpu', 'OutOfmemory']);
+/** A VM is placed at most this many times again because its host refused it. */
+export const MAXIMUM_REPLACEMENTS = 3;
+/** What the API server says of a Pod that is being evicted, in the DisruptionTarget condition. */
+const EVICTED = new Set([
+  'EvictionByEvictionAPI',
+  'DeletionByTaintManager',
+  'PreemptionByScheduler',
+  'TerminationByKubelet',
+]);
+
+/** Facts so far and those that this look adds. */
+export function gatherFacts(observed: Observed): Facts {
+  const { vm, pod } = observed;
+  const firstRunningTime = vm.status?.firstRunningTime ?? firstRun(observed);
+  const before: Facts = {
+    firstRunningTime,
+    attempt: vm.status?.attempt ?? 1,
+    avoidedNodes: vm.status?.avoidedNodes ?? [],
+    failure: vm.status?.failure,
+  };
+  if (before.failure !== undefined || vm.metadata.deletionTimestamp !== undefined) {
+    return before;
+  }
+  const ended = pod === undefined ? vanished(before) : podEnd(observed, pod);
+  if (
+    ended !== undefined &&
+    firstRunningTime === undefined &&
+    pod !== undefined &&
+    mayPlaceAgain(before, ended)
+  ) {
+    return placedAgain(before, pod, ended);
+  }
+  const failed = ended ?? expired(observed, before);
+  return failed === undefined ? before : { ...before, failure: { ...failed, time: iso(observed.now) } };
+}
+
+type End = Omit<Failure, 'time'>;
+
+/** A VM that once ran and has no Pod has lost it to somebody: the finalizer that we hold was taken away. */
+function vanished(facts: Facts): End | undefined {
+  return facts.firstRunningTime === undefined
+    ? undefined
+    : {
+        reason: 'PodDeleted',
+        message: 'the Pod of this VM was removed from outside; its disk is gone with it',
+      };
+}
+
+/** How the Pod ended, or is bound to end; undefined while it may live. */
+function podEnd(observed: Observed, pod: Pod): End | undefined {
+  const machine = terminated(pod);
+  const given = givenUp(observed, pod);
+  if (given !== undefined) {
+    return given;
+  }
+  if (pod.metadata.deletionTimestamp !== undefined) {
+    return deletedBy(pod);
+  }
+  if (pod.status?.phase !== 'Failed' && pod.status?.phase !== 'Succeeded') {
+    return undefined;
+  }
+  return {
+    reason: reasonWord(machine?.reason ?? pod.status.reason),
+    message: machine?.message ?? pod.status.message ?? 'the machine ended',
+  };
+}
+
+/** Gone with its host: the Node was deleted, is fenced by out-of-service, or stayed silent before the VM first ran. */
+function givenUp(observed: Observed, pod: Pod): End | undefined {
+  const nodeName = pod.spec.nodeName;
+  if (nodeName === undefined) {
+    return undefined;
+  }
+  if (observed.node === undefined) {
+    return { reason: 'HostLost', message: `the Node ${nodeName} was deleted while the VM was on it` };
+  }
+  if (isOutOfService(observed.node)) {
+    return { reason: 'HostLost', message: `host ${nodeName} carries the taint out-of-service` };
+  }
+  const neverRan = observed.vm.status?.firstRunningTime === undefined && !hasRun(pod);
+  return neverRan && isLost(observed)
+    ? { reason: 'HostLost', message: `host ${nodeName} was silent too long before the VM first ran` }
+    : undefined;
+}
+
+function deletedBy(pod: Pod): End {
+  const disruption = pod.status?.conditions?.find(
+    ({ type, status }) => type === 'DisruptionTarget' && status === 'True',
+  );
+  if (disruption?.reason !== undefined && EVICTED.has(disruption.reason)) {
+    return {
+      reason: 'Evicted',
+      message: `the Pod was evicted (${disruption.reason}): ${disruption.message ?? ''}`.trim(),
+    };
+  }
+  return { reason: 'PodDeleted', message: 'the Pod of this VM was deleted; its disk is gone with it' };
+}
+
+/** Deleted, evicted and lost Pods are replaced as often as it happens; a refusal by hosts only so many times. */
+function mayPlaceAgain(facts: Facts, end: End): boolean {
+  if (end.reason === 'PodDeleted' || end.reason === 'Evicted' || end.reason === 'HostLost') {
+    return true;
+  }
+  return PLACE_ELSEWHERE.has(end.reason) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS;
+}
+
+function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
+  const attempt = Math.max(facts.attempt, podAttempt(pod) + 1);
+  const node = pod.spec.nodeName;
+  const avoid = attempt > facts.attempt && PLACE_ELSEWHERE.has(end.reason) && node !== undefined;
+  return { ...facts, attempt, avoidedNodes: avoid ? [...facts.avoidedNodes, node] : facts.avoidedNodes };
+}
+
+/** Deadlines that the operator keeps: from binding to first Running, and from first Running to the end. */
+function expired(observed: Observed, facts: Facts): End | undefined {
+  const deadline = nextDeadline(observed, facts);
+  return deadline !== undefined && observed.now >= deadline.at
+    ? { reason: deadline.reason, message: deadline.message }
+    : undefined;
+}
+
+export interface Deadline extends End {
+  /** Milliseconds since the epoch. */
+  readonly at: number;
+}
+
+export function nextDeadline(observed: Observed, facts: Facts): Deadline | undefined {
+  const { vm, pod } = observed;
+  const { activeDeadlineSeconds } = vm.spec;
+  if (facts.failure !== undefined) {
+    return undefined;
+  }
+  if (facts.firstRunningTime === undefined) {
+    return deployDeadline(observed);
+  }
+  if (activeDeadlineSeconds === undefined || pod === undefined) {
+    return undefined;
+  }
+  return {
+    at: Date.parse(facts.firstRunningTime) + activeDeadlineSeconds * 1000,
+    reason: 'DeadlineExceeded',
+    message: `the VM was active longer than activeDeadlineSeconds (${activeDeadlineSeconds})`,
+  };
+}
+
+/** Counts from binding to a host, so that waiting for a free host is never a failure. */
+function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
+  const bound = pod?.spec.nodeName === undefined ? undefined : boundTime(pod);
+  if (bound === undefined) {
+    return undefined;
+  }
+  const seconds = vm.spec.deployTimeoutSeconds ?? config.defaults.deployTimeoutSeconds;
+  return {
+    at: Date.parse(bound) + seconds * 1000,
+    reason: 'DeployTimeout',
+    message: `the VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}`,
+  };
+}
+
+function boundTime(pod: Pod): string | undefined {
+  const scheduled = pod.status?.conditions?.find(
+    ({ type, status }) => type === 'PodScheduled' && status === 'True',
+  );
+  return scheduled?.lastTransitionTime ?? pod.status?.startTime ?? pod.metadata.creationTimestamp;
+}
+
+function firstRun({ pod, now }: Observed): string | undefined {
+  if (pod === undefined || !hasRun(pod)) {
+    return undefined;
+  }
+  const state = containerState(pod);
+  return state?.running?.startedAt ?? state?.terminated?.startedAt ?? iso(now);
+}
+
+/** Whether a machine of this Pod ever ran. A terminated one that never did carries no `startedAt`. */
+export function hasRun(pod: Pod): boolean {
+  const state = containerState(pod);
+  const startedAt = state?.terminated?.startedAt;
+  return pod.status?.phase === 'Running' || (startedAt !== undefined && startedAt !== null);
+}
+
+export function containerState(pod: Pod): ContainerState | undefined {
+  return pod.status?.containerStatuses?.find(({ name }) => name === MACHINE_CONTAINER)?.state;
+}
+
+export function terminated(pod: Pod): ContainerState['terminated'] {
+  return containerState(pod)?.terminated;
+}
+
+/** The machine document of a Pod; undefined when it cannot be read (another version wrote it). */
+export function machineOf(pod: Pod): Machine | undefined {
+  const text = pod.metadata.annotations?.[MACHINE_ANNOTATION];
+  if (text === undefined) {
+    return undefined;
+  }
+  const result = machineSchema.safeParse(JSON.parse(text));
+  return result.success ? result.data : undefined;
+}
+
+export function podAttempt(pod: Pod): number {
+  return machineOf(pod)?.attempt ?? 1;
+}
+
+export function isOutOfService(node: Node): boolean {
+  return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
+}
+
+/** When the host turned silent, in milliseconds; undefined while it reports. A Node without a Ready condition is not judged. */
+export function silentSince(node: Node): number | undefined {
+  const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
+  return ready?.status === 'Unknown' && ready.lastTransitionTime !== undefined
+    ? Date.parse(ready.lastTransitionTime)
+    : undefined;
+}
+
+/** The moment at which a silent host counts as lost, in milliseconds. */
+export function lostAt({ node, config }: Observed): number | undefined {
+  const since = node === undefined ? undefined : silentSince(node);
+  return since === undefined ? undefined : since + config.hostLostTimeoutSeconds * 1000;
+}
+
+export function isLost(observed: Observed): boolean {
+  const at = lostAt(observed);
+  return at !== undefined && observed.now >= at;
+}
+
+/** A reason as conditions accept it: a letter, then letters, digits and underscores. */
+function reasonWord(text: string | undefined): string {
+  const word = (text ?? '').replaceAll(/[^A-Za-z0-9_]/g, '');
+  return /^[A-Za-z]/.test(word) ? word : 'MachineFailed';
+}
+
+/** RFC 3339 without fractions of a second, as metav1.Time. */
+export function iso(milliseconds: number): string {
+  return new Date(milliseconds).toISOString().replace(/\.\d{3}Z$/, 'Z');
+}

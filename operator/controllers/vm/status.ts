@@ -1,0 +1,277 @@
+/** The whole status of a VM, computed in one place from what was observed and the written-once facts. */
+import { NETWORK_CONDITION } from '../../../api/v1alpha1/names.ts';
+import { formatQuantity } from '../../../api/v1alpha1/quantity.ts';
+import type { VM } from '../../../api/v1alpha1/vm.ts';
+import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
+import { desiredSchema } from '../../../api/v1alpha1/machine.ts';
+import type { Condition } from '../../../kube/objects.ts';
+import { containerState, type Facts, iso, machineOf } from './facts.ts';
+import type { Observed } from './observed.ts';
+import { desiredText, machineReport, type Phase, PENDING_PHASES, phaseOf, podCondition } from './phase.ts';
+import type { Unresolved } from './resolve.ts';
+import { schedulingView } from './scheduling.ts';
+
+/** What the steps found out that the Pod cannot tell. */
+export interface Findings {
+  /** Why no Pod could be made: resolution, a taken name, a refusal by the API server. */
+  readonly blocked?:
+    | { condition: 'Scheduled' | 'ImageReady' | 'Stalled'; reason: string; message: string }
+    | undefined;
+}
+
+export function summarize(observed: Observed, facts: Facts, findings: Findings): VMStatus {
+  const { vm, pod } = observed;
+  const phase = phaseOf(observed, facts);
+  const bound = pod?.spec.nodeName;
+  const status: VMStatus = {
+    observedGeneration: vm.metadata.generation ?? 0,
+    phase: phase.name,
+    ...(bound !== undefined && { nodeName: bound }),
+    ...(bound !== undefined && hostAddress(observed)),
+    ...machineStatus(observed),
+    ...written(facts),
+    ...doneStamps(observed),
+    conditions: [],
+  };
+  status.conditions = conditions(observed, phase, findings);
+  return status;
+}
+
+function written(facts: Facts): Partial<VMStatus> {
+  return {
+    attempt: facts.attempt,
+    ...(facts.firstRunningTime !== undefined && { firstRunningTime: facts.firstRunningTime }),
+    ...(facts.avoidedNodes.length > 0 && { avoidedNodes: [...facts.avoidedNodes] }),
+    ...(facts.failure !== undefined && { failure: facts.failure }),
+  };
+}
+
+function hostAddress({ pod, node }: Observed): Partial<VMStatus> {
+  const address =
+    pod?.status?.hostIP ?? node?.status?.addresses?.find(({ type }) => type === 'InternalIP')?.address;
+  return address === undefined ? {} : { hostAddress: address };
+}
+
+/** What the Pod says of the machine; kept from the last status once the Pod is gone, as the VM's record. */
+function machineStatus({ vm, pod }: Observed): Partial<VMStatus> {
+  const machine = pod === undefined ? undefined : machineOf(pod);
+  if (pod === undefined || machine === undefined) {
+    const { image, config, hardwareUUID, serialNumber, resources, startTime } = vm.status ?? {};
+    return definedOnly({ image, config, hardwareUUID, serialNumber, resources, startTime });
+  }
+  const report = machineReport(pod);
+  const container = pod.status?.containerStatuses?.[0];
+  const addresses = (pod.status?.podIPs ?? []).map(({ ip }) => ip);
+  const digest = report.imageDigest ?? digestOf(container?.imageID);
+  return definedOnly({
+    hardwareUUID: machine.hardware.uuid,
+    serialNumber: machine.hardware.serialNumber,
+    image: { reference: pod.spec.containers[0]?.image ?? '', ...(digest !== undefined && { digest }) },
+    config: machine.config,
+    resources: resources(pod, vm),
+    addresses: addresses.length > 0 ? addresses : undefined,
+    endpoints: machine.ports.length > 0 ? machine.ports.map((port) => ({ ...port })) : undefined,
+    startTime: containerState(pod)?.running?.startedAt ?? vm.status?.startTime,
+    progressPercent: report.progressPercent,
+  });
+}
+
+function digestOf(imageID: string | undefined): string | undefined {
+  return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
+}
+
+function resources(
+  pod: { metadata: { annotations?: Record<string, string> } } & NonNullable<Observed['pod']>,
+  vm: VM,
+): VMStatus['resources'] {
+  const desired = desiredSchema.safeParse(JSON.parse(desiredText(pod) ?? '{}'));
+  if (!desired.success) {
+    return vm.status?.resources;
+  }
+  const { cpu, memoryBytes, diskSizeBytes } = desired.data;
+  return {
+    cpu,
+    memory: formatQuantity(BigInt(memoryBytes)),
+    ...(diskSizeBytes !== undefined && { diskSize: formatQuantity(BigInt(diskSizeBytes)) }),
+  };
+}
+
+function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
+  const report = machineReport(pod);
+  return definedOnly({
+    restartedAt: report.restartedAt ?? vm.status?.restartedAt,
+    revertedAt: report.revertedAt ?? vm.status?.revertedAt,
+  });
+}
+
+type Draft = Omit<Condition, 'lastTransitionTime' | 'observedGeneration'>;
+
+function conditions(observed: Observed, phase: Phase, findings: Findings): Condition[] {
+  const generation = observed.vm.metadata.generation ?? 0;
+  const before = observed.vm.status?.conditions ?? [];
+  const drafts = [
+    ready(observed, phase, findings),
+    reconciling(phase, findings),
+    stalled(phase, findings),
+    scheduled(observed, findings),
+    imageReady(observed, findings),
+    networkReady(observed),
+    restartRequired(observed),
+    guestAgent(observed),
+  ];
+  return drafts.map((draft) => {
+    const last = before.find(({ type }) => type === draft.type);
+    const kept = last?.status === draft.status ? last.lastTransitionTime : undefined;
+    return { ...draft, lastTransitionTime: kept ?? iso(observed.now), observedGeneration: generation };
+  });
+}
+
+function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
+  const type = 'Ready';
+  if (blocked !== undefined) {
+    return { type, status: 'False', reason: blocked.reason, message: blocked.message };
+  }
+  const { reason, message } = phase;
+  if (reason === 'HostUnreachable') {
+    return { type, status: 'Unknown', reason, message };
+  }
+  if (phase.name !== 'Running') {
+    return { type, status: 'False', reason, message };
+  }
+  const podReady = podCondition(pod, 'Ready');
+  return podReady === undefined || podReady.status === 'True'
+    ? { type, status: 'True', reason: 'Running', message: '' }
+    : {
+        type,
+        status: podReady.status,
+        reason: 'NotReady',
+        message: podReady.message ?? 'the guest is not ready yet',
+      };
+}
+
+const SETTLED: ReadonlySet<string> = new Set(['Running', 'Stopped', 'Suspended', 'Failed']);
+
+function reconciling(phase: Phase, { blocked }: Findings): Draft {
+  const busy = !SETTLED.has(phase.name) && blocked?.condition !== 'Stalled';
+  return { type: 'Reconciling', status: busy ? 'True' : 'False', reason: phase.name, message: '' };
+}
+
+function stalled(phase: Phase, { blocked }: Findings): Draft {
+  const type = 'Stalled';
+  if (phase.name === 'Failed' && phase.reason !== 'HostLost') {
+    return { type, status: 'True', reason: phase.reason, message: phase.message };
+  }
+  return blocked?.condition === 'Stalled'
+    ? { type, status: 'True', reason: blocked.reason, message: blocked.message }
+    : { type, status: 'False', reason: 'Progressing', message: '' };
+}
+
+function scheduled({ pod, portHolder }: Observed, { blocked }: Findings): Draft {
+  const type = 'Scheduled';
+  if (blocked?.condition === 'Scheduled') {
+    return { type, status: 'False', reason: blocked.reason, message: blocked.message };
+  }
+  if (pod === undefined) {
+    return { type, status: 'Unknown', reason: 'NoPod', message: '' };
+  }
+  if (pod.spec.nodeName !== undefined) {
+    return { type, status: 'True', reason: 'Scheduled', message: '' };
+  }
+  const view = schedulingView(pod, portHolder);
+  return { type, status: view.reason === 'Unschedulable' ? 'False' : 'Unknown', ...view };
+}
+
+/** The agent's word on the image: it is the one that fetches it. */
+function imageReady({ pod }: Observed, { blocked }: Findings): Draft {
+  const type = 'ImageReady';
+  if (blocked?.condition === 'ImageReady') {
+    return { type, status: 'False', reason: blocked.reason, message: blocked.message };
+  }
+  const waiting = pod === undefined ? undefined : containerState(pod)?.waiting;
+  if (
+    waiting?.reason !== undefined &&
+    (waiting.reason.startsWith('Image') || waiting.reason === 'PullSecretMissing')
+  ) {
+    return { type, status: 'False', reason: waiting.reason, message: waiting.message ?? '' };
+  }
+  return pod?.status?.phase === 'Running'
+    ? { type, status: 'True', reason: 'Deployed', message: '' }
+    : { type, status: 'Unknown', reason: waiting?.reason ?? 'NotDeployed', message: '' };
+}
+
+function networkReady({ pod }: Observed): Draft {
+  const type = 'NetworkReady';
+  const condition = podCondition(pod, NETWORK_CONDITION);
+  return condition === undefined
+    ? { type, status: 'Unknown', reason: 'NotReported', message: '' }
+    : {
+        type,
+        status: condition.status,
+        reason: condition.reason ?? 'Reported',
+        message: condition.message ?? '',
+      };
+}
+
+/** True when cpu or memory asked for differ from what the running machine was started with. */
+function restartRequired({ vm, pod }: Observed): Draft {
+  const type = 'RestartRequired';
+  const report = machineReport(pod);
+  const wanted = pod === undefined ? undefined : resources(pod, vm);
+  const started = report.memoryBytes === undefined ? undefined : formatQuantity(BigInt(report.memoryBytes));
+  const differs =
+    (report.cpu !== undefined && report.cpu !== wanted?.cpu) ||
+    (started !== undefined && started !== wanted?.memory);
+  return differs
+    ? {
+        type,
+        status: 'True',
+        reason: 'ResourcesChanged',
+        message: `runs with cpu ${report.cpu}, memory ${started}; the new size takes effect at the next start`,
+      }
+    : { type, status: 'False', reason: 'UpToDate', message: '' };
+}
+
+function guestAgent({ pod }: Observed): Draft {
+  const type = 'GuestAgentConnected';
+  const connected = machineReport(pod).guestAgentConnected;
+  return connected === undefined
+    ? { type, status: 'Unknown', reason: 'NotReported', message: '' }
+    : {
+        type,
+        status: connected ? 'True' : 'False',
+        reason: connected ? 'Connected' : 'NotConnected',
+        message: '',
+      };
+}
+
+/** What no step could do for the VM, as the status says it. */
+export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked']> {
+  const { reason, message } = unresolved;
+  if (reason === 'ImageNotFound') {
+    return { condition: 'ImageReady', reason, message };
+  }
+  return { condition: unresolved.kind === 'terminal' ? 'Stalled' : 'Scheduled', reason, message };
+}
+
+/** Whether a status differs from the last only in what may be held back and folded into the next write. */
+export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {
+  if (last?.phase === undefined || !PENDING_PHASES.has(last.phase) || !PENDING_PHASES.has(next.phase ?? '')) {
+    return false;
+  }
+  return (
+    last.attempt === next.attempt &&
+    last.observedGeneration === next.observedGeneration &&
+    last.failure === next.failure &&
+    statusOf(last, 'Stalled') === statusOf(next, 'Stalled')
+  );
+}
+
+function statusOf(status: VMStatus, type: string): string | undefined {
+  return status.conditions?.find((condition) => condition.type === type)?.status;
+}
+
+function definedOnly<T extends object>(object: T): { [K in keyof T]: Exclude<T[K], undefined> } {
+  return Object.fromEntries(Object.entries(object).filter(([, value]) => value !== undefined)) as {
+    [K in keyof T]: Exclude<T[K], undefined>;
+  };
+}

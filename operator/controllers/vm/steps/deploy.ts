@@ -1,0 +1,34 @@
+import type { Facts } from '../facts.ts';
+import type { Observed } from '../observed.ts';
+import { buildPod } from '../pod.ts';
+import { isUnresolved, resolve } from '../resolve.ts';
+import { blockedBy } from '../status.ts';
+import { NOTHING, requeueAfter, type StepResult, waitFor } from './step.ts';
+
+/** A Pod that is not ours has the VM's name, and no watch tells when it goes. */
+const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
+
+/** Resolves the VM and makes its Pod, unless it has one, ran before or has failed. */
+export function deploy(observed: Observed, facts: Facts): StepResult {
+  const { vm, pod, nameTakenBy, config, random } = observed;
+  const settled = pod !== undefined || facts.failure !== undefined || facts.firstRunningTime !== undefined;
+  // A new attempt or end must be in the status before a Pod is made on its account.
+  const unwritten = facts.attempt > (vm.status?.attempt ?? 1);
+  if (settled || unwritten) {
+    return NOTHING;
+  }
+  if (nameTakenBy !== undefined) {
+    const message = `the Pod name ${vm.metadata.name} is taken by ${nameTakenBy}`;
+    return {
+      ...requeueAfter(NAME_TAKEN_RECHECK_MILLISECONDS),
+      blocked: { condition: 'Scheduled', reason: 'PodNameTaken', message },
+    };
+  }
+  const resolved = resolve(observed);
+  if (isUnresolved(resolved)) {
+    return { ...waitFor(resolved.message), blocked: blockedBy(resolved) };
+  }
+  const { attempt, avoidedNodes } = facts;
+  const built = buildPod({ vm, resolved, attempt, avoidedNodes, config, random });
+  return { writes: [{ kind: 'createPod', pod: built }], outcome: { kind: 'done' } };
+}

@@ -1,0 +1,16 @@
+import type { Facts } from '../facts.ts';
+import { finishedAndDue } from '../wake.ts';
+import type { Observed } from '../observed.ts';
+import { NOTHING, type StepResult, waitFor } from './step.ts';
+
+/** The failure after which the VM itself is deleted: what users were promised of NAT self-healing. */
+export const NAT_FAILURE = 'NATSelfHealFailed';
+
+/** Deletes a VM that has ended: at once after a NAT failure, else when its TTL is over. Acts on written facts only. */
+export function finish(observed: Observed, _facts: Facts): StepResult {
+  const due = finishedAndDue(observed);
+  const over = due !== undefined && observed.now >= due;
+  return over || observed.vm.status?.failure?.reason === NAT_FAILURE
+    ? waitFor('the VM to go', { kind: 'deleteVM' })
+    : NOTHING;
+}

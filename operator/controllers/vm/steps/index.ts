@@ -1,0 +1,14 @@
+/** The steps of a VM in their order; the first whose outcome is not `done` ends the look. */
+import type { Observed } from '../observed.ts';
+import { deploy } from './deploy.ts';
+import { desire } from './desire.ts';
+import { ensureFinalizer } from './finalizer.ts';
+import { finish } from './finish.ts';
+import { deleteMachine, retirePod } from './retire.ts';
+import type { Step } from './step.ts';
+
+export function stepsFor({ vm }: Observed): readonly Step[] {
+  return vm.metadata.deletionTimestamp === undefined
+    ? [ensureFinalizer, finish, retirePod, deploy, desire]
+    : [deleteMachine];
+}

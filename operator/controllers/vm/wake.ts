@@ -1,0 +1,33 @@
+/** When a VM must be looked at again although nothing changes: its deadlines, in one place. */
+import { type Facts, lostAt, machineOf, nextDeadline } from './facts.ts';
+import type { Observed } from './observed.ts';
+import { machineCondition } from './phase.ts';
+
+/** Milliseconds until the nearest deadline; undefined without one. Never less than one, so that a due one is not lost. */
+export function nextWake(observed: Observed, facts: Facts): number | undefined {
+  const { now } = observed;
+  const moments = [finishedAndDue(observed), nextDeadline(observed, facts)?.at, lostAt(observed)];
+  const future = moments.filter((moment) => moment !== undefined && moment > now) as number[];
+  return future.length === 0 ? undefined : Math.max(1, Math.min(...future) - now);
+}
+
+/** When the TTL of an ended VM is over, in milliseconds since the epoch. */
+export function finishedAndDue(observed: Observed): number | undefined {
+  const { ttlSecondsAfterFinished } = observed.vm.spec;
+  const finishedAt = finishTime(observed);
+  return ttlSecondsAfterFinished === undefined || finishedAt === undefined
+    ? undefined
+    : finishedAt + ttlSecondsAfterFinished * 1000;
+}
+
+/** When the VM ended: its recorded failure, or the guest's own orderly end under restartPolicy Never. */
+function finishTime({ vm, pod }: Observed): number | undefined {
+  if (vm.status?.failure !== undefined) {
+    return Date.parse(vm.status.failure.time);
+  }
+  const condition = pod === undefined || machineOf(pod) === undefined ? undefined : machineCondition(pod);
+  const shutDown = condition?.reason === 'GuestShutdown' && (vm.spec.restartPolicy ?? 'Never') === 'Never';
+  return shutDown && condition.lastTransitionTime !== undefined
+    ? Date.parse(condition.lastTransitionTime)
+    : undefined;
+}

@@ -1,0 +1,46 @@
+/** JSON merge patches (RFC 7386) from two versions of an object. */
+
+type Json = Record<string, unknown>;
+
+/** The patch that turns `before` into `after`, undefined when they are equal. Lists are taken whole; what is gone becomes null. */
+export function mergeDiff(before: object | undefined, after: object): object | undefined {
+  const from = (before ?? {}) as Json;
+  const to = after as Json;
+  const patch: Json = {};
+  for (const key of new Set([...Object.keys(from), ...Object.keys(to)])) {
+    const change = difference(from[key], to[key]);
+    if (change !== undefined) {
+      patch[key] = change;
+    }
+  }
+  return Object.keys(patch).length === 0 ? undefined : patch;
+}
+
+function difference(before: unknown, after: unknown): unknown {
+  if (after === undefined) {
+    return before === undefined ? undefined : null;
+  }
+  if (isObject(before) && isObject(after)) {
+    return mergeDiff(before, after);
+  }
+  return equal(before, after) ? undefined : after;
+}
+
+function isObject(value: unknown): value is Json {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+/** Deep equality of JSON values; the order of keys does not count, a key that is undefined is not there. */
+export function equal(a: unknown, b: unknown): boolean {
+  if (a === b) {
+    return true;
+  }
+  if (Array.isArray(a) && Array.isArray(b)) {
+    return a.length === b.length && a.every((item, index) => equal(item, b[index]));
+  }
+  if (!isObject(a) || !isObject(b)) {
+    return false;
+  }
+  const keys = new Set([...Object.keys(a), ...Object.keys(b)]);
+  return [...keys].every((key) => equal(a[key], b[key]));
+}
