@@ -1,0 +1,61 @@
+/** Fits a status to its schema's bounds before it is written, so that the API server never refuses our own words. */
+import { z } from 'zod';
+
+/** The parts of a JSON schema that bound a value. */
+interface BoundedSchema {
+  maxLength?: number;
+  maxItems?: number;
+  maxProperties?: number;
+  properties?: Record<string, BoundedSchema>;
+  items?: BoundedSchema;
+  additionalProperties?: BoundedSchema | boolean;
+}
+
+const bounds = new WeakMap<z.ZodType, BoundedSchema>();
+
+function boundsOf(schema: z.ZodType): BoundedSchema {
+  const known = bounds.get(schema);
+  if (known !== undefined) return known;
+  const made = z.toJSONSchema(schema, { io: 'input' }) as BoundedSchema;
+  bounds.set(schema, made);
+  return made;
+}
+
+/**
+ * A copy of `value` with every text cut to its bound, the end kept (a log's last lines say why), and every list and
+ * map cut to its bound, the start kept. Undefined fields are left out. `schema` is a kind's status schema or a part of it.
+ */
+export function boundStatus<Schema extends z.ZodType>(
+  schema: Schema,
+  value: z.input<Schema>,
+): z.input<Schema> {
+  return bound(boundsOf(schema), value) as z.input<Schema>;
+}
+
+function bound(schema: BoundedSchema, value: unknown): unknown {
+  if (typeof value === 'string') return keepEnd(value, schema.maxLength);
+  if (Array.isArray(value)) {
+    return value.slice(0, schema.maxItems).map((item) => bound(schema.items ?? {}, item));
+  }
+  if (typeof value !== 'object' || value === null) return value;
+  const entries = Object.entries(value).filter(([, field]) => field !== undefined);
+  return Object.fromEntries(
+    entries
+      .slice(0, schema.maxProperties)
+      .map(([key, field]) => [key, bound(fieldSchema(schema, key), field)]),
+  );
+}
+
+function fieldSchema(schema: BoundedSchema, key: string): BoundedSchema {
+  const further = typeof schema.additionalProperties === 'object' ? schema.additionalProperties : {};
+  return schema.properties?.[key] ?? further;
+}
+
+/** The last `maximum` UTF-16 units, at most as many characters as the API server counts; never half of a character. */
+export function keepEnd(text: string, maximum: number | undefined): string {
+  if (maximum === undefined || text.length <= maximum) return text;
+  const start = text.length - maximum;
+  const unit = text.charCodeAt(start);
+  const isSecondHalf = unit >= 0xdc_00 && unit <= 0xdf_ff;
+  return text.slice(isSecondHalf ? start + 1 : start);
+}

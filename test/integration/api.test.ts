@@ -1,0 +1,291 @@
+import { randomBytes } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { Cluster } from '../cluster/index.ts';
+import { sharedCluster } from '../support/cluster.ts';
+
+let cluster: Cluster;
+const namespace = `platform-api-${randomBytes(4).toString('hex')}`;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  await cluster.createNamespace(namespace);
+});
+
+afterAll(async () => {
+  await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+});
+
+type Spec = Record<string, unknown>;
+
+function object(kind: string, name: string, spec: Spec): string {
+  return JSON.stringify({ apiVersion: 'berth.dev/v1alpha1', kind, metadata: { name, namespace }, spec });
+}
+
+async function apply(manifest: string) {
+  return cluster.kubectl(['apply', '--validate=strict', '-f', '-'], { input: manifest, allowFailure: true });
+}
+
+async function exists(kind: string, name: string): Promise<boolean> {
+  const { stdout } = await cluster.kubectl([
+    'get',
+    kind,
+    name,
+    '-n',
+    namespace,
+    '--ignore-not-found',
+    '-o',
+    'name',
+  ]);
+  return stdout.trim() !== '';
+}
+
+async function expectRefused(kind: string, name: string, spec: Spec, ...says: string[]): Promise<void> {
+  const { code, stderr } = await apply(object(kind, name, spec));
+  expect(code, 'the API server accepted it').not.toBe(0);
+  for (const part of says) expect(stderr).toContain(part);
+  expect(await exists(kind, name), 'something was created').toBe(false);
+}
+
+async function expectAccepted(kind: string, name: string, spec: Spec): Promise<void> {
+  const { code, stderr } = await apply(object(kind, name, spec));
+  expect({ code, stderr }).toMatchObject({ code: 0 });
+  expect(await exists(kind, name)).toBe(true);
+  await cluster.kubectl(['delete', kind, name, '-n', namespace, '--wait=false']);
+}
+
+const PORT_RULE = '<NODE_PORT>:<VM_PORT>';
+const PORT_BOUNDS = 'from 1 to 65535';
+
+/** What is refused, with what the message must say: field, value and bounds. */
+const REFUSED_VMS: [string, Spec, ...string[]][] = [
+  ['a width of 319', { displayWidth: 319 }, 'spec.displayWidth', '319', 'from 320 to 3840'],
+  ['a width of 3841', { displayWidth: 3841 }, 'spec.displayWidth', '3841', 'from 320 to 3840'],
+  ['a height of 479', { displayHeight: 479 }, 'spec.displayHeight', '479', 'from 480 to 2160'],
+  ['a height of 2161', { displayHeight: 2161 }, 'spec.displayHeight', '2161', 'from 480 to 2160'],
+  ['a DPI of 59', { displayDPI: 59 }, 'spec.displayDPI', '59', 'from 60 to 240'],
+  ['a DPI of 241', { displayDPI: 241 }, 'spec.displayDPI', '241', 'from 60 to 240'],
+  ['a port without a colon', { ports: ['8822'] }, 'spec.ports[0]', '"8822"', PORT_RULE, PORT_BOUNDS],
+  ['node port 0', { ports: ['0:22'] }, 'spec.ports[0]', '"0:22"', PORT_RULE, PORT_BOUNDS],
+  ['node port 70000', { ports: ['1:1', '70000:22'] }, 'spec.ports[1]', '"70000:22"', PORT_RULE, PORT_BOUNDS],
+  ['VM port 65536', { ports: ['22:65536'] }, 'spec.ports[0]', '"22:65536"', PORT_RULE, PORT_BOUNDS],
+  ['protocol sctp', { ports: ['8822:22/sctp'] }, 'spec.ports[0]', '"8822:22/sctp"', '/tcp or /udp'],
+  ['leading zeros', { ports: ['08822:22'] }, 'spec.ports[0]', '"08822:22"', 'without leading zeros'],
+  [
+    'the same node port and protocol twice',
+    { ports: ['8822:22', '8822:23/TCP'] },
+    'spec.ports',
+    '8822:22',
+    'only once',
+  ],
+  ['65 ports', { ports: Array.from({ length: 65 }, (_, n) => `${n + 1}:22`) }, 'spec.ports', '64'],
+  ['ports on a bridge', { ports: ['8822:22'], network: { mode: 'Bridge' } }, 'spec.ports', 'NAT'],
+  ['image and iso together', { iso: 'disc' }, 'at most one of image and iso'],
+  ['negative memory', { memory: '-1Gi' }, 'spec.memory', '-1Gi', 'from 64Mi to 16Ti'],
+  ['memory below 64Mi', { memory: '63Mi' }, 'spec.memory', '63Mi', 'from 64Mi to 16Ti'],
+  ['memory that is no quantity', { memory: 'much' }, 'spec.memory', 'much', 'from 64Mi to 16Ti'],
+  ['no processor', { cpu: 0 }, 'spec.cpu', '0', 'from 1 to 256'],
+  ['257 processors', { cpu: 257 }, 'spec.cpu', '257', 'from 1 to 256'],
+  ['a disk of nothing', { diskSize: '0' }, 'spec.diskSize', 'from 1Mi to 1Pi'],
+  ['an unknown operating system', { os: 'OS2' }, 'spec.os', 'OS2', '"MacOS", "Linux", "Windows"'],
+  ['an unknown field', { displayWidht: 800 }, 'unknown field', 'spec.displayWidht'],
+  ['an unknown field inside a field', { network: { mod: 'NAT' } }, 'unknown field', 'spec.network.mod'],
+  ['a serial number of 7 characters', { serialNumber: 'ABCDEFG' }, 'spec.serialNumber', '{8,12}'],
+  ['readiness by port without a port', { readiness: { type: 'Port' } }, 'spec.readiness', 'port is required'],
+  ['a nonce that is no time', { restartRequestedAt: 'now' }, 'spec.restartRequestedAt', 'date-time'],
+  ['user data twice', { userData: 'x', userDataSecretRef: { name: 's', key: 'k' } }, 'userDataSecretRef'],
+  [
+    'metadata of more than 1024 characters',
+    { guestMetadata: { k: 'x'.repeat(1025) } },
+    'spec.guestMetadata',
+    '1024',
+  ],
+];
+
+describe('the API server refuses, names the field and the bounds, and creates nothing:', () => {
+  it.for(REFUSED_VMS)('a VM with %s', async ([, spec, ...says]) => {
+    await expectRefused('VM', 'refused', { image: 'any', ...spec }, ...says);
+  });
+
+  it('a VM with neither image, iso nor configRef', async () => {
+    await expectRefused('VM', 'refused', { cpu: 2 }, 'spec', 'one of image, iso and configRef is required');
+  });
+
+  it('a VM without spec', async () => {
+    const manifest = {
+      apiVersion: 'berth.dev/v1alpha1',
+      kind: 'VM',
+      metadata: { name: 'refused', namespace },
+    };
+    const { code, stderr } = await apply(JSON.stringify(manifest));
+    expect(code).not.toBe(0);
+    expect(stderr).toContain('spec');
+    expect(await exists('VM', 'refused')).toBe(false);
+  });
+
+  it.for([
+    ['with a dot', 'a.b'],
+    ['of 64 characters', 'a'.repeat(64)],
+  ])('a VM with a name %s', async ([, name]) => {
+    await expectRefused('VM', name as string, { image: 'any' }, 'metadata.name', 'without dots', '63');
+  });
+
+  it('a VMConfig with a name of 51 characters', async () => {
+    await expectRefused('VMConfig', 'a'.repeat(51), { image: 'any' }, 'metadata.name', '50');
+  });
+
+  it.for([
+    ['width', { displayWidth: 319 }, 'spec.displayWidth', 'from 320 to 3840'],
+    ['height', { displayHeight: 2161 }, 'spec.displayHeight', 'from 480 to 2160'],
+    ['DPI', { displayDPI: 241 }, 'spec.displayDPI', 'from 60 to 240'],
+  ] as const)('a VMConfig with a bad display %s', async ([, spec, ...says]) => {
+    await expectRefused('VMConfig', 'refused', spec, ...says);
+  });
+
+  it.for([
+    ['no source', {}, 'exactly one of'],
+    ['two sources', { registry: { reference: 'r.example/i' }, empty: { size: '1Gi' } }, 'exactly one of'],
+    ['a shared file above its root', { sharedFile: { path: 'a/../../b' } }, 'spec.source.sharedFile.path'],
+    ['an absolute shared file', { sharedFile: { path: '/etc/passwd' } }, 'spec.source.sharedFile.path'],
+    ['a download without a checksum', { http: { url: 'https://x.example/a' } }, 'spec.source.http.sha256'],
+    [
+      'a source of another scheme',
+      { http: { url: 'file:///etc/passwd', sha256: 'a'.repeat(64) } },
+      'spec.source.http.url',
+    ],
+  ] as const)('an Image with %s', async ([, source, ...says]) => {
+    await expectRefused('Image', 'refused', { source }, ...says);
+  });
+
+  it('an ISO that is made from a VM', async () => {
+    await expectRefused('ISO', 'refused', { source: { fromVM: { name: 'x' } } }, 'unknown field', 'fromVM');
+  });
+
+  it('an Emulator with dots in its name, and one without vmName', async () => {
+    await expectRefused('Emulator', 'a.b', { vmName: 'x' }, 'metadata.name', 'without dots');
+    await expectRefused('Emulator', 'refused', {}, 'spec.vmName');
+  });
+});
+
+describe('the API server accepts', () => {
+  it.for<[string, Spec]>([
+    [
+      'ports with a protocol in any case',
+      { ports: ['8822:22/UDP', '5000:5000/Tcp', '8822:22', '65535:1/tcp'] },
+    ],
+    ['the lowest display', { displayWidth: 320, displayHeight: 480, displayDPI: 60 }],
+    ['the highest display', { displayWidth: 3840, displayHeight: 2160, displayDPI: 240 }],
+    ['the least memory and one processor', { memory: '64Mi', cpu: 1 }],
+    ['quantities as numbers', { memory: 1_073_741_824, diskSize: 10_737_418_240 }],
+    ['64 ports', { ports: Array.from({ length: 64 }, (_, n) => `${n + 1}:22`) }],
+    ['an OCI reference', { image: `registry.example:5000/a/b:1@sha256:${'0'.repeat(64)}` }],
+    ['a name of 63 characters', {}],
+  ])('a VM with %s', async ([title, spec]) => {
+    const name = title.startsWith('a name') ? 'a'.repeat(63) : 'accepted';
+    await expectAccepted('VM', name, { image: 'any', powerState: 'Stopped', ...spec });
+  });
+
+  it('a VM that leaves all to its VMConfig', async () => {
+    await expectAccepted('VMConfig', 'config', { image: 'any', cpu: 4, displayWidth: 3840 });
+    await expectAccepted('VM', 'accepted', { configRef: { name: 'config' } });
+  });
+
+  it.for<[string, string, Spec]>([
+    ['an Image', 'Image', { source: { http: { url: 'https://x.example/a.qcow2', sha256: 'a'.repeat(64) } } }],
+    ['an ISO', 'ISO', { source: { sharedFile: { path: 'isos/a.iso' } } }],
+    ['an Emulator', 'Emulator', { vmName: 'x' }],
+  ])('%s', async ([, kind, spec]) => {
+    await expectAccepted(kind, 'accepted', spec);
+  });
+
+  it('an ImageCacheEntry, which has no namespace', async () => {
+    const name = `accepted-${namespace}`;
+    await expectAccepted('ImageCacheEntry', name, { reference: 'ubuntu', targets: { all: true } });
+  });
+
+  it('nothing that it would fill in: a stored VM has only what was written', async () => {
+    await apply(object('VM', 'bare', { image: 'any', network: {}, vnc: {}, placement: {} }));
+    const { stdout } = await cluster.kubectl([
+      'get',
+      'vm',
+      'bare',
+      '-n',
+      namespace,
+      '-o',
+      'jsonpath={.spec}',
+    ]);
+    expect(JSON.parse(stdout)).toEqual({ image: 'any', network: {}, vnc: {}, placement: {} });
+    await cluster.kubectl(['delete', 'vm', 'bare', '-n', namespace, '--wait=false']);
+  });
+});
+
+describe('a VM that is there already', () => {
+  const name = 'changing';
+
+  beforeAll(async () => {
+    const spec = { image: 'any', diskSize: '10Gi', ports: ['8822:22'] };
+    const { code, stderr } = await apply(object('VM', name, spec));
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+  });
+
+  async function patch(spec: Spec) {
+    const body = JSON.stringify({ spec });
+    return cluster.kubectl(['patch', 'vm', name, '-n', namespace, '--type=merge', '-p', body], {
+      allowFailure: true,
+    });
+  }
+
+  it.for<[string, Spec, ...string[]]>([
+    ['another image', { image: 'other' }, 'spec.image', 'immutable'],
+    ['an iso in place of the image', { image: null, iso: 'disc' }, 'spec.image', 'spec.iso', 'immutable'],
+    ['other ports', { ports: ['8823:22'] }, 'spec.ports', 'immutable'],
+    ['no ports', { ports: null }, 'spec.ports', 'immutable'],
+    ['a display that had none', { displayWidth: 800 }, 'spec.displayWidth', 'immutable'],
+    ['another deployment timeout', { deployTimeoutSeconds: 5 }, 'spec.deployTimeoutSeconds', 'immutable'],
+    ['a smaller disk', { diskSize: '9Gi' }, 'spec.diskSize', 'never made smaller', '10Gi'],
+    ['no disk size', { diskSize: null }, 'spec.diskSize', 'removed'],
+  ])('cannot get %s', async ([, spec, ...says]) => {
+    const { code, stderr } = await patch(spec);
+    expect(code).not.toBe(0);
+    for (const part of says) expect(stderr).toContain(part);
+  });
+
+  it('can get what takes effect later', async () => {
+    const { code, stderr } = await patch({
+      cpu: 3,
+      memory: '3Gi',
+      diskSize: '11Gi',
+      powerState: 'Stopped',
+      restartPolicy: 'Always',
+      restartRequestedAt: '2026-01-01T00:00:00Z',
+      revertRequestedAt: '2026-01-01T00:00:00+02:00',
+      activeDeadlineSeconds: 60,
+      ttlSecondsAfterFinished: 0,
+    });
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+  });
+});
+
+describe('kubectl', () => {
+  it('explains a field with its bounds', async () => {
+    const { stdout } = await cluster.kubectl(['explain', 'vm.spec.displayWidth']);
+    expect(stdout).toContain('Width of the display in pixels. From 320 to 3840.');
+  });
+
+  it('knows every kind by its short name and category', async () => {
+    const { stdout } = await cluster.kubectl(['api-resources', '--categories=berth', '--no-headers']);
+    const lines = stdout
+      .trim()
+      .split('\n')
+      .map((line) => line.split(/\s+/).slice(0, 2).join(' '));
+    expect(lines.toSorted()).toEqual(
+      [
+        'emulators emu',
+        'imagecacheentries ice',
+        'images img',
+        'isos iso',
+        'vmconfigs vmc',
+        'vms vm',
+      ].toSorted(),
+    );
+  });
+});
