@@ -208,10 +208,12 @@ async function namesExtension(subject: Subject): Promise<Extension[]> {
 
 async function usageExtensions(usages: readonly Usage[]): Promise<Extension[]> {
   const x509 = await library();
-  const flags = x509.KeyUsageFlags.digitalSignature | x509.KeyUsageFlags.keyEncipherment;
   return [
     new x509.BasicConstraintsExtension(false, undefined, true),
-    new x509.KeyUsagesExtension(flags, true),
+    new x509.KeyUsagesExtension(
+      x509.KeyUsageFlags.digitalSignature | x509.KeyUsageFlags.keyEncipherment,
+      true,
+    ),
     new x509.ExtendedKeyUsageExtension(usages.map((usage) => EXTENDED_USAGES[usage])),
   ];
 }

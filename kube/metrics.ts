@@ -35,9 +35,12 @@ export function runtimeMetrics(registry: Registry): RuntimeMetrics {
 }
 
 function declare(registry: Registry) {
+  /** Called before each scrape, for gauges that are only worth computing then. */
+  const beforeScrape = new Set<() => void>();
   return {
+    beforeScrape,
     ...declareReconciles([registry]),
-    ...declareQueues([registry]),
+    ...declareQueues([registry], beforeScrape),
     ...declareClient([registry]),
     ...declareRest([registry]),
   };
@@ -104,7 +107,7 @@ function declareReconciles(registers: Registry[]) {
   };
 }
 
-function declareQueues(registers: Registry[]) {
+function declareQueues(registers: Registry[], beforeScrape: ReadonlySet<() => void>) {
   const labelNames = ['name', 'controller'] as const;
   return {
     queueDepth: new Gauge({
@@ -112,6 +115,11 @@ function declareQueues(registers: Registry[]) {
       help: 'Current depth of workqueue',
       labelNames: ['name', 'controller', 'priority'] as const,
       registers,
+      collect() {
+        for (const compute of beforeScrape) {
+          compute();
+        }
+      },
     }),
     queueAdds: new Counter({
       name: 'workqueue_adds_total',

@@ -10,6 +10,20 @@ export async function pause(milliseconds: number, signal?: AbortSignal): Promise
   }
 }
 
+/** Waits, but no longer than until the signal aborts. */
+export async function rest(milliseconds: number, signal: AbortSignal): Promise<void> {
+  if (signal.aborted) {
+    return;
+  }
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const timer = setTimeout(resolve, milliseconds);
+  const onAbort = () => resolve();
+  signal.addEventListener('abort', onAbort, { once: true });
+  await promise;
+  clearTimeout(timer);
+  signal.removeEventListener('abort', onAbort);
+}
+
 export interface BackoffOptions {
   firstMilliseconds: number;
   capMilliseconds: number;
@@ -40,4 +54,9 @@ export class Backoff {
   reset(): void {
     this.base = this.options.firstMilliseconds;
   }
+}
+
+/** RFC 3339 with microseconds, as Leases and Events have it. */
+export function microTime(millisecondsSince1970: number): string {
+  return new Date(millisecondsSince1970).toISOString().replace('Z', '000Z');
 }

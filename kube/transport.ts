@@ -66,7 +66,7 @@ export class Transport {
   private connection: Connection;
   private pool: Pool;
   private tokenRead: { token: string; at: number } | undefined;
-  private readonly metrics: RuntimeMetrics;
+  readonly metrics: RuntimeMetrics;
   private readonly userAgent: string;
 
   constructor(connection: Connection, options: TransportOptions) {

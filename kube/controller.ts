@@ -1,0 +1,241 @@
+/** Runs a reconcile function over the keys of a queue, as controller-runtime does. */
+import { randomUUID } from 'node:crypto';
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import { isConflict, TerminalError } from './errors.ts';
+import { runtimeMetrics } from './metrics.ts';
+import { refOf } from './objects.ts';
+import { type Ready, WorkQueue } from './queue.ts';
+
+/** controller-runtime's first wait after an error; it doubles. */
+const BACKOFF_FIRST_MILLISECONDS = 5;
+/** Far below controller-runtime's 1000 s: a person who has mended a fault should not have to wait a quarter of an hour. */
+const BACKOFF_CAP_MILLISECONDS = 60_000;
+/** A watch brings an own write back within some milliseconds; the consistency store of Cluster API waits as long. */
+const STALE_WAIT_MILLISECONDS = 100;
+/** No reconcile waits on anything but some requests, each of which has its own deadline of 30 s. */
+const RECONCILE_LIMIT_MILLISECONDS = 120_000;
+
+/** undefined: nothing more to do until something changes. */
+export type Result = { requeueAfterMilliseconds?: number | undefined } | undefined;
+
+export interface ReconcileContext {
+  logger: Logger;
+  /** Aborts when the reconcile has taken too long. Not at shutdown: what has begun is finished. */
+  signal: AbortSignal;
+}
+
+export interface ControllerOptions {
+  /** Unique in the process: metrics are told apart by it. */
+  name: string;
+  workers: number;
+  /** Errors are tried again with back-off, but for a TerminalError, which is only counted. */
+  reconcile: (key: string, context: ReconcileContext) => Promise<Result>;
+  logger: Logger;
+  metrics: Registry;
+  /** False: a cache has not yet seen an own write for the key; it is looked at again in 100 ms. */
+  ready?: (key: string) => boolean;
+}
+
+type Outcome = 'success' | 'error' | 'requeue' | 'requeue_after';
+
+export class Controller {
+  private readonly options: ControllerOptions;
+  private readonly logger: Logger;
+  private readonly metrics: ReturnType<typeof controllerMetrics>;
+  private readonly queue: WorkQueue;
+  /** Errors in a row, by key. */
+  private readonly failures = new Map<string, number>();
+  /** When each began, by `performance.now()`. */
+  private readonly running = new Map<string, number>();
+  private readonly drainedResolvers = Promise.withResolvers<void>();
+  private signal: AbortSignal | undefined;
+
+  constructor(options: ControllerOptions) {
+    this.options = options;
+    this.logger = options.logger.child({ controller: options.name });
+    this.metrics = controllerMetrics(options.metrics, options.name, options.workers);
+    this.queue = new WorkQueue(() => this.pump());
+    runtimeMetrics(options.metrics).beforeScrape.add(() => this.observeQueue());
+  }
+
+  enqueue(key: string): void {
+    if (!this.stopped) {
+      this.metrics.adds.inc();
+      this.queue.add(key);
+    }
+  }
+
+  /** Of several wishes for a key the earliest counts. */
+  enqueueAfter(key: string, milliseconds: number): void {
+    if (!this.stopped) {
+      this.metrics.adds.inc();
+      this.queue.addAfter(key, milliseconds);
+    }
+  }
+
+  /** Begins to work; keys may be added before. When the signal aborts, nothing new is begun. */
+  start(signal: AbortSignal): void {
+    this.signal = signal;
+    signal.addEventListener('abort', () => this.stop(), { once: true });
+    this.pump();
+  }
+
+  /** Resolves after the signal's abort, when the last reconcile has ended. */
+  drained(): Promise<void> {
+    return this.drainedResolvers.promise;
+  }
+
+  private get stopped(): boolean {
+    return this.signal?.aborted === true;
+  }
+
+  private stop(): void {
+    this.queue.clear();
+    if (this.running.size === 0) {
+      this.drainedResolvers.resolve();
+    }
+  }
+
+  private pump(): void {
+    while (this.signal !== undefined && !this.stopped && this.running.size < this.options.workers) {
+      const ready = this.queue.take();
+      if (ready === undefined) {
+        return;
+      }
+      if (this.options.ready?.(ready.key) === false) {
+        this.metrics.staleSkips.inc();
+        this.queue.done(ready.key);
+        this.queue.addAfter(ready.key, STALE_WAIT_MILLISECONDS);
+      } else {
+        void this.work(ready);
+      }
+    }
+  }
+
+  private async work({ key, since }: Ready): Promise<void> {
+    const began = performance.now();
+    this.running.set(key, began);
+    this.metrics.queueDuration.observe((began - since) / 1000);
+    const outcome = await this.reconcile(key);
+    const seconds = (performance.now() - began) / 1000;
+    this.metrics.results[outcome].inc();
+    this.metrics.reconcileTime.observe(seconds);
+    this.metrics.workDuration.observe(seconds);
+    this.running.delete(key);
+    this.queue.done(key);
+    if (this.stopped) {
+      this.stop();
+    } else {
+      this.pump();
+    }
+  }
+
+  private async reconcile(key: string): Promise<Outcome> {
+    const logger = this.logger.child({ ...refOf(key), reconcileID: randomUUID() });
+    const limit = new AbortController();
+    const timer = setTimeout(() => {
+      this.metrics.timeouts.inc();
+      limit.abort(new Error('the reconcile took too long'));
+    }, RECONCILE_LIMIT_MILLISECONDS);
+    try {
+      const result = await this.options.reconcile(key, { logger, signal: limit.signal });
+      return this.succeeded(key, result);
+    } catch (error) {
+      return this.failed(key, error, logger);
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+
+  private succeeded(key: string, result: Result): Outcome {
+    this.failures.delete(key);
+    if (result?.requeueAfterMilliseconds === undefined) {
+      return 'success';
+    }
+    this.enqueueAfter(key, result.requeueAfterMilliseconds);
+    return 'requeue_after';
+  }
+
+  private failed(key: string, error: unknown, logger: Logger): Outcome {
+    this.metrics.errors.inc();
+    if (error instanceof TerminalError) {
+      this.failures.delete(key);
+      this.metrics.terminalErrors.inc();
+      logger.error({ err: error }, 'reconcile failed for good');
+      return 'error';
+    }
+    const failures = this.failures.get(key) ?? 0;
+    const waitMilliseconds = Math.min(BACKOFF_FIRST_MILLISECONDS * 2 ** failures, BACKOFF_CAP_MILLISECONDS);
+    this.failures.set(key, failures + 1);
+    this.metrics.retries.inc();
+    this.enqueueAfter(key, waitMilliseconds);
+    if (isProgrammingError(error)) {
+      this.metrics.panics.inc();
+      logger.error({ err: error, waitMilliseconds }, 'reconcile broke');
+    } else {
+      logger[isConflict(error) ? 'info' : 'warn']({ err: error, waitMilliseconds }, 'reconcile failed');
+    }
+    return 'error';
+  }
+
+  private observeQueue(): void {
+    const now = performance.now();
+    const seconds = [...this.running.values()].map((began) => (now - began) / 1000);
+    this.metrics.depth.set(this.queue.depth);
+    this.metrics.activeWorkers.set(this.running.size);
+    this.metrics.longestRunning.set(Math.max(0, ...seconds));
+    this.metrics.unfinishedWork.set(seconds.reduce((sum, one) => sum + one, 0));
+  }
+}
+
+/** What Go would call a panic. */
+function isProgrammingError(error: unknown): boolean {
+  return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
+}
+
+/** The metrics of one controller, all set to 0, so that a rate can be computed from the first error on. */
+function controllerMetrics(registry: Registry, controller: string, workers: number) {
+  const all = runtimeMetrics(registry);
+  const queue = { name: controller, controller };
+  const result = (name: Outcome) => started(all.reconciles.labels({ controller, result: name }));
+  all.maximumReconciles.set({ controller }, workers);
+  return {
+    results: {
+      success: result('success'),
+      error: result('error'),
+      requeue: result('requeue'),
+      requeue_after: result('requeue_after'),
+    },
+    errors: started(all.reconcileErrors.labels({ controller })),
+    terminalErrors: started(all.terminalErrors.labels({ controller })),
+    panics: started(all.panics.labels({ controller })),
+    timeouts: started(all.timeouts.labels({ controller })),
+    staleSkips: started(all.staleSkips.labels({ controller })),
+    retries: started(all.queueRetries.labels(queue)),
+    adds: started(all.queueAdds.labels(queue)),
+    reconcileTime: histogram(all.reconcileTime, { controller }),
+    queueDuration: histogram(all.queueDuration, queue),
+    workDuration: histogram(all.workDuration, queue),
+    depth: all.queueDepth.labels({ ...queue, priority: '0' }),
+    activeWorkers: all.activeWorkers.labels({ controller }),
+    unfinishedWork: all.unfinishedWork.labels(queue),
+    longestRunning: all.longestRunning.labels(queue),
+  };
+}
+
+function started<T extends { inc(by: number): void }>(counter: T): T {
+  counter.inc(0);
+  return counter;
+}
+
+function histogram<L extends string>(
+  all: {
+    zero(labels: Record<L, string>): void;
+    labels(labels: Record<L, string>): { observe(n: number): void };
+  },
+  labels: Record<L, string>,
+) {
+  all.zero(labels);
+  return all.labels(labels);
+}

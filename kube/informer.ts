@@ -1,0 +1,294 @@
+/** Keeps a cache equal to what the API server has: a full read, then a watch, resumed for ever. */
+import type { Logger } from 'pino';
+import { type Cache, type IndexFunctions, Store } from './cache.ts';
+import { dropManagedFields, type KubeClient, query } from './client.ts';
+import { ApiError, apiErrorFrom } from './errors.ts';
+import { LineSplitter } from './lines.ts';
+import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
+import { Backoff, rest } from './time.ts';
+
+/** client-go's reflector: first and longest wait between tries; the jitter doubles them at most. */
+const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
+/** client-go asks the server to end a watch after 5 to 10 minutes, at random, so that load spreads over servers. */
+const WATCH_SECONDS = { least: 300, spread: 300 } as const;
+/** The server sends a bookmark a minute: half as long again without anything, and the connection is dead. */
+const SILENCE_MILLISECONDS = 90_000;
+/** How long an own write may take to come back through the watch. */
+export const BEHIND_MILLISECONDS = 5_000;
+/** A watch that ends sooner, without an event, is a fault of the server: it is not opened again at once. */
+const SHORT_WATCH_MILLISECONDS = 1_000;
+
+const INITIAL_EVENTS_END = 'k8s.io/initial-events-end';
+
+export interface InformerOptions<T extends KubeObject> {
+  namespace?: string;
+  labelSelector?: string;
+  fieldSelector?: string;
+  /** Runs before an object is stored, to leave out what nobody reads; it may change the object. */
+  transform?: (object: T) => T;
+  indexes?: IndexFunctions<T>;
+}
+
+interface WatchEvent<T> {
+  type: 'ADDED' | 'MODIFIED' | 'DELETED' | 'BOOKMARK' | 'ERROR';
+  object: T;
+}
+
+/** Why a watch was ended from this side. Resuming mends it. */
+class CutError extends Error {
+  override readonly name = 'CutError';
+  readonly reason: 'silent' | 'behind';
+
+  constructor(reason: 'silent' | 'behind') {
+    super(`the watch was cut: ${reason}`);
+    this.reason = reason;
+  }
+}
+
+/**
+ * Uses WatchList where the server has it, which brings objects one by one; else a list in pages. After that the watch is resumed from where it was
+ * when the connection ends, and everything is read again on 410 and on every other refusal, with back-off, for ever.
+ */
+export class Informer<T extends KubeObject> {
+  readonly cache: Cache<T>;
+  /** Resolves at the first full read; rejects when stopped before. */
+  readonly synced: Promise<void>;
+  /** When the last finished full read began, by `performance.now()`: all that was written before is in the cache. */
+  readSince = Number.NEGATIVE_INFINITY;
+
+  private readonly store: Store<T>;
+  private readonly client: KubeClient;
+  private readonly type: Resource<T>;
+  private readonly options: InformerOptions<T>;
+  private readonly logger: Logger;
+  private readonly label: string;
+  private readonly syncedResolvers = Promise.withResolvers<void>();
+  private readonly backoff = new Backoff(BACKOFF);
+  private watchListSupported = true;
+  private cut: ((reason: 'silent' | 'behind') => void) | undefined;
+  private watchStarted = 0;
+  private relistReason: string | undefined = 'start';
+
+  constructor(client: KubeClient, type: Resource<T>, options: InformerOptions<T> & { logger: Logger }) {
+    this.client = client;
+    this.type = type;
+    this.options = options;
+    const group = type.apiVersion.split('/').at(-2);
+    this.label = group === undefined ? type.plural : `${type.plural}.${group}`;
+    this.logger = options.logger.child({ informer: this.label });
+    this.store = new Store<T>(this.logger, options.indexes);
+    this.cache = this.store;
+    this.synced = this.syncedResolvers.promise;
+    // Whoever waits for it gets the rejection; nobody waiting is no error.
+    this.synced.catch((error: unknown) => this.logger.debug({ err: error }, 'stopped before the first read'));
+  }
+
+  start(signal: AbortSignal): void {
+    void this.run(signal);
+  }
+
+  /** An own write has not come back: cuts the watch, which then resumes, unless it has only just begun. */
+  cutIfStale(resourceVersion: string): void {
+    const behind = compareResourceVersions(this.store.resourceVersion, resourceVersion) < 0;
+    if (behind && performance.now() - this.watchStarted > BEHIND_MILLISECONDS) {
+      this.cut?.('behind');
+    }
+  }
+
+  private get metrics() {
+    return this.client.transport.metrics;
+  }
+
+  private async run(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      try {
+        await this.readAndWatch(signal);
+      } catch (error) {
+        if (!signal.aborted) {
+          await this.recover(signal, error);
+        }
+      }
+    }
+    this.syncedResolvers.reject(signal.reason);
+  }
+
+  private async recover(signal: AbortSignal, error: unknown): Promise<void> {
+    if (error instanceof CutError) {
+      this.metrics.cuts.inc({ resource: this.label, reason: error.reason });
+      this.logger.warn({ reason: error.reason }, 'watch cut and resumed');
+      return;
+    }
+    const asked = error instanceof ApiError ? error.retryAfterMilliseconds : undefined;
+    const wait = Math.max(this.backoff.next(), asked ?? 0);
+    this.relistReason ??= relistReasonOf(error);
+    this.logger.warn({ err: error, waitMilliseconds: Math.round(wait) }, 'watch failed, trying again');
+    await rest(wait, signal);
+  }
+
+  private async readAndWatch(signal: AbortSignal): Promise<void> {
+    const reason = this.relistReason;
+    if (reason !== undefined) {
+      this.metrics.relists.inc({ resource: this.label, reason });
+      if (this.watchListSupported) {
+        return this.watchList(signal);
+      }
+      await this.readPages(signal);
+    }
+    await this.watch(signal, { resourceVersion: this.store.resourceVersion });
+  }
+
+  private async watchList(signal: AbortSignal): Promise<void> {
+    try {
+      await this.watch(signal, {
+        sendInitialEvents: true,
+        resourceVersionMatch: 'NotOlderThan',
+      });
+    } catch (error) {
+      const refused = error instanceof ApiError && (error.status === 422 || error.status === 400);
+      if (!refused || this.relistReason === undefined) {
+        throw error;
+      }
+      this.logger.info({ err: error }, 'server has no WatchList, listing in pages');
+      this.watchListSupported = false;
+    }
+  }
+
+  private async readPages(signal: AbortSignal): Promise<void> {
+    const { namespace, labelSelector, fieldSelector } = this.options;
+    const began = performance.now();
+    const seen = new Set<string>();
+    let resourceVersion = '';
+    for await (const page of this.client.pages(this.type, {
+      namespace,
+      labelSelector,
+      fieldSelector,
+      signal,
+    })) {
+      resourceVersion = page.resourceVersion;
+      for (const object of page.items) {
+        seen.add(keyOf(object));
+        this.put(object);
+      }
+    }
+    this.finishRead(seen, resourceVersion, began);
+  }
+
+  private finishRead(seen: ReadonlySet<string>, resourceVersion: string, began: number): void {
+    this.store.retain(seen);
+    this.relistReason = undefined;
+    this.readSince = began;
+    this.advance(resourceVersion);
+    this.syncedResolvers.resolve();
+  }
+
+  private async watch(
+    signal: AbortSignal,
+    parameters: Record<string, string | boolean | undefined>,
+  ): Promise<void> {
+    const began = performance.now();
+    const end = new AbortController();
+    const onAbort = () => end.abort(signal.reason);
+    const silence = setTimeout(() => this.cut?.('silent'), SILENCE_MILLISECONDS);
+    signal.addEventListener('abort', onAbort, { once: true });
+    this.cut = (reason) => end.abort(new CutError(reason));
+    this.watchStarted = began;
+    try {
+      const stream = await this.client.transport.stream(this.watchPath(parameters), end.signal);
+      const events = await this.consume(stream, began, () => silence.refresh());
+      if (this.relistReason !== undefined) {
+        throw new Error('the server ended the watch before all objects had come');
+      }
+      if (events === 0 && performance.now() - began < SHORT_WATCH_MILLISECONDS) {
+        throw new Error('the server ended the watch at once');
+      }
+    } finally {
+      this.cut = undefined;
+      clearTimeout(silence);
+      signal.removeEventListener('abort', onAbort);
+    }
+  }
+
+  private watchPath(parameters: Record<string, string | boolean | undefined>): string {
+    const { namespace, labelSelector, fieldSelector } = this.options;
+    const collection = pathOf(this.type, namespace === undefined ? {} : { namespace });
+    return (
+      collection +
+      query({
+        watch: true,
+        allowWatchBookmarks: true,
+        timeoutSeconds: WATCH_SECONDS.least + Math.floor(Math.random() * WATCH_SECONDS.spread),
+        labelSelector,
+        fieldSelector,
+        ...parameters,
+      })
+    );
+  }
+
+  /** Reads until the stream ends; answers with the number of events. The server waits while this side is busy. */
+  private async consume(stream: AsyncIterable<Buffer>, began: number, onEvent: () => void): Promise<number> {
+    const splitter = new LineSplitter();
+    let seen = this.relistReason === undefined ? undefined : new Set<string>();
+    let count = 0;
+    for await (const chunk of stream) {
+      onEvent();
+      for (const line of splitter.push(chunk)) {
+        count += 1;
+        const event = JSON.parse(line) as WatchEvent<T>;
+        if (seen !== undefined && endsInitialEvents(event)) {
+          this.finishRead(seen, event.object.metadata.resourceVersion ?? '', began);
+          seen = undefined;
+        } else {
+          this.handle(event, seen);
+        }
+      }
+      this.backoff.reset();
+      this.metrics.lastEvent.set({ resource: this.label }, Date.now() / 1000);
+    }
+    return count;
+  }
+
+  /** `seen` is given while the initial events come, which are in no order of time and so say nothing about progress. */
+  private handle({ type, object }: WatchEvent<T>, seen: Set<string> | undefined): void {
+    if (type === 'ERROR') {
+      throw apiErrorFrom(object);
+    }
+    if (type === 'DELETED') {
+      seen?.delete(keyOf(object));
+      dropManagedFields(object);
+      this.store.delete(keyOf(object), this.transformed(object));
+    } else if (type !== 'BOOKMARK') {
+      seen?.add(keyOf(object));
+      dropManagedFields(object);
+      this.put(object);
+    }
+    if (seen === undefined) {
+      this.advance(object.metadata.resourceVersion ?? '');
+    }
+  }
+
+  private put(object: T): void {
+    this.store.put(this.transformed(object));
+  }
+
+  private transformed(object: T): T {
+    return this.options.transform?.(object) ?? object;
+  }
+
+  private advance(resourceVersion: string): void {
+    this.store.resourceVersion = resourceVersion;
+    this.metrics.storeVersion.set({ resource: this.label }, Number(resourceVersion));
+    this.metrics.storeObjects.set({ resource: this.label }, this.store.size);
+  }
+}
+
+/** A lost connection resumes; what the server refused, or what could not be understood, is read again in full. */
+function relistReasonOf(error: unknown): string | undefined {
+  if (error instanceof ApiError) {
+    return error.status === 429 || error.status === 503 ? undefined : String(error.status);
+  }
+  return error instanceof SyntaxError ? 'malformed' : undefined;
+}
+
+function endsInitialEvents(event: WatchEvent<KubeObject>): boolean {
+  return event.type === 'BOOKMARK' && event.object.metadata.annotations?.[INITIAL_EVENTS_END] === 'true';
+}
