@@ -1,0 +1,86 @@
+/** What the agent asks of a hypervisor. One driver per hypervisor; a machine is a folder, keyed by its Pod's uid. */
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import type { BaseImage } from '../images/store.ts';
+import type { ConsoleLog } from '../machines/console.ts';
+import type { GuestNetwork } from '../network/network.ts';
+
+/** `<data directory>/machines/<pod uid>`. */
+export interface MachineFolder {
+  path: string;
+  uid: string;
+}
+
+export interface LaunchPlan {
+  machine: Machine;
+  cpu: number;
+  memoryBytes: number;
+  /** Wanted size of the disk; a smaller disk is grown before the start, never shrunk. undefined: the image's own. */
+  diskSizeBytes: number | undefined;
+  /** Path of an ISO image, attached as a read-only drive that is tried after the disk. */
+  iso: string | undefined;
+  network: GuestNetwork;
+}
+
+export type MachineState =
+  /** No folder. */
+  | { kind: 'absent' }
+  /** A folder without a process: never started, or stopped on purpose. */
+  | { kind: 'stopped' }
+  /** `guestStarted`: the virtual CPUs run (the hypervisor said so); what the guest does with them is its own. */
+  | { kind: 'running'; pid: number; guestStarted: boolean }
+  | { kind: 'suspended' }
+  /** Ended, and nobody had asked; `message` holds the hypervisor's last words. Stays until the next start. */
+  | { kind: 'exited'; reason: ExitReason; message: string };
+
+export type ExitReason = 'GuestShutdown' | 'Crashed';
+
+export interface Accelerator {
+  architecture: 'amd64' | 'arm64';
+  /** `kvm`, `hvf` or `tcg` (emulation). */
+  accelerator: string;
+}
+
+/**
+ * The calls for one machine must not overlap: the agent works on one machine one step at a time. All of them may be
+ * repeated after an agent died in the middle of one.
+ */
+export interface Driver {
+  readonly name: string;
+  /** What this host can run. Each answer was found by starting a guest, within a time limit; remembered until the host's next boot. */
+  probe(): Promise<Accelerator[]>;
+  /** Makes the folder and the disk: a clone of `base`, at once whatever its size. Without `base` a blank disk of `diskSizeBytes`, or none. */
+  create(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void>;
+  /** Resolves when the hypervisor runs and answers. Throws {@link StartError}; then no process is left. */
+  start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
+  /** Presses the power button, and after the grace takes the power away. No process is left when it resolves. */
+  stop(folder: MachineFolder, options: { graceMilliseconds: number }): Promise<void>;
+  /** To disk: memory and devices go into the folder, the process ends. */
+  suspend(folder: MachineFolder): Promise<void>;
+  /** Goes on from {@link suspend}, with the cpu and memory it had then. Throws {@link StartError}; it stays suspended. */
+  resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
+  /** A stopped machine's disk becomes as {@link create} made it. */
+  revert(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void>;
+  /** Ends the process without grace and removes everything. */
+  delete(folder: MachineFolder): Promise<void>;
+  inspect(folder: MachineFolder): Promise<MachineState>;
+  /** Every machine folder on this host, also those that an earlier agent made. */
+  list(): Promise<MachineFolder[]>;
+  /** Called with the uid when the state of a machine may have changed without the agent's doing. */
+  onChange(handler: (uid: string) => void): void;
+  console(folder: MachineFolder): ConsoleLog;
+  /** Lets go of connections and timers of this process; machines run on. */
+  close(): Promise<void>;
+}
+
+export type StartReason = 'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid';
+
+/** The hypervisor did not come up; the message is what it said last. */
+export class StartError extends Error {
+  override readonly name = 'StartError';
+  readonly reason: StartReason;
+
+  constructor(reason: StartReason, message: string) {
+    super(message);
+    this.reason = reason;
+  }
+}
