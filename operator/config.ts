@@ -26,7 +26,7 @@ const defaultsSchema = z
     diskSize: quantity.optional(),
     architecture: z.enum(['amd64', 'arm64']).optional(),
     os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
-    networkMode: z.enum(['NAT', 'Bridge']).default('NAT'),
+    network: z.strictObject({ mode: z.enum(['NAT', 'Bridge']) }).default({ mode: 'NAT' }),
     hardwareIdentity: z.enum(['Consistent', 'Dynamic']).default('Consistent'),
     deployTimeoutSeconds: z.number().int().min(1).default(600),
   })

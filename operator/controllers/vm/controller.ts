@@ -158,12 +158,18 @@ export class VMReconciler {
       await this.executor.deletePod(pod, false);
       return;
     }
-    const { nodes } = this.options;
-    const hostIsGone = pod.spec.nodeName !== undefined && nodes.cache.get(pod.spec.nodeName) === undefined;
-    const ended = terminated(pod) !== undefined || pod.spec.nodeName === undefined || hostIsGone;
-    if (ended && pod.metadata.finalizers?.includes(POD_FINALIZER) === true) {
+    if (this.hasEndedFor(pod) && pod.metadata.finalizers?.includes(POD_FINALIZER) === true) {
       await this.executor.releaseOrphan(pod);
     }
+  }
+
+  private hasEndedFor(pod: Pod): boolean {
+    const { nodeName } = pod.spec;
+    return (
+      terminated(pod) !== undefined ||
+      nodeName === undefined ||
+      this.options.nodes.cache.get(nodeName) === undefined
+    );
   }
 }
 

@@ -23,27 +23,29 @@ export function recordTransition(
 }
 
 function transitions(last: VMStatus | undefined, next: VMStatus): Story[] {
-  const stories: Story[] = [];
-  if (next.nodeName !== undefined && next.nodeName !== last?.nodeName) {
-    stories.push(
-      normal('Scheduled', 'Scheduling', `placed on host ${next.nodeName} (attempt ${next.attempt ?? 1})`),
-    );
-  }
+  return [...placed(last, next), ...heldUp(last, next), ...moved(last, next)];
+}
+
+function placed(last: VMStatus | undefined, { nodeName, attempt = 1 }: VMStatus): Story[] {
+  return nodeName === undefined || nodeName === last?.nodeName
+    ? []
+    : [normal('Scheduled', 'Scheduling', `placed on host ${nodeName} (attempt ${attempt})`)];
+}
+
+function heldUp(last: VMStatus | undefined, next: VMStatus): Story[] {
   const waiting = blocked(next);
-  if (waiting !== undefined && waiting.reason !== blocked(last)?.reason) {
-    stories.push({ type: 'Warning', reason: waiting.reason, action: 'Scheduling', message: waiting.message });
-  }
+  return waiting === undefined || waiting.reason === blocked(last)?.reason
+    ? []
+    : [{ type: 'Warning', reason: waiting.reason, action: 'Scheduling', message: waiting.message }];
+}
+
+function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
   if (next.failure !== undefined && last?.failure === undefined) {
-    stories.push({
-      type: 'Warning',
-      reason: next.failure.reason,
-      action: 'Ending',
-      message: next.failure.message,
-    });
-  } else if (next.phase !== undefined && next.phase !== last?.phase) {
-    stories.push(...phaseStory(next));
+    return [
+      { type: 'Warning', reason: next.failure.reason, action: 'Ending', message: next.failure.message },
+    ];
   }
-  return stories;
+  return next.phase === last?.phase ? [] : phaseStory(next);
 }
 
 const STORIES: Readonly<Record<string, string>> = {

@@ -66,6 +66,7 @@ export class Executor {
       case 'releasePod':
         return { observed: await this.releasePod(observed) };
       case 'deleteVM':
+      default:
         await this.client.delete(VMS, refTo(observed.vm), { uid: observed.vm.metadata.uid });
         return { observed };
     }

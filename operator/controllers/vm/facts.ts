@@ -32,28 +32,27 @@ const EVICTED = new Set([
 
 /** Facts so far and those that this look adds. */
 export function gatherFacts(observed: Observed): Facts {
-  const { vm, pod } = observed;
-  const firstRunningTime = vm.status?.firstRunningTime ?? firstRun(observed);
-  const before: Facts = {
-    firstRunningTime,
-    attempt: vm.status?.attempt ?? 1,
-    avoidedNodes: vm.status?.avoidedNodes ?? [],
-    failure: vm.status?.failure,
-  };
-  if (before.failure !== undefined || vm.metadata.deletionTimestamp !== undefined) {
+  const before = knownFacts(observed);
+  if (before.failure !== undefined || observed.vm.metadata.deletionTimestamp !== undefined) {
     return before;
   }
+  const { pod } = observed;
   const ended = pod === undefined ? vanished(before) : podEnd(observed, pod);
-  if (
-    ended !== undefined &&
-    firstRunningTime === undefined &&
-    pod !== undefined &&
-    mayPlaceAgain(before, ended)
-  ) {
+  if (ended !== undefined && pod !== undefined && mayPlaceAgain(before, ended)) {
     return placedAgain(before, pod, ended);
   }
   const failed = ended ?? expired(observed, before);
   return failed === undefined ? before : { ...before, failure: { ...failed, time: iso(observed.now) } };
+}
+
+function knownFacts(observed: Observed): Facts {
+  const { status = {} } = observed.vm;
+  return {
+    firstRunningTime: status.firstRunningTime ?? firstRun(observed),
+    attempt: status.attempt ?? 1,
+    avoidedNodes: status.avoidedNodes ?? [],
+    failure: status.failure,
+  };
 }
 
 type End = Omit<Failure, 'time'>;
@@ -70,7 +69,6 @@ function vanished(facts: Facts): End | undefined {
 
 /** How the Pod ended, or is bound to end; undefined while it may live. */
 function podEnd(observed: Observed, pod: Pod): End | undefined {
-  const machine = terminated(pod);
   const given = givenUp(observed, pod);
   if (given !== undefined) {
     return given;
@@ -78,13 +76,17 @@ function podEnd(observed: Observed, pod: Pod): End | undefined {
   if (pod.metadata.deletionTimestamp !== undefined) {
     return deletedBy(pod);
   }
-  if (pod.status?.phase !== 'Failed' && pod.status?.phase !== 'Succeeded') {
-    return undefined;
-  }
-  return {
-    reason: reasonWord(machine?.reason ?? pod.status.reason),
-    message: machine?.message ?? pod.status.message ?? 'the machine ended',
-  };
+  return hasEnded(pod) ? endOf(pod) : undefined;
+}
+
+export function hasEnded(pod: Pod): boolean {
+  return pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
+}
+
+function endOf(pod: Pod): End {
+  const { status = {} } = pod;
+  const { reason = status.reason, message = status.message } = terminated(pod) ?? {};
+  return { reason: reasonWord(reason), message: message ?? 'the machine ended' };
 }
 
 /** Gone with its host: the Node was deleted, is fenced by out-of-service, or stayed silent before the VM first ran. */
@@ -118,8 +120,11 @@ function deletedBy(pod: Pod): End {
   return { reason: 'PodDeleted', message: 'the Pod of this VM was deleted; its disk is gone with it' };
 }
 
-/** Deleted, evicted and lost Pods are replaced as often as it happens; a refusal by hosts only so many times. */
+/** Only before the first run. Deleted, evicted and lost Pods are replaced as often as it happens; a refusal by hosts only so many times. */
 function mayPlaceAgain(facts: Facts, end: End): boolean {
+  if (facts.firstRunningTime !== undefined) {
+    return false;
+  }
   if (end.reason === 'PodDeleted' || end.reason === 'Evicted' || end.reason === 'HostLost') {
     return true;
   }

@@ -1,8 +1,8 @@
 /** A VM's phase, derived anew at each look from the Pod, the host and the written-once facts. */
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../../api/v1alpha1/names.ts';
 import { type MachineReport, machineReportSchema } from '../../../api/v1alpha1/machine.ts';
-import type { Pod, PodCondition } from '../../../kube/core.ts';
-import { containerState, type Facts, isLost, silentSince, terminated } from './facts.ts';
+import type { ContainerState, Pod, PodCondition } from '../../../kube/core.ts';
+import { containerState, type Facts, hasEnded, isLost, silentSince } from './facts.ts';
 import type { Observed } from './observed.ts';
 
 export interface Phase {
@@ -43,11 +43,7 @@ function attemptOf({ vm }: Observed): number {
 
 /** Failed only when nothing of the machine is left; until then it is being stopped. */
 function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failure']>): Phase {
-  const gone =
-    pod === undefined ||
-    terminated(pod) !== undefined ||
-    pod.status?.phase === 'Failed' ||
-    pod.spec.nodeName === undefined;
+  const gone = pod === undefined || hasEnded(pod) || pod.spec.nodeName === undefined;
   const left = gone || node === undefined || failure.reason === 'HostLost';
   return { name: left ? 'Failed' : 'Stopping', reason: failure.reason, message: failure.message };
 }
@@ -76,29 +72,30 @@ export function podPhase(pod: Pod): Phase {
   if (pod.spec.nodeName === undefined) {
     return { name: 'Pending', reason: 'Pending', message: 'waiting for a host' };
   }
-  const waiting = containerState(pod)?.waiting;
-  const reason = waiting?.reason ?? '';
+  const { reason = '', message = '' } = waitingState(pod);
   if (pod.status?.phase === 'Running') {
-    return runningPhase(pod, reason, waiting?.message);
-  }
-  if (PRE_RUNNING.has(reason)) {
-    return { name: reason, reason, message: waiting?.message ?? '' };
+    return runningPhase(pod, reason, message);
   }
   return {
-    name: 'Scheduled',
+    name: PRE_RUNNING.has(reason) ? reason : 'Scheduled',
     reason: reason || 'Scheduled',
-    message: waiting?.message ?? `bound to host ${pod.spec.nodeName}`,
+    message: message || `bound to host ${pod.spec.nodeName}`,
   };
 }
 
-function runningPhase(pod: Pod, waiting: string, message: string | undefined): Phase {
+/** The container's waiting state; empty while it is not waiting. */
+export function waitingState(pod: Pod | undefined): NonNullable<ContainerState['waiting']> {
+  return (pod && containerState(pod)?.waiting) ?? {};
+}
+
+function runningPhase(pod: Pod, waiting: string, message: string): Phase {
   if (waiting === 'Stopped' || waiting === 'Suspended') {
     const shutDown = machineCondition(pod)?.reason === 'GuestShutdown';
-    return { name: waiting, reason: shutDown ? 'GuestShutdown' : waiting, message: message ?? '' };
+    return { name: waiting, reason: shutDown ? 'GuestShutdown' : waiting, message };
   }
   const transition = machineCondition(pod)?.reason ?? '';
   if (TRANSITIONS.has(transition)) {
-    return { name: transition, reason: transition, message: message ?? '' };
+    return { name: transition, reason: transition, message };
   }
   return { name: 'Running', reason: 'Running', message: '' };
 }

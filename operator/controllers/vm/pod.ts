@@ -78,38 +78,40 @@ export function buildDesired(
     restartPolicy: spec.restartPolicy ?? 'Never',
     cpu: base.cpu,
     memoryBytes: Number(base.memoryBytes),
-    ...(base.diskSizeBytes !== undefined && { diskSizeBytes: Number(base.diskSizeBytes) }),
-    ...(spec.restartRequestedAt !== undefined && { restartRequestedAt: spec.restartRequestedAt }),
-    ...(spec.revertRequestedAt !== undefined && { revertRequestedAt: spec.revertRequestedAt }),
+    diskSizeBytes: base.diskSizeBytes === undefined ? undefined : Number(base.diskSizeBytes),
+    restartRequestedAt: spec.restartRequestedAt,
+    revertRequestedAt: spec.revertRequestedAt,
   };
 }
 
+function identity({ metadata: { name, namespace = '', uid = '' } }: VM): Machine['vm'] {
+  return { namespace, name, uid };
+}
+
+/** Fields without a value are left out when it is written as JSON. */
 function buildMachine({ vm, resolved, attempt, random }: PodOptions): Machine {
-  const { name, namespace = '', uid = '' } = vm.metadata;
   const { spec } = vm;
+  const { diskSizeBytes, readiness } = resolved;
   return {
     apiVersion: MACHINE_API_VERSION,
-    vm: { namespace, name, uid },
-    ...(resolved.config !== undefined && { config: resolved.config }),
+    vm: identity(vm),
+    config: resolved.config,
     attempt,
-    ...(resolved.os !== undefined && { os: resolved.os }),
-    ...(resolved.architecture !== undefined && { architecture: resolved.architecture }),
-    ...(resolved.image !== undefined && { image: resolved.image.source }),
+    os: resolved.os,
+    architecture: resolved.architecture,
+    image: resolved.image?.source,
     imageFormat: resolved.image?.format ?? 'Auto',
-    ...(resolved.iso !== undefined && { iso: resolved.iso.source }),
-    ...(resolved.diskSizeBytes !== undefined && { diskSizeBytes: Number(resolved.diskSizeBytes) }),
-    ...(resolved.display !== undefined && { display: resolved.display }),
+    iso: resolved.iso?.source,
+    diskSizeBytes: diskSizeBytes === undefined ? undefined : Number(diskSizeBytes),
+    display: resolved.display,
     network: { mode: resolved.networkMode },
     ports: machinePorts(spec.ports),
     vnc: { enabled: resolved.vncEnabled },
-    readiness: {
-      type: resolved.readiness.type ?? 'None',
-      ...(resolved.readiness.port !== undefined && { port: resolved.readiness.port }),
-    },
+    readiness: { type: readiness.type ?? 'None', port: readiness.port },
     hardware: hardwareIdentity(vm, resolved.hardwareIdentity === 'Dynamic' ? random() : undefined),
     guestMetadata: spec.guestMetadata ?? {},
-    ...(spec.userData !== undefined && { userData: spec.userData }),
-    ...(spec.userDataSecretRef !== undefined && { userDataSecret: spec.userDataSecretRef }),
+    userData: spec.userData,
+    userDataSecret: spec.userDataSecretRef,
   };
 }
 

@@ -9,6 +9,7 @@ import type { ISO } from '../../../api/v1alpha1/iso.ts';
 import type { VMSpec } from '../../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../../api/v1alpha1/vmconfig.ts';
 import { parseQuantity } from '../../../api/v1alpha1/quantity.ts';
+import { definedOnly } from '../../objects.ts';
 import type { Observed } from './observed.ts';
 
 /** A disk or ISO: what the agent is told, and the name that the Pod's container carries so that the scheduler prefers hosts that have it. */
@@ -50,42 +51,61 @@ export function isUnresolved(value: Resolved | Unresolved): value is Unresolved 
 /** Of a display when only some of its three values are given; also an IPSW's default (1920×1080 at 96). */
 const DEFAULT_DISPLAY = { width: 1920, height: 1080, dpi: 96 };
 
+/** What one source says; the first that says something of a field wins. */
+type Layer = Partial<Omit<VMSpec, 'configRef' | 'ports' | 'image' | 'iso'>>;
+
+function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field): Layer[Field] {
+  return layers.find((layer) => layer[field] !== undefined)?.[field];
+}
+
 export function resolve(observed: Observed): Resolved | Unresolved {
-  const { vm } = observed;
-  const ref = vm.spec.configRef;
-  const namespace = ref?.namespace ?? vm.metadata.namespace ?? '';
-  const config =
-    ref === undefined
-      ? undefined
-      : (observed.lookups.vmConfig(ref.name, namespace) ??
-        (ref.namespace === undefined
-          ? observed.lookups.vmConfig(ref.name, observed.config.namespaces.default)
-          : undefined));
-  if (ref !== undefined && config === undefined) {
-    return {
-      kind: 'wait',
-      reason: 'ConfigNotFound',
-      message: `VMConfig ${ref.name} was not found in ${namespace}`,
-    };
+  const { spec } = observed.vm;
+  const config = findConfig(observed);
+  if (spec.configRef !== undefined && config === undefined) {
+    const message = `VMConfig ${spec.configRef.name} was not found`;
+    return { kind: 'wait', reason: 'ConfigNotFound', message };
   }
   const images = resolveImages(observed, config?.spec);
   if ('reason' in images) {
     return images;
   }
-  const resolved = {
+  const layers = [spec, configLayer(config), imageLayer(images.object), observed.config.defaults];
+  const resolved: Resolved = {
     ...images,
-    ...resolveHardware(observed, config?.spec, images.object),
-    ...resolveRest(observed, config?.spec),
-    config: config === undefined ? undefined : configIdentity(config),
+    ...resolveHardware(layers, images.object?.spec.source.ipsw !== undefined),
+    ...resolveRest(layers),
+    config: config && configIdentity(config),
   };
-  if (resolved.networkMode !== 'NAT' && (vm.spec.ports ?? []).length > 0) {
-    return {
-      kind: 'terminal',
-      reason: 'PortsNeedNAT',
-      message: `spec.ports needs network mode NAT, but the mode resolved to ${resolved.networkMode}`,
-    };
+  return portsNeedNAT(spec, resolved) ?? resolved;
+}
+
+function configLayer(config: VMConfig | undefined): Layer {
+  return config === undefined ? {} : { ...config.spec };
+}
+
+function imageLayer(image: Image | undefined): Layer {
+  return image === undefined ? {} : { architecture: image.spec.architecture, os: image.spec.os };
+}
+
+/** In the namespace that the VM names, else in its own, then in the default one. */
+function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
+  const ref = vm.spec.configRef;
+  if (ref === undefined) {
+    return undefined;
   }
-  return resolved;
+  const namespaces =
+    ref.namespace === undefined ? [vm.metadata.namespace ?? '', config.namespaces.default] : [ref.namespace];
+  return namespaces
+    .map((namespace) => lookups.vmConfig(ref.name, namespace))
+    .find((found) => found !== undefined);
+}
+
+function portsNeedNAT({ ports = [] }: VMSpec, { networkMode }: Resolved): Unresolved | undefined {
+  if (networkMode === 'NAT' || ports.length === 0) {
+    return undefined;
+  }
+  const message = `spec.ports needs network mode NAT, but the mode resolved to ${networkMode}`;
+  return { kind: 'terminal', reason: 'PortsNeedNAT', message };
 }
 
 function configIdentity({ metadata }: VMConfig): NonNullable<Resolved['config']> {
@@ -105,22 +125,23 @@ function resolveImages(observed: Observed, config: VMConfigSpec | undefined): Re
     const message = 'neither the VM, its VMConfig nor the operator names an image or iso';
     return { kind: 'terminal', reason: 'NoImage', message };
   }
-  const imageObject =
-    image === undefined || isImageReference(image) ? undefined : observed.lookups.image(image);
-  const isoObject = iso === undefined || isImageReference(iso) ? undefined : observed.lookups.iso(iso);
+  const imageObject = named(image, (name) => observed.lookups.image(name));
+  const isoObject = named(iso, (name) => observed.lookups.iso(name));
   const missing = missingName('Image', image, imageObject) ?? missingName('ISO', iso, isoObject);
   if (missing !== undefined) {
-    return {
-      kind: 'wait',
-      reason: 'ImageNotFound',
-      message: `${missing} was not found in the VM's namespace or ${observed.config.namespaces.default}`,
-    };
+    const message = `${missing} was not found in the VM's namespace or ${observed.config.namespaces.default}`;
+    return { kind: 'wait', reason: 'ImageNotFound', message };
   }
   return {
     image: image === undefined ? undefined : resolvedImage(image, imageObject),
     iso: iso === undefined ? undefined : resolvedImage(iso, isoObject),
     object: imageObject,
   };
+}
+
+/** The object of that name; a reference names none. */
+function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
+  return name === undefined || isImageReference(name) ? undefined : lookup(name);
 }
 
 function imageGroup(
@@ -170,49 +191,36 @@ function machineSource(source: AnySource): MachineImageSource {
   return { type: 'unsupported', description: Object.keys(source).join(', ') };
 }
 
-function resolveHardware(observed: Observed, config: VMConfigSpec | undefined, image: Image | undefined) {
-  const { spec } = observed.vm;
-  const { defaults } = observed.config;
-  const memory = spec.memory ?? config?.memory ?? defaults.memory;
-  const diskSize = spec.diskSize ?? config?.diskSize ?? defaults.diskSize;
+function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
+  const diskSize = pick(layers, 'diskSize');
   return {
-    architecture:
-      spec.architecture ?? config?.architecture ?? image?.spec.architecture ?? defaults.architecture,
-    os: spec.os ?? config?.os ?? image?.spec.os ?? defaults.os,
-    cpu: spec.cpu ?? config?.cpu ?? defaults.cpu,
-    memoryBytes: parseQuantity(memory),
+    architecture: pick(layers, 'architecture'),
+    os: pick(layers, 'os'),
+    // The operator's configuration is the last layer and has these two always.
+    cpu: pick(layers, 'cpu') ?? 0,
+    memoryBytes: parseQuantity(pick(layers, 'memory') ?? '0'),
     diskSizeBytes: diskSize === undefined ? undefined : parseQuantity(diskSize),
-    display: resolveDisplay(spec, config, image),
-    hardwareIdentity: spec.hardwareIdentity ?? config?.hardwareIdentity ?? defaults.hardwareIdentity,
+    display: resolveDisplay(layers, isFromIPSW),
+    hardwareIdentity: pick(layers, 'hardwareIdentity') ?? 'Consistent',
   };
 }
 
-function resolveDisplay(
-  spec: VMSpec,
-  config: VMConfigSpec | undefined,
-  image: Image | undefined,
-): Resolved['display'] {
-  const width = spec.displayWidth ?? config?.displayWidth;
-  const height = spec.displayHeight ?? config?.displayHeight;
-  const dpi = spec.displayDPI ?? config?.displayDPI;
-  const given = width !== undefined || height !== undefined || dpi !== undefined;
-  if (!given && image?.spec.source.ipsw === undefined) {
-    return undefined;
-  }
-  return {
-    width: width ?? DEFAULT_DISPLAY.width,
-    height: height ?? DEFAULT_DISPLAY.height,
-    dpi: dpi ?? DEFAULT_DISPLAY.dpi,
+function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved['display'] {
+  const given = {
+    width: pick(layers, 'displayWidth'),
+    height: pick(layers, 'displayHeight'),
+    dpi: pick(layers, 'displayDPI'),
   };
+  const isGiven = Object.values(given).some((value) => value !== undefined);
+  return isGiven || isFromIPSW ? { ...DEFAULT_DISPLAY, ...definedOnly(given) } : undefined;
 }
 
-function resolveRest(observed: Observed, config: VMConfigSpec | undefined) {
-  const { spec } = observed.vm;
+function resolveRest(layers: readonly Layer[]) {
   return {
-    imagePullSecrets: spec.imagePullSecrets ?? config?.imagePullSecrets ?? [],
-    placement: spec.placement ?? config?.placement ?? {},
-    networkMode: spec.network?.mode ?? config?.network?.mode ?? observed.config.defaults.networkMode,
-    vncEnabled: spec.vnc?.enabled ?? config?.vnc?.enabled ?? true,
-    readiness: spec.readiness ?? config?.readiness ?? { type: 'None' as const },
+    imagePullSecrets: pick(layers, 'imagePullSecrets') ?? [],
+    placement: pick(layers, 'placement') ?? {},
+    networkMode: pick(layers, 'network')?.mode ?? 'NAT',
+    vncEnabled: pick(layers, 'vnc')?.enabled ?? true,
+    readiness: pick(layers, 'readiness') ?? { type: 'None' as const },
   };
 }

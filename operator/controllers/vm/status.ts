@@ -6,8 +6,17 @@ import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
 import { desiredSchema } from '../../../api/v1alpha1/machine.ts';
 import type { Condition } from '../../../kube/objects.ts';
 import { containerState, type Facts, iso, machineOf } from './facts.ts';
+import type { Pod } from '../../../kube/core.ts';
 import type { Observed } from './observed.ts';
-import { desiredText, machineReport, type Phase, PENDING_PHASES, phaseOf, podCondition } from './phase.ts';
+import {
+  desiredText,
+  machineReport,
+  type Phase,
+  PENDING_PHASES,
+  phaseOf,
+  podCondition,
+  waitingState,
+} from './phase.ts';
 import type { Unresolved } from './resolve.ts';
 import { schedulingView } from './scheduling.ts';
 
@@ -22,86 +31,83 @@ export interface Findings {
 export function summarize(observed: Observed, facts: Facts, findings: Findings): VMStatus {
   const { vm, pod } = observed;
   const phase = phaseOf(observed, facts);
-  const bound = pod?.spec.nodeName;
-  const status: VMStatus = {
+  return {
     observedGeneration: vm.metadata.generation ?? 0,
     phase: phase.name,
-    ...(bound !== undefined && { nodeName: bound }),
-    ...(bound !== undefined && hostAddress(observed)),
+    nodeName: pod?.spec.nodeName,
+    hostAddress: hostAddress(observed),
     ...machineStatus(observed),
-    ...written(facts),
-    ...doneStamps(observed),
-    conditions: [],
-  };
-  status.conditions = conditions(observed, phase, findings);
-  return status;
-}
-
-function written(facts: Facts): Partial<VMStatus> {
-  return {
     attempt: facts.attempt,
-    ...(facts.firstRunningTime !== undefined && { firstRunningTime: facts.firstRunningTime }),
-    ...(facts.avoidedNodes.length > 0 && { avoidedNodes: [...facts.avoidedNodes] }),
-    ...(facts.failure !== undefined && { failure: facts.failure }),
+    firstRunningTime: facts.firstRunningTime,
+    avoidedNodes: nonEmpty([...facts.avoidedNodes]),
+    failure: facts.failure,
+    ...doneStamps(observed),
+    conditions: conditions(observed, phase, findings),
   };
 }
 
-function hostAddress({ pod, node }: Observed): Partial<VMStatus> {
-  const address =
-    pod?.status?.hostIP ?? node?.status?.addresses?.find(({ type }) => type === 'InternalIP')?.address;
-  return address === undefined ? {} : { hostAddress: address };
+function hostAddress({ pod, node }: Observed): string | undefined {
+  if (pod?.spec.nodeName === undefined) {
+    return undefined;
+  }
+  const internal = node?.status?.addresses?.find(({ type }) => type === 'InternalIP');
+  return pod.status?.hostIP ?? internal?.address;
 }
 
 /** What the Pod says of the machine; kept from the last status once the Pod is gone, as the VM's record. */
 function machineStatus({ vm, pod }: Observed): Partial<VMStatus> {
   const machine = pod === undefined ? undefined : machineOf(pod);
+  const kept = vm.status ?? {};
   if (pod === undefined || machine === undefined) {
-    const { image, config, hardwareUUID, serialNumber, resources, startTime } = vm.status ?? {};
-    return definedOnly({ image, config, hardwareUUID, serialNumber, resources, startTime });
+    const { image, config, hardwareUUID, serialNumber, resources, startTime } = kept;
+    return { image, config, hardwareUUID, serialNumber, resources, startTime };
   }
-  const report = machineReport(pod);
-  const container = pod.status?.containerStatuses?.[0];
-  const addresses = (pod.status?.podIPs ?? []).map(({ ip }) => ip);
-  const digest = report.imageDigest ?? digestOf(container?.imageID);
-  return definedOnly({
+  return {
     hardwareUUID: machine.hardware.uuid,
     serialNumber: machine.hardware.serialNumber,
-    image: { reference: pod.spec.containers[0]?.image ?? '', ...(digest !== undefined && { digest }) },
+    image: imageStatus(pod),
     config: machine.config,
     resources: resources(pod, vm),
-    addresses: addresses.length > 0 ? addresses : undefined,
-    endpoints: machine.ports.length > 0 ? machine.ports.map((port) => ({ ...port })) : undefined,
-    startTime: containerState(pod)?.running?.startedAt ?? vm.status?.startTime,
-    progressPercent: report.progressPercent,
-  });
+    addresses: addresses(pod),
+    endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
+    startTime: containerState(pod)?.running?.startedAt ?? kept.startTime,
+    progressPercent: machineReport(pod).progressPercent,
+  };
+}
+
+function addresses({ status = {} }: Pod): string[] | undefined {
+  return nonEmpty((status.podIPs ?? []).map(({ ip }) => ip));
+}
+
+function nonEmpty<T>(list: T[]): T[] | undefined {
+  return list.length === 0 ? undefined : list;
+}
+
+function imageStatus(pod: Pod): VMStatus['image'] {
+  const digest = machineReport(pod).imageDigest ?? digestOf(pod.status?.containerStatuses?.[0]?.imageID);
+  return { reference: pod.spec.containers[0]?.image ?? '', digest };
 }
 
 function digestOf(imageID: string | undefined): string | undefined {
   return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
 }
 
-function resources(
-  pod: { metadata: { annotations?: Record<string, string> } } & NonNullable<Observed['pod']>,
-  vm: VM,
-): VMStatus['resources'] {
+function resources(pod: Pod, vm: VM): VMStatus['resources'] {
   const desired = desiredSchema.safeParse(JSON.parse(desiredText(pod) ?? '{}'));
   if (!desired.success) {
     return vm.status?.resources;
   }
   const { cpu, memoryBytes, diskSizeBytes } = desired.data;
-  return {
-    cpu,
-    memory: formatQuantity(BigInt(memoryBytes)),
-    ...(diskSizeBytes !== undefined && { diskSize: formatQuantity(BigInt(diskSizeBytes)) }),
-  };
+  const diskSize = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));
+  return { cpu, memory: formatQuantity(BigInt(memoryBytes)), diskSize };
 }
 
 function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
   const report = machineReport(pod);
-  return definedOnly({
+  return {
     restartedAt: report.restartedAt ?? vm.status?.restartedAt,
     revertedAt: report.revertedAt ?? vm.status?.revertedAt,
-  });
+  };
 }
 
 type Draft = Omit<Condition, 'lastTransitionTime' | 'observedGeneration'>;
@@ -181,22 +187,21 @@ function scheduled({ pod, portHolder }: Observed, { blocked }: Findings): Draft 
   return { type, status: view.reason === 'Unschedulable' ? 'False' : 'Unknown', ...view };
 }
 
-/** The agent's word on the image: it is the one that fetches it. */
+/** Waiting reasons of the agent that speak of the image: it is the one that fetches it. */
+const IMAGE_REASONS = /^(Image|PullSecretMissing|DigestMismatch|DiskFull)/;
+
 function imageReady({ pod }: Observed, { blocked }: Findings): Draft {
   const type = 'ImageReady';
   if (blocked?.condition === 'ImageReady') {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
   }
-  const waiting = pod === undefined ? undefined : containerState(pod)?.waiting;
-  if (
-    waiting?.reason !== undefined &&
-    (waiting.reason.startsWith('Image') || waiting.reason === 'PullSecretMissing')
-  ) {
-    return { type, status: 'False', reason: waiting.reason, message: waiting.message ?? '' };
+  const { reason = '', message = '' } = waitingState(pod);
+  if (IMAGE_REASONS.test(reason)) {
+    return { type, status: 'False', reason, message };
   }
   return pod?.status?.phase === 'Running'
     ? { type, status: 'True', reason: 'Deployed', message: '' }
-    : { type, status: 'Unknown', reason: waiting?.reason ?? 'NotDeployed', message: '' };
+    : { type, status: 'Unknown', reason: reason || 'NotDeployed', message: '' };
 }
 
 function networkReady({ pod }: Observed): Draft {
@@ -268,10 +273,4 @@ export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boole
 
 function statusOf(status: VMStatus, type: string): string | undefined {
   return status.conditions?.find((condition) => condition.type === type)?.status;
-}
-
-function definedOnly<T extends object>(object: T): { [K in keyof T]: Exclude<T[K], undefined> } {
-  return Object.fromEntries(Object.entries(object).filter(([, value]) => value !== undefined)) as {
-    [K in keyof T]: Exclude<T[K], undefined>;
-  };
 }

@@ -1,7 +1,7 @@
 import { type Desired, desiredSchema } from '../../../../api/v1alpha1/machine.ts';
 import { parseQuantity } from '../../../../api/v1alpha1/quantity.ts';
 import type { VMSpec } from '../../../../api/v1alpha1/vm.ts';
-import type { Facts } from '../facts.ts';
+import { type Facts, hasEnded } from '../facts.ts';
 import type { Observed } from '../observed.ts';
 import { desiredText } from '../phase.ts';
 import { buildDesired } from '../pod.ts';
@@ -9,11 +9,11 @@ import { NOTHING, type StepResult } from './step.ts';
 
 /** Tells the agent what the machine should be now; what the VM does not say stays as it was resolved at deployment. */
 export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
-  const text = pod === undefined ? undefined : desiredText(pod);
-  const ended = pod?.status?.phase === 'Failed' || pod?.metadata.deletionTimestamp !== undefined;
-  if (text === undefined || ended || facts.failure !== undefined) {
+  const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;
+  if (ended || facts.failure !== undefined) {
     return NOTHING;
   }
+  const text = desiredText(pod) ?? '{}';
   const current = desiredSchema.safeParse(JSON.parse(text));
   if (!current.success) {
     return NOTHING;

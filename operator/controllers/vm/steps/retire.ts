@@ -1,6 +1,6 @@
 import { POD_FINALIZER } from '../../../../api/v1alpha1/names.ts';
 import type { Pod } from '../../../../kube/core.ts';
-import { type Facts, hasRun, podAttempt } from '../facts.ts';
+import { type Facts, hasEnded, hasRun, podAttempt } from '../facts.ts';
 import type { Observed } from '../observed.ts';
 import { isAbandoned, isReleasable, NOTHING, type StepResult, waitFor } from './step.ts';
 
@@ -24,8 +24,7 @@ export function retirePod(observed: Observed, _facts: Facts): StepResult {
 /** A Failed Pod of a failed VM stays, for its log, until the VM is deleted. */
 function mustGo(observed: Observed, pod: Pod): boolean {
   const { status } = observed.vm;
-  const ended = pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
-  return (status?.attempt ?? 1) > podAttempt(pod) || (status?.failure !== undefined && !ended);
+  return (status?.attempt ?? 1) > podAttempt(pod) || (status?.failure !== undefined && !hasEnded(pod));
 }
 
 function letGo(observed: Observed, pod: Pod): StepResult {
