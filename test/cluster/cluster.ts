@@ -1,0 +1,140 @@
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { KubeClient } from '../../kube/client.ts';
+import { NAMESPACES } from '../../kube/core.ts';
+import { type Connection, loadConnection } from '../../kube/credentials.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { Transport } from '../../kube/transport.ts';
+import { createBootstrapKubeconfig } from './bootstrap.ts';
+import { waitUntilReady } from './controlplane.ts';
+import { createHosts, type HostOptions } from './hosts.ts';
+import { writeFileAtomically, writeKubeconfig } from './kubeconfig.ts';
+import { type Kubectl, type KubectlOptions, type KubectlResult, kubectlFor } from './kubectl.ts';
+import { ensureKwok } from './kwok.ts';
+import { type OperatorOptions, type OperatorProcess, startOperator } from './operator.ts';
+import { type ProcessRecord, readRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
+import type { ClusterState } from './state.ts';
+import { renewToken, requestToken } from './tokens.ts';
+import type { Cluster, Component, ComponentProcess } from './types.ts';
+
+/** A cluster by its state folder; the same whether this process started it or another one. */
+export class RunningCluster implements Cluster {
+  readonly name: string;
+  readonly directory: string;
+  readonly server: string;
+  readonly kubeconfig: string;
+  readonly operatorKubeconfig: string;
+  readonly kubectlPath: string;
+  readonly #state: ClusterState;
+  readonly #kubectl: Kubectl;
+  readonly #connection: Connection;
+  readonly #transport: Transport;
+  readonly #client: KubeClient;
+  readonly #end: (cluster: RunningCluster) => Promise<void>;
+  readonly #hosts = new Map<string, number>();
+  #stopRenewal: (() => void) | undefined;
+
+  private constructor(
+    directory: string,
+    state: ClusterState,
+    connection: Connection,
+    end: (cluster: RunningCluster) => Promise<void>,
+  ) {
+    this.#state = state;
+    this.#connection = connection;
+    this.#end = end;
+    this.#transport = new Transport(connection, { metrics: createMetrics(), userAgent: 'berth-harness' });
+    this.#client = new KubeClient(this.#transport);
+    this.name = state.name;
+    this.directory = directory;
+    this.server = state.server;
+    this.kubeconfig = join(directory, 'kubeconfig');
+    this.operatorKubeconfig = join(directory, 'operator.kubeconfig');
+    this.kubectlPath = state.tools.kubectl;
+    this.#kubectl = kubectlFor(state.tools.kubectl, this.kubeconfig);
+  }
+
+  static async open(
+    directory: string,
+    state: ClusterState,
+    end: (cluster: RunningCluster) => Promise<void>,
+  ): Promise<RunningCluster> {
+    const connection = await loadConnection({ kubeconfigPath: join(directory, 'kubeconfig') });
+    return new RunningCluster(directory, state, connection, end);
+  }
+
+  kubectl(args: readonly string[], options?: KubectlOptions): Promise<KubectlResult> {
+    return this.#kubectl(args, options);
+  }
+
+  client(): KubeClient {
+    return this.#client;
+  }
+
+  async addHosts(count: number, options: HostOptions = {}): Promise<string[]> {
+    if (count === 0) return [];
+    const prefix = options.prefix ?? 'host';
+    const first = this.#hosts.get(prefix) ?? 0;
+    this.#hosts.set(prefix, first + count);
+    await ensureKwok(this.directory, this.#state.tools);
+    return createHosts(this.#client, { first, count }, options);
+  }
+
+  startOperator(options?: OperatorOptions): Promise<OperatorProcess> {
+    return startOperator(this.directory, this.operatorKubeconfig, options);
+  }
+
+  async createNamespace(name: string): Promise<void> {
+    await this.#client.create(NAMESPACES, {
+      apiVersion: 'v1',
+      kind: 'Namespace',
+      metadata: { name, labels: { 'pod-security.kubernetes.io/enforce': 'privileged' } },
+    });
+  }
+
+  async createAgentBootstrap(): Promise<{ kubeconfig: string }> {
+    return { kubeconfig: await createBootstrapKubeconfig(this.#client, this.#connection, this.directory) };
+  }
+
+  /** Writes the operator's kubeconfig; its token is renewed from here on unless it is a lasting one. */
+  async writeOperatorKubeconfig(): Promise<void> {
+    const tokenFile = join(this.directory, 'operator.token');
+    writeFileAtomically(tokenFile, await requestToken(this.#client, this.#state.lasting));
+    writeKubeconfig(this.operatorKubeconfig, {
+      server: this.server,
+      authority: this.#connection.certificateAuthority ?? '',
+      user: { kind: 'tokenFile', path: tokenFile },
+    });
+    if (this.#state.lasting) return;
+    this.#stopRenewal = renewToken(this.#client, tokenFile, (error) => {
+      writeFileSync(join(this.directory, 'token-renewal.log'), `${String(error)}\n`, { flag: 'a' });
+    });
+  }
+
+  component(name: Component): ComponentProcess {
+    if (this.#state.provider !== 'processes') {
+      throw new Error(`${name} cannot be reached here; set BERTH_CLUSTER=processes for plain processes`);
+    }
+    const record = readRecord(this.directory, name);
+    return {
+      pid: record.pid,
+      restart: (signal = 'SIGKILL') => this.#restart(record, signal),
+      signal: async (signal) => {
+        await signalProcess(record, signal);
+      },
+    };
+  }
+
+  async #restart(record: ProcessRecord, signal: NodeJS.Signals): Promise<void> {
+    await stopProcess(this.directory, record, signal);
+    const { name, file, arguments: args } = record;
+    await startProcess(this.directory, { name, file, arguments: args });
+    await waitUntilReady(this.directory, this.server);
+  }
+
+  async stop(): Promise<void> {
+    this.#stopRenewal?.();
+    await this.#transport.close();
+    await this.#end(this);
+  }
+}

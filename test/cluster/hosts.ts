@@ -1,0 +1,91 @@
+/** Simulated hosts: Node objects that KWOK keeps alive. */
+import type { KubeClient } from '../../kube/client.ts';
+import { NODES, type Node } from '../../kube/core.ts';
+
+export interface HostOptions {
+  prefix?: string;
+  /** `berth.dev/slot` in capacity and allocatable; undefined leaves it to the operator. */
+  slots?: number | undefined;
+  architecture?: 'arm64' | 'amd64';
+}
+
+/** More at once gain nothing on loopback. */
+const IN_FLIGHT = 32;
+const DEFAULT_SLOTS = 4;
+
+/** Creates `count` hosts, numbered from `first`; resolves with their names. */
+export async function createHosts(
+  client: KubeClient,
+  range: { first: number; count: number },
+  options: HostOptions = {},
+): Promise<string[]> {
+  const prefix = options.prefix ?? 'host';
+  const names = Array.from({ length: range.count }, (_, index) => `${prefix}-${range.first + index}`);
+  const waiting = names.values();
+  const work = async (): Promise<void> => {
+    for (const name of waiting) await client.create(NODES, hostNode(name, options));
+  };
+  await Promise.all(Array.from({ length: IN_FLIGHT }, work));
+  return names;
+}
+
+function hostNode(name: string, options: HostOptions): Node {
+  const slots = 'slots' in options ? options.slots : DEFAULT_SLOTS;
+  const architecture = options.architecture ?? 'arm64';
+  const operatingSystem = architecture === 'arm64' ? 'darwin' : 'linux';
+  const resources = {
+    cpu: '16',
+    memory: '64Gi',
+    pods: '110',
+    ...(slots === undefined ? {} : { 'berth.dev/slot': String(slots) }),
+  };
+  const now = new Date().toISOString();
+  return {
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: {
+      name,
+      annotations: { 'kwok.x-k8s.io/node': 'fake' },
+      labels: {
+        'berth.dev/host': 'true',
+        'kubernetes.io/arch': architecture,
+        'kubernetes.io/os': operatingSystem,
+        'kubernetes.io/hostname': name,
+      },
+    },
+    spec: { taints: [{ key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' }] },
+    status: {
+      capacity: resources,
+      allocatable: resources,
+      // Without a condition Ready the node would be tainted, and Pods wait until KWOK has seen it.
+      conditions: [
+        {
+          type: 'Ready',
+          status: 'True',
+          reason: 'KubeletReady',
+          message: 'kubelet is posting ready status',
+          lastHeartbeatTime: now,
+          lastTransitionTime: now,
+        },
+      ],
+      addresses: [{ type: 'InternalIP', address: '192.0.2.1' }],
+      nodeInfo: nodeInfo(architecture, operatingSystem),
+    },
+  } as Node;
+}
+
+function nodeInfo(architecture: string, operatingSystem: string): Record<string, string> {
+  const version = 'kwok';
+  return {
+    architecture,
+    operatingSystem,
+    bootID: '',
+    containerRuntimeVersion: version,
+    kernelVersion: version,
+    kubeProxyVersion: version,
+    kubeletVersion: version,
+    machineID: '',
+    osImage: '',
+    systemUUID: '',
+  };
+}

@@ -1,0 +1,63 @@
+/** Kubeconfig files in block YAML, everything inline, as people and simple scripts read them. */
+import { renameSync, writeFileSync } from 'node:fs';
+import { stringify } from 'yaml';
+
+/** PEM texts. */
+export interface KeyAndCertificate {
+  key: string;
+  certificate: string;
+}
+
+export interface KubeconfigContent {
+  server: string;
+  /** PEM. */
+  authority: string;
+  user: KubeconfigUser;
+}
+
+export type KubeconfigUser =
+  | { kind: 'certificate'; pair: KeyAndCertificate }
+  | { kind: 'tokenFile'; path: string }
+  | { kind: 'token'; token: string };
+
+/** Replaces the file at once; readable by its owner alone. */
+export function writeKubeconfig(path: string, content: KubeconfigContent): void {
+  const document = {
+    apiVersion: 'v1',
+    kind: 'Config',
+    'current-context': 'berth',
+    clusters: [
+      {
+        name: 'berth',
+        cluster: { server: content.server, 'certificate-authority-data': base64(content.authority) },
+      },
+    ],
+    contexts: [{ name: 'berth', context: { cluster: 'berth', user: 'berth' } }],
+    users: [{ name: 'berth', user: userEntry(content.user) }],
+  };
+  writeFileAtomically(path, stringify(document, { lineWidth: 0 }));
+}
+
+/** Readers see the old or the new content, never half of one. */
+export function writeFileAtomically(path: string, text: string): void {
+  writeFileSync(`${path}.new`, text, { mode: 0o600 });
+  renameSync(`${path}.new`, path);
+}
+
+function userEntry(user: KubeconfigUser): Record<string, string> {
+  switch (user.kind) {
+    case 'certificate':
+      return {
+        'client-certificate-data': base64(user.pair.certificate),
+        'client-key-data': base64(user.pair.key),
+      };
+    case 'tokenFile':
+      return { tokenFile: user.path };
+    case 'token':
+      return { token: user.token };
+  }
+}
+
+function base64(text: string): string {
+  return Buffer.from(text).toString('base64');
+}

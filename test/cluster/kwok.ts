@@ -1,0 +1,26 @@
+import { join } from 'node:path';
+import { isErrorCode } from '../support/errors.ts';
+import { isAlive, readRecord, startProcess } from './processes.ts';
+import type { Tools } from './toolchain/toolchain.ts';
+
+/** Starts KWOK for this cluster unless it runs. It touches only nodes with its annotation. */
+export async function ensureKwok(directory: string, tools: Tools): Promise<void> {
+  if (await runs(directory)) return;
+  await startProcess(directory, {
+    name: 'kwok',
+    file: tools.kwok,
+    arguments: [
+      `--kubeconfig=${join(directory, 'pki', 'kwok.kubeconfig')}`,
+      `--config=${join(import.meta.dirname, 'kwok-stages.yaml')}`,
+    ],
+  });
+}
+
+async function runs(directory: string): Promise<boolean> {
+  try {
+    return await isAlive(readRecord(directory, 'kwok'));
+  } catch (error) {
+    if (isErrorCode(error, 'ENOENT')) return false;
+    throw error;
+  }
+}

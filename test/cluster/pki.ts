@@ -1,0 +1,79 @@
+/** The keys and certificates of a throw-away control plane: one authority for everything. */
+import { generateKeyPairSync } from 'node:crypto';
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { type Authority, createAuthority, createKey, issue } from '../../kube/certificates.ts';
+import { type KeyAndCertificate, writeKubeconfig } from './kubeconfig.ts';
+
+/** A cluster for trying, tests or benchmarks is not kept longer. */
+const VALIDITY_DAYS = 365;
+
+/** Users that components are, with a kubeconfig each in `pki/`. */
+const COMPONENT_USERS = {
+  'kube-controller-manager': 'system:kube-controller-manager',
+  'kube-scheduler': 'system:kube-scheduler',
+  kwok: 'berth:kwok',
+} as const;
+
+/** Fills `DIRECTORY/pki` and writes the administrator's `DIRECTORY/kubeconfig`. */
+export async function writeCredentials(name: string, directory: string, server: string): Promise<void> {
+  const pki = join(directory, 'pki');
+  mkdirSync(pki, { recursive: true, mode: 0o700 });
+  const authority = await createAuthority({ commonName: `berth-${name}`, days: VALIDITY_DAYS });
+  writePair(pki, 'ca', { key: authority.key.pem, certificate: authority.certificate });
+  writeServiceAccountKeys(pki);
+  writePair(pki, 'kube-apiserver', await serverPair(authority));
+  writePair(pki, 'kubelet-client', await clientPair(authority, 'kube-apiserver-kubelet-client'));
+  const admin = await clientPair(authority, 'berth-admin', ['system:masters']);
+  writePair(pki, 'admin', admin);
+  const content = { server, authority: authority.certificate };
+  writeKubeconfig(join(directory, 'kubeconfig'), { ...content, user: { kind: 'certificate', pair: admin } });
+  for (const [component, user] of Object.entries(COMPONENT_USERS)) {
+    const pair = await clientPair(authority, user);
+    writeKubeconfig(join(pki, `${component}.kubeconfig`), {
+      ...content,
+      user: { kind: 'certificate', pair },
+    });
+  }
+}
+
+async function serverPair(authority: Authority): Promise<KeyAndCertificate> {
+  const key = await createKey();
+  const certificate = await issue(authority, {
+    key,
+    commonName: 'kube-apiserver',
+    dnsNames: ['localhost', 'kubernetes', 'kubernetes.default', 'kubernetes.default.svc'],
+    ipAddresses: ['127.0.0.1', '10.96.0.1'],
+    days: VALIDITY_DAYS,
+    usages: ['server'],
+  });
+  return { key: key.pem, certificate };
+}
+
+async function clientPair(
+  authority: Authority,
+  commonName: string,
+  organizations: string[] = [],
+): Promise<KeyAndCertificate> {
+  const key = await createKey();
+  const subject = { key, commonName, organizations, days: VALIDITY_DAYS };
+  return { key: key.pem, certificate: await issue(authority, { ...subject, usages: ['client'] }) };
+}
+
+/** The key pair that ServiceAccount tokens are signed with. */
+function writeServiceAccountKeys(directory: string): void {
+  const keys = generateKeyPairSync('ec', { namedCurve: 'P-256' });
+  const secret = keys.privateKey.export({ type: 'pkcs8', format: 'pem' }).toString();
+  writeSecret(join(directory, 'service-account.key'), secret);
+  const open = keys.publicKey.export({ type: 'spki', format: 'pem' }).toString();
+  writeSecret(join(directory, 'service-account.pub'), open);
+}
+
+function writePair(directory: string, name: string, pair: KeyAndCertificate): void {
+  writeSecret(join(directory, `${name}.key`), pair.key);
+  writeSecret(join(directory, `${name}.crt`), pair.certificate);
+}
+
+function writeSecret(path: string, text: string): void {
+  writeFileSync(path, text.endsWith('\n') ? text : `${text}\n`, { mode: 0o600 });
+}

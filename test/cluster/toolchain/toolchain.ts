@@ -1,0 +1,135 @@
+/** Where the programs come from: KUBEBUILDER_ASSETS, the user's cache, a download, or a build. */
+import { constants } from 'node:fs';
+import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+import { messageOf } from '../../support/errors.ts';
+import { buildTools } from './build.ts';
+import { downloadTools, type Progress } from './download.ts';
+import { withLock } from './lock.ts';
+import { cacheKey, TOOL_GROUPS, type Tool, type ToolGroup } from './tools.ts';
+
+export type Tools = Readonly<Record<Tool, string>>;
+
+/** Nothing gave the programs. The message says what was tried and what to install. */
+export class ToolchainError extends Error {
+  override readonly name = 'ToolchainError';
+}
+
+/** Steps that are tried in turn for what is neither given nor cached. */
+export interface Sources {
+  download: typeof downloadTools;
+  build: typeof buildTools;
+}
+
+const REAL_SOURCES: Sources = { download: downloadTools, build: buildTools };
+
+export interface ToolchainOptions {
+  environment?: Readonly<Record<string, string | undefined>>;
+  progress?: Progress;
+  sources?: Sources;
+}
+
+/** `$XDG_CACHE_HOME/berth`, else `~/.cache/berth`. */
+export function cacheDirectory(
+  environment: Readonly<Record<string, string | undefined>> = process.env,
+): string {
+  return join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'berth');
+}
+
+/** Paths of all programs; the first call on a machine downloads or builds them, which takes minutes. */
+export async function resolveTools(options: ToolchainOptions = {}): Promise<Tools> {
+  const environment = options.environment ?? process.env;
+  const progress = options.progress ?? toStandardError;
+  const found: Partial<Record<Tool, string>> = {};
+  for (const group of TOOL_GROUPS) {
+    const tools = Object.keys(group.packages) as Tool[];
+    Object.assign(found, await givenTools(tools, environment['KUBEBUILDER_ASSETS']));
+    const missing = tools.filter((tool) => found[tool] === undefined);
+    if (missing.length === 0) continue;
+    const directory = join(cacheDirectory(environment), 'toolchain', await cacheKey(group));
+    await fill(group, missing, directory, { progress, sources: options.sources ?? REAL_SOURCES });
+    for (const tool of missing) found[tool] = join(directory, tool);
+  }
+  return found as Tools;
+}
+
+function toStandardError(line: string): void {
+  process.stderr.write(`toolchain: ${line}\n`);
+}
+
+async function givenTools(tools: readonly Tool[], directory: string | undefined): Promise<Partial<Tools>> {
+  if (!directory) return {};
+  const present = await Promise.all(tools.map((tool) => isExecutable(join(directory, tool))));
+  return Object.fromEntries(
+    tools.filter((_, index) => present[index]).map((tool) => [tool, join(directory, tool)]),
+  );
+}
+
+async function isExecutable(path: string): Promise<boolean> {
+  return access(path, constants.X_OK).then(
+    () => true,
+    () => false,
+  );
+}
+
+/** Makes sure that `directory` holds `tools`. Each file arrives by rename, so that none is ever half there. */
+async function fill(
+  group: ToolGroup,
+  tools: readonly Tool[],
+  directory: string,
+  how: { progress: Progress; sources: Sources },
+): Promise<void> {
+  if ((await missingIn(directory, tools)).length === 0) return;
+  await mkdir(directory, { recursive: true });
+  await withLock(`${directory}.lock`, how.progress, async () => {
+    const missing = await missingIn(directory, tools);
+    if (missing.length === 0) return;
+    const work = await mkdtemp(`${directory}.new-`);
+    try {
+      await downloadOrBuild(group, missing, work, how);
+      for (const tool of missing) await rename(join(work, tool), join(directory, tool));
+    } finally {
+      await rm(work, { recursive: true, force: true });
+    }
+  });
+}
+
+async function missingIn(directory: string, tools: readonly Tool[]): Promise<Tool[]> {
+  const present = await Promise.all(tools.map((tool) => isExecutable(join(directory, tool))));
+  return tools.filter((_, index) => !present[index]);
+}
+
+async function downloadOrBuild(
+  group: ToolGroup,
+  tools: readonly Tool[],
+  directory: string,
+  how: { progress: Progress; sources: Sources },
+): Promise<void> {
+  const failures: string[] = [];
+  for (const step of ['download', 'build'] as const) {
+    try {
+      await how.sources[step](group, tools, directory, how.progress);
+      return;
+    } catch (error) {
+      how.progress(`${step} of ${group.name} ${group.version} failed: ${messageOf(error)}`);
+      failures.push(`${step}: ${messageOf(error)}`);
+    }
+  }
+  throw new ToolchainError(nothingWorks(group, failures));
+}
+
+function nothingWorks(group: ToolGroup, failures: readonly string[]): string {
+  return [
+    `No way to get ${group.name} ${group.version} (${Object.keys(group.packages).join(', ')}). Tried:`,
+    '  - KUBEBUILDER_ASSETS: not set, or without these programs',
+    `  - cache: not in ${cacheDirectory()}/toolchain`,
+    ...failures.map((failure) => `  - ${failure.replaceAll('\n', '\n    ')}`),
+    'One of these helps:',
+    '  - start Docker, with access to a registry that has rancher/k3s',
+    '  - set KUBECONFIG and BERTH_CLUSTER=kubeconfig to use a cluster that you have',
+    '  - set KUBEBUILDER_ASSETS to a folder with these programs',
+    '  - allow https://dl.k8s.io and https://github.com',
+    '  - install Go 1.26 or newer, and allow a Go module proxy (GOPROXY)',
+  ].join('\n');
+}

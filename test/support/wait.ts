@@ -1,0 +1,39 @@
+import { setTimeout as sleep } from 'node:timers/promises';
+import { messageOf } from './errors.ts';
+
+export interface WaitOptions {
+  deadlineMilliseconds?: number;
+  intervalMilliseconds?: number;
+}
+
+/** Long enough for one step of a real cluster on a busy machine. */
+const DEFAULT_DEADLINE_MILLISECONDS = 30_000;
+/** Short beside what is waited for, long beside a request on loopback. */
+const DEFAULT_INTERVAL_MILLISECONDS = 50;
+
+/**
+ * Waits until `probe` answers something other than `undefined` or `false`, and returns it.
+ * A probe that throws is tried again. After the deadline: an Error that names `what` and the last answer.
+ */
+export async function waitFor<T>(
+  what: string,
+  probe: () => Promise<T | undefined | false> | T | undefined | false,
+  options: WaitOptions = {},
+): Promise<T> {
+  const milliseconds = options.deadlineMilliseconds ?? DEFAULT_DEADLINE_MILLISECONDS;
+  const deadline = performance.now() + milliseconds;
+  let last = 'not yet';
+  for (;;) {
+    try {
+      const answer = await probe();
+      if (answer !== undefined && answer !== false) return answer;
+      last = 'not yet';
+    } catch (error) {
+      last = messageOf(error);
+    }
+    if (performance.now() >= deadline) {
+      throw new Error(`waited ${milliseconds} ms for ${what}: ${last}`);
+    }
+    await sleep(options.intervalMilliseconds ?? DEFAULT_INTERVAL_MILLISECONDS);
+  }
+}

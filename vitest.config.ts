@@ -1,0 +1,62 @@
+import { defineConfig } from 'vitest/config';
+
+/** A single step of a real cluster or guest; a test that waits longer says so itself. */
+const REAL_PARTS_MILLISECONDS = 120_000;
+/** Set-up may have to wait for a whole cluster. */
+const HOOK_MILLISECONDS = 180_000;
+
+const realParts = {
+  testTimeout: REAL_PARTS_MILLISECONDS,
+  hookTimeout: HOOK_MILLISECONDS,
+  pool: 'forks' as const,
+};
+
+/** Tests that start emulated guests or measure time run one file at a time. */
+const oneAtATime = { ...realParts, fileParallelism: false };
+
+export default defineConfig({
+  test: {
+    reporters: ['default'],
+    projects: [
+      {
+        test: {
+          name: 'unit',
+          include: ['{api,kube,operator,agent,hack,test/cluster,test/support}/**/*.test.ts'],
+          sequence: { groupOrder: 0 },
+        },
+      },
+      {
+        test: {
+          name: 'integration',
+          include: ['test/integration/**/*.test.ts'],
+          globalSetup: ['test/support/shared-cluster.ts'],
+          sequence: { groupOrder: 1 },
+          maxWorkers: 2,
+          ...realParts,
+        },
+      },
+      {
+        test: {
+          name: 'harness',
+          include: ['test/harness/**/*.test.ts'],
+          sequence: { groupOrder: 2 },
+          ...oneAtATime,
+        },
+      },
+      {
+        test: { name: 'e2e', include: ['test/e2e/**/*.test.ts'], sequence: { groupOrder: 3 }, ...oneAtATime },
+      },
+      {
+        test: {
+          name: 'faults',
+          include: ['test/faults/**/*.test.ts'],
+          sequence: { groupOrder: 4 },
+          ...oneAtATime,
+        },
+      },
+      {
+        test: { name: 'nat', include: ['test/nat/**/*.test.ts'], sequence: { groupOrder: 5 }, ...oneAtATime },
+      },
+    ],
+  },
+});
