@@ -1,0 +1,382 @@
+/**
+ * The invariants of a VM's life over thousands of interleavings: what the scheduler, the agent, people and crashes of the
+ * operator do, in any order, against the pure steps. The world here is a model of the API server's rules for one name.
+ */
+import fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import {
+  DESIRED_ANNOTATION,
+  MACHINE_CONTAINER,
+  POD_FINALIZER,
+  VM_FINALIZER,
+} from '../../../api/v1alpha1/names.ts';
+import type { VM } from '../../../api/v1alpha1/vm.ts';
+import type { Node, Pod } from '../../../kube/core.ts';
+import { parseConfig } from '../../config.ts';
+import { gatherFacts, hasRun } from './facts.ts';
+import type { Observed } from './observed.ts';
+import { summarize } from './status.ts';
+import { stepsFor } from './steps/index.ts';
+import type { Write } from './steps/step.ts';
+
+const config = parseConfig({ hostLostTimeoutSeconds: 600 }, 'test');
+const ACTIONS = [
+  'reconcile',
+  'reconcile',
+  'reconcile',
+  'reconcileAndCrash',
+  'schedule',
+  'agentStarts',
+  'agentStarts',
+  'agentFails',
+  'agentRefuses',
+  'agentEnds',
+  'deletePod',
+  'deleteVM',
+  'hostSilent',
+  'hostBack',
+  'nodeDeleted',
+  'outOfService',
+  'tick',
+] as const;
+type Action = (typeof ACTIONS)[number];
+
+/** One VM, its Pod's name, one host, and everything that ever happened to them. */
+class World {
+  now = Date.parse('2030-01-01T00:00:00Z');
+  vm: VM | undefined = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'VM',
+    metadata: {
+      name: 'x',
+      namespace: 'platform-default',
+      uid: 'vm-uid',
+      generation: 1,
+      creationTimestamp: '2030-01-01T00:00:00Z',
+    },
+    spec: { image: 'registry.example/guest:1' },
+  };
+  pod: Pod | undefined;
+  node: Node | undefined = {
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: { name: 'host' },
+    status: { conditions: [{ type: 'Ready', status: 'True' }] },
+  };
+  podsCreated = 0;
+  ranOnce = false;
+  createdAfterRun = 0;
+  releasedUnobserved = 0;
+  writesInLastPass = 0;
+
+  observed(): Observed {
+    const vm = this.vm as VM;
+    return {
+      vm: structuredClone(vm),
+      pod: structuredClone(this.pod),
+      nameTakenBy: undefined,
+      node: this.pod?.spec.nodeName === undefined ? undefined : structuredClone(this.node),
+      lookups: { vmConfig: () => undefined, image: () => undefined, iso: () => undefined },
+      portHolder: () => undefined,
+      config,
+      now: this.now,
+      random: () => 'ab'.repeat(32),
+    };
+  }
+
+  /** `writes` limits how many happen before the operator dies. */
+  reconcile(writes: number): void {
+    this.writesInLastPass = 0;
+    if (this.vm === undefined) {
+      return;
+    }
+    let left = writes;
+    for (const step of stepsFor(this.observed())) {
+      if (this.vm === undefined) {
+        return;
+      }
+      const result = step(this.observed(), gatherFacts(this.observed()));
+      for (const write of result.writes) {
+        if (left-- === 0) {
+          return;
+        }
+        this.apply(write);
+      }
+      if (result.outcome.kind !== 'done') {
+        break;
+      }
+    }
+    if (this.vm !== undefined && left > 0 && this.vm.metadata.finalizers?.includes(VM_FINALIZER) === true) {
+      const observed = this.observed();
+      const status = summarize(observed, gatherFacts(observed), {});
+      if (JSON.stringify(status) !== JSON.stringify(this.vm.status)) {
+        this.writesInLastPass += 1;
+        this.vm.status = structuredClone(status);
+      }
+    }
+  }
+
+  apply(write: Write): void {
+    this.writesInLastPass += 1;
+    const vm = this.vm as VM;
+    switch (write.kind) {
+      case 'addFinalizer':
+        vm.metadata.finalizers = [...(vm.metadata.finalizers ?? []), VM_FINALIZER];
+        break;
+      case 'removeFinalizer':
+        vm.metadata.finalizers = vm.metadata.finalizers?.filter((name) => name !== VM_FINALIZER) ?? [];
+        this.collect();
+        break;
+      case 'createPod':
+        this.createPod(write.pod as unknown as Pod);
+        break;
+      case 'patchDesired':
+        (this.pod as Pod).metadata.annotations = {
+          ...this.pod?.metadata.annotations,
+          [DESIRED_ANNOTATION]: write.text,
+        };
+        break;
+      case 'deletePod':
+        this.markPodDeleted();
+        break;
+      case 'releasePod':
+        this.releasePod();
+        break;
+      case 'deleteVM':
+        vm.metadata.deletionTimestamp ??= new Date(this.now).toISOString();
+        this.collect();
+        break;
+    }
+  }
+
+  private createPod(pod: Pod): void {
+    expect(this.pod, 'one Pod per VM').toBeUndefined();
+    this.podsCreated += 1;
+    if (this.ranOnce) {
+      this.createdAfterRun += 1;
+    }
+    this.pod = { ...structuredClone(pod), status: { phase: 'Pending' } };
+    this.pod.metadata.uid = `pod-${this.podsCreated}`;
+    this.pod.metadata.creationTimestamp = new Date(this.now).toISOString();
+  }
+
+  private releasePod(): void {
+    const pod = this.pod as Pod;
+    const terminated = pod.status?.containerStatuses?.[0]?.state?.terminated !== undefined;
+    const vm = this.vm as VM;
+    const unobserved =
+      hasRun(pod) && vm.metadata.deletionTimestamp === undefined && vm.status?.firstRunningTime === undefined;
+    if (unobserved) {
+      this.releasedUnobserved += 1;
+    }
+    expect(pod.metadata.deletionTimestamp, 'only a Pod that is being deleted is let go').toBeDefined();
+    expect(
+      terminated || pod.spec.nodeName === undefined || this.hostIsGivenUp(),
+      'its machine has ended',
+    ).toBe(true);
+    pod.metadata.finalizers = pod.metadata.finalizers?.filter((name) => name !== POD_FINALIZER) ?? [];
+    this.pod = undefined;
+  }
+
+  private hostIsGivenUp(): boolean {
+    const fenced = this.node?.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service');
+    const ready = this.node?.status?.conditions?.[0];
+    const silent =
+      ready?.status === 'Unknown' && this.now - Date.parse(ready.lastTransitionTime ?? '') >= 600_000;
+    return this.node === undefined || fenced === true || silent;
+  }
+
+  markPodDeleted(): void {
+    if (this.pod !== undefined) {
+      this.pod.metadata.deletionTimestamp ??= new Date(this.now).toISOString();
+    }
+  }
+
+  private collect(): void {
+    if (
+      this.vm?.metadata.deletionTimestamp !== undefined &&
+      (this.vm.metadata.finalizers ?? []).length === 0
+    ) {
+      this.vm = undefined;
+    }
+  }
+
+  private hostIsUp(): boolean {
+    return this.node?.status?.conditions?.[0]?.status === 'True';
+  }
+
+  act(action: Action): void {
+    const { pod } = this;
+    const bound = pod?.spec.nodeName !== undefined && this.hostIsUp();
+    const phase = pod?.status?.phase;
+    switch (action) {
+      case 'reconcile':
+        return this.reconcile(Number.POSITIVE_INFINITY);
+      case 'reconcileAndCrash':
+        return this.reconcile(1);
+      case 'schedule':
+        if (pod !== undefined && pod.metadata.deletionTimestamp === undefined && this.hostIsUp()) {
+          pod.spec.nodeName = 'host';
+        }
+        return;
+      case 'agentStarts':
+        if (
+          bound &&
+          pod !== undefined &&
+          phase === 'Pending' &&
+          pod.metadata.deletionTimestamp === undefined
+        ) {
+          this.ranOnce = true;
+          this.setState('Running', { running: { startedAt: new Date(this.now).toISOString() } });
+        }
+        return;
+      case 'agentFails':
+        if (bound && (phase === 'Pending' || phase === 'Running')) {
+          this.end('Crashed');
+        }
+        return;
+      case 'agentRefuses':
+        if (bound && phase === 'Pending') {
+          this.end('PortTaken');
+        }
+        return;
+      case 'agentEnds':
+        if (bound && pod?.metadata.deletionTimestamp !== undefined && phase !== 'Failed') {
+          this.end('Deleted');
+        }
+        return;
+      case 'deletePod':
+        return this.markPodDeleted();
+      case 'deleteVM':
+        if (this.vm !== undefined) {
+          this.vm.metadata.deletionTimestamp ??= new Date(this.now).toISOString();
+          this.collect();
+        }
+        return;
+      default:
+        return this.actOnHost(action);
+    }
+  }
+
+  private actOnHost(action: Action): void {
+    if (action === 'tick') {
+      this.now += 60_000;
+    } else if (action === 'nodeDeleted') {
+      this.node = undefined;
+    } else if (action === 'outOfService' && this.node !== undefined && !this.hostIsUp()) {
+      this.node.spec = { taints: [{ key: 'node.kubernetes.io/out-of-service', effect: 'NoExecute' }] };
+    } else if (this.node !== undefined && (action === 'hostSilent' || action === 'hostBack')) {
+      const status = action === 'hostBack' ? 'True' : 'Unknown';
+      const before = this.node.status?.conditions?.[0];
+      if (before?.status !== status) {
+        this.node.status = {
+          conditions: [{ type: 'Ready', status, lastTransitionTime: new Date(this.now).toISOString() }],
+        };
+      }
+    }
+  }
+
+  private setState(phase: 'Running' | 'Failed', state: object): void {
+    const pod = this.pod as Pod;
+    const container = {
+      name: MACHINE_CONTAINER,
+      ready: true,
+      restartCount: 0,
+      image: '',
+      imageID: '',
+      state,
+    };
+    pod.status = { phase, containerStatuses: [container] };
+  }
+
+  private end(reason: string): void {
+    const running = this.pod?.status?.containerStatuses?.[0]?.state?.running;
+    const startedAt = running?.startedAt;
+    this.setState('Failed', {
+      terminated: { exitCode: 137, reason, message: 'last words', ...(startedAt && { startedAt }) },
+    });
+  }
+}
+
+function settle(world: World): void {
+  for (let pass = 0; pass < 20; pass += 1) {
+    world.act('reconcile');
+    if (world.writesInLastPass === 0) {
+      return;
+    }
+  }
+}
+
+const histories = fc.array(fc.constantFrom(...ACTIONS), { maxLength: 60 });
+const RUNS = { numRuns: 3000 };
+
+describe('a VM, whatever happens in whatever order', () => {
+  it('no-lost-disk: is never placed again once a machine of it ran, and none runs unseen', () => {
+    fc.assert(
+      fc.property(histories, (actions) => {
+        const world = new World();
+        for (const action of actions) {
+          world.act(action);
+        }
+        settle(world);
+        expect(world.createdAfterRun).toBe(0);
+        expect(world.releasedUnobserved).toBe(0);
+      }),
+      RUNS,
+    );
+  });
+
+  it('no-orphan: once deleted with its host up, it and its Pod go', () => {
+    fc.assert(
+      fc.property(histories, (actions) => {
+        const world = new World();
+        for (const action of actions) {
+          world.act(action);
+        }
+        world.act('hostBack');
+        world.act('deleteVM');
+        for (let round = 0; round < 6; round += 1) {
+          world.act('reconcile');
+          world.act('agentEnds');
+        }
+        settle(world);
+        expect(world.vm).toBeUndefined();
+        expect(world.pod).toBeUndefined();
+      }),
+      RUNS,
+    );
+  });
+
+  it('idle-quiet: with nothing changing it comes to rest and writes no more', () => {
+    fc.assert(
+      fc.property(histories, (actions) => {
+        const world = new World();
+        for (const action of actions) {
+          world.act(action);
+        }
+        settle(world);
+        world.act('reconcile');
+        expect(world.writesInLastPass).toBe(0);
+      }),
+      RUNS,
+    );
+  });
+
+  it('a failure once recorded is never left and never changes', () => {
+    fc.assert(
+      fc.property(histories, (actions) => {
+        const world = new World();
+        let recorded: unknown;
+        for (const action of actions) {
+          world.act(action);
+          const failure = world.vm?.status?.failure;
+          if (recorded !== undefined && world.vm !== undefined) {
+            expect(failure).toEqual(recorded);
+          }
+          recorded = failure ?? recorded;
+        }
+      }),
+      RUNS,
+    );
+  });
+});
