@@ -1,0 +1,368 @@
+import { randomBytes } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { OPERATOR_USER, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import type { Cluster } from '../cluster/index.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+
+const suffix = randomBytes(4).toString('hex');
+/** Served, with Pods of people's own. */
+const custom = `platform-custom-${suffix}`;
+/** Served, for machines only. */
+const machines = `platform-machines-${suffix}`;
+const elsewhere = `elsewhere-${suffix}`;
+const TENANT = `tenant-${suffix}`;
+
+const AS_ADMIN: string[] = [];
+const AS_TENANT = [`--as=${TENANT}`];
+const AS_OPERATOR = [`--as=${OPERATOR_USER}`];
+
+let cluster: Cluster;
+
+async function waitForServiceAccount(namespace: string): Promise<void> {
+  await waitFor(`the default ServiceAccount of ${namespace}`, async () => {
+    const { stdout } = await cluster.kubectl(['get', 'serviceaccounts', '-n', namespace, '-o', 'name']);
+    return stdout.includes('/default');
+  });
+}
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  for (const namespace of [custom, machines, elsewhere]) {
+    await cluster.createNamespace(namespace);
+    for (const user of [TENANT, OPERATOR_USER]) {
+      const name = `edit-${randomBytes(4).toString('hex')}`;
+      await cluster.kubectl([
+        'create',
+        'rolebinding',
+        name,
+        '-n',
+        namespace,
+        '--clusterrole=admin',
+        `--user=${user}`,
+      ]);
+    }
+  }
+  await cluster.kubectl(['label', 'namespace', custom, 'berth.dev/custom-pods=true']);
+  await Promise.all([custom, machines, elsewhere, SYSTEM_NAMESPACE].map(waitForServiceAccount));
+});
+
+afterAll(async () => {
+  // The operator's finalizer on Pods made here would hold their namespace for ever.
+  for (const namespace of [custom, machines, elsewhere]) {
+    const { stdout } = await cluster.kubectl(['get', 'pods', '-n', namespace, '-o', 'name']);
+    for (const pod of stdout.split('\n').filter(Boolean)) {
+      const patch = ['--type=merge', '-p', '{"metadata":{"finalizers":null}}'];
+      await cluster.kubectl(['patch', pod, '-n', namespace, ...patch], { allowFailure: true });
+    }
+  }
+  await cluster.kubectl(['delete', 'namespace', custom, machines, elsewhere, '--wait=false']);
+});
+
+interface PodParts {
+  annotations?: Record<string, string>;
+  labels?: Record<string, string>;
+  finalizers?: string[];
+  ownerReferences?: object[];
+  container?: object;
+  spec?: object;
+}
+
+function pod(namespace: string, name: string, parts: PodParts = {}): string {
+  const { container, spec, ...metadata } = parts;
+  return JSON.stringify({
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name, namespace, ...metadata },
+    // No node has this label: the Pod stays Pending wherever the test runs.
+    spec: {
+      nodeSelector: { 'example.com/nowhere': '' },
+      containers: [{ name: 'main', image: 'example.com/none', ...container }],
+      ...spec,
+    },
+  });
+}
+
+async function create(manifest: string, as: string[], ...more: string[]) {
+  return cluster.kubectl(['create', ...as, ...more, '-f', '-'], { input: manifest, allowFailure: true });
+}
+
+async function expectRefused(manifest: string, as: string[], ...says: string[]): Promise<void> {
+  const { code, stderr } = await create(manifest, as);
+  expect(code, 'the API server accepted it').not.toBe(0);
+  expect(stderr).toMatch(/ValidatingAdmissionPolicy 'berth-[a-z-]+'/);
+  for (const part of says) expect(stderr).toContain(part);
+}
+
+/** Through the whole of admission, without storing it. */
+async function expectAccepted(manifest: string, as: string[]): Promise<void> {
+  const { code, stderr } = await create(manifest, as, '--dry-run=server');
+  expect({ code, stderr }).toMatchObject({ code: 0 });
+}
+
+const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
+const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
+
+const COMMANDS: [string, PodParts, string][] = [
+  ['the annotation of a machine', { annotations: { 'berth.dev/machine': '{}' } }, 'berth.dev/machine'],
+  ['any annotation of Berth', { annotations: { 'berth.dev/new': '' } }, 'berth.dev/new'],
+  ['a label of Berth', { labels: { 'berth.dev/vm-uid': 'x' } }, 'berth.dev/vm-uid'],
+  ['a finalizer of Berth', { finalizers: ['berth.dev/observed'] }, 'berth.dev/observed'],
+  ['a slot', { container: SLOT }, 'berth.dev/'],
+  [
+    'a slot in an init container',
+    { spec: { initContainers: [{ name: 'i', image: 'i', ...SLOT }] } },
+    'berth.dev/',
+  ],
+  ['the host toleration', { spec: { tolerations: [HOST_TOLERATION] } }, 'berth.dev/host'],
+];
+
+describe('a Pod that would command a host', () => {
+  it.for(COMMANDS)('with %s: refused to an admin and a tenant, everywhere', async ([, parts, says]) => {
+    await expectRefused(pod(elsewhere, 'p', parts), AS_ADMIN, says, 'only the operator of Berth');
+    await expectRefused(pod(custom, 'p', parts), AS_TENANT, says, 'only the operator of Berth');
+    await expectRefused(pod(SYSTEM_NAMESPACE, 'p', parts), AS_ADMIN, says, 'only the operator of Berth');
+  });
+
+  it.for(COMMANDS)('with %s: the operator may', async ([, parts]) => {
+    await expectAccepted(pod(machines, 'p', parts), AS_OPERATOR);
+  });
+
+  it('is nobody else’s by owner reference either: a Job controls Pods with slots in berth-system alone', async () => {
+    const ownerReferences = [{ apiVersion: 'batch/v1', kind: 'Job', name: 'j', uid: 'u', controller: true }];
+    const parts = { ownerReferences, container: SLOT, spec: { tolerations: [HOST_TOLERATION] } };
+    await expectRefused(pod(custom, 'p', parts), AS_ADMIN, 'only the operator of Berth');
+    await expectAccepted(pod(SYSTEM_NAMESPACE, 'p', parts), AS_ADMIN);
+    const annotated = { ...parts, annotations: { 'berth.dev/machine': '{}' } };
+    await expectRefused(pod(SYSTEM_NAMESPACE, 'p', annotated), AS_ADMIN, 'berth.dev/machine');
+  });
+
+  it('is not one that tolerates everything, as the DaemonSets of every cluster do', async () => {
+    const everything = { spec: { tolerations: [{ operator: 'Exists' }] } };
+    await expectAccepted(pod(elsewhere, 'p', everything), AS_TENANT);
+    await expectAccepted(pod(custom, 'p', everything), AS_TENANT);
+  });
+});
+
+describe('a machine’s Pod that is there already', () => {
+  const name = 'machine';
+
+  beforeAll(async () => {
+    const owner = ['create', 'configmap', 'owner', '-n', machines, '-o', 'jsonpath={.metadata.uid}'];
+    const { stdout: uid } = await cluster.kubectl(owner);
+    const manifest = pod(machines, name, {
+      annotations: { 'berth.dev/machine': '{}', 'berth.dev/desired': '{}' },
+      labels: { 'berth.dev/vm-uid': 'x' },
+      finalizers: ['berth.dev/observed'],
+      ownerReferences: [{ apiVersion: 'v1', kind: 'ConfigMap', name: 'owner', uid }],
+      container: SLOT,
+      spec: { tolerations: [HOST_TOLERATION] },
+    });
+    const { code, stderr } = await create(manifest, AS_OPERATOR);
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+  });
+
+  async function patch(as: string[], body: object) {
+    const target = ['patch', 'pod', name, '-n', machines, '--type=merge', '-p', JSON.stringify(body)];
+    return cluster.kubectl([...target, ...as], { allowFailure: true });
+  }
+
+  it.for<[string, object, string]>([
+    [
+      'change its annotation',
+      { annotations: { 'berth.dev/desired': '{"power":"Stopped"}' } },
+      'berth.dev/desired',
+    ],
+    ['remove its annotation', { annotations: { 'berth.dev/machine': null } }, 'berth.dev/machine'],
+    ['change its label', { labels: { 'berth.dev/vm-uid': 'y' } }, 'berth.dev/vm-uid'],
+    ['add a finalizer', { finalizers: ['berth.dev/observed', 'berth.dev/other'] }, 'berth.dev/other'],
+  ])('nobody but the operator may %s', async ([, metadata, says]) => {
+    for (const as of [AS_ADMIN, AS_TENANT]) {
+      const { code, stderr } = await patch(as, { metadata });
+      expect(code).not.toBe(0);
+      expect(stderr).toContain('only the operator of Berth');
+      expect(stderr).toContain(says);
+    }
+  });
+
+  it('may be labelled by an admin, and commanded by the operator', async () => {
+    const labelled = await patch(AS_ADMIN, { metadata: { labels: { team: 'a' } } });
+    expect(labelled).toMatchObject({ code: 0 });
+    const commanded = await patch(AS_OPERATOR, {
+      metadata: { annotations: { 'berth.dev/desired': '{"a":1}' } },
+    });
+    expect(commanded).toMatchObject({ code: 0 });
+  });
+
+  it('is orphaned by the garbage collector', async () => {
+    await cluster.kubectl([
+      'delete',
+      'configmap',
+      'owner',
+      '-n',
+      machines,
+      '--cascade=orphan',
+      '--wait=false',
+    ]);
+    await waitFor('the owner reference to go', async () => {
+      const path = '-o=jsonpath={.metadata.ownerReferences}';
+      const { stdout } = await cluster.kubectl(['get', 'pod', name, '-n', machines, path]);
+      return stdout === '';
+    });
+  });
+});
+
+describe('a Job in berth-system', () => {
+  const name = `cache-${suffix}`;
+
+  it('gets its Pod, with slot and toleration, from the Job controller', async () => {
+    const template = JSON.parse(pod(SYSTEM_NAMESPACE, name, { container: SLOT })) as { spec: object };
+    const job = {
+      apiVersion: 'batch/v1',
+      kind: 'Job',
+      metadata: { name, namespace: SYSTEM_NAMESPACE },
+      spec: {
+        backoffLimit: 0,
+        template: { spec: { ...template.spec, restartPolicy: 'Never', tolerations: [HOST_TOLERATION] } },
+      },
+    };
+    const { code, stderr } = await create(JSON.stringify(job), AS_ADMIN);
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+    const selector = ['-n', SYSTEM_NAMESPACE, '-l', `job-name=${name}`];
+    await waitFor('the Pod of the Job', async () => {
+      const { stdout } = await cluster.kubectl(['get', 'pods', ...selector, '-o', 'name']);
+      return stdout.trim() !== '';
+    });
+    // The Job controller takes its finalizer off the Pod: an update that must pass too.
+    await cluster.kubectl(['delete', 'job', name, '-n', SYSTEM_NAMESPACE, '--wait=false']);
+    await waitFor('the Pod to go', async () => {
+      const { stdout } = await cluster.kubectl(['get', 'pods', ...selector, '-o', 'name']);
+      return stdout.trim() === '';
+    });
+  });
+});
+
+describe('Pods of people’s own in a served namespace', () => {
+  it('are refused where the namespace does not allow them, and allowed where it does', async () => {
+    await expectRefused(pod(machines, 'p'), AS_ADMIN, machines, 'berth.dev/custom-pods=true');
+    await expectRefused(pod(machines, 'p'), AS_TENANT, machines, 'berth.dev/custom-pods=true');
+    await expectAccepted(pod(custom, 'p'), AS_TENANT);
+  });
+
+  const context = (securityContext: object): PodParts => ({ container: { securityContext } });
+  it.for<[string, PodParts, string]>([
+    ['host ports', { container: { ports: [{ containerPort: 80, hostPort: 80 }] } }, 'hostPort'],
+    ['the host’s network', { spec: { hostNetwork: true } }, 'spec.hostNetwork'],
+    ['the host’s processes', { spec: { hostPID: true } }, 'spec.hostPID'],
+    ['the host’s IPC', { spec: { hostIPC: true } }, 'spec.hostIPC'],
+    ['a host path', { spec: { volumes: [{ name: 'v', hostPath: { path: '/' } }] } }, 'hostPath'],
+    ['privileges', context({ privileged: true }), 'privileged'],
+    ['more capabilities', context({ capabilities: { add: ['NET_ADMIN'] } }), 'capabilities'],
+    ['seccomp off', context({ seccompProfile: { type: 'Unconfined' } }), 'seccomp'],
+    ['AppArmor off', { spec: { securityContext: { appArmorProfile: { type: 'Unconfined' } } } }, 'AppArmor'],
+    ['another SELinux type', context({ seLinuxOptions: { type: 'spc_t' } }), 'seLinuxOptions'],
+    [
+      'unsafe sysctls',
+      { spec: { securityContext: { sysctls: [{ name: 'kernel.msgmax', value: '1' }] } } },
+      'sysctls',
+    ],
+    [
+      'a probe of another host',
+      { container: { livenessProbe: { tcpSocket: { port: 1, host: 'a' } } } },
+      'probes',
+    ],
+    [
+      'the machines’ priority',
+      { spec: { priorityClassName: 'system-node-critical' } },
+      'system-node-critical',
+    ],
+    ['a node of their choice', { spec: { nodeName: 'some-host' } }, 'spec.nodeName'],
+  ])('may not have %s', async ([, parts, says]) => {
+    await expectRefused(pod(custom, 'p', parts), AS_TENANT, says);
+    await expectRefused(pod(custom, 'p', parts), AS_ADMIN, says);
+  });
+
+  it('may have what the baseline allows', async () => {
+    const parts = {
+      container: {
+        ports: [{ containerPort: 80 }],
+        securityContext: {
+          capabilities: { add: ['CHOWN'], drop: ['ALL'] },
+          seccompProfile: { type: 'RuntimeDefault' },
+        },
+        livenessProbe: { httpGet: { port: 80, path: '/' } },
+      },
+      spec: { volumes: [{ name: 'v', emptyDir: {} }], priorityClassName: 'system-cluster-critical' },
+    };
+    await expectAccepted(pod(custom, 'p', parts), AS_TENANT);
+  });
+
+  it('get no privileged ephemeral container later', async () => {
+    const { code, stderr } = await create(pod(custom, 'debugged'), AS_TENANT);
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+    const ephemeral = (securityContext: object) =>
+      cluster.kubectl(
+        [
+          'patch',
+          'pod',
+          'debugged',
+          '-n',
+          custom,
+          '--subresource=ephemeralcontainers',
+          '-p',
+          JSON.stringify({ spec: { ephemeralContainers: [{ name: 'e', image: 'i', securityContext }] } }),
+        ],
+        { allowFailure: true },
+      );
+    expect((await ephemeral({ privileged: true })).stderr).toContain('privileged is not allowed');
+    expect(await ephemeral({ privileged: false })).toMatchObject({ code: 0 });
+  });
+});
+
+describe('the kinds', () => {
+  const specs: Record<string, object> = {
+    VM: { image: 'any' },
+    VMConfig: { image: 'any' },
+    Image: { source: { empty: { size: '1Gi' } } },
+    ISO: { source: { sharedFile: { path: 'a.iso' } } },
+    Emulator: { vmName: 'x' },
+  };
+  const manifest = (kind: string, namespace: string) =>
+    JSON.stringify({
+      apiVersion: 'berth.dev/v1alpha1',
+      kind,
+      metadata: { name: 'x', namespace },
+      spec: specs[kind],
+    });
+
+  it.for(Object.keys(specs))('%s: refused outside the namespaces that Berth serves', async (kind) => {
+    await expectRefused(
+      manifest(kind, elsewhere),
+      AS_ADMIN,
+      kind,
+      elsewhere,
+      'platform-default',
+      'platform-',
+    );
+    await expectRefused(manifest(kind, 'default'), AS_ADMIN, kind, 'platform-');
+    await expectAccepted(manifest(kind, machines), AS_ADMIN);
+  });
+});
+
+describe('the policies', () => {
+  it('type-check without a warning', async () => {
+    const status = await waitFor('the type check', async () => {
+      const { stdout } = await cluster.kubectl(['get', 'validatingadmissionpolicies', '-o', 'json']);
+      const list = JSON.parse(stdout) as {
+        items: { metadata: { name: string }; status?: { typeChecking?: object } }[];
+      };
+      const own = list.items.filter((policy) => policy.metadata.name.startsWith('berth-'));
+      return own.every((policy) => policy.status?.typeChecking !== undefined) ? own : undefined;
+    });
+    expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
+      ['berth-custom-pods', {}],
+      ['berth-kinds', {}],
+      ['berth-pods', {}],
+    ]);
+  });
+});
