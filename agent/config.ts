@@ -1,0 +1,140 @@
+/** The agent's configuration: one YAML file, checked as a whole at start, so that a person sees every mistake at once. */
+import { readFileSync } from 'node:fs';
+import { isIP } from 'node:net';
+import { dirname, resolve } from 'node:path';
+import { parse, YAMLParseError } from 'yaml';
+import { z } from 'zod';
+import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+
+/** The API server refuses to sign a certificate for less (422 on `expirationSeconds`). */
+const SHORTEST_CERTIFICATE_SECONDS = 600;
+/** What the agent asks for when nothing is configured; the signer may give less. */
+const CERTIFICATE_SECONDS = 30 * 24 * 3600;
+/** The lifetime of a Node's Lease: after it the control plane may think the host gone. */
+const FENCE_AFTER_SECONDS = 40;
+/** A fault is to be reported within 5 s: two checks and the time that they take. */
+const NETWORK_CHECK_SECONDS = 2;
+
+const nodeName = z
+  .string()
+  .max(63)
+  .regex(/^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/, 'a lower-case DNS label, such as "mac1"');
+const address = z.string().refine((text) => isIP(text) !== 0, 'an IP address that the API server can reach');
+const tag = z
+  .string()
+  .max(63)
+  .regex(/^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$/, 'letters, digits, "-", "_" and "."');
+const path = z.string().min(1);
+const bytes = z.string().transform((text, context) => {
+  try {
+    return Number(parseQuantity(text));
+  } catch (error) {
+    context.addIssue({ code: 'custom', message: error instanceof Error ? error.message : String(error) });
+    return z.NEVER;
+  }
+});
+const certificateSeconds = z.int().min(SHORTEST_CERTIFICATE_SECONDS).default(CERTIFICATE_SECONDS);
+
+const configSchema = z
+  .strictObject({
+    /** Name of the Node, and in the identity `system:node:NAME`. */
+    nodeName,
+    dataDirectory: path,
+    /** Used as it is, for clusters without a signer for nodes; weaker, since nothing holds such an identity to its own Node. */
+    kubeconfig: path.optional(),
+    /** Used once, to join; what is used afterwards lies in the data directory. */
+    bootstrapKubeconfig: path.optional(),
+    /** Published as the Node's InternalIP; the API server calls the agent there. */
+    address,
+    kubelet: z
+      .strictObject({
+        /** 0: a free port. */
+        port: z.int().min(0).max(65_535).default(0),
+        /** Where it listens; `address` when absent. Another one where that is translated on the way here. */
+        listenAddress: z.string().optional(),
+        /** Authority of the API server's client certificate; without it callers are checked by TokenReview alone. */
+        clientCAFile: path.optional(),
+      })
+      .prefault({}),
+    certificates: z
+      .strictObject({ clientSeconds: certificateSeconds, servingSeconds: certificateSeconds })
+      .prefault({}),
+    network: z
+      .looseObject({
+        driver: z.enum(['user', 'nat']),
+        checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS),
+      })
+      .prefault({ driver: 'user' }),
+    images: z
+      .strictObject({
+        /** Folders below which files may be used as images. */
+        sharedRoots: z.array(path).max(16).default([]),
+        allowLoopbackHttp: z.boolean().default(false),
+      })
+      .prefault({}),
+    /** Kept for the host itself, taken from what the Node offers. */
+    reserved: z
+      .strictObject({ cpu: z.number().min(0).default(0), memory: bytes.prefault('512Mi') })
+      .prefault({}),
+    cpuOvercommit: z.number().min(1).max(64).default(1),
+    /** Guests of another architecture than the machine's own run emulated. */
+    architecture: z.enum(['amd64', 'arm64']).optional(),
+    tags: z.array(tag).max(32).default([]),
+    fenceAfterSeconds: z.int().min(5).max(600).default(FENCE_AFTER_SECONDS),
+    logLevel: z.enum(['trace', 'debug', 'info', 'warn', 'error']).default('info'),
+  })
+  .refine((config) => (config.kubeconfig === undefined) !== (config.bootstrapKubeconfig === undefined), {
+    path: ['bootstrapKubeconfig'],
+    message: 'exactly one of bootstrapKubeconfig and kubeconfig is needed',
+  });
+
+export type AgentConfig = z.infer<typeof configSchema>;
+
+/** All that is wrong with a configuration file, one `path: mistake` per entry. */
+export class ConfigError extends Error {
+  readonly mistakes: readonly string[];
+  constructor(file: string, mistakes: readonly string[]) {
+    super([`${file} is not usable:`, ...mistakes.map((mistake) => `  ${mistake}`)].join('\n'));
+    this.mistakes = mistakes;
+  }
+}
+
+/** Reads and checks a configuration file; relative paths in it count from its own folder. Throws {@link ConfigError}. */
+export function loadConfig(file: string): AgentConfig {
+  let document: unknown;
+  try {
+    document = parse(readFileSync(file, 'utf8'));
+  } catch (error) {
+    if (error instanceof YAMLParseError || (error instanceof Error && 'code' in error)) {
+      throw new ConfigError(file, [error.message]);
+    }
+    throw error;
+  }
+  const result = configSchema.safeParse(document ?? {});
+  if (!result.success) {
+    throw new ConfigError(
+      file,
+      result.error.issues.map((issue) => `${issue.path.join('.') || '(top)'}: ${issue.message}`),
+    );
+  }
+  return withAbsolutePaths(result.data, dirname(resolve(file)));
+}
+
+function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
+  const absolute = (path: string): string => resolve(folder, path);
+  return {
+    ...config,
+    dataDirectory: absolute(config.dataDirectory),
+    ...(config.kubeconfig === undefined ? {} : { kubeconfig: absolute(config.kubeconfig) }),
+    ...(config.bootstrapKubeconfig === undefined
+      ? {}
+      : { bootstrapKubeconfig: absolute(config.bootstrapKubeconfig) }),
+    kubelet: {
+      ...config.kubelet,
+      ...(config.kubelet.clientCAFile === undefined
+        ? {}
+        : { clientCAFile: absolute(config.kubelet.clientCAFile) }),
+    },
+    images: { ...config.images, sharedRoots: config.images.sharedRoots.map(absolute) },
+  };
+}

@@ -1,0 +1,59 @@
+/** What `kubectl logs` asks for, as the API server passes it on. */
+import { z } from 'zod';
+
+export interface LogRequest {
+  namespace: string;
+  pod: string;
+  container: string;
+  follow: boolean;
+  timestamps: boolean;
+  /** Machines keep one console over all their runs: there is no log of a previous container. */
+  previous: boolean;
+  tailLines: number | undefined;
+  limitBytes: number | undefined;
+  since: Date | undefined;
+}
+
+/** Shown to the person as it is, with status 400. */
+export class LogRefusedError extends Error {
+  override readonly name = 'LogRefusedError';
+}
+
+/** The lines of a machine's console, with line ends. Rejects with {@link LogRefusedError}. */
+export type LogSource = (request: LogRequest, signal: AbortSignal) => Promise<AsyncIterable<string>>;
+
+const flag = z
+  .enum(['true', 'false', '1', '0', ''])
+  .default('false')
+  .transform((text) => text === 'true' || text === '1');
+const count = z.coerce.number().int().min(0).optional();
+const querySchema = z.object({
+  follow: flag,
+  timestamps: flag,
+  previous: flag,
+  tailLines: count,
+  limitBytes: z.coerce.number().int().min(1).optional(),
+  sinceSeconds: z.coerce.number().int().min(1).optional(),
+  sinceTime: z.iso.datetime({ offset: true }).optional(),
+});
+
+/** Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`. Throws {@link LogRefusedError} naming the parameter that is wrong. */
+export function parseLogRequest(url: URL, now: number): LogRequest {
+  const [, , namespace = '', pod = '', container = ''] = url.pathname.split('/').map(decodeURIComponent);
+  const result = querySchema.safeParse(Object.fromEntries(url.searchParams));
+  if (!result.success) {
+    const [issue] = result.error.issues;
+    throw new LogRefusedError(`${issue?.path.join('.') ?? ''}: ${issue?.message ?? 'not understood'}`);
+  }
+  const { sinceSeconds, sinceTime, ...rest } = result.data;
+  const seconds = sinceSeconds === undefined ? undefined : new Date(now - sinceSeconds * 1000);
+  return {
+    namespace,
+    pod,
+    container,
+    ...rest,
+    tailLines: rest.tailLines,
+    limitBytes: rest.limitBytes,
+    since: sinceTime === undefined ? seconds : new Date(sinceTime),
+  };
+}

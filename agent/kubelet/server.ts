@@ -1,0 +1,167 @@
+/** The kubelet's HTTPS endpoints as far as the agent has them: a machine's console for `kubectl logs`, and metrics. */
+import { readFileSync } from 'node:fs';
+import { once } from 'node:events';
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { createServer, type Server } from 'node:https';
+import type { AddressInfo } from 'node:net';
+import { Readable } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import type { Duplex } from 'node:stream';
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import type { Certificate } from '../node/certificate.ts';
+import type { Authorizer, Subresource } from './authorizer.ts';
+import { LogRefusedError, type LogSource, parseLogRequest } from './logs.ts';
+
+/** Callers are few and near: whoever takes longer to ask is not served. */
+const REQUEST_MILLISECONDS = 30_000;
+
+export interface KubeletServerOptions {
+  listenAddress: string;
+  port: number;
+  /** Authority of the API server's client certificate. */
+  clientCAFile: string | undefined;
+  certificate: Certificate;
+  authorizer: Authorizer;
+  logs: LogSource;
+  metrics: Registry;
+  logger: Logger;
+}
+
+interface Route {
+  subresource: Subresource;
+  serve: (url: URL, response: ServerResponse, signal: AbortSignal) => Promise<void>;
+}
+
+export class KubeletServer {
+  readonly #options: KubeletServerOptions;
+  readonly #server: Server;
+
+  constructor(options: KubeletServerOptions) {
+    this.#options = options;
+    const { certificate, clientCAFile } = options;
+    this.#server = createServer({
+      cert: certificate.certificate,
+      key: certificate.key,
+      requestCert: true,
+      // A caller without a certificate may have a token: decided by request.
+      rejectUnauthorized: false,
+      ...(clientCAFile === undefined ? {} : { ca: readFileSync(clientCAFile) }),
+    });
+    this.#server.requestTimeout = REQUEST_MILLISECONDS;
+    this.#server.on('request', (request, response) => void this.#handle(request, response));
+    this.#server.on('upgrade', (request, socket) => refuseUpgrade(request, socket));
+    this.#server.on('tlsClientError', (error) => options.logger.debug({ error }, 'TLS handshake failed'));
+  }
+
+  /** Answers with the port. */
+  async listen(): Promise<number> {
+    this.#server.listen(this.#options.port, this.#options.listenAddress);
+    await once(this.#server, 'listening');
+    return (this.#server.address() as AddressInfo).port;
+  }
+
+  /** New connections get the new certificate. */
+  replaceCertificate({ certificate, key }: Certificate): void {
+    const { clientCAFile } = this.#options;
+    this.#server.setSecureContext({
+      cert: certificate,
+      key,
+      ...(clientCAFile === undefined ? {} : { ca: readFileSync(clientCAFile) }),
+    });
+  }
+
+  async close(): Promise<void> {
+    this.#server.closeAllConnections();
+    this.#server.close();
+    await once(this.#server, 'close');
+  }
+
+  async #handle(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const closed = new AbortController();
+    response.on('close', () => closed.abort());
+    try {
+      await this.#answer(request, response, closed.signal);
+    } catch (error) {
+      if (closed.signal.aborted) {
+        return;
+      }
+      const refused = error instanceof LogRefusedError;
+      if (!refused) {
+        this.#options.logger.error({ error, path: request.url }, 'request failed');
+      }
+      endWith(response, refused ? 400 : 500, refused ? error.message : 'internal error');
+    }
+  }
+
+  async #answer(request: IncomingMessage, response: ServerResponse, signal: AbortSignal): Promise<void> {
+    const url = new URL(request.url ?? '/', 'https://agent');
+    const route = this.#route(url.pathname);
+    if (route === undefined) {
+      endWith(response, 404, 'not found');
+      return;
+    }
+    const verdict = await this.#options.authorizer.judge(request, route.subresource);
+    if (verdict.status !== 200) {
+      endWith(response, verdict.status, verdict.message);
+      return;
+    }
+    await route.serve(url, response, signal);
+  }
+
+  #route(path: string): Route | undefined {
+    const [, verb = ''] = path.split('/');
+    switch (verb) {
+      case 'containerLogs':
+        return { subresource: 'proxy', serve: (url, response, signal) => this.#logs(url, response, signal) };
+      case 'exec':
+      case 'attach':
+      case 'portForward':
+        return {
+          subresource: 'proxy',
+          serve: async (_, response) => endWith(response, 400, notForMachines(verb)),
+        };
+      case 'metrics':
+        return { subresource: 'metrics', serve: (_, response) => this.#metrics(response) };
+      default:
+        return undefined;
+    }
+  }
+
+  async #logs(url: URL, response: ServerResponse, signal: AbortSignal): Promise<void> {
+    const lines = await this.#options.logs(parseLogRequest(url, Date.now()), signal);
+    response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
+    // A quiet console sends nothing for long; its reader is told at once that it is being read.
+    response.flushHeaders();
+    await pipeline(Readable.from(lines), response, { signal });
+  }
+
+  async #metrics(response: ServerResponse): Promise<void> {
+    const { metrics } = this.#options;
+    const text = await metrics.metrics();
+    response.writeHead(200, { 'Content-Type': metrics.contentType });
+    response.end(text);
+  }
+}
+
+function notForMachines(verb: string): string {
+  return `${verb} is not available for a machine: use its console by kubectl logs, or its reserved ports`;
+}
+
+function endWith(response: ServerResponse, status: number, text: string): void {
+  if (response.headersSent) {
+    response.destroy();
+    return;
+  }
+  response.writeHead(status, { 'Content-Type': 'text/plain; charset=utf-8' });
+  response.end(`${text}\n`);
+}
+
+/** exec, attach and port-forward come as upgrades; the text is shown to the person. Nothing is upgraded, so nobody need be known. */
+function refuseUpgrade(request: IncomingMessage, socket: Duplex): void {
+  const [, verb = ''] = (request.url ?? '').split('/');
+  const text = `${notForMachines(verb)}\n`;
+  socket.end(
+    `HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: ${Buffer.byteLength(text)}\r\nConnection: close\r\n\r\n${text}`,
+  );
+}

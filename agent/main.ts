@@ -1,0 +1,60 @@
+/** `node agent/main.ts --config FILE`: makes this machine a host until it is told to stop; machines run on afterwards. */
+import { mkdirSync } from 'node:fs';
+import { parseArgs } from 'node:util';
+import { pino } from 'pino';
+import { runAgent } from './agent.ts';
+import { type AgentConfig, ConfigError, loadConfig } from './config.ts';
+import { LockedError, lockDataDirectory } from './lock.ts';
+import { CertificateRefusedError } from './node/certificate.ts';
+
+const EXIT_FAILURE = 1;
+/** The configuration or the command line is wrong: starting again without a change is of no use. */
+const EXIT_MISUSE = 2;
+
+function readArguments(): string {
+  const { values } = parseArgs({ options: { config: { type: 'string' } } });
+  if (values.config === undefined) {
+    throw new ConfigError('the command line', ['--config FILE is needed']);
+  }
+  return values.config;
+}
+
+async function run(config: AgentConfig): Promise<number> {
+  const logger = pino({ level: config.logLevel });
+  mkdirSync(config.dataDirectory, { recursive: true, mode: 0o700 });
+  const unlock = lockDataDirectory(config.dataDirectory);
+  const stop = new AbortController();
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) {
+    process.once(signal, () => {
+      logger.info({ signal }, 'stopping, machines run on');
+      stop.abort(new Error(`stopped by ${signal}`));
+    });
+  }
+  try {
+    await runAgent(config, logger, stop.signal);
+  } catch (error) {
+    if (!stop.signal.aborted) {
+      throw error;
+    }
+  } finally {
+    unlock();
+  }
+  return 0;
+}
+
+/** What a person can act on is said in one line, without a stack. */
+function isForPeople(error: unknown): error is Error {
+  return (
+    error instanceof ConfigError || error instanceof LockedError || error instanceof CertificateRefusedError
+  );
+}
+
+try {
+  process.exitCode = await run(loadConfig(readArguments()));
+} catch (error) {
+  const text = isForPeople(error) ? error.message : String(error instanceof Error ? error.stack : error);
+  process.stderr.write(`${text}\n`);
+  process.exitCode = error instanceof ConfigError ? EXIT_MISUSE : EXIT_FAILURE;
+}
+// A hypervisor's socket or a follower of a console must not keep a stopped agent alive.
+process.exit();

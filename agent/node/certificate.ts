@@ -1,0 +1,129 @@
+/** One certificate of the agent's, asked for by a CertificateSigningRequest that the operator approves. */
+import { createKey, createSigningRequest, type Key } from '../../kube/certificates.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
+import { isNotFound } from '../../kube/errors.ts';
+import { Backoff, pause } from '../../kube/time.ts';
+
+/** Approval takes milliseconds when the operator runs, and for ever when it does not: soon at first, then rarely. */
+const LOOK_FIRST_MILLISECONDS = 100;
+const LOOK_CAP_MILLISECONDS = 5_000;
+
+export interface CertificateRequest {
+  nodeName: string;
+  kind: 'client' | 'serving';
+  /** Addresses that a serving certificate is for; a client certificate has none. */
+  ipAddresses: readonly string[];
+  expirationSeconds: number;
+}
+
+export interface Certificate {
+  /** PEM. */
+  certificate: string;
+  key: string;
+}
+
+/** The request was denied, or could not be signed: asking again brings the same answer until a person acts. */
+export class CertificateRefusedError extends Error {
+  override readonly name = 'CertificateRefusedError';
+}
+
+const SIGNERS = {
+  client: { name: 'kubernetes.io/kube-apiserver-client-kubelet', usage: 'client auth' },
+  serving: { name: 'kubernetes.io/kubelet-serving', usage: 'server auth' },
+} as const;
+
+/** The user name of a Node's identity. */
+export function nodeUser(nodeName: string): string {
+  return `system:node:${nodeName}`;
+}
+
+/**
+ * Makes a key, asks for its certificate and waits, for as long as it takes, until somebody approves or denies it.
+ * Throws {@link CertificateRefusedError} with the reason that stands in the request.
+ */
+export async function requestCertificate(
+  client: KubeClient,
+  request: CertificateRequest,
+  signal: AbortSignal,
+): Promise<Certificate> {
+  const key = await createKey('ECDSA');
+  for (;;) {
+    const name = await submit(client, request, key, signal);
+    const certificate = await waitForCertificate(client, name, signal);
+    if (certificate !== undefined) {
+      return { certificate, key: key.pem };
+    }
+  }
+}
+
+async function submit(
+  client: KubeClient,
+  request: CertificateRequest,
+  key: Key,
+  signal: AbortSignal,
+): Promise<string> {
+  const pem = await createSigningRequest({
+    key,
+    commonName: nodeUser(request.nodeName),
+    organizations: ['system:nodes'],
+    ipAddresses: request.ipAddresses,
+  });
+  const signer = SIGNERS[request.kind];
+  const created = await client.create(
+    CERTIFICATE_SIGNING_REQUESTS,
+    {
+      metadata: { generateName: `berth-${request.kind}-${request.nodeName}-` },
+      spec: {
+        request: Buffer.from(pem).toString('base64'),
+        signerName: signer.name,
+        usages: ['digital signature', signer.usage],
+        expirationSeconds: request.expirationSeconds,
+      },
+    },
+    { signal },
+  );
+  return created.metadata.name;
+}
+
+/** Undefined when the request vanished: the control plane removes what nobody decided within a day. */
+async function waitForCertificate(
+  client: KubeClient,
+  name: string,
+  signal: AbortSignal,
+): Promise<string | undefined> {
+  const backoff = new Backoff({
+    firstMilliseconds: LOOK_FIRST_MILLISECONDS,
+    capMilliseconds: LOOK_CAP_MILLISECONDS,
+  });
+  for (;;) {
+    try {
+      const issued = outcome(await client.get(CERTIFICATE_SIGNING_REQUESTS, { name }, { signal }));
+      if (issued !== undefined) {
+        return issued;
+      }
+    } catch (error) {
+      if (!isNotFound(error)) {
+        throw error;
+      }
+      return undefined;
+    }
+    await pause(backoff.next(), signal);
+  }
+}
+
+function outcome(request: CertificateSigningRequest): string | undefined {
+  const refusal = request.status?.conditions?.find(({ type }) => type === 'Denied' || type === 'Failed');
+  if (refusal !== undefined) {
+    const why = [refusal.reason, refusal.message]
+      .filter((text) => text !== undefined && text !== '')
+      .join(': ');
+    throw new CertificateRefusedError(
+      `certificate request ${request.metadata.name} was ${refusal.type === 'Denied' ? 'denied' : 'not signed'}: ${why}`,
+    );
+  }
+  const certificate = request.status?.certificate;
+  return certificate === undefined || certificate === ''
+    ? undefined
+    : Buffer.from(certificate, 'base64').toString('utf8');
+}

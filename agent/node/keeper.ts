@@ -1,0 +1,164 @@
+/** Keeps this host's Node in the cluster as the host is: made when missing, written again when others wrote over it. */
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import type { KubeClient } from '../../kube/client.ts';
+import { Consistency } from '../../kube/consistency.ts';
+import { Controller, type Result } from '../../kube/controller.ts';
+import { type Node, NODES } from '../../kube/core.ts';
+import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
+import { Informer } from '../../kube/informer.ts';
+import type { AgentConfig } from '../config.ts';
+import { timestamp } from '../time.ts';
+import { FIELD_MANAGER } from './constants.ts';
+import { freeDiskShare, type HostFacts } from './facts.ts';
+import { type HostState, labelsDiffer, newNode, nodeLabels, nodeStatus, statusDiffers } from './node.ts';
+
+/** How often the disk and the heartbeat's age are looked at. */
+const LOOK_MILLISECONDS = 30_000;
+/** A kubelet's threshold for evictions, and what clears it again: room for a difference, so that the condition does not flap. */
+const DISK_PRESSURE_BELOW = 0.05;
+const DISK_FINE_ABOVE = 0.08;
+/** The Node is not there and cannot be made: the API server's word may come late, but the host waits for its Node. */
+const REGISTERED_LOOK_MILLISECONDS = 20;
+
+export interface KeeperOptions {
+  client: KubeClient;
+  config: AgentConfig;
+  facts: HostFacts;
+  state: HostState;
+  metrics: Registry;
+  logger: Logger;
+}
+
+export class NodeKeeper {
+  readonly informer: Informer<Node>;
+  readonly #options: KeeperOptions;
+  readonly #consistency = new Consistency();
+  readonly #controller: Controller;
+  #state: HostState;
+
+  constructor(options: KeeperOptions) {
+    const { client, config, logger, metrics } = options;
+    this.#options = options;
+    this.#state = options.state;
+    this.informer = new Informer(client, NODES, {
+      fieldSelector: `metadata.name=${config.nodeName}`,
+      logger,
+    });
+    this.#controller = new Controller({
+      name: 'node',
+      workers: 1,
+      reconcile: () => this.#reconcile(),
+      ready: (key) => this.#consistency.ready(key),
+      logger,
+      metrics,
+    });
+    this.informer.cache.onChange(() => this.#controller.enqueue(config.nodeName));
+  }
+
+  /** The Node as last seen. */
+  get node(): Readonly<Node> | undefined {
+    return this.informer.cache.get(this.#options.config.nodeName);
+  }
+
+  /** Starts watching and writing; resolves once the Node is in the cluster and seen. */
+  async start(signal: AbortSignal): Promise<void> {
+    this.informer.start(signal);
+    await this.informer.synced;
+    this.#controller.start(signal);
+    this.#controller.enqueue(this.#options.config.nodeName);
+    await this.#registered(signal);
+  }
+
+  /** Writes what changed, when it differs from what the Node says. */
+  update(change: Partial<HostState>): void {
+    this.#state = { ...this.#state, ...change };
+    this.#controller.enqueue(this.#options.config.nodeName);
+  }
+
+  async drained(): Promise<void> {
+    await this.#controller.drained();
+  }
+
+  async #registered(signal: AbortSignal): Promise<void> {
+    await new Promise<void>((resolve, reject) => {
+      const timer = setInterval(() => {
+        if (this.node !== undefined || signal.aborted) {
+          clearInterval(timer);
+          if (signal.aborted) {
+            reject(signal.reason as Error);
+          } else {
+            resolve();
+          }
+        }
+      }, REGISTERED_LOOK_MILLISECONDS);
+    });
+  }
+
+  async #reconcile(): Promise<Result> {
+    const { config, facts } = this.#options;
+    const node = this.node;
+    this.#state = { ...this.#state, diskPressure: await this.#diskPressure() };
+    const now = Date.now();
+    if (node === undefined) {
+      await this.#register();
+      return { requeueAfterMilliseconds: LOOK_MILLISECONDS };
+    }
+    try {
+      await this.#writeLabels(node);
+      const status = nodeStatus({ config, facts, state: this.#state, current: node, now: timestamp(now) });
+      if (statusDiffers(node, status, now)) {
+        this.#wrote(await this.#applyStatus(node, status));
+      }
+    } catch (error) {
+      // The Node was deleted or made anew under us: the watch brings the news, and with it the next turn.
+      if (!isNotFound(error) && !isConflict(error)) {
+        throw error;
+      }
+      this.#options.logger.info({ nodeName: config.nodeName }, 'the Node has changed hands or is gone');
+    }
+    return { requeueAfterMilliseconds: LOOK_MILLISECONDS };
+  }
+
+  async #register(): Promise<void> {
+    const { client, config, facts, logger } = this.#options;
+    try {
+      const node = newNode(config, facts, this.#state, timestamp(Date.now()));
+      this.#wrote(await client.create(NODES, node, { fieldManager: FIELD_MANAGER }));
+      logger.info({ nodeName: config.nodeName }, 'registered as a node');
+    } catch (error) {
+      if (!isAlreadyExists(error)) {
+        throw error;
+      }
+    }
+  }
+
+  async #writeLabels(node: Readonly<Node>): Promise<void> {
+    const { client, config, facts } = this.#options;
+    const labels = nodeLabels(config, facts);
+    if (labelsDiffer(node, labels)) {
+      const { name, uid } = node.metadata;
+      const options = { fieldManager: FIELD_MANAGER, force: true };
+      this.#wrote(await client.apply(NODES, { metadata: { name, uid, labels } }, options));
+    }
+  }
+
+  async #applyStatus(node: Readonly<Node>, status: object): Promise<Node> {
+    const { name, uid } = node.metadata;
+    return this.#options.client.apply<Node>(
+      NODES,
+      { metadata: { name, uid }, status },
+      { fieldManager: FIELD_MANAGER, force: true, subresource: 'status' },
+    );
+  }
+
+  #wrote(node: Node): void {
+    const { name, resourceVersion = '' } = node.metadata;
+    this.#consistency.wrote(name, this.informer, resourceVersion);
+  }
+
+  async #diskPressure(): Promise<boolean> {
+    const free = await freeDiskShare(this.#options.config.dataDirectory);
+    return this.#state.diskPressure ? free < DISK_FINE_ABOVE : free < DISK_PRESSURE_BELOW;
+  }
+}

@@ -1,0 +1,112 @@
+/** The Node's Lease: the sign of life, and the host's own measure of how long it has been cut off. */
+import type { Logger } from 'pino';
+import type { KubeClient } from '../../kube/client.ts';
+import { LEASES, type Node } from '../../kube/core.ts';
+import { pause } from '../../kube/time.ts';
+import { FIELD_MANAGER } from './constants.ts';
+
+const LEASE_NAMESPACE = 'kube-node-lease';
+/** As a kubelet's: 40 s, renewed every 10 s. */
+const LEASE_SECONDS = 40;
+const RENEW_MILLISECONDS = 10_000;
+const RETRY_MILLISECONDS = 2_000;
+/** Shorter than the time between renewals, so that a hanging request does not cost one. */
+const REQUEST_MILLISECONDS = 8_000;
+/** How finely the time since the last renewal is looked at. */
+const FENCE_LOOK_MILLISECONDS = 500;
+
+export interface LeaseOptions {
+  client: KubeClient;
+  nodeName: string;
+  /** The Node, once it is there: the Lease belongs to it and is removed with it. */
+  node: () => Readonly<Node> | undefined;
+  fenceAfterMilliseconds: number;
+  /** Called on every change: true when the Lease has not been renewed for so long that this host may be thought dead. */
+  onFenced: (fenced: boolean) => void;
+  logger: Logger;
+  /** Milliseconds that never run backwards. */
+  monotonic?: () => number;
+}
+
+export class NodeLease {
+  readonly #options: LeaseOptions;
+  readonly #monotonic: () => number;
+  #renewedAt: number;
+  #fenced = false;
+
+  constructor(options: LeaseOptions) {
+    this.#options = options;
+    this.#monotonic = options.monotonic ?? (() => performance.now());
+    this.#renewedAt = this.#monotonic();
+  }
+
+  get fenced(): boolean {
+    return this.#fenced;
+  }
+
+  /** Renews until the signal aborts. */
+  async run(signal: AbortSignal): Promise<void> {
+    const look = setInterval(() => this.#look(), FENCE_LOOK_MILLISECONDS);
+    try {
+      while (!signal.aborted) {
+        const renewed = await this.#renew(signal);
+        await pause(renewed ? RENEW_MILLISECONDS : RETRY_MILLISECONDS, signal);
+      }
+    } catch (error) {
+      if (!signal.aborted) {
+        throw error;
+      }
+    } finally {
+      clearInterval(look);
+    }
+  }
+
+  #look(): void {
+    const fenced = this.#monotonic() - this.#renewedAt >= this.#options.fenceAfterMilliseconds;
+    if (fenced !== this.#fenced) {
+      this.#fenced = fenced;
+      this.#options.onFenced(fenced);
+    }
+  }
+
+  async #renew(signal: AbortSignal): Promise<boolean> {
+    const { client, logger } = this.#options;
+    // The server may have taken the renewal before its answer was lost: counted from when it was sent.
+    const sentAt = this.#monotonic();
+    try {
+      await client.apply(LEASES, this.#lease(), {
+        fieldManager: FIELD_MANAGER,
+        force: true,
+        signal,
+        deadlineMilliseconds: REQUEST_MILLISECONDS,
+      });
+    } catch (error) {
+      if (!signal.aborted) {
+        logger.warn({ error }, 'lease not renewed');
+      }
+      return false;
+    }
+    this.#renewedAt = sentAt;
+    this.#look();
+    return true;
+  }
+
+  #lease(): object {
+    const { nodeName } = this.#options;
+    const node = this.#options.node();
+    const owner = { apiVersion: 'v1', kind: 'Node', name: nodeName, uid: node?.metadata.uid };
+    return {
+      metadata: {
+        name: nodeName,
+        namespace: LEASE_NAMESPACE,
+        ...(node === undefined ? {} : { ownerReferences: [owner] }),
+      },
+      spec: {
+        holderIdentity: nodeName,
+        leaseDurationSeconds: LEASE_SECONDS,
+        // A MicroTime: the server refuses fewer than six fractional digits.
+        renewTime: new Date().toISOString().replace('Z', '000Z'),
+      },
+    };
+  }
+}

@@ -1,0 +1,169 @@
+/** The Node object as the agent wants it: pure, so that nothing is written when nothing changed. */
+import { isDeepStrictEqual } from 'node:util';
+import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
+import type { Unsaved } from '../../kube/objects.ts';
+import type { AgentConfig } from '../config.ts';
+import { type HostFacts, KUBELET_VERSION } from './facts.ts';
+
+/** A kubelet's own number; slots are what really limits machines. */
+const PODS = 110;
+/** A kubelet lists as many. */
+const IMAGES_LISTED = 50;
+/** How long an unchanged status may stay unwritten: a kubelet's period. */
+export const HEARTBEAT_MILLISECONDS = 300_000;
+
+/** What changes while the agent runs. */
+export interface HostState {
+  kubeletPort: number;
+  images: readonly ContainerImage[];
+  /** Undefined where the network driver has no host-wide part to heal. */
+  nat: { healthy: boolean; message: string } | undefined;
+  diskPressure: boolean;
+}
+
+/** What this host offers to machines. */
+export function allocatable(
+  config: AgentConfig,
+  facts: HostFacts,
+): { cpuMillis: number; memoryBytes: number } {
+  return {
+    cpuMillis: Math.max(0, Math.floor((facts.cpus * config.cpuOvercommit - config.reserved.cpu) * 1000)),
+    memoryBytes: Math.max(0, facts.memoryBytes - config.reserved.memory),
+  };
+}
+
+export function nodeLabels(config: AgentConfig, facts: HostFacts): Record<string, string> {
+  return {
+    [HOST_KEY]: HOST_VALUE,
+    'kubernetes.io/arch': facts.architecture,
+    'kubernetes.io/os': facts.operatingSystem,
+    'kubernetes.io/hostname': config.nodeName,
+    ...Object.fromEntries(config.tags.map((tag) => [TAG_LABEL_PREFIX + tag, ''])),
+  };
+}
+
+/** For the one POST: afterwards NodeRestriction refuses every change of the taints. */
+export function newNode(config: AgentConfig, facts: HostFacts, state: HostState, now: string): Unsaved<Node> {
+  return {
+    metadata: { name: config.nodeName, labels: nodeLabels(config, facts) },
+    spec: { taints: [{ key: HOST_KEY, value: HOST_VALUE, effect: 'NoSchedule' }] },
+    status: nodeStatus({ config, facts, state, current: undefined, now }),
+  };
+}
+
+/** The agent's own part of the status; slots and other resources beside it are the operator's. */
+export function nodeStatus(o: {
+  config: AgentConfig;
+  facts: HostFacts;
+  state: HostState;
+  current: Readonly<Node> | undefined;
+  now: string;
+}): NodeStatus {
+  const { config, facts, state } = o;
+  const free = allocatable(config, facts);
+  const storage = formatQuantity(facts.diskBytes);
+  return {
+    capacity: {
+      cpu: cpuQuantity(facts.cpus * config.cpuOvercommit * 1000),
+      memory: formatQuantity(facts.memoryBytes),
+      'ephemeral-storage': storage,
+      pods: String(PODS),
+    },
+    allocatable: {
+      cpu: cpuQuantity(free.cpuMillis),
+      memory: formatQuantity(free.memoryBytes),
+      'ephemeral-storage': storage,
+      pods: String(PODS),
+    },
+    conditions: conditions(state).map((condition) => stamped(condition, o.current, o.now)),
+    // The API server tries no second address when the first one fails: one that it can reach, and no host name.
+    addresses: [{ type: 'InternalIP', address: config.address }],
+    daemonEndpoints: { kubeletEndpoint: { Port: state.kubeletPort } },
+    nodeInfo: systemInfo(facts),
+    images: [...state.images].slice(0, IMAGES_LISTED),
+  };
+}
+
+function cpuQuantity(millis: number): string {
+  return millis % 1000 === 0 ? String(millis / 1000) : `${Math.floor(millis)}m`;
+}
+
+function conditions(state: HostState): NodeCondition[] {
+  const list: NodeCondition[] = [
+    { type: 'Ready', status: 'True', reason: 'AgentReady', message: 'the agent runs' },
+    pressure('MemoryPressure', false, 'SufficientMemory', ''),
+    pressure('DiskPressure', state.diskPressure, 'SufficientDisk', 'DiskNearlyFull'),
+    pressure('PIDPressure', false, 'SufficientPIDs', ''),
+  ];
+  if (state.nat !== undefined) {
+    list.push({
+      type: NAT_READY_CONDITION,
+      status: state.nat.healthy ? 'True' : 'False',
+      reason: state.nat.healthy ? 'Healthy' : 'SelfHealFailed',
+      message: state.nat.message,
+    });
+  }
+  return list;
+}
+
+function pressure(type: string, pressed: boolean, fine: string, bad: string): NodeCondition {
+  return { type, status: pressed ? 'True' : 'False', reason: pressed ? bad : fine, message: '' };
+}
+
+function stamped(condition: NodeCondition, current: Readonly<Node> | undefined, now: string): NodeCondition {
+  const before = current?.status?.conditions?.find(({ type }) => type === condition.type);
+  const kept = before?.status === condition.status ? before.lastTransitionTime : undefined;
+  return { ...condition, lastHeartbeatTime: now, lastTransitionTime: kept ?? now };
+}
+
+function systemInfo(facts: HostFacts): NodeSystemInfo {
+  return {
+    architecture: facts.architecture,
+    operatingSystem: facts.operatingSystem,
+    osImage: facts.osImage,
+    kernelVersion: facts.kernelVersion,
+    kubeletVersion: KUBELET_VERSION,
+    kubeProxyVersion: '',
+    containerRuntimeVersion: facts.hypervisor,
+    machineID: facts.machineId,
+    systemUUID: facts.machineId,
+    bootID: facts.bootId,
+  };
+}
+
+/** Whether the Node lacks a label, or has another value than the agent wants. */
+export function labelsDiffer(node: Readonly<Node>, wanted: Record<string, string>): boolean {
+  return Object.entries(wanted).some(([key, value]) => node.metadata.labels?.[key] !== value);
+}
+
+/** Whether the status must be written: something differs (the control plane may have written over it), or its heartbeat is old. */
+export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: number): boolean {
+  const { conditions = [], capacity = {}, allocatable = {}, nodeInfo = {}, ...rest } = wanted;
+  const current = node.status ?? {};
+  return (
+    !contains(current.capacity, capacity) ||
+    !contains(current.allocatable, allocatable) ||
+    !contains(current.nodeInfo, nodeInfo, '') ||
+    !contains(current, rest, []) ||
+    conditions.some((condition) => conditionDiffers(current.conditions, condition, now))
+  );
+}
+
+/** `empty` is what the server leaves out of its answers. */
+function contains(current: object | undefined, wanted: object, empty?: unknown): boolean {
+  const fields: Record<string, unknown> = { ...current };
+  return Object.entries(wanted).every(([key, value]) => isDeepStrictEqual(fields[key] ?? empty, value));
+}
+
+function conditionDiffers(current: NodeCondition[] | undefined, wanted: NodeCondition, now: number): boolean {
+  const found = current?.find(({ type }) => type === wanted.type);
+  return (
+    found === undefined ||
+    found.status !== wanted.status ||
+    found.reason !== wanted.reason ||
+    (found.message ?? '') !== wanted.message ||
+    now - Date.parse(found.lastHeartbeatTime ?? '') >= HEARTBEAT_MILLISECONDS
+  );
+}

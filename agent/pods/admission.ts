@@ -1,0 +1,107 @@
+/** Admission like a kubelet's: what was bound to this host by a race, a stale view or by `spec.nodeName` is counted here again. */
+import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { Pod } from '../../kube/core.ts';
+
+/** What one machine takes of its host. */
+export interface Claim {
+  slots: number;
+  cpuMillis: number;
+  memoryBytes: number;
+  /** `TCP/8822` */
+  ports: string[];
+}
+
+/** What the host has to give; `slots` undefined while the operator has not said. */
+export interface HostCapacity {
+  slots: number | undefined;
+  cpuMillis: number;
+  memoryBytes: number;
+}
+
+export type Admission =
+  | { kind: 'admitted' }
+  /** A machine on its way out still holds what this one needs. */
+  | { kind: 'wait'; message: string }
+  | { kind: 'refused'; reason: 'OutOfSlot' | 'OutOfCpu' | 'OutOfMemory' | 'PortTaken'; message: string };
+
+export function claimOf(pod: Pod): Claim {
+  const claim: Claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, ports: [] };
+  for (const container of pod.spec.containers) {
+    const requests: Record<string, string> = {
+      ...container.resources?.limits,
+      ...container.resources?.requests,
+    };
+    claim.slots += Number(parseQuantity(requests[SLOT_RESOURCE] ?? '0'));
+    claim.cpuMillis += millis(requests['cpu'] ?? '0');
+    claim.memoryBytes += Number(parseQuantity(requests['memory'] ?? '0'));
+    for (const port of container.ports ?? []) {
+      if (port.hostPort !== undefined && port.hostPort !== 0) {
+        claim.ports.push(`${port.protocol ?? 'TCP'}/${port.hostPort}`);
+      }
+    }
+  }
+  return claim;
+}
+
+/** Thousandths of a CPU. */
+function millis(quantity: string): number {
+  return quantity.endsWith('m')
+    ? Number(parseQuantity(quantity.slice(0, -1)))
+    : Number(parseQuantity(quantity)) * 1000;
+}
+
+/**
+ * @param alive claims of machines that stay
+ * @param leaving claims of machines being torn down, which hold their part until they are gone
+ */
+export function admit(
+  claim: Claim,
+  alive: readonly Claim[],
+  leaving: readonly Claim[],
+  capacity: HostCapacity,
+): Admission {
+  if (claim.slots > 0 && capacity.slots === undefined) {
+    return { kind: 'wait', message: 'the operator has not yet given this host its slots' };
+  }
+  const refusal = refuse(claim, alive, capacity);
+  if (refusal !== undefined) {
+    return refusal;
+  }
+  const later = refuse(claim, [...alive, ...leaving], capacity);
+  return later === undefined
+    ? { kind: 'admitted' }
+    : { kind: 'wait', message: `${later.message}; waiting for a machine that is being removed` };
+}
+
+function refuse(
+  claim: Claim,
+  others: readonly Claim[],
+  capacity: HostCapacity,
+): (Admission & { kind: 'refused' }) | undefined {
+  const total = (field: 'slots' | 'cpuMillis' | 'memoryBytes'): number =>
+    others.reduce((sum, other) => sum + other[field], 0);
+  const slots = capacity.slots ?? 0;
+  if (claim.slots > 0 && total('slots') + claim.slots > slots) {
+    return refused('OutOfSlot', `${total('slots')} of ${slots} slots of this host are taken`);
+  }
+  if (claim.cpuMillis > 0 && total('cpuMillis') + claim.cpuMillis > capacity.cpuMillis) {
+    const left = capacity.cpuMillis - total('cpuMillis');
+    return refused('OutOfCpu', `${claim.cpuMillis}m cpu wanted, ${left}m of ${capacity.cpuMillis}m left`);
+  }
+  if (claim.memoryBytes > 0 && total('memoryBytes') + claim.memoryBytes > capacity.memoryBytes) {
+    const left = capacity.memoryBytes - total('memoryBytes');
+    return refused('OutOfMemory', `${claim.memoryBytes} bytes of memory wanted, ${left} left`);
+  }
+  const taken = claim.ports.find((port) => others.some((other) => other.ports.includes(port)));
+  return taken === undefined
+    ? undefined
+    : refused('PortTaken', `port ${taken} belongs to another machine on this host`);
+}
+
+function refused(
+  reason: (Admission & { kind: 'refused' })['reason'],
+  message: string,
+): Admission & { kind: 'refused' } {
+  return { kind: 'refused', reason, message };
+}

@@ -1,0 +1,140 @@
+/**
+ * What the agent must remember of each machine beyond its own life: one small file per Pod uid. The hypervisor's
+ * process, disk and sockets are the driver's; here are the facts that decide what may happen to them.
+ */
+import { mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import type { BaseImage } from '../images/store.ts';
+import type { Claim } from './admission.ts';
+
+/** How a machine ended that nobody asked to end. */
+export interface MachineEnd {
+  /** HostLost: together with the agent or the host. */
+  how: 'GuestShutdown' | 'Crashed' | 'HostLost';
+  /** The hypervisor's last words. */
+  message: string;
+  /** Milliseconds since the epoch. */
+  at: number;
+}
+
+/** Why a machine will never run again. */
+export interface MachineFailure {
+  reason: string;
+  message: string;
+  exitCode: number;
+  /** Milliseconds that the guest gets to end in order. */
+  graceMilliseconds: number;
+}
+
+export interface MachineRecord {
+  uid: string;
+  /** The Pod's `namespace/name`. */
+  key: string;
+  /** Absent for a folder found on the host that no record names. */
+  machine: Machine | undefined;
+  claim: Claim;
+  /** The disk is complete. */
+  created: boolean;
+  base: BaseImage | undefined;
+  isoPath: string | undefined;
+  /** The hypervisor is meant to have a process. */
+  running: boolean;
+  /** It has run at least once. */
+  everRan: boolean;
+  /** The API server has taken a status that said Running: from then on losing the disk is losing data. */
+  acknowledged: boolean;
+  /** Process and network attachment are gone, and no start has been tried since. */
+  released: boolean;
+  /** RFC 3339; the present or last run. */
+  startedAt: string | undefined;
+  /** RFC 3339; when a failed or deleted machine was gone. */
+  finishedAt: string | undefined;
+  /** The end asked for took more than its grace. */
+  killed: boolean;
+  startedWith: { cpu: number; memoryBytes: number } | undefined;
+  end: MachineEnd | undefined;
+  /** Unasked ends in a row, for the back-off. */
+  endsInARow: number;
+  restarts: number;
+  /** Of the host when the machine was started. */
+  bootId: string;
+  restartedAt: string | undefined;
+  revertedAt: string | undefined;
+  failure: MachineFailure | undefined;
+}
+
+export function newRecord(o: {
+  uid: string;
+  key: string;
+  machine: Machine | undefined;
+  claim: Claim;
+}): MachineRecord {
+  return {
+    ...o,
+    created: false,
+    base: undefined,
+    isoPath: undefined,
+    running: false,
+    everRan: false,
+    acknowledged: false,
+    released: true,
+    startedAt: undefined,
+    finishedAt: undefined,
+    killed: false,
+    startedWith: undefined,
+    end: undefined,
+    endsInARow: 0,
+    restarts: 0,
+    bootId: '',
+    restartedAt: undefined,
+    revertedAt: undefined,
+    failure: undefined,
+  };
+}
+
+/** All records of this host, in memory and on disk. Written by temporary file and rename: a reader never sees half of one. */
+export class RecordStore {
+  readonly #directory: string;
+  readonly #records = new Map<string, MachineRecord>();
+
+  constructor(directory: string) {
+    this.#directory = directory;
+    mkdirSync(directory, { recursive: true, mode: 0o700 });
+    for (const name of readdirSync(directory)) {
+      if (name.endsWith('.json')) {
+        const record = JSON.parse(readFileSync(join(directory, name), 'utf8')) as MachineRecord;
+        this.#records.set(record.uid, record);
+      }
+    }
+  }
+
+  get(uid: string): MachineRecord | undefined {
+    return this.#records.get(uid);
+  }
+
+  list(): MachineRecord[] {
+    return [...this.#records.values()];
+  }
+
+  ofKey(key: string): MachineRecord[] {
+    return this.list().filter((record) => record.key === key);
+  }
+
+  save(record: MachineRecord): void {
+    const file = join(this.#directory, `${record.uid}.json`);
+    writeFileSync(`${file}.tmp`, JSON.stringify(record), { mode: 0o600 });
+    renameSync(`${file}.tmp`, file);
+    this.#records.set(record.uid, record);
+  }
+
+  update(record: MachineRecord, change: Partial<MachineRecord>): void {
+    Object.assign(record, change);
+    this.save(record);
+  }
+
+  remove(uid: string): void {
+    this.#records.delete(uid);
+    rmSync(join(this.#directory, `${uid}.json`), { force: true });
+  }
+}

@@ -1,0 +1,75 @@
+/** What a Pod bound to this host asks of it, read from the operator's two annotations. */
+import { createHash } from 'node:crypto';
+import {
+  type Desired,
+  desiredSchema,
+  MACHINE_API_VERSION,
+  type Machine,
+  machineSchema,
+} from '../../api/v1alpha1/machine.ts';
+import { DESIRED_ANNOTATION, MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import type { Pod } from '../../kube/core.ts';
+
+export type PodRole =
+  /** Not Berth's: it tolerates everything, or names this Node itself. */
+  | { kind: 'foreign' }
+  /** Made by an operator newer than this agent. */
+  | { kind: 'tooNew'; version: string }
+  | { kind: 'invalid'; message: string }
+  | { kind: 'machine'; machine: Machine; desired: Desired; desiredHash: string };
+
+/** Characters of the hash that acknowledges a `berth.dev/desired` text: enough to tell any two of one Pod apart. */
+const HASH_LENGTH = 16;
+
+/** The text by which the agent acknowledges `berth.dev/desired`: SHA-256, hex, first 16 characters. */
+export function hashDesired(text: string): string {
+  return createHash('sha256').update(text).digest('hex').slice(0, HASH_LENGTH);
+}
+
+export function roleOf(pod: Pod): PodRole {
+  const { [MACHINE_ANNOTATION]: machineText, [DESIRED_ANNOTATION]: desiredText = '{}' } =
+    pod.metadata.annotations ?? {};
+  if (machineText === undefined) {
+    return { kind: 'foreign' };
+  }
+  const document = parseJson(machineText);
+  const version = versionOf(document);
+  if (version !== MACHINE_API_VERSION) {
+    return { kind: 'tooNew', version };
+  }
+  const machine = machineSchema.safeParse(document);
+  if (!machine.success) {
+    return { kind: 'invalid', message: `${MACHINE_ANNOTATION}: ${describe(machine.error.issues)}` };
+  }
+  const desired = desiredSchema.safeParse(parseJson(desiredText));
+  if (!desired.success) {
+    return { kind: 'invalid', message: `${DESIRED_ANNOTATION}: ${describe(desired.error.issues)}` };
+  }
+  return {
+    kind: 'machine',
+    machine: machine.data,
+    desired: desired.data,
+    desiredHash: hashDesired(desiredText),
+  };
+}
+
+/** Undefined for what is not JSON: the schema then says what is missing. */
+function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    if (error instanceof SyntaxError) {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+function versionOf(document: unknown): string {
+  const isObject = typeof document === 'object' && document !== null;
+  return isObject && 'apiVersion' in document ? String(document.apiVersion) : '';
+}
+
+function describe(issues: readonly { path: PropertyKey[]; message: string }[]): string {
+  return issues.map((issue) => `${issue.path.join('.')}: ${issue.message}`).join('; ');
+}
