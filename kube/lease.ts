@@ -1,0 +1,299 @@
+/** Leader election by a Lease, compatible with client-go's. */
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import type { KubeClient } from './client.ts';
+import { type Lease, LEASES } from './core.ts';
+import { isAlreadyExists, isConflict, isNotFound } from './errors.ts';
+import { Informer } from './informer.ts';
+import { runtimeMetrics } from './metrics.ts';
+import { microTime, rest } from './time.ts';
+
+/** In milliseconds. */
+export interface LeaseTimings {
+  /** How long a lease lasts that is not renewed. */
+  duration: number;
+  /** How long a leader tries to renew before it gives up; less than `duration`. */
+  renewDeadline: number;
+  /** Between two renewals, and between two tries. */
+  retry: number;
+}
+
+/** client-go's 15, 10 and 2 s, with their jitter, take up to 24 s to replace a leader that was killed; these at most 11 s. */
+export const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
+
+/** One request for the lease, in retries: on a dead connection the next try, on another, must still come in time. */
+const REQUEST_RETRIES = 2;
+
+export interface LeaderElectionOptions {
+  /** Without a guard: it must be able to write before it leads. On a transport of its own, renewals never wait behind other requests. */
+  client: KubeClient;
+  namespace: string;
+  name: string;
+  /** Unique to this process, not only to this host. */
+  identity: string;
+  lease?: Partial<LeaseTimings>;
+  logger: Logger;
+  /** Ends the candidacy. A leader goes on renewing until `release`, so that it can finish its work. */
+  signal: AbortSignal;
+  metrics: Registry;
+  onStartedLeading: () => void;
+  /** The lease is lost: whatever still runs must end at once. */
+  onLost: () => void;
+}
+
+export interface LeaderElection {
+  /** Whether, by this machine's monotonic clock, nobody else can hold the lease. Cheap; for `KubeClient.guard`. */
+  isHeld(): boolean;
+  /** Gives the lease back, so that a standby need not wait for its end. Call it when all work is done. */
+  release(): Promise<void>;
+  /** Resolves when the lease is no longer renewed: given back, lost, or never held when the signal aborted. */
+  readonly done: Promise<void>;
+}
+
+/** Stands for election until it leads or the signal aborts. Another's lease is judged by when its changes were seen, never by its times. */
+export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
+  const candidate = new Candidate(options);
+  return {
+    isHeld: () => candidate.isHeld(),
+    release: () => candidate.release(),
+    done: candidate.run(),
+  };
+}
+
+class Candidate {
+  private readonly options: LeaderElectionOptions;
+  private readonly timings: LeaseTimings;
+  private readonly releasing = new AbortController();
+  /** The lease as last seen or written. */
+  private lease: Lease | undefined;
+  /** When it was seen to change, by `performance.now()`. */
+  private changedAt = 0;
+  private leading = false;
+  /** When the last renewal that succeeded was sent. */
+  private renewedAt = 0;
+  private wake: (() => void) | undefined;
+  private holding: Promise<void> = Promise.resolve();
+
+  constructor(options: LeaderElectionOptions) {
+    this.options = options;
+    this.timings = { ...LEASE_TIMINGS, ...options.lease };
+  }
+
+  isHeld(): boolean {
+    return this.leading && performance.now() - this.renewedAt < this.timings.duration;
+  }
+
+  async release(): Promise<void> {
+    this.releasing.abort();
+    await this.holding;
+    if (!this.isHeld() || this.lease === undefined) {
+      return;
+    }
+    this.setLeading(false);
+    try {
+      await this.write(this.lease, { ...this.lease.spec, holderIdentity: '', leaseDurationSeconds: 1 });
+      this.options.logger.info('lease released');
+    } catch (error) {
+      this.options.logger.warn({ err: error }, 'lease not released, it will run out');
+    }
+  }
+
+  async run(): Promise<void> {
+    this.setLeading(false);
+    await this.standBy();
+    if (!this.leading) {
+      return;
+    }
+    if (this.options.signal.aborted) {
+      await this.release();
+      return;
+    }
+    this.options.logger.info({ identity: this.options.identity }, 'leading');
+    this.options.onStartedLeading();
+    const lost = this.hold();
+    this.holding = lost.then(() => undefined);
+    if (await lost) {
+      this.setLeading(false);
+      this.options.logger.error('lease lost');
+      this.options.onLost();
+    }
+  }
+
+  private setLeading(leading: boolean): void {
+    this.leading = leading;
+    runtimeMetrics(this.options.metrics).leader.set({ name: this.options.name }, leading ? 1 : 0);
+  }
+
+  /** Returns when it leads or was stopped. */
+  private async standBy(): Promise<void> {
+    const { signal, logger } = this.options;
+    const watching = new AbortController();
+    this.watch(watching.signal);
+    try {
+      while (!signal.aborted && !this.leading) {
+        const milliseconds = this.waitFor();
+        if (milliseconds > 0) {
+          await this.waitForChange(milliseconds, signal);
+        } else if (!(await this.acquire(logger))) {
+          await rest(this.timings.retry, signal);
+        }
+      }
+    } finally {
+      watching.abort(new Error('no longer standing by'));
+    }
+  }
+
+  /** The watch only makes this quicker: what it shows is read again before anything is written. */
+  private watch(signal: AbortSignal): void {
+    const { client, namespace, name, logger } = this.options;
+    const informer = new Informer(client, LEASES, {
+      namespace,
+      fieldSelector: `metadata.name=${name}`,
+      logger,
+    });
+    informer.cache.onChange((change) => {
+      if (this.leading) {
+        return;
+      }
+      this.observe(change.type === 'deleted' ? undefined : change.object);
+      this.wake?.();
+    });
+    informer.start(signal);
+  }
+
+  private observe(lease: Lease | undefined): void {
+    if (lease?.metadata.resourceVersion !== this.lease?.metadata.resourceVersion) {
+      this.lease = lease;
+      this.changedAt = performance.now();
+    }
+  }
+
+  /** Milliseconds until the lease may be tried for. */
+  private waitFor(): number {
+    const { holderIdentity, leaseDurationSeconds } = this.lease?.spec ?? {};
+    if (!holderIdentity || holderIdentity === this.options.identity) {
+      return 0;
+    }
+    const duration = leaseDurationSeconds === undefined ? this.timings.duration : leaseDurationSeconds * 1000;
+    return this.changedAt + duration - performance.now();
+  }
+
+  private async waitForChange(milliseconds: number, signal: AbortSignal): Promise<void> {
+    const changed = new AbortController();
+    this.wake = () => changed.abort();
+    await rest(milliseconds, AbortSignal.any([signal, changed.signal]));
+    this.wake = undefined;
+  }
+
+  private async acquire(logger: Logger): Promise<boolean> {
+    try {
+      await this.read();
+      if (this.waitFor() > 0) {
+        return true;
+      }
+      await this.take();
+      return true;
+    } catch (error) {
+      const beaten = isConflict(error) || isAlreadyExists(error);
+      logger[beaten ? 'info' : 'warn']({ err: error }, 'lease not acquired');
+      return false;
+    }
+  }
+
+  private async read(): Promise<void> {
+    const { client, namespace, name } = this.options;
+    try {
+      this.observe(
+        await client.get(LEASES, { namespace, name }, { deadlineMilliseconds: this.timings.renewDeadline }),
+      );
+    } catch (error) {
+      if (!isNotFound(error)) {
+        throw error;
+      }
+      this.observe(undefined);
+    }
+  }
+
+  private async take(): Promise<void> {
+    const { client, namespace, name, identity } = this.options;
+    const now = microTime(Date.now());
+    const transitions = this.lease?.spec?.leaseTransitions ?? 0;
+    const spec = {
+      holderIdentity: identity,
+      leaseDurationSeconds: Math.ceil(this.timings.duration / 1000),
+      acquireTime: now,
+      renewTime: now,
+      leaseTransitions: this.lease === undefined ? 0 : transitions + 1,
+    };
+    const sent = performance.now();
+    if (this.lease === undefined) {
+      const object = { metadata: { namespace, name }, spec };
+      this.lease = await client.create(LEASES, object, { deadlineMilliseconds: this.timings.renewDeadline });
+    } else {
+      await this.write(this.lease, spec);
+    }
+    this.renewedAt = sent;
+    this.setLeading(true);
+  }
+
+  /** Carries the resourceVersion: whoever changed the lease meanwhile keeps it. */
+  private async write(lease: Lease, spec: NonNullable<Lease['spec']>): Promise<void> {
+    const { duration, renewDeadline, retry } = this.timings;
+    const left = this.leading ? this.renewedAt + renewDeadline - performance.now() : duration;
+    const deadlineMilliseconds = Math.max(1, Math.min(left, retry * REQUEST_RETRIES));
+    this.lease = await this.options.client.update(LEASES, { ...lease, spec }, { deadlineMilliseconds });
+  }
+
+  /** Renews until released (false) or lost (true). */
+  private async hold(): Promise<boolean> {
+    const { signal } = this.releasing;
+    while (!signal.aborted) {
+      await rest(this.timings.retry, signal);
+      if (signal.aborted) {
+        return false;
+      }
+      if (!this.isHeld() || (await this.renewalLost())) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  private async renewalLost(): Promise<boolean> {
+    try {
+      return !(await this.renew());
+    } catch (error) {
+      const late = performance.now() - this.renewedAt > this.timings.renewDeadline - 1;
+      this.options.logger.warn({ err: error, late }, 'lease not renewed');
+      return late;
+    }
+  }
+
+  /** False when another has it. */
+  private async renew(): Promise<boolean> {
+    const sent = performance.now();
+    try {
+      await this.writeRenewal();
+    } catch (error) {
+      if (!isConflict(error)) {
+        throw error;
+      }
+      // An answer that was lost looks the same as another's write: look who holds it.
+      runtimeMetrics(this.options.metrics).slowPath.inc({ name: this.options.name });
+      await this.read();
+      if (this.lease?.spec?.holderIdentity !== this.options.identity) {
+        return false;
+      }
+      await this.writeRenewal();
+    }
+    this.renewedAt = sent;
+    return true;
+  }
+
+  private async writeRenewal(): Promise<void> {
+    if (this.lease === undefined) {
+      throw new Error('the lease has been deleted');
+    }
+    await this.write(this.lease, { ...this.lease.spec, renewTime: microTime(Date.now()) });
+  }
+}

@@ -1,0 +1,172 @@
+/** Metrics over HTTPS, to those who may read them; health over plain HTTP, to all. */
+import {
+  createServer as createHttpServer,
+  type IncomingMessage,
+  type Server,
+  type ServerResponse,
+} from 'node:http';
+import { createServer as createHttpsServer } from 'node:https';
+import type { AddressInfo } from 'node:net';
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import { type Authorizer, bearerToken } from './authorization.ts';
+import { type CertificateProvider, serveCertificate } from './servingcertificate.ts';
+
+/** A scraper sends one short request; what takes longer wants to hold the connection. */
+const REQUEST_LIMIT_MILLISECONDS = 10_000;
+/** Prometheus, a second one, probes and a person; more is an attack. */
+const CONNECTIONS = 128;
+
+export interface RunningServer {
+  port: number;
+  /** Ends open connections too. */
+  close(): Promise<void>;
+}
+
+export interface MetricsServerOptions {
+  /** `host:port` or `:port`, which is every address; port 0 takes a free one. */
+  listen: string;
+  metrics: Registry;
+  /** Readers need the right to `get` the path `/metrics`. */
+  authorizer: Authorizer;
+  certificates: CertificateProvider;
+  logger: Logger;
+  /** How often the certificate is looked at; 10 s when absent. */
+  lookMilliseconds?: number;
+}
+
+/** Answers why something is not well, in words for the log, or undefined when it is. Must be cheap, and ask no other machine. */
+export type Check = () => string | undefined;
+
+export interface HealthServerOptions {
+  listen: string;
+  /** By name. */
+  live: Record<string, Check>;
+  ready: Record<string, Check>;
+  logger: Logger;
+}
+
+/** `/metrics` as controller-runtime serves it: 401 without a good token, 403 to who may not, 500 when that cannot be asked. */
+export async function serveMetrics(o: MetricsServerOptions): Promise<RunningServer> {
+  const ended = new AbortController();
+  const server = createHttpsServer((request, response) => {
+    answerMetrics(o, request, response).catch((error: unknown) => {
+      o.logger.error({ err: error }, 'metrics not served');
+      reply(response, 500, 'Internal Server Error');
+    });
+  });
+  await serveCertificate(server, {
+    provider: o.certificates,
+    logger: o.logger,
+    signal: ended.signal,
+    lookMilliseconds: o.lookMilliseconds,
+  });
+  const running = await listen(server, o.listen);
+  return {
+    port: running.port,
+    close: async () => {
+      ended.abort();
+      await running.close();
+    },
+  };
+}
+
+/** `/healthz` and `/readyz`, `/healthz/NAME`, `?verbose`, `?exclude=NAME`, as Kubernetes' own components answer. */
+export async function serveHealth(o: HealthServerOptions): Promise<RunningServer> {
+  const server = createHttpServer((request, response) => {
+    const url = new URL(request.url ?? '/', 'http://localhost');
+    const [, path = '', name] = url.pathname.split('/');
+    const checks = { healthz: o.live, readyz: o.ready }[path];
+    const chosen = checks && Object.entries(checks).filter(([one]) => name === undefined || name === one);
+    if (chosen === undefined || (name !== undefined && chosen.length === 0)) {
+      return reply(response, 404, 'Not Found');
+    }
+    const excluded = url.searchParams.getAll('exclude');
+    answerHealth(o.logger, response, {
+      path,
+      checks: chosen.filter(([one]) => !excluded.includes(one)),
+      verbose: url.searchParams.has('verbose'),
+    });
+  });
+  return listen(server, o.listen);
+}
+
+async function answerMetrics(
+  o: MetricsServerOptions,
+  request: IncomingMessage,
+  response: ServerResponse,
+): Promise<void> {
+  const token = bearerToken(request.headers.authorization);
+  const user = token === undefined ? undefined : await o.authorizer.authenticate(token);
+  if (user === undefined) {
+    response.setHeader('www-authenticate', 'Bearer');
+    return reply(response, 401, 'Unauthorized');
+  }
+  const path = new URL(request.url ?? '/', 'http://localhost').pathname;
+  const allowed = await o.authorizer.authorize(user, { nonResourceAttributes: { path, verb: 'get' } });
+  if (!allowed) {
+    return reply(response, 403, 'Forbidden');
+  }
+  if (path !== '/metrics') {
+    return reply(response, 404, 'Not Found');
+  }
+  if (request.method !== 'GET') {
+    return reply(response, 405, 'Method Not Allowed');
+  }
+  const text = await o.metrics.metrics();
+  reply(response, 200, text, o.metrics.contentType);
+}
+
+function answerHealth(
+  logger: Logger,
+  response: ServerResponse,
+  o: { path: string; checks: [string, Check][]; verbose: boolean },
+): void {
+  const lines: string[] = [];
+  let failed = false;
+  for (const [name, check] of o.checks) {
+    const reason = check();
+    failed ||= reason !== undefined;
+    lines.push(reason === undefined ? `[+]${name} ok` : `[-]${name} failed: reason withheld`);
+    if (reason !== undefined) {
+      logger.warn({ check: name, reason }, 'health check failed');
+    }
+  }
+  lines.push(`${o.path} check ${failed ? 'failed' : 'passed'}`);
+  reply(response, failed ? 500 : 200, failed || o.verbose ? `${lines.join('\n')}\n` : 'ok');
+}
+
+function reply(response: ServerResponse, status: number, text: string, type = 'text/plain'): void {
+  response.writeHead(status, { 'content-type': type, 'x-content-type-options': 'nosniff' });
+  response.end(text);
+}
+
+async function listen(server: Server, address: string): Promise<RunningServer> {
+  const { host, port } = parseAddress(address);
+  server.requestTimeout = REQUEST_LIMIT_MILLISECONDS;
+  server.headersTimeout = REQUEST_LIMIT_MILLISECONDS;
+  server.maxConnections = CONNECTIONS;
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  server.once('error', reject);
+  server.listen({ port, ...(host === '' ? {} : { host }) }, resolve);
+  await promise;
+  return {
+    port: (server.address() as AddressInfo).port,
+    close: async () => {
+      const closed = Promise.withResolvers<void>();
+      server.close(() => closed.resolve());
+      server.closeAllConnections();
+      await closed.promise;
+    },
+  };
+}
+
+/** Reads `host:port`, `[v6]:port` or `:port`. Throws when it is none of these. */
+export function parseAddress(address: string): { host: string; port: number } {
+  const match = /^(?:\[([^\]]+)\]|([^:]*)):(\d{1,5})$/.exec(address);
+  const port = Number(match?.[3]);
+  if (match === null || port > 65_535) {
+    throw new Error(`not an address to listen on (host:port or :port): ${address}`);
+  }
+  return { host: match[1] ?? match[2] ?? '', port };
+}
