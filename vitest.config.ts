@@ -44,7 +44,13 @@ export default defineConfig({
         },
       },
       {
-        test: { name: 'e2e', include: ['test/e2e/**/*.test.ts'], sequence: { groupOrder: 3 }, ...oneAtATime },
+        test: {
+          name: 'e2e',
+          include: ['test/e2e/**/*.test.ts'],
+          exclude: ['test/e2e/nat*.test.ts'],
+          sequence: { groupOrder: 3 },
+          ...oneAtATime,
+        },
       },
       {
         test: {
@@ -55,7 +61,7 @@ export default defineConfig({
         },
       },
       {
-        test: { name: 'nat', include: ['test/nat/**/*.test.ts'], sequence: { groupOrder: 5 }, ...oneAtATime },
+        test: { name: 'nat', include: ['test/e2e/nat*.test.ts'], sequence: { groupOrder: 5 }, ...oneAtATime },
       },
     ],
   },

@@ -132,9 +132,13 @@ export class RunningCluster implements Cluster {
     await waitUntilReady(this.directory, this.server);
   }
 
-  async stop(): Promise<void> {
+  async disconnect(): Promise<void> {
     this.#stopRenewal?.();
     await this.#transport.close();
+  }
+
+  async stop(): Promise<void> {
+    await this.disconnect();
     await this.#end(this);
   }
 }

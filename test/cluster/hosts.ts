@@ -71,7 +71,7 @@ function hostNode(name: string, options: HostOptions): Node {
       addresses: [{ type: 'InternalIP', address: '192.0.2.1' }],
       nodeInfo: nodeInfo(architecture, operatingSystem),
     },
-  } as Node;
+  };
 }
 
 function nodeInfo(architecture: string, operatingSystem: string): Record<string, string> {

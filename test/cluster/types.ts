@@ -53,6 +53,8 @@ export interface Cluster {
   /** Path of a kubeconfig with a fresh bootstrap token for hosts that join. */
   createAgentBootstrap(): Promise<{ kubeconfig: string }>;
   component(name: Component): ComponentProcess;
+  /** Lets go of it: connections and timers of this process end, the cluster does not. */
+  disconnect(): Promise<void>;
   /** Ends everything and removes the state folder. */
   stop(): Promise<void>;
 }

@@ -1,0 +1,70 @@
+# Every target does its own set-up. `make help` lists them.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+# Node.js 24 comes with the packages, so the machine's own may be older.
+export PATH := $(CURDIR)/node_modules/.bin:$(PATH)
+
+NAME ?= dev
+HOSTS ?= 0
+OPERATOR ?= 0
+DPI_MAX ?= 240
+PACKAGES := node_modules/.berth-installed
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(PACKAGES): package.json package-lock.json
+	npm ci --no-audit --no-fund
+	@touch $@
+
+.PHONY: demo demo-down
+demo: $(PACKAGES) ## Run a real VM on this machine (ARCH=arm64 for an ARM host)
+	@node hack/demo.ts up
+demo-down: $(PACKAGES) ## End the demo and remove everything it made
+	@node hack/demo.ts down
+
+.PHONY: test unit integration harness e2e faults nat
+test: $(PACKAGES) prerequisites ## Run all tests; the last line counts them
+	@node hack/test.ts
+unit: $(PACKAGES) ## Tests beside the code, seconds
+	@node hack/test.ts unit
+integration: $(PACKAGES) ## Tests against a real API server
+	@node hack/test.ts integration
+harness: $(PACKAGES) ## Tests of the cluster harness itself
+	@node hack/test.ts harness
+e2e: $(PACKAGES) prerequisites ## Tests with real guests
+	@node hack/test.ts e2e
+faults: $(PACKAGES) prerequisites ## Tests that kill things at the worst moment
+	@node hack/test.ts faults
+nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)
+	@node hack/test.ts nat
+
+.PHONY: prerequisites
+prerequisites: $(PACKAGES) ## Check for the distribution packages that tests need, install them in CI
+	@node hack/prerequisites.ts
+
+.PHONY: lint format generate verify bundle
+lint: $(PACKAGES) ## Check format, lint rules, types and dead code
+	biome format .
+	oxlint --type-aware
+	tsc -p .
+	knip
+format: $(PACKAGES) ## Format the sources
+	biome format --write .
+generate: $(PACKAGES) ## Write the generated files (crds/)
+	node hack/generate.ts
+verify: $(PACKAGES) ## Check that the generated files are current
+	node hack/generate.ts --check
+bundle: $(PACKAGES) ## Bundle the programs into dist/
+	node hack/bundle.ts
+
+.PHONY: bench
+bench: $(PACKAGES) ## Measure: 1,000 VMs on 600 simulated hosts
+	@node test/bench/main.ts
+
+.PHONY: cluster-up cluster-down
+cluster-up: $(PACKAGES) ## Start a cluster: NAME=x HOSTS=600 OPERATOR=1 DPI_MAX=320
+	@node hack/cluster.ts up --name '$(NAME)' --hosts '$(HOSTS)' --operator '$(OPERATOR)' --dpi-max '$(DPI_MAX)'
+cluster-down: $(PACKAGES) ## End a cluster and remove its state: NAME=x
+	@node hack/cluster.ts down --name '$(NAME)'
