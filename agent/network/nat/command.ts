@@ -43,12 +43,19 @@ export async function ip(commands: readonly string[]): Promise<void> {
   await run('ip', ['-batch', '-'], `${commands.join('\n')}\n`);
 }
 
+/** An entry that ends while conntrack goes through the list makes it give up; the next pass does not meet it. */
+const FORGET_PASSES = 5;
+
 /** Forgets every tracked connection that matches; finding none is no error. */
 export async function forgetConnections(filter: readonly string[]): Promise<void> {
-  try {
-    await run('conntrack', ['-D', ...filter]);
-  } catch (error) {
-    if (error instanceof CommandError && error.stderr.includes('0 flow entries have been deleted')) return;
-    throw error;
+  for (let pass = 1; ; pass++) {
+    try {
+      await run('conntrack', ['-D', ...filter]);
+      return;
+    } catch (error) {
+      const words = error instanceof CommandError ? error.stderr : '';
+      if (words.includes('0 flow entries have been deleted')) return;
+      if (pass === FORGET_PASSES || !words.includes("such conntrack doesn't exist")) throw error;
+    }
   }
 }

@@ -205,12 +205,11 @@ export class NatNetwork implements Network {
   async #forget({ address, ports }: Attachment): Promise<void> {
     const onHost = this.#options.hostAddress === undefined ? [] : ['--orig-dst', this.#options.hostAddress];
     const udp = ports.filter((port) => port.protocol === 'UDP');
-    await Promise.all([
-      ...['--orig-src', '--orig-dst', '--reply-src'].map((flag) => forgetConnections([flag, address])),
-      ...udp.map((port) =>
-        forgetConnections(['--proto', 'udp', '--orig-port-dst', String(port.hostPort), ...onHost]),
-      ),
-    ]);
+    // One after the other: two that delete the same entry at once both fail.
+    for (const flag of ['--orig-src', '--orig-dst', '--reply-src']) await forgetConnections([flag, address]);
+    for (const port of udp) {
+      await forgetConnections(['--proto', 'udp', '--orig-port-dst', String(port.hostPort), ...onHost]);
+    }
   }
 
   #inTurn<T>(operation: () => Promise<T>): Promise<T> {

@@ -1,0 +1,126 @@
+/**
+ * Runs inside a network namespace that a test made and does there what the test asks for, over Node's IPC: drives a
+ * NAT network, serves, and talks to others. Node cannot change its own namespace, hence a process per namespace.
+ */
+import { createSocket } from 'node:dgram';
+import { createServer as createHttpServer } from 'node:http';
+import { connect } from 'node:net';
+import { pino } from 'pino';
+import { NatNetwork, type NatOptions } from '../../agent/network/nat/nat.ts';
+import type { AttachOptions } from '../../agent/network/network.ts';
+
+/** How long a packet or a page may take; what is blocked takes all of it. */
+const ANSWER_TIMEOUT_MILLISECONDS = 1_500;
+
+let network: NatNetwork | undefined;
+
+function nat(): NatNetwork {
+  if (!network) throw new Error('open comes first');
+  return network;
+}
+
+export const actions = {
+  async open(options: NatOptions): Promise<void> {
+    network = new NatNetwork(options, pino({ level: 'silent' }));
+    await network.setUp();
+  },
+  attach: (uid: string, options: AttachOptions) => nat().attach(uid, options),
+  detach: (uid: string) => nat().detach(uid),
+  address: (uid: string) => nat().address(uid),
+  attached: () => nat().attached(),
+  check: () => nat().check(),
+  /** Quiet checks, one after the other; the cost is this process' own CPU time and that of the commands it ran. */
+  async checks(count: number): Promise<{ repaired: string[]; faults: string[]; cpuMilliseconds: number }> {
+    const repaired: string[] = [];
+    const faults: string[] = [];
+    const before = process.cpuUsage();
+    for (let i = 0; i < count; i++) {
+      const report = await nat().check();
+      repaired.push(...report.repaired);
+      faults.push(...report.faults);
+    }
+    const used = process.cpuUsage(before);
+    return { repaired, faults, cpuMilliseconds: (used.user + used.system) / 1000 / count };
+  },
+  async tearDown(): Promise<void> {
+    await nat().tearDown();
+  },
+  /** Answers every request with the address it came from. */
+  serveHttp(port: number): Promise<void> {
+    const server = createHttpServer((request, response) => {
+      response.end(request.socket.remoteAddress?.replace('::ffff:', '') ?? '');
+    });
+    return new Promise((resolve, reject) => {
+      server.once('error', reject);
+      server.listen(port, () => resolve());
+    });
+  },
+  /** The addresses of those whose datagrams have arrived, by what these said. */
+  async serveUdp(port: number): Promise<void> {
+    const socket = createSocket('udp4');
+    socket.on('message', (payload, sender) => {
+      heard[payload.toString()] = sender.address;
+      socket.send(payload, sender.port, sender.address);
+    });
+    await new Promise<void>((resolve) => socket.bind(port, resolve));
+  },
+  heard: () => Promise.resolve(heard),
+  /** Sends until it is answered or the time is over. */
+  udpExchange(address: string, port: number, text: string): Promise<string | undefined> {
+    const socket = createSocket('udp4');
+    return new Promise((resolve) => {
+      const finish = (answer: string | undefined) => {
+        clearTimeout(timer);
+        socket.close(() => resolve(answer));
+      };
+      const timer = setTimeout(() => finish(undefined), ANSWER_TIMEOUT_MILLISECONDS);
+      socket.once('message', (payload) => finish(payload.toString()));
+      socket.send(text, port, address);
+    });
+  },
+  async httpGet(url: string): Promise<string> {
+    const response = await fetch(url, { signal: AbortSignal.timeout(ANSWER_TIMEOUT_MILLISECONDS) });
+    return response.text();
+  },
+  tcpOpen(address: string, port: number): Promise<boolean> {
+    const socket = connect({ host: address, port, timeout: ANSWER_TIMEOUT_MILLISECONDS });
+    return new Promise((resolve) => {
+      const finish = (open: boolean) => {
+        socket.destroy();
+        resolve(open);
+      };
+      socket.once('connect', () => finish(true));
+      socket.once('timeout', () => finish(false));
+      socket.once('error', () => finish(false));
+    });
+  },
+};
+
+const heard: Record<string, string> = {};
+
+export interface Request {
+  id: number;
+  action: keyof typeof actions;
+  args: unknown[];
+}
+
+export type Answer =
+  | { id: number; result: unknown }
+  | { id: number; error: { message: string; reason: unknown } };
+
+async function answer({ id, action, args }: Request): Promise<Answer> {
+  try {
+    const perform = actions[action] as (...args: unknown[]) => Promise<unknown>;
+    return { id, result: await perform(...args) };
+  } catch (error) {
+    const { message, reason } = error as Error & { reason?: unknown };
+    return { id, error: { message, reason } };
+  }
+}
+
+if (import.meta.main) {
+  process.on('message', (request: Request) => {
+    void answer(request).then((reply) => process.send?.(reply));
+  });
+  process.on('disconnect', () => process.exit());
+}

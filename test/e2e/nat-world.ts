@@ -1,0 +1,137 @@
+/**
+ * Two network namespaces for a NAT test: `host`, where the network under test runs, and `world` beyond it, joined by
+ * one link. The machine's own network is not touched. Everything started in them is ended by {@link NatWorld.remove}.
+ */
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { NatOptions } from '../../agent/network/nat/nat.ts';
+import type { Answer, actions, Request } from './nat-worker.ts';
+
+type Actions = typeof actions;
+
+/** What a test cannot do without; each with where it comes from. */
+const PROGRAMS = {
+  ip: 'iproute2',
+  nft: 'nftables',
+  conntrack: 'conntrack',
+  dnsmasq: 'dnsmasq-base',
+  'qemu-system-x86_64': 'qemu-system-x86',
+};
+
+/** Why NAT cannot be tested here; undefined when it can. */
+export function whyNotHere(): string | undefined {
+  if (process.getuid?.() !== 0) return 'NAT tests need root, for network namespaces of their own';
+  for (const [program, packageName] of Object.entries(PROGRAMS)) {
+    try {
+      execFileSync('which', [program], { stdio: 'ignore' });
+    } catch {
+      return `NAT tests need ${program} (package ${packageName})`;
+    }
+  }
+  return undefined;
+}
+
+/** A worker process in a namespace. */
+export class Worker {
+  readonly process: ChildProcess;
+  readonly #waiting = new Map<number, { resolve: (result: never) => void; reject: (error: Error) => void }>();
+  #next = 0;
+
+  constructor(namespace: string) {
+    const script = new URL('./nat-worker.ts', import.meta.url).pathname;
+    this.process = spawn('nsenter', [`--net=/run/netns/${namespace}`, process.execPath, script], {
+      stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+    });
+    this.process.on('message', (answer: Answer) => {
+      const waiting = this.#waiting.get(answer.id);
+      this.#waiting.delete(answer.id);
+      if ('error' in answer) waiting?.reject(Object.assign(new Error(answer.error.message), answer.error));
+      else waiting?.resolve(answer.result as never);
+    });
+  }
+
+  do<A extends keyof Actions>(action: A, ...args: Parameters<Actions[A]>): ReturnType<Actions[A]> {
+    const id = this.#next++;
+    const answered = new Promise((resolve, reject) => this.#waiting.set(id, { resolve, reject }));
+    this.process.send({ id, action, args } satisfies Request);
+    return answered as ReturnType<Actions[A]>;
+  }
+
+  async kill(): Promise<void> {
+    if (this.process.exitCode !== null || this.process.signalCode !== null) return;
+    const ended = once(this.process, 'exit');
+    this.process.kill('SIGKILL');
+    await ended;
+  }
+}
+
+export const HOST_ADDRESS = '192.0.2.1';
+export const WORLD_ADDRESS = '192.0.2.2';
+
+export class NatWorld {
+  readonly directory: string;
+  readonly host: string;
+  readonly world: string;
+  readonly #children: ChildProcess[] = [];
+  readonly #workers: Worker[] = [];
+
+  constructor(name: string) {
+    this.directory = mkdtempSync(join(tmpdir(), `berth-${name}-`));
+    chmodSync(this.directory, 0o755); // dnsmasq reads its files as nobody
+    this.host = `${name}-${process.pid}-h`;
+    this.world = `${name}-${process.pid}-w`;
+    for (const namespace of [this.host, this.world]) execFileSync('ip', ['netns', 'add', namespace]);
+    this.inHost('ip', 'link', 'set', 'lo', 'up');
+    this.inHost('ip', 'link', 'add', 'uplink', 'type', 'veth', 'peer', 'name', 'uplink', 'netns', this.world);
+    this.inHost('ip', 'address', 'add', `${HOST_ADDRESS}/24`, 'dev', 'uplink');
+    this.inHost('ip', 'link', 'set', 'uplink', 'up');
+    this.#inside(this.world, 'ip', ['link', 'set', 'lo', 'up']);
+    this.#inside(this.world, 'ip', ['address', 'add', `${WORLD_ADDRESS}/24`, 'dev', 'uplink']);
+    this.#inside(this.world, 'ip', ['link', 'set', 'uplink', 'up']);
+  }
+
+  natOptions(): NatOptions {
+    return {
+      directory: join(this.directory, 'network'),
+      bridge: 'berth0',
+      table: 'berth',
+      subnet: '10.213.0.0/20',
+      probeSubnet: '198.18.213.0/24',
+      hostAddress: HOST_ADDRESS,
+      dnsServers: [WORLD_ADDRESS],
+    };
+  }
+
+  worker(where: 'host' | 'world'): Worker {
+    const worker = new Worker(this[where]);
+    this.#workers.push(worker);
+    return worker;
+  }
+
+  /** Standard output of a command in the host's namespace. */
+  inHost(file: string, ...args: string[]): string {
+    return this.#inside(this.host, file, args);
+  }
+
+  spawnInHost(file: string, args: string[]): ChildProcess {
+    const child = spawn('nsenter', [`--net=/run/netns/${this.host}`, file, ...args], {
+      stdio: ['ignore', 'ignore', 'inherit'],
+    });
+    this.#children.push(child);
+    return child;
+  }
+
+  async remove(): Promise<void> {
+    for (const child of this.#children) child.kill('SIGKILL');
+    for (const worker of this.#workers) await worker.kill();
+    for (const namespace of [this.host, this.world]) execFileSync('ip', ['netns', 'delete', namespace]);
+    rmSync(this.directory, { recursive: true, force: true });
+  }
+
+  #inside(namespace: string, file: string, args: string[]): string {
+    return execFileSync('nsenter', [`--net=/run/netns/${namespace}`, file, ...args], { encoding: 'utf8' });
+  }
+}

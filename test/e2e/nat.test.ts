@@ -1,0 +1,318 @@
+/** The `nat` network in namespaces of its own, with guests that send exactly the frames they are told to. */
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import { waitFor } from '../support/wait.ts';
+import { FrameGuest } from './nat-frames.ts';
+import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from './nat-world.ts';
+
+/** What the issue promises: repaired or reported within this time. */
+const REPAIR_DEADLINE_MILLISECONDS = 5_000;
+const SERVICE_PORT = 8000;
+const ECHO_PORT = 7000;
+
+const missing = whyNotHere();
+if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
+
+function reservation(protocol: 'TCP' | 'UDP', hostPort: number, guestPort: number): MachinePort {
+  return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort };
+}
+
+const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
+
+describe.skipIf(missing !== undefined)('nat', () => {
+  let net: NatWorld;
+  let host: Worker;
+  let world: Worker;
+  const guests: FrameGuest[] = [];
+
+  async function guest(name: 'a' | 'b', ports: MachinePort[]): Promise<FrameGuest> {
+    const macAddress = MACS[name];
+    const attached = await host.do('attach', name, { macAddress, ports });
+    const tap = /ifname=([^,]+)/.exec(attached.arguments.join(' '))?.[1] ?? '';
+    const one = await FrameGuest.start({
+      spawn: (file, args) => net.spawnInHost(file, args),
+      tap,
+      socketPath: join(net.directory, `${name}.sock`),
+      macAddress,
+      address: attached.address ?? '',
+    });
+    guests.push(one);
+    return one;
+  }
+
+  async function gatewayOf(one: FrameGuest): Promise<string> {
+    return one.resolve('10.213.0.1', { deadlineMilliseconds: 5_000 });
+  }
+
+  async function echoes(text: string): Promise<void> {
+    await waitFor(
+      'the guest to answer through its reserved port',
+      async () => (await world.do('udpExchange', HOST_ADDRESS, 5353, text)) === text,
+      { deadlineMilliseconds: REPAIR_DEADLINE_MILLISECONDS },
+    );
+  }
+
+  beforeAll(async () => {
+    net = new NatWorld('nat');
+    host = net.worker('host');
+    world = net.worker('world');
+    await world.do('serveHttp', 80);
+    await world.do('serveUdp', ECHO_PORT);
+    await host.do('serveHttp', SERVICE_PORT);
+    await host.do('serveUdp', ECHO_PORT);
+    await host.do('open', net.natOptions());
+  });
+
+  afterEach(async () => {
+    for (const one of guests.splice(0)) one.stop();
+    for (const uid of await host.do('attached')) await host.do('detach', uid);
+  });
+
+  afterAll(async () => {
+    await net.remove();
+  });
+
+  test('a datagram goes out under the host address and in through a reserved port', async () => {
+    const a = await guest('a', [reservation('UDP', 5353, 53)]);
+    a.sendDatagram(await gatewayOf(a), { address: WORLD_ADDRESS, port: ECHO_PORT }, 'out');
+    await waitFor('the answer from the world', () => a.received.includes('out'));
+    expect(await world.do('heard')).toMatchObject({ out: HOST_ADDRESS });
+    await echoes('in');
+    expect(await host.do('udpExchange', HOST_ADDRESS, 5353, 'from the host itself')).toBe(
+      'from the host itself',
+    );
+  });
+
+  test('a sender that tried a reserved port before it led anywhere is not left out', async () => {
+    const trying = waitFor(
+      'an answer',
+      async () => (await world.do('udpExchange', HOST_ADDRESS, 5353, 'x')) === 'x',
+    );
+    await guest('a', [reservation('UDP', 5353, 53)]);
+    await trying;
+  });
+
+  test('a guest reaches neither another guest nor services of the host', async () => {
+    const a = await guest('a', []);
+    const b = await guest('b', [reservation('UDP', 5353, 53)]);
+    const gateway = await gatewayOf(a);
+    await gatewayOf(b);
+    const addressOfB = (await host.do('address', 'b')) ?? '';
+    a.sendDatagram(MACS.b, { address: addressOfB, port: 53 }, 'a to b directly');
+    a.sendDatagram(gateway, { address: addressOfB, port: 53 }, 'a to b routed');
+    a.sendDatagram(gateway, { address: HOST_ADDRESS, port: 5353 }, 'a to b by its reserved port');
+    for (const address of ['10.213.0.1', HOST_ADDRESS, '198.18.213.1']) {
+      a.sendDatagram(gateway, { address, port: ECHO_PORT }, `a to ${address}`);
+    }
+    // What is sent last has arrived when the rest would have.
+    a.sendDatagram(gateway, { address: WORLD_ADDRESS, port: ECHO_PORT }, 'last');
+    await waitFor('the answer from the world', () => a.received.includes('last'));
+    await echoes('b is there');
+    expect(b.received).toEqual(['b is there']);
+    expect(await host.do('heard')).toEqual({});
+    await expect(a.resolve(addressOfB, { deadlineMilliseconds: 300 })).rejects.toThrow('waited');
+  });
+
+  test('a guest cannot lie about its addresses', async () => {
+    const a = await guest('a', []);
+    const b = await guest('b', []);
+    const [gateway] = await Promise.all([gatewayOf(a), gatewayOf(b)]);
+    const addressOfB = (await host.do('address', 'b')) ?? '';
+    const target = { address: WORLD_ADDRESS, port: ECHO_PORT };
+    a.sendDatagram(gateway, target, "another guest's address", { address: addressOfB });
+    a.sendDatagram(gateway, target, 'an address from elsewhere', { address: '203.0.113.7' });
+    a.sendDatagram(gateway, target, 'another card', { macAddress: MACS.b });
+    a.claim(addressOfB, '10.213.0.1');
+    a.sendDatagram(gateway, target, 'the truth');
+    await waitFor('the truth to arrive', async () => 'the truth' in (await world.do('heard')));
+    const heard = Object.keys(await world.do('heard'));
+    expect(heard).not.toContain("another guest's address");
+    expect(heard).not.toContain('an address from elsewhere');
+    expect(heard).not.toContain('another card');
+    const neighbours = JSON.parse(net.inHost('ip', '-json', 'neighbour', 'show', addressOfB)) as {
+      lladdr?: string;
+    }[];
+    expect(neighbours[0]?.lladdr).toBe(MACS.b);
+  });
+
+  test('200 quiet checks repair nothing and cost little', async () => {
+    await guest('a', [reservation('UDP', 5353, 53), reservation('TCP', 8080, 80)]);
+    const { repaired, faults, cpuMilliseconds } = await host.do('checks', 200);
+    expect({ repaired, faults }).toEqual({ repaired: [], faults: [] });
+    expect(cpuMilliseconds).toBeLessThan(30);
+  }, 60_000);
+
+  test.each([
+    ['all rules flushed', ['nft', 'flush', 'ruleset'], 'loaded the rules'],
+    ['a rule of ours removed', ['nft', 'flush', 'chain', 'inet', 'berth', 'postrouting'], 'loaded the rules'],
+    ['a reservation removed', ['nft', 'flush', 'map', 'inet', 'berth', 'reservations'], 'loaded the rules'],
+    [
+      'a rule added to ours',
+      ['nft', 'insert', 'rule', 'inet', 'berth', 'forward', 'drop'],
+      'loaded the rules',
+    ],
+    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'set berth0 up'],
+    ['the bridge deleted', ['ip', 'link', 'delete', 'berth0'], 'made bridge berth0'],
+    [
+      'the bridge without its address',
+      ['ip', 'address', 'flush', 'dev', 'berth0'],
+      'gave berth0 the address 10.213.0.1/20',
+    ],
+    [
+      'forwarding switched off',
+      ['sysctl', '--write', 'net.ipv4.ip_forward=0'],
+      'switched IPv4 forwarding on',
+    ],
+  ])('%s: repaired, counted once, guest reachable', async (_what, [file = '', ...args], repair) => {
+    await guest('a', [reservation('UDP', 5353, 53)]);
+    await echoes('before');
+    net.inHost(file, ...args);
+    const report = await host.do('check');
+    expect(report).toMatchObject({ healthy: true, faults: [] });
+    expect(report.repaired.filter((one) => one === repair)).toHaveLength(1);
+    await echoes('after');
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
+  });
+
+  test('a tap taken off the bridge or no longer isolated is put back', async () => {
+    const a = await guest('a', [reservation('UDP', 5353, 53)]);
+    expect(a.received).toEqual([]);
+    const tap = readdirTap(net);
+    net.inHost('ip', 'link', 'set', tap, 'nomaster');
+    expect((await host.do('check')).repaired).toContain(`connected ${tap} to berth0, isolated`);
+    net.inHost('ip', 'link', 'set', tap, 'type', 'bridge_slave', 'isolated', 'off');
+    expect((await host.do('check')).repaired).toEqual([`connected ${tap} to berth0, isolated`]);
+    await echoes('after');
+  });
+
+  test('a tap deleted under a running hypervisor is made again, and the machine named that must restart', async () => {
+    await guest('a', []);
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
+    const tap = readdirTap(net);
+    net.inHost('ip', 'link', 'delete', tap);
+    const report = await host.do('check');
+    expect(report.repaired).toContain(`made tap ${tap}`);
+    expect(report.machines['a']).toMatchObject({
+      healthy: false,
+      message: expect.stringContaining('restart') as string,
+    });
+    expect(report.healthy).toBe(true);
+  });
+
+  test('a dead dnsmasq is started again', async () => {
+    const pid = Number(readFileSync(join(net.directory, 'network/dnsmasq/dnsmasq.pid'), 'utf8'));
+    process.kill(pid, 'SIGKILL');
+    const report = await waitFor('the repair', async () => {
+      const one = await host.do('check');
+      return one.repaired.length > 0 && one;
+    });
+    expect(report).toMatchObject({ healthy: true, repaired: ['started dnsmasq'] });
+  });
+
+  test.each([
+    ['every packet', 'type filter hook forward priority 0; policy drop;', ''],
+    ["the guests' packets", 'type filter hook forward priority 0;', 'ip saddr 10.213.0.0/20 drop'],
+    ['what comes from the bridge', 'type filter hook prerouting priority -150;', 'iifname berth0 drop'],
+  ])(
+    "another table drops %s: reported with its name, left alone, healthy once it's gone",
+    async (_what, head, rule) => {
+      await guest('a', []);
+      net.inHost('nft', `table inet other { chain theirs { ${head} ${rule}; }; }`);
+      const started = performance.now();
+      const report = await host.do('check');
+      expect(performance.now() - started).toBeLessThan(REPAIR_DEADLINE_MILLISECONDS);
+      expect(report).toMatchObject({ healthy: false, repaired: [] });
+      expect(report.faults.join()).toContain('table inet other, chain theirs');
+      expect(report.machines['a']?.healthy).toBe(false);
+      net.inHost('nft', 'delete', 'table', 'inet', 'other');
+      expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [], faults: [] });
+    },
+  );
+
+  test("another table drops one guest's packets: that machine is reported, the others are not", async () => {
+    await guest('a', []);
+    await guest('b', []);
+    const address = (await host.do('address', 'a')) ?? '';
+    net.inHost(
+      'nft',
+      `table inet other { chain theirs { type filter hook forward priority 0; ip daddr ${address} drop; }; }`,
+    );
+    const report = await host.do('check');
+    expect(report.healthy).toBe(true);
+    expect(report.machines['a']).toMatchObject({
+      healthy: false,
+      message: `packets of ${address} are dropped by table inet other, chain theirs`,
+    });
+    expect(report.machines['b']?.healthy).toBe(true);
+    net.inHost('nft', 'delete', 'table', 'inet', 'other');
+    expect((await host.do('check')).machines['a']?.healthy).toBe(true);
+  });
+
+  test('a filter of others that spares most of a guest is not reported', async () => {
+    await guest('a', []);
+    const address = (await host.do('address', 'a')) ?? '';
+    net.inHost(
+      'nft',
+      `table inet other { chain theirs { type filter hook forward priority 0; ip saddr ${address} tcp dport 25 drop; ct state invalid drop; }; }`,
+    );
+    expect(await host.do('check')).toMatchObject({ healthy: true, faults: [] });
+    net.inHost('nft', 'delete', 'table', 'inet', 'other');
+  });
+
+  test('a port that a service of the host or another machine holds is PortTaken', async () => {
+    const taken = { macAddress: MACS.a, ports: [reservation('TCP', SERVICE_PORT, 80)] };
+    await expect(host.do('attach', 'a', taken)).rejects.toMatchObject({ reason: 'PortTaken' });
+    expect(await host.do('attached')).toEqual([]);
+    await guest('b', [reservation('UDP', 5353, 53)]);
+    const other = { macAddress: MACS.a, ports: [reservation('UDP', 5353, 53)] };
+    await expect(host.do('attach', 'a', other)).rejects.toMatchObject({ reason: 'PortTaken' });
+  });
+
+  test('machines keep network and address over the death of the agent', async () => {
+    await guest('a', [reservation('UDP', 5353, 53)]);
+    const address = await host.do('address', 'a');
+    await host.kill();
+    await echoes('without an agent');
+    host = net.worker('host');
+    await host.do('open', net.natOptions());
+    expect(await host.do('attached')).toEqual(['a']);
+    expect(await host.do('address', 'a')).toBe(address);
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [], faults: [] });
+    await echoes('with the next agent');
+  });
+
+  test('nothing is left of a detached machine', async () => {
+    const before = [net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')];
+    const a = await guest('a', [reservation('UDP', 5353, 53)]);
+    await echoes('tracked');
+    a.stop();
+    const address = (await host.do('address', 'a')) ?? '';
+    await host.do('detach', 'a');
+    expect([net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')]).toEqual(before);
+    expect(net.inHost('conntrack', '-L')).not.toContain(address);
+    expect(readFileSync(join(net.directory, 'network/dnsmasq/dhcp-hosts'), 'utf8')).toBe('');
+  });
+
+  test('nothing is left after tearDown, and forwarding is as it was', async () => {
+    await guest('a', [reservation('UDP', 5353, 53)]);
+    const pid = readFileSync(join(net.directory, 'network/dnsmasq/dnsmasq.pid'), 'utf8').trim();
+    await host.do('tearDown');
+    expect(net.inHost('ip', '-brief', 'link').match(/^\S+/gm)).toEqual([
+      'lo',
+      expect.stringMatching(/^uplink@/),
+    ]);
+    expect(net.inHost('nft', 'list', 'ruleset')).toBe('');
+    expect(readdirSync(join(net.directory, 'network'))).toEqual([]);
+    expect(net.inHost('cat', '/proc/sys/net/ipv4/ip_forward').trim()).toBe('0');
+    expect(() => readFileSync(`/proc/${pid}/cmdline`, 'utf8').length > 0).not.toBe(true);
+    await host.do('open', net.natOptions());
+  });
+});
+
+/** The one tap there is. */
+function readdirTap(net: NatWorld): string {
+  const links = JSON.parse(net.inHost('ip', '-json', 'link')) as { ifname: string }[];
+  return links.find((one) => one.ifname.startsWith('bt'))?.ifname ?? '';
+}
