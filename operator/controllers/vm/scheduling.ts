@@ -16,6 +16,8 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
 ];
 /** Nodes that are no Berth host, or not what the VM asked for: of no interest where a host was considered. */
 const NO_MATCH = /node affinity|node selector/;
+/** What the scheduler adds about claims and preemption, which Berth never uses. */
+const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
 
 export interface SchedulingView {
@@ -39,7 +41,7 @@ export function schedulingView(pod: Pod, portHolder: (port: string) => string | 
 
 /** `0/3 nodes are available: 1 Insufficient berth.dev/slot, 2 node(s) didn't match …. preemption: …` in a person's words. */
 export function condense(message: string): string {
-  const [head = ''] = message.split(/\.?\s*preemption: /);
+  const [head = ''] = message.split(AFTER_REASONS);
   const match = HEADER.exec(head.trim().replace(/\.$/, ''));
   if (match === null) {
     return head.trim() || 'no host was found';

@@ -1,0 +1,46 @@
+/** `node operator/main.ts [--config FILE] [--kubeconfig FILE]`: the operator's process. */
+import { parseArgs } from 'node:util';
+import { pino } from 'pino';
+import { ConfigError, loadConfig } from './config.ts';
+import { Operator } from './operator.ts';
+
+/** What is wrong with the configuration is the caller's to mend. */
+const EXIT_CONFIGURATION = 2;
+const EXIT_FAILURE = 1;
+
+async function main(): Promise<void> {
+  const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
+  const config = loadConfig(values.config);
+  const logger = pino({ name: 'berth-operator', level: config.logLevel });
+  const exit = (code: number) => {
+    logger.flush();
+    process.exit(code);
+  };
+  const operator = await Operator.start({
+    config,
+    kubeconfigPath: values.kubeconfig,
+    logger,
+    onLost: () => exit(EXIT_FAILURE),
+  });
+  const stop = () => {
+    operator.stop().then(
+      () => exit(0),
+      (error: unknown) => {
+        logger.error({ err: error }, 'stopped with an error');
+        exit(EXIT_FAILURE);
+      },
+    );
+  };
+  process.once('SIGTERM', stop);
+  process.once('SIGINT', stop);
+}
+
+try {
+  await main();
+} catch (error) {
+  const isMistake = error instanceof ConfigError || (error instanceof TypeError && 'code' in error);
+  process.stderr.write(
+    `${error instanceof Error ? (isMistake ? error.message : error.stack) : String(error)}\n`,
+  );
+  process.exit(isMistake ? EXIT_CONFIGURATION : EXIT_FAILURE);
+}

@@ -1,0 +1,180 @@
+/** Starts and stops the operator's parts: servers → caches → election → controllers, and in the reverse order. */
+import { randomUUID } from 'node:crypto';
+import { hostname } from 'node:os';
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import { Authorizer } from '../kube/authorization.ts';
+import { KubeClient } from '../kube/client.ts';
+import { type Connection, loadConnection } from '../kube/credentials.ts';
+import { EventRecorder } from '../kube/events.ts';
+import { type LeaderElection, runLeaderElection } from '../kube/lease.ts';
+import { createMetrics } from '../kube/metrics.ts';
+import { type RunningServer, serveHealth, serveMetrics } from '../kube/serving.ts';
+import {
+  type CertificateProvider,
+  certificateFromFiles,
+  selfMadeCertificate,
+} from '../kube/servingcertificate.ts';
+import { Transport } from '../kube/transport.ts';
+import type { OperatorConfig } from './config.ts';
+import { type Controllers, createControllers } from './controllers/index.ts';
+
+const LEASE_NAME = 'berth-operator';
+/** How long running reconciles may take at a clean stop: well inside the 30 s that Kubernetes gives a Pod. */
+const DRAIN_MILLISECONDS = 15_000;
+const DAY_SECONDS = 24 * 3600;
+
+export interface OperatorStart {
+  readonly config: OperatorConfig;
+  readonly kubeconfigPath: string | undefined;
+  readonly logger: Logger;
+  /** The lease is lost: the process must end at once. */
+  readonly onLost: () => void;
+}
+
+export class Operator {
+  private readonly start: OperatorStart;
+  private readonly registry: Registry;
+  private readonly client: KubeClient;
+  private readonly leaseClient: KubeClient;
+  private readonly controllers: Controllers;
+  private readonly identity = `${hostname()}-${randomUUID()}`;
+  private readonly candidacy = new AbortController();
+  private readonly working = new AbortController();
+  private readonly watching = new AbortController();
+  private readonly servers: RunningServer[] = [];
+  private election: LeaderElection | undefined;
+  private isSynced = false;
+  private isWorking = false;
+
+  private constructor(start: OperatorStart, connection: Connection) {
+    const { config, logger } = start;
+    this.start = start;
+    this.registry = createMetrics();
+    this.client = new KubeClient(
+      new Transport(connection, { metrics: this.registry, userAgent: 'berth-operator' }),
+    );
+    this.leaseClient = new KubeClient(
+      new Transport(connection, { metrics: this.registry, userAgent: 'berth-operator' }),
+    );
+    this.client.guard = () => this.election?.isHeld() === true;
+    this.controllers = createControllers({
+      client: this.client,
+      config,
+      recorder: new EventRecorder(this.client, {
+        reportingController: 'berth.dev/operator',
+        reportingInstance: this.identity,
+        logger,
+      }),
+      registry: this.registry,
+      logger,
+      clock: Date.now,
+      isLeader: () => this.isWorking,
+    });
+  }
+
+  /** Resolves when the servers listen and the candidacy has begun; the caches may still be filling. */
+  static async start(start: OperatorStart): Promise<Operator> {
+    const connection = await loadConnection({ kubeconfigPath: start.kubeconfigPath });
+    const operator = new Operator(start, connection);
+    await operator.listen();
+    operator.watch();
+    return operator;
+  }
+
+  private async listen(): Promise<void> {
+    const { config, logger } = this.start;
+    const authorizer = new Authorizer(this.leaseClient);
+    const certificates = certificateProvider(config);
+    this.servers.push(
+      await serveMetrics({
+        listen: config.metrics.address,
+        metrics: this.registry,
+        authorizer,
+        certificates,
+        logger,
+      }),
+      await serveHealth({
+        listen: config.health.address,
+        live: { process: () => undefined },
+        ready: { caches: () => (this.isSynced ? undefined : 'the caches are not filled yet') },
+        logger,
+      }),
+    );
+    logger.info({ metrics: config.metrics.address, health: config.health.address }, 'listening');
+  }
+
+  /** Leader and standby alike keep their caches warm; only the leader's controllers run. */
+  private watch(): void {
+    const { informers } = this.controllers;
+    for (const informer of informers) {
+      informer.start(this.watching.signal);
+    }
+    Promise.all(informers.map((informer) => informer.synced)).then(
+      () => this.standForElection(),
+      (error: unknown) => this.start.logger.debug({ err: error }, 'stopped before the caches were filled'),
+    );
+  }
+
+  private standForElection(): void {
+    const { config, logger, onLost } = this.start;
+    const { leaseDurationSeconds, renewDeadlineSeconds, retryPeriodSeconds } = config.leaderElection;
+    this.isSynced = true;
+    this.election = runLeaderElection({
+      client: this.leaseClient,
+      namespace: config.namespaces.system,
+      name: LEASE_NAME,
+      identity: this.identity,
+      lease: {
+        duration: leaseDurationSeconds * 1000,
+        renewDeadline: renewDeadlineSeconds * 1000,
+        retry: retryPeriodSeconds * 1000,
+      },
+      logger,
+      signal: this.candidacy.signal,
+      metrics: this.registry,
+      onStartedLeading: () => this.work(),
+      onLost,
+    });
+  }
+
+  private work(): void {
+    this.isWorking = true;
+    this.start.logger.info({ identity: this.identity }, 'leading');
+    for (const controller of this.controllers.controllers) {
+      controller.start(this.working.signal);
+    }
+  }
+
+  /** Finishes what has begun, gives the lease back, then ends the watches and the servers. */
+  async stop(): Promise<void> {
+    this.start.logger.info('stopping');
+    this.candidacy.abort();
+    if (this.isWorking) {
+      this.working.abort();
+      const drained = Promise.all(this.controllers.controllers.map((controller) => controller.drained()));
+      await Promise.race([drained, deadline(DRAIN_MILLISECONDS)]);
+      await this.election?.release();
+    }
+    this.watching.abort();
+    await Promise.all(this.servers.map((server) => server.close()));
+  }
+}
+
+function certificateProvider({ metrics }: OperatorConfig): CertificateProvider {
+  const { certificateFile, keyFile, dnsNames, certificateLifetimeSeconds } = metrics;
+  return certificateFile !== undefined && keyFile !== undefined
+    ? certificateFromFiles({ certificateFile, keyFile })
+    : selfMadeCertificate({
+        commonName: dnsNames[0] ?? 'berth-operator',
+        dnsNames,
+        ipAddresses: ['127.0.0.1'],
+        days: certificateLifetimeSeconds / DAY_SECONDS,
+      });
+}
+
+function deadline(milliseconds: number): Promise<void> {
+  return new Promise((resolve) => {
+    setTimeout(resolve, milliseconds).unref();
+  });
+}
