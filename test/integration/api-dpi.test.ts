@@ -1,0 +1,57 @@
+import { execFile } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { Cluster } from '../cluster/index.ts';
+import { sharedCluster } from '../support/cluster.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+const suffix = randomBytes(4).toString('hex');
+const namespace = `platform-dpi-${suffix}`;
+/** The variant beside the kinds that the cluster has: the same schemas in a group of the test's own. */
+const group = `dpi-${suffix}.example.com`;
+
+let cluster: Cluster;
+let variant: string;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  await cluster.createNamespace(namespace);
+  const args = [join(ROOT, 'hack', 'generate.ts'), '--display-dpi-maximum', '320'];
+  const { stdout } = await promisify(execFile)(process.execPath, args);
+  variant = stdout.replaceAll('berth.dev', group);
+  await cluster.kubectl(['apply', '-f', '-'], { input: variant });
+  await cluster.kubectl(['wait', '--for=condition=Established', '--timeout=60s', '-f', '-'], {
+    input: variant,
+  });
+});
+
+afterAll(async () => {
+  await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+  await cluster.kubectl(['delete', '--wait=false', '-f', '-'], { input: variant });
+});
+
+describe('installed with a DPI maximum of 320', () => {
+  async function create(kind: string, displayDPI: number) {
+    const manifest = {
+      apiVersion: `${group}/v1alpha1`,
+      kind,
+      metadata: { name: 'x', namespace },
+      spec: { image: 'any', displayDPI },
+    };
+    const args = ['create', '--validate=strict', '--dry-run=server', '-f', '-'];
+    return cluster.kubectl(args, { input: JSON.stringify(manifest), allowFailure: true });
+  }
+
+  it.for(['VM', 'VMConfig'])('a %s with 241 to 320 is accepted, 321 and 59 refused', async (kind) => {
+    expect(await create(kind, 241)).toMatchObject({ code: 0 });
+    expect(await create(kind, 320)).toMatchObject({ code: 0 });
+    for (const refused of [321, 59]) {
+      const { code, stderr } = await create(kind, refused);
+      expect(code).not.toBe(0);
+      expect(stderr).toContain('spec.displayDPI');
+      expect(stderr).toContain('from 60 to 320');
+    }
+  });
+});
