@@ -31,11 +31,12 @@ async function runProject(project: string): Promise<ProjectResult> {
   return { project, seconds, ...readSummary(path, code) };
 }
 
+/** In plain processes unless told: tests stop single components, and the API server calls agents on loopback. */
 function vitest(args: readonly string[], summary: string): Promise<number> {
   const child = spawn(process.execPath, [join(ROOT, 'node_modules', 'vitest', 'vitest.mjs'), ...args], {
     cwd: ROOT,
     stdio: ['ignore', 'inherit', 'inherit'],
-    env: { ...process.env, BERTH_TEST_SUMMARY: summary },
+    env: { BERTH_CLUSTER: 'processes', ...process.env, BERTH_TEST_SUMMARY: summary },
   });
   return new Promise((resolve, reject) => {
     child.once('error', reject);

@@ -14,7 +14,7 @@ import { ensureKwok } from './kwok.ts';
 import { type OperatorOptions, type OperatorProcess, startOperator } from './operator.ts';
 import { type ProcessRecord, readRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
 import type { ClusterState } from './state.ts';
-import { renewToken, requestToken } from './tokens.ts';
+import { renewRegularly, requestToken } from './tokens.ts';
 import type { Cluster, Component, ComponentProcess } from './types.ts';
 
 /** A cluster by its state folder; the same whether this process started it or another one. */
@@ -47,7 +47,7 @@ export class RunningCluster implements Cluster {
     this.#client = new KubeClient(this.#transport);
     this.name = state.name;
     this.directory = directory;
-    this.server = state.server;
+    this.server = connection.server;
     this.kubeconfig = join(directory, 'kubeconfig');
     this.operatorKubeconfig = join(directory, 'operator.kubeconfig');
     this.kubectlPath = state.tools.kubectl;
@@ -96,17 +96,19 @@ export class RunningCluster implements Cluster {
     return { kubeconfig: await createBootstrapKubeconfig(this.#client, this.#connection, this.directory) };
   }
 
-  /** Writes the operator's kubeconfig; its token is renewed from here on unless it is a lasting one. */
-  async writeOperatorKubeconfig(): Promise<void> {
+  /** Writes kubeconfigs for the operator and KWOK; the operator's token is renewed from here on, if need be. */
+  async writeComponentKubeconfigs(): Promise<void> {
     const tokenFile = join(this.directory, 'operator.token');
-    writeFileAtomically(tokenFile, await requestToken(this.#client, this.#state.lasting));
-    writeKubeconfig(this.operatorKubeconfig, {
-      server: this.server,
-      authority: this.#connection.certificateAuthority ?? '',
-      user: { kind: 'tokenFile', path: tokenFile },
-    });
+    const renew = async (): Promise<void> => {
+      writeFileAtomically(tokenFile, await requestToken(this.#client, 'berth-operator', this.#state.lasting));
+    };
+    await renew();
+    const token = await requestToken(this.#client, 'berth-kwok', true);
+    const content = { server: this.server, authority: this.#connection.certificateAuthority ?? '' };
+    writeKubeconfig(this.operatorKubeconfig, { ...content, user: { kind: 'tokenFile', path: tokenFile } });
+    writeKubeconfig(join(this.directory, 'kwok.kubeconfig'), { ...content, user: { kind: 'token', token } });
     if (this.#state.lasting) return;
-    this.#stopRenewal = renewToken(this.#client, tokenFile, (error) => {
+    this.#stopRenewal = renewRegularly(renew, (error) => {
       writeFileSync(join(this.directory, 'token-renewal.log'), `${String(error)}\n`, { flag: 'a' });
     });
   }

@@ -25,8 +25,8 @@ export interface ControlPlaneOptions {
   nodeMonitorGracePeriodSeconds?: number | undefined;
 }
 
-/** Starts everything, returns the server's URL once it is ready. Writes `kubeconfig`, logs and pid files. */
-export async function startControlPlane(options: ControlPlaneOptions): Promise<string> {
+/** Starts everything, resolves once it is ready. Writes `kubeconfig`, logs and pid files. */
+export async function startControlPlane(options: ControlPlaneOptions): Promise<void> {
   const [etcdPort, etcdPeerPort, serverPort] = (await freePorts(3)) as [number, number, number];
   const server = `https://127.0.0.1:${serverPort}`;
   await writeCredentials(options.name, options.directory, server);
@@ -46,7 +46,6 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<s
         name === 'kube-scheduler' ? schedulerArguments(options.directory) : controllerArguments(options),
     });
   }
-  return server;
 }
 
 /** Resolves when the server's own start-up work is done too: RBAC bootstrap, priority classes. */

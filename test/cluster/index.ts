@@ -5,7 +5,7 @@ import { dirname, join } from 'node:path';
 import { isErrorCode } from '../support/errors.ts';
 import { RunningCluster } from './cluster.ts';
 import { startControlPlane } from './controlplane.ts';
-import { install } from './install.ts';
+import { install, uninstall } from './install.ts';
 import { kubectlFor } from './kubectl.ts';
 import {
   isAlive,
@@ -15,6 +15,9 @@ import {
   startTimeOf,
   stopProcess,
 } from './processes.ts';
+import { removeContainer, startContainer } from './providers/docker.ts';
+import { copyKubeconfig } from './providers/existing.ts';
+import { chooseProvider } from './providers/provider.ts';
 import {
   CLUSTERS,
   type ClusterState,
@@ -71,23 +74,20 @@ export async function stopCluster(name: string, stateDirectory?: string): Promis
 }
 
 async function bringUp(options: ClusterOptions, directory: string): Promise<Cluster> {
+  const provider = await chooseProvider();
   const tools = await resolveTools();
-  const server = await startControlPlane({ ...options, directory, tools });
-  const state: ClusterState = {
-    name: options.name,
-    provider: 'processes',
-    server,
-    tools,
-    lasting: options.lasting ?? false,
-  };
+  const lasting = options.lasting ?? false;
+  const state: ClusterState = { name: options.name, provider, tools, lasting };
+  if (provider === 'processes') await startControlPlane({ ...options, directory, tools });
+  else if (provider === 'docker') state.container = await startContainer(directory, lasting);
+  else await copyKubeconfig(tools.kubectl, directory);
   writeState(directory, state);
   const cluster = await RunningCluster.open(directory, state, end);
   await install(kubectlFor(tools.kubectl, cluster.kubeconfig), {
     directory,
     displayDpiMaximum: options.displayDpiMaximum ?? 240,
-    harness: true,
   });
-  await cluster.writeOperatorKubeconfig();
+  await cluster.writeComponentKubeconfigs();
   await cluster.addHosts(options.hosts ?? 0);
   if (options.operator === true) {
     await cluster.startOperator({
@@ -104,6 +104,11 @@ async function end(cluster: RunningCluster): Promise<void> {
 
 async function remove(directory: string): Promise<void> {
   await stopProcesses(directory);
+  const state = readState(directory);
+  if (state?.container !== undefined) await removeContainer(state.container);
+  if (state?.provider === 'kubeconfig') {
+    await uninstall(kubectlFor(state.tools.kubectl, join(directory, 'kubeconfig')));
+  }
   await rm(directory, { recursive: true, force: true });
   const parent = dirname(directory);
   // Only the project's own folder of clusters, and only when this was the last one.

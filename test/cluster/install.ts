@@ -1,6 +1,5 @@
 /** What Berth puts into a cluster: kinds, policies, namespaces, rights. */
 import { execFile } from 'node:child_process';
-import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import type { Kubectl } from './kubectl.ts';
@@ -15,23 +14,29 @@ const COMMITTED_DPI_MAXIMUM = 240;
 export interface InstallOptions {
   directory: string;
   displayDpiMaximum: 240 | 320;
-  /** Also the rights of the harness's own components. */
-  harness: boolean;
 }
 
 /** Applies everything and resolves when the kinds can be used. Safe to repeat. */
 export async function install(kubectl: Kubectl, options: InstallOptions): Promise<void> {
   const crds = await crdDirectory(options);
-  const folders = [
-    join(FILES, 'rbac', 'namespaces.yaml'),
-    join(FILES, 'rbac'),
-    crds,
-    join(FILES, 'policies'),
-  ];
-  const paths = options.harness ? [...folders, join(import.meta.dirname, 'harness.yaml')] : folders;
-  const files = paths.filter((path) => existsSync(path)).flatMap((path) => ['-f', path]);
+  const files = manifests(crds);
   await kubectl(['apply', '--server-side', '--force-conflicts', ...files]);
   await kubectl(['wait', '--for=condition=Established', `--timeout=${ESTABLISHED_SECONDS}s`, '-f', crds]);
+}
+
+/** Takes everything out again, and the simulated hosts. */
+export async function uninstall(kubectl: Kubectl): Promise<void> {
+  await kubectl(['delete', 'nodes', '--selector=berth.dev/simulated=true', '--ignore-not-found']);
+  await kubectl(['delete', '--ignore-not-found', ...manifests(join(ROOT, 'crds')).toReversed()]);
+}
+
+/** Arguments for kubectl, in the order in which things need each other. */
+function manifests(crds: string): string[] {
+  const rbac = join(FILES, 'rbac');
+  const harness = join(import.meta.dirname, 'harness.yaml');
+  return [join(rbac, 'namespaces.yaml'), rbac, crds, join(FILES, 'policies'), harness].map(
+    (path) => `--filename=${path}`,
+  );
 }
 
 async function crdDirectory(options: InstallOptions): Promise<string> {

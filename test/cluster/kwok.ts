@@ -10,7 +10,7 @@ export async function ensureKwok(directory: string, tools: Tools): Promise<void>
     name: 'kwok',
     file: tools.kwok,
     arguments: [
-      `--kubeconfig=${join(directory, 'pki', 'kwok.kubeconfig')}`,
+      `--kubeconfig=${join(directory, 'kwok.kubeconfig')}`,
       `--config=${join(import.meta.dirname, 'kwok-stages.yaml')}`,
     ],
   });

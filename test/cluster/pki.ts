@@ -12,7 +12,6 @@ const VALIDITY_DAYS = 365;
 const COMPONENT_USERS = {
   'kube-controller-manager': 'system:kube-controller-manager',
   'kube-scheduler': 'system:kube-scheduler',
-  kwok: 'berth:kwok',
 } as const;
 
 /** Fills `DIRECTORY/pki` and writes the administrator's `DIRECTORY/kubeconfig`. */

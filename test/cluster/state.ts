@@ -4,12 +4,12 @@ import { join } from 'node:path';
 import { isErrorCode } from '../support/errors.ts';
 import { writeFileAtomically } from './kubeconfig.ts';
 import type { ProcessIdentity } from './processes.ts';
+import type { Provider } from './providers/provider.ts';
 import type { Tools } from './toolchain/toolchain.ts';
 
 export interface ClusterState {
   name: string;
-  provider: 'processes' | 'docker' | 'kubeconfig';
-  server: string;
+  provider: Provider;
   tools: Tools;
   lasting: boolean;
   /** Container that runs it, for provider `docker`. */

@@ -1,0 +1,12 @@
+/** A cluster that somebody has: Berth's objects are put into it, and taken out again at the end. */
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { writeFileAtomically } from '../kubeconfig.ts';
+
+/** Writes the current context of KUBECONFIG, with everything inline, to `DIRECTORY/kubeconfig`. */
+export async function copyKubeconfig(kubectl: string, directory: string): Promise<void> {
+  const args = ['config', 'view', '--raw', '--flatten', '--minify', '--output=yaml'];
+  const { stdout } = await promisify(execFile)(kubectl, args);
+  writeFileAtomically(join(directory, 'kubeconfig'), stdout);
+}
