@@ -76,12 +76,14 @@ export class FrameGuest {
   #buffer = Buffer.alloc(0);
 
   static async start(options: FrameGuestOptions): Promise<FrameGuest> {
-    const qemu = options.spawn('qemu-system-x86_64', [
-      ...['-machine', 'none', '-display', 'none', '-nodefaults'],
-      ...['-netdev', `tap,id=tap,ifname=${options.tap},script=no,downscript=no`],
-      ...['-netdev', `stream,id=stream,server=on,addr.type=unix,addr.path=${options.socketPath}`],
-      ...['-netdev', 'hubport,id=h1,hubid=0,netdev=tap', '-netdev', 'hubport,id=h2,hubid=0,netdev=stream'],
-    ]);
+    const netdevs = [
+      `tap,id=tap,ifname=${options.tap},script=no,downscript=no`,
+      `stream,id=stream,server=on,addr.type=unix,addr.path=${options.socketPath}`,
+      'hubport,id=h1,hubid=0,netdev=tap',
+      'hubport,id=h2,hubid=0,netdev=stream',
+    ].flatMap((one) => ['-netdev', one]);
+    const bare = ['-machine', 'none', '-display', 'none', '-nodefaults'];
+    const qemu = options.spawn('qemu-system-x86_64', [...bare, ...netdevs]);
     const socket = await waitFor('the socket of the frame guest', () => tryConnect(options.socketPath));
     return new FrameGuest(options, qemu, socket);
   }

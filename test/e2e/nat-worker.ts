@@ -78,8 +78,8 @@ export const actions = {
       socket.send(text, port, address);
     });
   },
-  async httpGet(url: string): Promise<string> {
-    const response = await fetch(url, { signal: AbortSignal.timeout(ANSWER_TIMEOUT_MILLISECONDS) });
+  async httpGet(url: string, timeoutMilliseconds = ANSWER_TIMEOUT_MILLISECONDS): Promise<string> {
+    const response = await fetch(url, { signal: AbortSignal.timeout(timeoutMilliseconds) });
     return response.text();
   },
   tcpOpen(address: string, port: number): Promise<boolean> {

@@ -4,7 +4,7 @@
  */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
+import { chmodSync, existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { NatOptions } from '../../agent/network/nat/nat.ts';
@@ -127,8 +127,18 @@ export class NatWorld {
   async remove(): Promise<void> {
     for (const child of this.#children) child.kill('SIGKILL');
     for (const worker of this.#workers) await worker.kill();
+    this.#killDnsmasq();
     for (const namespace of [this.host, this.world]) execFileSync('ip', ['netns', 'delete', namespace]);
     rmSync(this.directory, { recursive: true, force: true });
+  }
+
+  /** It outlives the agent on purpose; a test that failed has left it. */
+  #killDnsmasq(): void {
+    const pidFile = join(this.natOptions().directory, 'dnsmasq/dnsmasq.pid');
+    if (!existsSync(pidFile)) return;
+    const pid = Number(readFileSync(pidFile, 'utf8'));
+    const inHost = execFileSync('ip', ['netns', 'pids', this.host], { encoding: 'utf8' }).split('\n');
+    if (inHost.includes(String(pid))) process.kill(pid, 'SIGKILL');
   }
 
   #inside(namespace: string, file: string, args: string[]): string {

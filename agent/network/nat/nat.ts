@@ -21,11 +21,12 @@ import {
 import { requireFreePorts } from '../ports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
 import { forgetConnections } from './command.ts';
+import { contains } from './ipv4.ts';
 import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from './layout.ts';
 import { foreignTables } from './foreign.ts';
 import { FORWARDING_SWITCH, type Links, readForwarding } from './observe.ts';
 import { describeRepair, findOverlap, type Repair } from './plan.ts';
-import { reportOn } from './report.ts';
+import { reportOn, reportUnknown } from './report.ts';
 import { NatState } from './state.ts';
 
 export type { NatOptions } from './layout.ts';
@@ -59,6 +60,11 @@ export class NatNetwork implements Network {
       await mkdir(this.#options.directory, { recursive: true });
       await this.#load();
       const observed = await this.#state.observe(this.#all());
+      const outside = this.#all().find((one) => !contains(this.#layout.subnet, one.address));
+      if (outside)
+        throw new NetworkSetupError(
+          `machine ${outside.uid} has ${outside.address}, outside of the guests' subnet`,
+        );
       const overlap = findOverlap(this.#layout, observed.links);
       if (overlap !== undefined)
         throw new NetworkSetupError(`the network for guests cannot be used: ${overlap}`);
@@ -119,19 +125,28 @@ export class NatNetwork implements Network {
 
   check(): Promise<NetworkReport> {
     return this.#inTurn(async () => {
-      const attachments = this.#all();
-      const { done, failed, observed } = await this.#state.converge(attachments);
-      this.#noticeTaps(done, observed.links);
-      const repaired = done.map((repair) => describeRepair(this.#layout, repair));
-      if (repaired.length > 0) this.#logger.warn({ repaired }, 'nat network repaired');
-      const report = reportOn(this.#layout, attachments, {
-        failedRepair: failed,
-        lostPaths: await this.#state.lostPaths(),
-        foreign: foreignTables(observed.ruleset, this.#state.tables),
-        lostTaps: this.#lostTaps,
-      });
-      return { ...report, repaired };
+      try {
+        return await this.#check();
+      } catch (error) {
+        // What cannot be looked at cannot be vouched for.
+        return reportUnknown(this.#all(), `the network could not be checked: ${(error as Error).message}`);
+      }
     });
+  }
+
+  async #check(): Promise<NetworkReport> {
+    const attachments = this.#all();
+    const { done, failed, observed } = await this.#state.converge(attachments);
+    this.#noticeTaps(done, observed.links);
+    const repaired = done.map((repair) => describeRepair(this.#layout, repair));
+    if (repaired.length > 0) this.#logger.warn({ repaired }, 'nat network repaired');
+    const report = reportOn(this.#layout, attachments, {
+      failedRepair: failed,
+      lostPaths: await this.#state.lostPaths(),
+      foreign: foreignTables(observed.ruleset, this.#state.tables),
+      lostTaps: this.#lostTaps,
+    });
+    return { ...report, repaired };
   }
 
   async close(): Promise<void> {

@@ -61,3 +61,9 @@ export function reportOn(
   }
   return { healthy: general.length === 0, faults: [...general, ...single], machines };
 }
+
+/** When looking itself failed. */
+export function reportUnknown(attachments: readonly Attachment[], message: string): NetworkReport {
+  const machines = attachments.map((one) => [one.uid, { healthy: false, message }] as const);
+  return { healthy: false, repaired: [], faults: [message], machines: Object.fromEntries(machines) };
+}

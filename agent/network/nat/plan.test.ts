@@ -1,0 +1,218 @@
+import * as fc from 'fast-check';
+import { expect, test } from 'vitest';
+import type { Attachment } from './attachments.ts';
+import { chooseAddress, type Layout, layoutOf, tapName } from './layout.ts';
+import type { Link } from './observe.ts';
+import { findOverlap, ipCommands, type Observed, planRepairs, type Repair } from './plan.ts';
+
+const layout: Layout = layoutOf({
+  directory: '/nowhere',
+  bridge: 'berth0',
+  table: 'berth',
+  subnet: '10.213.0.0/20',
+  probeSubnet: '198.18.213.0/24',
+  dnsServers: [],
+});
+
+function attachments(uids: readonly string[]): Attachment[] {
+  const taken = new Set<string>();
+  return uids.map((uid) => {
+    const address = chooseAddress(layout, uid, taken);
+    taken.add(address);
+    return { uid, macAddress: '52:54:00:00:00:01', address, tap: tapName(layout, uid), ports: [] };
+  });
+}
+
+const FRESH: Link = {
+  kind: '',
+  up: false,
+  macAddress: '',
+  master: undefined,
+  isolated: false,
+  addresses: [],
+  carrier: false,
+};
+
+/** What the kernel makes of a repair. */
+class Host {
+  readonly links: Map<string, Link>;
+  state: Omit<Observed, 'links'>;
+
+  constructor(observed: Observed) {
+    const { links, ...state } = observed;
+    this.links = new Map(
+      [...links].map(([name, link]) => [name, { ...link, addresses: [...link.addresses] }]),
+    );
+    this.state = state;
+  }
+
+  observe(): Observed {
+    return { links: this.links, ...this.state };
+  }
+
+  perform(repair: Repair): void {
+    const performed: { [K in Repair['kind']]: (one: Extract<Repair, { kind: K }>) => void } = {
+      removeDevice: ({ device }) => this.links.delete(device),
+      createBridge: () => this.#create(layout.bridge, 'bridge'),
+      addressDevice: ({ device, address }) => this.#change(device, (link) => link.addresses.push(address)),
+      raiseDevice: ({ device }) => this.#change(device, (link) => Object.assign(link, { up: true })),
+      createTap: ({ device }) => this.#create(device, 'tun'),
+      connectPort: ({ device }) =>
+        this.#change(device, (link) => Object.assign(link, { master: layout.bridge, isolated: true })),
+      rebuildProbe: () => {
+        this.links.delete(layout.probe.innerPort);
+        this.links.delete(layout.probe.outerPort);
+        this.#create(layout.probe.innerPort, 'veth');
+        this.#create(layout.probe.outerPort, 'veth');
+        this.state = { ...this.state, probeEnds: true };
+      },
+      loadRules: () => Object.assign(this.state, { rulesCurrent: true }),
+      enableForwarding: () => Object.assign(this.state, { forwarding: true }),
+      informDnsmasq: () => Object.assign(this.state, { dnsmasqKnows: true }),
+      startDnsmasq: () => Object.assign(this.state, { dnsmasqRuns: true }),
+    };
+    (performed[repair.kind] as (one: Repair) => void)(repair);
+  }
+
+  #create(name: string, kind: string): void {
+    if (this.links.has(name)) throw new Error(`${name} exists`);
+    this.links.set(name, { ...FRESH, kind, addresses: [] });
+  }
+
+  #change(name: string, change: (link: Link) => void): void {
+    const link = this.links.get(name);
+    if (!link) throw new Error(`${name} does not exist`);
+    change(link);
+  }
+}
+
+function converge(host: Host, wanted: Attachment[]): Repair[] {
+  const done: Repair[] = [];
+  for (let round = 0; round < 3; round++) {
+    const repairs = planRepairs(layout, wanted, host.observe());
+    if (repairs.length === 0) return done;
+    for (const repair of repairs) host.perform(repair);
+    done.push(...repairs);
+  }
+  throw new Error('does not converge');
+}
+
+const uids = fc.uniqueArray(fc.uuid(), { maxLength: 5 });
+const link = (kind: string) =>
+  fc.record<Link>({
+    kind: fc.constant(kind),
+    up: fc.boolean(),
+    macAddress: fc.constant(''),
+    master: fc.constantFrom(undefined, layout.bridge, 'docker0'),
+    isolated: fc.boolean(),
+    addresses: fc.subarray(['10.213.0.1/20', '198.18.213.1/24', '192.168.1.5/24']),
+    carrier: fc.boolean(),
+  });
+
+/** Any state the host can be in: each of our devices there or not, in any condition; strays; devices of others. */
+function anyHost(names: readonly string[]): fc.Arbitrary<Observed> {
+  const kinds = new Map([
+    [layout.bridge, 'bridge'],
+    [layout.probe.innerPort, 'veth'],
+    [layout.probe.outerPort, 'veth'],
+    ['eth0', ''],
+    ['docker0', 'bridge'],
+    [tapName(layout, 'long gone'), 'tun'],
+    ...names.map((uid) => [tapName(layout, uid), 'tun'] as const),
+  ]);
+  const each = [...kinds].map(([name, kind]) =>
+    fc.option(fc.tuple(fc.constant(name), link(kind)), { nil: undefined }),
+  );
+  return fc.record({
+    links: fc.tuple(...each).map((all) => new Map(all.filter((one) => one !== undefined))),
+    forwarding: fc.boolean(),
+    probeEnds: fc.boolean(),
+    rulesCurrent: fc.boolean(),
+    dnsmasqRuns: fc.boolean(),
+    dnsmasqKnows: fc.boolean(),
+  });
+}
+
+const scenario = uids.chain((names) => fc.tuple(fc.constant(attachments(names)), anyHost(names)));
+
+test('from any state the repairs end in what should be, and then there is nothing to repair', () => {
+  fc.assert(
+    fc.property(scenario, ([wanted, observed]) => {
+      const host = new Host(observed);
+      converge(host, wanted);
+      const { links, state } = { links: host.links, state: host.state };
+      expect(Object.values(state)).not.toContain(false);
+      for (const name of [...wanted.map((one) => one.tap), layout.probe.innerPort]) {
+        expect(links.get(name)).toMatchObject({ up: true, isolated: true, master: layout.bridge });
+      }
+      expect(links.get(layout.bridge)).toMatchObject({ kind: 'bridge', up: true });
+      expect(links.get(layout.bridge)?.addresses).toContain('10.213.0.1/20');
+      const taps = [...links.keys()].filter((name) => name.startsWith(layout.tapPrefix));
+      expect(taps.sort()).toEqual(wanted.map((one) => one.tap).sort());
+      expect(planRepairs(layout, wanted, host.observe())).toEqual([]);
+    }),
+    { numRuns: 500 },
+  );
+});
+
+test("devices of others are never touched, and a machine's working tap is never taken away", () => {
+  fc.assert(
+    fc.property(scenario, ([wanted, observed]) => {
+      const host = new Host(observed);
+      const working = wanted.map((one) => one.tap).filter((tap) => observed.links.has(tap));
+      const commands = converge(host, wanted).flatMap((repair) => ipCommands(layout, repair));
+      expect(commands.filter((one) => /\b(eth0|docker0)\b/.test(one))).toEqual([]);
+      for (const tap of working) {
+        expect(commands).not.toContain(`link delete ${tap}`);
+        expect(commands.filter((one) => one.startsWith(`tuntap add dev ${tap} `))).toEqual([]);
+      }
+    }),
+    { numRuns: 500 },
+  );
+});
+
+test('one thing broken is one repair', () => {
+  const wanted = attachments(['a', 'b']);
+  const host = new Host({
+    links: new Map(),
+    forwarding: false,
+    probeEnds: false,
+    rulesCurrent: false,
+    dnsmasqRuns: false,
+    dnsmasqKnows: false,
+  });
+  converge(host, wanted);
+  Object.assign(host.links.get(layout.bridge) ?? {}, { up: false });
+  expect(planRepairs(layout, wanted, host.observe())).toEqual([
+    { kind: 'raiseDevice', device: layout.bridge },
+  ]);
+});
+
+test('a name that a device of another kind holds is left to its owner', () => {
+  const links = new Map([[layout.bridge, { ...FRESH, kind: 'veth' }]]);
+  const observed = { ...new Host({ links, forwarding: true } as unknown as Observed).observe() };
+  const repairs = planRepairs(layout, [], observed);
+  expect(repairs).toContainEqual({ kind: 'createBridge' });
+  expect(repairs).not.toContainEqual({ kind: 'removeDevice', device: layout.bridge });
+});
+
+test('addresses are within the subnet, never twice, and stay the same for the same machine', () => {
+  fc.assert(
+    fc.property(fc.uniqueArray(fc.uuid(), { minLength: 2, maxLength: 40 }), (names) => {
+      const all = attachments(names).map((one) => one.address);
+      expect(new Set(all).size).toBe(names.length);
+      for (const address of all) expect(address).toMatch(/^10\.213\.(\d|1[0-5])\.\d+$/);
+      expect(chooseAddress(layout, names[0] ?? '', new Set())).toBe(all[0]);
+    }),
+  );
+});
+
+test('a network of the host that overlaps is named', () => {
+  const links = new Map([
+    ['eth0', { ...FRESH, addresses: ['10.213.4.9/24'] }],
+    [layout.bridge, { ...FRESH, kind: 'bridge', addresses: ['10.213.0.1/20'] }],
+  ]);
+  expect(findOverlap(layout, links)).toBe('10.213.0.0/20 overlaps 10.213.4.9/24 on eth0');
+  links.delete('eth0');
+  expect(findOverlap(layout, links)).toBeUndefined();
+});
