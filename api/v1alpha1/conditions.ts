@@ -6,7 +6,7 @@ import { choice, count, report, text, timestamp } from './schema.ts';
 const CONDITION_TYPE =
   /^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$/;
 
-export const conditionSchema = z
+const conditionSchema = z
   .object({
     type: text('Type of the condition, for example Ready.', 316, CONDITION_TYPE),
     status: choice('True, False or Unknown.', ['True', 'False', 'Unknown']),
@@ -22,9 +22,13 @@ export const conditionSchema = z
     ),
   })
   .meta({ description: 'One observation of the object’s state.' });
+/**
+ * One condition of any kind.
+ * @public
+ */
 export type Condition = z.infer<typeof conditionSchema>;
 
-export const conditionsSchema = z
+const conditionsSchema = z
   .array(conditionSchema)
   .max(32)
   .meta({

@@ -9,7 +9,7 @@ export interface Bounds {
   minimum: number;
   maximum: number;
 }
-export interface DisplayBounds {
+interface DisplayBounds {
   displayWidth: Bounds;
   displayHeight: Bounds;
   displayDPI: Bounds;
@@ -23,9 +23,6 @@ export function displayBounds(dpiMaximum: DisplayDpiMaximum = DEFAULT_DISPLAY_DP
     displayDPI: { minimum: 60, maximum: dpiMaximum },
   };
 }
-
-/** What a VM created from an IPSW gets when nothing says otherwise. */
-export const IPSW_DISPLAY = { width: 1920, height: 1080, dpi: 96 } as const;
 
 /** The three display fields of a VM and of a VMConfig. */
 export function displayFields(dpiMaximum: DisplayDpiMaximum) {

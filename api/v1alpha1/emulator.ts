@@ -18,7 +18,7 @@ const SECONDS_PER_DAY = 86_400;
 /** Names of Android platforms, devices and image types, such as android-35, pixel_7 and google_apis. */
 const ANDROID_NAME = /^[A-Za-z0-9][-A-Za-z0-9_. ]*$/;
 
-export const emulatorSpecSchema = z
+const emulatorSpecSchema = z
   .object({
     vmName: text('VM in this namespace whose host the emulator runs on. Immutable.', 63, LABEL),
     platform: text('Android platform, for example android-35.', 64, ANDROID_NAME).optional(),
@@ -39,7 +39,7 @@ export const emulatorSpecSchema = z
   .meta(documented('What the emulator should be.', ...immutable('vmName')));
 export type EmulatorSpec = z.infer<typeof emulatorSpecSchema>;
 
-export const emulatorStatusSchema = z
+const emulatorStatusSchema = z
   .object({
     ...commonStatus(),
     phase: report('For people: Pending, Starting, Running, Failed or Terminating.', 64).optional(),
@@ -51,9 +51,13 @@ export const emulatorStatusSchema = z
   })
   .meta({ description: 'What was last seen of the emulator; written by the operator.' });
 export type EmulatorStatus = z.infer<typeof emulatorStatusSchema>;
+/**
+ * An Emulator as the API server keeps it.
+ * @public
+ */
 export type Emulator = ApiObject<EmulatorSpec, EmulatorStatus>;
 
-export const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
+const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
 
 export const EMULATOR_KIND: KindDefinition = {
   ...EMULATOR_RESOURCE,

@@ -39,14 +39,13 @@ const sourceFields = {
   ipsw: downloadSchema('An IPSW to install macOS from.').optional(),
 };
 
-export const imageSourceSchema = z
+const imageSourceSchema = z
   .object(sourceFields)
   .meta(
     documented('Where the image comes from: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)),
   );
-export type ImageSource = z.infer<typeof imageSourceSchema>;
 
-export const imageSpecSchema = z
+const imageSpecSchema = z
   .object({
     description: descriptionSchema.optional(),
     source: imageSourceSchema,
@@ -90,7 +89,7 @@ function action(description: string) {
     .optional();
 }
 
-export const imageStatusSchema = z
+const imageStatusSchema = z
   .object({
     ...storedStatus(),
     ...commonStatus(),

@@ -28,7 +28,7 @@ function nodeNames(description: string) {
     .optional();
 }
 
-export const imageCacheEntrySpecSchema = z
+const imageCacheEntrySpecSchema = z
   .object({
     reference: text('OCI reference of the image, in any spelling.', IMAGE_NAME_LENGTH).optional(),
     imageRef: z
@@ -90,9 +90,13 @@ export const imageCacheEntryStatusSchema = z
   })
   .meta({ description: 'What was last seen of the image on its hosts; written by the operator.' });
 export type ImageCacheEntryStatus = z.infer<typeof imageCacheEntryStatusSchema>;
+/**
+ * An ImageCacheEntry as the API server keeps it.
+ * @public
+ */
 export type ImageCacheEntry = ApiObject<ImageCacheEntrySpec, ImageCacheEntryStatus>;
 
-export const IMAGE_CACHE_ENTRY_RESOURCE = kindResource('ImageCacheEntry', 'imagecacheentries', false);
+const IMAGE_CACHE_ENTRY_RESOURCE = kindResource('ImageCacheEntry', 'imagecacheentries', false);
 
 function countColumn(name: string, field: string) {
   return {

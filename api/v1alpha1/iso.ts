@@ -29,14 +29,13 @@ const sourceFields = {
   copyOf: copyOfSchema('Another ISO to copy.').optional(),
 };
 
-export const isoSourceSchema = z
+const isoSourceSchema = z
   .object(sourceFields)
   .meta(
     documented('Where the ISO comes from: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)),
   );
-export type ISOSource = z.infer<typeof isoSourceSchema>;
 
-export const isoSpecSchema = z
+const isoSpecSchema = z
   .object({
     description: descriptionSchema.optional(),
     source: isoSourceSchema,
@@ -47,7 +46,7 @@ export const isoSpecSchema = z
   .meta(documented('What the ISO is.', SOURCE_IMMUTABLE));
 export type ISOSpec = z.infer<typeof isoSpecSchema>;
 
-export const isoStatusSchema = z
+const isoStatusSchema = z
   .object({ ...storedStatus(), ...commonStatus() })
   .meta({ description: 'What was last seen of the ISO; written by the operator.' });
 export type ISOStatus = z.infer<typeof isoStatusSchema>;

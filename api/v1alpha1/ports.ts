@@ -3,7 +3,7 @@ import { z } from 'zod';
 import { documented } from './schema.ts';
 
 /** A reservation: `hostPort` of the machine's host leads to `guestPort` in the guest. */
-export interface PortReservation {
+interface PortReservation {
   hostPort: number;
   guestPort: number;
   protocol: 'TCP' | 'UDP';

@@ -22,7 +22,7 @@ const DECIMAL_EXPONENTS: Readonly<Record<string, number>> = {
 const BINARY_SUFFIXES: readonly string[] = ['', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi', 'Ei'];
 
 /** A quantity as people write it: a text with a suffix, or a plain number of bytes. */
-export type Quantity = string | number;
+type Quantity = string | number;
 
 /**
  * Bytes of a quantity. A fraction of a byte is rounded away from zero, as Kubernetes does.

@@ -67,7 +67,7 @@ export function choice<const Words extends readonly [string, ...string[]]>(
 }
 
 /** Names that Kubernetes gives to most objects: RFC 1123 subdomains of at most 253 characters. */
-export const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
+const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 /** RFC 1123 labels, of at most 63 characters. */
 export const LABEL = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/;
 

@@ -1,6 +1,6 @@
 /** VM: one virtual machine on one host. */
 import { z } from 'zod';
-import { DEFAULT_DISPLAY_DPI_MAXIMUM, type DisplayDpiMaximum } from './display.ts';
+import type { DisplayDpiMaximum } from './display.ts';
 import {
   AGE_COLUMN,
   conditionColumn,
@@ -128,7 +128,7 @@ const DISK_GROWS: CelRule = {
 };
 
 /** The schema of a VM's spec where the display's DPI may go up to `dpiMaximum`. */
-export function vmSpec(dpiMaximum: DisplayDpiMaximum) {
+function vmSpec(dpiMaximum: DisplayDpiMaximum) {
   const fields = vmFields(dpiMaximum);
   const fixed = Object.keys(fields).filter((field) => !MUTABLE.has(field));
   return z
@@ -146,8 +146,7 @@ export function vmSpec(dpiMaximum: DisplayDpiMaximum) {
     );
 }
 
-export const vmSpecSchema = vmSpec(DEFAULT_DISPLAY_DPI_MAXIMUM);
-export type VMSpec = z.infer<typeof vmSpecSchema>;
+export type VMSpec = z.infer<ReturnType<typeof vmSpec>>;
 export type VM = ApiObject<VMSpec, VMStatus>;
 
 export const VM_RESOURCE = kindResource('VM', 'vms');

@@ -1,21 +1,20 @@
 /** VMConfig: what many VMs have in common; a VM's own values win over it. */
 import { z } from 'zod';
 import { commonStatus } from './conditions.ts';
-import { DEFAULT_DISPLAY_DPI_MAXIMUM, type DisplayDpiMaximum } from './display.ts';
+import type { DisplayDpiMaximum } from './display.ts';
 import { AGE_COLUMN, conditionColumn, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { documented } from './schema.ts';
 import { IMAGE_OR_ISO, machineFields, placementSchema } from './template.ts';
 
 /** The schema of a VMConfig's spec where the display's DPI may go up to `dpiMaximum`. */
-export function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
+function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({ ...machineFields(dpiMaximum), placement: placementSchema.optional() })
     .meta(documented('Values for VMs that name this VMConfig and leave them out.', IMAGE_OR_ISO));
 }
 
-export const vmConfigSpecSchema = vmConfigSpec(DEFAULT_DISPLAY_DPI_MAXIMUM);
-export type VMConfigSpec = z.infer<typeof vmConfigSpecSchema>;
+export type VMConfigSpec = z.infer<ReturnType<typeof vmConfigSpec>>;
 
 const vmConfigStatusSchema = z
   .object(commonStatus())

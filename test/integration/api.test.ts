@@ -1,5 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { boundStatus } from '../../api/v1alpha1/status.ts';
+import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 
@@ -261,6 +263,85 @@ describe('a VM that is there already', () => {
       ttlSecondsAfterFinished: 0,
     });
     expect({ code, stderr }).toMatchObject({ code: 0 });
+  });
+});
+
+describe('a status', () => {
+  const name = 'reported';
+
+  beforeAll(async () => {
+    await cluster.kubectl(['create', '-f', '-'], { input: object('VM', name, { image: 'any' }) });
+  });
+
+  async function report(status: VMStatus) {
+    const input = JSON.stringify({ ...JSON.parse(object('VM', name, { image: 'any' })), status });
+    return cluster.kubectl(['replace', '--subresource=status', '-f', '-'], { input, allowFailure: true });
+  }
+
+  it('with texts and lists far too long is accepted once it is cut to its bounds', async () => {
+    const long = '…'.repeat(40_000);
+    const condition = { reason: 'StartFailed', message: long, lastTransitionTime: '2026-01-01T00:00:00Z' };
+    const status: VMStatus = {
+      phase: long,
+      nodeName: long,
+      hostAddress: long,
+      addresses: Array.from({ length: 50 }, () => long),
+      endpoints: Array.from({ length: 100 }, (_, n) => ({
+        name: `${n}-tcp`,
+        protocol: long,
+        hostPort: n,
+        guestPort: n,
+      })),
+      hardwareUUID: long,
+      serialNumber: long,
+      image: { reference: long, digest: long },
+      resources: { cpu: 2, memory: long, diskSize: long },
+      conditions: [{ type: 'Ready', status: 'False', ...condition }],
+    };
+    expect((await report(status)).code, 'as it was').not.toBe(0);
+    const { code, stderr } = await report(boundStatus(vmStatusSchema, status));
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+  });
+
+  it('shows in kubectl get, and why the VM waits in the wide form', async () => {
+    const condition = { observedGeneration: 1, lastTransitionTime: '2026-01-01T00:00:00Z' };
+    await report({
+      phase: 'Pending',
+      nodeName: 'host-1',
+      hostAddress: '192.0.2.1',
+      image: { reference: 'docker.io/a/b:1' },
+      resources: { cpu: 2, memory: '4Gi' },
+      conditions: [
+        {
+          type: 'Ready',
+          status: 'False',
+          reason: 'Unschedulable',
+          message: 'waits for a host',
+          ...condition,
+        },
+        {
+          type: 'Scheduled',
+          status: 'False',
+          reason: 'NoFreeSlot',
+          message: 'all 1 hosts are full',
+          ...condition,
+        },
+      ],
+    });
+    const get = ['get', 'vm', name, '-n', namespace];
+    const { stdout: narrow } = await cluster.kubectl(get);
+    expect(narrow.split('\n')[0]?.trim().split(/\s+/)).toEqual([
+      'NAME',
+      'PHASE',
+      'READY',
+      'REASON',
+      'NODE',
+      'ADDRESS',
+      'AGE',
+    ]);
+    expect(narrow).toMatch(/reported +Pending +False +Unschedulable +host-1 +192\.0\.2\.1/);
+    const { stdout: wide } = await cluster.kubectl([...get, '-o', 'wide']);
+    expect(wide).toMatch(/docker\.io\/a\/b:1 +2 +4Gi +all 1 hosts are full +waits for a host/);
   });
 });
 

@@ -1,6 +1,14 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { OPERATOR_USER, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import {
+  CUSTOM_PODS_LABEL,
+  DEFAULT_NAMESPACE,
+  GROUP,
+  HOST_KEY,
+  NAMESPACE_PREFIX,
+  OPERATOR_USER,
+  SYSTEM_NAMESPACE,
+} from '../../api/v1alpha1/names.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
@@ -349,6 +357,21 @@ describe('the kinds', () => {
 });
 
 describe('the policies', () => {
+  it('compare with the names that the operator uses', async () => {
+    const get = ['get', 'configmap', 'berth-policy', '-n', SYSTEM_NAMESPACE, '-o', 'jsonpath={.data}'];
+    const { stdout } = await cluster.kubectl(get);
+    expect(JSON.parse(stdout)).toEqual({
+      operatorUser: OPERATOR_USER,
+      systemNamespace: SYSTEM_NAMESPACE,
+      defaultNamespace: DEFAULT_NAMESPACE,
+      namespacePrefix: NAMESPACE_PREFIX,
+      keyPrefix: `${GROUP}/`,
+      hostTaint: HOST_KEY,
+      customPodsLabel: CUSTOM_PODS_LABEL,
+      machinePriorityClass: 'system-node-critical',
+    });
+  });
+
   it('type-check without a warning', async () => {
     const status = await waitFor('the type check', async () => {
       const { stdout } = await cluster.kubectl(['get', 'validatingadmissionpolicies', '-o', 'json']);
