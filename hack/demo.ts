@@ -1,0 +1,119 @@
+/**
+ * `make demo`: a real control plane, the operator, this machine as a host, and a VM that answers; `make demo-down` ends it.
+ * No root needed. State lies in `.berth/demo/`; what is built or made is kept in the user's cache folder.
+ */
+import { copyFile, mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { AgentProcess, deleteAllVMs, endMachines } from '../test/cluster/agent.ts';
+import { type Cluster, connectCluster, startCluster, stopCluster } from '../test/cluster/index.ts';
+import { directoryOf, readState } from '../test/cluster/state.ts';
+import { waitFor } from '../test/support/wait.ts';
+import { type GuestArchitecture, guestImage } from './guest-image.ts';
+import { ensurePrerequisites } from './prerequisites.ts';
+
+const NAME = 'demo';
+const NAMESPACE = 'platform-default';
+const VM = 'hello';
+const EXAMPLE = join(import.meta.dirname, '..', 'examples', 'vm.yaml');
+const PAGE = 'http://127.0.0.1:18080/';
+/** An emulated guest of another architecture boots in well under a minute on an idle machine; a busy one takes longer. */
+const RUNNING_SECONDS = 240;
+const PAGE_MILLISECONDS = 60_000;
+/** Four small guests share the CPUs of a laptop. */
+const CPU_OVERCOMMIT = 8;
+
+async function up(): Promise<void> {
+  const architecture = guestArchitecture();
+  await ensurePrerequisites({ kind: 'demo', architecture });
+  const image = await guestImage(architecture, say);
+  await down();
+  say('starting a control plane and the operator');
+  const cluster = await startCluster({ name: NAME, operator: true, lasting: true });
+  say('making this machine a host');
+  await startHost(cluster, architecture, image);
+  say(`applying examples/vm.yaml`);
+  await cluster.kubectl(['apply', '-f', EXAMPLE]);
+  await cluster.kubectl(
+    ['-n', NAMESPACE, 'wait', '--for=condition=Ready', `vm/${VM}`, `--timeout=${RUNNING_SECONDS}s`],
+    {
+      timeoutMilliseconds: (RUNNING_SECONDS + 10) * 1000,
+    },
+  );
+  const page = await fetchPage();
+  const table = await cluster.kubectl(['get', 'vms', '-A', '-o', 'wide']);
+  process.stdout.write(
+    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n${whatNext(cluster)}`,
+  );
+  await cluster.disconnect();
+}
+
+async function startHost(cluster: Cluster, architecture: GuestArchitecture, image: string): Promise<void> {
+  const shared = join(cluster.directory, 'images');
+  await mkdir(shared);
+  await copyFile(image, join(shared, 'guest.qcow2'));
+  await AgentProcess.start(cluster, {
+    nodeName: 'demo-host',
+    config: {
+      architecture,
+      cpuOvercommit: CPU_OVERCOMMIT,
+      images: { sharedRoots: [shared] },
+      network: { driver: 'user' },
+    },
+  });
+}
+
+async function fetchPage(): Promise<string> {
+  return waitFor('the page of the guest', async () => (await fetch(PAGE)).text(), {
+    deadlineMilliseconds: PAGE_MILLISECONDS,
+  });
+}
+
+function whatNext(cluster: Cluster): string {
+  return `What to try next:
+
+  export KUBECONFIG=${cluster.kubeconfig} PATH=$PATH:${join(cluster.kubectlPath, '..')}
+  kubectl -n ${NAMESPACE} logs ${VM}            # the guest's serial console
+  kubectl -n ${NAMESPACE} describe vm ${VM}     # its story
+  kubectl -n ${NAMESPACE} patch vm ${VM} --type merge -p '{"spec":{"powerState":"Stopped"}}'
+  kubectl explain vm.spec
+  make demo-down
+
+`;
+}
+
+/** Machines outlive their agent on purpose, so they are ended first: in order while the cluster answers, for certain after it. */
+async function down(): Promise<void> {
+  const directory = directoryOf(NAME, undefined);
+  if (readState(directory) !== undefined) {
+    const cluster = await connectCluster(NAME);
+    await deleteAllVMs(cluster);
+    await cluster.disconnect();
+  }
+  await endMachines(directory);
+  await stopCluster(NAME);
+}
+
+/** `ARCH` of the environment, else this machine's own. */
+function guestArchitecture(): GuestArchitecture {
+  const own = process.arch === 'arm64' ? 'arm64' : 'amd64';
+  const wanted = process.env['ARCH'] ?? own;
+  if (wanted !== 'amd64' && wanted !== 'arm64') {
+    throw new Error(`ARCH: ${JSON.stringify(wanted)} is neither amd64 nor arm64`);
+  }
+  return wanted;
+}
+
+function say(text: string): void {
+  process.stdout.write(`${text}\n`);
+}
+
+try {
+  const [action] = process.argv.slice(2);
+  if (action !== 'up' && action !== 'down') {
+    throw new Error('say what to do: up or down');
+  }
+  await (action === 'up' ? up() : down());
+} catch (error) {
+  process.stderr.write(`${error instanceof Error ? error.message : String(error)}\n`);
+  process.exitCode = 1;
+}
