@@ -232,6 +232,9 @@ function createPool(connection: Connection): Pool {
   const { certificateAuthority, serverName, clientCertificate, clientKey } = connection;
   return new Pool(connection.server, {
     connections: CONNECTIONS,
+    // On HTTP/1.1 a request that is given up takes its connection with it; on HTTP/2 the next one meets the same dead connection.
+    // Measured: the same CPU on both sides.
+    allowH2: false,
     keepAliveTimeout: IDLE_CONNECTION_MILLISECONDS,
     keepAliveMaxTimeout: IDLE_CONNECTION_MILLISECONDS,
     connect: {

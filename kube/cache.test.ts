@@ -1,0 +1,87 @@
+import { pino } from 'pino';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { type Change, Store } from './cache.ts';
+import type { KubeObject } from './objects.ts';
+
+interface Thing extends KubeObject {
+  spec: { node?: string; list: string[] };
+}
+
+function thing(name: string, uid: string, resourceVersion: string, node?: string): Thing {
+  return {
+    apiVersion: 'v1',
+    kind: 'Thing',
+    metadata: { namespace: 'n', name, uid, resourceVersion },
+    spec: { list: ['a'], ...(node === undefined ? {} : { node }) },
+  };
+}
+
+let store: Store<Thing>;
+let changes: string[];
+
+function tell({ type, object, previous }: Change<Thing>): string {
+  return `${type} ${object.metadata.uid}@${object.metadata.resourceVersion} was ${previous?.metadata.uid ?? '-'}`;
+}
+
+beforeEach(() => {
+  store = new Store<Thing>(pino({ level: 'silent' }), {
+    node: (object) => (object.spec.node === undefined ? [] : [object.spec.node]),
+  });
+  changes = [];
+  store.onChange((change) => changes.push(tell(change)));
+});
+
+describe('cache', () => {
+  it('tells of what is added, updated and deleted, and not of the same version again', () => {
+    store.put(thing('x', 'u1', '1'));
+    store.put(thing('x', 'u1', '1'));
+    store.put(thing('x', 'u1', '2'));
+    store.delete('n/x', thing('x', 'u1', '3'));
+    expect(changes).toEqual(['added u1@1 was -', 'updated u1@2 was u1', 'deleted u1@3 was u1']);
+  });
+
+  it('shows an object made again under its name as deleted, then added', () => {
+    store.put(thing('x', 'u1', '1'));
+    store.put(thing('x', 'u2', '5'));
+    expect(changes).toEqual(['added u1@1 was -', 'deleted u1@1 was u1', 'added u2@5 was -']);
+  });
+
+  it('deletes what a full read did not show', () => {
+    store.put(thing('x', 'u1', '1'));
+    store.put(thing('y', 'u2', '2'));
+    store.retain(new Set(['n/y']));
+    expect(store.list().map((object) => object.metadata.name)).toEqual(['y']);
+    expect(changes.at(-1)).toBe('deleted u1@1 was u1');
+  });
+
+  it('keeps its indexes in step', () => {
+    store.put(thing('x', 'u1', '1', 'a'));
+    store.put(thing('y', 'u2', '2', 'a'));
+    store.put(thing('x', 'u1', '3', 'b'));
+    expect(store.byIndex('node', 'a').map((object) => object.metadata.name)).toEqual(['y']);
+    expect(store.byIndex('node', 'b').map((object) => object.metadata.name)).toEqual(['x']);
+    store.delete('n/x');
+    expect(store.byIndex('node', 'b')).toEqual([]);
+    expect(() => store.byIndex('colour', 'b')).toThrow('no index colour');
+  });
+
+  it('freezes objects through and through', () => {
+    store.put(thing('x', 'u1', '1'));
+    const object = store.get('n/x') as Thing;
+    expect(() => object.spec.list.push('b')).toThrow(TypeError);
+    expect(() => {
+      object.metadata.name = 'y';
+    }).toThrow(TypeError);
+  });
+
+  it('tells a late handler what is there, and goes on when another throws', () => {
+    store.put(thing('x', 'u1', '1'));
+    const late: string[] = [];
+    store.onChange(() => {
+      throw new Error('broken handler');
+    });
+    store.onChange((change) => late.push(tell(change)));
+    store.put(thing('x', 'u1', '2'));
+    expect(late).toEqual(['added u1@1 was -', 'updated u1@2 was u1']);
+  });
+});
