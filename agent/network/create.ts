@@ -1,4 +1,5 @@
 /** The network section of the agent's configuration, and the driver it names. */
+import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { z } from 'zod';
@@ -34,7 +35,7 @@ export const networkSchema = z.discriminatedUnion('driver', [
 export type NetworkSettings = z.infer<typeof networkSchema>;
 
 export interface NetworkSurroundings {
-  /** The agent's data folder; `nat` keeps a folder `network` in it, which an unprivileged user must be able to reach. */
+  /** The agent's data folder, one per agent; `nat` keeps a folder `network` in it. */
   dataDirectory: string;
   /** The Node's IPv4 address. */
   nodeAddress: string;
@@ -49,6 +50,8 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
   const { bridge, table, subnet, probeSubnet, dnsServers } = settings;
   const directory = join(surroundings.dataDirectory, 'network');
   const reached = settings.hostAddress === undefined ? {} : { hostAddress: settings.hostAddress };
-  const options = { directory, bridge, table, subnet, probeSubnet, dnsServers, ...reached };
+  const id = createHash('sha256').update(directory).digest('hex').slice(0, 8);
+  const runtimeDirectory = `/run/berth-network-${id}`;
+  const options = { directory, runtimeDirectory, bridge, table, subnet, probeSubnet, dnsServers, ...reached };
   return new NatNetwork(options, surroundings.logger);
 }

@@ -3,6 +3,7 @@
  * NAT network, serves, and talks to others. Node cannot change its own namespace, hence a process per namespace.
  */
 import { createSocket } from 'node:dgram';
+import { readFileSync } from 'node:fs';
 import { createServer as createHttpServer } from 'node:http';
 import { connect } from 'node:net';
 import { pino } from 'pino';
@@ -33,14 +34,13 @@ export const actions = {
   async checks(count: number): Promise<{ repaired: string[]; faults: string[]; cpuMilliseconds: number }> {
     const repaired: string[] = [];
     const faults: string[] = [];
-    const before = process.cpuUsage();
+    const before = cpuMilliseconds();
     for (let i = 0; i < count; i++) {
       const report = await nat().check();
       repaired.push(...report.repaired);
       faults.push(...report.faults);
     }
-    const used = process.cpuUsage(before);
-    return { repaired, faults, cpuMilliseconds: (used.user + used.system) / 1000 / count };
+    return { repaired, faults, cpuMilliseconds: (cpuMilliseconds() - before) / count };
   },
   async tearDown(): Promise<void> {
     await nat().tearDown();
@@ -95,6 +95,13 @@ export const actions = {
     });
   },
 };
+
+/** CPU time of this process and of the commands it has run. */
+function cpuMilliseconds(): number {
+  const fields = readFileSync('/proc/self/stat', 'utf8').split(') ')[1]?.split(' ') ?? [];
+  // utime, stime, cutime, cstime in ticks of 10 ms; the text after the name begins with field 3.
+  return [14, 15, 16, 17].reduce((sum, field) => sum + Number(fields[field - 3]) * 10, 0);
+}
 
 const heard: Record<string, string> = {};
 

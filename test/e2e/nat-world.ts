@@ -96,6 +96,7 @@ export class NatWorld {
   natOptions(): NatOptions {
     return {
       directory: join(this.directory, 'network'),
+      runtimeDirectory: join(this.directory, 'run'),
       bridge: 'berth0',
       table: 'berth',
       subnet: '10.213.0.0/20',
@@ -134,7 +135,7 @@ export class NatWorld {
 
   /** It outlives the agent on purpose; a test that failed has left it. */
   #killDnsmasq(): void {
-    const pidFile = join(this.natOptions().directory, 'dnsmasq/dnsmasq.pid');
+    const pidFile = join(this.natOptions().runtimeDirectory, 'dnsmasq.pid');
     if (!existsSync(pidFile)) return;
     const pid = Number(readFileSync(pidFile, 'utf8'));
     const inHost = execFileSync('ip', ['netns', 'pids', this.host], { encoding: 'utf8' }).split('\n');

@@ -1,5 +1,5 @@
 /** The `nat` network in namespaces of its own, with guests that send exactly the frames they are told to. */
-import { readdirSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
@@ -27,9 +27,9 @@ describe.skipIf(missing !== undefined)('nat', () => {
   let world: Worker;
   const guests: FrameGuest[] = [];
 
-  async function guest(name: 'a' | 'b', ports: MachinePort[]): Promise<FrameGuest> {
+  async function guest(name: 'a' | 'b', ports: MachinePort[], on = host): Promise<FrameGuest> {
     const macAddress = MACS[name];
-    const attached = await host.do('attach', name, { macAddress, ports });
+    const attached = await on.do('attach', name, { macAddress, ports });
     const tap = /ifname=([^,]+)/.exec(attached.arguments.join(' '))?.[1] ?? '';
     const one = await FrameGuest.start({
       spawn: (file, args) => net.spawnInHost(file, args),
@@ -179,7 +179,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
   test('a tap taken off the bridge or no longer isolated is put back', async () => {
     const a = await guest('a', [reservation('UDP', 5353, 53)]);
     expect(a.received).toEqual([]);
-    const tap = readdirTap(net);
+    const tap = theTap(net);
     net.inHost('ip', 'link', 'set', tap, 'nomaster');
     expect((await host.do('check')).repaired).toContain(`connected ${tap} to berth0, isolated`);
     net.inHost('ip', 'link', 'set', tap, 'type', 'bridge_slave', 'isolated', 'off');
@@ -190,7 +190,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
   test('a tap deleted under a running hypervisor is made again, and the machine named that must restart', async () => {
     await guest('a', []);
     expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
-    const tap = readdirTap(net);
+    const tap = theTap(net);
     net.inHost('ip', 'link', 'delete', tap);
     const report = await host.do('check');
     expect(report.repaired).toContain(`made tap ${tap}`);
@@ -202,7 +202,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
   });
 
   test('a dead dnsmasq is started again', async () => {
-    const pid = Number(readFileSync(join(net.directory, 'network/dnsmasq/dnsmasq.pid'), 'utf8'));
+    const pid = Number(readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8'));
     process.kill(pid, 'SIGKILL');
     const report = await waitFor('the repair', async () => {
       const one = await host.do('check');
@@ -292,18 +292,44 @@ describe.skipIf(missing !== undefined)('nat', () => {
     await host.do('detach', 'a');
     expect([net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')]).toEqual(before);
     expect(net.inHost('conntrack', '-L')).not.toContain(address);
-    expect(readFileSync(join(net.directory, 'network/dnsmasq/dhcp-hosts'), 'utf8')).toBe('');
+    expect(readFileSync(join(net.directory, 'run/dhcp-hosts'), 'utf8')).toBe('');
+  });
+
+  test('two networks on one host do not meet, and the end of one is nothing to the other', async () => {
+    const other = net.worker('host');
+    const { hostAddress: _every, ...rest } = net.natOptions();
+    await other.do('open', {
+      ...rest,
+      directory: join(net.directory, 'other'),
+      runtimeDirectory: join(net.directory, 'other-run'),
+      bridge: 'berth1',
+      table: 'berth1',
+      subnet: '10.214.0.0/20',
+      probeSubnet: '198.18.214.0/24',
+    });
+    const a = await guest('a', []);
+    const b = await guest('b', [reservation('UDP', 5353, 53)], other);
+    expect(await other.do('check')).toMatchObject({ healthy: true, repaired: [] });
+    const addressOfB = (await other.do('address', 'b')) ?? '';
+    a.sendDatagram(await gatewayOf(a), { address: addressOfB, port: 53 }, 'from the other network');
+    await b.resolve('10.214.0.1', { deadlineMilliseconds: 5_000 });
+    await echoes('to every address of the host');
+    expect(b.received).toEqual(['to every address of the host']);
+    await other.do('tearDown');
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
+    expect(net.inHost('ip', '-brief', 'link')).not.toContain('berth1');
   });
 
   test('nothing is left after tearDown, and forwarding is as it was', async () => {
     await guest('a', [reservation('UDP', 5353, 53)]);
-    const pid = readFileSync(join(net.directory, 'network/dnsmasq/dnsmasq.pid'), 'utf8').trim();
+    const pid = readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8').trim();
     await host.do('tearDown');
     expect(net.inHost('ip', '-brief', 'link').match(/^\S+/gm)).toEqual([
       'lo',
       expect.stringMatching(/^uplink@/),
     ]);
     expect(net.inHost('nft', 'list', 'ruleset')).toBe('');
+    expect(existsSync(join(net.directory, 'run'))).toBe(false);
     expect(readdirSync(join(net.directory, 'network'))).toEqual([]);
     expect(net.inHost('cat', '/proc/sys/net/ipv4/ip_forward').trim()).toBe('0');
     expect(() => readFileSync(`/proc/${pid}/cmdline`, 'utf8').length > 0).not.toBe(true);
@@ -312,7 +338,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
 });
 
 /** The one tap there is. */
-function readdirTap(net: NatWorld): string {
+function theTap(net: NatWorld): string {
   const links = JSON.parse(net.inHost('ip', '-json', 'link')) as { ifname: string }[];
   return links.find((one) => one.ifname.startsWith('bt'))?.ifname ?? '';
 }

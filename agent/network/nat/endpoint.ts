@@ -32,7 +32,8 @@ export interface EndpointOptions {
 export async function openEndpoint(options: EndpointOptions): Promise<Socket> {
   const child = spawn('unshare', ['--net', process.execPath, '--eval', CHILD_SCRIPT, String(options.port)], {
     stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
-    env: {},
+    // Not NODE_OPTIONS: what the agent was started with is nothing to its child.
+    env: { PATH: process.env['PATH'] },
   });
   const ended = once(child, 'exit');
   try {

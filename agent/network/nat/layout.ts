@@ -4,8 +4,10 @@ import { NetworkSetupError } from '../network.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
 
 export interface NatOptions {
-  /** Folder for the attachments and dnsmasq's files; made when missing. dnsmasq reads it as an unprivileged user. */
+  /** Folder for the attachments, which outlive a reboot; made when missing. */
   directory: string;
+  /** Folder for dnsmasq's files, made and removed. dnsmasq reads it as an unprivileged user, so that its parents must be open to all. */
+  runtimeDirectory: string;
   /** Name of the bridge; every other device's name follows from it. At most 15 characters. */
   bridge: string;
   /** Name of the nftables tables (`inet` and `bridge`). */

@@ -5,7 +5,6 @@
  * What should be is in one file; what is, the kernel says. {@link NatNetwork.check} compares both and repairs.
  */
 import { mkdir, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import {
@@ -26,6 +25,7 @@ import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from '
 import { foreignTables } from './foreign.ts';
 import { FORWARDING_SWITCH, type Links, readForwarding } from './observe.ts';
 import { describeRepair, findOverlap, type Repair } from './plan.ts';
+import { requireHost } from './requirements.ts';
 import { reportOn, reportUnknown } from './report.ts';
 import { NatState } from './state.ts';
 
@@ -52,11 +52,12 @@ export class NatNetwork implements Network {
     this.#logger = logger;
     this.#layout = layoutOf(options);
     this.#file = new AttachmentFile(options.directory);
-    this.#state = new NatState(this.#layout, join(options.directory, 'dnsmasq'), options.dnsServers);
+    this.#state = new NatState(this.#layout, options.runtimeDirectory, options.dnsServers);
   }
 
   setUp(): Promise<void> {
     return this.#inTurn(async () => {
+      await requireHost();
       await mkdir(this.#options.directory, { recursive: true });
       await this.#load();
       const observed = await this.#state.observe(this.#all());

@@ -7,6 +7,7 @@ import { findOverlap, ipCommands, type Observed, planRepairs, type Repair } from
 
 const layout: Layout = layoutOf({
   directory: '/nowhere',
+  runtimeDirectory: '/nowhere',
   bridge: 'berth0',
   table: 'berth',
   subnet: '10.213.0.0/20',

@@ -35,9 +35,9 @@ export class NatState {
   /** The script last loaded and what the kernel made of it; read back, since versions of nft print a rule differently. */
   #loaded: { script: string; fingerprint: string } | undefined;
 
-  constructor(layout: Layout, dnsmasqDirectory: string, dnsServers: readonly string[]) {
+  constructor(layout: Layout, runtimeDirectory: string, dnsServers: readonly string[]) {
     this.#layout = layout;
-    this.#dnsmasq = new Dnsmasq(layout, dnsmasqDirectory, dnsServers);
+    this.#dnsmasq = new Dnsmasq(layout, runtimeDirectory, dnsServers);
     this.#probe = new Probe(layout);
     this.tables = [`inet ${layout.table}`, `bridge ${layout.table}`];
   }
