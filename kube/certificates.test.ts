@@ -62,5 +62,5 @@ it('refuses a signing request whose signature is not its own', async () => {
   const last = der.length - 1;
   der.writeUInt8(der.readUInt8(last) ^ 1, last);
   const forged = `-----BEGIN CERTIFICATE REQUEST-----\n${der.toString('base64')}\n-----END CERTIFICATE REQUEST-----`;
-  await expect(readSigningRequest(forged)).rejects.toThrow();
+  await expect(readSigningRequest(forged)).rejects.toThrow('signature of the signing request');
 });

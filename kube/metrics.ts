@@ -39,14 +39,14 @@ function declare(registry: Registry) {
   const beforeScrape = new Set<() => void>();
   return {
     beforeScrape,
-    ...declareReconciles([registry]),
-    ...declareQueues([registry], beforeScrape),
+    ...declareReconciles([registry], beforeScrape),
+    ...declareQueues([registry]),
     ...declareClient([registry]),
     ...declareRest([registry]),
   };
 }
 
-function declareReconciles(registers: Registry[]) {
+function declareReconciles(registers: Registry[], beforeScrape: ReadonlySet<() => void>) {
   const labelNames = ['controller'] as const;
   return {
     reconciles: new Counter({
@@ -97,6 +97,12 @@ function declareReconciles(registers: Registry[]) {
       help: 'Number of currently used workers per controller',
       labelNames,
       registers,
+      // The first of these gauges in the order of a scrape.
+      collect() {
+        for (const compute of beforeScrape) {
+          compute();
+        }
+      },
     }),
     staleSkips: new Counter({
       name: 'berth_stale_sync_skips_total',
@@ -107,7 +113,7 @@ function declareReconciles(registers: Registry[]) {
   };
 }
 
-function declareQueues(registers: Registry[], beforeScrape: ReadonlySet<() => void>) {
+function declareQueues(registers: Registry[]) {
   const labelNames = ['name', 'controller'] as const;
   return {
     queueDepth: new Gauge({
@@ -115,11 +121,6 @@ function declareQueues(registers: Registry[], beforeScrape: ReadonlySet<() => vo
       help: 'Current depth of workqueue',
       labelNames: ['name', 'controller', 'priority'] as const,
       registers,
-      collect() {
-        for (const compute of beforeScrape) {
-          compute();
-        }
-      },
     }),
     queueAdds: new Counter({
       name: 'workqueue_adds_total',

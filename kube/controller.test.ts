@@ -1,0 +1,163 @@
+import { pino } from 'pino';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { Controller, type ControllerOptions, type Result } from './controller.ts';
+import { TerminalError } from './errors.ts';
+import { createMetrics } from './metrics.ts';
+
+const metrics = createMetrics();
+const logger = pino({ level: 'silent' });
+let end: AbortController;
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  end = new AbortController();
+});
+afterEach(() => {
+  end.abort();
+  vi.useRealTimers();
+});
+
+/** Each test has a name of its own, and so its own series. */
+function createController(
+  name: string,
+  reconcile: (key: string) => Promise<Result>,
+  options: Partial<ControllerOptions> = {},
+): Controller {
+  return new Controller({ name, workers: 2, reconcile, logger, metrics, ...options });
+}
+
+async function valueOf(metric: string, labels: Record<string, string>): Promise<number | undefined> {
+  const { values = [] } = (await metrics.getSingleMetric(metric)?.get()) ?? {};
+  return values.find(({ labels: have }) =>
+    Object.entries(labels).every(([label, value]) => have[label as keyof typeof have] === value),
+  )?.value;
+}
+
+describe('controller', () => {
+  it('tries an error again with waits that double, and starts over after a success', async () => {
+    const times: number[] = [];
+    const controller = createController('backoff', async () => {
+      times.push(Date.now());
+      if (times.length < 4) {
+        throw new Error('not yet');
+      }
+      return undefined;
+    });
+    controller.start(end.signal);
+    controller.enqueue('n/a');
+    await vi.advanceTimersByTimeAsync(1_000);
+    expect(times.map((time, index) => time - (times[index - 1] ?? time))).toEqual([0, 5, 10, 20]);
+    expect(await valueOf('controller_runtime_reconcile_errors_total', { controller: 'backoff' })).toBe(3);
+    expect(await valueOf('workqueue_retries_total', { name: 'backoff' })).toBe(3);
+  });
+
+  it('never waits longer than a minute', async () => {
+    let runs = 0;
+    const controller = createController('cap', async () => {
+      runs += 1;
+      throw new Error('never');
+    });
+    controller.start(end.signal);
+    controller.enqueue('n/a');
+    await vi.advanceTimersByTimeAsync(30 * 60_000);
+    const before = runs;
+    await vi.advanceTimersByTimeAsync(10 * 60_000);
+    expect(runs - before).toBe(10);
+  });
+
+  it('counts a terminal error and leaves it', async () => {
+    const reconcile = vi.fn(async () => {
+      throw new TerminalError('no use');
+    });
+    const controller = createController('terminal', reconcile);
+    controller.start(end.signal);
+    controller.enqueue('n/a');
+    await vi.advanceTimersByTimeAsync(600_000);
+    expect(reconcile).toHaveBeenCalledTimes(1);
+    expect(
+      await valueOf('controller_runtime_terminal_reconcile_errors_total', { controller: 'terminal' }),
+    ).toBe(1);
+  });
+
+  it('comes back when asked to', async () => {
+    const reconcile = vi.fn(async () => ({ requeueAfterMilliseconds: 1_000 }));
+    const controller = createController('requeue', reconcile);
+    controller.start(end.signal);
+    controller.enqueue('n/a');
+    await vi.advanceTimersByTimeAsync(3_500);
+    expect(reconcile).toHaveBeenCalledTimes(4);
+  });
+
+  it('looks again in 100 ms while a cache is behind, without a reconcile', async () => {
+    let ready = false;
+    const reconcile = vi.fn(async () => undefined);
+    const controller = createController('stale', reconcile, { ready: () => ready });
+    controller.start(end.signal);
+    for (let index = 0; index < 1_000; index += 1) {
+      controller.enqueue(`n/${index}`);
+    }
+    await vi.advanceTimersByTimeAsync(250);
+    expect(reconcile).not.toHaveBeenCalled();
+    ready = true;
+    await vi.advanceTimersByTimeAsync(100);
+    expect(reconcile).toHaveBeenCalledTimes(1_000);
+    expect(await valueOf('berth_stale_sync_skips_total', { controller: 'stale' })).toBe(3_000);
+  });
+
+  it('runs as many at once as it has workers, and never a key twice', async () => {
+    const running = new Set<string>();
+    let most = 0;
+    const controller = createController('workers', async (key) => {
+      expect(running.has(key)).toBe(false);
+      running.add(key);
+      most = Math.max(most, running.size);
+      await new Promise((resolve) => setTimeout(resolve, 5));
+      running.delete(key);
+      return undefined;
+    });
+    controller.start(end.signal);
+    for (const key of ['a', 'b', 'c', 'a', 'b', 'd']) {
+      controller.enqueue(key);
+    }
+    await vi.advanceTimersByTimeAsync(100);
+    expect(most).toBe(2);
+    expect(
+      await valueOf('controller_runtime_reconcile_total', { controller: 'workers', result: 'success' }),
+    ).toBe(6);
+    expect(await valueOf('controller_runtime_max_concurrent_reconciles', { controller: 'workers' })).toBe(2);
+  });
+
+  it('finishes what it has begun and begins nothing more when stopped', async () => {
+    const finish = Promise.withResolvers<undefined>();
+    const reconcile = vi.fn(() => finish.promise);
+    const controller = createController('drain', reconcile, { workers: 1 });
+    controller.start(end.signal);
+    controller.enqueue('a');
+    controller.enqueue('b');
+    end.abort();
+    const drained = vi.fn<() => void>();
+    const waiting = controller.drained().then(drained);
+    await vi.advanceTimersByTimeAsync(100);
+    expect(drained).not.toHaveBeenCalled();
+    finish.resolve(undefined);
+    await waiting;
+    expect(reconcile).toHaveBeenCalledTimes(1);
+  });
+
+  it('shows its metrics from the start', async () => {
+    createController('fresh', async () => undefined);
+    const text = await metrics.metrics();
+    for (const line of [
+      'controller_runtime_reconcile_total{controller="fresh",result="error"} 0',
+      'controller_runtime_reconcile_total{controller="fresh",result="requeue_after"} 0',
+      'controller_runtime_terminal_reconcile_errors_total{controller="fresh"} 0',
+      'controller_runtime_active_workers{controller="fresh"} 0',
+      'controller_runtime_reconcile_time_seconds_count{controller="fresh"} 0',
+      'workqueue_depth{name="fresh",controller="fresh",priority="0"} 0',
+      'workqueue_adds_total{name="fresh",controller="fresh"} 0',
+      'workqueue_queue_duration_seconds_count{name="fresh",controller="fresh"} 0',
+    ]) {
+      expect(text).toContain(line);
+    }
+  });
+});
