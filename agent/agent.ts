@@ -1,129 +1,160 @@
-/** The agent put together: identity, Node, Lease, certificates, kubelet endpoints and Pods, started in that order. */
+/** The agent put together: identity, network, kubelet endpoints, Node, Pods, Lease and certificates, started in that order. */
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
 import type { Logger } from 'pino';
-import { createKey, selfSigned } from '../kube/certificates.ts';
+import { SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
 import { KubeClient } from '../kube/client.ts';
-import { loadConnection } from '../kube/credentials.ts';
+import { EventRecorder } from '../kube/events.ts';
 import { createMetrics } from '../kube/metrics.ts';
 import { Transport } from '../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
+import type { Accelerator, Driver } from './drivers/driver.ts';
+import type { ImageStore } from './images/store.ts';
 import { Authorizer } from './kubelet/authorizer.ts';
-import { LogRefusedError } from './kubelet/logs.ts';
 import { KubeletServer } from './kubelet/server.ts';
-import { type Certificate, requestCertificate } from './node/certificate.ts';
-import { hostFacts } from './node/facts.ts';
-import { identityFiles, isUsable, readPair, takeIdentity, writePair } from './node/identity.ts';
+import type { Network } from './network/network.ts';
+import { keepCertificates, servingCertificate } from './node/certificates.ts';
+import { REPORTING_CONTROLLER } from './node/constants.ts';
+import { bootId, hostFacts, nativeArchitecture } from './node/facts.ts';
+import { takeIdentity } from './node/identity.ts';
 import { NodeKeeper } from './node/keeper.ts';
 import { NodeLease } from './node/lease.ts';
-import { keepRenewed } from './node/rotation.ts';
+import { allocatable } from './node/node.ts';
+import { adoptMachines } from './pods/adopt.ts';
+import { consoleSource } from './pods/console.ts';
+import { PodController } from './pods/controller.ts';
+import { followNetwork } from './pods/follownetwork.ts';
+import type { Host } from './pods/host.ts';
+import { NetworkMonitor } from './pods/networkmonitor.ts';
+import { RecordStore } from './pods/record.ts';
 
-/** A stand-in until the operator has approved a serving certificate; renewed with every start of the agent. */
-const SELF_SIGNED_DAYS = 365;
+/** What runs machines on this host. */
+export interface HostParts {
+  driver: Driver;
+  images: ImageStore;
+  network: Network;
+}
+
+/** This host cannot run what it is configured to run; said at start, not with the first VM. */
+export class HostUnfitError extends Error {
+  override readonly name = 'HostUnfitError';
+}
 
 /** Runs until the signal aborts. Machines are left running. */
-export async function runAgent(config: AgentConfig, logger: Logger, signal: AbortSignal): Promise<void> {
+export async function runAgent(
+  config: AgentConfig,
+  parts: HostParts,
+  logger: Logger,
+  signal: AbortSignal,
+): Promise<void> {
   const metrics = createMetrics();
+  const accelerators = await fitAccelerators(config, parts.driver);
+  await parts.network.setUp();
   const identity = await takeIdentity({ config, logger, metrics, signal });
   const transport = new Transport(identity.connection, { metrics, userAgent: 'berth-agent' });
   const client = new KubeClient(transport);
-  const serving = await servingCertificate(config);
+  const facts = await hostFacts(config, hypervisorName(parts.driver, accelerators));
+  const monitor = new NetworkMonitor({
+    network: parts.network,
+    intervalMilliseconds: config.network.checkIntervalSeconds * 1000,
+    logger,
+    metrics,
+  });
+  const recorder = new EventRecorder(client, {
+    reportingController: REPORTING_CONTROLLER,
+    reportingInstance: config.nodeName,
+    logger,
+  });
+  const room = allocatable(config, facts);
+  const host: Host = {
+    ...parts,
+    monitor,
+    records: new RecordStore(join(config.dataDirectory, 'pods')),
+    bootId: bootId(),
+    address: config.address,
+    forwardAddress: forwardAddress(config),
+    machinesDirectory: join(config.dataDirectory, 'machines'),
+    logger,
+    capacity: () => ({ ...room, slots: slotsOf(keeper) }),
+    accelerator: (architecture = facts.architecture) =>
+      accelerators.find((one) => one.architecture === architecture)?.accelerator,
+    fenced: () => lease.fenced,
+    event: (regarding, text) => recorder.event(regarding, text),
+    imagesChanged: () => keeper.update({ images: parts.images.images() }),
+  };
+  const pods = new PodController({ client, nodeName: config.nodeName, host, logger, metrics });
   const kubelet = new KubeletServer({
     listenAddress: config.kubelet.listenAddress ?? config.address,
     port: config.kubelet.port,
     clientCAFile: config.kubelet.clientCAFile,
-    certificate: serving,
+    certificate: await servingCertificate(config),
     authorizer: new Authorizer(client, config.nodeName),
-    logs: async () => {
-      throw new LogRefusedError('no such machine on this host');
+    logs: consoleSource(host, pods.machines, (key) => pods.informer.cache.get(key)),
+    metrics,
+    logger,
+  });
+  const keeper = new NodeKeeper({
+    client,
+    config,
+    facts,
+    state: {
+      kubeletPort: await kubelet.listen(),
+      images: parts.images.images(),
+      nat: undefined,
+      diskPressure: false,
     },
     metrics,
     logger,
   });
-  const kubeletPort = await kubelet.listen();
-  const keeper = new NodeKeeper({
-    client,
-    config,
-    facts: await hostFacts(config, 'qemu://0'),
-    state: { kubeletPort, images: [], nat: undefined, diskPressure: false },
-    metrics,
-    logger,
-  });
-  await keeper.start(signal);
   const lease = new NodeLease({
     client,
     nodeName: config.nodeName,
     node: () => keeper.node,
     fenceAfterMilliseconds: config.fenceAfterSeconds * 1000,
-    onFenced: (fenced) => logger.warn({ fenced }, 'fence'),
+    onFenced: (fenced) => {
+      logger.warn({ fenced }, 'cut off for longer than the fence allows');
+      pods.touchAll();
+    },
     logger,
   });
-  const rotations = identity.isNode
-    ? keepCertificates({ config, client, transport, kubelet, logger, signal })
-    : [];
-  await Promise.all([lease.run(signal), ...rotations]);
-  await keeper.drained();
-  await kubelet.close();
+  followNetwork({ host, pods, keeper });
+  await adoptMachines(host, pods.machines);
+  const running = [monitor.run(signal), lease.run(signal)];
+  await keeper.start(signal);
+  await pods.start(signal);
+  if (identity.isNode) {
+    running.push(...keepCertificates({ config, client, transport, kubelet, logger, signal }));
+  }
+  await Promise.all(running);
+  await Promise.all([keeper.drained(), pods.drained()]);
+  await Promise.all([kubelet.close(), parts.network.close(), parts.driver.close()]);
   await transport.close();
 }
 
-/** The approved one from an earlier start, else one that vouches for itself. */
-async function servingCertificate(config: AgentConfig): Promise<Certificate> {
-  const stored = readPair(identityFiles(config.dataDirectory).serving);
-  if (stored !== undefined && isUsable(stored, config.nodeName)) {
-    return stored;
+async function fitAccelerators(config: AgentConfig, driver: Driver): Promise<Accelerator[]> {
+  mkdirSync(config.dataDirectory, { recursive: true, mode: 0o700 });
+  const found = await driver.probe();
+  const wanted = config.architecture ?? nativeArchitecture();
+  if (!found.some(({ architecture }) => architecture === wanted)) {
+    const names = found.map(({ architecture, accelerator }) => `${architecture} (${accelerator})`).join(', ');
+    throw new HostUnfitError(
+      `${driver.name} runs no ${wanted} guests on this host; it runs: ${names || 'none at all'}`,
+    );
   }
-  const key = await createKey('ECDSA');
-  const certificate = await selfSigned({
-    key,
-    commonName: config.nodeName,
-    ipAddresses: [config.address],
-    days: SELF_SIGNED_DAYS,
-  });
-  return { certificate, key: key.pem };
+  return found;
 }
 
-function keepCertificates(o: {
-  config: AgentConfig;
-  client: KubeClient;
-  transport: Transport;
-  kubelet: KubeletServer;
-  logger: Logger;
-  signal: AbortSignal;
-}): Promise<void>[] {
-  const { config, client, signal } = o;
-  const files = identityFiles(config.dataDirectory);
-  const { nodeName } = config;
-  const { clientSeconds, servingSeconds } = config.certificates;
-  const storedServing = readPair(files.serving);
-  return [
-    keepRenewed({
-      current: readPair(files.client),
-      request: (signal) =>
-        requestCertificate(
-          client,
-          { nodeName, kind: 'client', ipAddresses: [], expirationSeconds: clientSeconds },
-          signal,
-        ),
-      use: async (certificate) => {
-        writePair(files.client, certificate);
-        o.transport.replaceCredentials(await loadConnection({ kubeconfigPath: files.kubeconfig }));
-      },
-      logger: o.logger.child({ certificate: 'client' }),
-      signal,
-    }),
-    keepRenewed({
-      current: isUsable(storedServing, nodeName) ? storedServing : undefined,
-      request: (signal) =>
-        requestCertificate(
-          client,
-          { nodeName, kind: 'serving', ipAddresses: [config.address], expirationSeconds: servingSeconds },
-          signal,
-        ),
-      use: async (certificate) => {
-        writePair(files.serving, certificate);
-        o.kubelet.replaceCertificate(certificate);
-      },
-      logger: o.logger.child({ certificate: 'serving' }),
-      signal,
-    }),
-  ];
+function hypervisorName(driver: Driver, accelerators: readonly Accelerator[]): string {
+  // Tools expect TYPE://VERSION.
+  return `${driver.name}://${accelerators.map(({ accelerator }) => accelerator).join('-')}`;
+}
+
+function slotsOf(keeper: NodeKeeper): number | undefined {
+  const slots = keeper.node?.status?.allocatable?.[SLOT_RESOURCE];
+  return slots === undefined ? undefined : Number(slots);
+}
+
+function forwardAddress(config: AgentConfig): string {
+  const { hostAddress } = config.network;
+  return hostAddress === undefined || hostAddress === '0.0.0.0' ? config.address : hostAddress;
 }

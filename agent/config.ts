@@ -5,6 +5,7 @@ import { dirname, resolve } from 'node:path';
 import { parse, YAMLParseError } from 'yaml';
 import { z } from 'zod';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+import { networkSchema } from './network/create.ts';
 
 /** The API server refuses to sign a certificate for less (422 on `expirationSeconds`). */
 const SHORTEST_CERTIFICATE_SECONDS = 600;
@@ -59,11 +60,10 @@ const configSchema = z
     certificates: z
       .strictObject({ clientSeconds: certificateSeconds, servingSeconds: certificateSeconds })
       .prefault({}),
-    network: z
-      .looseObject({
-        driver: z.enum(['user', 'nat']),
-        checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS),
-      })
+    network: networkSchema
+      .and(
+        z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
+      )
       .prefault({ driver: 'user' }),
     images: z
       .strictObject({

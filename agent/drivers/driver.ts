@@ -52,8 +52,11 @@ export interface Driver {
   create(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void>;
   /** Resolves when the hypervisor runs and answers. Throws {@link StartError}; then no process is left. */
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
-  /** Presses the power button, and after the grace takes the power away. No process is left when it resolves. */
-  stop(folder: MachineFolder, options: { graceMilliseconds: number }): Promise<void>;
+  /**
+   * Presses the power button, and after the grace, or once `hurry` aborts (a Pod's grace can be shortened), takes the
+   * power away. No process is left when it resolves. A suspended machine loses what was suspended.
+   */
+  stop(folder: MachineFolder, options: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void>;
   /** To disk: memory and devices go into the folder, the process ends. */
   suspend(folder: MachineFolder): Promise<void>;
   /** Goes on from {@link suspend}, with the cpu and memory it had then. Throws {@link StartError}; it stays suspended. */

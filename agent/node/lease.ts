@@ -49,8 +49,10 @@ export class NodeLease {
     const look = setInterval(() => this.#look(), FENCE_LOOK_MILLISECONDS);
     try {
       while (!signal.aborted) {
+        const hadOwner = this.#options.node() !== undefined;
         const renewed = await this.#renew(signal);
-        await pause(renewed ? RENEW_MILLISECONDS : RETRY_MILLISECONDS, signal);
+        // A Lease written before the Node was there has no owner yet, and would outlive it.
+        await pause(renewed && hadOwner ? RENEW_MILLISECONDS : RETRY_MILLISECONDS, signal);
       }
     } catch (error) {
       if (!signal.aborted) {

@@ -36,6 +36,8 @@ export interface MachineView {
   /** Of the fulfilled desired; undefined while on the way. */
   desiredHash: string | undefined;
   accelerator: string | undefined;
+  /** Stopped by the guest itself. */
+  guestShutdown: boolean;
   /** Whether the guest answers as the VM's readiness asks; the message says what is missing. */
   readiness: { ready: boolean; message: string };
   /** Undefined while the network has not been looked at. */
@@ -71,12 +73,9 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     condition('Initialized', true),
     condition('Ready', ready, ready ? undefined : notReady, running ? view.readiness.message : view.message),
     condition('ContainersReady', ready, ready ? undefined : notReady),
-    { ...condition(MACHINE_CONDITION, running, view.phase, JSON.stringify(reportOf(view))) },
+    machineCondition(view),
+    ...networkCondition(pod, view),
   ];
-  if (view.network !== undefined) {
-    const { healthy, message } = view.network;
-    conditions.push(condition(NETWORK_CONDITION, healthy, healthy ? 'Healthy' : 'Faulty', message));
-  }
   const address = view.guestAddress ?? hostAddress;
   return {
     ...frame(pod, phase, hostAddress, now),
@@ -151,6 +150,24 @@ export function refusedStatus(
       state: { terminated },
     })),
   };
+}
+
+function machineCondition(view: MachineView): PodCondition {
+  const reason = view.phase === 'Stopped' && view.guestShutdown ? 'GuestShutdown' : view.phase;
+  return condition(MACHINE_CONDITION, view.phase === 'Running', reason, JSON.stringify(reportOf(view)));
+}
+
+/** Until the network has been looked at, what was last said stays. */
+function networkCondition(pod: Pod, { network }: MachineView): PodCondition[] {
+  if (network === undefined) {
+    const said = pod.status?.conditions?.find(({ type }) => type === NETWORK_CONDITION);
+    return said === undefined
+      ? []
+      : [condition(NETWORK_CONDITION, said.status === 'True', said.reason, said.message)];
+  }
+  return [
+    condition(NETWORK_CONDITION, network.healthy, network.healthy ? 'Healthy' : 'Faulty', network.message),
+  ];
 }
 
 function frame(
@@ -271,6 +288,7 @@ export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
 }
 
 /** The API server adds `lastProbeTime: null` to what it returns. */
-function withoutProbe({ lastProbeTime: _, ...condition }: PodCondition): PodCondition {
-  return condition;
+function withoutProbe(condition: PodCondition): PodCondition {
+  const { lastProbeTime, ...rest } = condition;
+  return lastProbeTime === undefined || lastProbeTime === null ? rest : condition;
 }

@@ -1,0 +1,256 @@
+/** The steps that take long, each as one function: it drives the host, and writes down what it achieved, before and after. */
+import type { Desired, MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { Pod } from '../../kube/core.ts';
+import { pause } from '../../kube/time.ts';
+import type { LaunchPlan } from '../drivers/driver.ts';
+import type { BaseImage } from '../images/store.ts';
+import type { GuestNetwork } from '../network/network.ts';
+import { timestamp } from '../time.ts';
+import type { Host } from './host.ts';
+import type { MachineRecord } from './record.ts';
+import type { Runtime, Task } from './runtime.ts';
+
+/** A download tells its progress this often at most: every telling is a write to the API server. */
+const PROGRESS_MILLISECONDS = 1_000;
+/** Before a machine's network is given up: as many checks, which repair, this far apart; all within the 5 s in which a fault is told. */
+const HEAL_ATTEMPTS = 3;
+const HEAL_PAUSE_MILLISECONDS = 500;
+
+export interface Action {
+  host: Host;
+  record: MachineRecord;
+  runtime: Runtime;
+  task: Task;
+  /** For Events; undefined when the Pod is gone. */
+  pod: Readonly<Pod> | undefined;
+  desired: Desired | undefined;
+  graceMilliseconds: number;
+  /** The task's phase or progress has changed. */
+  changed: () => void;
+}
+
+/** The network of the host could not be repaired. */
+export class NetworkFaultError extends Error {
+  override readonly name = 'NetworkFaultError';
+  readonly reason = 'NATSelfHealFailed';
+}
+
+/** Fetches what the machine boots from and makes its disk. */
+export async function create(action: Action): Promise<void> {
+  const { host, record, runtime, task } = action;
+  const { machine } = record;
+  const { folder } = runtime;
+  const base = await fetch(action, machine?.image);
+  const iso = await fetch(action, machine?.iso);
+  task.abort.signal.throwIfAborted();
+  task.phase = 'Cloning';
+  task.progressPercent = undefined;
+  action.changed();
+  if (runtime.state.kind !== 'absent') {
+    // Left by an agent that did not live to finish it.
+    await host.driver.delete(folder);
+  }
+  const isoPath = iso?.path;
+  record.isoPath = isoPath;
+  await host.driver.create(folder, launchPlan(action, { arguments: [], address: undefined }), base);
+  host.records.update(record, { created: true, base, isoPath });
+  host.imagesChanged();
+}
+
+async function fetch(action: Action, source: MachineImageSource | undefined): Promise<BaseImage | undefined> {
+  const { host, task, pod } = action;
+  if (source === undefined || source.type === 'empty') {
+    return undefined;
+  }
+  let toldAt = performance.now();
+  const began = toldAt;
+  if (pod !== undefined) {
+    event(action, 'Normal', 'Pulling', 'Pull', `fetching ${describeSource(source)}`);
+  }
+  const image = await host.images.ensure(source, {
+    signal: task.abort.signal,
+    onProgress: (percent) => {
+      task.progressPercent = Math.floor(percent);
+      if (performance.now() - toldAt >= PROGRESS_MILLISECONDS) {
+        toldAt = performance.now();
+        action.changed();
+      }
+    },
+  });
+  const seconds = ((performance.now() - began) / 1000).toFixed(1);
+  event(action, 'Normal', 'Pulled', 'Pull', `image is on the host as ${image.digest} after ${seconds} s`);
+  return image;
+}
+
+function describeSource(source: MachineImageSource): string {
+  switch (source.type) {
+    case 'registry':
+      return source.reference;
+    case 'http':
+      return source.url;
+    case 'sharedFile':
+      return source.path;
+    case 'empty':
+      return 'an empty disk';
+    case 'unsupported':
+      return source.description;
+  }
+}
+
+export async function start(action: Action): Promise<void> {
+  const { host, record, runtime } = action;
+  const desired = needed(action.desired);
+  const restart = record.everRan;
+  const network = await connect(action);
+  host.records.update(record, { ...startFacts(desired), bootId: host.bootId });
+  await host.driver.start(runtime.folder, launchPlan(action, network));
+  runtime.unseen = false;
+  host.records.update(record, {
+    running: true,
+    everRan: true,
+    end: undefined,
+    startedAt: timestamp(Date.now()),
+    restarts: record.restarts + (restart ? 1 : 0),
+  });
+  event(action, 'Normal', 'Started', 'Start', 'the machine runs');
+}
+
+function startFacts(desired: Desired): Partial<MachineRecord> {
+  const { cpu, memoryBytes, restartRequestedAt } = desired;
+  return { released: false, startedWith: { cpu, memoryBytes }, restartedAt: restartRequestedAt };
+}
+
+/** Intent first: an end that comes while it is being asked for is no crash. */
+export async function stop(action: Action): Promise<void> {
+  const { host, record, runtime, task, graceMilliseconds } = action;
+  host.records.update(record, { running: false, end: undefined });
+  task.deadline = Date.now() + graceMilliseconds;
+  await host.driver.stop(runtime.folder, { graceMilliseconds, hurry: task.hurry.signal });
+  event(action, 'Normal', 'Stopped', 'Stop', 'the machine is stopped');
+}
+
+export async function suspend(action: Action): Promise<void> {
+  const { host, record, runtime } = action;
+  host.records.update(record, { running: false });
+  await host.driver.suspend(runtime.folder);
+  event(action, 'Normal', 'Suspended', 'Suspend', 'the machine is suspended to disk');
+}
+
+export async function resume(action: Action): Promise<void> {
+  const { host, record, runtime } = action;
+  const network = await connect(action);
+  host.records.update(record, { released: false, bootId: host.bootId });
+  await host.driver.resume(runtime.folder, launchPlan(action, network));
+  runtime.unseen = false;
+  host.records.update(record, { running: true });
+  event(action, 'Normal', 'Resumed', 'Resume', 'the machine goes on');
+}
+
+export async function revert(action: Action): Promise<void> {
+  const { host, record, runtime } = action;
+  const revertedAt = needed(action.desired).revertRequestedAt;
+  const plan = launchPlan(action, { arguments: [], address: undefined });
+  await host.driver.revert(runtime.folder, plan, record.base);
+  host.records.update(record, { revertedAt, end: undefined });
+  event(action, 'Normal', 'Reverted', 'Revert', 'the disk is as it was when the machine was made');
+}
+
+/** Ends the process and gives back network and ports; the disk stays. */
+export async function release(action: Action): Promise<void> {
+  const { host, record, runtime, task, graceMilliseconds } = action;
+  const deadline = Date.now() + graceMilliseconds;
+  host.records.update(record, { running: false });
+  task.deadline = deadline;
+  if (runtime.state.kind !== 'absent') {
+    await host.driver.stop(runtime.folder, { graceMilliseconds, hurry: task.hurry.signal });
+  }
+  await host.network.detach(record.uid);
+  const killed = graceMilliseconds === 0 || task.hurry.signal.aborted || Date.now() >= deadline;
+  host.records.update(record, { released: true, finishedAt: timestamp(Date.now()), killed });
+}
+
+export async function remove(action: Action): Promise<void> {
+  await action.host.driver.delete(action.runtime.folder);
+  action.host.records.update(action.record, { created: false, base: undefined, isoPath: undefined });
+}
+
+async function connect(action: Action): Promise<GuestNetwork> {
+  const { host, record } = action;
+  const network = await attach(action);
+  for (let attempt = 1; host.monitor.host?.healthy === false; attempt += 1) {
+    if (attempt > HEAL_ATTEMPTS) {
+      throw new NetworkFaultError(host.monitor.host.message);
+    }
+    await pause(HEAL_PAUSE_MILLISECONDS);
+    await host.monitor.check();
+  }
+  action.runtime.address = network.address ?? (await host.network.address(record.uid));
+  return network;
+}
+
+async function attach(action: Action): Promise<GuestNetwork> {
+  const { host, record } = action;
+  const { hardware, ports } = needed(record.machine);
+  const options = { macAddress: hardware.macAddress, ports };
+  // Before the attempt: what it leaves half done is to be given back too.
+  host.records.update(record, { released: false });
+  try {
+    return await host.network.attach(record.uid, options);
+  } catch (error) {
+    if (reasonOf(error) === 'PortTaken') {
+      throw error;
+    }
+    host.logger.warn({ err: error, uid: record.uid }, 'network attachment failed, checking the network');
+  }
+  await host.monitor.check();
+  try {
+    return await host.network.attach(record.uid, options);
+  } catch (error) {
+    throw reasonOf(error) === 'PortTaken' ? error : new NetworkFaultError(messageOf(error), { cause: error });
+  }
+}
+
+function launchPlan(action: Action, network: GuestNetwork): LaunchPlan {
+  const machine = needed(action.record.machine);
+  const desired = needed(action.desired);
+  const blank = machine.image?.type === 'empty' ? machine.image.sizeBytes : undefined;
+  return {
+    machine,
+    cpu: desired.cpu,
+    memoryBytes: desired.memoryBytes,
+    diskSizeBytes: desired.diskSizeBytes ?? machine.diskSizeBytes ?? blank,
+    iso: action.record.isoPath,
+    network,
+  };
+}
+
+/** The planner asks for these steps only of machines that are described. */
+function needed<T>(value: T | undefined): T {
+  if (value === undefined) {
+    throw new TypeError('a machine without description cannot be worked on');
+  }
+  return value;
+}
+
+function event(
+  action: Action,
+  type: 'Normal' | 'Warning',
+  reason: string,
+  verb: string,
+  message: string,
+): void {
+  if (action.pod !== undefined) {
+    action.host.event(action.pod, { type, reason, action: verb, message });
+  }
+}
+
+/** The machine-readable reason that the drivers' errors carry. */
+export function reasonOf(error: unknown): string | undefined {
+  return error instanceof Error && 'reason' in error && typeof error.reason === 'string'
+    ? error.reason
+    : undefined;
+}
+
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

@@ -1,0 +1,289 @@
+/** The Pods bound to this host: each becomes a machine, or a word on why it does not. */
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import type { KubeClient } from '../../kube/client.ts';
+import { Controller, type Result } from '../../kube/controller.ts';
+import { type Pod, PODS } from '../../kube/core.ts';
+import { Informer } from '../../kube/informer.ts';
+import { keyOf } from '../../kube/objects.ts';
+import { timestamp } from '../time.ts';
+import { admit, type Admission, type Claim, claimOf } from './admission.ts';
+import type { Host } from './host.ts';
+import { Machines, type Progress } from './machines.ts';
+import { type MachineRecord, newRecord } from './record.ts';
+import { type PodRole, roleOf } from './role.ts';
+import { machineStatus, parkedStatus, refusedStatus } from './status.ts';
+import { isEnded, leavingOf, podTimes } from './times.ts';
+import { questionFor, ReadinessProber } from './readiness.ts';
+import { viewOf } from './view.ts';
+import { PodWriter } from './writer.ts';
+
+/** A host has some dozen machines; their steps run beside, a turn is some milliseconds. */
+const WORKERS = 4;
+/** A machine that waits for another one to leave is also woken by that one's leaving; this is for what nobody announces. */
+const ADMISSION_LOOK_MILLISECONDS = 1_000;
+/** A kubelet looks at all its containers every so often, whatever events say. */
+const RELIST_MILLISECONDS = 30_000;
+
+export interface PodControllerOptions {
+  client: KubeClient;
+  nodeName: string;
+  host: Host;
+  logger: Logger;
+  metrics: Registry;
+}
+
+export class PodController {
+  readonly informer: Informer<Pod>;
+  readonly machines: Machines;
+  readonly #host: Host;
+  readonly #writer: PodWriter;
+  readonly #prober: ReadinessProber;
+  readonly #controller: Controller;
+  #synced = false;
+
+  constructor(options: PodControllerOptions) {
+    const { client, logger, metrics, host } = options;
+    this.#host = host;
+    this.#writer = new PodWriter(client);
+    this.informer = new Informer(client, PODS, {
+      fieldSelector: `spec.nodeName=${options.nodeName}`,
+      logger,
+    });
+    this.#controller = new Controller({
+      name: 'pod',
+      workers: WORKERS,
+      reconcile: (key) => this.#reconcile(key),
+      logger,
+      metrics,
+    });
+    this.#prober = new ReadinessProber((uid) => this.touch(uid));
+    this.machines = new Machines(host, (key) => this.#controller.enqueue(key));
+  }
+
+  /** Begins once it is known which Pods there are: whatever has none is then torn down. Until then only the fence acts. */
+  async start(signal: AbortSignal): Promise<void> {
+    this.#controller.start(signal);
+    this.informer.start(signal);
+    await this.informer.synced;
+    this.#synced = true;
+    this.informer.cache.onChange(({ object }) => this.#controller.enqueue(keyOf(object)));
+    this.#host.driver.onChange((uid) => this.touch(uid));
+    this.touchAll();
+    const relist = setInterval(() => this.touchAll(), RELIST_MILLISECONDS);
+    const end = (): void => {
+      clearInterval(relist);
+      this.#prober.close();
+    };
+    signal.addEventListener('abort', end, { once: true });
+  }
+
+  /** Something about a machine has changed. */
+  touch(uid: string): void {
+    const record = this.#host.records.get(uid);
+    if (record !== undefined) {
+      this.#controller.enqueue(record.key);
+    }
+  }
+
+  touchAll(): void {
+    for (const { key } of this.#host.records.list()) {
+      this.#controller.enqueue(key);
+    }
+  }
+
+  async drained(): Promise<void> {
+    await this.#controller.drained();
+  }
+
+  async #reconcile(key: string): Promise<Result> {
+    if (!this.#synced) {
+      return this.#fence(key);
+    }
+    const pod = this.informer.cache.get(key);
+    const again: (number | undefined)[] = [];
+    for (const record of this.#host.records.ofKey(key)) {
+      if (record.uid !== pod?.metadata.uid) {
+        again.push(await this.#dismiss(record));
+      }
+    }
+    if (pod !== undefined) {
+      again.push(await this.#serve(this.#writer.newest(pod)));
+    }
+    const next = again.filter((time) => time !== undefined);
+    return next.length === 0
+      ? undefined
+      : { requeueAfterMilliseconds: Math.max(1, Math.min(...next) - Date.now()) };
+  }
+
+  /** The API server is away since this agent started: what nobody has seen running must not run on unseen. */
+  async #fence(key: string): Promise<undefined> {
+    for (const record of this.#host.records.ofKey(key)) {
+      if (this.#host.fenced() && !record.acknowledged) {
+        const none = { pod: undefined, desired: undefined, deletion: undefined, activeDeadline: undefined };
+        await this.machines.drive({ record, ...none, graceMilliseconds: 0 });
+      }
+    }
+  }
+
+  /** A machine whose Pod is gone: at once, and without a trace. */
+  async #dismiss(record: MachineRecord): Promise<number | undefined> {
+    const progress = await this.machines.drive({
+      record,
+      pod: undefined,
+      desired: undefined,
+      deletion: { deadline: Date.now() },
+      activeDeadline: undefined,
+      graceMilliseconds: 0,
+    });
+    if (progress.step.kind === 'settled') {
+      this.machines.forget(record);
+      this.#writer.forget(record.uid);
+      this.touchAll();
+    }
+    return progress.again;
+  }
+
+  async #serve(pod: Readonly<Pod>): Promise<number | undefined> {
+    const role = roleOf(pod);
+    const record = this.#host.records.get(pod.metadata.uid ?? '');
+    if (record !== undefined) {
+      return this.#drive(pod, record, role);
+    }
+    if (pod.metadata.deletionTimestamp !== undefined) {
+      return this.#end(pod, { reason: 'Terminated', message: 'deleted before it ran here', exitCode: 143 });
+    }
+    if (isEnded(pod)) {
+      return undefined;
+    }
+    switch (role.kind) {
+      case 'foreign':
+        return this.#park(pod, {
+          reason: 'HostRunsOnlyMachines',
+          message: 'this host runs the machines of VMs, and nothing else',
+        });
+      case 'tooNew':
+        return this.#end(pod, {
+          reason: 'AgentTooOld',
+          message: `the agent of this host does not know machines of version "${role.version}"`,
+          exitCode: 1,
+        });
+      case 'invalid':
+        return this.#end(pod, { reason: 'InvalidMachine', message: role.message, exitCode: 1 });
+      case 'machine':
+        return this.#admit(pod, role);
+    }
+  }
+
+  async #admit(pod: Readonly<Pod>, role: PodRole & { kind: 'machine' }): Promise<number | undefined> {
+    const claim = claimOf(pod);
+    const admission = this.#judge(claim);
+    if (admission.kind === 'refused') {
+      return this.#end(pod, { ...admission, exitCode: 1 });
+    }
+    if (admission.kind === 'wait') {
+      await this.#park(pod, { reason: 'Starting', message: admission.message });
+      return Date.now() + ADMISSION_LOOK_MILLISECONDS;
+    }
+    const uid = pod.metadata.uid ?? '';
+    const record = {
+      ...newRecord({ uid, key: keyOf(pod), machine: role.machine, claim }),
+      // A machine that has never run has nothing to restart or to revert.
+      restartedAt: role.desired.restartRequestedAt,
+      revertedAt: role.desired.revertRequestedAt,
+    };
+    // Between the judgement and this line nothing waits: two Pods cannot both get the last slot.
+    this.#host.records.save(record);
+    return this.#drive(pod, record, role);
+  }
+
+  #judge(claim: Claim): Admission {
+    const alive: Claim[] = [];
+    const leaving: Claim[] = [];
+    for (const record of this.#host.records.list()) {
+      const pod = this.informer.cache.get(record.key);
+      const stays = pod?.metadata.uid === record.uid && pod.metadata.deletionTimestamp === undefined;
+      if (stays && record.failure === undefined) {
+        alive.push(record.claim);
+      } else if (!record.released) {
+        leaving.push(record.claim);
+      }
+    }
+    return admit(claim, alive, leaving, this.#host.capacity());
+  }
+
+  async #drive(pod: Readonly<Pod>, record: MachineRecord, role: PodRole): Promise<number | undefined> {
+    const desired = role.kind === 'machine' ? role.desired : undefined;
+    const runtime = this.machines.runtime(record);
+    const deletion = leavingOf(pod, runtime, Date.now());
+    if (isEnded(pod) && record.failure === undefined) {
+      this.#host.records.update(record, {
+        failure: {
+          reason: 'PodEnded',
+          message: 'the Pod was ended from outside',
+          exitCode: 137,
+          graceMilliseconds: 0,
+        },
+      });
+    }
+    const progress = await this.machines.drive({ record, pod, desired, deletion, ...podTimes(pod) });
+    this.#watchReadiness(pod, record, progress);
+    const view = viewOf({
+      record,
+      progress,
+      deleting: deletion !== undefined,
+      desired,
+      desiredHash: role.kind === 'machine' ? role.desiredHash : undefined,
+      accelerator: this.#host.accelerator(record.machine?.architecture),
+    });
+    if (!isEnded(pod)) {
+      const status = machineStatus(pod, view, this.#host.address, timestamp(Date.now()));
+      const taken = await this.#writer.write(pod, status);
+      if (taken && view.phase === 'Running' && !record.acknowledged) {
+        this.#host.records.update(record, { acknowledged: true });
+      }
+    }
+    if (deletion !== undefined && progress.step.kind === 'settled') {
+      await this.#finish(pod, progress);
+    }
+    return progress.again;
+  }
+
+  #watchReadiness(pod: Readonly<Pod>, { machine }: MachineRecord, { runtime }: Progress): void {
+    if (runtime.state.kind !== 'running' || machine === undefined) {
+      this.#prober.unwatch(runtime);
+      return;
+    }
+    // An agent that has just come back goes on from what was last said.
+    const said = pod.status?.conditions?.find(({ type }) => type === 'Ready');
+    runtime.readiness ??= { ready: said?.status === 'True', message: said?.message ?? '' };
+    this.#prober.watch(runtime, questionFor(machine, runtime.address, this.#host.forwardAddress));
+  }
+
+  async #finish(pod: Readonly<Pod>, { runtime }: Progress): Promise<void> {
+    // With grace 0 the last delete has been sent, and finalizers hold the Pod.
+    if (!runtime.podDeleted && pod.metadata.deletionGracePeriodSeconds !== 0) {
+      await this.#writer.finish(pod);
+      runtime.podDeleted = true;
+      this.touchAll();
+    }
+  }
+
+  async #park(pod: Readonly<Pod>, why: { reason: string; message: string }): Promise<undefined> {
+    await this.#writer.write(pod, parkedStatus(pod, why, this.#host.address, timestamp(Date.now())));
+  }
+
+  /** Nothing of the Pod is on this host: its end is said, and when it is being deleted, it is let go. */
+  async #end(
+    pod: Readonly<Pod>,
+    why: { reason: string; message: string; exitCode: number },
+  ): Promise<undefined> {
+    if (!isEnded(pod)) {
+      await this.#writer.write(pod, refusedStatus(pod, why, this.#host.address, timestamp(Date.now())));
+    }
+    const { deletionTimestamp, deletionGracePeriodSeconds } = pod.metadata;
+    if (deletionTimestamp !== undefined && deletionGracePeriodSeconds !== 0) {
+      await this.#writer.finish(pod);
+    }
+  }
+}

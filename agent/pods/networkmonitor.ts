@@ -1,0 +1,108 @@
+/** Looks at the host's network without pause, has it repaired, and tells who is concerned. */
+import type { Logger } from 'pino';
+import { Counter, type Registry } from 'prom-client';
+import { rest } from '../../kube/time.ts';
+import type { Network, NetworkReport } from '../network/network.ts';
+import type { Health } from './runtime.ts';
+
+export interface MonitorOptions {
+  network: Network;
+  intervalMilliseconds: number;
+  logger: Logger;
+  metrics: Registry;
+}
+
+export class NetworkMonitor {
+  /** Called after every check with what it found. */
+  onReport: (report: NetworkReport) => void = () => undefined;
+  readonly #options: MonitorOptions;
+  readonly #repairs: Counter;
+  readonly #checks: Counter<'result'>;
+  #report: NetworkReport | undefined;
+  #running: Promise<NetworkReport> | undefined;
+  #faultyChecks = 0;
+
+  constructor(options: MonitorOptions) {
+    this.#options = options;
+    const registers = [options.metrics];
+    this.#repairs = new Counter({
+      name: 'berth_agent_network_repairs_total',
+      help: 'Differences in the network of this host that were put right.',
+      registers,
+    });
+    this.#checks = new Counter({
+      name: 'berth_agent_network_checks_total',
+      help: 'Looks at the network of this host, by what they found.',
+      labelNames: ['result'],
+      registers,
+    });
+    for (const result of ['healthy', 'repaired', 'faulty']) {
+      this.#checks.inc({ result }, 0);
+    }
+  }
+
+  /** The host-wide part as last seen; undefined before the first look. */
+  get host(): Health | undefined {
+    const report = this.#report;
+    return report === undefined
+      ? undefined
+      : {
+          healthy: report.healthy,
+          message: report.healthy ? 'packets go through' : report.faults.join('; '),
+        };
+  }
+
+  machine(uid: string): Health | undefined {
+    return this.#report?.machines[uid];
+  }
+
+  /** Looks in a row that found the host-wide part beyond repair. */
+  get faultyChecks(): number {
+    return this.#faultyChecks;
+  }
+
+  /** One check now, or the one that is under way. Never rejects: a check that breaks is a fault. */
+  async check(): Promise<NetworkReport> {
+    this.#running ??= this.#check().finally(() => {
+      this.#running = undefined;
+    });
+    return this.#running;
+  }
+
+  async run(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      await this.check();
+      await rest(this.#options.intervalMilliseconds, signal);
+    }
+  }
+
+  async #check(): Promise<NetworkReport> {
+    const { network, logger } = this.#options;
+    let report: NetworkReport;
+    try {
+      report = await network.check();
+    } catch (error) {
+      logger.error({ err: error }, 'network check failed');
+      const message = error instanceof Error ? error.message : String(error);
+      report = { healthy: false, repaired: [], faults: [message], machines: this.#report?.machines ?? {} };
+    }
+    this.#count(report);
+    this.#report = report;
+    this.onReport(report);
+    return report;
+  }
+
+  #count(report: NetworkReport): void {
+    const { logger } = this.#options;
+    this.#faultyChecks = report.healthy ? 0 : this.#faultyChecks + 1;
+    this.#repairs.inc(report.repaired.length);
+    if (report.repaired.length > 0) {
+      logger.warn({ repaired: report.repaired }, 'network repaired');
+    }
+    if (!report.healthy) {
+      logger.error({ faults: report.faults }, 'network faulty');
+    }
+    const fine = report.repaired.length > 0 ? 'repaired' : 'healthy';
+    this.#checks.inc({ result: report.healthy ? fine : 'faulty' });
+  }
+}

@@ -1,0 +1,150 @@
+/** Whether a guest answers as its VM asks: a TCP connection to a port of the guest's. */
+import { connect, type Socket } from 'node:net';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { rest } from '../../kube/time.ts';
+import type { Readiness, Runtime } from './runtime.ts';
+
+/** Until the guest answers, people wait; afterwards a kubelet's period is often enough. */
+const NOT_READY_MILLISECONDS = 1_000;
+const READY_MILLISECONDS = 10_000;
+/** As a kubelet's: a single lost connection does not make a guest unready. */
+const FAILURES = 3;
+const CONNECT_MILLISECONDS = 1_000;
+/** The hypervisor's own forwarding takes every connection, and drops it once the guest has refused it. */
+const HOLD_MILLISECONDS = 300;
+
+/** Where a guest is to be reached. */
+export interface Target {
+  host: string;
+  port: number;
+  /** The hypervisor is in between: a connection counts once it is kept. */
+  forwarded: boolean;
+}
+
+/** How a machine's readiness is to be found out. */
+export type Question = { kind: 'answer'; readiness: Readiness } | { kind: 'probe'; target: Target };
+
+const READY: Readiness = { ready: true, message: '' };
+
+/** `forwardAddress`: where the host's reserved ports are reached from the host itself. */
+export function questionFor(
+  machine: Machine,
+  guestAddress: string | undefined,
+  forwardAddress: string,
+): Question {
+  const { readiness, ports } = machine;
+  if (readiness.type === 'None') {
+    return { kind: 'answer', readiness: READY };
+  }
+  if (readiness.type === 'GuestAgent' || readiness.port === undefined) {
+    return unready('this host cannot ask a guest agent; readiness by port is available');
+  }
+  const { port } = readiness;
+  if (guestAddress !== undefined) {
+    return { kind: 'probe', target: { host: guestAddress, port, forwarded: false } };
+  }
+  const reserved = ports.find((one) => one.guestPort === port && one.protocol === 'TCP');
+  return reserved === undefined
+    ? unready(
+        `guest port ${port} can be asked only by the guest's own address, which is not known yet, or by a reserved port`,
+      )
+    : { kind: 'probe', target: { host: forwardAddress, port: reserved.hostPort, forwarded: true } };
+}
+
+function unready(message: string): Question {
+  return { kind: 'answer', readiness: { ready: false, message } };
+}
+
+interface Watch {
+  target: Target;
+  end: AbortController;
+}
+
+/** Asks for as long as a machine runs, and tells when the answer changes. */
+export class ReadinessProber {
+  readonly #watches = new Map<string, Watch>();
+  readonly #changed: (uid: string) => void;
+
+  constructor(changed: (uid: string) => void) {
+    this.#changed = changed;
+  }
+
+  watch(runtime: Runtime, question: Question): void {
+    const { uid } = runtime.folder;
+    if (question.kind === 'answer') {
+      this.#end(uid);
+      runtime.readiness = question.readiness;
+      return;
+    }
+    const { target } = question;
+    const known = this.#watches.get(uid)?.target;
+    if (known?.host !== target.host || known.port !== target.port) {
+      this.#end(uid);
+      const end = new AbortController();
+      this.#watches.set(uid, { target, end });
+      void this.#run(runtime, target, end.signal);
+    }
+  }
+
+  unwatch(runtime: Runtime): void {
+    this.#end(runtime.folder.uid);
+    runtime.readiness = undefined;
+  }
+
+  close(): void {
+    for (const uid of this.#watches.keys()) {
+      this.#end(uid);
+    }
+  }
+
+  #end(uid: string): void {
+    this.#watches.get(uid)?.end.abort();
+    this.#watches.delete(uid);
+  }
+
+  async #run(runtime: Runtime, target: Target, signal: AbortSignal): Promise<void> {
+    let failures = 0;
+    while (!signal.aborted) {
+      const answered = await answers(target);
+      failures = answered ? 0 : failures + 1;
+      const stays = runtime.readiness?.ready === true && failures < FAILURES;
+      if (!signal.aborted) {
+        this.#tell(runtime, answered || stays, target);
+      }
+      await rest(answered ? READY_MILLISECONDS : NOT_READY_MILLISECONDS, signal);
+    }
+  }
+
+  #tell(runtime: Runtime, ready: boolean, target: Target): void {
+    const message = ready ? '' : `nothing answers on ${target.host}:${target.port}`;
+    if (runtime.readiness?.ready !== ready || runtime.readiness.message !== message) {
+      runtime.readiness = { ready, message };
+      this.#changed(runtime.folder.uid);
+    }
+  }
+}
+
+async function answers({ host, port, forwarded }: Target): Promise<boolean> {
+  const socket = connect({ host, port });
+  try {
+    const connected = await first(socket, 'connect', CONNECT_MILLISECONDS);
+    return connected && (!forwarded || !(await first(socket, 'close', HOLD_MILLISECONDS)));
+  } finally {
+    socket.destroy();
+  }
+}
+
+/** Whether an event comes within the time; an error or the socket's end counts as the event `close`. */
+async function first(socket: Socket, event: 'connect' | 'close', milliseconds: number): Promise<boolean> {
+  return new Promise((resolve) => {
+    const timer = setTimeout(() => resolve(false), milliseconds);
+    const settle = (seen: boolean): void => {
+      clearTimeout(timer);
+      resolve(seen);
+    };
+    socket.once(event, () => settle(true));
+    socket.once('error', () => settle(event === 'close'));
+    socket.once('end', () => settle(event === 'close'));
+    socket.resume();
+  });
+}

@@ -1,0 +1,190 @@
+/**
+ * Stand-ins for what runs machines on a host: no hypervisor, no disks, no network. For tests of what the agent tells the
+ * API server and in which order it works; what QEMU really does is tested with QEMU.
+ */
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type {
+  Accelerator,
+  Driver,
+  ExitReason,
+  LaunchPlan,
+  MachineFolder,
+  MachineState,
+} from '../../agent/drivers/driver.ts';
+import type { BaseImage, EnsureOptions, ImageStore } from '../../agent/images/store.ts';
+import type { AttachOptions, GuestNetwork, Network, NetworkReport } from '../../agent/network/network.ts';
+
+const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
+
+/** Machines as entries of a map. The object outlives the agents that use it one after another, as a host does. */
+export class StandInDriver implements Driver {
+  readonly name = 'standin';
+  readonly machines = new Map<string, MachineState>();
+  /** Every call, as `start UID`. */
+  readonly calls: string[] = [];
+  /** The guest does not react to its power button. */
+  deaf = false;
+  /** Thrown by the next start. */
+  startError: Error | undefined;
+  #handlers: ((uid: string) => void)[] = [];
+
+  async probe(): Promise<Accelerator[]> {
+    return [
+      { architecture: 'amd64', accelerator: 'standin' },
+      { architecture: 'arm64', accelerator: 'standin' },
+    ];
+  }
+
+  async create(folder: MachineFolder): Promise<void> {
+    this.#set('create', folder, { kind: 'stopped' });
+  }
+
+  async start(folder: MachineFolder, _: LaunchPlan): Promise<void> {
+    const error = this.startError;
+    if (error !== undefined) {
+      this.startError = undefined;
+      throw error;
+    }
+    this.#set('start', folder, { kind: 'running', pid: 1, guestStarted: true });
+  }
+
+  async stop(folder: MachineFolder, o: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void> {
+    this.calls.push(`power ${folder.uid}`);
+    if (this.deaf && this.machines.get(folder.uid)?.kind === 'running') {
+      await new Promise<void>((resolve) => {
+        const timer = setTimeout(resolve, o.graceMilliseconds);
+        o.hurry?.addEventListener('abort', () => {
+          clearTimeout(timer);
+          resolve();
+        });
+      });
+    }
+    this.#set('stop', folder, { kind: 'stopped' });
+  }
+
+  async suspend(folder: MachineFolder): Promise<void> {
+    this.#set('suspend', folder, { kind: 'suspended' });
+  }
+
+  async resume(folder: MachineFolder): Promise<void> {
+    this.#set('resume', folder, { kind: 'running', pid: 1, guestStarted: true });
+  }
+
+  async revert(folder: MachineFolder): Promise<void> {
+    this.#set('revert', folder, { kind: 'stopped' });
+  }
+
+  async delete(folder: MachineFolder): Promise<void> {
+    this.calls.push(`delete ${folder.uid}`);
+    this.machines.delete(folder.uid);
+  }
+
+  async inspect(folder: MachineFolder): Promise<MachineState> {
+    return this.machines.get(folder.uid) ?? { kind: 'absent' };
+  }
+
+  async list(): Promise<MachineFolder[]> {
+    return [...this.machines.keys()].map((uid) => ({ uid, path: `/stand-in/${uid}` }));
+  }
+
+  onChange(handler: (uid: string) => void): void {
+    this.#handlers.push(handler);
+  }
+
+  console(): { read: () => AsyncIterable<string> } {
+    return {
+      read: async function* () {
+        yield 'a line of the console\n';
+      },
+    };
+  }
+
+  async close(): Promise<void> {
+    this.#handlers = [];
+  }
+
+  /** The machine ends by itself. */
+  end(uid: string, reason: ExitReason, message: string): void {
+    this.machines.set(uid, { kind: 'exited', reason, message });
+    for (const handler of this.#handlers) {
+      handler(uid);
+    }
+  }
+
+  #set(verb: string, folder: MachineFolder, state: MachineState): void {
+    this.calls.push(`${verb} ${folder.uid}`);
+    this.machines.set(folder.uid, state);
+  }
+}
+
+export class StandInImages implements ImageStore {
+  /** A download that takes until this is resolved. */
+  gate: Promise<void> = Promise.resolve();
+  error: Error | undefined;
+
+  async ensure(_: MachineImageSource, o: EnsureOptions): Promise<BaseImage> {
+    o.onProgress(50);
+    const given = new Promise<never>((_, reject) => {
+      o.signal.addEventListener('abort', () => reject(o.signal.reason as Error));
+    });
+    await Promise.race([this.gate, given]);
+    if (this.error !== undefined) {
+      throw this.error;
+    }
+    return IMAGE;
+  }
+
+  images(): { names: string[]; sizeBytes: number }[] {
+    return [{ names: ['stand-in@sha256:0'], sizeBytes: 1024 }];
+  }
+
+  async collect(): Promise<void> {
+    // Nothing is kept.
+  }
+}
+
+export class StandInNetwork implements Network {
+  readonly name: 'user' | 'nat';
+  readonly attachments = new Map<string, AttachOptions>();
+  /** What cannot be repaired. */
+  fault: string | undefined;
+
+  constructor(name: 'user' | 'nat' = 'user') {
+    this.name = name;
+  }
+
+  async setUp(): Promise<void> {
+    // There is nothing to set up.
+  }
+
+  async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
+    this.attachments.set(uid, options);
+    return { arguments: [], address: undefined };
+  }
+
+  async detach(uid: string): Promise<void> {
+    this.attachments.delete(uid);
+  }
+
+  async address(): Promise<undefined> {
+    return undefined;
+  }
+
+  async check(): Promise<NetworkReport> {
+    const faults = this.fault === undefined ? [] : [this.fault];
+    const machines = [...this.attachments.keys()].map((uid) => [uid, { healthy: true, message: 'fine' }]);
+    return { healthy: faults.length === 0, repaired: [], faults, machines: Object.fromEntries(machines) };
+  }
+
+  async attached(): Promise<string[]> {
+    return [...this.attachments.keys()];
+  }
+
+  async close(): Promise<void> {
+    // Nothing is held.
+  }
+
+  async tearDown(): Promise<void> {
+    this.attachments.clear();
+  }
+}
