@@ -74,8 +74,8 @@ export async function stopCluster(name: string, stateDirectory?: string): Promis
 }
 
 async function bringUp(options: ClusterOptions, directory: string): Promise<Cluster> {
-  const provider = await chooseProvider();
-  const tools = await resolveTools();
+  const { provider, tried } = await chooseProvider();
+  const tools = await resolveTools({ tried });
   const lasting = options.lasting ?? false;
   const state: ClusterState = { name: options.name, provider, tools, lasting };
   if (provider === 'processes') await startControlPlane({ ...options, directory, tools });

@@ -28,7 +28,11 @@ export interface ToolchainOptions {
   environment?: Readonly<Record<string, string | undefined>>;
   progress?: Progress;
   sources?: Sources;
+  /** What was tried before, for the message when nothing works. */
+  tried?: readonly string[];
 }
+
+type How = Required<ToolchainOptions>;
 
 /** `$XDG_CACHE_HOME/berth`, else `~/.cache/berth`. */
 export function cacheDirectory(
@@ -39,16 +43,21 @@ export function cacheDirectory(
 
 /** Paths of all programs; the first call on a machine downloads or builds them, which takes minutes. */
 export async function resolveTools(options: ToolchainOptions = {}): Promise<Tools> {
-  const environment = options.environment ?? process.env;
-  const progress = options.progress ?? toStandardError;
+  const how: How = {
+    environment: process.env,
+    progress: toStandardError,
+    sources: REAL_SOURCES,
+    tried: [],
+    ...options,
+  };
   const found: Partial<Record<Tool, string>> = {};
   for (const group of TOOL_GROUPS) {
     const tools = Object.keys(group.packages) as Tool[];
-    Object.assign(found, await givenTools(tools, environment['KUBEBUILDER_ASSETS']));
+    Object.assign(found, await givenTools(tools, how.environment['KUBEBUILDER_ASSETS']));
     const missing = tools.filter((tool) => found[tool] === undefined);
     if (missing.length === 0) continue;
-    const directory = join(cacheDirectory(environment), 'toolchain', await cacheKey(group));
-    await fill(group, missing, directory, { progress, sources: options.sources ?? REAL_SOURCES });
+    const directory = join(cacheDirectory(how.environment), 'toolchain', await cacheKey(group));
+    await fill(group, missing, directory, how);
     for (const tool of missing) found[tool] = join(directory, tool);
   }
   return found as Tools;
@@ -74,12 +83,7 @@ async function isExecutable(path: string): Promise<boolean> {
 }
 
 /** Makes sure that `directory` holds `tools`. Each file arrives by rename, so that none is ever half there. */
-async function fill(
-  group: ToolGroup,
-  tools: readonly Tool[],
-  directory: string,
-  how: { progress: Progress; sources: Sources },
-): Promise<void> {
+async function fill(group: ToolGroup, tools: readonly Tool[], directory: string, how: How): Promise<void> {
   if ((await missingIn(directory, tools)).length === 0) return;
   await mkdir(directory, { recursive: true });
   await withLock(`${directory}.lock`, how.progress, async () => {
@@ -104,7 +108,7 @@ async function downloadOrBuild(
   group: ToolGroup,
   tools: readonly Tool[],
   directory: string,
-  how: { progress: Progress; sources: Sources },
+  how: How,
 ): Promise<void> {
   const failures: string[] = [];
   for (const step of ['download', 'build'] as const) {
@@ -116,14 +120,15 @@ async function downloadOrBuild(
       failures.push(`${step}: ${messageOf(error)}`);
     }
   }
-  throw new ToolchainError(nothingWorks(group, failures));
+  throw new ToolchainError(nothingWorks(group, failures, how));
 }
 
-function nothingWorks(group: ToolGroup, failures: readonly string[]): string {
+function nothingWorks(group: ToolGroup, failures: readonly string[], how: How): string {
   return [
     `No way to get ${group.name} ${group.version} (${Object.keys(group.packages).join(', ')}). Tried:`,
+    ...how.tried.map((line) => `  - ${line}`),
     '  - KUBEBUILDER_ASSETS: not set, or without these programs',
-    `  - cache: not in ${cacheDirectory()}/toolchain`,
+    `  - cache: not in ${cacheDirectory(how.environment)}/toolchain`,
     ...failures.map((failure) => `  - ${failure.replaceAll('\n', '\n    ')}`),
     'One of these helps:',
     '  - start Docker, with access to a registry that has rancher/k3s',

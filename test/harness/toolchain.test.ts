@@ -1,0 +1,125 @@
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { resolveTools, type Sources } from '../cluster/toolchain/toolchain.ts';
+import { TOOL_GROUPS, type Tool } from '../cluster/toolchain/tools.ts';
+
+const TOOLS = TOOL_GROUPS.flatMap((group) => Object.keys(group.packages) as Tool[]);
+
+let folder: string;
+
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'berth-toolchain-'));
+});
+
+afterEach(() => {
+  rmSync(folder, { recursive: true, force: true });
+});
+
+function program(path: string): void {
+  writeFileSync(path, '#!/bin/sh\n');
+  chmodSync(path, 0o755);
+}
+
+/** Puts empty programs where asked, and counts how often it was. */
+function working(): Sources['build'] & { calls: number } {
+  const source = Object.assign(
+    async (_group: unknown, tools: readonly Tool[], directory: string): Promise<void> => {
+      source.calls += 1;
+      for (const tool of tools) program(join(directory, tool));
+    },
+    { calls: 0 },
+  );
+  return source;
+}
+
+function failing(message: string): Sources['build'] {
+  return async () => {
+    throw new Error(message);
+  };
+}
+
+const quiet = (): void => undefined;
+
+describe('the toolchain', () => {
+  test('says what was tried and what to install when nothing works', async () => {
+    const sources = { download: failing('dl.example: no such host'), build: failing('go: not found') };
+    const environment = { XDG_CACHE_HOME: folder };
+    const tried = ['Docker: not running'];
+    const error = await resolveTools({ environment, sources, progress: quiet, tried }).catch(
+      (thrown: unknown) => thrown,
+    );
+    expect(error).toBeInstanceOf(Error);
+    const { message } = error as Error;
+    for (const part of [
+      'Docker: not running',
+      'KUBEBUILDER_ASSETS: not set',
+      `cache: not in ${folder}`,
+      'download: dl.example: no such host',
+      'build: go: not found',
+      'start Docker',
+      'BERTH_CLUSTER=kubeconfig',
+      'install Go',
+    ]) {
+      expect(message).toContain(part);
+    }
+  });
+
+  test('takes what KUBEBUILDER_ASSETS has, and asks for nothing else', async () => {
+    for (const tool of TOOLS) program(join(folder, tool));
+    const sources = { download: failing('asked'), build: failing('asked') };
+    const tools = await resolveTools({
+      environment: { KUBEBUILDER_ASSETS: folder },
+      sources,
+      progress: quiet,
+    });
+    expect(tools['kube-apiserver']).toBe(join(folder, 'kube-apiserver'));
+  });
+
+  test('builds what cannot be downloaded, once, and takes it from the cache ever after', async () => {
+    const build = working();
+    const options = {
+      environment: { XDG_CACHE_HOME: folder },
+      sources: { download: failing('no such host'), build },
+      progress: quiet,
+    };
+    const tools = await resolveTools(options);
+    expect(TOOLS.every((tool) => existsSync(tools[tool]))).toBe(true);
+    expect(build.calls).toBe(TOOL_GROUPS.length);
+    expect(await resolveTools(options)).toEqual(tools);
+    expect(build.calls).toBe(TOOL_GROUPS.length);
+  });
+
+  test('builds once when several ask at the same time, and leaves no lock and nothing half made', async () => {
+    const build = working();
+    const options = {
+      environment: { XDG_CACHE_HOME: folder },
+      sources: { download: failing('no such host'), build },
+      progress: quiet,
+    };
+    await Promise.all([resolveTools(options), resolveTools(options), resolveTools(options)]);
+    expect(build.calls).toBe(TOOL_GROUPS.length);
+    const left = readdirSync(join(folder, 'berth', 'toolchain'));
+    expect(left).toHaveLength(TOOL_GROUPS.length);
+  });
+
+  test('takes over the lock of a process that died', async () => {
+    const build = working();
+    const options = {
+      environment: { XDG_CACHE_HOME: folder },
+      sources: { download: failing('no such host'), build },
+      progress: quiet,
+    };
+    await resolveTools(options);
+    const toolchain = join(folder, 'berth', 'toolchain');
+    for (const name of readdirSync(toolchain)) {
+      rmSync(join(toolchain, name), { recursive: true });
+      mkdirSync(join(toolchain, `${name}.lock`));
+      const holder = JSON.stringify({ pid: process.pid, startTime: '1' });
+      writeFileSync(join(toolchain, `${name}.lock`, 'holder'), holder);
+    }
+    await resolveTools(options);
+    expect(build.calls).toBe(2 * TOOL_GROUPS.length);
+  });
+});
