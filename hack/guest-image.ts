@@ -79,7 +79,8 @@ async function buildDisk(
 ): Promise<string> {
   const dependencies = await packages.dependencies(`linux-image-cloud-${architecture}`);
   const kernelPackage = dependencies.find((name) => name.startsWith('linux-image-'));
-  if (kernelPackage === undefined) throw new Error(`no kernel package for ${architecture} in the package lists`);
+  if (kernelPackage === undefined)
+    throw new Error(`no kernel package for ${architecture} in the package lists`);
   const kernelFiles = await packages.unpack(kernelPackage);
   const busyboxFiles = await packages.unpack('busybox-static');
   const grub = architecture === 'amd64' ? 'grub-pc-bin' : 'grub-efi-arm64-bin';

@@ -1,6 +1,7 @@
 /** Base images of this host: what machines are cloned from. */
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
+export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 export type DiskFormat = 'qcow2' | 'raw';
 
 export interface BaseImage {
@@ -12,7 +13,12 @@ export interface BaseImage {
   virtualSizeBytes: number;
 }
 
+/** A source that something lies behind; an empty disk has no base image. */
+export type BaseImageSource = Exclude<MachineImageSource, { type: 'empty' }>;
+
 export interface EnsureOptions {
+  /** What the Image says its format is; Auto: by its content. */
+  format?: ImageFormat;
   /** 0–100, of the bytes to fetch. */
   onProgress: (percent: number) => void;
   signal: AbortSignal;
@@ -20,10 +26,10 @@ export interface EnsureOptions {
 
 export interface ImageStore {
   /** The image of a source, fetched once however many ask. Throws {@link ImageError}. */
-  ensure(source: MachineImageSource, options: EnsureOptions): Promise<BaseImage>;
+  ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
   /** What is in the store, for `Node.status.images`. */
   images(): { names: string[]; sizeBytes: number }[];
-  /** Removes what no machine uses; `inUse` holds {@link BaseImage.path}s. */
+  /** Removes what no machine uses and nobody asked for lately; `inUse` holds {@link BaseImage.path}s. Shared files are never touched. */
   collect(inUse: Set<string>): Promise<void>;
 }
 

@@ -30,7 +30,7 @@ dd if=/var/run/record of=/dev/vda bs=4096 seek=15360 count=1 conv=notrunc,fsync,
 SCRIPT
 cat >/bin/write-page <<'SCRIPT'
 #!/bin/sh
-cat >/www/index.html <<PAGE
+cat >/www/index.new <<PAGE
 berth-guest
 hostname=$(hostname)
 architecture=$(uname -m)
@@ -42,6 +42,7 @@ memory_kib=$(awk '/MemTotal/ {print $2}' /proc/meminfo)
 cpus=$(nproc)
 disk_sectors=$(cat /sys/block/vda/size 2>/dev/null)
 PAGE
+mv /www/index.new /www/index.html
 SCRIPT
 # /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed)
 cat >/www/cgi-bin/do <<'SCRIPT'

@@ -1,0 +1,224 @@
+/** Machines as QEMU processes. What is known of each lies in its folder; this class holds only connections. */
+import { copyFile, rm, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Logger } from 'pino';
+import type { BaseImage } from '../../images/store.ts';
+import { CgroupTree } from '../../machines/cgroup.ts';
+import { type ConsoleLog, ConsoleStore } from '../../machines/console.ts';
+import {
+  FILES,
+  isMissing,
+  listFolders,
+  type MachineFile,
+  makeMachineFolder,
+  readMachineFile,
+} from '../../machines/folder.ts';
+import { killForCertain } from '../../machines/process.ts';
+import {
+  type Accelerator,
+  type Driver,
+  type LaunchPlan,
+  type MachineFolder,
+  type MachineState,
+  StartError,
+} from '../driver.ts';
+import type { RunAs } from './arguments.ts';
+import { createBlank, createOverlay, growDisk } from './disk.ts';
+import { Machine, type MachineContext } from './machine.ts';
+import type { Platform } from './platform.ts';
+import type { StopOptions } from './power.ts';
+import { probePlatforms } from './probe.ts';
+
+export interface QemuDriverOptions {
+  /** Machines lie in `<dataDirectory>/machines`. */
+  dataDirectory: string;
+  logger: Logger;
+  /** Whom QEMU becomes once everything is opened. Used only where the agent is root; see {@link DEFAULT_RUN_AS}. */
+  runAs?: RunAs;
+}
+
+/** In the range that Debian's policy reserves and gives to nobody (65000–65533), so that it owns nothing anywhere. */
+export const DEFAULT_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
+
+export class QemuDriver implements Driver {
+  readonly name = 'qemu';
+  readonly #root: string;
+  readonly #dataDirectory: string;
+  readonly #logger: Logger;
+  readonly #context: MachineContext;
+  readonly #machines = new Map<string, Machine>();
+  readonly #consoles = new Map<string, ConsoleStore>();
+  readonly #handlers: ((uid: string) => void)[] = [];
+  #platforms: Promise<Platform[]> | undefined;
+
+  constructor(options: QemuDriverOptions) {
+    this.#dataDirectory = options.dataDirectory;
+    this.#root = join(options.dataDirectory, 'machines');
+    this.#logger = options.logger;
+    this.#context = {
+      logger: options.logger,
+      cgroups: new CgroupTree(options.logger),
+      runAs: process.getuid?.() === 0 ? (options.runAs ?? DEFAULT_RUN_AS) : undefined,
+      changed: (uid) => {
+        for (const handler of this.#handlers) handler(uid);
+      },
+      tail: (folder) => this.#console(folder).start(),
+    };
+  }
+
+  async probe(): Promise<Accelerator[]> {
+    const platforms = await this.#known();
+    return platforms.map(({ architecture, accelerator }) => ({ architecture, accelerator }));
+  }
+
+  async create(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
+    const platform = await this.#platformFor(plan.machine.architecture);
+    await makeMachineFolder(this.#root, folder.path);
+    const diskBytes = await makeDisk(folder, plan, base);
+    if (platform.firmware !== undefined) {
+      await copyFile(platform.firmware.variables, join(folder.path, FILES.variables));
+    }
+    const state: MachineFile = {
+      version: 1,
+      architecture: platform.architecture,
+      machineType: platform.machineType,
+      intent: 'stop',
+      live: false,
+      suspended: false,
+      ...(base === undefined ? {} : { base: { path: base.path, format: base.format } }),
+      ...(diskBytes === undefined ? {} : { diskBytes }),
+    };
+    await this.#machine(folder).replace(state);
+  }
+
+  async start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
+    const machine = this.#machine(folder);
+    const known = await machine.inspect();
+    if (known.kind === 'running') return;
+    const state = await requireState(folder);
+    const platform = await this.#platformFor(state.architecture);
+    const wanted = plan.diskSizeBytes;
+    if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
+      await growDisk(join(folder.path, FILES.disk), wanted);
+      await machine.grownTo(wanted);
+    }
+    await machine.start(plan, platform);
+  }
+
+  async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
+    await this.#machine(folder).stop(options);
+  }
+
+  async suspend(folder: MachineFolder): Promise<void> {
+    await this.#machine(folder).suspend();
+  }
+
+  async resume(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
+    const state = await requireState(folder);
+    await this.#machine(folder).resume(plan, await this.#platformFor(state.architecture));
+  }
+
+  async revert(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
+    await this.#machine(folder).stop({ graceMilliseconds: 0 });
+    await this.create(folder, plan, base);
+  }
+
+  async delete(folder: MachineFolder): Promise<void> {
+    const machine = this.#machine(folder);
+    const identity = await machine.process();
+    if (identity !== undefined) await killForCertain(identity);
+    machine.close();
+    this.#machines.delete(folder.uid);
+    this.#consoles.get(folder.uid)?.close();
+    this.#consoles.delete(folder.uid);
+    await rm(folder.path, { recursive: true, force: true });
+    await this.#context.cgroups.remove(folder.uid);
+  }
+
+  async inspect(folder: MachineFolder): Promise<MachineState> {
+    try {
+      await stat(folder.path);
+    } catch (error) {
+      if (isMissing(error)) return { kind: 'absent' };
+      throw error;
+    }
+    return await this.#machine(folder).inspect();
+  }
+
+  async list(): Promise<MachineFolder[]> {
+    const names = await listFolders(this.#root);
+    return names.map((uid) => ({ uid, path: join(this.#root, uid) }));
+  }
+
+  onChange(handler: (uid: string) => void): void {
+    this.#handlers.push(handler);
+  }
+
+  console(folder: MachineFolder): ConsoleLog {
+    return this.#console(folder);
+  }
+
+  async close(): Promise<void> {
+    for (const machine of this.#machines.values()) machine.close();
+    for (const store of this.#consoles.values()) store.close();
+    this.#machines.clear();
+    this.#consoles.clear();
+    await Promise.resolve();
+  }
+
+  #machine(folder: MachineFolder): Machine {
+    let machine = this.#machines.get(folder.uid);
+    if (machine === undefined) {
+      machine = new Machine(folder, this.#context);
+      this.#machines.set(folder.uid, machine);
+    }
+    return machine;
+  }
+
+  #console(folder: MachineFolder): ConsoleStore {
+    let store = this.#consoles.get(folder.uid);
+    if (store === undefined) {
+      store = new ConsoleStore(folder.path, { logger: this.#logger });
+      this.#consoles.set(folder.uid, store);
+    }
+    return store;
+  }
+
+  async #known(): Promise<Platform[]> {
+    this.#platforms ??= probePlatforms({ dataDirectory: this.#dataDirectory, logger: this.#logger });
+    return await this.#platforms;
+  }
+
+  /** Without a wish, what the host runs natively. */
+  async #platformFor(architecture: 'amd64' | 'arm64' | undefined): Promise<Platform> {
+    const native = process.arch === 'arm64' ? 'arm64' : 'amd64';
+    const wanted = architecture ?? native;
+    const platform = (await this.#known()).find((candidate) => candidate.architecture === wanted);
+    if (platform === undefined)
+      throw new StartError('StartFailed', `this host cannot run ${wanted} guests with qemu`);
+    return platform;
+  }
+}
+
+async function requireState(folder: MachineFolder): Promise<MachineFile> {
+  const state = await readMachineFile(folder.path);
+  if (state === undefined) throw new StartError('StartFailed', 'the machine was not created completely');
+  return state;
+}
+
+/** The new disk's size, or undefined where the machine has none. */
+async function makeDisk(
+  folder: MachineFolder,
+  plan: LaunchPlan,
+  base: BaseImage | undefined,
+): Promise<number | undefined> {
+  const path = join(folder.path, FILES.disk);
+  await rm(path, { force: true });
+  if (base !== undefined) {
+    const size = Math.max(base.virtualSizeBytes, plan.diskSizeBytes ?? 0);
+    await createOverlay(path, base, size);
+    return size;
+  }
+  if (plan.diskSizeBytes !== undefined) await createBlank(path, plan.diskSizeBytes);
+  return plan.diskSizeBytes;
+}

@@ -1,0 +1,293 @@
+/** One machine's life: what its folder says, its process, and the connection to it. */
+import { rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Logger } from 'pino';
+import type { CgroupTree } from '../../machines/cgroup.ts';
+import { FILES, type MachineFile } from '../../machines/folder.ts';
+import { findByArgument, isAlive, killForCertain, type ProcessIdentity } from '../../machines/process.ts';
+import { StateFile } from '../../machines/statefile.ts';
+import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
+import { commandLine, processMark, type RunAs } from './arguments.ts';
+import { launch } from './launch.ts';
+import { restoreMemory, saveMemory } from './memory.ts';
+import type { Platform } from './platform.ts';
+import { pressPowerButton, quit, type StopOptions } from './power.ts';
+import type { QmpConnection, QmpEvent } from './qmp.ts';
+import { Session } from './session.ts';
+import { describeExit, lastWords, reasonOf } from './words.ts';
+
+/** QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
+const START_TIMEOUT_MILLISECONDS = 60_000;
+/** States in which QEMU waits for somebody to say "go on": what an agent that died in the middle leaves behind. */
+const INTERRUPTED = new Set(['paused', 'prelaunch', 'postmigrate', 'finish-migrate']);
+
+export interface MachineContext {
+  logger: Logger;
+  cgroups: CgroupTree;
+  runAs: RunAs | undefined;
+  changed: (uid: string) => void;
+  /** Begins to keep the console of a machine that runs. */
+  tail: (folder: MachineFolder) => void;
+}
+
+export class Machine {
+  readonly #folder: MachineFolder;
+  readonly #context: MachineContext;
+  readonly #state: StateFile;
+  #session: Session | undefined;
+
+  constructor(folder: MachineFolder, context: MachineContext) {
+    this.#folder = folder;
+    this.#context = context;
+    this.#state = new StateFile(folder.path);
+  }
+
+  async inspect(): Promise<MachineState> {
+    let state = await this.#state.read();
+    if (state === undefined) return { kind: 'stopped' };
+    if (state.live) {
+      const running = await this.#inspectLive();
+      if (running !== undefined) return running;
+      state = await this.#settle();
+    }
+    if (state.suspended) return { kind: 'suspended' };
+    return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
+  }
+
+  /** The live process, also one that an earlier agent made without being able to write it down. */
+  async process(): Promise<ProcessIdentity | undefined> {
+    const state = await this.#state.read();
+    if (state === undefined || !state.live) return undefined;
+    const identity = state.process ?? (await findByArgument(processMark(this.#folder.uid)));
+    return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
+  }
+
+  async start(plan: LaunchPlan, platform: Platform): Promise<void> {
+    await rm(join(this.#folder.path, FILES.memory), { force: true });
+    const launched = { cpu: plan.cpu, memoryBytes: plan.memoryBytes, accelerator: platform.accelerator };
+    await this.#state.update({
+      intent: 'run',
+      live: true,
+      suspended: false,
+      process: undefined,
+      end: undefined,
+      launched,
+    });
+    try {
+      await this.#bringUp(plan, platform, false);
+    } catch (error) {
+      throw await this.#failedStart(error);
+    }
+  }
+
+  async resume(plan: LaunchPlan, platform: Platform): Promise<void> {
+    // Until the memory is in the new process, the machine counts as suspended: whatever happens, nothing is lost.
+    await this.#state.update({ intent: 'run', live: true, process: undefined, end: undefined });
+    try {
+      const qmp = await this.#bringUp(plan, platform, true);
+      await restoreMemory(this.#folder.path, qmp);
+      await this.#state.update({ suspended: false });
+      await rm(join(this.#folder.path, FILES.memory), { force: true });
+      await qmp.execute('cont');
+    } catch (error) {
+      throw await this.#failedStart(error);
+    }
+  }
+
+  async stop(options: StopOptions): Promise<void> {
+    const known = await this.#state.read();
+    if (known === undefined) return;
+    await this.#state.update({ intent: 'stop' });
+    const identity = await this.process();
+    if (identity !== undefined) {
+      const session = this.#adopt(identity);
+      if (options.graceMilliseconds > 0) await pressPowerButton(session, options, this.#context.logger);
+      await quit(session, this.#context.logger);
+    }
+    this.#letGo();
+    await this.#state.update({ live: false, suspended: false, end: undefined, process: undefined });
+    await rm(join(this.#folder.path, FILES.memory), { force: true });
+    await this.#context.cgroups.remove(this.#folder.uid);
+  }
+
+  async suspend(): Promise<void> {
+    const identity = await this.process();
+    if (identity === undefined) throw new Error('only a running machine can be suspended');
+    const qmp = await this.#adopt(identity).qmp();
+    await this.#state.update({ intent: 'suspend' });
+    try {
+      await qmp.execute('stop');
+      await saveMemory(this.#folder.path, qmp);
+      await this.#state.update({ suspended: true });
+    } catch (error) {
+      await this.#goOn(qmp);
+      throw error;
+    }
+    await quit(this.#adopt(identity), this.#context.logger);
+    this.#letGo();
+    await this.#state.update({ live: false, process: undefined });
+    await this.#context.cgroups.remove(this.#folder.uid);
+  }
+
+  /** The state file as it must be from now on. */
+  async replace(state: MachineFile): Promise<void> {
+    await this.#state.replace(state);
+  }
+
+  async grownTo(diskBytes: number): Promise<void> {
+    await this.#state.update({ diskBytes });
+  }
+
+  close(): void {
+    this.#letGo();
+  }
+
+  async #bringUp(plan: LaunchPlan, platform: Platform, incoming: boolean): Promise<QmpConnection> {
+    const state = await this.#state.read();
+    if (state === undefined) throw new Error(`machine ${this.#folder.uid} has no state`);
+    const { cpu, memoryBytes } = state.launched ?? plan;
+    const { uid, path } = this.#folder;
+    const { runAs } = this.#context;
+    const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
+    const { child, identity } = await launch(
+      this.#folder,
+      platform.binary,
+      parameters,
+      this.#context.cgroups,
+    );
+    const ended = new AbortController();
+    child.once('exit', () => ended.abort());
+    this.#letGo();
+    const session = this.#open(identity);
+    session.watchChild(child);
+    const [qmp] = await Promise.all([
+      session.qmp({ timeoutMilliseconds: START_TIMEOUT_MILLISECONDS, signal: ended.signal }),
+      this.#state.update({ process: identity }),
+    ]);
+    this.#context.tail({ uid, path });
+    return qmp;
+  }
+
+  /** Leaves no process behind; the machine is stopped, or suspended as it was. */
+  async #failedStart(cause: unknown): Promise<StartError> {
+    const identity = await this.process();
+    const hung = identity !== undefined;
+    if (hung) await killForCertain(identity);
+    const status = hung ? undefined : await this.#session?.exitStatus();
+    this.#letGo();
+    await this.#state.update({ intent: 'stop', live: false, process: undefined });
+    await this.#context.cgroups.remove(this.#folder.uid);
+    if (cause instanceof StartError) return cause;
+    const words = await lastWords(this.#folder.path);
+    const detail = status === undefined ? String(cause) : describeExit(status);
+    return new StartError(reasonOf(words), words === '' ? detail : `${detail}: ${words}`);
+  }
+
+  /** Undefined when the process is gone. */
+  async #inspectLive(): Promise<MachineState | undefined> {
+    const identity = await this.process();
+    if (identity === undefined) return undefined;
+    const session = this.#adopt(identity);
+    try {
+      const status = await this.#reconcile(session, identity);
+      if (status === 'gone') return undefined;
+      return { kind: 'running', pid: identity.pid, guestStarted: status === 'running' };
+    } catch (error) {
+      if (!(await isAlive(identity))) return undefined;
+      this.#context.logger.warn(
+        { uid: this.#folder.uid, error: String(error) },
+        'hypervisor does not answer',
+      );
+      return { kind: 'running', pid: identity.pid, guestStarted: false };
+    }
+  }
+
+  /** Brings to its end what an agent that died had begun; the run state afterwards. */
+  async #reconcile(session: Session, identity: ProcessIdentity): Promise<string> {
+    const qmp = await session.qmp();
+    const status = await qmp.status();
+    const state = await this.#state.read();
+    if (state?.suspended === true) {
+      // Either the memory is on disk and the process had to end, or it was being read into a new process.
+      await killForCertain(identity);
+      return 'gone';
+    }
+    if (status === 'shutdown') {
+      await this.#guestPoweredOff();
+      await quit(session, this.#context.logger);
+      return 'gone';
+    }
+    if (INTERRUPTED.has(status)) await this.#goOn(qmp);
+    return status;
+  }
+
+  async #goOn(qmp: QmpConnection): Promise<void> {
+    await qmp.execute('migrate_cancel');
+    await qmp.execute('cont');
+    await this.#state.update({ intent: 'run' });
+  }
+
+  #adopt(identity: ProcessIdentity): Session {
+    if (this.#session?.identity.pid === identity.pid) return this.#session;
+    this.#letGo();
+    this.#context.tail(this.#folder);
+    return this.#open(identity);
+  }
+
+  #open(identity: ProcessIdentity): Session {
+    const session = new Session(this.#folder, identity, {
+      onEvent: (event) => this.#onEvent(session, event),
+      onExit: () => this.#background(async () => await this.#onExit(session)),
+    });
+    this.#session = session;
+    return session;
+  }
+
+  #letGo(): void {
+    this.#session?.close();
+    this.#session = undefined;
+  }
+
+  #onEvent(session: Session, { event, data }: QmpEvent): void {
+    if (event !== 'SHUTDOWN' || data['guest'] !== true) return;
+    this.#background(async () => {
+      await this.#guestPoweredOff();
+      await quit(session, this.#context.logger);
+    });
+  }
+
+  async #onExit(session: Session): Promise<void> {
+    await this.#settle(session);
+    this.#context.changed(this.#folder.uid);
+  }
+
+  /** A power-off that somebody asked for is no end to report. */
+  async #guestPoweredOff(): Promise<void> {
+    await this.#state.change(({ intent, live }) =>
+      live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'the guest powered off' } } : {},
+    );
+  }
+
+  /** Writes down that the process is gone, and why. */
+  async #settle(session?: Session): Promise<MachineFile> {
+    const status = await (session ?? this.#session)?.exitStatus();
+    const words = await lastWords(this.#folder.path);
+    const message = words === '' ? describeExit(status) : `${describeExit(status)}: ${words}`;
+    const state = await this.#state.change((known) => {
+      if (!known.live) return {};
+      const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;
+      const end = crashed ? { end: { reason: 'Crashed' as const, message } } : {};
+      return { live: false, process: undefined, ...end };
+    });
+    this.#letGo();
+    await this.#context.cgroups.remove(this.#folder.uid);
+    return state;
+  }
+
+  #background(work: () => Promise<void>): void {
+    work().catch((error: unknown) => {
+      const { uid } = this.#folder;
+      this.#context.logger.error({ uid, error: String(error) }, 'machine event not handled');
+    });
+  }
+}

@@ -1,0 +1,110 @@
+/** A suspended machine's memory: QEMU's migration stream, written to and read from a file of its folder. */
+import { createReadStream, createWriteStream } from 'node:fs';
+import { chmod, open, rename, rm } from 'node:fs/promises';
+import { createConnection, createServer, type Server, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { pipeline } from 'node:stream/promises';
+import { FILES } from '../../machines/folder.ts';
+import { withSocketPath } from '../../machines/socket.ts';
+import type { QmpConnection } from './qmp.ts';
+
+/** QEMU holds itself back to 128 MiB/s by default, so as not to fill a network. */
+const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
+const STATUS_INTERVAL_MILLISECONDS = 10;
+/** 64 GiB at 200 MB/s, rounded up. */
+const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
+
+/**
+ * Of a machine that was stopped (QMP `stop`, which also flushes its disks): what is written fits the disk as it is.
+ * The file is complete and on the disk when it resolves.
+ */
+export async function saveMemory(folder: string, qmp: QmpConnection): Promise<void> {
+  const partial = join(folder, `${FILES.memory}.partial`);
+  const socketFile = join(folder, FILES.migration);
+  await rm(socketFile, { force: true });
+  const server = createServer();
+  try {
+    await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
+    // QEMU has given up its rights; the folder above keeps others out.
+    await chmod(socketFile, 0o666);
+    const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
+    const written = receive(server, partial, signal);
+    await qmp.execute('migrate-set-parameters', { 'max-bandwidth': BANDWIDTH_BYTES_PER_SECOND });
+    await qmp.execute('migrate', { uri: `unix:${FILES.migration}` });
+    await Promise.all([written, migrationEnd(qmp, signal)]);
+    await syncedRename(folder, partial, join(folder, FILES.memory));
+  } finally {
+    server.close();
+    await rm(socketFile, { force: true });
+    await rm(partial, { force: true });
+  }
+}
+
+/** Into a process started with `-incoming`; it is paused when this resolves. */
+export async function restoreMemory(folder: string, qmp: QmpConnection): Promise<void> {
+  const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
+  const socket = await withSocketPath(folder, FILES.migration, connected);
+  await pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
+  while ((await qmp.status()) === 'inmigrate') {
+    signal.throwIfAborted();
+    await pause();
+  }
+  await rm(join(folder, FILES.migration), { force: true });
+}
+
+async function receive(server: Server, file: string, signal: AbortSignal): Promise<void> {
+  const socket = await new Promise<Socket>((resolve, reject) => {
+    server.once('connection', resolve);
+    signal.addEventListener('abort', () => reject(new Error('QEMU did not send its memory in time')));
+  });
+  await pipeline(socket, createWriteStream(file, { mode: 0o600 }), { signal });
+}
+
+async function migrationEnd(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
+  for (;;) {
+    const answer = (await qmp.execute('query-migrate')) as { status?: string; 'error-desc'?: string };
+    if (answer.status === 'completed') return;
+    if (answer.status === 'failed' || answer.status === 'cancelled') {
+      throw new Error(`the memory was not saved: ${answer['error-desc'] ?? answer.status}`);
+    }
+    signal.throwIfAborted();
+    await pause();
+  }
+}
+
+async function syncedRename(folder: string, from: string, to: string): Promise<void> {
+  await syncFile(from);
+  await rename(from, to);
+  await syncFile(folder);
+}
+
+async function syncFile(path: string): Promise<void> {
+  const handle = await open(path, 'r');
+  try {
+    await handle.sync();
+  } finally {
+    await handle.close();
+  }
+}
+
+async function listening(server: Server, path: string): Promise<void> {
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', reject);
+    server.listen(path, resolve);
+  });
+}
+
+async function connected(path: string): Promise<Socket> {
+  return await new Promise((resolve, reject) => {
+    const socket = createConnection(path);
+    socket.once('error', reject);
+    socket.once('connect', () => {
+      socket.off('error', reject);
+      resolve(socket);
+    });
+  });
+}
+
+async function pause(): Promise<void> {
+  await new Promise((resolve) => setTimeout(resolve, STATUS_INTERVAL_MILLISECONDS));
+}

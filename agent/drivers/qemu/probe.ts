@@ -1,0 +1,195 @@
+/**
+ * Which guests this host can run, and how fast. A /dev/kvm that is there proves nothing: a guest may hang before its
+ * first instruction. So each way is tried with a guest of a few instructions that ends itself.
+ */
+import { execFile } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { mkdir, mkdtemp, readFile, rename, rm, stat, truncate, writeFile } from 'node:fs/promises';
+import { delimiter, join } from 'node:path';
+import { promisify } from 'node:util';
+import type { Logger } from 'pino';
+import { isMissing } from '../../machines/folder.ts';
+import { hostBootId } from '../../machines/process.ts';
+import { options } from './arguments.ts';
+import {
+  type Architecture,
+  BINARIES,
+  cpuModel,
+  findArmFirmware,
+  MACHINE_TYPE_PATTERNS,
+  type Platform,
+} from './platform.ts';
+
+const execute = promisify(execFile);
+
+/** The probe's guest ends itself 0.1 s after its start; a hardware accelerator that takes 5 s does not work. */
+const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
+/** Emulation is bound by the processor, which others may use: it is only slow, not broken. */
+const EMULATION_TIMEOUT_MILLISECONDS = 30_000;
+const HELP_TIMEOUT_MILLISECONDS = 30_000;
+
+/** `mov al, 0x10; out 0xf4, al; hlt`: the debug-exit device turns the value into the exit code (0x10 << 1) | 1. */
+const BIOS_GUEST = Buffer.from([0xb0, 0x10, 0xe6, 0xf4, 0xf4, 0xeb, 0xfd]);
+const BIOS_GUEST_EXIT_CODE = 0x21;
+const SECTOR_BYTES = 512;
+/** SeaBIOS starts no disk smaller than one cylinder (516,096 bytes). */
+const BIOS_DISK_BYTES = 4 * 1024 * 1024;
+/** `mov w0, #0x84000008; hvc #0; b .`: PSCI SYSTEM_OFF; QEMU ends with 0. */
+const ARM_GUEST = Buffer.from('000180520080b072020000d400000014', 'hex');
+
+interface ProbeContext {
+  dataDirectory: string;
+  logger: Logger;
+}
+
+/** The platforms of this host; from the cache when neither the host was booted again nor QEMU replaced. */
+export async function probePlatforms(context: ProbeContext): Promise<Platform[]> {
+  const binaries = await findBinaries();
+  const key = await cacheKey(binaries);
+  const file = join(context.dataDirectory, 'platforms.json');
+  const cached = await readCache(file, key);
+  if (cached !== undefined) return cached;
+  const platforms: Platform[] = [];
+  for (const [architecture, binary] of binaries) {
+    const platform = await probeArchitecture(architecture, binary, context);
+    if (platform !== undefined) platforms.push(platform);
+  }
+  await mkdir(context.dataDirectory, { recursive: true });
+  await writeFile(`${file}.tmp`, JSON.stringify({ key, platforms }));
+  await rename(`${file}.tmp`, file);
+  return platforms;
+}
+
+async function findBinaries(): Promise<Map<Architecture, string>> {
+  const found = new Map<Architecture, string>();
+  for (const architecture of ['amd64', 'arm64'] as const) {
+    for (const folder of (process.env['PATH'] ?? '').split(delimiter)) {
+      const path = join(folder, BINARIES[architecture]);
+      if (!found.has(architecture) && (await fileStamp(path)) !== undefined) found.set(architecture, path);
+    }
+  }
+  return found;
+}
+
+async function fileStamp(path: string): Promise<string | undefined> {
+  try {
+    const { size, mtimeMs } = await stat(path);
+    return `${path}:${size}:${mtimeMs}`;
+  } catch (error) {
+    if (isMissing(error)) return undefined;
+    throw error;
+  }
+}
+
+async function cacheKey(binaries: Map<Architecture, string>): Promise<string> {
+  const firmware = await findArmFirmware();
+  const paths = [...binaries.values(), '/dev/kvm', firmware?.code ?? ''];
+  const stamps = await Promise.all(paths.map(fileStamp));
+  const text = JSON.stringify([await hostBootId(), ...stamps]);
+  return createHash('sha256').update(text).digest('hex');
+}
+
+async function readCache(file: string, key: string): Promise<Platform[] | undefined> {
+  try {
+    const cached = JSON.parse(await readFile(file, 'utf8')) as { key: string; platforms: Platform[] };
+    return cached.key === key ? cached.platforms : undefined;
+  } catch (error) {
+    if (isMissing(error)) return undefined;
+    throw error;
+  }
+}
+
+async function probeArchitecture(
+  architecture: Architecture,
+  binary: string,
+  { dataDirectory, logger }: ProbeContext,
+): Promise<Platform | undefined> {
+  const firmware = architecture === 'arm64' ? await findArmFirmware() : undefined;
+  if (architecture === 'arm64' && firmware === undefined) {
+    logger.warn({ architecture }, 'no uefi firmware found: such guests cannot run here');
+    return undefined;
+  }
+  await mkdir(dataDirectory, { recursive: true });
+  const work = await mkdtemp(join(dataDirectory, 'probe-'));
+  try {
+    const machineType = await newestMachineType(architecture, binary);
+    for (const accelerator of candidates(architecture)) {
+      const refusal = await tryGuest({ architecture, binary, machineType, accelerator, firmware }, work);
+      if (refusal === undefined) return { architecture, binary, machineType, accelerator, firmware };
+      logger.warn({ architecture, accelerator, refusal }, 'accelerator does not work here');
+    }
+    return undefined;
+  } finally {
+    await rm(work, { recursive: true, force: true });
+  }
+}
+
+function candidates(architecture: Architecture): Platform['accelerator'][] {
+  const native = process.arch === 'x64' ? 'amd64' : process.arch;
+  if (native !== architecture) return ['tcg'];
+  return process.platform === 'darwin' ? ['hvf', 'tcg'] : ['kvm', 'tcg'];
+}
+
+async function newestMachineType(architecture: Architecture, binary: string): Promise<string> {
+  const { stdout } = await execute(binary, ['-machine', 'help'], { timeout: HELP_TIMEOUT_MILLISECONDS });
+  const versions = stdout
+    .split('\n')
+    .map((line) => MACHINE_TYPE_PATTERNS[architecture].exec(line))
+    .filter((match) => match !== null)
+    .map(([, name, major, minor]) => ({ name: name ?? '', order: Number(major) * 1000 + Number(minor) }))
+    .sort((left, right) => right.order - left.order);
+  const [newest] = versions;
+  if (newest === undefined) throw new Error(`${binary} has no versioned machine type`);
+  return newest.name;
+}
+
+/** Undefined when the guest ran and ended itself; else why it did not. */
+async function tryGuest(platform: Platform, work: string): Promise<string | undefined> {
+  const guest = join(work, 'guest');
+  const expected = platform.architecture === 'amd64' ? BIOS_GUEST_EXIT_CODE : 0;
+  const parameters = [
+    ...options('-nodefaults', '-no-user-config', '-display', 'none', '-m', '64M'),
+    ...options(
+      '-machine',
+      `${platform.machineType},accel=${platform.accelerator}`,
+      '-cpu',
+      cpuModel(platform),
+    ),
+  ];
+  if (platform.architecture === 'amd64') {
+    const sector = Buffer.alloc(SECTOR_BYTES);
+    BIOS_GUEST.copy(sector);
+    sector.writeUInt16LE(0xaa55, SECTOR_BYTES - 2);
+    await writeFile(guest, sector);
+    await truncate(guest, BIOS_DISK_BYTES);
+    parameters.push('-device', 'isa-debug-exit,iobase=0xf4,iosize=1');
+    parameters.push('-drive', `file=${guest.replaceAll(',', ',,')},format=raw,if=none,id=disk,readonly=on`);
+    parameters.push('-device', 'virtio-blk-pci,drive=disk,bootindex=0');
+  } else {
+    await writeFile(guest, ARM_GUEST);
+    parameters.push('-kernel', guest);
+  }
+  const timeout =
+    platform.accelerator === 'tcg' ? EMULATION_TIMEOUT_MILLISECONDS : HARDWARE_TIMEOUT_MILLISECONDS;
+  const result = await exitOf(platform.binary, parameters, timeout);
+  if (result.code === expected) return undefined;
+  if (result.timedOut) return `the guest did not end within ${timeout} ms`;
+  return `ended with ${result.code ?? 'a signal'}: ${result.stderr.trim()}`;
+}
+
+async function exitOf(
+  binary: string,
+  parameters: string[],
+  timeout: number,
+): Promise<{ code: number | undefined; timedOut: boolean; stderr: string }> {
+  return await new Promise((resolve) => {
+    execFile(binary, parameters, { timeout, killSignal: 'SIGKILL' }, (error, _stdout, stderr) => {
+      const code = error === null ? 0 : error.code;
+      resolve({
+        code: typeof code === 'number' ? code : undefined,
+        timedOut: error?.killed === true,
+        stderr,
+      });
+    });
+  });
+}

@@ -1,0 +1,106 @@
+/** This agent's hold on one running hypervisor, started by it or found: its QMP connection and the notice of its end. */
+import type { ChildProcess } from 'node:child_process';
+import { FILES } from '../../machines/folder.ts';
+import { isAlive, type ProcessIdentity } from '../../machines/process.ts';
+import type { MachineFolder } from '../driver.ts';
+import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
+
+/** The end of a found process shows itself at once by its QMP connection; this is for one whose QMP is lost. */
+const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
+/** A QEMU that runs greets in milliseconds; another client, such as an agent about to end, may hold it a moment. */
+const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
+
+export interface SessionHandlers {
+  /** QEMU's events, in order. */
+  onEvent: (event: QmpEvent) => void;
+  /** Once, when the process is gone. */
+  onExit: () => void;
+}
+
+/** How a process that this agent started ended; a found one does not tell. */
+export interface ExitStatus {
+  code: number | null;
+  signal: NodeJS.Signals | null;
+}
+
+export class Session {
+  readonly folder: MachineFolder;
+  readonly identity: ProcessIdentity;
+  #exitStatus: Promise<ExitStatus> | undefined;
+  #qmp: QmpConnection | undefined;
+  #connecting: Promise<QmpConnection> | undefined;
+  #gone = false;
+  #closed = false;
+  readonly #handlers: SessionHandlers;
+  readonly #timer: NodeJS.Timeout;
+
+  constructor(folder: MachineFolder, identity: ProcessIdentity, handlers: SessionHandlers) {
+    this.folder = folder;
+    this.identity = identity;
+    this.#handlers = handlers;
+    this.#timer = setInterval(() => this.#check(), LIVENESS_INTERVAL_MILLISECONDS);
+    this.#timer.unref();
+  }
+
+  /** The exit of a child is told by the system, with its status. */
+  watchChild(child: ChildProcess): void {
+    this.#exitStatus = new Promise((resolve) => {
+      child.once('exit', (code, signal) => {
+        resolve({ code, signal });
+        this.#exited();
+      });
+    });
+  }
+
+  /** Of a process that is gone; undefined for one that another agent started. */
+  async exitStatus(): Promise<ExitStatus | undefined> {
+    return await this.#exitStatus;
+  }
+
+  /** The connection, made again where it was lost. Throws {@link QmpError} when QEMU does not answer. */
+  async qmp(options?: { timeoutMilliseconds: number; signal: AbortSignal }): Promise<QmpConnection> {
+    if (this.#qmp !== undefined && !this.#qmp.closed) return this.#qmp;
+    this.#connecting ??= this.#connect(options ?? { timeoutMilliseconds: ADOPT_TIMEOUT_MILLISECONDS });
+    try {
+      return await this.#connecting;
+    } finally {
+      this.#connecting = undefined;
+    }
+  }
+
+  close(): void {
+    this.#closed = true;
+    clearInterval(this.#timer);
+    this.#qmp?.close();
+  }
+
+  async #connect(options: { timeoutMilliseconds: number; signal?: AbortSignal }): Promise<QmpConnection> {
+    const qmp = await QmpConnection.connect(this.folder.path, FILES.qmp, options);
+    if (this.#closed) {
+      qmp.close();
+      throw new QmpError('the machine was let go of');
+    }
+    qmp.on('event', (event) => this.#handlers.onEvent(event));
+    qmp.on('close', () => this.#check());
+    this.#qmp = qmp;
+    return qmp;
+  }
+
+  #check(): void {
+    if (this.#closed || this.#gone) return;
+    isAlive(this.identity).then(
+      (alive) => {
+        if (!alive) this.#exited();
+      },
+      // What cannot be read now is read at the next interval.
+      () => undefined,
+    );
+  }
+
+  #exited(): void {
+    if (this.#closed || this.#gone) return;
+    this.#gone = true;
+    clearInterval(this.#timer);
+    this.#handlers.onExit();
+  }
+}

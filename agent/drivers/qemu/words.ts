@@ -1,0 +1,56 @@
+/** What QEMU said last, for people: its log's end, and how it ended. */
+import { open } from 'node:fs/promises';
+import { join } from 'node:path';
+import { FILES, isMissing } from '../../machines/folder.ts';
+import type { StartReason } from '../driver.ts';
+import type { ExitStatus } from './session.ts';
+
+/** Fits a Pod's container message beside other text (4 KiB are kept by the API server's clients). */
+const TAIL_BYTES = 2048;
+const TAIL_LINES = 12;
+/** `2026-11-21T12:00:00.000000Z ` before each line. */
+const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
+
+/** The last lines of the hypervisor's log; empty when it said nothing. */
+export async function lastWords(folder: string): Promise<string> {
+  let handle: Awaited<ReturnType<typeof open>>;
+  try {
+    handle = await open(join(folder, FILES.log), 'r');
+  } catch (error) {
+    if (isMissing(error)) return '';
+    throw error;
+  }
+  try {
+    const { size } = await handle.stat();
+    const start = Math.max(0, size - TAIL_BYTES);
+    const { buffer, bytesRead } = await handle.read(Buffer.alloc(size - start), 0, size - start, start);
+    const lines = buffer.toString('utf8', 0, bytesRead).split('\n');
+    return lines
+      .map((line) => line.replace(TIMESTAMP, '').trimEnd())
+      .filter((line) => line !== '')
+      .slice(-TAIL_LINES)
+      .join('\n');
+  } finally {
+    await handle.close();
+  }
+}
+
+export function describeExit(status: ExitStatus | undefined): string {
+  if (status?.signal) return `the hypervisor was ended by ${status.signal}`;
+  if (typeof status?.code === 'number') return `the hypervisor ended with code ${status.code}`;
+  return 'the hypervisor ended';
+}
+
+/** The kinds of failure that the operator treats apart, known by QEMU's own texts (7.2 to 10). */
+const REASONS: [RegExp, StartReason][] = [
+  [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
+  [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],
+  [
+    /Image is not in qcow2 format|Could not open '|qcow2: |Could not read|Image is corrupt|Failed to get "write" lock/,
+    'DiskInvalid',
+  ],
+];
+
+export function reasonOf(words: string): StartReason {
+  return REASONS.find(([pattern]) => pattern.test(words))?.[1] ?? 'StartFailed';
+}

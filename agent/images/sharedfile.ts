@@ -1,0 +1,52 @@
+/** Files that an administrator put below a configured folder, used where they lie. */
+import { createHash } from 'node:crypto';
+import { createReadStream } from 'node:fs';
+import { realpath, stat } from 'node:fs/promises';
+import { isAbsolute, relative } from 'node:path';
+import { isMissing } from '../machines/folder.ts';
+import { ImageError } from './store.ts';
+
+/** The real path of a file below one of the roots. Throws {@link ImageError}; a link that leads out is refused. */
+export async function resolveBelowRoots(path: string, roots: readonly string[]): Promise<string> {
+  if (roots.length === 0) {
+    throw new ImageError('ImageSourceUnsupported', 'this host has no folder for shared files (sharedRoots)');
+  }
+  if (!isAbsolute(path)) throw new ImageError('ImageNotFound', `${path} is not an absolute path`);
+  const real = await realPathOf(path);
+  const realRoots = await Promise.all(roots.map(async (root) => await realPathOf(root)));
+  if (real === undefined || !realRoots.some((root) => root !== undefined && isBelow(real, root))) {
+    // One message for both: whether a file outside exists is nobody's business.
+    throw new ImageError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
+  }
+  if (!(await stat(real)).isFile()) throw new ImageError('ImageInvalid', `${path} is not a regular file`);
+  return real;
+}
+
+function isBelow(path: string, root: string): boolean {
+  const way = relative(root, path);
+  return way !== '' && way !== '..' && !way.startsWith('../') && !isAbsolute(way);
+}
+
+async function realPathOf(path: string): Promise<string | undefined> {
+  try {
+    return await realpath(path);
+  } catch (error) {
+    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    if (isMissing(error) || code === 'ENOTDIR' || code === 'ELOOP' || code === 'EACCES') return undefined;
+    throw error;
+  }
+}
+
+/** Changes when the file is another or was written to. */
+export async function fileIdentity(path: string): Promise<string> {
+  const { dev, ino, size, mtimeNs } = await stat(path, { bigint: true });
+  return `${dev}:${ino}:${size}:${mtimeNs}`;
+}
+
+export async function fileDigest(path: string, signal?: AbortSignal): Promise<string> {
+  const hash = createHash('sha256');
+  for await (const chunk of createReadStream(path, { signal, highWaterMark: 1024 * 1024 })) {
+    hash.update(chunk as Buffer);
+  }
+  return hash.digest('hex');
+}

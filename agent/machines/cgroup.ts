@@ -1,0 +1,105 @@
+/**
+ * A control group per machine, in every hierarchy, outside the agent's own: what ends the agent's group (a container
+ * runtime, a service manager) then leaves the machines alone. Without root, or where cgroups are not writable, machines
+ * run without one.
+ */
+import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Logger } from 'pino';
+import { isMissing } from './folder.ts';
+
+/** The host's tree; in a privileged container with the host's pids, /sys/fs/cgroup is the container's own instead. */
+const HOST_ROOT = '/proc/1/root/sys/fs/cgroup';
+const GROUP = 'berth';
+/** A group can be removed when the kernel has let go of its last process, a moment after the exit. */
+const REMOVE_ATTEMPTS = 20;
+const REMOVE_INTERVAL_MILLISECONDS = 25;
+
+export class CgroupTree {
+  readonly #logger: Logger;
+  #hierarchies: Promise<string[]> | undefined;
+
+  constructor(logger: Logger) {
+    this.#logger = logger;
+  }
+
+  /** Moves a process and its threads into the machine's group; a hierarchy that refuses is left out, and said in the log. */
+  async add(uid: string, pid: number): Promise<void> {
+    for (const hierarchy of await this.#roots()) {
+      const group = join(hierarchy, GROUP, uid);
+      try {
+        await mkdir(group, { recursive: true });
+        if (hierarchy.endsWith('/cpuset')) await inheritCpuset(hierarchy, uid);
+        await writeFile(join(group, 'cgroup.procs'), String(pid));
+      } catch (error) {
+        this.#logger.warn({ error: String(error), group }, 'machine runs outside its control group');
+      }
+    }
+  }
+
+  /** After the machine's last process. */
+  async remove(uid: string): Promise<void> {
+    for (const hierarchy of await this.#roots()) {
+      await removeGroup(join(hierarchy, GROUP, uid));
+    }
+  }
+
+  async #roots(): Promise<string[]> {
+    this.#hierarchies ??= findHierarchies();
+    return await this.#hierarchies;
+  }
+}
+
+async function findHierarchies(): Promise<string[]> {
+  if (process.platform !== 'linux' || process.getuid?.() !== 0) return [];
+  let names: string[];
+  try {
+    names = await readdir(HOST_ROOT);
+  } catch (error) {
+    if (isMissing(error) || isRefused(error)) return [];
+    throw error;
+  }
+  if (names.includes('cgroup.controllers')) return [HOST_ROOT];
+  const roots: string[] = [];
+  for (const name of names) {
+    // In v1 names like "cpu" may be links to "cpu,cpuacct"; both lead to the same group, which does no harm.
+    if (await isHierarchy(join(HOST_ROOT, name))) roots.push(join(HOST_ROOT, name));
+  }
+  return roots;
+}
+
+async function isHierarchy(path: string): Promise<boolean> {
+  try {
+    await readFile(join(path, 'cgroup.procs'));
+    return true;
+  } catch (error) {
+    if (error instanceof Error && 'code' in error) return false;
+    throw error;
+  }
+}
+
+/** A v1 cpuset starts empty and takes no process until it has processors and memory. */
+async function inheritCpuset(hierarchy: string, uid: string): Promise<void> {
+  for (const file of ['cpuset.cpus', 'cpuset.mems']) {
+    const value = await readFile(join(hierarchy, file), 'utf8');
+    await writeFile(join(hierarchy, GROUP, file), value);
+    await writeFile(join(hierarchy, GROUP, uid, file), value);
+  }
+}
+
+async function removeGroup(group: string): Promise<void> {
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      await rmdir(group);
+      return;
+    } catch (error) {
+      if (isMissing(error)) return;
+      if (attempt === REMOVE_ATTEMPTS) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, REMOVE_INTERVAL_MILLISECONDS));
+  }
+}
+
+function isRefused(error: unknown): boolean {
+  return error instanceof Error && 'code' in error && (error.code === 'EACCES' || error.code === 'EPERM');
+}

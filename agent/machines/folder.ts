@@ -1,0 +1,92 @@
+/** What lies where in a machine's folder, and its state file. */
+import { mkdir, readdir, readFile, rename, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { z } from 'zod';
+
+/** Names in a machine's folder. Sockets are bound by the hypervisor relative to it: a socket's whole path may have 107 bytes only. */
+export const FILES = {
+  state: 'state.json',
+  disk: 'disk.qcow2',
+  /** The firmware's variables (UEFI). */
+  variables: 'variables.fd',
+  qmp: 'qmp.sock',
+  guestAgent: 'ga.sock',
+  vnc: 'vnc.sock',
+  migration: 'migration.sock',
+  /** The serial console as the guest writes it. */
+  serial: 'serial.log',
+  /** The bounded store that people read. */
+  console: 'console',
+  /** What the hypervisor itself says. */
+  log: 'hypervisor.log',
+  /** Memory and devices of a suspended machine. */
+  memory: 'memory',
+} as const;
+
+const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
+
+const stateSchema = z.object({
+  version: z.literal(1),
+  architecture: z.enum(['amd64', 'arm64']),
+  /** Kept for the machine's life: a guest must not meet another mainboard after an upgrade of the host. */
+  machineType: z.string(),
+  base: z.object({ path: z.string(), format: z.enum(['qcow2', 'raw']) }).optional(),
+  /** Absent for a machine without a disk. */
+  diskBytes: z.number().int().optional(),
+  /** What the process was last started with; a resume must repeat it. */
+  launched: z
+    .object({ cpu: z.number().int(), memoryBytes: z.number().int(), accelerator: z.string() })
+    .optional(),
+  /** A start is under way or done, and nobody has asked for an end. */
+  intent: z.enum(['run', 'stop', 'suspend']),
+  /** Absent while a process is being made: a crash of the agent in between is found out by looking for the process. */
+  process: processSchema.optional(),
+  /** The process is being or was made and its end has not been seen. */
+  live: z.boolean(),
+  suspended: z.boolean(),
+  end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
+});
+export type MachineFile = z.infer<typeof stateSchema>;
+
+/** The state file, or undefined where there is none: no folder, or one whose making was not finished. */
+export async function readMachineFile(folder: string): Promise<MachineFile | undefined> {
+  let text: string;
+  try {
+    text = await readFile(join(folder, FILES.state), 'utf8');
+  } catch (error) {
+    if (isMissing(error)) return undefined;
+    throw error;
+  }
+  return stateSchema.parse(JSON.parse(text));
+}
+
+/** By temporary file and rename: a reader never sees half of it. */
+export async function writeMachineFile(folder: string, state: MachineFile): Promise<void> {
+  const file = join(folder, FILES.state);
+  await writeFile(`${file}.tmp`, JSON.stringify(state), { mode: 0o600 });
+  await rename(`${file}.tmp`, file);
+}
+
+/** The hypervisor, without rights of its own, must be able to reach sockets here; the parent folder keeps everybody else out. */
+const MACHINE_FOLDER_MODE = 0o711;
+const PARENT_MODE = 0o700;
+
+export async function makeMachineFolder(root: string, folder: string): Promise<void> {
+  await mkdir(root, { recursive: true, mode: PARENT_MODE });
+  await mkdir(folder, { recursive: true, mode: MACHINE_FOLDER_MODE });
+}
+
+/** Names of the folders below `root`; none where it does not exist. */
+export async function listFolders(root: string): Promise<string[]> {
+  try {
+    const entries = await readdir(root, { withFileTypes: true });
+    return entries.filter((entry) => entry.isDirectory()).map((entry) => entry.name);
+  } catch (error) {
+    if (isMissing(error)) return [];
+    throw error;
+  }
+}
+
+export function isMissing(error: unknown): boolean {
+  return error instanceof Error && 'code' in error && error.code === 'ENOENT';
+}

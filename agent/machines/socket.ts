@@ -1,0 +1,27 @@
+/** Unix sockets in machine folders, whatever the length of the folder's path. */
+import { closeSync, openSync } from 'node:fs';
+import { join } from 'node:path';
+
+/** `sun_path` holds 108 bytes on Linux and 104 on macOS, the closing zero included. */
+const SOCKET_PATH_LIMIT_BYTES = process.platform === 'linux' ? 107 : 103;
+
+/** Calls `use` with a path to `folder/name` that is short enough; it is valid only until the promise of `use` settles. */
+export async function withSocketPath<T>(
+  folder: string,
+  name: string,
+  use: (path: string) => Promise<T>,
+): Promise<T> {
+  const path = join(folder, name);
+  if (Buffer.byteLength(path) <= SOCKET_PATH_LIMIT_BYTES) return await use(path);
+  if (process.platform !== 'linux') {
+    throw new Error(
+      `${path} is too long for a socket: choose a data directory with a shorter path (the limit is ${SOCKET_PATH_LIMIT_BYTES} bytes)`,
+    );
+  }
+  const descriptor = openSync(folder, 'r');
+  try {
+    return await use(`/proc/self/fd/${descriptor}/${name}`);
+  } finally {
+    closeSync(descriptor);
+  }
+}

@@ -1,0 +1,44 @@
+import { type MachineFile, readMachineFile, writeMachineFile } from './folder.ts';
+
+/** Fields to set; undefined removes one. */
+export type StateChange = { [Key in keyof MachineFile]?: MachineFile[Key] | undefined };
+
+/** A machine's state file, changed by one at a time: steps asked for and events of the process meet here. */
+export class StateFile {
+  readonly #folder: string;
+  #last: Promise<unknown> = Promise.resolve();
+
+  constructor(folder: string) {
+    this.#folder = folder;
+  }
+
+  async read(): Promise<MachineFile | undefined> {
+    return await readMachineFile(this.#folder);
+  }
+
+  async replace(state: MachineFile): Promise<void> {
+    await this.#exclusively(async () => await writeMachineFile(this.#folder, state));
+  }
+
+  async update(change: StateChange): Promise<MachineFile> {
+    return await this.change(() => change);
+  }
+
+  /** Writes what `decide` makes of the present state; nothing when it wants no change. */
+  async change(decide: (state: MachineFile) => StateChange): Promise<MachineFile> {
+    return await this.#exclusively(async () => {
+      const state = await readMachineFile(this.#folder);
+      if (state === undefined) throw new Error(`${this.#folder} has no state file`);
+      const change = decide(state);
+      const next = { ...state, ...change } as MachineFile;
+      if (Object.keys(change).length > 0) await writeMachineFile(this.#folder, next);
+      return next;
+    });
+  }
+
+  async #exclusively<T>(work: () => Promise<T>): Promise<T> {
+    const result = this.#last.then(work);
+    this.#last = result.catch(() => undefined);
+    return await result;
+  }
+}

@@ -1,0 +1,131 @@
+/** What tests with real QEMU guests share: a driver on a folder of its own, and the guest's page. */
+import { mkdtemp, rm } from 'node:fs/promises';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import type { LaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
+import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
+import type { BaseImage } from '../../agent/images/store.ts';
+import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
+import { type GuestArchitecture, guestImage } from '../../hack/guest-image.ts';
+import { waitFor } from '../support/wait.ts';
+
+/** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 9 s (arm64). */
+export const BOOT_DEADLINE_MILLISECONDS = 90_000;
+const GUEST_DISK_BYTES = 64 * 1024 * 1024;
+const MEBIBYTE = 1024 * 1024;
+
+export interface Host {
+  directory: string;
+  driver: QemuDriver;
+  /** Another driver on the same folder, as after a restart of the agent; the first is let go of. */
+  restartAgent(): Promise<QemuDriver>;
+  end(): Promise<void>;
+}
+
+export async function makeHost(): Promise<Host> {
+  const directory = await mkdtemp(join(tmpdir(), 'berth-qemu-'));
+  const logger = pino({ level: process.env['LOG_LEVEL'] ?? 'silent' });
+  const make = () => new QemuDriver({ dataDirectory: directory, logger });
+  const host: Host = {
+    directory,
+    driver: make(),
+    async restartAgent() {
+      await host.driver.close();
+      host.driver = make();
+      return host.driver;
+    },
+    async end() {
+      for (const folder of await host.driver.list()) await host.driver.delete(folder);
+      await host.driver.close();
+      await rm(directory, { recursive: true, force: true });
+    },
+  };
+  return host;
+}
+
+export function folderOf(host: Host, uid: string): MachineFolder {
+  return { uid, path: join(host.directory, 'machines', uid) };
+}
+
+export async function guestBase(architecture: GuestArchitecture): Promise<BaseImage> {
+  const path = await guestImage(architecture, (text) => process.stderr.write(`guest image: ${text}\n`));
+  return { path, digest: 'sha256:unused', format: 'qcow2', virtualSizeBytes: GUEST_DISK_BYTES };
+}
+
+/** A guest with its page on a port of the loopback address. */
+export function planFor(architecture: GuestArchitecture, port: number): LaunchPlan {
+  return {
+    machine: {
+      apiVersion: MACHINE_API_VERSION,
+      vm: { namespace: 'platform-default', name: 'guest', uid: 'b5c8f1de-0000-4000-8000-000000000001' },
+      attempt: 1,
+      architecture,
+      imageFormat: 'Auto',
+      network: { mode: 'NAT' },
+      ports: [],
+      vnc: { enabled: false },
+      readiness: { type: 'None' },
+      hardware: {
+        uuid: '4f1c2a6e-3b8d-4c55-9a77-0123456789ab',
+        serialNumber: 'BERTH00001',
+        macAddress: '52:54:00:12:34:56',
+      },
+      guestMetadata: {},
+    },
+    cpu: 1,
+    memoryBytes: 128 * MEBIBYTE,
+    diskSizeBytes: undefined,
+    iso: undefined,
+    network: {
+      arguments: [
+        '-netdev',
+        `user,id=net0,hostfwd=tcp:127.0.0.1:${port}-:80`,
+        '-device',
+        'virtio-net-pci,netdev=net0,mac=52:54:00:12:34:56,romfile=',
+      ],
+      address: undefined,
+    },
+  };
+}
+
+export async function freePort(): Promise<number> {
+  const server = createServer();
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const address = server.address();
+  await new Promise((resolve) => server.close(resolve));
+  if (address === null || typeof address === 'string') throw new Error('no port');
+  return address.port;
+}
+
+/** The guest's own report, once its web server answers. */
+export async function page(port: number): Promise<Record<string, string>> {
+  const text = await waitFor('the guest to serve its page', async () => await get(port, '/'), {
+    deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS,
+  });
+  return Object.fromEntries(
+    text
+      .split('\n')
+      .filter((line) => line.includes('='))
+      .map((line) => [line.slice(0, line.indexOf('=')), line.slice(line.indexOf('=') + 1)]),
+  );
+}
+
+/** `/cgi-bin/do?ACTION` of the guest. */
+export async function tell(port: number, action: string): Promise<string> {
+  return await waitFor(`the guest to do ${action}`, async () => await get(port, `/cgi-bin/do?${action}`), {
+    deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS,
+  });
+}
+
+async function get(port: number, path: string): Promise<string | undefined> {
+  try {
+    const response = await fetch(`http://127.0.0.1:${port}${path}`, { signal: AbortSignal.timeout(2_000) });
+    return response.ok ? await response.text() : undefined;
+  } catch (error) {
+    // Not up yet: QEMU's forwarding closes the connection, or nobody listens.
+    if (error instanceof TypeError || error instanceof DOMException) return undefined;
+    throw error;
+  }
+}

@@ -1,0 +1,86 @@
+/** One machine's life with a real guest under QEMU. */
+import { readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { LaunchPlan } from '../../agent/drivers/driver.ts';
+import type { BaseImage } from '../../agent/images/store.ts';
+import { isAlive, identify } from '../../agent/machines/process.ts';
+import { waitFor } from '../support/wait.ts';
+import {
+  BOOT_DEADLINE_MILLISECONDS,
+  folderOf,
+  freePort,
+  guestBase,
+  type Host,
+  makeHost,
+  page,
+  planFor,
+  tell,
+} from './qemu-guest.ts';
+
+const GRACE_MILLISECONDS = 30_000;
+
+describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
+  let host: Host;
+  let base: BaseImage;
+  let plan: LaunchPlan;
+  let port: number;
+  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0001';
+
+  beforeAll(async () => {
+    host = await makeHost();
+    base = await guestBase('amd64');
+    port = await freePort();
+    plan = planFor('amd64', port);
+  }, 300_000);
+
+  afterAll(async () => await host.end());
+
+  const folder = () => folderOf(host, uid);
+  const state = async () => await host.driver.inspect(folder());
+  const exited = async (reason: string) =>
+    await waitFor(`the machine to be exited for ${reason}`, async () => {
+      const now = await state();
+      return now.kind === 'exited' && now.reason === reason ? now : undefined;
+    });
+  const pid = async () => {
+    const now = await state();
+    if (now.kind !== 'running') throw new Error(`the machine is ${now.kind}`);
+    return now.pid;
+  };
+
+  it('runs from the clone of an image and stops in order', async () => {
+    expect(await state()).toEqual({ kind: 'absent' });
+    await host.driver.create(folder(), plan, base);
+    expect(await state()).toEqual({ kind: 'stopped' });
+    await host.driver.start(folder(), plan);
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
+    expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64' });
+    expect(await tell(port, 'marker=kept')).toBe('saved\n');
+    const identity = await identify(await pid());
+    await host.driver.stop(folder(), { graceMilliseconds: GRACE_MILLISECONDS });
+    expect(await state()).toEqual({ kind: 'stopped' });
+    expect(identity !== undefined && (await isAlive(identity))).toBe(false);
+    expect(await readFile(join(folder().path, 'serial.log'), 'utf8')).toContain('berth-guest: power button');
+  });
+
+  it('keeps its disk over a restart, grown as asked', async () => {
+    await host.driver.start(folder(), { ...plan, diskSizeBytes: 128 * 1024 * 1024 });
+    expect(await page(port)).toMatchObject({ boots: '2', marker: 'kept', disk_sectors: '262144' });
+  });
+
+  it('says that it crashed when its hypervisor is killed, and starts again', async () => {
+    const changes: string[] = [];
+    host.driver.onChange((changed) => changes.push(changed));
+    process.kill(await pid(), 'SIGKILL');
+    expect((await exited('Crashed')).message).toContain('SIGKILL');
+    expect(changes).toContain(uid);
+    await host.driver.start(folder(), plan);
+    expect(await page(port)).toMatchObject({ boots: '3' });
+  });
+
+  it('tells a power-off of the guest from a crash', async () => {
+    await tell(port, 'poweroff');
+    expect(await exited('GuestShutdown')).toMatchObject({ message: 'the guest powered off' });
+  });
+});
