@@ -3,14 +3,30 @@ import { randomBytes } from 'node:crypto';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { parseAllDocuments } from 'yaml';
 import type { Cluster } from '../cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const suffix = randomBytes(4).toString('hex');
 const namespace = `platform-dpi-${suffix}`;
-/** The variant beside the kinds that the cluster has: the same schemas in a group of the test's own. */
+/** The variant beside the kinds that the cluster has: the same schemas under names of the test's own. */
 const group = `dpi-${suffix}.example.com`;
+
+interface Definition {
+  metadata: { name: string };
+  spec: { group: string; names: { kind: string; plural: string } };
+}
+
+function renamed(definition: Definition): Definition {
+  const { kind, plural } = definition.spec.names;
+  const names = { kind: `Dpi${kind}`, plural: `dpi${plural}` };
+  return {
+    ...definition,
+    metadata: { name: `${names.plural}.${group}` },
+    spec: { ...definition.spec, group, names },
+  };
+}
 
 let cluster: Cluster;
 let variant: string;
@@ -20,7 +36,8 @@ beforeAll(async () => {
   await cluster.createNamespace(namespace);
   const args = [join(ROOT, 'hack', 'generate.ts'), '--display-dpi-maximum', '320'];
   const { stdout } = await promisify(execFile)(process.execPath, args);
-  variant = stdout.replaceAll('berth.dev', group);
+  const definitions = parseAllDocuments(stdout).map((document) => document.toJS() as Definition);
+  variant = definitions.map((definition) => JSON.stringify(renamed(definition))).join('\n');
   await cluster.kubectl(['apply', '-f', '-'], { input: variant });
   await cluster.kubectl(['wait', '--for=condition=Established', '--timeout=60s', '-f', '-'], {
     input: variant,
@@ -36,7 +53,7 @@ describe('installed with a DPI maximum of 320', () => {
   async function create(kind: string, displayDPI: number) {
     const manifest = {
       apiVersion: `${group}/v1alpha1`,
-      kind,
+      kind: `Dpi${kind}`,
       metadata: { name: 'x', namespace },
       spec: { image: 'any', displayDPI },
     };

@@ -357,10 +357,20 @@ describe('the kinds', () => {
 });
 
 describe('the policies', () => {
+  interface Policy {
+    metadata: { name: string };
+    spec: { variables: { name: string; expression: string }[] };
+    status?: { typeChecking?: object };
+  }
+
+  async function ownPolicies(): Promise<Policy[]> {
+    const { stdout } = await cluster.kubectl(['get', 'validatingadmissionpolicies', '-o', 'json']);
+    const { items } = JSON.parse(stdout) as { items: Policy[] };
+    return items.filter((policy) => policy.metadata.name.startsWith('berth-'));
+  }
+
   it('compare with the names that the operator uses', async () => {
-    const get = ['get', 'configmap', 'berth-policy', '-n', SYSTEM_NAMESPACE, '-o', 'jsonpath={.data}'];
-    const { stdout } = await cluster.kubectl(get);
-    expect(JSON.parse(stdout)).toEqual({
+    const names: Record<string, string> = {
       operatorUser: OPERATOR_USER,
       systemNamespace: SYSTEM_NAMESPACE,
       defaultNamespace: DEFAULT_NAMESPACE,
@@ -368,17 +378,18 @@ describe('the policies', () => {
       keyPrefix: `${GROUP}/`,
       hostTaint: HOST_KEY,
       customPodsLabel: CUSTOM_PODS_LABEL,
-      machinePriorityClass: 'system-node-critical',
-    });
+    };
+    const variables = (await ownPolicies()).flatMap((policy) => policy.spec.variables);
+    const compared = variables.filter((variable) => variable.name in names);
+    expect(new Set(compared.map((variable) => variable.name))).toEqual(new Set(Object.keys(names)));
+    for (const { name, expression } of compared) {
+      expect({ name, expression }).toEqual({ name, expression: `'${names[name]}'` });
+    }
   });
 
   it('type-check without a warning', async () => {
     const status = await waitFor('the type check', async () => {
-      const { stdout } = await cluster.kubectl(['get', 'validatingadmissionpolicies', '-o', 'json']);
-      const list = JSON.parse(stdout) as {
-        items: { metadata: { name: string }; status?: { typeChecking?: object } }[];
-      };
-      const own = list.items.filter((policy) => policy.metadata.name.startsWith('berth-'));
+      const own = await ownPolicies();
       return own.every((policy) => policy.status?.typeChecking !== undefined) ? own : undefined;
     });
     expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
