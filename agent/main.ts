@@ -6,6 +6,7 @@ import { runAgent } from './agent.ts';
 import { type AgentConfig, ConfigError, loadConfig } from './config.ts';
 import { LockedError, lockDataDirectory } from './lock.ts';
 import { CertificateRefusedError } from './node/certificate.ts';
+import { createParts } from './parts.ts';
 
 const EXIT_FAILURE = 1;
 /** The configuration or the command line is wrong: starting again without a change is of no use. */
@@ -31,7 +32,7 @@ async function run(config: AgentConfig): Promise<number> {
     });
   }
   try {
-    await runAgent(config, logger, stop.signal);
+    await runAgent(config, await createParts(config, logger), logger, stop.signal);
   } catch (error) {
     if (!stop.signal.aborted) {
       throw error;

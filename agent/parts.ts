@@ -1,0 +1,20 @@
+/** The drivers that this host's configuration names. */
+import type { Logger } from 'pino';
+import type { HostParts } from './agent.ts';
+import type { AgentConfig } from './config.ts';
+import { QemuDriver } from './drivers/qemu/driver.ts';
+import { HostImageStore } from './images/hoststore.ts';
+import { createNetwork, networkSchema } from './network/create.ts';
+
+export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
+  const { dataDirectory } = config;
+  return {
+    driver: new QemuDriver({ dataDirectory, logger: logger.child({ part: 'qemu' }) }),
+    images: await HostImageStore.open({ dataDirectory, ...config.images }),
+    network: createNetwork(networkSchema.parse(config.network), {
+      dataDirectory,
+      nodeAddress: config.address,
+      logger: logger.child({ part: 'network' }),
+    }),
+  };
+}
