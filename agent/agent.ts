@@ -1,5 +1,4 @@
 /** The agent put together: identity, network, kubelet endpoints, Node, Pods, Lease and certificates, started in that order. */
-import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
@@ -49,7 +48,6 @@ export async function runAgent(
 ): Promise<void> {
   const metrics = createMetrics();
   const accelerators = await fitAccelerators(config, parts.driver);
-  await parts.network.setUp();
   const identity = await takeIdentity({ config, logger, metrics, signal });
   const transport = new Transport(identity.connection, { metrics, userAgent: 'berth-agent' });
   const client = new KubeClient(transport);
@@ -65,7 +63,6 @@ export async function runAgent(
     reportingInstance: config.nodeName,
     logger,
   });
-  const room = allocatable(config, facts);
   const host: Host = {
     ...parts,
     monitor,
@@ -75,7 +72,7 @@ export async function runAgent(
     forwardAddress: forwardAddress(config),
     machinesDirectory: join(config.dataDirectory, 'machines'),
     logger,
-    capacity: () => ({ ...room, slots: slotsOf(keeper) }),
+    capacity: () => ({ ...allocatable(config, facts), slots: slotsOf(keeper) }),
     accelerator: (architecture = facts.architecture) =>
       accelerators.find((one) => one.architecture === architecture)?.accelerator,
     fenced: () => lease.fenced,
@@ -118,6 +115,7 @@ export async function runAgent(
     logger,
   });
   followNetwork({ host, pods, keeper });
+  await parts.network.setUp();
   await adoptMachines(host, pods.machines);
   const running = [monitor.run(signal), lease.run(signal)];
   await keeper.start(signal);
@@ -127,12 +125,10 @@ export async function runAgent(
   }
   await Promise.all(running);
   await Promise.all([keeper.drained(), pods.drained()]);
-  await Promise.all([kubelet.close(), parts.network.close(), parts.driver.close()]);
-  await transport.close();
+  await Promise.all([kubelet.close(), parts.network.close(), parts.driver.close(), transport.close()]);
 }
 
 async function fitAccelerators(config: AgentConfig, driver: Driver): Promise<Accelerator[]> {
-  mkdirSync(config.dataDirectory, { recursive: true, mode: 0o700 });
   const found = await driver.probe();
   const wanted = config.architecture ?? nativeArchitecture();
   if (!found.some(({ architecture }) => architecture === wanted)) {

@@ -2,9 +2,10 @@
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
-import { runAgent } from './agent.ts';
+import { HostUnfitError, runAgent } from './agent.ts';
 import { type AgentConfig, ConfigError, loadConfig } from './config.ts';
 import { LockedError, lockDataDirectory } from './lock.ts';
+import { NetworkSetupError } from './network/network.ts';
 import { CertificateRefusedError } from './node/certificate.ts';
 import { createParts } from './parts.ts';
 
@@ -22,7 +23,8 @@ function readArguments(): string {
 
 async function run(config: AgentConfig): Promise<number> {
   const logger = pino({ level: config.logLevel });
-  mkdirSync(config.dataDirectory, { recursive: true, mode: 0o700 });
+  // Helpers that run as nobody in particular must get through to their own folders; what is secret has folders of its own.
+  mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
   const unlock = lockDataDirectory(config.dataDirectory);
   const stop = new AbortController();
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
@@ -45,8 +47,8 @@ async function run(config: AgentConfig): Promise<number> {
 
 /** What a person can act on is said in one line, without a stack. */
 function isForPeople(error: unknown): error is Error {
-  return (
-    error instanceof ConfigError || error instanceof LockedError || error instanceof CertificateRefusedError
+  return [ConfigError, LockedError, CertificateRefusedError, HostUnfitError, NetworkSetupError].some(
+    (kind) => error instanceof kind,
   );
 }
 

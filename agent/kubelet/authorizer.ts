@@ -1,7 +1,7 @@
 /** Who may call the agent: whoever the API server vouches for, by its client authority or by a token review, and lets do what is asked. */
 import type { IncomingMessage } from 'node:http';
 import { TLSSocket } from 'node:tls';
-import { KubeClient } from '../../kube/client.ts';
+import type { KubeClient } from '../../kube/client.ts';
 import {
   SUBJECT_ACCESS_REVIEWS,
   type SubjectAccessReview,
@@ -54,7 +54,7 @@ export class Authorizer {
     const { socket } = request;
     if (socket instanceof TLSSocket && socket.authorized) {
       const { CN, O } = socket.getPeerCertificate().subject;
-      return { user: String(CN ?? ''), groups: [O ?? []].flat() };
+      return { user: CN, groups: [O].flat() };
     }
     const token = /^Bearer (\S+)$/.exec(request.headers.authorization ?? '')?.[1];
     return token === undefined ? undefined : remembered(this.#callers, token, () => this.#reviewToken(token));

@@ -42,18 +42,15 @@ export function parseLogRequest(url: URL, now: number): LogRequest {
   const [, , namespace = '', pod = '', container = ''] = url.pathname.split('/').map(decodeURIComponent);
   const result = querySchema.safeParse(Object.fromEntries(url.searchParams));
   if (!result.success) {
-    const [issue] = result.error.issues;
-    throw new LogRefusedError(`${issue?.path.join('.') ?? ''}: ${issue?.message ?? 'not understood'}`);
+    throw new LogRefusedError(
+      result.error.issues.map((issue) => `${issue.path.join('.')}: ${issue.message}`).join('; '),
+    );
   }
-  const { sinceSeconds, sinceTime, ...rest } = result.data;
-  const seconds = sinceSeconds === undefined ? undefined : new Date(now - sinceSeconds * 1000);
-  return {
-    namespace,
-    pod,
-    container,
-    ...rest,
-    tailLines: rest.tailLines,
-    limitBytes: rest.limitBytes,
-    since: sinceTime === undefined ? seconds : new Date(sinceTime),
-  };
+  const { sinceSeconds, sinceTime, tailLines, limitBytes, ...flags } = result.data;
+  const since = sinceTime === undefined ? secondsAgo(sinceSeconds, now) : new Date(sinceTime);
+  return { namespace, pod, container, ...flags, tailLines, limitBytes, since };
+}
+
+function secondsAgo(seconds: number | undefined, now: number): Date | undefined {
+  return seconds === undefined ? undefined : new Date(now - seconds * 1000);
 }

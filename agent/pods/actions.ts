@@ -3,12 +3,12 @@ import type { Desired, MachineImageSource } from '../../api/v1alpha1/machine.ts'
 import type { Pod } from '../../kube/core.ts';
 import { pause } from '../../kube/time.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
-import type { BaseImage } from '../images/store.ts';
+import type { BaseImage, ImageFormat } from '../images/store.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { timestamp } from '../time.ts';
 import type { Host } from './host.ts';
 import type { MachineRecord } from './record.ts';
-import type { Runtime, Task } from './runtime.ts';
+import type { Runtime, Task, TaskKind } from './runtime.ts';
 
 /** A download tells its progress this often at most: every telling is a write to the API server. */
 const PROGRESS_MILLISECONDS = 1_000;
@@ -36,12 +36,12 @@ export class NetworkFaultError extends Error {
 }
 
 /** Fetches what the machine boots from and makes its disk. */
-export async function create(action: Action): Promise<void> {
+async function create(action: Action): Promise<void> {
   const { host, record, runtime, task } = action;
   const { machine } = record;
   const { folder } = runtime;
-  const base = await fetch(action, machine?.image);
-  const iso = await fetch(action, machine?.iso);
+  const base = await fetch(action, machine?.image, machine?.imageFormat ?? 'Auto');
+  const iso = await fetch(action, machine?.iso, 'Raw');
   task.abort.signal.throwIfAborted();
   task.phase = 'Cloning';
   task.progressPercent = undefined;
@@ -57,17 +57,20 @@ export async function create(action: Action): Promise<void> {
   host.imagesChanged();
 }
 
-async function fetch(action: Action, source: MachineImageSource | undefined): Promise<BaseImage | undefined> {
-  const { host, task, pod } = action;
+async function fetch(
+  action: Action,
+  source: MachineImageSource | undefined,
+  format: ImageFormat,
+): Promise<BaseImage | undefined> {
+  const { host, task } = action;
   if (source === undefined || source.type === 'empty') {
     return undefined;
   }
   let toldAt = performance.now();
   const began = toldAt;
-  if (pod !== undefined) {
-    event(action, 'Normal', 'Pulling', 'Pull', `fetching ${describeSource(source)}`);
-  }
+  event(action, 'Normal', 'Pulling', 'Pull', `fetching ${describeSource(source)}`);
   const image = await host.images.ensure(source, {
+    format,
     signal: task.abort.signal,
     onProgress: (percent) => {
       task.progressPercent = Math.floor(percent);
@@ -82,7 +85,7 @@ async function fetch(action: Action, source: MachineImageSource | undefined): Pr
   return image;
 }
 
-function describeSource(source: MachineImageSource): string {
+function describeSource(source: Exclude<MachineImageSource, { type: 'empty' }>): string {
   switch (source.type) {
     case 'registry':
       return source.reference;
@@ -90,14 +93,12 @@ function describeSource(source: MachineImageSource): string {
       return source.url;
     case 'sharedFile':
       return source.path;
-    case 'empty':
-      return 'an empty disk';
-    case 'unsupported':
+    default:
       return source.description;
   }
 }
 
-export async function start(action: Action): Promise<void> {
+async function start(action: Action): Promise<void> {
   const { host, record, runtime } = action;
   const desired = needed(action.desired);
   const restart = record.everRan;
@@ -121,7 +122,7 @@ function startFacts(desired: Desired): Partial<MachineRecord> {
 }
 
 /** Intent first: an end that comes while it is being asked for is no crash. */
-export async function stop(action: Action): Promise<void> {
+async function stop(action: Action): Promise<void> {
   const { host, record, runtime, task, graceMilliseconds } = action;
   host.records.update(record, { running: false, end: undefined });
   task.deadline = Date.now() + graceMilliseconds;
@@ -129,14 +130,14 @@ export async function stop(action: Action): Promise<void> {
   event(action, 'Normal', 'Stopped', 'Stop', 'the machine is stopped');
 }
 
-export async function suspend(action: Action): Promise<void> {
+async function suspend(action: Action): Promise<void> {
   const { host, record, runtime } = action;
   host.records.update(record, { running: false });
   await host.driver.suspend(runtime.folder);
   event(action, 'Normal', 'Suspended', 'Suspend', 'the machine is suspended to disk');
 }
 
-export async function resume(action: Action): Promise<void> {
+async function resume(action: Action): Promise<void> {
   const { host, record, runtime } = action;
   const network = await connect(action);
   host.records.update(record, { released: false, bootId: host.bootId });
@@ -146,7 +147,7 @@ export async function resume(action: Action): Promise<void> {
   event(action, 'Normal', 'Resumed', 'Resume', 'the machine goes on');
 }
 
-export async function revert(action: Action): Promise<void> {
+async function revert(action: Action): Promise<void> {
   const { host, record, runtime } = action;
   const revertedAt = needed(action.desired).revertRequestedAt;
   const plan = launchPlan(action, { arguments: [], address: undefined });
@@ -156,7 +157,7 @@ export async function revert(action: Action): Promise<void> {
 }
 
 /** Ends the process and gives back network and ports; the disk stays. */
-export async function release(action: Action): Promise<void> {
+async function release(action: Action): Promise<void> {
   const { host, record, runtime, task, graceMilliseconds } = action;
   const deadline = Date.now() + graceMilliseconds;
   host.records.update(record, { running: false });
@@ -169,10 +170,22 @@ export async function release(action: Action): Promise<void> {
   host.records.update(record, { released: true, finishedAt: timestamp(Date.now()), killed });
 }
 
-export async function remove(action: Action): Promise<void> {
+async function remove(action: Action): Promise<void> {
   await action.host.driver.delete(action.runtime.folder);
   action.host.records.update(action.record, { created: false, base: undefined, isoPath: undefined });
 }
+
+/** By the planner's name for the step. */
+export const ACTIONS: Readonly<Record<TaskKind, (action: Action) => Promise<void>>> = {
+  create,
+  start,
+  stop,
+  suspend,
+  resume,
+  revert,
+  release,
+  remove,
+};
 
 async function connect(action: Action): Promise<GuestNetwork> {
   const { host, record } = action;

@@ -1,7 +1,7 @@
 /** Admission like a kubelet's: what was bound to this host by a race, a stale view or by `spec.nodeName` is counted here again. */
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { Container, Pod } from '../../kube/core.ts';
 
 /** What one machine takes of its host. */
 export interface Claim {
@@ -26,22 +26,28 @@ export type Admission =
   | { kind: 'refused'; reason: 'OutOfSlot' | 'OutOfCpu' | 'OutOfMemory' | 'PortTaken'; message: string };
 
 export function claimOf(pod: Pod): Claim {
-  const claim: Claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, ports: [] };
-  for (const container of pod.spec.containers) {
-    const requests: Record<string, string> = {
-      ...container.resources?.limits,
-      ...container.resources?.requests,
-    };
-    claim.slots += Number(parseQuantity(requests[SLOT_RESOURCE] ?? '0'));
-    claim.cpuMillis += millis(requests['cpu'] ?? '0');
-    claim.memoryBytes += Number(parseQuantity(requests['memory'] ?? '0'));
-    for (const port of container.ports ?? []) {
-      if (port.hostPort !== undefined && port.hostPort !== 0) {
-        claim.ports.push(`${port.protocol ?? 'TCP'}/${port.hostPort}`);
-      }
-    }
-  }
-  return claim;
+  const claims = pod.spec.containers.map(claimOfContainer);
+  const total = (field: 'slots' | 'cpuMillis' | 'memoryBytes'): number =>
+    claims.reduce((sum, claim) => sum + claim[field], 0);
+  return {
+    slots: total('slots'),
+    cpuMillis: total('cpuMillis'),
+    memoryBytes: total('memoryBytes'),
+    ports: claims.flatMap(({ ports }) => ports),
+  };
+}
+
+function claimOfContainer({ resources, ports = [] }: Container): Claim {
+  const requests: Record<string, string> = { ...resources?.limits, ...resources?.requests };
+  const asked = (name: string): string => requests[name] ?? '0';
+  return {
+    slots: Number(parseQuantity(asked(SLOT_RESOURCE))),
+    cpuMillis: millis(asked('cpu')),
+    memoryBytes: Number(parseQuantity(asked('memory'))),
+    ports: ports
+      .filter(({ hostPort = 0 }) => hostPort !== 0)
+      .map(({ hostPort, protocol = 'TCP' }) => `${protocol}/${hostPort}`),
+  };
 }
 
 /** Thousandths of a CPU. */

@@ -10,9 +10,9 @@ import { timestamp } from '../time.ts';
 import { admit, type Admission, type Claim, claimOf } from './admission.ts';
 import type { Host } from './host.ts';
 import { Machines, type Progress } from './machines.ts';
-import { type MachineRecord, newRecord } from './record.ts';
+import { type MachineFailure, type MachineRecord, newRecord } from './record.ts';
 import { type PodRole, roleOf } from './role.ts';
-import { machineStatus, parkedStatus, refusedStatus } from './status.ts';
+import { type MachineView, machineStatus, parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from './status.ts';
 import { isEnded, leavingOf, podTimes } from './times.ts';
 import { questionFor, ReadinessProber } from './readiness.ts';
 import { viewOf } from './view.ts';
@@ -24,6 +24,14 @@ const WORKERS = 4;
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** A kubelet looks at all its containers every so often, whatever events say. */
 const RELIST_MILLISECONDS = 30_000;
+
+/** The control plane gave the Pod up: its slot and ports may be another's already. */
+const ENDED_FROM_OUTSIDE: MachineFailure = {
+  reason: 'PodEnded',
+  message: 'the Pod was ended from outside',
+  exitCode: 137,
+  graceMilliseconds: 0,
+};
 
 export interface PodControllerOptions {
   client: KubeClient;
@@ -147,11 +155,17 @@ export class PodController {
   async #serve(pod: Readonly<Pod>): Promise<number | undefined> {
     const role = roleOf(pod);
     const record = this.#host.records.get(pod.metadata.uid ?? '');
-    if (record !== undefined) {
-      return this.#drive(pod, record, role);
-    }
+    return record === undefined ? this.#receive(pod, role) : this.#drive(pod, record, role);
+  }
+
+  /** A Pod that this host has done nothing for yet. */
+  async #receive(pod: Readonly<Pod>, role: PodRole): Promise<number | undefined> {
     if (pod.metadata.deletionTimestamp !== undefined) {
-      return this.#end(pod, { reason: 'Terminated', message: 'deleted before it ran here', exitCode: 143 });
+      return this.#end(pod, {
+        reason: 'Terminated',
+        message: 'deleted before it ran here',
+        exitCode: STOPPED_EXIT_CODE,
+      });
     }
     if (isEnded(pod)) {
       return undefined;
@@ -170,7 +184,7 @@ export class PodController {
         });
       case 'invalid':
         return this.#end(pod, { reason: 'InvalidMachine', message: role.message, exitCode: 1 });
-      case 'machine':
+      default:
         return this.#admit(pod, role);
     }
   }
@@ -213,40 +227,34 @@ export class PodController {
   }
 
   async #drive(pod: Readonly<Pod>, record: MachineRecord, role: PodRole): Promise<number | undefined> {
-    const desired = role.kind === 'machine' ? role.desired : undefined;
-    const runtime = this.machines.runtime(record);
-    const deletion = leavingOf(pod, runtime, Date.now());
+    const wish = role.kind === 'machine' ? role : { desired: undefined, desiredHash: undefined };
+    const deletion = leavingOf(pod, this.machines.runtime(record), Date.now());
     if (isEnded(pod) && record.failure === undefined) {
-      this.#host.records.update(record, {
-        failure: {
-          reason: 'PodEnded',
-          message: 'the Pod was ended from outside',
-          exitCode: 137,
-          graceMilliseconds: 0,
-        },
-      });
+      this.#host.records.update(record, { failure: ENDED_FROM_OUTSIDE });
     }
+    const { desired } = wish;
     const progress = await this.machines.drive({ record, pod, desired, deletion, ...podTimes(pod) });
     this.#watchReadiness(pod, record, progress);
-    const view = viewOf({
-      record,
-      progress,
-      deleting: deletion !== undefined,
-      desired,
-      desiredHash: role.kind === 'machine' ? role.desiredHash : undefined,
-      accelerator: this.#host.accelerator(record.machine?.architecture),
-    });
     if (!isEnded(pod)) {
-      const status = machineStatus(pod, view, this.#host.address, timestamp(Date.now()));
-      const taken = await this.#writer.write(pod, status);
-      if (taken && view.phase === 'Running' && !record.acknowledged) {
-        this.#host.records.update(record, { acknowledged: true });
-      }
+      const accelerator = this.#host.accelerator(record.machine?.architecture);
+      await this.#tell(
+        pod,
+        viewOf({ record, progress, deleting: deletion !== undefined, accelerator, ...wish }),
+      );
     }
     if (deletion !== undefined && progress.step.kind === 'settled') {
       await this.#finish(pod, progress);
     }
     return progress.again;
+  }
+
+  async #tell(pod: Readonly<Pod>, view: MachineView): Promise<void> {
+    const status = machineStatus(pod, view, this.#host.address, timestamp(Date.now()));
+    const taken = await this.#writer.write(pod, status);
+    const record = this.#host.records.get(view.record.uid);
+    if (taken && view.phase === 'Running' && record?.acknowledged === false) {
+      this.#host.records.update(record, { acknowledged: true });
+    }
   }
 
   #watchReadiness(pod: Readonly<Pod>, { machine }: MachineRecord, { runtime }: Progress): void {

@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
-import * as actions from './actions.ts';
+import { ACTIONS } from './actions.ts';
 import type { Host } from './host.ts';
 import { type Observed, plan, type Step } from './plan.ts';
 import type { MachineFailure, MachineRecord } from './record.ts';
@@ -95,13 +95,13 @@ export class Machines {
 
   #observe(request: Request, runtime: Runtime): Observed {
     const { record, deletion, activeDeadline, graceMilliseconds } = request;
-    const { monitor, network, fenced } = this.#host;
+    const { monitor, network } = this.#host;
     const given = monitor.faultyChecks >= FAULTY_CHECKS && network.name === 'nat';
     return {
       state: runtime.state,
       record,
       deletion,
-      fenced: fenced(),
+      fenced: this.#host.fenced(),
       unseen: runtime.unseen,
       activeDeadline,
       networkFault: given ? monitor.host?.message : undefined,
@@ -160,7 +160,7 @@ export class Machines {
       'graceMilliseconds' in step ? step.graceMilliseconds : request.graceMilliseconds;
     const changed = (): void => this.#changed(record.key);
     const action = { host: this.#host, record, runtime, task, pod, desired, graceMilliseconds, changed };
-    void actions[step.kind](action)
+    void ACTIONS[step.kind](action)
       .then(
         () => {
           runtime.attempts = 0;

@@ -69,15 +69,16 @@ export function plan(observed: Observed, desired: Desired | undefined, now: numb
     return record.released ? { kind: 'wait', until: undefined } : { kind: 'release', graceMilliseconds: 0 };
   }
   const failure = failureOf(observed, now);
-  if (failure !== undefined) {
-    return { kind: 'fail', failure };
-  }
-  if (!record.created) {
+  return failure === undefined ? live(observed, desired, now) : { kind: 'fail', failure };
+}
+
+function live(observed: Observed, desired: Desired | undefined, now: number): Step {
+  if (!observed.record.created) {
     return { kind: 'create' };
   }
-  const note = noticed(observed, now);
-  if (note !== undefined) {
-    return { kind: 'note', change: note };
+  const change = noticed(observed, now);
+  if (change !== undefined) {
+    return { kind: 'note', change };
   }
   // Without a readable wish nothing changes.
   return desired === undefined ? SETTLED : towards(observed, desired, now);
@@ -154,16 +155,15 @@ function towards(observed: Observed, desired: Desired, now: number): Step {
   if (isPending(desired.revertRequestedAt, record.revertedAt)) {
     return isAlive(state) ? { kind: 'stop', graceMilliseconds: 0 } : { kind: 'revert' };
   }
-  switch (desired.power) {
-    case 'Running':
-      return towardsRunning(observed, desired, now);
-    case 'Stopped':
-      return isAlive(state)
-        ? { kind: 'stop', graceMilliseconds: observed.graceMilliseconds }
-        : settledAfter(record, desired);
-    case 'Suspended':
-      return state.kind === 'running' ? { kind: 'suspend' } : settledAfter(record, desired);
+  if (desired.power === 'Running') {
+    return towardsRunning(observed, desired, now);
   }
+  if (desired.power === 'Suspended' && state.kind === 'running') {
+    return { kind: 'suspend' };
+  }
+  return desired.power === 'Stopped' && isAlive(state)
+    ? { kind: 'stop', graceMilliseconds: observed.graceMilliseconds }
+    : settledAfter(record, desired);
 }
 
 /** An action asked of a machine that is off has nothing to do, and an end is forgotten once the machine is wanted off. */

@@ -1,5 +1,4 @@
 /** The Pod status that says what a machine is: a pure function, so that nothing is written when nothing changed. */
-import { isDeepStrictEqual } from 'node:util';
 import type { Desired, MachineReport } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONDITION, MACHINE_CONTAINER, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type {
@@ -10,7 +9,7 @@ import type {
   PodCondition,
   PodStatus,
 } from '../../kube/core.ts';
-import type { MachineRecord } from './record.ts';
+import type { MachineFailure, MachineRecord } from './record.ts';
 
 /** What people read in the STATUS column and in the VM's phase. */
 export type MachinePhase =
@@ -47,6 +46,10 @@ export interface MachineView {
 
 /** A kubelet keeps as much of a termination message. */
 const MESSAGE_LENGTH = 4096;
+
+/** 128 + SIGTERM and 128 + SIGKILL, as a kubelet reports processes that it ended. */
+export const STOPPED_EXIT_CODE = 143;
+const KILLED_EXIT_CODE = 137;
 
 /** The end of a long text: the last words matter. */
 export function lastWords(text: string): string {
@@ -195,23 +198,32 @@ function podPhase(pod: Pod, view: MachineView): NonNullable<PodStatus['phase']> 
 }
 
 function containerState(view: MachineView): ContainerState {
-  const { record } = view;
-  if (view.phase === 'Failed') {
-    const failure = record.failure;
-    return {
-      terminated: {
-        exitCode: failure?.exitCode ?? (record.killed ? 137 : 143),
-        reason: failure?.reason ?? 'Terminated',
-        message: lastWords(failure?.message ?? 'the machine was stopped because its Pod was deleted'),
-        ...(record.startedAt === undefined ? {} : { startedAt: record.startedAt }),
-        ...(record.finishedAt === undefined ? {} : { finishedAt: record.finishedAt }),
-      },
-    };
+  const { record, phase } = view;
+  if (phase === 'Failed') {
+    return { terminated: terminated(record) };
   }
-  if (WITH_PROCESS.has(view.phase) && record.startedAt !== undefined) {
+  if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  return waiting(view.phase, view.message ?? percent(view.progressPercent));
+  return waiting(phase, view.message ?? percent(view.progressPercent));
+}
+
+/** Without a failure of its own, the machine was ended with its Pod: never an exit code of 0, which a Job would count as done. */
+function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState['terminated']> {
+  const { failure, killed } = record;
+  const ended: MachineFailure = failure ?? {
+    reason: 'Terminated',
+    message: 'the machine was stopped because its Pod was deleted',
+    exitCode: killed ? KILLED_EXIT_CODE : STOPPED_EXIT_CODE,
+    graceMilliseconds: 0,
+  };
+  return {
+    exitCode: ended.exitCode,
+    reason: ended.reason,
+    message: lastWords(ended.message),
+    ...defined('startedAt', record.startedAt),
+    ...defined('finishedAt', record.finishedAt),
+  };
 }
 
 function percent(progress: number | undefined): string | undefined {
@@ -271,24 +283,4 @@ function stamp(pod: Pod, conditions: PodCondition[], now: string): PodCondition[
       ...(pod.metadata.generation === undefined ? {} : { observedGeneration: pod.metadata.generation }),
     };
   });
-}
-
-/** Whether the Pod shows all of `wanted` already: what others wrote beside it does not count. */
-export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
-  const { conditions: wantedConditions = [], ...rest } = wanted;
-  const current: Record<string, unknown> = { ...pod.status };
-  const same = Object.entries(rest).every(([key, value]) => isDeepStrictEqual(current[key], value));
-  const others = pod.status?.conditions ?? [];
-  return (
-    same &&
-    wantedConditions.every((wanted) =>
-      others.some((other) => other.type === wanted.type && isDeepStrictEqual(withoutProbe(other), wanted)),
-    )
-  );
-}
-
-/** The API server adds `lastProbeTime: null` to what it returns. */
-function withoutProbe(condition: PodCondition): PodCondition {
-  const { lastProbeTime, ...rest } = condition;
-  return lastProbeTime === undefined || lastProbeTime === null ? rest : condition;
 }

@@ -4,7 +4,7 @@ import { type Pod, PODS, type PodStatus } from '../../kube/core.ts';
 import { ApiError, isConflict, isInvalid, isNotFound, TerminalError } from '../../kube/errors.ts';
 import { compareResourceVersions, refOf } from '../../kube/objects.ts';
 import { FIELD_MANAGER } from '../node/constants.ts';
-import { showsAlready } from './status.ts';
+import { showsAlready } from './shows.ts';
 
 export class PodWriter {
   readonly #client: KubeClient;

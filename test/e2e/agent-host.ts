@@ -1,5 +1,5 @@
 /** Hosts for tests of the agent against a real control plane: agents in this process, with stand-ins for what runs machines. */
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
@@ -76,6 +76,7 @@ export class TestHost {
     const file = join(this.#directory, 'agent.yaml');
     await writeFile(file, stringify({ ...this.#settings, bootstrapKubeconfig: kubeconfig }));
     const config = loadConfig(file);
+    await mkdir(config.dataDirectory, { recursive: true });
     const stop = new AbortController();
     this.#stop = stop;
     const { driver, images, network } = this;

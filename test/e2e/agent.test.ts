@@ -191,6 +191,7 @@ describe('a machine', () => {
       'restarted',
       (one) => one.status?.containerStatuses?.[0]?.restartCount === 1 && isReady(one),
     );
+    expect(host.driver.calls.filter((call) => call === `start ${pod.metadata.uid}`)).toHaveLength(2);
     await destroy('again');
   });
 

@@ -7,7 +7,6 @@ import type {
   Accelerator,
   Driver,
   ExitReason,
-  LaunchPlan,
   MachineFolder,
   MachineState,
 } from '../../agent/drivers/driver.ts';
@@ -39,7 +38,7 @@ export class StandInDriver implements Driver {
     this.#set('create', folder, { kind: 'stopped' });
   }
 
-  async start(folder: MachineFolder, _: LaunchPlan): Promise<void> {
+  async start(folder: MachineFolder): Promise<void> {
     const error = this.startError;
     if (error !== undefined) {
       this.startError = undefined;
