@@ -1,0 +1,241 @@
+import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { createServer, type RequestListener, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { isForbiddenAddress } from './fetch.ts';
+import { HostImageStore } from './hoststore.ts';
+import type { BaseImage, BaseImageSource } from './store.ts';
+
+const RAW_BYTES = 1024 * 1024;
+
+describe('the image store', () => {
+  let directory: string;
+  let shared: string;
+  let store: HostImageStore;
+  let servers: Server[];
+
+  beforeEach(async () => {
+    directory = await mkdtemp(join(tmpdir(), 'berth-images-'));
+    shared = join(directory, 'shared');
+    await mkdir(shared);
+    store = await open();
+    servers = [];
+  });
+
+  afterEach(async () => {
+    for (const server of servers) server.close();
+    await rm(directory, { recursive: true, force: true });
+  });
+
+  async function open(allowLoopbackHttp = true): Promise<HostImageStore> {
+    return await HostImageStore.open({
+      dataDirectory: join(directory, 'data'),
+      sharedRoots: [shared],
+      allowLoopbackHttp,
+    });
+  }
+
+  async function ensure(source: BaseImageSource, from = store): Promise<BaseImage> {
+    const { signal } = new AbortController();
+    return await from.ensure(source, { signal, onProgress: () => undefined });
+  }
+
+  async function serve(listener: RequestListener): Promise<string> {
+    const server = createServer(listener).listen(0, '127.0.0.1');
+    servers.push(server);
+    await once(server, 'listening');
+    return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  }
+
+  function qemuImg(...parameters: string[]): void {
+    execFileSync('qemu-img', parameters, { stdio: 'pipe' });
+  }
+
+  async function stored(): Promise<string[]> {
+    const names = await readdir(join(directory, 'data', 'images'), { recursive: true });
+    return names.filter((name) => name.includes('/'));
+  }
+
+  describe('shared files', () => {
+    it('are used where they lie', async () => {
+      const path = join(shared, 'disk.raw');
+      const content = Buffer.alloc(RAW_BYTES, 7);
+      await writeFile(path, content);
+      const digest = `sha256:${createHash('sha256').update(content).digest('hex')}`;
+      const expected = { path, digest, format: 'raw', virtualSizeBytes: RAW_BYTES };
+      expect(await ensure({ type: 'sharedFile', path })).toEqual(expected);
+      expect(await ensure({ type: 'sharedFile', path }, await open())).toEqual(expected);
+    });
+
+    it('are told apart from what they were before they changed', async () => {
+      const path = join(shared, 'disk.raw');
+      await writeFile(path, Buffer.alloc(RAW_BYTES, 1));
+      const before = await ensure({ type: 'sharedFile', path });
+      await writeFile(path, Buffer.alloc(RAW_BYTES, 2));
+      expect((await ensure({ type: 'sharedFile', path })).digest).not.toBe(before.digest);
+    });
+
+    it.each([
+      ['a path outside', () => '/etc/passwd'],
+      ['a path that climbs out', () => `${shared}/../outside.raw`],
+      ['a link that leads out', () => join(shared, 'link')],
+      ['a link to a folder outside', () => join(shared, 'folder', 'outside.raw')],
+      ['the root itself', () => shared],
+      ['a file that is not there', () => join(shared, 'none')],
+      ['a relative path', () => 'disk.raw'],
+    ])('%s is ImageNotFound', async (_name, path) => {
+      await writeFile(join(directory, 'outside.raw'), Buffer.alloc(512));
+      await symlink(join(directory, 'outside.raw'), join(shared, 'link'));
+      await symlink(directory, join(shared, 'folder'));
+      const refused = ensure({ type: 'sharedFile', path: path() });
+      await expect(refused).rejects.toMatchObject({ reason: 'ImageNotFound' });
+    });
+
+    it.each([
+      ['a backing file', ['-b', '/etc/passwd', '-F', 'raw', '-u'], 'backing file'],
+      ['a backing file over the network', ['-b', 'nbd://127.0.0.1:1/x', '-F', 'raw', '-u'], 'backing file'],
+      ['a data file', ['-o', 'data_file=DATA,data_file_raw=on'], 'data file'],
+      [
+        'encryption',
+        ['--object', 'secret,id=s,data=x', '-o', 'encrypt.format=luks,encrypt.key-secret=s'],
+        'encrypted',
+      ],
+    ])('a qcow2 with %s is ImageInvalid', async (_name, options, message) => {
+      const path = join(shared, 'hostile.qcow2');
+      const filled = options.map((option) => option.replace('DATA', join(directory, 'data.raw')));
+      qemuImg('create', '-q', '-f', 'qcow2', ...filled, path, '1M');
+      await expect(ensure({ type: 'sharedFile', path })).rejects.toMatchObject({
+        reason: 'ImageInvalid',
+        message: expect.stringContaining(message) as string,
+      });
+    });
+
+    it('a qcow2 with snapshots, or cut off in its header, is ImageInvalid', async () => {
+      const path = join(shared, 'disk.qcow2');
+      qemuImg('create', '-q', '-f', 'qcow2', path, '1M');
+      await expect(ensure({ type: 'sharedFile', path })).resolves.toMatchObject({ format: 'qcow2' });
+      qemuImg('snapshot', '-c', 'one', path);
+      await expect(ensure({ type: 'sharedFile', path })).rejects.toMatchObject({ reason: 'ImageInvalid' });
+      await writeFile(path, (await readFile(path)).subarray(0, 32));
+      await expect(ensure({ type: 'sharedFile', path })).rejects.toMatchObject({ reason: 'ImageInvalid' });
+    });
+
+    it('what is no disk at all is ImageInvalid', async () => {
+      const path = join(shared, 'text');
+      await writeFile(path, 'hello');
+      await expect(ensure({ type: 'sharedFile', path })).rejects.toMatchObject({ reason: 'ImageInvalid' });
+    });
+  });
+
+  describe('http', () => {
+    const content = Buffer.alloc(RAW_BYTES, 3);
+    const sha256 = createHash('sha256').update(content).digest('hex');
+
+    it('fetches an image once for all who ask at the same time, and not again after a restart', async () => {
+      let requests = 0;
+      const url = await serve((_request, response) => {
+        requests += 1;
+        response.end(content);
+      });
+      const source: BaseImageSource = { type: 'http', url, sha256 };
+      const images = await Promise.all([ensure(source), ensure(source), ensure(source)]);
+      expect(images[0]).toMatchObject({ digest: `sha256:${sha256}`, virtualSizeBytes: RAW_BYTES });
+      expect(new Set(images.map(({ path }) => path)).size).toBe(1);
+      await ensure(source, await open());
+      expect(requests).toBe(1);
+      expect(await readFile(images[0]?.path ?? '')).toEqual(content);
+      expect(store.images()).toEqual([{ names: [url, `sha256:${sha256}`], sizeBytes: RAW_BYTES }]);
+    });
+
+    it('an image with another digest is DigestMismatch, and nothing of it stays', async () => {
+      const url = await serve((_request, response) => response.end('something else'));
+      const refused = ensure({ type: 'http', url, sha256 });
+      await expect(refused).rejects.toMatchObject({ reason: 'DigestMismatch' });
+      expect(await stored()).toEqual([]);
+    });
+
+    it('an image that breaks off is ImageFetchFailed, and nothing of it stays', async () => {
+      const url = await serve((_request, response) => {
+        response.writeHead(200, { 'content-length': content.length });
+        response.write(content.subarray(0, 1000));
+        setImmediate(() => response.destroy());
+      });
+      await expect(ensure({ type: 'http', url, sha256 })).rejects.toMatchObject({
+        reason: 'ImageFetchFailed',
+      });
+      expect(await stored()).toEqual([]);
+    });
+
+    it('one who gives up does not end the fetch of another', async () => {
+      const asked = Promise.withResolvers<ServerResponse>();
+      const url = await serve((_request, response) => {
+        response.write(content.subarray(0, 10));
+        asked.resolve(response);
+      });
+      const source: BaseImageSource = { type: 'http', url, sha256 };
+      const impatient = new AbortController();
+      const given = store.ensure(source, { signal: impatient.signal, onProgress: () => undefined });
+      const other = ensure(source);
+      impatient.abort(new Error('deleted'));
+      await expect(given).rejects.toThrow('deleted');
+      (await asked.promise).end(content.subarray(10));
+      await expect(other).resolves.toMatchObject({ digest: `sha256:${sha256}` });
+    });
+
+    it('an address of the host itself is refused unless configured, by name too', async () => {
+      const url = await serve((_request, response) => response.end(content));
+      const strict = await open(false);
+      for (const address of [
+        url,
+        url.replace('127.0.0.1', 'localhost'),
+        url.replace('127.0.0.1', '[::ffff:127.0.0.1]'),
+      ]) {
+        await expect(ensure({ type: 'http', url: address, sha256 }, strict)).rejects.toMatchObject({
+          reason: 'ImageFetchFailed',
+          message: expect.stringContaining('allowLoopbackHttp') as string,
+        });
+      }
+    });
+
+    it('404 is ImageNotFound', async () => {
+      const url = await serve((_request, response) => response.writeHead(404).end());
+      await expect(ensure({ type: 'http', url, sha256 })).rejects.toMatchObject({ reason: 'ImageNotFound' });
+    });
+
+    it('follows redirects, not without end', async () => {
+      const url = await serve((request, response) => {
+        if (request.url === '/image') response.end(content);
+        else response.writeHead(302, { location: request.url === '/first' ? '/image' : '/loop' }).end();
+      });
+      await expect(ensure({ type: 'http', url: `${url}/loop`, sha256 })).rejects.toMatchObject({
+        reason: 'ImageFetchFailed',
+      });
+      await expect(ensure({ type: 'http', url: `${url}/first`, sha256 })).resolves.toBeDefined();
+    });
+  });
+
+  it('a registry is ImageSourceUnsupported for now', async () => {
+    await expect(ensure({ type: 'registry', reference: 'ghcr.io/a/b:1' })).rejects.toMatchObject({
+      reason: 'ImageSourceUnsupported',
+    });
+  });
+
+  it.each([
+    '127.0.0.1',
+    '169.254.169.254',
+    '::1',
+    'fe80::1',
+    '0.0.0.0',
+    '::ffff:127.0.0.1',
+    '::ffff:169.254.169.254',
+  ])('%s is an address of the host or its link', (address) => expect(isForbiddenAddress(address)).toBe(true));
+
+  it.each(['10.0.0.1', '192.168.1.1', '2001:db8::1', '151.101.1.6'])('%s is not', (address) =>
+    expect(isForbiddenAddress(address)).toBe(false),
+  );
+});
