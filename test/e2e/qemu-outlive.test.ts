@@ -1,5 +1,6 @@
 /** Machines and the life of the agent: found again, noticed when they end, suspended to disk; and starts that fail. */
 import { writeFile } from 'node:fs/promises';
+import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
@@ -159,7 +160,6 @@ describe('a start that fails', { timeout: BOOT_DEADLINE_MILLISECONDS }, () => {
   });
 
   it('for a port that something holds says so', async () => {
-    const { createServer } = await import('node:net');
     const server = createServer();
     await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
     const address = server.address();

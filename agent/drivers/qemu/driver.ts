@@ -1,5 +1,5 @@
 /** Machines as QEMU processes. What is known of each lies in its folder; this class holds only connections. */
-import { copyFile, rm, stat } from 'node:fs/promises';
+import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { BaseImage } from '../../images/store.ts';
@@ -23,7 +23,7 @@ import {
   StartError,
 } from '../driver.ts';
 import type { RunAs } from './arguments.ts';
-import { createBlank, createOverlay, growDisk } from './disk.ts';
+import { copySparse, createBlank, createOverlay, growDisk } from './disk.ts';
 import { Machine, type MachineContext } from './machine.ts';
 import type { Platform } from './platform.ts';
 import type { StopOptions } from './power.ts';
@@ -76,7 +76,7 @@ export class QemuDriver implements Driver {
     await makeMachineFolder(this.#root, folder.path);
     const diskBytes = await makeDisk(folder, plan, base);
     if (platform.firmware !== undefined) {
-      await copyFile(platform.firmware.variables, join(folder.path, FILES.variables));
+      await copySparse(platform.firmware.variables, join(folder.path, FILES.variables));
     }
     const state: MachineFile = {
       version: 1,

@@ -160,27 +160,31 @@ export class Machine {
     this.#letGo();
     const session = this.#open(identity);
     session.watchChild(child);
-    const [qmp] = await Promise.all([
-      session.qmp({ timeoutMilliseconds: START_TIMEOUT_MILLISECONDS, signal: ended.signal }),
-      this.#state.update({ process: identity }),
-    ]);
+    const signal = ended.signal;
+    const answer = session.qmp({ timeoutMilliseconds: START_TIMEOUT_MILLISECONDS, signal });
+    try {
+      await Promise.all([answer, this.#state.update({ process: identity })]);
+    } catch (error) {
+      throw signal.aborted ? await this.#startError(describeExit(await session.exitStatus())) : error;
+    }
     this.#context.tail({ uid, path });
-    return qmp;
+    return await answer;
   }
 
   /** Leaves no process behind; the machine is stopped, or suspended as it was. */
   async #failedStart(cause: unknown): Promise<StartError> {
     const identity = await this.process();
-    const hung = identity !== undefined;
-    if (hung) await killForCertain(identity);
-    const status = hung ? undefined : await this.#session?.exitStatus();
+    if (identity !== undefined) await killForCertain(identity);
     this.#letGo();
-    await this.#state.update({ intent: 'stop', live: false, process: undefined });
+    // The notice of the exit may have come first, and have taken it for a crash.
+    await this.#state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
-    if (cause instanceof StartError) return cause;
+    return cause instanceof StartError ? cause : await this.#startError(String(cause));
+  }
+
+  async #startError(what: string): Promise<StartError> {
     const words = await lastWords(this.#folder.path);
-    const detail = status === undefined ? String(cause) : describeExit(status);
-    return new StartError(reasonOf(words), words === '' ? detail : `${detail}: ${words}`);
+    return new StartError(reasonOf(words), words === '' ? what : `${what}: ${words}`);
   }
 
   /** Undefined when the process is gone. */
