@@ -29,7 +29,7 @@ function createController(
 async function valueOf(metric: string, labels: Record<string, string>): Promise<number | undefined> {
   const { values = [] } = (await metrics.getSingleMetric(metric)?.get()) ?? {};
   return values.find(({ labels: have }) =>
-    Object.entries(labels).every(([label, value]) => have[label as keyof typeof have] === value),
+    Object.entries(labels).every(([label, value]) => have[label] === value),
   )?.value;
 }
 

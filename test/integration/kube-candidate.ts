@@ -1,0 +1,64 @@
+/**
+ * A candidate for a lease in a process of its own, to be killed and frozen. While it leads it writes its name into a ConfigMap
+ * again and again. Arguments: kubeconfig, namespace, lease (and ConfigMap), identity. SIGTERM ends it cleanly.
+ */
+import { pino } from 'pino';
+import { KubeClient } from '../../kube/client.ts';
+import { CONFIG_MAPS } from '../../kube/core.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { runLeaderElection } from '../../kube/lease.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { rest } from '../../kube/time.ts';
+import { Transport } from '../../kube/transport.ts';
+
+/** A guard is no fence: frozen between the look at the lease and the write, a process writes late. Rare writes make that unlikely. */
+const WRITE_MILLISECONDS = 50;
+
+const [kubeconfigPath = '', namespace = '', name = '', identity = ''] = process.argv.slice(2);
+const metrics = createMetrics();
+const connection = await loadConnection({ kubeconfigPath });
+const client = new KubeClient(new Transport(connection, { metrics }));
+const stop = new AbortController();
+process.once('SIGTERM', () => stop.abort());
+
+const election = runLeaderElection({
+  client: new KubeClient(new Transport(connection, { metrics })),
+  namespace,
+  name,
+  identity,
+  logger: pino({ level: 'silent' }),
+  signal: stop.signal,
+  metrics,
+  onStartedLeading: () => {
+    process.stdout.write('leading\n');
+    void write();
+  },
+  onLost: () => {
+    process.stdout.write('lost\n');
+  },
+});
+client.guard = () => election.isHeld();
+process.stdout.write('started\n');
+
+let writing: Promise<void> = Promise.resolve();
+
+async function write(): Promise<void> {
+  for (let count = 0; !stop.signal.aborted; count += 1) {
+    try {
+      const data = { writer: identity, count: String(count) };
+      writing = client.mergePatch(CONFIG_MAPS, { namespace, name }, { data }).then(() => undefined);
+      await writing;
+      await rest(WRITE_MILLISECONDS, stop.signal);
+    } catch (error) {
+      process.stdout.write(`refused ${(error as Error).name}\n`);
+      return;
+    }
+  }
+}
+
+stop.signal.addEventListener('abort', () => {
+  void writing
+    .then(() => election.release())
+    .then(() => election.done)
+    .then(() => process.exit(0));
+});

@@ -1,0 +1,234 @@
+import { randomBytes } from 'node:crypto';
+import { mkdtemp, rename, rm, writeFile } from 'node:fs/promises';
+import { request as httpRequest } from 'node:http';
+import { request } from 'node:https';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TLSSocket } from 'node:tls';
+import { pino } from 'pino';
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { Authorizer } from '../../kube/authorization.ts';
+import { createAuthority, createKey, issue, type KeyAlgorithm } from '../../kube/certificates.ts';
+import { SERVICE_ACCOUNTS, type TokenRequest } from '../../kube/core.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { type RunningServer, serveHealth, serveMetrics } from '../../kube/serving.ts';
+import {
+  type CertificateProvider,
+  certificateFromFiles,
+  selfMadeCertificate,
+} from '../../kube/servingcertificate.ts';
+import type { Cluster } from '../cluster/index.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+
+const namespace = `kube-serving-${randomBytes(4).toString('hex')}`;
+const logger = pino({ level: 'silent' });
+const LOOK_MILLISECONDS = 50;
+
+let cluster: Cluster;
+let servers: RunningServer[] = [];
+let folder: string;
+
+interface Seen {
+  status: number;
+  text: string;
+  /** Of the serving certificate. */
+  serial: string;
+  keyType: 'ECDSA' | 'RSA';
+}
+
+async function get(port: number, path: string, token?: string): Promise<Seen> {
+  const { promise, resolve, reject } = Promise.withResolvers<Seen>();
+  const headers = token === undefined ? {} : { authorization: `Bearer ${token}` };
+  const options = { host: '127.0.0.1', port, path, headers, rejectUnauthorized: false, agent: false };
+  request(options, (response) => {
+    const certificate = (response.socket as TLSSocket).getPeerX509Certificate();
+    response
+      .toArray()
+      .then((chunks) =>
+        resolve({
+          status: response.statusCode ?? 0,
+          text: Buffer.concat(chunks as Buffer[]).toString(),
+          serial: certificate?.serialNumber ?? '',
+          keyType: certificate?.publicKey.asymmetricKeyType === 'rsa' ? 'RSA' : 'ECDSA',
+        }),
+      )
+      .catch(reject);
+  })
+    .on('error', reject)
+    .end();
+  return promise;
+}
+
+async function getHealth(port: number, path: string): Promise<{ status: number; text: string }> {
+  const { promise, resolve, reject } = Promise.withResolvers<{ status: number; text: string }>();
+  httpRequest({ host: '127.0.0.1', port, path, agent: false }, (response) => {
+    response
+      .toArray()
+      .then((chunks) =>
+        resolve({ status: response.statusCode ?? 0, text: Buffer.concat(chunks as Buffer[]).toString() }),
+      )
+      .catch(reject);
+  })
+    .on('error', reject)
+    .end();
+  return promise;
+}
+
+async function serve(certificates: CertificateProvider): Promise<RunningServer> {
+  const server = await serveMetrics({
+    listen: '127.0.0.1:0',
+    metrics: createMetrics(),
+    authorizer: new Authorizer(cluster.client()),
+    certificates,
+    logger,
+    lookMilliseconds: LOOK_MILLISECONDS,
+  });
+  servers.push(server);
+  return server;
+}
+
+/** A ServiceAccount's token; `rule` is a ClusterRole bound to it. */
+async function createToken(name: string, clusterRole?: string): Promise<string> {
+  await cluster.client().create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
+  if (clusterRole !== undefined) {
+    await cluster.kubectl([
+      'create',
+      'clusterrole',
+      clusterRole,
+      '--verb=get',
+      '--non-resource-url=/metrics',
+    ]);
+    await cluster.kubectl([
+      'create',
+      'clusterrolebinding',
+      clusterRole,
+      `--clusterrole=${clusterRole}`,
+      `--serviceaccount=${namespace}:${name}`,
+    ]);
+  }
+  const body = { spec: { expirationSeconds: 600 } };
+  const answer = await cluster
+    .client()
+    .createSubresource<typeof body, TokenRequest>(SERVICE_ACCOUNTS, { namespace, name }, 'token', body);
+  return answer.status?.token ?? '';
+}
+
+/** Both files are replaced one after the other, as people do. */
+async function writePair(algorithm: KeyAlgorithm, commonName: string): Promise<CertificateProvider> {
+  const authority = await createAuthority({ commonName: 'test', days: 1 });
+  const key = await createKey(algorithm);
+  const certificate = await issue(authority, { key, commonName, days: 1, dnsNames: ['localhost'] });
+  const files = { certificateFile: join(folder, 'tls.crt'), keyFile: join(folder, 'tls.key') };
+  await writeFile(`${files.certificateFile}.new`, certificate);
+  await rename(`${files.certificateFile}.new`, files.certificateFile);
+  await writeFile(files.keyFile, key.pem);
+  return certificateFromFiles(files);
+}
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  await cluster.createNamespace(namespace);
+  folder = await mkdtemp(join(tmpdir(), 'berth-serving-'));
+});
+
+afterEach(async () => {
+  await Promise.all(servers.map((server) => server.close()));
+  servers = [];
+});
+
+afterAll(async () => {
+  await rm(folder, { recursive: true, force: true });
+  await cluster.kubectl(['delete', 'clusterrole,clusterrolebinding', namespace, '--ignore-not-found']);
+  await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+});
+
+describe('metrics server', () => {
+  it('answers 401 without a good token, 403 to who may not read, 200 to who may', async () => {
+    const { port } = await serve(selfMadeCertificate({ commonName: 'berth', dnsNames: ['localhost'] }));
+    const reader = await createToken('reader', namespace);
+    const stranger = await createToken('stranger');
+    expect(await get(port, '/metrics')).toMatchObject({ status: 401, text: 'Unauthorized' });
+    expect(await get(port, '/metrics', 'forged')).toMatchObject({ status: 401 });
+    expect(await get(port, '/metrics', stranger)).toMatchObject({ status: 403, text: 'Forbidden' });
+    const allowed = await waitFor('the right to be known', async () => {
+      const answer = await get(port, '/metrics', reader);
+      return answer.status === 200 && answer;
+    });
+    expect(allowed.text).toContain('rest_client_requests_total');
+    expect(await get(port, '/other', reader)).toMatchObject({ status: 403 });
+  });
+
+  it('serves another certificate once its files hold one, RSA and ECDSA, without a restart', async () => {
+    const { port } = await serve(await writePair('RSA', 'first'));
+    const first = await get(port, '/metrics');
+    expect(first).toMatchObject({ status: 401, keyType: 'RSA' });
+    await writePair('ECDSA', 'second');
+    const second = await waitFor('the second certificate', async () => {
+      const answer = await get(port, '/metrics');
+      return answer.serial !== first.serial && answer;
+    });
+    expect(second).toMatchObject({ status: 401, keyType: 'ECDSA' });
+  });
+
+  it('keeps the old certificate while the files hold none', async () => {
+    const { port } = await serve(await writePair('ECDSA', 'good'));
+    const before = await get(port, '/metrics');
+    await writeFile(join(folder, 'tls.crt'), 'half a certif');
+    for (let look = 0; look < 5; look += 1) {
+      expect((await get(port, '/metrics')).serial).toBe(before.serial);
+    }
+    await writePair('ECDSA', 'next');
+    const replaced = async () => (await get(port, '/metrics')).serial !== before.serial;
+    expect(await waitFor('the next good certificate', replaced)).toBe(true);
+  });
+
+  it.each<KeyAlgorithm>(['ECDSA', 'RSA'])(
+    'renews its own %s certificate before it ends',
+    async (algorithm) => {
+      let now = Date.now();
+      const provider = selfMadeCertificate({
+        commonName: 'berth',
+        dnsNames: ['localhost'],
+        algorithm,
+        days: 30,
+        clock: () => now,
+      });
+      const { port } = await serve(provider);
+      const first = await get(port, '/metrics');
+      now += 21 * 24 * 60 * 60 * 1000;
+      const second = await waitFor('another certificate', async () => {
+        const answer = await get(port, '/metrics');
+        return answer.serial !== first.serial && answer;
+      });
+      expect([first.keyType, second.keyType]).toEqual([algorithm, algorithm]);
+    },
+  );
+});
+
+describe('health server', () => {
+  it('names its checks, keeps their reasons to itself, and can leave some out', async () => {
+    let reason: string | undefined;
+    const server = await serveHealth({
+      listen: '127.0.0.1:0',
+      live: { ping: () => undefined },
+      ready: { ping: () => undefined, caches: () => reason },
+      logger,
+    });
+    servers.push(server);
+    expect(await getHealth(server.port, '/healthz')).toEqual({ status: 200, text: 'ok' });
+    expect(await getHealth(server.port, '/readyz')).toEqual({ status: 200, text: 'ok' });
+    reason = 'secret words';
+    expect(await getHealth(server.port, '/readyz')).toEqual({
+      status: 500,
+      text: '[+]ping ok\n[-]caches failed: reason withheld\nreadyz check failed\n',
+    });
+    expect(await getHealth(server.port, '/readyz?exclude=caches&verbose')).toEqual({
+      status: 200,
+      text: '[+]ping ok\nreadyz check passed\n',
+    });
+    expect(await getHealth(server.port, '/readyz/ping')).toMatchObject({ status: 200 });
+    expect(await getHealth(server.port, '/healthz/caches')).toMatchObject({ status: 404 });
+    expect(await getHealth(server.port, '/')).toMatchObject({ status: 404 });
+  });
+});

@@ -1,0 +1,268 @@
+import { randomBytes } from 'node:crypto';
+import { pino } from 'pino';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import type { Change } from '../../kube/cache.ts';
+import { KubeClient } from '../../kube/client.ts';
+import { Consistency } from '../../kube/consistency.ts';
+import { CONFIG_MAPS, type ConfigMap } from '../../kube/core.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { isConflict, isInvalid, isNotFound } from '../../kube/errors.ts';
+import { Informer, type InformerOptions } from '../../kube/informer.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { Transport } from '../../kube/transport.ts';
+import type { Cluster } from '../cluster/index.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+import { type FaultProxy, startFaultProxy } from './kube-proxy.ts';
+
+const namespace = `kube-watch-${randomBytes(4).toString('hex')}`;
+const logger = pino({ level: 'silent' });
+/** The watch's first wait is 0.8 to 1.6 s, and the machine may be busy. */
+const RECOVERY = { deadlineMilliseconds: 20_000 };
+const GONE = { kind: 'Status', apiVersion: 'v1', code: 410, reason: 'Expired', message: 'too old' };
+
+let cluster: Cluster;
+let admin: KubeClient;
+let proxy: FaultProxy;
+let client: KubeClient;
+let end: AbortController;
+let informer: Informer<ConfigMap>;
+let seen: string[];
+
+function tell({ type, object }: Change<ConfigMap>): string {
+  return `${type} ${object.metadata.name} ${object.data?.value ?? ''}`;
+}
+
+async function follow(options: InformerOptions<ConfigMap> = {}): Promise<void> {
+  informer = new Informer(client, CONFIG_MAPS, {
+    namespace,
+    labelSelector: `test=${label}`,
+    logger,
+    ...options,
+  });
+  informer.cache.onChange((change) => seen.push(tell(change)));
+  informer.start(end.signal);
+  await informer.synced;
+}
+
+let label: string;
+
+async function create(name: string, value: string): Promise<ConfigMap> {
+  const metadata = { name: `${name}-${label}`, namespace, labels: { test: label } };
+  return admin.create(CONFIG_MAPS, { metadata, data: { value } });
+}
+
+async function change(name: string, value: string): Promise<ConfigMap> {
+  return admin.mergePatch(CONFIG_MAPS, { namespace, name: `${name}-${label}` }, { data: { value } });
+}
+
+async function remove(name: string): Promise<void> {
+  await admin.delete(CONFIG_MAPS, { namespace, name: `${name}-${label}` });
+}
+
+async function relists(): Promise<Record<string, number>> {
+  const { values } = await client.transport.metrics.relists.get();
+  return Object.fromEntries(values.map(({ labels, value }) => [String(labels.reason), value]));
+}
+
+/** Changes without the test's own label in the names. */
+function told(): string[] {
+  return seen.map((one) => one.replace(`-${label}`, ''));
+}
+
+async function waitToSee(what: string): Promise<void> {
+  await waitFor(`the change "${what}"; seen: ${told().join(', ')}`, () => told().includes(what), RECOVERY);
+}
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  admin = cluster.client();
+  await cluster.createNamespace(namespace);
+});
+
+afterAll(async () => {
+  await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+});
+
+beforeEach(async () => {
+  label = randomBytes(4).toString('hex');
+  seen = [];
+  end = new AbortController();
+  proxy = await startFaultProxy(await loadConnection({ kubeconfigPath: cluster.kubeconfig }));
+  client = new KubeClient(new Transport(proxy.connection, { metrics: createMetrics() }));
+});
+
+afterEach(async () => {
+  end.abort();
+  await client.transport.close();
+  await proxy.close();
+});
+
+describe('informer', () => {
+  it('has all at its first read, by one WatchList, and then follows', async () => {
+    await create('a', '1');
+    await follow();
+    expect(told()).toEqual(['added a 1']);
+    await change('a', '2');
+    await remove('a');
+    await waitToSee('deleted a 2');
+    expect(told()).toEqual(['added a 1', 'updated a 2', 'deleted a 2']);
+    expect(proxy.requests).toHaveLength(1);
+    expect(informer.cache.list()).toEqual([]);
+  });
+
+  it('lists in pages where the server has no WatchList', async () => {
+    proxy.refuse = (path) =>
+      path.includes('sendInitialEvents')
+        ? { status: 422, body: { kind: 'Status', code: 422, reason: 'Invalid' } }
+        : undefined;
+    await create('a', '1');
+    await create('b', '1');
+    await follow();
+    expect(told().toSorted()).toEqual(['added a 1', 'added b 1']);
+    await change('b', '2');
+    await waitToSee('updated b 2');
+    expect(proxy.requests[1]).toContain('limit=500');
+    expect(informer.cache.get(`${namespace}/a-${label}`)).toMatchObject({
+      kind: 'ConfigMap',
+      apiVersion: 'v1',
+    });
+  });
+
+  it('resumes where it was when the connection ends within a line', async () => {
+    await create('a', '1');
+    await follow();
+    proxy.cut('{"type":"ADDED","object":{"kind":"Conf');
+    await change('a', '2');
+    await waitToSee('updated a 2');
+    expect(told()).toEqual(['added a 1', 'updated a 2']);
+    expect(await relists()).toEqual({ start: 1 });
+  });
+
+  it('reads all again when its place in history is gone, and finds what was made again under its name', async () => {
+    const first = await create('a', '1');
+    await create('b', '1');
+    await follow();
+    proxy.silence();
+    await remove('a');
+    const second = await create('a', '1');
+    await remove('b');
+    proxy.inject(JSON.stringify({ type: 'ERROR', object: GONE }));
+    await waitToSee('deleted b 1');
+    expect(told().slice(2)).toEqual(['deleted a 1', 'added a 1', 'deleted b 1']);
+    expect(informer.cache.get(`${namespace}/a-${label}`)?.metadata.uid).toBe(second.metadata.uid);
+    expect(second.metadata.uid).not.toBe(first.metadata.uid);
+    expect(await relists()).toEqual({ start: 1, '410': 1 });
+  });
+
+  it('reads all again after a line that is no JSON', async () => {
+    await follow();
+    proxy.inject('{"type":');
+    await create('a', '1');
+    await waitToSee('added a 1');
+    expect(await relists()).toMatchObject({ malformed: 1 });
+  });
+
+  it('goes on after the server has refused for a while', async () => {
+    await follow();
+    let refused = 0;
+    proxy.refuse = () => {
+      refused += 1;
+      return refused > 2 ? undefined : { status: 500, body: { kind: 'Status', code: 500 } };
+    };
+    proxy.cut();
+    await create('a', '1');
+    await waitToSee('added a 1');
+    expect(refused).toBeGreaterThan(2);
+  });
+
+  it('cuts a watch that has died unnoticed when an own write does not come back, and is then consistent', async () => {
+    await create('a', '1');
+    await follow();
+    const consistency = new Consistency();
+    proxy.silence();
+    const written = await change('a', '2');
+    consistency.wrote('key', informer, written.metadata.resourceVersion ?? '');
+    expect(consistency.ready('key')).toBe(false);
+    await waitFor('the own write', () => consistency.ready('key'), RECOVERY);
+    expect(told()).toEqual(['added a 1', 'updated a 2']);
+    expect(await relists()).toEqual({ start: 1 });
+    const cuts = await client.transport.metrics.cuts.get();
+    expect(cuts.values[0]).toMatchObject({ labels: { reason: 'behind' }, value: 1 });
+  });
+
+  it('keeps no managedFields, and what its transform leaves out', async () => {
+    await create('a', '1');
+    await follow({
+      transform: (object) => {
+        delete object.data;
+        return object;
+      },
+    });
+    const object = informer.cache.get(`${namespace}/a-${label}`);
+    expect(object).toBeDefined();
+    expect(object).not.toHaveProperty('data');
+    expect(object?.metadata).not.toHaveProperty('managedFields');
+  });
+});
+
+describe('requests', () => {
+  it('wait as long as the server asks, then are tried again', async () => {
+    let busy = true;
+    proxy.refuse = () => {
+      if (!busy) return undefined;
+      busy = false;
+      return { status: 429, body: { kind: 'Status', code: 429 }, headers: { 'retry-after': '1' } };
+    };
+    const began = performance.now();
+    await client.create(CONFIG_MAPS, { metadata: { name: `busy-${label}`, namespace } });
+    expect(performance.now() - began).toBeGreaterThan(990);
+    expect(proxy.requests).toHaveLength(2);
+  });
+
+  it('give up at their deadline', async () => {
+    proxy.refuse = () => ({ status: 503, body: { kind: 'Status', code: 503 } });
+    const call = client.get(CONFIG_MAPS, { namespace, name: 'a' }, { deadlineMilliseconds: 700 });
+    await expect(call).rejects.toThrow(/GET .*: no answer in time/);
+  });
+
+  it('hold back writes, and only writes, when the guard says so', async () => {
+    client.guard = () => false;
+    const write = client.create(CONFIG_MAPS, { metadata: { name: `guarded-${label}`, namespace } });
+    await expect(write).rejects.toThrow('held back');
+    await expect(client.list(CONFIG_MAPS, { namespace })).resolves.toBeDefined();
+    expect(proxy.requests.filter((path) => !path.includes('limit='))).toEqual([]);
+  });
+
+  it('tell a conflict and an invalid object apart, and take a missing one as deleted', async () => {
+    const made = await create('a', '1');
+    await change('a', '2');
+    await expect(client.update(CONFIG_MAPS, made)).rejects.toSatisfy(isConflict);
+    await expect(
+      client.create(CONFIG_MAPS, { metadata: { name: 'Not A Name', namespace } }),
+    ).rejects.toSatisfy(isInvalid);
+    const ref = { namespace, name: `a-${label}` };
+    await expect(client.delete(CONFIG_MAPS, ref, { uid: 'another' })).rejects.toSatisfy(isConflict);
+    await client.delete(CONFIG_MAPS, ref, { uid: made.metadata.uid });
+    await client.delete(CONFIG_MAPS, ref);
+  });
+
+  it('apply creates, but not what had an uid and is gone; a JSON patch tests and changes', async () => {
+    const metadata = { name: `applied-${label}`, namespace };
+    const made = await client.apply<ConfigMap>(
+      CONFIG_MAPS,
+      { metadata, data: { value: '1' } },
+      { fieldManager: 'kube-test', force: true },
+    );
+    const patched = await client.jsonPatch<ConfigMap>(CONFIG_MAPS, metadata, [
+      { op: 'test', path: '/metadata/uid', value: made.metadata.uid },
+      { op: 'replace', path: '/data/value', value: '2' },
+    ]);
+    expect(patched.data).toEqual({ value: '2' });
+    await client.delete(CONFIG_MAPS, metadata);
+    const late = { metadata: { ...metadata, uid: made.metadata.uid }, data: {} };
+    const apply = client.apply(CONFIG_MAPS, late, { fieldManager: 'kube-test', force: true });
+    await expect(apply).rejects.toSatisfy(isConflict);
+    await expect(client.get(CONFIG_MAPS, metadata)).rejects.toSatisfy(isNotFound);
+  });
+});
