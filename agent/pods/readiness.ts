@@ -12,12 +12,14 @@ const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
 /** The hypervisor's own forwarding takes every connection, and drops it once the guest has refused it. */
 const HOLD_MILLISECONDS = 300;
+/** What a server may take to close after its client. */
+const ANSWER_MILLISECONDS = 2_000;
 
 /** Where a guest is to be reached. */
 export interface Target {
   host: string;
   port: number;
-  /** The hypervisor is in between: a connection counts once it is kept. */
+  /** The hypervisor is in between, and takes connections that nobody in the guest will. */
   forwarded: boolean;
 }
 
@@ -125,26 +127,46 @@ export class ReadinessProber {
 }
 
 async function answers({ host, port, forwarded }: Target): Promise<boolean> {
-  const socket = connect({ host, port });
+  const socket = connect({ host, port, allowHalfOpen: true });
   try {
-    const connected = await first(socket, 'connect', CONNECT_MILLISECONDS);
-    return connected && (!forwarded || !(await first(socket, 'close', HOLD_MILLISECONDS)));
+    const connected = (await next(socket, CONNECT_MILLISECONDS)) === 'connect';
+    return connected && (!forwarded || (await isHeld(socket)));
   } finally {
     socket.destroy();
   }
 }
 
-/** Whether an event comes within the time; an error or the socket's end counts as the event `close`. */
-async function first(socket: Socket, event: 'connect' | 'close', milliseconds: number): Promise<boolean> {
+/**
+ * Whether the guest itself has taken a connection that the hypervisor took first: it says something by itself, or closes
+ * when this side has nothing more to say, but not sooner.
+ */
+async function isHeld(socket: Socket): Promise<boolean> {
+  const unasked = await next(socket, HOLD_MILLISECONDS);
+  if (unasked !== undefined) {
+    return unasked === 'data';
+  }
+  socket.end();
+  const answer = await next(socket, ANSWER_MILLISECONDS);
+  return answer === 'data' || answer === 'end';
+}
+
+/** The next thing that happens to a connection; undefined when nothing does in time. */
+async function next(
+  socket: Socket,
+  milliseconds: number,
+): Promise<'connect' | 'data' | 'end' | 'close' | undefined> {
+  const settled = new AbortController();
+  const events = ['connect', 'data', 'end', 'close'] as const;
+  // An error is followed by `close`; unheard, it would end the process.
+  socket.once('error', () => undefined);
   return new Promise((resolve) => {
-    const timer = setTimeout(() => resolve(false), milliseconds);
-    const settle = (seen: boolean): void => {
-      clearTimeout(timer);
-      resolve(seen);
-    };
-    socket.once(event, () => settle(true));
-    socket.once('error', () => settle(event === 'close'));
-    socket.once('end', () => settle(event === 'close'));
-    socket.resume();
+    const timer = setTimeout(() => resolve(undefined), milliseconds);
+    settled.signal.addEventListener('abort', () => clearTimeout(timer));
+    for (const event of events) {
+      socket.once(event, () => {
+        settled.abort();
+        resolve(event);
+      });
+    }
   });
 }

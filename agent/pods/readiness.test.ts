@@ -1,0 +1,102 @@
+import { createServer, type Server, type Socket } from 'node:net';
+import type { AddressInfo } from 'node:net';
+import { once } from 'node:events';
+import { afterEach, describe, expect, test } from 'vitest';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { questionFor, ReadinessProber } from './readiness.ts';
+import { newRuntime, type Runtime } from './runtime.ts';
+
+const servers: Server[] = [];
+const probers: ReadinessProber[] = [];
+
+afterEach(() => {
+  for (const prober of probers.splice(0)) prober.close();
+  for (const server of servers.splice(0)) server.close();
+});
+
+async function listen(serve: (socket: Socket) => void): Promise<number> {
+  const server = createServer({ allowHalfOpen: true }, serve);
+  servers.push(server);
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  return (server.address() as AddressInfo).port;
+}
+
+/** The first answer about a port. */
+async function ask(port: number, forwarded: boolean): Promise<Runtime['readiness']> {
+  const runtime = newRuntime({ path: '/none', uid: 'uid' }, false);
+  await new Promise<void>((resolve) => {
+    const prober = new ReadinessProber(() => resolve());
+    probers.push(prober);
+    prober.watch(runtime, { kind: 'probe', target: { host: '127.0.0.1', port, forwarded } });
+  });
+  return runtime.readiness;
+}
+
+describe('a guest behind the hypervisor’s forwarding', () => {
+  test('is not ready while its connections are taken and nobody is behind', async () => {
+    const port = await listen((socket) => socket.resume());
+    expect(await ask(port, true)).toMatchObject({ ready: false });
+  });
+
+  test('is not ready while its connections are dropped', async () => {
+    const port = await listen((socket) => socket.destroy());
+    expect(await ask(port, true)).toMatchObject({ ready: false });
+  });
+
+  test('is ready when it speaks first', async () => {
+    const port = await listen((socket) => socket.write('SSH-2.0\r\n'));
+    expect(await ask(port, true)).toEqual({ ready: true, message: '' });
+  });
+
+  test('is ready when it closes after its client', async () => {
+    const port = await listen((socket) => {
+      socket.on('end', () => socket.end());
+      socket.resume();
+    });
+    expect(await ask(port, true)).toEqual({ ready: true, message: '' });
+  });
+});
+
+test('a guest with an address of its own is ready as soon as it takes a connection', async () => {
+  const port = await listen((socket) => socket.resume());
+  expect(await ask(port, false)).toEqual({ ready: true, message: '' });
+});
+
+test('a port that nobody listens on says so', async () => {
+  const port = await listen(() => undefined);
+  servers.splice(0).forEach((server) => server.close());
+  expect(await ask(port, false)).toEqual({
+    ready: false,
+    message: `nothing answers on 127.0.0.1:${port}`,
+  });
+});
+
+describe('where to ask', () => {
+  const ports = [{ name: '8080-tcp', protocol: 'TCP' as const, hostPort: 8080, guestPort: 80 }];
+  const machine = (readiness: Machine['readiness']) => ({ readiness, ports }) as unknown as Machine;
+
+  test('without a wish: nowhere, a running machine is ready', () => {
+    expect(questionFor(machine({ type: 'None' }), undefined, '127.0.0.1')).toMatchObject({
+      readiness: { ready: true },
+    });
+  });
+
+  test('the guest’s own address, where it has one', () => {
+    expect(questionFor(machine({ type: 'Port', port: 22 }), '10.0.0.2', '127.0.0.1')).toMatchObject({
+      target: { host: '10.0.0.2', port: 22, forwarded: false },
+    });
+  });
+
+  test('else a reserved port of the host that leads there', () => {
+    expect(questionFor(machine({ type: 'Port', port: 80 }), undefined, '127.0.0.1')).toMatchObject({
+      target: { host: '127.0.0.1', port: 8080, forwarded: true },
+    });
+  });
+
+  test('else nowhere, and the machine says why it is not ready', () => {
+    expect(questionFor(machine({ type: 'Port', port: 22 }), undefined, '127.0.0.1')).toMatchObject({
+      readiness: { ready: false, message: expect.stringContaining('guest port 22') as string },
+    });
+  });
+});
