@@ -13,6 +13,7 @@ import { type Kubectl, type KubectlOptions, type KubectlResult, kubectlFor } fro
 import { ensureKwok } from './kwok.ts';
 import { type OperatorOptions, type OperatorProcess, startOperator } from './operator.ts';
 import { type ProcessRecord, readRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
+import { untilPodsAllowed, untilSimulated } from './simulation.ts';
 import type { ClusterState } from './state.ts';
 import { renewRegularly, requestToken } from './tokens.ts';
 import type { Cluster, Component, ComponentProcess } from './types.ts';
@@ -77,7 +78,9 @@ export class RunningCluster implements Cluster {
     const first = this.#hosts.get(prefix) ?? 0;
     this.#hosts.set(prefix, first + count);
     await ensureKwok(this.directory, this.#state.tools);
-    return createHosts(this.#client, { first, count }, options);
+    const names = await createHosts(this.#client, { first, count }, options);
+    await untilSimulated(this.#client, names);
+    return names;
   }
 
   startOperator(options?: OperatorOptions): Promise<OperatorProcess> {
@@ -90,6 +93,7 @@ export class RunningCluster implements Cluster {
       kind: 'Namespace',
       metadata: { name, labels: { 'pod-security.kubernetes.io/enforce': 'privileged' } },
     });
+    await untilPodsAllowed(this.#client, name);
   }
 
   async createAgentBootstrap(): Promise<{ kubeconfig: string }> {

@@ -30,10 +30,8 @@ import {
 import { resolveTools } from './toolchain/toolchain.ts';
 import type { Cluster, ClusterOptions } from './types.ts';
 
-export type { HostOptions } from './hosts.ts';
-export type { KubectlOptions, KubectlResult } from './kubectl.ts';
-export type { OperatorOptions, OperatorProcess } from './operator.ts';
-export type { Cluster, ClusterOptions, Component, ComponentProcess } from './types.ts';
+export type { OperatorProcess } from './operator.ts';
+export type { Cluster, ClusterOptions } from './types.ts';
 
 const ENDING_SIGNALS = [
   ['SIGHUP', 129],
