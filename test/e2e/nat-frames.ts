@@ -3,7 +3,8 @@
  * socket. It answers ARP for its address and echoes datagrams; everything else is the test's.
  */
 import type { ChildProcess } from 'node:child_process';
-import { connect, type Socket } from 'node:net';
+import { once } from 'node:events';
+import { createServer, type Server, type Socket } from 'node:net';
 import { waitFor } from '../support/wait.ts';
 
 export interface FrameGuestOptions {
@@ -76,15 +77,17 @@ export class FrameGuest {
   #buffer = Buffer.alloc(0);
 
   static async start(options: FrameGuestOptions): Promise<FrameGuest> {
+    const server = createServer().listen(options.socketPath);
+    await once(server, 'listening');
     const netdevs = [
       `tap,id=tap,ifname=${options.tap},script=no,downscript=no`,
-      `stream,id=stream,server=on,addr.type=unix,addr.path=${options.socketPath}`,
+      `stream,id=stream,server=off,addr.type=unix,addr.path=${options.socketPath}`,
       'hubport,id=h1,hubid=0,netdev=tap',
       'hubport,id=h2,hubid=0,netdev=stream',
     ].flatMap((one) => ['-netdev', one]);
     const bare = ['-machine', 'none', '-display', 'none', '-nodefaults'];
     const qemu = options.spawn('qemu-system-x86_64', [...bare, ...netdevs]);
-    const socket = await waitFor('the socket of the frame guest', () => tryConnect(options.socketPath));
+    const socket = await connected(server, qemu);
     return new FrameGuest(options, qemu, socket);
   }
 
@@ -96,9 +99,12 @@ export class FrameGuest {
     socket.on('error', () => undefined);
   }
 
-  stop(): void {
+  async stop(): Promise<void> {
     this.#socket.destroy();
+    if (this.#qemu.exitCode !== null || this.#qemu.signalCode !== null) return;
+    const ended = once(this.#qemu, 'exit');
     this.#qemu.kill('SIGKILL');
+    await ended;
   }
 
   /** Asks by ARP until answered. */
@@ -185,10 +191,16 @@ export class FrameGuest {
   }
 }
 
-function tryConnect(path: string): Promise<Socket> {
-  const socket = connect(path);
-  return new Promise((resolve, reject) => {
-    socket.once('connect', () => resolve(socket));
-    socket.once('error', reject);
+/** QEMU's connection; the server takes no other. */
+async function connected(server: Server, qemu: ChildProcess): Promise<Socket> {
+  const ended = once(qemu, 'exit').then(([code]) => {
+    throw new Error(`the frame guest's QEMU ended with ${String(code)}`);
   });
+  try {
+    const [socket] = (await Promise.race([once(server, 'connection'), ended])) as [Socket];
+    return socket;
+  } finally {
+    ended.catch(() => undefined);
+    server.close();
+  }
 }

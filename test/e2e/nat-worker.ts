@@ -13,6 +13,8 @@ import type { AttachOptions } from '../../agent/network/network.ts';
 /** How long a packet or a page may take; what is blocked takes all of it. */
 const ANSWER_TIMEOUT_MILLISECONDS = 1_500;
 
+const RESEND_MILLISECONDS = 100;
+
 let network: NatNetwork | undefined;
 
 function nat(): NatNetwork {
@@ -65,17 +67,24 @@ export const actions = {
     await new Promise<void>((resolve) => socket.bind(port, resolve));
   },
   heard: () => Promise.resolve(heard),
-  /** Sends until it is answered or the time is over. */
-  udpExchange(address: string, port: number, text: string): Promise<string | undefined> {
+  /** Sends, always from the same port, until it is answered or the time is over. */
+  udpExchange(
+    address: string,
+    port: number,
+    text: string,
+    timeoutMilliseconds = ANSWER_TIMEOUT_MILLISECONDS,
+  ): Promise<string | undefined> {
     const socket = createSocket('udp4');
     return new Promise((resolve) => {
       const finish = (answer: string | undefined) => {
         clearTimeout(timer);
+        clearInterval(sending);
         socket.close(() => resolve(answer));
       };
-      const timer = setTimeout(() => finish(undefined), ANSWER_TIMEOUT_MILLISECONDS);
+      const timer = setTimeout(() => finish(undefined), timeoutMilliseconds);
       socket.once('message', (payload) => finish(payload.toString()));
       socket.send(text, port, address);
+      const sending = setInterval(() => socket.send(text, port, address), RESEND_MILLISECONDS);
     });
   },
   async httpGet(url: string, timeoutMilliseconds = ANSWER_TIMEOUT_MILLISECONDS): Promise<string> {

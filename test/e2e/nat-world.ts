@@ -143,6 +143,9 @@ export class NatWorld {
   }
 
   #inside(namespace: string, file: string, args: string[]): string {
-    return execFileSync('nsenter', [`--net=/run/netns/${namespace}`, file, ...args], { encoding: 'utf8' });
+    return execFileSync('nsenter', [`--net=/run/netns/${namespace}`, file, ...args], {
+      encoding: 'utf8',
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
   }
 }

@@ -66,7 +66,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
   });
 
   afterEach(async () => {
-    for (const one of guests.splice(0)) one.stop();
+    for (const one of guests.splice(0)) await one.stop();
     for (const uid of await host.do('attached')) await host.do('detach', uid);
   });
 
@@ -86,12 +86,12 @@ describe.skipIf(missing !== undefined)('nat', () => {
   });
 
   test('a sender that tried a reserved port before it led anywhere is not left out', async () => {
-    const trying = waitFor(
-      'an answer',
-      async () => (await world.do('udpExchange', HOST_ADDRESS, 5353, 'x')) === 'x',
+    const sending = world.do('udpExchange', HOST_ADDRESS, 5353, 'early', REPAIR_DEADLINE_MILLISECONDS);
+    await waitFor('the first packet', () =>
+      net.inHost('conntrack', '-L', '--proto', 'udp').includes('dport=5353'),
     );
     await guest('a', [reservation('UDP', 5353, 53)]);
-    await trying;
+    expect(await sending).toBe('early');
   });
 
   test('a guest reaches neither another guest nor services of the host', async () => {
@@ -287,7 +287,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
     const before = [net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')];
     const a = await guest('a', [reservation('UDP', 5353, 53)]);
     await echoes('tracked');
-    a.stop();
+    await a.stop();
     const address = (await host.do('address', 'a')) ?? '';
     await host.do('detach', 'a');
     expect([net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')]).toEqual(before);
