@@ -50,7 +50,8 @@ export async function makeUefiDisk(files: BootFiles, work: string): Promise<stri
   const configuration = join(work, 'grub.cfg');
   await writeFile(
     configuration,
-    `search --no-floppy --set=root --file /boot/kernel\n${grubConfiguration('ttyAMA0')}`,
+    // The disk that the loader itself was read from; to search the disks would try every file system.
+    `insmod fat\ninsmod regexp\nregexp --set=1:root '^\\(([^)]*)\\)' "$cmdpath"\n${grubConfiguration('ttyAMA0')}`,
   );
   const loader = join(work, 'BOOTAA64.EFI');
   await run(
@@ -62,7 +63,7 @@ export async function makeUefiDisk(files: BootFiles, work: string): Promise<stri
       files.grubModules,
       '-o',
       loader,
-      '--install-modules=linux fat search search_fs_file normal boot part_gpt part_msdos',
+      '--install-modules=linux fat regexp normal boot minicmd',
       `boot/grub/grub.cfg=${configuration}`,
     ],
     { environment: ENVIRONMENT, timeoutMilliseconds: TOOL_TIMEOUT_MILLISECONDS },

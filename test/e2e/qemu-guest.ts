@@ -15,6 +15,8 @@ import { waitFor } from '../support/wait.ts';
 export const BOOT_DEADLINE_MILLISECONDS = 90_000;
 const GUEST_DISK_BYTES = 64 * 1024 * 1024;
 const MEBIBYTE = 1024 * 1024;
+/** With less, UEFI finds no room for the arm64 kernel, which is not compressed. */
+const GUEST_MEMORY_BYTES = { amd64: 128 * MEBIBYTE, arm64: 256 * MEBIBYTE };
 
 export interface Host {
   directory: string;
@@ -75,7 +77,7 @@ export function planFor(architecture: GuestArchitecture, port: number): LaunchPl
       guestMetadata: {},
     },
     cpu: 1,
-    memoryBytes: 128 * MEBIBYTE,
+    memoryBytes: GUEST_MEMORY_BYTES[architecture],
     diskSizeBytes: undefined,
     iso: undefined,
     network: {

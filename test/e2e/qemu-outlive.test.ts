@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
+import { identify } from '../../agent/machines/process.ts';
 import { waitFor } from '../support/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
@@ -115,7 +116,7 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     await host.driver.delete(folder());
     expect(await state()).toEqual({ kind: 'absent' });
     expect(await host.driver.list()).toEqual([]);
-    expect(() => globalThis.process.kill(process, 0)).toThrow('ESRCH');
+    expect(await identify(process)).toBeUndefined();
   });
 });
 

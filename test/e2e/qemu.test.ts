@@ -1,5 +1,6 @@
 /** One machine's life with a real guest under QEMU. */
-import { readFile } from 'node:fs/promises';
+import { execFileSync } from 'node:child_process';
+import { readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
@@ -82,5 +83,39 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
   it('tells a power-off of the guest from a crash', async () => {
     await tell(port, 'poweroff');
     expect(await exited('GuestShutdown')).toMatchObject({ message: 'the guest powered off' });
+  });
+
+  it('runs without the rights of root, in a control group of its own', async ({ skip }) => {
+    if (process.getuid?.() !== 0) skip('only root can give up rights and make control groups');
+    await host.driver.start(folder(), plan);
+    const status = await readFile(`/proc/${await pid()}/status`, 'utf8');
+    expect(status).toMatch(/^Uid:\t65107\t65107\t65107\t65107$/m);
+    expect(status).toMatch(/^CapEff:\t0+$/m);
+    expect(status).toMatch(/^Seccomp:\t2$/m);
+    const groups = (await readFile(`/proc/${await pid()}/cgroup`, 'utf8')).trim().split('\n');
+    const outside = groups.filter((line) => !line.endsWith(`/berth/${uid}`) && !/:(cpuset|):/.test(line));
+    expect(outside).toEqual([]);
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+  });
+
+  it('boots from an ISO when its disk is empty, with a screen', async () => {
+    const iso = join(host.directory, 'guest.iso');
+    execFileSync('qemu-img', ['convert', '-f', 'qcow2', '-O', 'raw', base.path, iso]);
+    const other = folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0005');
+    const installing: LaunchPlan = {
+      ...plan,
+      iso,
+      diskSizeBytes: 64 * 1024 * 1024,
+      machine: {
+        ...plan.machine,
+        vnc: { enabled: true },
+        display: { width: 1280, height: 800, dpi: 96 },
+      },
+    };
+    await host.driver.create(other, installing, undefined);
+    await host.driver.start(other, installing);
+    expect(await page(port)).toMatchObject({ boots: '1' });
+    expect((await stat(join(other.path, 'vnc.sock'))).isSocket()).toBe(true);
+    await host.driver.delete(other);
   });
 });
