@@ -69,7 +69,8 @@ function describe(pid: number): Holder {
     return { pid, startTime: '' };
   }
   const text = readFileSync(file, 'utf8');
-  // The command may hold spaces and brackets: fields are counted after the last ')'. Field 22 is the start time.
-  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
-  return { pid, startTime: fields[19] ?? '' };
+  // The command may hold spaces and brackets: fields are counted after the last ')'. Field 3 is the state, 22 the start time.
+  const [state = '', ...fields] = text.slice(text.lastIndexOf(')') + 2).split(' ');
+  // Killed, and not yet waited for by its parent: it holds nothing any more.
+  return { pid, startTime: state === 'Z' ? 'ended' : (fields[18] ?? '') };
 }
