@@ -58,6 +58,12 @@ export function isForbidden(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 403;
 }
 
+/** Nothing can be created in a namespace that is being deleted. */
+export function isNamespaceTerminating(error: unknown): boolean {
+  const details = isForbidden(error) ? (error.details as { causes?: { reason?: string }[] } | undefined) : {};
+  return details?.causes?.some(({ reason }) => reason === 'NamespaceTerminating') === true;
+}
+
 /** The wanted resourceVersion has been compacted away: list again. */
 export function isGone(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 410;

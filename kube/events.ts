@@ -3,7 +3,7 @@ import { randomUUID } from 'node:crypto';
 import type { Logger } from 'pino';
 import type { KubeClient } from './client.ts';
 import { type Event, EVENTS, type ObjectReference } from './core.ts';
-import { isNotFound } from './errors.ts';
+import { isNamespaceTerminating, isNotFound } from './errors.ts';
 import type { KubeObject, Ref } from './objects.ts';
 import { microTime } from './time.ts';
 
@@ -195,8 +195,8 @@ export class EventRecorder {
   private forget(key: string, error: unknown): void {
     this.recorded.delete(key);
     this.count('failed');
-    // An Event that has expired, or whose namespace is gone, is nobody's concern.
-    const level = isNotFound(error) ? 'debug' : 'warn';
+    // An Event that has expired, or whose namespace is gone or going, is nobody's concern.
+    const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
     this.options.logger[level]({ err: error }, 'event not recorded');
   }
 

@@ -20,6 +20,10 @@ describe("the scheduler's reasons, condensed", () => {
       "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. preemption: 0/3 nodes are available.",
       'no host matches: none has the architecture, node or tag that was asked for',
     ],
+    [
+      "0/4 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, 3 node(s) didn't satisfy plugin(s) [NodeAffinity]. preemption: 0/4 nodes are available.",
+      'no free host: 1 with a reserved port in use',
+    ],
     ['something the scheduler never said before', 'something the scheduler never said before'],
     ['', 'no host was found'],
   ])('%s', (message, expected) => {

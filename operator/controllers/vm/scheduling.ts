@@ -15,7 +15,7 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/untolerated taint.*unschedulable|were unschedulable/, '% cordoned'],
 ];
 /** Nodes that are no Berth host, or not what the VM asked for: of no interest where a host was considered. */
-const NO_MATCH = /node affinity|node selector/;
+const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /** What the scheduler adds about claims and preemption, which Berth never uses. */
 const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;

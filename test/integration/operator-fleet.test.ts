@@ -1,0 +1,172 @@
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { NODES } from '../../kube/core.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { faultsIn } from '../support/operatorlog.ts';
+import { PodHistory } from '../support/podhistory.ts';
+import { conditionOf, numbered, VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+const HOSTS = 8;
+const QUOTA = 4;
+/** Long beside every interval at which the operator looks again at something. */
+const QUIET_MILLISECONDS = 12_000;
+/** A fleet's turn on two busy cores; alone it takes a few seconds. */
+const FLEET = { deadlineMilliseconds: 60_000 };
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let history: PodHistory;
+let vms: VMs;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-fleet-${process.pid}`, hosts: HOSTS });
+  history = await PodHistory.start(cluster.client());
+  operator = await cluster.startOperator();
+  vms = new VMs(cluster);
+});
+
+afterAll(async () => {
+  history?.stop();
+  await cluster?.stop();
+});
+
+async function waitForRunning(count: number): Promise<string[]> {
+  return waitFor(
+    `${count} VMs to run`,
+    async () => {
+      const running = await vms.names('Running');
+      return running.length === count && running;
+    },
+    FLEET,
+  );
+}
+
+async function deleteAndWait(names: readonly string[]): Promise<void> {
+  await Promise.all(names.map((name) => vms.delete(name)));
+  for (const name of names) await vms.waitUntilGone(name, FLEET);
+}
+
+/** Requests that changed something, by resource, since the API server started. */
+async function writesByResource(): Promise<Map<string, number>> {
+  const { body } = await cluster.client().raw('GET', '/metrics');
+  const counts = new Map<string, number>();
+  for (const line of String(body).split('\n')) {
+    const match = /^apiserver_request_total\{(.*)\} (\S+)$/.exec(line);
+    const [, labels = '', value = '0'] = match ?? [];
+    const verb = /verb="([A-Z]+)"/.exec(labels)?.[1] ?? '';
+    const resource = /resource="([^"]*)"/.exec(labels)?.[1] ?? '';
+    if (['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE'].includes(verb)) {
+      counts.set(resource, (counts.get(resource) ?? 0) + Number(value));
+    }
+  }
+  return counts;
+}
+
+describe('40 VMs on 8 hosts of 4 berths', () => {
+  const names = numbered('fleet', 40);
+  let waiting: string[];
+
+  it('four-slots: 32 run, 8 wait, and say why in kubectl get and in their condition', async () => {
+    await vms.createMany(names);
+    const running = await waitForRunning(HOSTS * QUOTA);
+    waiting = names.filter((name) => !running.includes(name));
+    for (const name of waiting) {
+      const { message } = await vms.waitForCondition(name, 'Scheduled', {
+        status: 'False',
+        reason: 'Unschedulable',
+      });
+      expect(message).toBe(`no free host: ${HOSTS} full (no free berth)`);
+    }
+    const { stdout } = await cluster.kubectl(['get', 'vms', '-n', vms.namespace, '-o', 'wide']);
+    const rows = stdout.split('\n').filter((row) => row.includes('no free berth'));
+    expect(new Set(rows.map((row) => row.split(/\s+/)[0]))).toEqual(new Set(waiting));
+  });
+
+  it('those that wait run as soon as others are deleted', async () => {
+    const ended = names.filter((name) => !waiting.includes(name)).slice(0, waiting.length);
+    await deleteAndWait(ended);
+    const running = await waitForRunning(HOSTS * QUOTA);
+    expect(running).toEqual(expect.arrayContaining(waiting));
+  });
+
+  it('a lower quota ends nothing, and new placements follow it', async () => {
+    await operator.stop();
+    operator = await cluster.startOperator({ config: { osx_node_platform_quota_pod: 2 } });
+    await waitFor('the hosts to have 2 slots', async () => {
+      const { items } = await cluster.client().list(NODES);
+      return items.every(
+        ({ status }) =>
+          status?.allocatable?.['berth.dev/slot'] === '2' && status.capacity?.['berth.dev/slot'] === '2',
+      );
+    });
+    expect(await vms.names('Running')).toHaveLength(HOSTS * QUOTA);
+    await vms.create('late');
+    await vms.waitForCondition('late', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
+
+    const all = (await vms.list()).filter(({ metadata }) => metadata.name !== 'late');
+    const onFirst = all.filter(({ status }) => status?.nodeName === 'host-0').map((vm) => vm.metadata.name);
+    // Four on each host: with two of the first host's gone, it is at its quota and the VM must go on waiting.
+    await deleteAndWait(onFirst.slice(0, 2));
+    await vms.create('later');
+    await vms.waitForCondition('later', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
+    expect((await vms.get('late')).status?.phase).toBe('Pending');
+    await deleteAndWait(onFirst.slice(2, 3));
+    const placed = await waitFor('one of the two that wait to run', async () => {
+      const running = await vms.names('Running');
+      return running.find((name) => name === 'late' || name === 'later');
+    });
+    expect((await vms.get(placed)).status?.nodeName).toBe('host-0');
+  });
+
+  it("four-slots: by the Pods' history no host ever had more than four machines", () => {
+    expect(history.mostOnOneHost()).toBe(QUOTA);
+  });
+});
+
+describe('50 VMs at rest', () => {
+  it('idle-quiet: nothing is written but Leases and heartbeats of hosts', { timeout: 180_000 }, async () => {
+    await cluster.kubectl(['delete', 'vms', '--all', '-n', vms.namespace]);
+    await operator.stop();
+    await cluster.addHosts(5);
+    operator = await cluster.startOperator();
+    await vms.createMany(numbered('quiet', 50));
+    await waitForRunning(50);
+    // Events are told some seconds after what they tell of; then there is nothing left to say.
+    let before = await writesByResource();
+    await waitFor(
+      'the last Events and statuses to be written',
+      async () => {
+        const now = await writesByResource();
+        const isQuiet = difference(before, now).length === 0;
+        before = now;
+        return isQuiet;
+      },
+      { ...FLEET, intervalMilliseconds: 2_000 },
+    );
+    expect(before.get('vms'), 'the writes of VMs are counted').toBeGreaterThan(0);
+    const until = performance.now() + QUIET_MILLISECONDS;
+    await waitFor('the quiet time to pass', () => performance.now() >= until);
+    expect(difference(before, await writesByResource())).toEqual([]);
+  });
+
+  function difference(before: Map<string, number>, after: Map<string, number>): string[] {
+    const allowed = new Set(['leases', 'nodes']);
+    return [...after]
+      .filter(([resource, count]) => !allowed.has(resource) && count !== (before.get(resource) ?? 0))
+      .map(([resource, count]) => `${resource}: ${count - (before.get(resource) ?? 0)}`);
+  }
+});
+
+describe('the operator', () => {
+  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+    expect(faultsIn(operator.logFile)).toEqual([]);
+  });
+
+  it('tells no person that a VM at rest is anything but Running', async () => {
+    for (const vm of await vms.list()) {
+      expect(conditionOf(vm, 'Ready')).toMatchObject({ status: 'True' });
+      expect(conditionOf(vm, 'Stalled')).toMatchObject({ status: 'False' });
+      expect(conditionOf(vm, 'Reconciling')).toMatchObject({ status: 'False' });
+    }
+  });
+});

@@ -1,0 +1,332 @@
+import { createHash } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { NODES } from '../../kube/core.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { ActingHost } from '../support/actinghost.ts';
+import { faultsIn } from '../support/operatorlog.ts';
+import { PodHistory } from '../support/podhistory.ts';
+import { conditionOf, numbered, VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let history: PodHistory;
+let vms: VMs;
+/** Whose agent is the test: machines on it do exactly what a test says. */
+let bare: ActingHost;
+const onBare = { placement: { node: 'bare' }, architecture: 'amd64' } as const;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-lifecycle-${process.pid}`, hosts: 3 });
+  history = await PodHistory.start(cluster.client());
+  bare = await ActingHost.join(cluster.client(), 'bare', { slots: 16, architecture: 'amd64' });
+  operator = await cluster.startOperator({ config: { defaults: { architecture: 'arm64' } } });
+  vms = new VMs(cluster);
+});
+
+afterAll(async () => {
+  history?.stop();
+  await bare?.silence();
+  await cluster?.stop();
+});
+
+function ref(name: string): { namespace: string; name: string } {
+  return { namespace: vms.namespace, name };
+}
+
+async function describeVM(name: string): Promise<string> {
+  return (await cluster.kubectl(['describe', 'vm', name, '-n', vms.namespace])).stdout;
+}
+
+async function expectGone(name: string): Promise<void> {
+  await vms.waitUntilGone(name);
+}
+
+async function runOnBare(name: string, spec: object = {}): Promise<void> {
+  await vms.create(name, { ...onBare, ...spec });
+  await bare.waitForPod(ref(name));
+  await bare.run(ref(name));
+  await vms.waitForPhase(name, 'Running');
+}
+
+describe('a VM with kubectl', () => {
+  it('wait --for=condition=Ready, describe tells the story by Events, delete leaves nothing', async () => {
+    await vms.create('story');
+    await cluster.kubectl([
+      'wait',
+      '--for=condition=Ready',
+      'vm/story',
+      '-n',
+      vms.namespace,
+      '--timeout=30s',
+    ]);
+    await waitFor('the Events to be shown', async () => {
+      const text = await describeVM('story');
+      return /Normal\s+Scheduled.*placed on host host-\d/.test(text) && /Normal\s+Running/.test(text);
+    });
+    const { stdout } = await cluster.kubectl(['get', 'vm', 'story', '-n', vms.namespace, '-o', 'wide']);
+    expect(stdout).toMatch(/story\s+Running/);
+    await cluster.kubectl(['delete', 'vm', 'story', '-n', vms.namespace, '--timeout=30s']);
+    await vms.waitUntilGone('story');
+  });
+
+  it('the same name made again at once is another VM with a Pod of its own', async () => {
+    await vms.create('again');
+    await vms.waitForPhase('again', 'Running');
+    await vms.delete('again');
+    const { metadata } = await waitFor('the name to be free', () => vms.create('again'));
+    const second = await vms.waitForPhase('again', 'Running');
+    expect(second.metadata.uid).toBe(metadata.uid);
+    expect(history.createdAs(vms.namespace, 'again')).toBe(2);
+  });
+
+  it('deletion of its whole namespace leaves nothing', async () => {
+    const doomed = new VMs(cluster, 'platform-doomed');
+    await cluster.createNamespace(doomed.namespace);
+    await doomed.createMany(numbered('vm', 3));
+    await doomed.waitForPhase('vm-2', 'Running');
+    await cluster.kubectl(['delete', 'namespace', doomed.namespace, '--timeout=60s']);
+    expect(await doomed.list()).toEqual([]);
+  });
+});
+
+describe('no-lost-disk: a VM that has run', () => {
+  it('is Failed/PodDeleted when its Pod is deleted, and never made again', async () => {
+    await vms.create('robbed');
+    const { status } = await vms.waitForPhase('robbed', 'Running');
+    await cluster.kubectl(['delete', 'pod', 'robbed', '-n', vms.namespace, '--timeout=30s']);
+    const vm = await vms.waitForPhase('robbed', 'Failed', 'PodDeleted');
+    expect(vm.status?.firstRunningTime).toBe(status?.firstRunningTime);
+    expect(conditionOf(vm, 'Stalled')).toMatchObject({ status: 'True', reason: 'PodDeleted' });
+    await waitFor('the Event to be shown', async () =>
+      /Warning\s+PodDeleted/.test(await describeVM('robbed')),
+    );
+  });
+
+  it('is Failed/Evicted when its host is drained, which asks before it destroys a disk', async () => {
+    await vms.create('drained', { placement: { node: 'host-1' } });
+    await vms.waitForPhase('drained', 'Running');
+    const drain = ['drain', 'host-1', '--ignore-daemonsets', '--timeout=60s'];
+    const asked = await cluster.kubectl(drain, { allowFailure: true });
+    expect(asked.stderr).toContain('--delete-emptydir-data');
+    expect((await vms.get('drained')).status?.phase).toBe('Running');
+    await cluster.kubectl([...drain, '--delete-emptydir-data']);
+    const vm = await vms.waitForPhase('drained', 'Failed', 'Evicted');
+    expect(vm.status?.failure?.message).toContain('EvictionByEvictionAPI');
+    await cluster.kubectl(['uncordon', 'host-1']);
+  });
+
+  it("carries the machine's last words when it dies, and its Pod stays for its log", async () => {
+    await runOnBare('dies');
+    const startedAt = (await vms.get('dies')).status?.firstRunningTime;
+    await bare.fail(ref('dies'), 'Crashed', 'qemu: fatal: no memory left', startedAt);
+    const vm = await vms.waitForPhase('dies', 'Failed', 'Crashed');
+    expect(vm.status?.failure?.message).toBe('qemu: fatal: no memory left');
+    expect(await describeVM('dies')).toContain('qemu: fatal: no memory left');
+    expect((await vms.pod('dies')).status?.phase).toBe('Failed');
+    await vms.delete('dies');
+    await vms.waitUntilGone('dies');
+  });
+
+  it('was placed exactly once, whatever the operator was asked since', () => {
+    const created = ['robbed', 'drained', 'dies'].map((name) => history.createdAs(vms.namespace, name));
+    expect(created).toEqual([1, 1, 1]);
+  });
+});
+
+describe('a VM that has not run yet', () => {
+  it('is placed again when its Pod is deleted', async () => {
+    await vms.create('twice', onBare);
+    await bare.waitForPod(ref('twice'));
+    await bare.waiting(ref('twice'), 'Pulling');
+    await vms.waitForPhase('twice', 'Pulling');
+    await vms.deletePod('twice');
+    await bare.end(ref('twice'));
+    await waitFor('the second Pod', async () => {
+      const pod = await bare.waitForPod(ref('twice'));
+      return pod.metadata.deletionTimestamp === undefined;
+    });
+    await bare.run(ref('twice'));
+    const { status } = await vms.waitForPhase('twice', 'Running');
+    expect(status?.attempt).toBe(2);
+    expect(status?.firstRunningTime).toBeDefined();
+    expect(history.createdAs(vms.namespace, 'twice')).toBe(2);
+  });
+
+  it('is placed again when its Pod is deleted before it had a host', async () => {
+    await vms.create('unbound', { placement: { node: 'nowhere' } });
+    await vms.waitForCondition('unbound', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
+    const first = (await vms.pod('unbound')).metadata.uid;
+    await vms.deletePod('unbound');
+    await waitFor('the second Pod', async () => (await vms.pod('unbound')).metadata.uid !== first);
+    await vms.waitForVM('unbound', 'attempt 2', ({ status }) => status?.attempt === 2);
+    await vms.delete('unbound');
+    await vms.waitUntilGone('unbound');
+  });
+
+  it('is Failed/DeployTimeout when its host does not get it to run in time', async () => {
+    await vms.create('slow', { ...onBare, deployTimeoutSeconds: 2 });
+    await bare.waitForPod(ref('slow'));
+    await bare.waiting(ref('slow'), 'Cloning');
+    await bare.end(ref('slow'));
+    const vm = await vms.waitForPhase('slow', 'Failed', 'DeployTimeout');
+    expect(vm.status?.failure?.message).toContain('bare');
+    await vms.waitUntilPodGone('slow');
+    expect(history.createdAs(vms.namespace, 'slow')).toBe(1);
+  });
+
+  it('waits for a host as long as it takes: deployTimeoutSeconds counts from binding', async () => {
+    await vms.create('patient', { placement: { node: 'nowhere' }, deployTimeoutSeconds: 1 });
+    await vms.waitForCondition('patient', 'Scheduled', { status: 'False' });
+    const created = Date.parse((await vms.get('patient')).metadata.creationTimestamp ?? '');
+    await waitFor('three times the time-out to pass', () => Date.now() > created + 3_000);
+    expect((await vms.get('patient')).status).toMatchObject({ phase: 'Pending' });
+    expect((await vms.get('patient')).status?.failure).toBeUndefined();
+    await vms.delete('patient');
+  });
+});
+
+describe('what a VM is told while it lives', () => {
+  it('a change of powerState reaches the host, and Stopped is shown with its reason', async () => {
+    await runOnBare('power');
+    await vms.patch('power', { powerState: 'Stopped' });
+    const text = await waitFor('the Pod to say so', async () => {
+      const { [DESIRED_ANNOTATION]: desired = '{}' } = (await vms.pod('power')).metadata.annotations ?? {};
+      return desired.includes('"power":"Stopped"') && desired;
+    });
+    await bare.setPodCondition(ref('power'), { type: MACHINE_CONDITION, status: 'True', reason: 'Stopping' });
+    await vms.waitForPhase('power', 'Stopping');
+    const desiredHash = createHash('sha256').update(text).digest('hex').slice(0, 16);
+    const message = JSON.stringify({ desiredHash });
+    await bare.setPodCondition(ref('power'), {
+      type: MACHINE_CONDITION,
+      status: 'True',
+      reason: 'Stopped',
+      message,
+    });
+    await bare.stopped(ref('power'));
+    const vm = await vms.waitForPhase('power', 'Stopped');
+    expect(conditionOf(vm, 'Ready')).toMatchObject({ status: 'False', reason: 'Stopped' });
+    expect(vm.status?.failure).toBeUndefined();
+    await vms.patch('power', { powerState: 'Running' });
+    await waitFor('the Pod to say so', async () =>
+      (await vms.pod('power')).metadata.annotations?.[DESIRED_ANNOTATION]?.includes('"power":"Running"'),
+    );
+    await bare.run(ref('power'));
+    await vms.waitForPhase('power', 'Running');
+  });
+
+  it('RestartRequired while cpu or memory differ from what the machine was started with', async () => {
+    await runOnBare('resized', { cpu: 2, memory: '2Gi' });
+    const report = (cpu: number, memoryBytes: number): Promise<void> =>
+      bare.setPodCondition(ref('resized'), {
+        type: MACHINE_CONDITION,
+        status: 'True',
+        reason: 'Running',
+        message: JSON.stringify({ cpu, memoryBytes }),
+      });
+    await report(2, 2 ** 31);
+    await vms.waitForCondition('resized', 'RestartRequired', { status: 'False' });
+    await vms.patch('resized', { cpu: 4 });
+    const { message } = await vms.waitForCondition('resized', 'RestartRequired', { status: 'True' });
+    expect(message).toContain('cpu 2, memory 2Gi');
+    await report(4, 2 ** 31);
+    await vms.waitForCondition('resized', 'RestartRequired', { status: 'False' });
+    expect((await vms.get('resized')).status?.resources).toMatchObject({ cpu: 4, memory: '2Gi' });
+  });
+
+  it('activeDeadlineSeconds ends it, ttlSecondsAfterFinished takes it away', async () => {
+    await vms.create('short', { activeDeadlineSeconds: 2 });
+    await vms.waitForPhase('short', 'Failed', 'DeadlineExceeded');
+    await vms.waitUntilPodGone('short');
+    await vms.patch('short', { ttlSecondsAfterFinished: 1 });
+    await vms.waitUntilGone('short');
+    expect(history.createdAs(vms.namespace, 'short')).toBe(1);
+  });
+
+  it('a silent network leaves Ready as it is; an explicit False is told', async () => {
+    await runOnBare('net');
+    expect(conditionOf(await vms.get('net'), 'NetworkReady')).toMatchObject({ status: 'Unknown' });
+    await bare.setPodCondition(ref('net'), {
+      type: 'berth.dev/Network',
+      status: 'False',
+      reason: 'ForwardingOff',
+      message: 'forwarding is switched off',
+    });
+    await vms.waitForCondition('net', 'NetworkReady', { status: 'False', reason: 'ForwardingOff' });
+    expect((await vms.get('net')).status?.phase).toBe('Running');
+  });
+});
+
+describe('no-orphan: a VM deleted in other ways', () => {
+  // Late in this file: the garbage collector learns of new kinds every 30 s, and until then it holds up an orphaning deletion.
+  it('--cascade=orphan leaves nothing', async () => {
+    await vms.create('orphan');
+    await vms.waitForPhase('orphan', 'Running');
+    await cluster.kubectl([
+      'delete',
+      'vm',
+      'orphan',
+      '-n',
+      vms.namespace,
+      '--cascade=orphan',
+      '--timeout=30s',
+    ]);
+    await expectGone('orphan');
+  });
+
+  it('its finalizer taken away by force leaves nothing either', async () => {
+    await vms.create('forced');
+    await vms.waitForPhase('forced', 'Running');
+    await cluster.kubectl([
+      'delete',
+      'vm',
+      'forced',
+      '-n',
+      vms.namespace,
+      '--wait=false',
+      '--cascade=orphan',
+    ]);
+    await cluster.kubectl(
+      [
+        'patch',
+        'vm',
+        'forced',
+        '-n',
+        vms.namespace,
+        '--type=merge',
+        '-p',
+        '{"metadata":{"finalizers":null}}',
+      ],
+      { allowFailure: true },
+    );
+    await expectGone('forced');
+  });
+});
+
+describe('hosts', () => {
+  it('get slots in capacity and allocatable, also one that joins later', async () => {
+    const [late = ''] = await cluster.addHosts(1, { prefix: 'late', slots: undefined });
+    await waitFor('the slots of the new host', async () => {
+      const { status } = await cluster.client().get(NODES, { name: late });
+      return status?.capacity?.['berth.dev/slot'] === '4' && status.allocatable?.['berth.dev/slot'] === '4';
+    });
+    await vms.create('on-late', { placement: { node: late } });
+    await vms.waitForPhase('on-late', 'Running');
+  });
+
+  it('x86 hosts have a quota of their own', async () => {
+    const [name = ''] = await cluster.addHosts(1, { prefix: 'x86', slots: undefined, architecture: 'amd64' });
+    await vms.create('on-x86', { architecture: 'amd64', placement: { node: name } });
+    await vms.waitForPhase('on-x86', 'Running');
+    const { status } = await cluster.client().get(NODES, { name });
+    expect(status?.allocatable).toMatchObject({ 'berth.dev/slot': '16' });
+  });
+});
+
+describe('the operator', () => {
+  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+    expect(faultsIn(operator.logFile)).toEqual([]);
+  });
+});

@@ -1,0 +1,226 @@
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { PODS } from '../../kube/core.ts';
+import { IMAGES, VM_CONFIGS } from '../../operator/resources.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { faultsIn } from '../support/operatorlog.ts';
+import { conditionOf, IMAGE, VMs } from '../support/vms.ts';
+
+const DEFAULTS = { cpu: 3, memory: '5Gi' };
+const TEAM = 'platform-team';
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let vms: VMs;
+let teamVms: VMs;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-resolution-${process.pid}`, hosts: 4 });
+  await cluster.createNamespace(TEAM);
+  await cluster.kubectl(['label', 'namespace', TEAM, 'berth.dev/custom-pods=true']);
+  operator = await cluster.startOperator({ config: { defaults: DEFAULTS } });
+  vms = new VMs(cluster);
+  teamVms = new VMs(cluster, TEAM);
+});
+
+afterAll(async () => {
+  await cluster?.stop();
+});
+
+async function createConfig(name: string, spec: object): Promise<void> {
+  await cluster.client().create(VM_CONFIGS, { metadata: { name, namespace: 'platform-default' }, spec });
+}
+
+async function machineOf(from: VMs, name: string): Promise<Machine> {
+  const pod = await from.pod(name);
+  return machineSchema.parse(JSON.parse(pod.metadata.annotations?.[MACHINE_ANNOTATION] ?? ''));
+}
+
+async function expectNoPod(from: VMs, name: string): Promise<void> {
+  await expect(from.pod(name)).rejects.toMatchObject({ status: 404 });
+}
+
+describe('where a VM is silent', () => {
+  it("its VMConfig's values apply, then the operator's, then the built-in ones", async () => {
+    await createConfig('desk', {
+      image: 'registry.example/desk:2',
+      cpu: 6,
+      displayWidth: 2560,
+      displayHeight: 1440,
+      hardwareIdentity: 'Dynamic',
+    });
+    await vms.create('layers', { configRef: { name: 'desk' }, memory: '2Gi' });
+    const { status } = await vms.waitForPhase('layers', 'Running');
+    expect(status).toMatchObject({
+      resources: { cpu: 6, memory: '2Gi' },
+      image: { reference: 'registry.example/desk:2' },
+      config: { name: 'desk', namespace: 'platform-default', generation: 1 },
+    });
+    expect(await machineOf(vms, 'layers')).toMatchObject({
+      display: { width: 2560, height: 1440, dpi: 96 },
+      network: { mode: 'NAT' },
+      vnc: { enabled: true },
+    });
+
+    await vms.create('plain');
+    const plain = await vms.waitForPhase('plain', 'Running');
+    expect(plain.status?.resources).toMatchObject(DEFAULTS);
+    const { spec } = await vms.pod('plain');
+    expect(spec.containers[0]?.resources?.requests).toMatchObject({ cpu: '3', 'berth.dev/slot': '1' });
+  });
+
+  it('a VMConfig of platform-default serves other namespaces, and its later edits reach no live VM', async () => {
+    await teamVms.create('guest', { configRef: { name: 'desk' } });
+    const { status } = await teamVms.waitForPhase('guest', 'Running');
+    expect(status?.config).toMatchObject({ namespace: 'platform-default', generation: 1 });
+    expect(status?.resources).toMatchObject({ cpu: 6, memory: '5Gi' });
+
+    const ref = { namespace: 'platform-default', name: 'desk' };
+    await cluster.client().mergePatch(VM_CONFIGS, ref, { spec: { cpu: 8 } });
+    await teamVms.create('newer', { configRef: { name: 'desk' } });
+    const newer = await teamVms.waitForPhase('newer', 'Running');
+    expect(newer.status?.resources?.cpu).toBe(8);
+    expect(newer.status?.config?.generation).toBe(2);
+    expect((await teamVms.get('guest')).status?.resources?.cpu).toBe(6);
+  });
+
+  it('an Image says the architecture and os, and its source goes to the host as it is', async () => {
+    await cluster.client().create(IMAGES, {
+      metadata: { name: 'shared', namespace: 'platform-default' },
+      spec: {
+        source: { sharedFile: { path: 'guests/desk.qcow2' } },
+        architecture: 'arm64',
+        os: 'Linux',
+        format: 'QCOW2',
+      },
+    });
+    await teamVms.create('from-image', { image: 'shared' });
+    await teamVms.waitForPhase('from-image', 'Running');
+    expect(await machineOf(teamVms, 'from-image')).toMatchObject({
+      image: { type: 'sharedFile', path: 'guests/desk.qcow2' },
+      imageFormat: 'QCOW2',
+      architecture: 'arm64',
+      os: 'Linux',
+    });
+  });
+});
+
+describe('a VM that cannot be placed yet says why, and goes on when it can', () => {
+  it('ConfigNotFound: until the VMConfig appears', async () => {
+    await vms.create('no-config', { configRef: { name: 'coming' } });
+    const { message } = await vms.waitForCondition('no-config', 'Scheduled', {
+      status: 'False',
+      reason: 'ConfigNotFound',
+    });
+    expect(message).toContain('coming');
+    await createConfig('coming', { image: IMAGE });
+    await vms.waitForPhase('no-config', 'Running');
+  });
+
+  it('ImageNotFound: until the Image appears', async () => {
+    await vms.create('no-image', { image: 'later' });
+    const { message } = await vms.waitForCondition('no-image', 'ImageReady', {
+      status: 'False',
+      reason: 'ImageNotFound',
+    });
+    expect(message).toContain('later');
+    await expectNoPod(vms, 'no-image');
+    await cluster.client().create(IMAGES, {
+      metadata: { name: 'later', namespace: 'platform-default' },
+      spec: { source: { registry: { reference: IMAGE } } },
+    });
+    const { status } = await vms.waitForPhase('no-image', 'Running');
+    expect(status?.image?.reference).toBe(IMAGE);
+  });
+
+  it('NoImage: Stalled while nothing names an image, until the VMConfig does', async () => {
+    await createConfig('empty', { cpu: 2 });
+    await vms.create('nothing', { configRef: { name: 'empty' } });
+    await vms.waitForCondition('nothing', 'Stalled', { status: 'True', reason: 'NoImage' });
+    expect(conditionOf(await vms.get('nothing'), 'Ready')).toMatchObject({
+      status: 'False',
+      reason: 'NoImage',
+    });
+    await expectNoPod(vms, 'nothing');
+    const ref = { namespace: 'platform-default', name: 'empty' };
+    await cluster.client().mergePatch(VM_CONFIGS, ref, { spec: { image: IMAGE } });
+    await vms.waitForPhase('nothing', 'Running');
+  });
+
+  it('PortsNeedNAT: ports on a VM whose VMConfig turns out to want a bridge', async () => {
+    await createConfig('bridged', { image: IMAGE, network: { mode: 'Bridge' } });
+    await vms.create('ports', { configRef: { name: 'bridged' }, ports: ['8822:22'] });
+    const { message } = await vms.waitForCondition('ports', 'Stalled', {
+      status: 'True',
+      reason: 'PortsNeedNAT',
+    });
+    expect(message).toContain('Bridge');
+    await expectNoPod(vms, 'ports');
+  });
+
+  it("PodNameTaken: somebody else's Pod is never adopted; the VM runs once it is gone", async () => {
+    const own = await cluster.client().create(PODS, {
+      metadata: { name: 'taken', namespace: TEAM },
+      spec: { containers: [{ name: 'own', image: 'registry.example/own:1' }] },
+    });
+    await teamVms.create('taken', {});
+    const { message } = await teamVms.waitForCondition('taken', 'Scheduled', {
+      status: 'False',
+      reason: 'PodNameTaken',
+    });
+    expect(message).toContain('taken');
+    expect((await teamVms.pod('taken')).metadata.uid).toBe(own.metadata.uid);
+    await teamVms.deletePod('taken');
+    await teamVms.waitForPhase('taken', 'Running');
+  });
+
+  it("PodRefused: a ResourceQuota, in the server's words; the VM runs once there is room", async () => {
+    await cluster.createNamespace('platform-poor');
+    await cluster.kubectl(['create', 'quota', 'none', '--hard=pods=0', '-n', 'platform-poor']);
+    // The quota refuses from the moment on that the controller-manager has counted.
+    await cluster.kubectl([
+      'wait',
+      'quota/none',
+      '-n',
+      'platform-poor',
+      '--for=jsonpath={.status.hard.pods}=0',
+      '--timeout=30s',
+    ]);
+    const poor = new VMs(cluster, 'platform-poor');
+    await poor.create('refused');
+    const { message } = await poor.waitForCondition('refused', 'Scheduled', {
+      status: 'False',
+      reason: 'PodRefused',
+    });
+    expect(message).toContain('exceeded quota: none');
+    expect(message).toContain('limited: pods=0');
+    await cluster.kubectl(['delete', 'quota', 'none', '-n', 'platform-poor']);
+    await poor.waitForPhase('refused', 'Running');
+  });
+
+  it('a port that another VM holds on the only host: the message names the holder', async () => {
+    const spec = { ports: ['9922:22', '9953:53/udp'], placement: { node: 'host-0' } };
+    await vms.create('holder', spec);
+    await vms.waitForPhase('holder', 'Running');
+    await teamVms.create('wants', { ports: ['9953:53/UDP'], placement: { node: 'host-0' } });
+    const { message } = await teamVms.waitForCondition('wants', 'Scheduled', {
+      status: 'False',
+      reason: 'Unschedulable',
+    });
+    expect(message).toBe(
+      'no free host: 1 with a reserved port in use (9953/UDP is held by platform-default/holder)',
+    );
+    await vms.delete('holder');
+    await teamVms.waitForPhase('wants', 'Running');
+    expect((await teamVms.get('wants')).status?.endpoints).toEqual([
+      { name: '9953-udp', protocol: 'UDP', hostPort: 9953, guestPort: 53 },
+    ]);
+  });
+});
+
+describe('the operator', () => {
+  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+    expect(faultsIn(operator.logFile)).toEqual([]);
+  });
+});

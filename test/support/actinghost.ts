@@ -1,0 +1,202 @@
+/** A host whose agent is the test: a bare Node that nothing simulates. It runs, fails or ignores Pods as told. */
+import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { isNotFound } from '../../kube/errors.ts';
+import {
+  type ContainerState,
+  LEASES,
+  type Node,
+  NODES,
+  type Pod,
+  type PodCondition,
+  PODS,
+  type PodPhase,
+} from '../../kube/core.ts';
+import type { Ref } from '../../kube/objects.ts';
+import { waitFor } from './wait.ts';
+
+/** Several times within the shortest grace period that a test gives the controller-manager. */
+const HEARTBEAT_MILLISECONDS = 1_000;
+const LEASE_SECONDS = 40;
+const LEASE_NAMESPACE = 'kube-node-lease';
+
+export interface HostPlan {
+  slots?: number;
+  architecture?: 'arm64' | 'amd64';
+  taints?: NonNullable<Node['spec']>['taints'];
+}
+
+export class ActingHost {
+  readonly name: string;
+  private readonly client: KubeClient;
+  private heartbeat: NodeJS.Timeout | undefined;
+  private beating: Promise<void> = Promise.resolve();
+
+  private constructor(client: KubeClient, name: string) {
+    this.client = client;
+    this.name = name;
+  }
+
+  /** Registers the host and keeps it alive until `silence` or `remove`. */
+  static async join(client: KubeClient, name: string, plan: HostPlan = {}): Promise<ActingHost> {
+    const host = new ActingHost(client, name);
+    await client.create(NODES, bareNode(name, plan));
+    await client.create(LEASES, {
+      metadata: { namespace: LEASE_NAMESPACE, name },
+      spec: { holderIdentity: name, leaseDurationSeconds: LEASE_SECONDS, renewTime: microNow() },
+    });
+    host.beat();
+    return host;
+  }
+
+  /** Heartbeats begin, or begin again after a silence. */
+  beat(): void {
+    this.heartbeat = setInterval(() => {
+      this.beating = this.renew();
+    }, HEARTBEAT_MILLISECONDS);
+  }
+
+  /** No heartbeat any more, as of a host without network or power. */
+  async silence(): Promise<void> {
+    clearInterval(this.heartbeat);
+    await this.beating;
+  }
+
+  /** Reports again after a silence that the cluster has noticed. */
+  async comeBack(): Promise<void> {
+    await this.renew();
+    this.beat();
+    await this.setCondition({ type: 'Ready', status: 'True', reason: 'AgentReady' });
+  }
+
+  /** The Node object goes; that ends heartbeats too. */
+  async remove(): Promise<void> {
+    await this.silence();
+    await this.client.delete(NODES, { name: this.name });
+    await this.client.delete(LEASES, { namespace: LEASE_NAMESPACE, name: this.name });
+  }
+
+  async setCondition(condition: Omit<PodCondition, 'lastTransitionTime'>): Promise<void> {
+    await waitFor(`condition ${condition.type} of host ${this.name} to be written`, async () => {
+      const node = await this.client.get(NODES, { name: this.name });
+      const others = node.status?.conditions?.filter(({ type }) => type !== condition.type) ?? [];
+      const written = { ...condition, lastTransitionTime: now(), lastHeartbeatTime: now() };
+      // With the resourceVersion: the controller-manager and the operator write conditions and resources of the Node too.
+      const metadata = { resourceVersion: node.metadata.resourceVersion };
+      await this.client.mergePatch(
+        NODES,
+        { name: this.name },
+        { metadata, status: { conditions: [...others, written] } },
+        { subresource: 'status' },
+      );
+      return true;
+    });
+  }
+
+  /** Waits for the Pod to be bound to this host. */
+  waitForPod(ref: Ref): Promise<Pod> {
+    return waitFor(`Pod ${ref.name} to be bound to ${this.name}`, async () => {
+      const pod = await this.client.get(PODS, ref);
+      return pod.spec.nodeName === this.name && pod;
+    });
+  }
+
+  async waiting(ref: Ref, reason: string, message = ''): Promise<void> {
+    await this.report(ref, 'Pending', { waiting: { reason, message } });
+  }
+
+  async run(ref: Ref): Promise<void> {
+    await this.report(ref, 'Running', { running: { startedAt: now() } });
+  }
+
+  /** Off, but its place is kept: `terminated` could never be left again. */
+  async stopped(ref: Ref): Promise<void> {
+    await this.report(ref, 'Running', { waiting: { reason: 'Stopped', message: '' } });
+  }
+
+  /** The machine has ended and nothing of it is left. `startedAt` is given when it had been running. */
+  async fail(ref: Ref, reason: string, message: string, startedAt?: string): Promise<void> {
+    const terminated = { exitCode: 1, reason, message, finishedAt: now(), ...(startedAt && { startedAt }) };
+    await this.report(ref, 'Failed', { terminated });
+  }
+
+  /** What an agent does with a deleted Pod: ends the machine, says so, deletes the Pod for good. */
+  async end(ref: Ref, startedAt?: string): Promise<void> {
+    await waitFor(`Pod ${ref.name} to be deleted`, async () => {
+      const pod = await this.client.get(PODS, ref);
+      return pod.metadata.deletionTimestamp !== undefined;
+    });
+    await this.fail(ref, 'Deleted', 'stopped', startedAt);
+    await this.client.delete(PODS, ref, { gracePeriodSeconds: 0 });
+  }
+
+  /** Adds or replaces a condition of a Pod. */
+  async setPodCondition(ref: Ref, condition: Omit<PodCondition, 'lastTransitionTime'>): Promise<void> {
+    const pod = await this.client.get(PODS, ref);
+    const others = pod.status?.conditions?.filter(({ type }) => type !== condition.type) ?? [];
+    const conditions = [...others, { ...condition, lastTransitionTime: now() }];
+    await this.client.mergePatch(PODS, ref, { status: { conditions } }, { subresource: 'status' });
+  }
+
+  private async report(ref: Ref, phase: PodPhase, state: ContainerState): Promise<void> {
+    const container = {
+      name: MACHINE_CONTAINER,
+      image: 'guest',
+      imageID: '',
+      ready: state.running !== undefined,
+      restartCount: 0,
+      state,
+    };
+    const status = { phase, startTime: now(), containerStatuses: [container] };
+    await this.client.mergePatch(PODS, ref, { status }, { subresource: 'status' });
+  }
+
+  private async renew(): Promise<void> {
+    try {
+      await this.client.mergePatch(
+        LEASES,
+        { namespace: LEASE_NAMESPACE, name: this.name },
+        { spec: { renewTime: microNow() } },
+      );
+    } catch (error) {
+      // The test removes Nodes under a beating heart; every other fault shows as a host that is lost.
+      if (!isNotFound(error)) process.stderr.write(`heartbeat of ${this.name}: ${String(error)}\n`);
+    }
+  }
+}
+
+function bareNode(name: string, { slots = 4, architecture = 'arm64', taints = [] }: HostPlan): Node {
+  const resources = { cpu: '16', memory: '64Gi', pods: '110', 'berth.dev/slot': String(slots) };
+  const ready = { type: 'Ready', status: 'True' as const, reason: 'AgentReady' };
+  return {
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: {
+      name,
+      labels: {
+        'berth.dev/host': 'true',
+        'kubernetes.io/arch': architecture,
+        'kubernetes.io/os': 'linux',
+        'kubernetes.io/hostname': name,
+      },
+    },
+    spec: { taints: [{ key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' }, ...taints] },
+    status: {
+      capacity: resources,
+      allocatable: resources,
+      conditions: [{ ...ready, lastHeartbeatTime: now(), lastTransitionTime: now() }],
+      addresses: [{ type: 'InternalIP', address: '192.0.2.9' }],
+      nodeInfo: { architecture, operatingSystem: 'linux' },
+    },
+  };
+}
+
+/** metav1.Time has no fractions of a second. */
+function now(): string {
+  return new Date().toISOString().replace(/\.\d{3}Z$/, 'Z');
+}
+
+/** metav1.MicroTime wants six digits. */
+function microNow(): string {
+  return new Date().toISOString().replace('Z', '000Z');
+}
