@@ -7,9 +7,10 @@
  * not be written to afterwards, as with any base image. Its digest is computed once, at its first use, and again
  * when device, inode, size or time of change differ.
  */
+
+import { randomUUID } from 'node:crypto';
 import { chmod, mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { randomUUID } from 'node:crypto';
 import { z } from 'zod';
 import { isMissing } from '../machines/folder.ts';
 import { download } from './fetch.ts';

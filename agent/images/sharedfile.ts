@@ -2,23 +2,33 @@
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { realpath, stat } from 'node:fs/promises';
-import { isAbsolute, relative } from 'node:path';
+import { isAbsolute, join, relative } from 'node:path';
 import { isMissing } from '../machines/folder.ts';
 import { ImageError } from './store.ts';
 
-/** The real path of a file below one of the roots. Throws {@link ImageError}; a link that leads out is refused. */
+/**
+ * The real path of `path`, which counts from the roots: the first root that has it wins. Throws {@link ImageError};
+ * a link that leads out of its root is refused.
+ */
 export async function resolveBelowRoots(path: string, roots: readonly string[]): Promise<string> {
   if (roots.length === 0) {
     throw new ImageError('ImageSourceUnsupported', 'this host has no folder for shared files (sharedRoots)');
   }
-  if (!isAbsolute(path)) throw new ImageError('ImageNotFound', `${path} is not an absolute path`);
-  const real = await realPathOf(path);
-  const realRoots = await Promise.all(roots.map(async (root) => await realPathOf(root)));
-  if (real === undefined || !realRoots.some((root) => root !== undefined && isBelow(real, root))) {
-    // One message for both: whether a file outside exists is nobody's business.
-    throw new ImageError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
+  for (const root of roots) {
+    const real = await realPathOf(join(root, path));
+    const realRoot = await realPathOf(root);
+    if (real !== undefined && realRoot !== undefined && isBelow(real, realRoot)) {
+      return await regularFile(real, path);
+    }
   }
-  if (!(await stat(real)).isFile()) throw new ImageError('ImageInvalid', `${path} is not a regular file`);
+  // One message for both: whether a file outside exists is nobody's business.
+  throw new ImageError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
+}
+
+async function regularFile(real: string, path: string): Promise<string> {
+  if (!(await stat(real)).isFile()) {
+    throw new ImageError('ImageInvalid', `${path} is not a regular file`);
+  }
   return real;
 }
 

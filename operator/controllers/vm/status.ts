@@ -172,7 +172,7 @@ function stalled(phase: Phase, { blocked }: Findings): Draft {
     : { type, status: 'False', reason: 'Progressing', message: '' };
 }
 
-function scheduled({ pod, portHolder }: Observed, { blocked }: Findings): Draft {
+function scheduled({ vm, pod, portHolder }: Observed, { blocked }: Findings): Draft {
   const type = 'Scheduled';
   if (blocked?.condition === 'Scheduled') {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
@@ -183,8 +183,15 @@ function scheduled({ pod, portHolder }: Observed, { blocked }: Findings): Draft 
   if (pod.spec.nodeName !== undefined) {
     return { type, status: 'True', reason: 'Scheduled', message: '' };
   }
-  const view = schedulingView(pod, portHolder);
-  return { type, status: view.reason === 'Unschedulable' ? 'False' : 'Unknown', ...view };
+  const { reason, message } = schedulingView(pod, portHolder);
+  const avoided = vm.status?.avoidedNodes ?? [];
+  const tried = avoided.length === 0 ? '' : `; it could not start on ${avoided.join(', ')}`;
+  return {
+    type,
+    status: reason === 'Unschedulable' ? 'False' : 'Unknown',
+    reason,
+    message: `${message}${tried}`,
+  };
 }
 
 /** Waiting reasons of the agent that speak of the image: it is the one that fetches it. */
