@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { waitFor } from '../support/wait.ts';
 import { writeCredentials } from './pki.ts';
 import { freePorts } from './ports.ts';
-import { startProcess } from './processes.ts';
+import { isAlive, readRecord, startProcess } from './processes.ts';
 import type { Tools } from './toolchain/toolchain.ts';
 
 /** Client-go's defaults (20, 30) would make these two the bottleneck of every burst. */
@@ -14,6 +14,8 @@ const CLIENT_RATE = ['--kube-api-qps=2000', '--kube-api-burst=2000'];
 const SERVICE_RANGE = '10.96.0.0/16';
 /** A cluster is up in 4 s on idle cores; a busy machine takes several times that. */
 const READY_MILLISECONDS = 90_000;
+/** Holds the message with which a server ends, after the flags that it prints. */
+const LAST_WORDS_CHARACTERS = 2_000;
 /** One answer on loopback. */
 const PROBE_MILLISECONDS = 2_000;
 
@@ -56,12 +58,22 @@ export async function waitUntilReady(directory: string, server: string): Promise
     key: readFileSync(join(directory, 'pki', 'admin.key')),
   });
   try {
-    await waitFor('kube-apiserver to be ready (see its log)', () => probe(`${server}/readyz`, agent), {
-      deadlineMilliseconds: READY_MILLISECONDS,
-    });
+    const state = await waitFor(
+      'kube-apiserver to be ready (see its log)',
+      async () => {
+        if (!(await isAlive(readRecord(directory, 'kube-apiserver')))) return 'ended';
+        return (await probe(`${server}/readyz`, agent)) && 'ready';
+      },
+      { deadlineMilliseconds: READY_MILLISECONDS },
+    );
+    if (state === 'ended') throw new Error(`kube-apiserver ended: ${lastWords(directory)}`);
   } finally {
     agent.destroy();
   }
+}
+
+function lastWords(directory: string): string {
+  return readFileSync(join(directory, 'kube-apiserver.log'), 'utf8').slice(-LAST_WORDS_CHARACTERS);
 }
 
 function probe(url: string, agent: Agent): Promise<boolean> {
