@@ -8,8 +8,11 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { isMissing } from './folder.ts';
 
-/** The host's tree; in a privileged container with the host's pids, /sys/fs/cgroup is the container's own instead. */
-const HOST_ROOT = '/proc/1/root/sys/fs/cgroup';
+/**
+ * The host's tree. In a privileged container with the host's pids, /sys/fs/cgroup is the container's own, so the first
+ * process's view comes first; not everybody may look through it.
+ */
+const ROOTS = ['/proc/1/root/sys/fs/cgroup', '/sys/fs/cgroup'];
 const GROUP = 'berth';
 /** A group can be removed when the kernel has let go of its last process, a moment after the exit. */
 const REMOVE_ATTEMPTS = 20;
@@ -52,20 +55,26 @@ export class CgroupTree {
 
 async function findHierarchies(): Promise<string[]> {
   if (process.platform !== 'linux' || process.getuid?.() !== 0) return [];
-  let names: string[];
+  for (const root of ROOTS) {
+    const names = await namesIn(root);
+    if (names.includes('cgroup.controllers')) return [root];
+    const hierarchies: string[] = [];
+    for (const name of names) {
+      // In v1 names like "cpu" may be links to "cpu,cpuacct"; both lead to the same group, which does no harm.
+      if (await isHierarchy(join(root, name))) hierarchies.push(join(root, name));
+    }
+    if (hierarchies.length > 0) return hierarchies;
+  }
+  return [];
+}
+
+async function namesIn(folder: string): Promise<string[]> {
   try {
-    names = await readdir(HOST_ROOT);
+    return await readdir(folder);
   } catch (error) {
     if (isMissing(error) || isRefused(error)) return [];
     throw error;
   }
-  if (names.includes('cgroup.controllers')) return [HOST_ROOT];
-  const roots: string[] = [];
-  for (const name of names) {
-    // In v1 names like "cpu" may be links to "cpu,cpuacct"; both lead to the same group, which does no harm.
-    if (await isHierarchy(join(HOST_ROOT, name))) roots.push(join(HOST_ROOT, name));
-  }
-  return roots;
 }
 
 async function isHierarchy(path: string): Promise<boolean> {

@@ -88,7 +88,7 @@ export class QemuDriver implements Driver {
       ...(base === undefined ? {} : { base: { path: base.path, format: base.format } }),
       ...(diskBytes === undefined ? {} : { diskBytes }),
     };
-    await this.#machine(folder).replace(state);
+    await this.#machine(folder).state.replace(state);
   }
 
   async start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
@@ -100,7 +100,7 @@ export class QemuDriver implements Driver {
     const wanted = plan.diskSizeBytes;
     if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
       await growDisk(join(folder.path, FILES.disk), wanted);
-      await machine.grownTo(wanted);
+      await machine.state.update({ diskBytes: wanted });
     }
     await machine.start(plan, platform);
   }

@@ -7,9 +7,15 @@ import { FILES } from '../../machines/folder.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
 import { type MachineFolder, StartError } from '../driver.ts';
 
+/** How a process that this agent started ended; a found one does not tell. */
+export interface ExitStatus {
+  code: number | null;
+  signal: NodeJS.Signals | null;
+}
+
 export interface Launched {
-  child: ChildProcess;
   identity: ProcessIdentity;
+  exited: Promise<ExitStatus>;
 }
 
 /** Modules of QEMU (accelerators, displays) are found by its own built-in path. */
@@ -32,12 +38,15 @@ export async function launch(
       stdio: ['ignore', log.fd, log.fd],
       env: ENVIRONMENT,
     });
+    const exited = new Promise<ExitStatus>((resolve) => {
+      child.once('exit', (code, signal) => resolve({ code, signal }));
+    });
     const pid = await pidOf(child);
     const identity = await identify(pid);
-    if (identity === undefined) throw await endedAtOnce(child);
+    if (identity === undefined) throw new StartError('StartFailed', 'the hypervisor ended at once');
     await Promise.all([cgroups.add(folder.uid, pid), forgetOomScore(pid)]);
     child.unref();
-    return { child, identity };
+    return { identity, exited };
   } finally {
     await log.close();
   }
@@ -50,13 +59,6 @@ async function pidOf(child: ChildProcess): Promise<number> {
     );
     child.once('spawn', () => resolve(child.pid ?? 0));
   });
-}
-
-async function endedAtOnce(child: ChildProcess): Promise<StartError> {
-  if (child.exitCode === null && child.signalCode === null) {
-    await new Promise((resolve) => child.once('exit', resolve));
-  }
-  return new StartError('StartFailed', 'the hypervisor ended at once');
 }
 
 /** The agent's own score, raised for a container, would make its machines the kernel's first victims. */

@@ -4,7 +4,13 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { CgroupTree } from '../../machines/cgroup.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
-import { findByArgument, isAlive, killForCertain, type ProcessIdentity } from '../../machines/process.ts';
+import {
+  findByArgument,
+  isAlive,
+  killForCertain,
+  type ProcessIdentity,
+  waitForExit,
+} from '../../machines/process.ts';
 import { StateFile } from '../../machines/statefile.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
 import { commandLine, processMark, type RunAs } from './arguments.ts';
@@ -14,10 +20,12 @@ import type { Platform } from './platform.ts';
 import { pressPowerButton, quit, type StopOptions } from './power.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
 import { Session } from './session.ts';
-import { describeExit, lastWords, reasonOf } from './words.ts';
+import { describeExit, lastWords, startError } from './words.ts';
 
 /** QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
+/** A process that ends closes its sockets first. */
+const EXIT_NOTICE_MILLISECONDS = 500;
 /** States in which QEMU waits for somebody to say "go on": what an agent that died in the middle leaves behind. */
 const INTERRUPTED = new Set(['paused', 'prelaunch', 'postmigrate', 'finish-migrate']);
 
@@ -33,17 +41,17 @@ export interface MachineContext {
 export class Machine {
   readonly #folder: MachineFolder;
   readonly #context: MachineContext;
-  readonly #state: StateFile;
+  readonly state: StateFile;
   #session: Session | undefined;
 
   constructor(folder: MachineFolder, context: MachineContext) {
     this.#folder = folder;
     this.#context = context;
-    this.#state = new StateFile(folder.path);
+    this.state = new StateFile(folder.path);
   }
 
   async inspect(): Promise<MachineState> {
-    let state = await this.#state.read();
+    let state = await this.state.read();
     if (state === undefined) return { kind: 'stopped' };
     if (state.live) {
       const running = await this.#inspectLive();
@@ -56,7 +64,7 @@ export class Machine {
 
   /** The live process, also one that an earlier agent made without being able to write it down. */
   async process(): Promise<ProcessIdentity | undefined> {
-    const state = await this.#state.read();
+    const state = await this.state.read();
     if (state === undefined || !state.live) return undefined;
     const identity = state.process ?? (await findByArgument(processMark(this.#folder.uid)));
     return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
@@ -65,7 +73,7 @@ export class Machine {
   async start(plan: LaunchPlan, platform: Platform): Promise<void> {
     await rm(join(this.#folder.path, FILES.memory), { force: true });
     const launched = { cpu: plan.cpu, memoryBytes: plan.memoryBytes, accelerator: platform.accelerator };
-    await this.#state.update({
+    await this.state.update({
       intent: 'run',
       live: true,
       suspended: false,
@@ -82,11 +90,11 @@ export class Machine {
 
   async resume(plan: LaunchPlan, platform: Platform): Promise<void> {
     // Until the memory is in the new process, the machine counts as suspended: whatever happens, nothing is lost.
-    await this.#state.update({ intent: 'run', live: true, process: undefined, end: undefined });
+    await this.state.update({ intent: 'run', live: true, process: undefined, end: undefined });
     try {
       const qmp = await this.#bringUp(plan, platform, true);
       await restoreMemory(this.#folder.path, qmp);
-      await this.#state.update({ suspended: false });
+      await this.state.update({ suspended: false });
       await rm(join(this.#folder.path, FILES.memory), { force: true });
       await qmp.execute('cont');
     } catch (error) {
@@ -95,9 +103,9 @@ export class Machine {
   }
 
   async stop(options: StopOptions): Promise<void> {
-    const known = await this.#state.read();
+    const known = await this.state.read();
     if (known === undefined) return;
-    await this.#state.update({ intent: 'stop' });
+    await this.state.update({ intent: 'stop' });
     const identity = await this.process();
     if (identity !== undefined) {
       const session = this.#adopt(identity);
@@ -105,7 +113,7 @@ export class Machine {
       await quit(session, this.#context.logger);
     }
     this.#letGo();
-    await this.#state.update({ live: false, suspended: false, end: undefined, process: undefined });
+    await this.state.update({ live: false, suspended: false, end: undefined, process: undefined });
     await rm(join(this.#folder.path, FILES.memory), { force: true });
     await this.#context.cgroups.remove(this.#folder.uid);
   }
@@ -114,28 +122,19 @@ export class Machine {
     const identity = await this.process();
     if (identity === undefined) throw new Error('only a running machine can be suspended');
     const qmp = await this.#adopt(identity).qmp();
-    await this.#state.update({ intent: 'suspend' });
+    await this.state.update({ intent: 'suspend' });
     try {
       await qmp.execute('stop');
       await saveMemory(this.#folder.path, qmp);
-      await this.#state.update({ suspended: true });
+      await this.state.update({ suspended: true });
     } catch (error) {
       await this.#goOn(qmp);
       throw error;
     }
     await quit(this.#adopt(identity), this.#context.logger);
     this.#letGo();
-    await this.#state.update({ live: false, process: undefined });
+    await this.state.update({ live: false, process: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
-  }
-
-  /** The state file as it must be from now on. */
-  async replace(state: MachineFile): Promise<void> {
-    await this.#state.replace(state);
-  }
-
-  async grownTo(diskBytes: number): Promise<void> {
-    await this.#state.update({ diskBytes });
   }
 
   close(): void {
@@ -143,29 +142,33 @@ export class Machine {
   }
 
   async #bringUp(plan: LaunchPlan, platform: Platform, incoming: boolean): Promise<QmpConnection> {
-    const state = await this.#state.read();
+    const state = await this.state.read();
     if (state === undefined) throw new Error(`machine ${this.#folder.uid} has no state`);
     const { cpu, memoryBytes } = state.launched ?? plan;
     const { uid, path } = this.#folder;
     const { runAs } = this.#context;
     const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
-    const { child, identity } = await launch(
+    const { exited, identity } = await launch(
       this.#folder,
       platform.binary,
       parameters,
       this.#context.cgroups,
     );
     const ended = new AbortController();
-    child.once('exit', () => ended.abort());
+    exited.then(
+      () => ended.abort(),
+      () => undefined,
+    );
     this.#letGo();
     const session = this.#open(identity);
-    session.watchChild(child);
+    session.watch(exited);
     const signal = ended.signal;
     const answer = session.qmp({ timeoutMilliseconds: START_TIMEOUT_MILLISECONDS, signal });
     try {
-      await Promise.all([answer, this.#state.update({ process: identity })]);
+      await Promise.all([answer, this.state.update({ process: identity })]);
     } catch (error) {
-      throw signal.aborted ? await this.#startError(describeExit(await session.exitStatus())) : error;
+      if (!(await waitForExit(identity, EXIT_NOTICE_MILLISECONDS))) throw error;
+      throw await startError(this.#folder.path, describeExit(await session.exitStatus()));
     }
     this.#context.tail({ uid, path });
     return await answer;
@@ -177,14 +180,9 @@ export class Machine {
     if (identity !== undefined) await killForCertain(identity);
     this.#letGo();
     // The notice of the exit may have come first, and have taken it for a crash.
-    await this.#state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
+    await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
-    return cause instanceof StartError ? cause : await this.#startError(String(cause));
-  }
-
-  async #startError(what: string): Promise<StartError> {
-    const words = await lastWords(this.#folder.path);
-    return new StartError(reasonOf(words), words === '' ? what : `${what}: ${words}`);
+    return cause instanceof StartError ? cause : await startError(this.#folder.path, String(cause));
   }
 
   /** Undefined when the process is gone. */
@@ -210,7 +208,7 @@ export class Machine {
   async #reconcile(session: Session, identity: ProcessIdentity): Promise<string> {
     const qmp = await session.qmp();
     const status = await qmp.status();
-    const state = await this.#state.read();
+    const state = await this.state.read();
     if (state?.suspended === true) {
       // Either the memory is on disk and the process had to end, or it was being read into a new process.
       await killForCertain(identity);
@@ -228,7 +226,7 @@ export class Machine {
   async #goOn(qmp: QmpConnection): Promise<void> {
     await qmp.execute('migrate_cancel');
     await qmp.execute('cont');
-    await this.#state.update({ intent: 'run' });
+    await this.state.update({ intent: 'run' });
   }
 
   #adopt(identity: ProcessIdentity): Session {
@@ -267,7 +265,7 @@ export class Machine {
 
   /** A power-off that somebody asked for is no end to report. */
   async #guestPoweredOff(): Promise<void> {
-    await this.#state.change(({ intent, live }) =>
+    await this.state.change(({ intent, live }) =>
       live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'the guest powered off' } } : {},
     );
   }
@@ -277,7 +275,7 @@ export class Machine {
     const status = await (session ?? this.#session)?.exitStatus();
     const words = await lastWords(this.#folder.path);
     const message = words === '' ? describeExit(status) : `${describeExit(status)}: ${words}`;
-    const state = await this.#state.change((known) => {
+    const state = await this.state.change((known) => {
       if (!known.live) return {};
       const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;
       const end = crashed ? { end: { reason: 'Crashed' as const, message } } : {};

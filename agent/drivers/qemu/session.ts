@@ -1,8 +1,8 @@
 /** This agent's hold on one running hypervisor, started by it or found: its QMP connection and the notice of its end. */
-import type { ChildProcess } from 'node:child_process';
 import { FILES } from '../../machines/folder.ts';
 import { isAlive, type ProcessIdentity } from '../../machines/process.ts';
 import type { MachineFolder } from '../driver.ts';
+import type { ExitStatus } from './launch.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 
 /** The end of a found process shows itself at once by its QMP connection; this is for one whose QMP is lost. */
@@ -15,12 +15,6 @@ export interface SessionHandlers {
   onEvent: (event: QmpEvent) => void;
   /** Once, when the process is gone. */
   onExit: () => void;
-}
-
-/** How a process that this agent started ended; a found one does not tell. */
-export interface ExitStatus {
-  code: number | null;
-  signal: NodeJS.Signals | null;
 }
 
 export class Session {
@@ -43,13 +37,12 @@ export class Session {
   }
 
   /** The exit of a child is told by the system, with its status. */
-  watchChild(child: ChildProcess): void {
-    this.#exitStatus = new Promise((resolve) => {
-      child.once('exit', (code, signal) => {
-        resolve({ code, signal });
-        this.#exited();
-      });
-    });
+  watch(exited: Promise<ExitStatus>): void {
+    this.#exitStatus = exited;
+    exited.then(
+      () => this.#exited(),
+      () => this.#exited(),
+    );
   }
 
   /** Of a process that is gone; undefined for one that another agent started. */

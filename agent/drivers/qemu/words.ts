@@ -2,8 +2,8 @@
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { FILES, isMissing } from '../../machines/folder.ts';
-import type { StartReason } from '../driver.ts';
-import type { ExitStatus } from './session.ts';
+import { StartError, type StartReason } from '../driver.ts';
+import type { ExitStatus } from './launch.ts';
 
 /** Fits a Pod's container message beside other text (4 KiB are kept by the API server's clients). */
 const TAIL_BYTES = 2048;
@@ -51,6 +51,9 @@ const REASONS: [RegExp, StartReason][] = [
   ],
 ];
 
-export function reasonOf(words: string): StartReason {
-  return REASONS.find(([pattern]) => pattern.test(words))?.[1] ?? 'StartFailed';
+/** With the hypervisor's last words, and the reason that they give. */
+export async function startError(folder: string, what: string): Promise<StartError> {
+  const words = await lastWords(folder);
+  const reason = REASONS.find(([pattern]) => pattern.test(words))?.[1] ?? 'StartFailed';
+  return new StartError(reason, words === '' ? what : `${what}: ${words}`);
 }
