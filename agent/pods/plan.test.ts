@@ -1,0 +1,312 @@
+/**
+ * The planner's promises, over many thousands of histories: what the Pod asks, what the machine does and what the host
+ * suffers come in any order; a model machine obeys the steps.
+ */
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import type { Desired } from '../../api/v1alpha1/machine.ts';
+import type { MachineState } from '../drivers/driver.ts';
+import { type Observed, plan, type Step } from './plan.ts';
+import { type MachineRecord, newRecord } from './record.ts';
+
+const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
+/** More than any sequence of steps towards one wish. */
+const MOST_STEPS = 12;
+
+type Happening =
+  | { kind: 'desire'; change: Partial<Desired> }
+  | { kind: 'end'; reason: 'GuestShutdown' | 'Crashed' }
+  | { kind: 'reboot' }
+  | { kind: 'fence'; fenced: boolean }
+  | { kind: 'delete' }
+  | { kind: 'fault'; fault: string | undefined }
+  | { kind: 'wait'; milliseconds: number };
+
+const happening: fc.Arbitrary<Happening> = fc.oneof(
+  fc.record({
+    kind: fc.constant('desire' as const),
+    change: fc.record(
+      {
+        power: fc.constantFrom('Running' as const, 'Stopped' as const, 'Suspended' as const),
+        restartPolicy: fc.constantFrom('Never' as const, 'OnFailure' as const, 'Always' as const),
+        restartRequestedAt: fc.constantFrom('1', '2', '3'),
+        revertRequestedAt: fc.constantFrom('1', '2', '3'),
+      },
+      { requiredKeys: [] },
+    ),
+  }),
+  fc.record({
+    kind: fc.constant('end' as const),
+    reason: fc.constantFrom('GuestShutdown' as const, 'Crashed' as const),
+  }),
+  fc.record({ kind: fc.constant('reboot' as const) }),
+  fc.record({ kind: fc.constant('fence' as const), fenced: fc.boolean() }),
+  fc.record({ kind: fc.constant('delete' as const) }),
+  fc.record({ kind: fc.constant('fault' as const), fault: fc.constantFrom(undefined, 'no bridge') }),
+  fc.record({ kind: fc.constant('wait' as const), milliseconds: fc.integer({ min: 1, max: 900_000 }) }),
+);
+
+/** A host with one machine that does what it is told, and what it likes. */
+class Model {
+  record: MachineRecord = newRecord({
+    uid: 'uid',
+    key: 'ns/name',
+    machine: undefined,
+    claim: { slots: 1, cpuMillis: 0, memoryBytes: 0, ports: [] },
+  });
+  state: MachineState = { kind: 'absent' };
+  desired: Desired = DESIRED;
+  deletion: { deadline: number } | undefined;
+  fenced = false;
+  unseen = false;
+  fault: string | undefined;
+  now = 0;
+  readonly steps: Step[] = [];
+
+  observed(): Observed {
+    return {
+      state: this.state,
+      record: this.record,
+      deletion: this.deletion,
+      fenced: this.fenced,
+      unseen: this.unseen,
+      activeDeadline: undefined,
+      networkFault: this.fault,
+      graceMilliseconds: 30_000,
+    };
+  }
+
+  happen(event: Happening): void {
+    switch (event.kind) {
+      case 'desire':
+        this.desired = { ...this.desired, ...event.change };
+        break;
+      case 'end':
+        if (this.state.kind === 'running')
+          this.state = { kind: 'exited', reason: event.reason, message: 'x' };
+        break;
+      case 'reboot':
+        if (this.state.kind === 'running') this.state = { kind: 'exited', reason: 'Crashed', message: 'x' };
+        this.unseen = this.record.running;
+        break;
+      case 'fence':
+        this.fenced = event.fenced;
+        break;
+      case 'delete':
+        this.deletion ??= { deadline: this.now + 30_000 };
+        break;
+      case 'fault':
+        this.fault = event.fault;
+        break;
+      default:
+        this.now += event.milliseconds;
+    }
+  }
+
+  /** Steps until nothing is left to do. Fails when that does not come. */
+  settle(): Step {
+    for (let count = 0; count < MOST_STEPS; count += 1) {
+      const step = plan(this.observed(), this.desired, this.now);
+      this.check(step);
+      if (step.kind === 'settled' || step.kind === 'wait') return step;
+      this.steps.push(step);
+      this.obey(step);
+    }
+    throw new Error(`no end: ${this.steps.map(({ kind }) => kind).join(' ')}`);
+  }
+
+  check(step: Step): void {
+    const brings = ['create', 'start', 'resume'].includes(step.kind);
+    if (this.deletion !== undefined || this.record.failure !== undefined) expect(brings).toBe(false);
+    if (this.fenced && !this.record.acknowledged) expect(brings).toBe(false);
+    if (step.kind === 'remove') expect(this.deletion).toBeDefined();
+    if (step.kind === 'start') expect(this.state.kind).not.toBe('running');
+    if (step.kind === 'create') expect(this.record.created).toBe(false);
+  }
+
+  obey(step: Step): void {
+    const { record, desired } = this;
+    switch (step.kind) {
+      case 'note':
+        Object.assign(record, step.change);
+        break;
+      case 'fail':
+        record.failure = step.failure;
+        break;
+      case 'create':
+        record.created = true;
+        this.state = { kind: 'stopped' };
+        break;
+      case 'start':
+      case 'resume':
+        this.state = { kind: 'running', pid: 1, guestStarted: true };
+        this.unseen = false;
+        Object.assign(record, { running: true, everRan: true, acknowledged: true, released: false });
+        if (step.kind === 'start')
+          Object.assign(record, { end: undefined, restartedAt: desired.restartRequestedAt });
+        break;
+      case 'stop':
+        this.state = { kind: 'stopped' };
+        Object.assign(record, { running: false, end: undefined });
+        break;
+      case 'suspend':
+        this.state = { kind: 'suspended' };
+        record.running = false;
+        break;
+      case 'revert':
+        this.state = { kind: 'stopped' };
+        Object.assign(record, { revertedAt: desired.revertRequestedAt, end: undefined });
+        break;
+      case 'release':
+        if (this.state.kind !== 'absent') this.state = { kind: 'stopped' };
+        Object.assign(record, { running: false, released: true });
+        break;
+      default:
+        this.state = { kind: 'absent' };
+        record.created = false;
+    }
+  }
+}
+
+describe('over any history', () => {
+  test('every step is allowed where it is taken, and the machine comes to rest as wanted', () => {
+    fc.assert(
+      fc.property(fc.array(happening, { maxLength: 25 }), (history) => {
+        const model = new Model();
+        for (const event of history) {
+          model.happen(event);
+          expectRest(model, model.settle());
+        }
+      }),
+      { numRuns: 5_000 },
+    );
+  });
+
+  test('a deleted machine leaves nothing', () => {
+    fc.assert(
+      fc.property(fc.array(happening, { maxLength: 15 }), (history) => {
+        const model = new Model();
+        for (const event of history) {
+          model.happen(event);
+          model.settle();
+        }
+        model.happen({ kind: 'delete' });
+        expect(model.settle().kind).toBe('settled');
+        expect(model.state.kind).toBe('absent');
+        expect(model.record.released).toBe(true);
+      }),
+      { numRuns: 2_000 },
+    );
+  });
+});
+
+function expectRest(model: Model, step: Step): void {
+  const { state, record, desired } = model;
+  if (model.deletion !== undefined) {
+    expect(state.kind).toBe('absent');
+  } else if (record.failure !== undefined || (model.fenced && !record.acknowledged)) {
+    expect(state.kind).not.toBe('running');
+  } else if (step.kind === 'settled') {
+    if (desired.power === 'Stopped') expect(['stopped', 'exited']).toContain(state.kind);
+    if (desired.power === 'Suspended') expect(state.kind).not.toBe('running');
+    if (desired.power === 'Running' && record.end?.how !== 'GuestShutdown')
+      expect(state.kind).toBe('running');
+    expect(record.revertedAt).toBe(desired.revertRequestedAt);
+    if (state.kind === 'running') expect(record.restartedAt).toBe(desired.restartRequestedAt);
+  }
+}
+
+function running(change: Partial<MachineRecord> = {}, desired: Partial<Desired> = {}): Model {
+  const model = new Model();
+  model.settle();
+  model.desired = { ...DESIRED, ...desired };
+  Object.assign(model.record, { startedAt: new Date(0).toISOString() }, change);
+  model.steps.length = 0;
+  return model;
+}
+
+function kinds(model: Model): string[] {
+  return model.steps.map(({ kind }) => kind);
+}
+
+describe('the end of a guest', () => {
+  test.each([
+    ['Never', 'GuestShutdown', 'settled', ['note']],
+    ['Never', 'Crashed', 'settled', ['note', 'fail', 'release']],
+    ['OnFailure', 'GuestShutdown', 'settled', ['note']],
+    ['OnFailure', 'Crashed', 'settled', ['note', 'start']],
+    ['Always', 'GuestShutdown', 'settled', ['note', 'start']],
+    ['Always', 'Crashed', 'settled', ['note', 'start']],
+  ] as const)('under %s after %s', (restartPolicy, reason, rest, steps) => {
+    const model = running({}, { restartPolicy });
+    model.happen({ kind: 'end', reason });
+    expect(model.settle().kind).toBe(rest);
+    expect(kinds(model)).toEqual(steps);
+  });
+
+  test('together with the host starts it again from its own disk, whatever the policy', () => {
+    const model = running();
+    model.happen({ kind: 'reboot' });
+    model.settle();
+    expect(kinds(model)).toEqual(['note', 'start']);
+  });
+
+  test('that comes again and again is waited for longer and longer, and a long run forgives', () => {
+    const model = running({}, { restartPolicy: 'Always' });
+    const crash = (): Step => {
+      model.happen({ kind: 'end', reason: 'Crashed' });
+      return model.settle();
+    };
+    expect(crash().kind).toBe('settled');
+    expect(crash()).toEqual({ kind: 'wait', until: model.now + 10_000 });
+    model.happen({ kind: 'wait', milliseconds: 10_000 });
+    model.settle();
+    expect(crash()).toEqual({ kind: 'wait', until: model.now + 20_000 });
+    model.happen({ kind: 'wait', milliseconds: 20_000 });
+    model.settle();
+    model.record.startedAt = new Date(model.now).toISOString();
+    model.happen({ kind: 'wait', milliseconds: 600_000 });
+    expect(crash().kind).toBe('settled');
+  });
+});
+
+test('a machine whose folder vanished is not made again', () => {
+  const model = running();
+  model.state = { kind: 'absent' };
+  model.settle();
+  expect(model.record.failure?.reason).toBe('DiskLost');
+});
+
+test('a network that cannot be healed fails a machine that has never run, and no other', () => {
+  const fresh = new Model();
+  fresh.happen({ kind: 'fault', fault: 'no bridge' });
+  fresh.settle();
+  expect(fresh.record.failure?.reason).toBe('NATSelfHealFailed');
+  const old = running();
+  old.happen({ kind: 'fault', fault: 'no bridge' });
+  expect(old.settle().kind).toBe('settled');
+  expect(old.state.kind).toBe('running');
+});
+
+test('a host that is cut off destroys what nobody has seen running, and keeps the rest', () => {
+  const unseen = running({ acknowledged: false });
+  unseen.happen({ kind: 'fence', fenced: true });
+  unseen.settle();
+  expect(unseen.state.kind).toBe('stopped');
+  unseen.happen({ kind: 'fence', fenced: false });
+  unseen.settle();
+  expect(unseen.state.kind).toBe('running');
+  const seen = running();
+  seen.happen({ kind: 'fence', fenced: true });
+  seen.settle();
+  expect(seen.state.kind).toBe('running');
+});
+
+test('the active deadline ends a machine with what grace its Pod has', () => {
+  const model = running();
+  const step = plan({ ...model.observed(), activeDeadline: 5 }, DESIRED, 5);
+  expect(step).toMatchObject({
+    kind: 'fail',
+    failure: { reason: 'DeadlineExceeded', graceMilliseconds: 30_000 },
+  });
+});
