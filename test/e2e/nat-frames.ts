@@ -129,20 +129,17 @@ export class FrameGuest {
     via: string,
     to: Endpoint,
     text: string,
-    lies: { macAddress?: string; address?: string } = {},
+    lies: { macAddress?: string; address?: string; port?: number } = {},
   ): void {
-    const from = { address: lies.address ?? this.#options.address, port: 5000 };
+    const from = { address: lies.address ?? this.#options.address, port: lies.port ?? 5000 };
     this.#sendFrame(via, ETHERTYPE_IP, datagram(from, to, Buffer.from(text)), lies.macAddress);
   }
 
-  /** Claims by ARP that another's address is here. */
-  claim(address: string, to: string): void {
+  /** Asks by ARP for an address, pretending to have another than its own; who hears it would remember that. */
+  pretend(address: string, asked: string): void {
     const lie = { mac: macBytes(this.#options.macAddress), address: addressBytes(address) };
-    this.#sendFrame(
-      BROADCAST,
-      ETHERTYPE_ARP,
-      arp(2, lie, { mac: macBytes(BROADCAST), address: addressBytes(to) }),
-    );
+    const target = { mac: Buffer.alloc(6), address: addressBytes(asked) };
+    this.#sendFrame(BROADCAST, ETHERTYPE_ARP, arp(1, lie, target));
   }
 
   #sendFrame(to: string, type: number, body: Buffer, macAddress = this.#options.macAddress): void {

@@ -8,7 +8,6 @@ export interface Link {
   /** `bridge`, `tun`, `veth`, …; empty for a physical device. */
   kind: string;
   up: boolean;
-  macAddress: string;
   master: string | undefined;
   isolated: boolean;
   /** `a.b.c.d/len`, IPv4 only. */
@@ -22,7 +21,6 @@ export type Links = ReadonlyMap<string, Link>;
 const linkSchema = z.object({
   ifname: z.string().optional(),
   flags: z.array(z.string()).default([]),
-  address: z.string().default(''),
   master: z.string().optional(),
   linkinfo: z
     .object({
@@ -45,7 +43,6 @@ function toLink(raw: z.infer<typeof linkSchema>): Link {
   return {
     kind: raw.linkinfo?.info_kind ?? '',
     up: raw.flags.includes('UP'),
-    macAddress: raw.address,
     master: raw.master,
     isolated: raw.linkinfo?.info_slave_data?.isolated === true,
     addresses: raw.addr_info

@@ -27,7 +27,6 @@ function attachments(uids: readonly string[]): Attachment[] {
 const FRESH: Link = {
   kind: '',
   up: false,
-  macAddress: '',
   master: undefined,
   isolated: false,
   addresses: [],
@@ -103,7 +102,6 @@ const link = (kind: string) =>
   fc.record<Link>({
     kind: fc.constant(kind),
     up: fc.boolean(),
-    macAddress: fc.constant(''),
     master: fc.constantFrom(undefined, layout.bridge, 'docker0'),
     isolated: fc.boolean(),
     addresses: fc.subarray(['10.213.0.1/20', '198.18.213.1/24', '192.168.1.5/24']),
