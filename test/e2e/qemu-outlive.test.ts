@@ -1,9 +1,10 @@
 /** Machines and the life of the agent: found again, noticed when they end, suspended to disk; and starts that fail. */
-import { writeFile } from 'node:fs/promises';
+import { readFile, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
+import { QmpConnection } from '../../agent/drivers/qemu/qmp.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
 import { identify } from '../../agent/machines/process.ts';
 import { waitFor } from '../support/wait.ts';
@@ -46,6 +47,10 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     if (now.kind !== 'running') throw new Error(`the machine is ${now.kind}`);
     return now.pid;
   };
+  const changeState = async (change: (state: object) => object) => {
+    const file = join(folder().path, 'state.json');
+    await writeFile(file, JSON.stringify(change(JSON.parse(await readFile(file, 'utf8')) as object)));
+  };
   const endOf = async (driver = host.driver) => {
     const changed: string[] = [];
     driver.onChange((name) => changed.push(name));
@@ -74,6 +79,26 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
     expect(await page(port)).toMatchObject({ boot_id: before['boot_id'], boots: before['boots'] });
     expect(await tell(port, 'marker=after')).toBe('saved\n');
+  });
+
+  it('is found although the agent died before it could write down the process', async () => {
+    const process = await pid();
+    await host.driver.close();
+    await changeState((state) => ({ ...state, process: undefined }));
+    await host.restartAgent();
+    expect(await state()).toEqual({ kind: 'running', pid: process, guestStarted: true });
+  });
+
+  it('runs on when the agent died in the middle of a suspend', async () => {
+    await host.driver.close();
+    await changeState((state) => ({ ...state, intent: 'suspend' }));
+    const qmp = await QmpConnection.connect(folder().path, 'qmp.sock', { timeoutMilliseconds: 10_000 });
+    await qmp.execute('stop');
+    qmp.close();
+    await host.restartAgent();
+    await state();
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
+    expect(await page(port)).toMatchObject({ marker: 'after' });
   });
 
   it('keeps its console over a restart of the agent', async () => {
