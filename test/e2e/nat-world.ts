@@ -4,7 +4,7 @@
  */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { NatOptions } from '../../agent/network/nat/nat.ts';
@@ -75,7 +75,6 @@ export class NatWorld {
   readonly directory: string;
   readonly host: string;
   readonly world: string;
-  readonly #children: ChildProcess[] = [];
   readonly #workers: Worker[] = [];
 
   constructor(name: string) {
@@ -118,28 +117,29 @@ export class NatWorld {
   }
 
   spawnInHost(file: string, args: string[]): ChildProcess {
-    const child = spawn('nsenter', [`--net=/run/netns/${this.host}`, file, ...args], {
-      stdio: ['ignore', 'ignore', 'inherit'],
-    });
-    this.#children.push(child);
-    return child;
+    const enter = [`--net=/run/netns/${this.host}`, file, ...args];
+    return spawn('nsenter', enter, { stdio: ['ignore', 'ignore', 'inherit'] });
   }
 
   async remove(): Promise<void> {
-    for (const child of this.#children) child.kill('SIGKILL');
     for (const worker of this.#workers) await worker.kill();
-    this.#killDnsmasq();
-    for (const namespace of [this.host, this.world]) execFileSync('ip', ['netns', 'delete', namespace]);
+    for (const namespace of [this.host, this.world]) {
+      this.#killAll(namespace);
+      execFileSync('ip', ['netns', 'delete', namespace]);
+    }
     rmSync(this.directory, { recursive: true, force: true });
   }
 
-  /** It outlives the agent on purpose; a test that failed has left it. */
-  #killDnsmasq(): void {
-    const pidFile = join(this.natOptions().runtimeDirectory, 'dnsmasq.pid');
-    if (!existsSync(pidFile)) return;
-    const pid = Number(readFileSync(pidFile, 'utf8'));
-    const inHost = execFileSync('ip', ['netns', 'pids', this.host], { encoding: 'utf8' }).split('\n');
-    if (inHost.includes(String(pid))) process.kill(pid, 'SIGKILL');
+  /** Guests, and what outlives an agent on purpose: a test that failed leaves them. The namespace is the test's own. */
+  #killAll(namespace: string): void {
+    const pids = execFileSync('ip', ['netns', 'pids', namespace], { encoding: 'utf8' });
+    for (const pid of pids.split('\n').filter((one) => one !== '')) {
+      try {
+        process.kill(Number(pid), 'SIGKILL');
+      } catch (error) {
+        if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error;
+      }
+    }
   }
 
   #inside(namespace: string, file: string, args: string[]): string {

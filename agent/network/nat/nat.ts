@@ -71,6 +71,8 @@ export class NatNetwork implements Network {
         throw new NetworkSetupError(`the network for guests cannot be used: ${overlap}`);
       await this.#save();
       await this.#converge();
+      const { bridge, subnet } = this.#options;
+      this.#logger.info({ bridge, subnet, machines: this.#attachments.size }, 'nat network is set up');
     });
   }
 
@@ -140,7 +142,6 @@ export class NatNetwork implements Network {
     const { done, failed, observed } = await this.#state.converge(attachments);
     this.#noticeTaps(done, observed.links);
     const repaired = done.map((repair) => describeRepair(this.#layout, repair));
-    if (repaired.length > 0) this.#logger.warn({ repaired }, 'nat network repaired');
     const report = reportOn(this.#layout, attachments, {
       failedRepair: failed,
       lostPaths: await this.#state.lostPaths(),
