@@ -1,8 +1,9 @@
 /** Keeps a cache equal to what the API server has: a full read, then a watch, resumed for ever. */
 import type { Logger } from 'pino';
 import { type Cache, type IndexFunctions, Store } from './cache.ts';
-import { dropManagedFields, type KubeClient, query } from './client.ts';
+import { type KubeClient, query } from './client.ts';
 import { ApiError, apiErrorFrom } from './errors.ts';
+import { parseWithoutManagedFields } from './json.ts';
 import { LineSplitter } from './lines.ts';
 import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
 import { Backoff, rest } from './time.ts';
@@ -233,7 +234,7 @@ export class Informer<T extends KubeObject> {
       onEvent();
       for (const line of splitter.push(chunk)) {
         count += 1;
-        const event = JSON.parse(line) as WatchEvent<T>;
+        const event = parseWithoutManagedFields(line) as WatchEvent<T>;
         if (seen !== undefined && endsInitialEvents(event)) {
           this.finishRead(seen, event.object.metadata.resourceVersion ?? '', began);
           seen = undefined;
@@ -254,11 +255,9 @@ export class Informer<T extends KubeObject> {
     }
     if (type === 'DELETED') {
       seen?.delete(keyOf(object));
-      dropManagedFields(object);
       this.store.delete(keyOf(object), this.transformed(object));
     } else if (type !== 'BOOKMARK') {
       seen?.add(keyOf(object));
-      dropManagedFields(object);
       this.put(object);
     }
     if (seen === undefined) {

@@ -1,9 +1,11 @@
 /** Requests to one API server: plain JSON through one keep-alive pool of connections. */
 import { readFile } from 'node:fs/promises';
 import type { Registry } from 'prom-client';
-import { type Dispatcher, Pool } from 'undici';
+import type { Dispatcher } from 'undici';
+import Pool from 'undici/lib/dispatcher/pool.js';
 import type { Connection } from './credentials.ts';
 import { apiErrorFrom, DeadlineError } from './errors.ts';
+import { parseWithoutManagedFields } from './json.ts';
 import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
 import { Backoff, pause } from './time.ts';
 
@@ -45,7 +47,7 @@ export interface Request {
 
 export interface Answer {
   status: number;
-  /** Parsed JSON, else text. */
+  /** Parsed JSON, without `managedFields`; else text. */
   body: unknown;
   /** What an error asks to wait before the next try. */
   retryAfterMilliseconds: number | undefined;
@@ -256,7 +258,7 @@ function deadlineError(request: Request): DeadlineError {
 async function readBody(response: Dispatcher.ResponseData): Promise<unknown> {
   const text = await response.body.text();
   const type = response.headers['content-type'];
-  return typeof type === 'string' && type.includes('json') ? JSON.parse(text) : text;
+  return typeof type === 'string' && type.includes('json') ? parseWithoutManagedFields(text) : text;
 }
 
 /** Whole seconds are all that the API server sends; a date, as proxies may, is not understood and counts as none. */

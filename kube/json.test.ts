@@ -1,0 +1,44 @@
+import * as fc from 'fast-check';
+import { expect, it } from 'vitest';
+import { parseWithoutManagedFields } from './json.ts';
+
+/** Text that looks like what is cut out, and characters that end strings and lists. */
+const text = fc.string({
+  unit: fc.constantFrom('a', '"', '\\', '[', ']', ',', '{', '}', '"managedFields":[', 'é', '😀'),
+});
+const value = fc.letrec((tie) => ({
+  any: fc.oneof(
+    { depthSize: 'small', maxDepth: 4 },
+    text,
+    fc.integer(),
+    fc.constant(null),
+    fc.array(tie('any'), { maxLength: 4 }),
+    fc.dictionary(fc.oneof(text, fc.constantFrom('name', 'labels')), tie('any'), { maxKeys: 4 }),
+  ),
+})).any;
+const keys = fc.uniqueArray(fc.constantFrom('a', 'managedFields', 'name', 'z'), { minLength: 1 });
+
+it('reads the same as JSON.parse but for managedFields, wherever they stand and whatever is in them', () => {
+  fc.assert(
+    fc.property(keys, value, fc.array(value), (names, other, fields) => {
+      const metadata = Object.fromEntries(
+        names.map((name) => [name, name === 'managedFields' ? fields : other]),
+      );
+      const { managedFields: _, ...rest } = metadata;
+      const sent = JSON.stringify({ kind: 'List', items: [{ metadata, spec: other }, { metadata }] });
+      const want = JSON.stringify({
+        kind: 'List',
+        items: [{ metadata: rest, spec: other }, { metadata: rest }],
+      });
+      expect(JSON.stringify(parseWithoutManagedFields(sent))).toBe(want);
+    }),
+    { numRuns: 2_000 },
+  );
+});
+
+it.each(['{"metadata":{"managedFields":[{"a":"', '{"managedFields":[', '{"a":', ''])(
+  'refuses text that ends too early: %s',
+  (cut) => {
+    expect(() => parseWithoutManagedFields(cut)).toThrow(SyntaxError);
+  },
+);

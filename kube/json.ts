@@ -1,0 +1,58 @@
+/** Reading what the API server sends. */
+
+/** Unescaped quotes around it: inside a JSON string they could not stand, so this is always a key. */
+const MANAGED_FIELDS = '"managedFields":[';
+
+const QUOTE = 0x22;
+const BACKSLASH = 0x5c;
+const OPEN = 0x5b;
+const CLOSE = 0x5d;
+const COMMA = 0x2c;
+
+/**
+ * Parses JSON, leaving out every list named `managedFields`, of one object or of a list of them. They cost 5 to 15 times
+ * the heap of the object they describe once parsed, and nothing here reads them; cut out of the text they cost a scan.
+ * Throws a SyntaxError as JSON.parse does.
+ */
+export function parseWithoutManagedFields(text: string): unknown {
+  let kept = '';
+  let from = 0;
+  for (let at = text.indexOf(MANAGED_FIELDS); at >= 0; at = text.indexOf(MANAGED_FIELDS, from)) {
+    let start = at;
+    let end = endOfList(text, at + MANAGED_FIELDS.length);
+    if (text.charCodeAt(end) === COMMA) {
+      end += 1;
+    } else if (text.charCodeAt(at - 1) === COMMA) {
+      start -= 1;
+    }
+    kept += text.slice(from, start);
+    from = end;
+  }
+  return JSON.parse(from === 0 ? text : kept + text.slice(from));
+}
+
+/** The place after the bracket that closes the list whose inside begins at `from`; the text's end when there is none. */
+function endOfList(text: string, from: number): number {
+  let depth = 1;
+  let at = from;
+  for (; depth > 0 && at < text.length; at += 1) {
+    const code = text.charCodeAt(at);
+    if (code === QUOTE) {
+      at = endOfString(text, at + 1);
+    } else if (code === OPEN) {
+      depth += 1;
+    } else if (code === CLOSE) {
+      depth -= 1;
+    }
+  }
+  return at;
+}
+
+/** The place of the quote that closes a string. */
+function endOfString(text: string, from: number): number {
+  let at = from;
+  while (at < text.length && text.charCodeAt(at) !== QUOTE) {
+    at += text.charCodeAt(at) === BACKSLASH ? 2 : 1;
+  }
+  return at;
+}
