@@ -1,3 +1,4 @@
+import { rm } from 'node:fs/promises';
 import { type MachineFile, readMachineFile, writeMachineFile } from './folder.ts';
 
 /** Fields to set; undefined removes one. */
@@ -34,6 +35,11 @@ export class StateFile {
       if (Object.keys(change).length > 0) await writeMachineFile(this.#folder, next);
       return next;
     });
+  }
+
+  /** Removes the folder, when nobody writes to it. */
+  async removeFolder(): Promise<void> {
+    await this.#exclusively(async () => await rm(this.#folder, { recursive: true, force: true }));
   }
 
   async #exclusively<T>(work: () => Promise<T>): Promise<T> {

@@ -75,7 +75,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     host.driver.onChange((changed) => changes.push(changed));
     process.kill(await pid(), 'SIGKILL');
     expect((await exited('Crashed')).message).toContain('SIGKILL');
-    expect(changes).toContain(uid);
+    await waitFor('notice of the end', () => changes.includes(uid));
     await host.driver.start(folder(), plan);
     expect(await page(port)).toMatchObject({ boots: '3' });
   });

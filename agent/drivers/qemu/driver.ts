@@ -126,12 +126,12 @@ export class QemuDriver implements Driver {
   async delete(folder: MachineFolder): Promise<void> {
     const machine = this.#machine(folder);
     const identity = await machine.process();
-    if (identity !== undefined) await killForCertain(identity);
     machine.close();
+    if (identity !== undefined) await killForCertain(identity);
     this.#machines.delete(folder.uid);
     this.#consoles.get(folder.uid)?.close();
     this.#consoles.delete(folder.uid);
-    await rm(folder.path, { recursive: true, force: true });
+    await machine.state.removeFolder();
     await this.#context.cgroups.remove(folder.uid);
   }
 

@@ -43,6 +43,7 @@ export class Machine {
   readonly #context: MachineContext;
   readonly state: StateFile;
   #session: Session | undefined;
+  #closed = false;
 
   constructor(folder: MachineFolder, context: MachineContext) {
     this.#folder = folder;
@@ -137,7 +138,9 @@ export class Machine {
     await this.#context.cgroups.remove(this.#folder.uid);
   }
 
+  /** For good: what its process does from now on is of no interest. */
   close(): void {
+    this.#closed = true;
     this.#letGo();
   }
 
@@ -239,7 +242,7 @@ export class Machine {
   #open(identity: ProcessIdentity): Session {
     const session = new Session(this.#folder, identity, {
       onEvent: (event) => this.#onEvent(session, event),
-      onExit: () => this.#background(async () => await this.#onExit(session)),
+      onExit: () => this.#background(async () => void (await this.#settle(session))),
     });
     this.#session = session;
     return session;
@@ -256,11 +259,6 @@ export class Machine {
       await this.#guestPoweredOff();
       await quit(session, this.#context.logger);
     });
-  }
-
-  async #onExit(session: Session): Promise<void> {
-    await this.#settle(session);
-    this.#context.changed(this.#folder.uid);
   }
 
   /** A power-off that somebody asked for is no end to report. */
@@ -283,11 +281,14 @@ export class Machine {
     });
     this.#letGo();
     await this.#context.cgroups.remove(this.#folder.uid);
+    this.#context.changed(this.#folder.uid);
     return state;
   }
 
   #background(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
+      // Its folder may be gone.
+      if (this.#closed) return;
       const { uid } = this.#folder;
       this.#context.logger.error({ uid, error: String(error) }, 'machine event not handled');
     });
