@@ -215,7 +215,6 @@ export const EVENTS = resource<Event>({
   plural: 'events',
   namespaced: true,
 });
-export const JOBS = resource<Job>({ apiVersion: 'batch/v1', kind: 'Job', plural: 'jobs', namespaced: true });
 export const CERTIFICATE_SIGNING_REQUESTS = resource<CertificateSigningRequest>({
   apiVersion: 'certificates.k8s.io/v1',
   kind: 'CertificateSigningRequest',

@@ -1,8 +1,7 @@
 /** Requests to one API server: plain JSON through one keep-alive pool of connections. */
 import { readFile } from 'node:fs/promises';
 import type { Registry } from 'prom-client';
-import type { Dispatcher } from 'undici';
-import Pool from 'undici/lib/dispatcher/pool.js';
+import { type Dispatcher, Pool } from 'undici';
 import type { Connection } from './credentials.ts';
 import { apiErrorFrom, DeadlineError } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
