@@ -168,7 +168,7 @@ function resolvedImage(name: string, object: Image | ISO | undefined): ResolvedI
     source.registry === undefined
       ? `berth.dev/${object.metadata.namespace}/${object.metadata.name}`
       : normaliseImageName(source.registry.reference);
-  const format = 'format' in object.spec ? (object.spec.format ?? 'Auto') : 'Raw';
+  const format = ('format' in object.spec ? object.spec.format : undefined) ?? 'Auto';
   return { source: machineSource(source), containerImage, format };
 }
 
