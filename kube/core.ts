@@ -2,7 +2,7 @@
  * The built-in types that Berth uses, with only the fields it uses. What is not named here is kept as it came
  * and can be patched, but not read.
  */
-import { type Condition, type KubeObject, resource } from './objects.ts';
+import { type KubeObject, resource } from './objects.ts';
 import type { LooseCondition, Pod, Taint } from './pod.ts';
 
 export type * from './pod.ts';
@@ -161,18 +161,6 @@ export interface TokenRequest extends KubeObject {
     boundObjectRef?: { apiVersion: string; kind: string; name: string; uid?: string };
   };
   status?: { token: string; expirationTimestamp: string };
-}
-
-export interface Job extends KubeObject {
-  spec?: Record<string, unknown>;
-  status?: {
-    conditions?: (Omit<Condition, 'reason' | 'message'> & { reason?: string; message?: string })[];
-    active?: number;
-    succeeded?: number;
-    failed?: number;
-    startTime?: string;
-    completionTime?: string;
-  };
 }
 
 const CORE = 'v1';

@@ -1,0 +1,82 @@
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { loadConnection } from './credentials.ts';
+
+let folder: string;
+
+async function kubeconfig(user: object, cluster: object = {}): Promise<string> {
+  const file = path.join(folder, 'config');
+  const content = {
+    'current-context': 'here',
+    contexts: [{ name: 'here', context: { cluster: 'one', user: 'me', namespace: 'mine' } }],
+    clusters: [{ name: 'one', cluster: { server: 'https://127.0.0.1:6443/', ...cluster } }],
+    users: [{ name: 'me', user }],
+  };
+  await writeFile(file, JSON.stringify(content));
+  return file;
+}
+
+function base64(text: string): string {
+  return Buffer.from(text).toString('base64');
+}
+
+beforeAll(async () => {
+  folder = await mkdtemp(path.join(tmpdir(), 'berth-credentials-'));
+});
+
+afterAll(async () => {
+  await rm(folder, { recursive: true, force: true });
+});
+
+describe('kubeconfig', () => {
+  it('gives server, authority and client certificate, inline or from files beside it', async () => {
+    await writeFile(path.join(folder, 'me.key'), 'KEY');
+    const kubeconfigPath = await kubeconfig(
+      { 'client-certificate-data': base64('CERTIFICATE'), 'client-key': 'me.key' },
+      { 'certificate-authority-data': base64('AUTHORITY'), 'tls-server-name': 'kubernetes' },
+    );
+    expect(await loadConnection({ kubeconfigPath })).toMatchObject({
+      server: 'https://127.0.0.1:6443',
+      serverName: 'kubernetes',
+      certificateAuthority: 'AUTHORITY',
+      clientCertificate: 'CERTIFICATE',
+      clientKey: 'KEY',
+      namespace: 'mine',
+    });
+  });
+
+  it('names the token file as kubectl does, and leaves its reading to the transport', async () => {
+    const kubeconfigPath = await kubeconfig({ tokenFile: 'token' });
+    const { tokenFile, token } = await loadConnection({ kubeconfigPath });
+    expect(tokenFile).toBe(path.join(folder, 'token'));
+    expect(token).toBeUndefined();
+  });
+
+  it('asks a credential plug-in for a token', async () => {
+    const credential = { kind: 'ExecCredential', status: { token: 'from-plugin' } };
+    const exec = { command: process.execPath, args: ['-p', `'${JSON.stringify(credential)}'`] };
+    const { tokenPlugin } = await loadConnection({ kubeconfigPath: await kubeconfig({ exec }) });
+    expect(await tokenPlugin?.()).toBe('from-plugin');
+  });
+
+  it('is found by KUBECONFIG', async () => {
+    const environment = { KUBECONFIG: await kubeconfig({ token: 't' }) };
+    expect(await loadConnection({ environment })).toMatchObject({ token: 't' });
+  });
+
+  it.each<[string, object, object]>([
+    ['insecure-skip-tls-verify', {}, { 'insecure-skip-tls-verify': true }],
+    ['username and password', { username: 'u', password: 'p' }, {}],
+    ['impersonation', { as: 'other' }, {}],
+  ])('with %s is refused, not half used', async (what, user, cluster) => {
+    const kubeconfigPath = await kubeconfig(user, cluster);
+    await expect(loadConnection({ kubeconfigPath })).rejects.toThrow(what);
+  });
+
+  it('without the context asked for is refused by name', async () => {
+    const kubeconfigPath = await kubeconfig({ token: 't' });
+    await expect(loadConnection({ kubeconfigPath, context: 'there' })).rejects.toThrow('no context "there"');
+  });
+});
