@@ -38,7 +38,7 @@ export function gatherFacts(observed: Observed): Facts {
   }
   const { pod } = observed;
   const ended = pod === undefined ? vanished(before) : podEnd(observed, pod);
-  if (ended !== undefined && pod !== undefined && mayPlaceAgain(before, ended)) {
+  if (ended !== undefined && pod !== undefined && mayPlaceAgain(before, pod, ended)) {
     return placedAgain(before, pod, ended);
   }
   const failed = ended ?? expired(observed, before);
@@ -121,9 +121,13 @@ function deletedBy(pod: Pod): End {
 }
 
 /** Only before the first run. Deleted, evicted and lost Pods are replaced as often as it happens; a refusal by hosts only so many times. */
-function mayPlaceAgain(facts: Facts, end: End): boolean {
+function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;
+  }
+  // The end of an earlier placement was judged when the next one was counted.
+  if (podAttempt(pod) < facts.attempt) {
+    return true;
   }
   if (end.reason === 'PodDeleted' || end.reason === 'Evicted' || end.reason === 'HostLost') {
     return true;

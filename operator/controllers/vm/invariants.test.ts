@@ -78,6 +78,7 @@ class World {
       node: this.pod?.spec.nodeName === undefined ? undefined : structuredClone(this.node),
       lookups: { vmConfig: () => undefined, image: () => undefined, iso: () => undefined },
       portHolder: () => undefined,
+      hosts: () => [],
       config,
       now: this.now,
       random: () => 'ab'.repeat(32),

@@ -54,6 +54,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
     node: pod?.spec.nodeName === undefined ? undefined : await nodeOf(sources, pod.spec.nodeName),
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
     portHolder: (port) => sources.pods.cache.byIndex(PODS_BY_PORT, port).filter(isBound).map(keyOf)[0],
+    hosts: () => sources.nodes.cache.list(),
     config: sources.config,
     now: sources.clock(),
     random: () => randomBytes(ENTROPY_BYTES).toString('hex'),

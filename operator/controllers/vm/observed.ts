@@ -20,6 +20,8 @@ export interface Observed {
   readonly lookups: Lookups;
   /** Holders of host ports in use elsewhere, for the message to a VM that waits for one: `8822/TCP` → `namespace/name`. */
   readonly portHolder: (port: string) => string | undefined;
+  /** All Berth hosts. */
+  readonly hosts: () => readonly Node[];
   readonly config: OperatorConfig;
   /** Milliseconds since the epoch. */
   readonly now: number;

@@ -172,7 +172,7 @@ function stalled(phase: Phase, { blocked }: Findings): Draft {
     : { type, status: 'False', reason: 'Progressing', message: '' };
 }
 
-function scheduled({ vm, pod, portHolder }: Observed, { blocked }: Findings): Draft {
+function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findings): Draft {
   const type = 'Scheduled';
   if (blocked?.condition === 'Scheduled') {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
@@ -183,7 +183,7 @@ function scheduled({ vm, pod, portHolder }: Observed, { blocked }: Findings): Dr
   if (pod.spec.nodeName !== undefined) {
     return { type, status: 'True', reason: 'Scheduled', message: '' };
   }
-  const { reason, message } = schedulingView(pod, portHolder);
+  const { reason, message } = schedulingView(pod, { portHolder, hosts });
   const avoided = vm.status?.avoidedNodes ?? [];
   const tried = avoided.length === 0 ? '' : `; it could not start on ${avoided.join(', ')}`;
   return {

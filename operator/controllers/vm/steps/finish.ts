@@ -10,7 +10,10 @@ export const NAT_FAILURE = 'NATSelfHealFailed';
 export function finish(observed: Observed, _facts: Facts): StepResult {
   const due = finishedAndDue(observed);
   const over = due !== undefined && observed.now >= due;
-  return over || observed.vm.status?.failure?.reason === NAT_FAILURE
-    ? waitFor('the VM to go', { kind: 'deleteVM' })
-    : NOTHING;
+  return over || isNatFailure(observed) ? waitFor('the VM to go', { kind: 'deleteVM' }) : NOTHING;
+}
+
+/** A VM that has run has a disk that somebody may want: it is never deleted for its network. */
+function isNatFailure({ vm: { status } }: Observed): boolean {
+  return status?.failure?.reason === NAT_FAILURE && status.firstRunningTime === undefined;
 }

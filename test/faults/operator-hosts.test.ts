@@ -1,0 +1,253 @@
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { NAT_TAINT, POD_FINALIZER } from '../../api/v1alpha1/names.ts';
+import { NODES, type Node, type Taint } from '../../kube/core.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { ActingHost } from '../support/actinghost.ts';
+import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
+import { PodHistory } from '../support/podhistory.ts';
+import { conditionOf, VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+/** Until the controller-manager calls a host that sends nothing Unknown; three heartbeats on a busy machine. */
+const GRACE_SECONDS = 4;
+/** Long enough to see the time before it. */
+const LOST_SECONDS = 3;
+const OUT_OF_SERVICE = {
+  key: 'node.kubernetes.io/out-of-service',
+  value: 'nodeshutdown',
+  effect: 'NoExecute',
+} satisfies Taint;
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let history: PodHistory;
+let vms: VMs;
+const hosts: ActingHost[] = [];
+
+beforeAll(async () => {
+  cluster = await startCluster({
+    name: `operator-hosts-${process.pid}`,
+    nodeMonitorGracePeriodSeconds: GRACE_SECONDS,
+  });
+  await allowMetrics(cluster);
+  history = await PodHistory.start(cluster.client());
+  operator = await cluster.startOperator({ config: { hostLostTimeoutSeconds: LOST_SECONDS } });
+  vms = new VMs(cluster);
+});
+
+/** A test that failed leaves no host behind for the next one's VMs. */
+afterEach(async () => {
+  await Promise.all(hosts.splice(0).map((host) => host.remove()));
+});
+
+afterAll(async () => {
+  history?.stop();
+  await cluster?.stop();
+});
+
+async function join(name: string, taints: Taint[] = []): Promise<ActingHost> {
+  const host = await ActingHost.join(cluster.client(), name, { taints });
+  hosts.push(host);
+  return host;
+}
+
+function ref(name: string): { namespace: string; name: string } {
+  return { namespace: vms.namespace, name };
+}
+
+function on(host: ActingHost): object {
+  return { placement: { node: host.name } };
+}
+
+async function runOn(host: ActingHost, name: string): Promise<string> {
+  await vms.create(name, on(host));
+  await host.waitForPod(ref(name));
+  await host.run(ref(name));
+  const { status } = await vms.waitForPhase(name, 'Running');
+  return status?.firstRunningTime ?? '';
+}
+
+async function taintsOf(host: ActingHost): Promise<string[]> {
+  const { spec } = await cluster.client().get<Node>(NODES, { name: host.name });
+  return (spec?.taints ?? []).map(({ key }) => key).filter((key) => !key.startsWith('node.kubernetes.io/'));
+}
+
+async function taint(host: ActingHost, added: Taint): Promise<void> {
+  await cluster.kubectl(['taint', 'node', host.name, `${added.key}=${added.value}:${added.effect}`]);
+}
+
+async function eventsOf(name: string): Promise<string> {
+  const selector = `involvedObject.kind=VM,involvedObject.name=${name}`;
+  return (await cluster.kubectl(['get', 'events', '-n', vms.namespace, '--field-selector', selector])).stdout;
+}
+
+describe('nat-or-nothing', () => {
+  it('a VM whose NAT cannot be healed before it first runs: Failed, Event, metric, then deleted, nothing left', async () => {
+    const host = await join('nat-broken');
+    await vms.create('unhealed', on(host));
+    await host.waitForPod(ref('unhealed'));
+    await host.waiting(ref('unhealed'), 'Starting');
+    await vms.waitForPhase('unhealed', 'Starting');
+    await host.fail(ref('unhealed'), 'NATSelfHealFailed', 'the bridge cannot be set up');
+    await vms.waitUntilGone('unhealed');
+    await waitFor('the Event', async () => /Warning\s+NATSelfHealFailed/.test(await eventsOf('unhealed')));
+    const metrics = await readMetrics(cluster, operator);
+    expect(metrics).toContain(
+      'berth_vm_deployments_failed_total{vm_namespace="platform-default",reason="NATSelfHealFailed"} 1',
+    );
+    expect(metrics).toContain('berth_pending_vms{vm_namespace="platform-default"} 0');
+    expect(history.createdAs(vms.namespace, 'unhealed')).toBe(1);
+  });
+
+  it("a host whose NAT is broken is tainted until it heals; an admin's taints stay", async () => {
+    const mine: Taint = { key: 'example.com/maintenance', value: 'soon', effect: 'PreferNoSchedule' };
+    const host = await join('nat-tainted', [mine]);
+    const broken = { type: 'berth.dev/NATReady', reason: 'BridgeDown', message: 'the bridge is down' };
+    await host.setCondition({ ...broken, status: 'False' });
+    await waitFor('the taint', async () => (await taintsOf(host)).includes(NAT_TAINT));
+    expect(await taintsOf(host)).toEqual(expect.arrayContaining([mine.key, 'berth.dev/host']));
+    await vms.create('elsewhere', on(host));
+    const { message } = await vms.waitForCondition('elsewhere', 'Scheduled', {
+      status: 'False',
+      reason: 'Unschedulable',
+    });
+    expect(message).toContain('1 with broken NAT');
+
+    await host.setCondition({ ...broken, status: 'True', reason: 'Healed', message: '' });
+    await host.waitForPod(ref('elsewhere'));
+    expect((await taintsOf(host)).toSorted((a, b) => a.localeCompare(b))).toEqual([
+      'berth.dev/host',
+      mine.key,
+    ]);
+    await vms.delete('elsewhere');
+    await host.end(ref('elsewhere'));
+    await vms.waitUntilGone('elsewhere');
+  });
+
+  it('a VM that has run is never deleted for it', async () => {
+    const host = await join('nat-later');
+    const startedAt = await runOn(host, 'ran');
+    await host.setPodCondition(ref('ran'), {
+      type: 'berth.dev/Network',
+      status: 'False',
+      reason: 'BridgeDown',
+    });
+    await vms.waitForCondition('ran', 'NetworkReady', { status: 'False', reason: 'BridgeDown' });
+    await host.fail(ref('ran'), 'NATSelfHealFailed', 'an agent that should not say so', startedAt);
+    await vms.waitForPhase('ran', 'Failed', 'NATSelfHealFailed');
+    await waitFor('the Event', async () => /Warning\s+NATSelfHealFailed/.test(await eventsOf('ran')));
+    expect((await vms.get('ran')).metadata.deletionTimestamp).toBeUndefined();
+    await vms.delete('ran');
+    await vms.waitUntilGone('ran');
+  });
+});
+
+describe('a host that refuses a machine before it ran', () => {
+  it('PortTaken: the VM goes to another host, three times at most', async () => {
+    const tried: string[] = [];
+    const some = await Promise.all(['taken-0', 'taken-1', 'taken-2', 'taken-3'].map((name) => join(name)));
+    await vms.create('moves', { ports: ['8822:22'] });
+    for (let attempt = 1; attempt <= 4; attempt += 1) {
+      const host = await waitFor(`attempt ${attempt} to be bound`, async () => {
+        const { spec, status, metadata } = await vms.pod('moves');
+        const isNew = metadata.deletionTimestamp === undefined && status?.phase === 'Pending';
+        return isNew && some.find(({ name }) => name === spec.nodeName);
+      });
+      tried.push(host.name);
+      await host.fail(ref('moves'), 'PortTaken', '8822/TCP is in use on this host');
+    }
+    const vm = await vms.waitForPhase('moves', 'Failed', 'PortTaken');
+    expect(new Set(tried).size, 'never the same host twice').toBe(4);
+    expect(vm.status?.attempt).toBe(4);
+    await vms.delete('moves');
+    await vms.waitUntilGone('moves');
+  });
+});
+
+describe('a host that is lost', () => {
+  it('Ready=Unknown/HostUnreachable, then Failed/HostLost; back with its machine the VM is Running again', async () => {
+    const host = await join('returns');
+    const startedAt = await runOn(host, 'comes-back');
+    const { uid } = (await vms.pod('comes-back')).metadata;
+    await vms.patch('comes-back', { ttlSecondsAfterFinished: 0 });
+    await host.silence();
+    await vms.waitForCondition('comes-back', 'Ready', { status: 'Unknown', reason: 'HostUnreachable' });
+    const lost = await vms.waitForPhase('comes-back', 'Failed');
+    expect(conditionOf(lost, 'Ready')).toMatchObject({ status: 'False', reason: 'HostLost' });
+    expect(conditionOf(lost, 'Stalled')).toMatchObject({ status: 'False' });
+    expect(lost.status?.failure).toBeUndefined();
+    await waitFor('the Event', async () => /Warning\s+HostLost/.test(await eventsOf('comes-back')));
+    expect((await vms.pod('comes-back')).metadata).toMatchObject({ uid });
+    expect((await vms.pod('comes-back')).metadata.deletionTimestamp).toBeUndefined();
+
+    await host.comeBack();
+    const back = await vms.waitForPhase('comes-back', 'Running');
+    expect(conditionOf(back, 'Ready')).toMatchObject({ status: 'True' });
+    expect(back.status).toMatchObject({ attempt: 1, firstRunningTime: startedAt });
+    expect((await vms.pod('comes-back')).metadata.uid).toBe(uid);
+    await vms.delete('comes-back');
+    await host.end(ref('comes-back'), startedAt);
+    await vms.waitUntilGone('comes-back');
+  });
+
+  it('one-machine: deleting the VM gives it up, but not before hostLostTimeout', async () => {
+    const host = await join('deleted-from');
+    await runOn(host, 'given-up');
+    await host.silence();
+    await vms.waitForCondition('given-up', 'Ready', { status: 'Unknown', reason: 'HostUnreachable' });
+    await vms.delete('given-up');
+    await vms.waitForPhase('given-up', 'Terminating');
+    const { metadata } = await vms.pod('given-up');
+    expect(metadata.finalizers).toContain(POD_FINALIZER);
+    await vms.waitUntilGone('given-up');
+  });
+
+  it('the taint out-of-service gives up what is on it', async () => {
+    const host = await join('fenced');
+    await runOn(host, 'fenced-off');
+    await host.silence();
+    await vms.waitForCondition('fenced-off', 'Ready', { status: 'Unknown', reason: 'HostUnreachable' });
+    await taint(host, OUT_OF_SERVICE);
+    const vm = await vms.waitForPhase('fenced-off', 'Failed', 'HostLost');
+    expect(vm.status?.failure?.message).toContain('out-of-service');
+    await vms.waitUntilPodGone('fenced-off');
+    expect(history.createdAs(vms.namespace, 'fenced-off')).toBe(1);
+  });
+
+  it('deleting its Node gives up what is on it', async () => {
+    const host = await join('removed');
+    await runOn(host, 'homeless');
+    await host.remove();
+    const vm = await vms.waitForPhase('homeless', 'Failed', 'HostLost');
+    expect(vm.status?.failure?.message).toContain('deleted');
+    await vms.waitUntilPodGone('homeless');
+    expect(history.createdAs(vms.namespace, 'homeless')).toBe(1);
+  });
+
+  it('one-machine: a VM that never ran is placed again, but only after hostLostTimeout', async () => {
+    const first = await join('lost-early');
+    await vms.create('early');
+    await first.waitForPod(ref('early'));
+    await first.waiting(ref('early'), 'Cloning');
+    await first.silence();
+    const second = await join('second');
+    const silentSince = await waitFor('the host to be Unknown', async () => {
+      const { status } = await cluster.client().get(NODES, { name: first.name });
+      const ready = status?.conditions?.find(({ type }) => type === 'Ready');
+      return ready?.status === 'Unknown' && Date.parse(ready.lastTransitionTime ?? '');
+    });
+    const placed = await second.waitForPod(ref('early'));
+    const created = Date.parse(placed.metadata.creationTimestamp ?? '');
+    expect(created - silentSince).toBeGreaterThanOrEqual(LOST_SECONDS * 1000);
+    await second.run(ref('early'));
+    const { status } = await vms.waitForPhase('early', 'Running');
+    expect(status).toMatchObject({ attempt: 2, nodeName: 'second' });
+    expect(history.createdAs(vms.namespace, 'early')).toBe(2);
+  });
+});
+
+describe('the operator', () => {
+  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+    expect(faultsIn(operator.logFile)).toEqual([]);
+  });
+});
