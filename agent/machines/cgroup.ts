@@ -44,6 +44,7 @@ export class CgroupTree {
   async remove(uid: string): Promise<void> {
     for (const hierarchy of await this.#roots()) {
       await removeGroup(join(hierarchy, GROUP, uid));
+      await removeIfEmpty(join(hierarchy, GROUP));
     }
   }
 
@@ -106,6 +107,16 @@ async function removeGroup(group: string): Promise<void> {
       if (attempt === REMOVE_ATTEMPTS) throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, REMOVE_INTERVAL_MILLISECONDS));
+  }
+}
+
+/** The last machine's group takes the common one with it. */
+async function removeIfEmpty(group: string): Promise<void> {
+  try {
+    await rmdir(group);
+  } catch (error) {
+    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    if (code !== 'EBUSY' && code !== 'ENOTEMPTY' && code !== 'ENOENT') throw error;
   }
 }
 
