@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
-import { isAlive, identify } from '../../agent/machines/process.ts';
+import { identify, isAlive } from '../../agent/machines/process.ts';
 import { waitFor } from '../support/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
