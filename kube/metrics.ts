@@ -11,6 +11,13 @@ const QUEUE_BUCKETS = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 10
 /** Buckets of client-go's `rest_client_request_duration_seconds`. */
 const REQUEST_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
+/** Gauges of prom-client that are named like counters, which `promtool check metrics` objects to; each has a labelled twin. */
+const MISNAMED = [
+  'nodejs_active_handles_total',
+  'nodejs_active_requests_total',
+  'nodejs_active_resources_total',
+];
+
 export type RuntimeMetrics = ReturnType<typeof declare>;
 
 const declared = new WeakMap<Registry, RuntimeMetrics>();
@@ -19,6 +26,9 @@ const declared = new WeakMap<Registry, RuntimeMetrics>();
 export function createMetrics(): Registry {
   const registry = new Registry();
   collectDefaultMetrics({ register: registry });
+  for (const name of MISNAMED) {
+    registry.removeSingleMetric(name);
+  }
   runtimeMetrics(registry);
   return registry;
 }
