@@ -14,8 +14,8 @@ import { isMissing } from './folder.ts';
  */
 const ROOTS = ['/proc/1/root/sys/fs/cgroup', '/sys/fs/cgroup'];
 const GROUP = 'berth';
-/** A group can be removed when the kernel has let go of its last process, a moment after the exit. */
-const REMOVE_ATTEMPTS = 20;
+/** A group can be removed when the kernel has let go of its last thread, a moment after the exit; on a busy host 5 s. */
+const REMOVE_ATTEMPTS = 200;
 const REMOVE_INTERVAL_MILLISECONDS = 25;
 
 export class CgroupTree {

@@ -131,8 +131,9 @@ export class QemuDriver implements Driver {
     this.#machines.delete(folder.uid);
     this.#consoles.get(folder.uid)?.close();
     this.#consoles.delete(folder.uid);
-    await machine.state.removeFolder();
+    // The folder last: while it is there, a step that failed is done again.
     await this.#context.cgroups.remove(folder.uid);
+    await machine.state.removeFolder();
   }
 
   async inspect(folder: MachineFolder): Promise<MachineState> {
