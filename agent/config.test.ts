@@ -1,0 +1,74 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { ConfigError, loadConfig } from './config.ts';
+
+let directory: string;
+
+beforeEach(() => {
+  directory = mkdtempSync(join(tmpdir(), 'berth-config-'));
+});
+
+afterEach(() => {
+  rmSync(directory, { recursive: true });
+});
+
+const LEAST = 'nodeName: mac1\ndataDirectory: data\nbootstrapKubeconfig: boot\naddress: 192.0.2.1\n';
+
+function write(text: string): string {
+  const file = join(directory, 'agent.yaml');
+  writeFileSync(file, text);
+  return file;
+}
+
+function mistakes(text: string): readonly string[] {
+  try {
+    loadConfig(write(text));
+  } catch (error) {
+    if (error instanceof ConfigError) return error.mistakes;
+    throw error;
+  }
+  return [];
+}
+
+test('the least that must be said, and what follows from it', () => {
+  expect(loadConfig(write(LEAST))).toMatchObject({
+    nodeName: 'mac1',
+    dataDirectory: join(directory, 'data'),
+    bootstrapKubeconfig: join(directory, 'boot'),
+    kubelet: { port: 0 },
+    network: { driver: 'user', checkIntervalSeconds: 2 },
+    images: { sharedRoots: [], allowLoopbackHttp: false },
+    reserved: { cpu: 0, memory: 512 * 1024 * 1024 },
+    cpuOvercommit: 1,
+    fenceAfterSeconds: 40,
+  });
+});
+
+test('every mistake is named with its path', () => {
+  const text = `${LEAST}certificates: { clientSeconds: 599 }\nreserved: { memory: lots }\nnetwork: { driver: token-ring }\ntypo: 1\n`;
+  const found = mistakes(text);
+  expect(found).toHaveLength(4);
+  expect(found.join('\n')).toMatch(/certificates\.clientSeconds: .*600/);
+  expect(found.join('\n')).toMatch(/reserved\.memory: "lots" is not a quantity/);
+  expect(found.join('\n')).toMatch(/network\.driver: /);
+  expect(found.join('\n')).toMatch(/typo/);
+});
+
+describe('who the agent is', () => {
+  test('must be said in exactly one way', () => {
+    const wanted = ['bootstrapKubeconfig: exactly one of bootstrapKubeconfig and kubeconfig is needed'];
+    expect(mistakes(`${LEAST}kubeconfig: own\n`)).toEqual(wanted);
+    expect(mistakes(LEAST.replace('bootstrapKubeconfig: boot\n', ''))).toEqual(wanted);
+  });
+
+  test.each(['Mac1', 'mac.1', '-mac', ''])('name %j is refused', (name) => {
+    expect(mistakes(LEAST.replace('mac1', JSON.stringify(name)))[0]).toMatch(/^nodeName: /);
+  });
+});
+
+test('a file that is not there, and one that is not YAML, are said in words', () => {
+  expect(() => loadConfig(join(directory, 'none.yaml'))).toThrow(/ENOENT/);
+  expect(mistakes('a: [')).toHaveLength(1);
+});
