@@ -4,7 +4,7 @@ import type { Pod } from '../../kube/core.ts';
 import { pause } from '../../kube/time.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
 import type { BaseImage, ImageFormat } from '../images/store.ts';
-import type { GuestNetwork } from '../network/network.ts';
+import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { timestamp } from '../time.ts';
 import type { Host } from './host.ts';
 import type { MachineRecord } from './record.ts';
@@ -190,15 +190,27 @@ export const ACTIONS: Readonly<Record<TaskKind, (action: Action) => Promise<void
 async function connect(action: Action): Promise<GuestNetwork> {
   const { host, record } = action;
   const network = await attach(action);
-  for (let attempt = 1; host.monitor.host?.healthy === false; attempt += 1) {
+  for (let attempt = 1; ; attempt += 1) {
+    const fault = networkFault(await host.monitor.checkOf(record.uid), record);
+    if (fault === undefined) {
+      break;
+    }
     if (attempt > HEAL_ATTEMPTS) {
-      throw new NetworkFaultError(host.monitor.host.message);
+      throw new NetworkFaultError(fault);
     }
     await pause(HEAL_PAUSE_MILLISECONDS);
-    await host.monitor.check();
   }
   action.runtime.address = network.address ?? (await host.network.address(record.uid));
   return network;
+}
+
+/** A machine that alone is cut off may start when it has run before: what it was is not thrown away, and healing goes on. */
+function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
+  if (!report.healthy) {
+    return report.faults.join('; ');
+  }
+  const own = report.machines[uid];
+  return own?.healthy === false && !everRan ? own.message : undefined;
 }
 
 async function attach(action: Action): Promise<GuestNetwork> {

@@ -1,4 +1,5 @@
 /** Looks at the host's network without pause, has it repaired, and tells who is concerned. */
+import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
 import { rest } from '../../kube/time.ts';
@@ -69,6 +70,12 @@ export class NetworkMonitor {
     return this.#running;
   }
 
+  /** A check that has looked at this machine too: the one under way may have begun before it was attached. */
+  async checkOf(uid: string): Promise<NetworkReport> {
+    const report = await this.check();
+    return report.machines[uid] === undefined ? this.check() : report;
+  }
+
   async run(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
       await this.check();
@@ -99,10 +106,12 @@ export class NetworkMonitor {
     if (report.repaired.length > 0) {
       logger.warn({ repaired: report.repaired }, 'network repaired');
     }
-    if (!report.healthy) {
+    const faults = report.faults.length > 0;
+    // A fault lasts for many checks; it is told when it comes and when it changes.
+    if (faults && !isDeepStrictEqual(report.faults, this.#report?.faults)) {
       logger.error({ faults: report.faults }, 'network faulty');
     }
     const fine = report.repaired.length > 0 ? 'repaired' : 'healthy';
-    this.#checks.inc({ result: report.healthy ? fine : 'faulty' });
+    this.#checks.inc({ result: faults ? 'faulty' : fine });
   }
 }
