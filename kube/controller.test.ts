@@ -104,6 +104,21 @@ describe('controller', () => {
     expect(await valueOf('berth_stale_sync_skips_total', { controller: 'stale' })).toBe(3_000);
   });
 
+  it('reconciles once for changes that come together, and sees own writes that come with them', async () => {
+    let seen = 0;
+    const reconcile = vi.fn(async () => undefined);
+    const controller = createController('together', reconcile, { ready: () => seen === 2 });
+    controller.start(end.signal);
+    for (const change of [1, 2]) {
+      // As an informer does: its handlers first, then how far it has come.
+      controller.enqueue('n/a');
+      seen = change;
+    }
+    await vi.advanceTimersByTimeAsync(1);
+    expect(reconcile).toHaveBeenCalledTimes(1);
+    expect(await valueOf('berth_stale_sync_skips_total', { controller: 'together' })).toBe(0);
+  });
+
   it('runs as many at once as it has workers, and never a key twice', async () => {
     const running = new Set<string>();
     let most = 0;
@@ -116,7 +131,11 @@ describe('controller', () => {
       return undefined;
     });
     controller.start(end.signal);
-    for (const key of ['a', 'b', 'c', 'a', 'b', 'd']) {
+    for (const key of ['a', 'b', 'c']) {
+      controller.enqueue(key);
+    }
+    await vi.advanceTimersByTimeAsync(1);
+    for (const key of ['a', 'b', 'd']) {
       controller.enqueue(key);
     }
     await vi.advanceTimersByTimeAsync(100);
@@ -134,6 +153,7 @@ describe('controller', () => {
     controller.start(end.signal);
     controller.enqueue('a');
     controller.enqueue('b');
+    await vi.advanceTimersByTimeAsync(0);
     end.abort();
     const drained = vi.fn<() => void>();
     const waiting = controller.drained().then(drained);

@@ -50,12 +50,13 @@ export class Controller {
   private readonly running = new Map<string, number>();
   private readonly drainedResolvers = Promise.withResolvers<void>();
   private signal: AbortSignal | undefined;
+  private isPumpScheduled = false;
 
   constructor(options: ControllerOptions) {
     this.options = options;
     this.logger = options.logger.child({ controller: options.name });
     this.metrics = controllerMetrics(options.metrics, options.name, options.workers);
-    this.queue = new WorkQueue(() => this.pump());
+    this.queue = new WorkQueue(() => this.schedulePump());
     runtimeMetrics(options.metrics).beforeScrape.add(() => this.observeQueue());
   }
 
@@ -94,6 +95,20 @@ export class Controller {
     this.queue.clear();
     if (this.running.size === 0) {
       this.drainedResolvers.resolve();
+    }
+  }
+
+  /**
+   * A cache calls its handlers in the middle of taking in what a watch brought. A microtask later it has all of it and says so:
+   * own writes that have just come back count as seen, and several changes of one key are one reconcile.
+   */
+  private schedulePump(): void {
+    if (!this.isPumpScheduled) {
+      this.isPumpScheduled = true;
+      queueMicrotask(() => {
+        this.isPumpScheduled = false;
+        this.pump();
+      });
     }
   }
 

@@ -14,10 +14,13 @@ const BURST = 25;
 const REFILL_MILLISECONDS = 300_000;
 /** client-go's window: the same Event again within ten minutes makes the first a series. */
 const SERIES_WINDOW_MILLISECONDS = 600_000;
-/** Events that wait to be sent; when the API server is away, the newest are dropped and counted. */
-const WAITING = 1_000;
-/** Several at once, so that a burst of new objects is told in time; few, so that they do not hold up other requests. */
-const SENDERS = 4;
+/**
+ * Events that wait to be sent, some 1 KB each: twice what a burst of 1,000 new objects tells. When the API server is away, the
+ * newest are dropped and counted.
+ */
+const WAITING = 4_000;
+/** One at a time: in a burst Events trail behind the writes that they tell of, instead of taking the API server's time from them. */
+const SENDERS = 1;
 /** The API server's limits of a note and of a reporting instance. */
 const NOTE_LENGTH = 1024;
 const INSTANCE_LENGTH = 128;
@@ -134,9 +137,11 @@ export class EventRecorder {
     const now = this.clock();
     const { promise: ref, resolve } = Promise.withResolvers<Ref | undefined>();
     this.recorded.set(key, { ref, count: 1, lastObserved: now, patching: false });
+    // Made now: what waits must not hold on to the whole object.
+    const body = this.body(regarding, text, now);
     const sent = this.send(async () => {
       try {
-        const made = await this.client.create<Event>(EVENTS, this.body(regarding, text, now));
+        const made = await this.client.create<Event>(EVENTS, body);
         this.count('created');
         resolve(made.metadata);
       } catch (error) {
