@@ -7,9 +7,9 @@ import { HostImageStore } from './images/hoststore.ts';
 import { createNetwork, networkSchema } from './network/create.ts';
 
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
-  const { dataDirectory } = config;
+  const { dataDirectory, architecture } = config;
   return {
-    driver: new QemuDriver({ dataDirectory, logger: logger.child({ part: 'qemu' }) }),
+    driver: new QemuDriver({ dataDirectory, architecture, logger: logger.child({ part: 'qemu' }) }),
     images: await HostImageStore.open({ dataDirectory, ...config.images }),
     network: createNetwork(networkSchema.parse(config.network), {
       dataDirectory,

@@ -33,6 +33,8 @@ export interface QemuDriverOptions {
   /** Machines lie in `<dataDirectory>/machines`. */
   dataDirectory: string;
   logger: Logger;
+  /** Of machines that name none; the machine's own when absent. */
+  architecture?: 'amd64' | 'arm64' | undefined;
   /** Whom QEMU becomes once everything is opened. Used only where the agent is root; see {@link DEFAULT_RUN_AS}. */
   runAs?: RunAs;
 }
@@ -43,6 +45,7 @@ export const DEFAULT_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 export class QemuDriver implements Driver {
   readonly name = 'qemu';
   readonly #root: string;
+  readonly #architecture: 'amd64' | 'arm64' | undefined;
   readonly #dataDirectory: string;
   readonly #logger: Logger;
   readonly #context: MachineContext;
@@ -55,6 +58,7 @@ export class QemuDriver implements Driver {
     this.#dataDirectory = options.dataDirectory;
     this.#root = join(options.dataDirectory, 'machines');
     this.#logger = options.logger;
+    this.#architecture = options.architecture;
     this.#context = {
       logger: options.logger,
       cgroups: new CgroupTree(options.logger),
@@ -192,7 +196,7 @@ export class QemuDriver implements Driver {
 
   /** Without a wish, what the host runs natively. */
   async #platformFor(architecture: 'amd64' | 'arm64' | undefined): Promise<Platform> {
-    const native = process.arch === 'arm64' ? 'arm64' : 'amd64';
+    const native = this.#architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');
     const wanted = architecture ?? native;
     const platform = (await this.#known()).find((candidate) => candidate.architecture === wanted);
     if (platform === undefined)
