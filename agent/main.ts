@@ -6,7 +6,7 @@ import { HostUnfitError, runAgent } from './agent.ts';
 import { type AgentConfig, ConfigError, loadConfig } from './config.ts';
 import { LockedError, lockDataDirectory } from './lock.ts';
 import { NetworkSetupError } from './network/network.ts';
-import { CertificateRefusedError } from './node/certificate.ts';
+import { JoinError } from './node/identity.ts';
 import { createParts } from './parts.ts';
 
 const EXIT_FAILURE = 1;
@@ -47,7 +47,7 @@ async function run(config: AgentConfig): Promise<number> {
 
 /** What a person can act on is said in one line, without a stack. */
 function isForPeople(error: unknown): error is Error {
-  return [ConfigError, LockedError, CertificateRefusedError, HostUnfitError, NetworkSetupError].some(
+  return [ConfigError, LockedError, JoinError, HostUnfitError, NetworkSetupError].some(
     (kind) => error instanceof kind,
   );
 }

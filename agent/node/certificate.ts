@@ -2,7 +2,7 @@
 import { createKey, createSigningRequest, type Key } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
-import { isNotFound } from '../../kube/errors.ts';
+import { ApiError, isNotFound } from '../../kube/errors.ts';
 import { Backoff, pause } from '../../kube/time.ts';
 
 /** Approval takes milliseconds when the operator runs, and for ever when it does not: soon at first, then rarely. */
@@ -103,13 +103,21 @@ async function waitForCertificate(
         return issued;
       }
     } catch (error) {
-      if (!isNotFound(error)) {
+      if (isNotFound(error)) {
+        return undefined;
+      }
+      if (isFinal(error) || signal.aborted) {
         throw error;
       }
-      return undefined;
     }
     await pause(backoff.next(), signal);
   }
+}
+
+/** Not the API server's being away for a while, in which somebody may well decide. */
+export function isFinal(error: unknown): boolean {
+  const refused = error instanceof ApiError && error.status < 500;
+  return refused || error instanceof CertificateRefusedError;
 }
 
 function outcome(request: CertificateSigningRequest): string | undefined {

@@ -1,15 +1,16 @@
 /** Who the agent is to the cluster: a node's identity got with a bootstrap kubeconfig, or a kubeconfig used as it is. */
 import { X509Certificate } from 'node:crypto';
 import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
-import { dirname, join } from 'node:path';
+import path from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { stringify } from 'yaml';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
+import { Backoff, pause } from '../../kube/time.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { AgentConfig } from '../config.ts';
-import { type Certificate, nodeUser, requestCertificate } from './certificate.ts';
+import { type Certificate, isFinal, nodeUser, requestCertificate } from './certificate.ts';
 
 export interface Identity {
   connection: Connection;
@@ -24,19 +25,29 @@ export function identityFiles(dataDirectory: string): {
   serving: string;
 } {
   return {
-    kubeconfig: join(dataDirectory, 'kubeconfig'),
-    client: join(dataDirectory, 'pki', 'client.pem'),
-    serving: join(dataDirectory, 'pki', 'serving.pem'),
+    kubeconfig: path.join(dataDirectory, 'kubeconfig'),
+    client: path.join(dataDirectory, 'pki', 'client.pem'),
+    serving: path.join(dataDirectory, 'pki', 'serving.pem'),
   };
 }
 
-/** Takes up the identity the agent has, or joins the cluster. Throws CertificateRefusedError when it is denied. */
-export async function takeIdentity(o: {
+export interface IdentityOptions {
   config: AgentConfig;
   logger: Logger;
   metrics: Registry;
   signal: AbortSignal;
-}): Promise<Identity> {
+}
+
+/** The cluster refused this host, in its words. */
+export class JoinError extends Error {
+  override readonly name = 'JoinError';
+}
+
+const RETRY_FIRST_MILLISECONDS = 1_000;
+const RETRY_CAP_MILLISECONDS = 30_000;
+
+/** Takes up the identity the agent has, or joins the cluster. Throws {@link JoinError} when it is refused. */
+export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   const { config, logger } = o;
   if (config.kubeconfig !== undefined) {
     return { connection: await loadConnection({ kubeconfigPath: config.kubeconfig }), isNode: false };
@@ -49,23 +60,40 @@ export async function takeIdentity(o: {
   logger.info({ nodeName: config.nodeName, server: bootstrap.server }, 'asking to join the cluster');
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: 'berth-agent' });
   try {
-    const certificate = await requestCertificate(
-      new KubeClient(transport),
-      {
-        nodeName: config.nodeName,
-        kind: 'client',
-        ipAddresses: [],
-        expirationSeconds: config.certificates.clientSeconds,
-      },
-      o.signal,
-    );
-    writePair(files.client, certificate);
+    writePair(files.client, await join(new KubeClient(transport), o));
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
   } finally {
     await transport.close();
   }
   logger.info({ user: nodeUser(config.nodeName) }, 'joined the cluster');
   return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
+}
+
+/** Asks until somebody answers: a cluster that is away at the host's boot is back before long. */
+async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate> {
+  const { nodeName, certificates } = o.config;
+  const request = {
+    nodeName,
+    kind: 'client',
+    ipAddresses: [],
+    expirationSeconds: certificates.clientSeconds,
+  } as const;
+  const backoff = new Backoff({
+    firstMilliseconds: RETRY_FIRST_MILLISECONDS,
+    capMilliseconds: RETRY_CAP_MILLISECONDS,
+  });
+  for (;;) {
+    try {
+      return await requestCertificate(client, request, o.signal);
+    } catch (error) {
+      if (isFinal(error)) {
+        throw new JoinError(error instanceof Error ? error.message : String(error), { cause: error });
+      }
+      o.signal.throwIfAborted();
+      o.logger.warn({ err: error }, 'the cluster does not answer, trying again');
+    }
+    await pause(backoff.next(), o.signal);
+  }
 }
 
 /** A certificate and its key from one file; undefined when there is none. */
@@ -92,7 +120,7 @@ export function isUsable(pair: Certificate | undefined, nodeName: string): boole
 }
 
 function writeSecretFile(file: string, text: string): void {
-  mkdirSync(dirname(file), { recursive: true, mode: 0o700 });
+  mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
   writeFileSync(`${file}.tmp`, text, { mode: 0o600 });
   renameSync(`${file}.tmp`, file);
 }

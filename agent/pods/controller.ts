@@ -53,11 +53,12 @@ export class PodController {
   constructor(options: PodControllerOptions) {
     const { client, logger, metrics, host } = options;
     this.#host = host;
-    this.#writer = new PodWriter(client);
     this.informer = new Informer(client, PODS, {
       fieldSelector: `spec.nodeName=${options.nodeName}`,
       logger,
     });
+    const podOf = (key: string): Readonly<Pod> | undefined => this.informer.cache.get(key);
+    this.#writer = new PodWriter({ client, podOf, logger, metrics });
     this.#controller = new Controller({
       name: 'pod',
       workers: WORKERS,
@@ -75,7 +76,13 @@ export class PodController {
     this.informer.start(signal);
     await this.informer.synced;
     this.#synced = true;
-    this.informer.cache.onChange(({ object }) => this.#controller.enqueue(keyOf(object)));
+    this.#writer.start(signal);
+    this.informer.cache.onChange(({ type, object }) => {
+      if (type === 'deleted') {
+        this.#writer.forget(object);
+      }
+      this.#controller.enqueue(keyOf(object));
+    });
     this.#host.driver.onChange((uid) => this.touch(uid));
     this.touchAll();
     const relist = setInterval(() => this.touchAll(), RELIST_MILLISECONDS);
@@ -101,7 +108,7 @@ export class PodController {
   }
 
   async drained(): Promise<void> {
-    await this.#controller.drained();
+    await Promise.all([this.#controller.drained(), this.#writer.drained()]);
   }
 
   async #reconcile(key: string): Promise<Result> {
@@ -146,7 +153,6 @@ export class PodController {
     });
     if (progress.step.kind === 'settled') {
       this.machines.forget(record);
-      this.#writer.forget(record.uid);
       this.touchAll();
     }
     return progress.again;
@@ -159,7 +165,7 @@ export class PodController {
   }
 
   /** A Pod that this host has done nothing for yet. */
-  async #receive(pod: Readonly<Pod>, role: PodRole): Promise<number | undefined> {
+  #receive(pod: Readonly<Pod>, role: PodRole): Promise<number | undefined> | number | undefined {
     if (pod.metadata.deletionTimestamp !== undefined) {
       return this.#end(pod, {
         reason: 'Terminated',
@@ -189,14 +195,17 @@ export class PodController {
     }
   }
 
-  async #admit(pod: Readonly<Pod>, role: PodRole & { kind: 'machine' }): Promise<number | undefined> {
+  #admit(
+    pod: Readonly<Pod>,
+    role: PodRole & { kind: 'machine' },
+  ): Promise<number | undefined> | number | undefined {
     const claim = claimOf(pod);
     const admission = this.#judge(claim);
     if (admission.kind === 'refused') {
       return this.#end(pod, { ...admission, exitCode: 1 });
     }
     if (admission.kind === 'wait') {
-      await this.#park(pod, { reason: 'Starting', message: admission.message });
+      this.#park(pod, { reason: 'Starting', message: admission.message });
       return Date.now() + ADMISSION_LOOK_MILLISECONDS;
     }
     const uid = pod.metadata.uid ?? '';
@@ -235,26 +244,25 @@ export class PodController {
     const { desired } = wish;
     const progress = await this.machines.drive({ record, pod, desired, deletion, ...podTimes(pod) });
     this.#watchReadiness(pod, record, progress);
-    if (!isEnded(pod)) {
-      const accelerator = this.#host.accelerator(record.machine?.architecture);
-      await this.#tell(
-        pod,
-        viewOf({ record, progress, deleting: deletion !== undefined, accelerator, ...wish }),
-      );
-    }
-    if (deletion !== undefined && progress.step.kind === 'settled') {
-      await this.#finish(pod, progress);
-    }
+    const accelerator = this.#host.accelerator(record.machine?.architecture);
+    this.#tell(pod, viewOf({ record, progress, deleting: deletion !== undefined, accelerator, ...wish }), {
+      finish: deletion !== undefined && progress.step.kind === 'settled',
+    });
     return progress.again;
   }
 
-  async #tell(pod: Readonly<Pod>, view: MachineView): Promise<void> {
-    const status = machineStatus(pod, view, this.#host.address, timestamp(Date.now()));
-    const taken = await this.#writer.write(pod, status);
-    const record = this.#host.records.get(view.record.uid);
-    if (taken && view.phase === 'Running' && record?.acknowledged === false) {
-      this.#host.records.update(record, { acknowledged: true });
-    }
+  #tell(pod: Readonly<Pod>, view: MachineView, { finish }: { finish: boolean }): void {
+    const { uid } = view.record;
+    this.#writer.wish(pod, {
+      status: machineStatus(pod, view, this.#host.address, timestamp(Date.now())),
+      finish,
+      onTaken: () => {
+        const record = this.#host.records.get(uid);
+        if (view.phase === 'Running' && record?.acknowledged === false) {
+          this.#host.records.update(record, { acknowledged: true });
+        }
+      },
+    });
   }
 
   #watchReadiness(pod: Readonly<Pod>, { machine }: MachineRecord, { runtime }: Progress): void {
@@ -268,30 +276,15 @@ export class PodController {
     this.#prober.watch(runtime, questionFor(machine, runtime.address, this.#host.forwardAddress));
   }
 
-  async #finish(pod: Readonly<Pod>, { runtime }: Progress): Promise<void> {
-    // With grace 0 the last delete has been sent, and finalizers hold the Pod.
-    if (!runtime.podDeleted && pod.metadata.deletionGracePeriodSeconds !== 0) {
-      await this.#writer.finish(pod);
-      runtime.podDeleted = true;
-      this.touchAll();
-    }
-  }
-
-  async #park(pod: Readonly<Pod>, why: { reason: string; message: string }): Promise<undefined> {
-    await this.#writer.write(pod, parkedStatus(pod, why, this.#host.address, timestamp(Date.now())));
+  #park(pod: Readonly<Pod>, why: { reason: string; message: string }): undefined {
+    const status = parkedStatus(pod, why, this.#host.address, timestamp(Date.now()));
+    this.#writer.wish(pod, { status, finish: false, onTaken: () => undefined });
   }
 
   /** Nothing of the Pod is on this host: its end is said, and when it is being deleted, it is let go. */
-  async #end(
-    pod: Readonly<Pod>,
-    why: { reason: string; message: string; exitCode: number },
-  ): Promise<undefined> {
-    if (!isEnded(pod)) {
-      await this.#writer.write(pod, refusedStatus(pod, why, this.#host.address, timestamp(Date.now())));
-    }
-    const { deletionTimestamp, deletionGracePeriodSeconds } = pod.metadata;
-    if (deletionTimestamp !== undefined && deletionGracePeriodSeconds !== 0) {
-      await this.#writer.finish(pod);
-    }
+  #end(pod: Readonly<Pod>, why: { reason: string; message: string; exitCode: number }): undefined {
+    const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
+    const finish = pod.metadata.deletionTimestamp !== undefined;
+    this.#writer.wish(pod, { status, finish, onTaken: () => undefined });
   }
 }

@@ -2,7 +2,7 @@
  * The planner's promises, over many thousands of histories: what the Pod asks, what the machine does and what the host
  * suffers come in any order; a model machine obeys the steps.
  */
-import fc from 'fast-check';
+import * as fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';

@@ -43,8 +43,6 @@ export interface Runtime {
   readiness: Readiness | undefined;
   network: Health | undefined;
   address: string | undefined;
-  /** The Pod's last delete was sent. */
-  podDeleted: boolean;
 }
 
 export function newRuntime(folder: MachineFolder, unseen: boolean): Runtime {
@@ -60,7 +58,6 @@ export function newRuntime(folder: MachineFolder, unseen: boolean): Runtime {
     readiness: undefined,
     network: undefined,
     address: undefined,
-    podDeleted: false,
   };
 }
 

@@ -1,18 +1,65 @@
-/** Writes Pod status and the last delete; remembers what it wrote, so that a watch that is behind is not taken for the truth. */
+/**
+ * Writes Pod status and the last delete, in a queue of its own: an API server that does not answer holds up no machine,
+ * and of several states in the meantime only the last is told.
+ */
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
 import type { KubeClient } from '../../kube/client.ts';
+import { Controller, type Result } from '../../kube/controller.ts';
 import { type Pod, PODS, type PodStatus } from '../../kube/core.ts';
 import { ApiError, isConflict, isInvalid, isNotFound, TerminalError } from '../../kube/errors.ts';
-import { compareResourceVersions, refOf } from '../../kube/objects.ts';
+import { compareResourceVersions, keyOf, refOf } from '../../kube/objects.ts';
 import { FIELD_MANAGER } from '../node/constants.ts';
 import { showsAlready } from './shows.ts';
+import { isEnded } from './times.ts';
+
+/** One hanging write must not hold up the others of a host's few dozen Pods. */
+const WORKERS = 8;
+
+/** What a Pod is to show. */
+export interface Wish {
+  uid: string;
+  status: PodStatus | undefined;
+  /** Nothing of the machine is left: the Pod, which is being deleted, can go. */
+  finish: boolean;
+  /** Called once the API server has the status. */
+  onTaken: () => void;
+}
+
+export interface PodWriterOptions {
+  client: KubeClient;
+  podOf: (key: string) => Readonly<Pod> | undefined;
+  logger: Logger;
+  metrics: Registry;
+}
 
 export class PodWriter {
-  readonly #client: KubeClient;
+  readonly #options: PodWriterOptions;
+  readonly #controller: Controller;
+  readonly #wishes = new Map<string, Wish>();
   /** By uid: the Pod as the server answered the last write. */
   readonly #written = new Map<string, Pod>();
+  /** Uids of Pods whose last delete was sent. */
+  readonly #finished = new Set<string>();
 
-  constructor(client: KubeClient) {
-    this.#client = client;
+  constructor(options: PodWriterOptions) {
+    const { logger, metrics } = options;
+    this.#options = options;
+    this.#controller = new Controller({
+      name: 'podstatus',
+      workers: WORKERS,
+      reconcile: (key) => this.#reconcile(key),
+      logger,
+      metrics,
+    });
+  }
+
+  start(signal: AbortSignal): void {
+    this.#controller.start(signal);
+  }
+
+  async drained(): Promise<void> {
+    await this.#controller.drained();
   }
 
   /** The Pod with what this agent wrote last, where the watch has not brought it yet. */
@@ -32,47 +79,72 @@ export class PodWriter {
     return { ...pod, ...(written.status === undefined ? {} : { status: written.status }) };
   }
 
-  /**
-   * Applies a status unless the Pod shows it already; `pod` as from {@link newest}. True when the server has it.
-   * Throws TerminalError for what trying again cannot mend.
-   */
-  async write(pod: Readonly<Pod>, status: PodStatus): Promise<boolean> {
-    if (showsAlready(pod, status)) {
-      return true;
+  /** Takes the place of what was wished for the Pod before. */
+  wish(pod: Readonly<Pod>, wish: Omit<Wish, 'uid'>): void {
+    const key = keyOf(pod);
+    this.#wishes.set(key, { uid: pod.metadata.uid ?? '', ...wish });
+    this.#controller.enqueue(key);
+  }
+
+  /** The Pod is gone. */
+  forget(pod: Readonly<Pod>): void {
+    const { uid = '' } = pod.metadata;
+    this.#written.delete(uid);
+    this.#finished.delete(uid);
+    if (this.#wishes.get(keyOf(pod))?.uid === uid) {
+      this.#wishes.delete(keyOf(pod));
     }
-    const { name, namespace, uid } = pod.metadata;
+  }
+
+  async #reconcile(key: string): Promise<Result> {
+    const wish = this.#wishes.get(key);
+    const pod = this.#options.podOf(key);
+    if (wish === undefined || pod?.metadata.uid !== wish.uid) {
+      return undefined;
+    }
+    const current = this.newest(pod);
+    // A container that was terminated stays so.
+    if (wish.status !== undefined && !isEnded(current) && !showsAlready(current, wish.status)) {
+      await this.#write(current, wish.status);
+    }
+    wish.onTaken();
+    if (wish.finish) {
+      await this.#finish(pod);
+    }
+    return undefined;
+  }
+
+  async #write(pod: Readonly<Pod>, status: PodStatus): Promise<void> {
+    const { name, namespace, uid = '' } = pod.metadata;
     try {
-      const written = await this.#client.apply(
+      const written = await this.#options.client.apply(
         PODS,
         { metadata: { name, namespace, uid }, status },
         { fieldManager: FIELD_MANAGER, force: true, subresource: 'status' },
       );
-      this.#written.set(uid ?? '', written);
-      return true;
+      this.#written.set(uid, written);
     } catch (error) {
-      if (isNotFound(error)) {
-        return false;
+      if (!isNotFound(error)) {
+        throw isOurMistake(error) ? new TerminalError(error.message, { cause: error }) : error;
       }
-      throw isOurMistake(error) ? new TerminalError(error.message, { cause: error }) : error;
     }
   }
 
-  /** The last delete of a Pod whose machine is gone. A Pod with finalizers stays until their owners let go. */
-  async finish(pod: Readonly<Pod>): Promise<void> {
-    const { uid } = pod.metadata;
-    const ref = refOf(`${pod.metadata.namespace}/${pod.metadata.name}`);
+  /** A Pod with finalizers stays until their owners let go; grace 0 says that the last delete was sent before. */
+  async #finish(pod: Readonly<Pod>): Promise<void> {
+    const { uid = '', deletionGracePeriodSeconds } = pod.metadata;
+    if (deletionGracePeriodSeconds === 0 || this.#finished.has(uid)) {
+      return;
+    }
     try {
-      await this.#client.delete(PODS, ref, { gracePeriodSeconds: 0, uid });
+      await this.#options.client.delete(PODS, refOf(keyOf(pod)), { gracePeriodSeconds: 0, uid });
     } catch (error) {
       // Another Pod has the name by now: this one is gone.
       if (!isConflict(error)) {
         throw error;
       }
     }
-  }
-
-  forget(uid: string): void {
-    this.#written.delete(uid);
+    this.#finished.add(uid);
   }
 }
 

@@ -8,7 +8,6 @@ import { isAlive, killForCertain, type ProcessIdentity } from '../../agent/machi
 import { guestImage } from '../../hack/guest-image.ts';
 import { AgentProcess, endMachines } from '../cluster/agent.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
-import { isErrorCode } from '../support/errors.ts';
 import { waitFor } from '../support/wait.ts';
 
 const NAMESPACE = 'platform-default';
@@ -68,6 +67,10 @@ async function makeVM(name: string, spec: object = {}): Promise<void> {
     readiness,
     ...spec,
   });
+}
+
+async function setPower(name: string, powerState: string): Promise<void> {
+  await kubectl('patch', 'vm', name, '--type=merge', '-p', JSON.stringify({ spec: { powerState } }));
 }
 
 async function phase(name: string): Promise<string> {
@@ -150,16 +153,10 @@ test('outlives its agent: killed while it runs, the next one goes on with the sa
 test('is stopped and started in place, and what cannot start says what QEMU said', async () => {
   await makeVM('power');
   await ready('power');
-  await cluster.kubectl([
-    ...['-n', NAMESPACE, 'patch', 'vm', 'power', '--type=merge'],
-    ...['-p', JSON.stringify({ spec: { powerState: 'Stopped' } })],
-  ]);
+  await setPower('power', 'Stopped');
   await waitFor('VM power to be Stopped', async () => (await phase('power')) === 'Stopped');
   await expect(page()).rejects.toThrow('fetch failed');
-  await cluster.kubectl([
-    ...['-n', NAMESPACE, 'patch', 'vm', 'power', '--type=merge'],
-    ...['-p', JSON.stringify({ spec: { powerState: 'Running' } })],
-  ]);
+  await setPower('power', 'Running');
   await ready('power');
   expect(await page()).toContain('boots=2');
   await kubectl('delete', 'vm', 'power');
@@ -169,15 +166,9 @@ test('is stopped and started in place, and what cannot start says what QEMU said
   await new Promise<void>((resolve) => server.listen(port, '127.0.0.1', resolve));
   try {
     await makeVM('taken');
-    await waitFor('the Pod to say PortTaken', async () => {
-      try {
-        const events = await kubectl('get', 'events', '-o', 'jsonpath={.items[*].reason}');
-        return events.includes('PortTaken');
-      } catch (error) {
-        if (isErrorCode(error, 'ENOENT')) throw error;
-        return false;
-      }
-    });
+    await waitFor('an Event PortTaken', async () =>
+      (await kubectl('get', 'events', '-o', 'jsonpath={.items[*].reason}')).includes('PortTaken'),
+    );
   } finally {
     server.close();
   }

@@ -21,6 +21,7 @@ import { createMetrics } from '../../kube/metrics.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { Cluster } from '../cluster/index.ts';
+import { messageOf } from '../support/errors.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from '../support/standin.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -71,7 +72,7 @@ export class TestHost {
   }
 
   /** Starts an agent; its certificate requests are approved as the operator would. */
-  async launch(): Promise<void> {
+  async launch({ approve = true } = {}): Promise<void> {
     const { kubeconfig } = await this.#cluster.createAgentBootstrap();
     const file = join(this.#directory, 'agent.yaml');
     await writeFile(file, stringify({ ...this.#settings, bootstrapKubeconfig: kubeconfig }));
@@ -88,7 +89,9 @@ export class TestHost {
         }
       },
     );
-    void approveRequests(this.#cluster, this.name, stop.signal);
+    if (approve) {
+      void approveRequests(this.#cluster, this.name, stop.signal);
+    }
   }
 
   /** Rejects when the agent gives up. */
@@ -128,12 +131,18 @@ export interface TestHostSettings {
 async function approveRequests(cluster: Cluster, node: string, signal: AbortSignal): Promise<void> {
   const client = cluster.client();
   while (!signal.aborted) {
-    const { items } = await client.list(CERTIFICATE_SIGNING_REQUESTS);
-    for (const request of items) {
-      const ours = request.metadata.name.startsWith(`berth-`) && request.metadata.name.includes(`-${node}-`);
-      if (ours && (request.status?.conditions ?? []).length === 0) {
-        await cluster.kubectl(['certificate', 'approve', request.metadata.name]);
+    try {
+      const { items } = await client.list(CERTIFICATE_SIGNING_REQUESTS, { signal });
+      for (const request of items) {
+        const ours =
+          request.metadata.name.startsWith(`berth-`) && request.metadata.name.includes(`-${node}-`);
+        if (ours && (request.status?.conditions ?? []).length === 0) {
+          await cluster.kubectl(['certificate', 'approve', request.metadata.name]);
+        }
       }
+    } catch (error) {
+      // The API server is being tormented by the test: it is asked again.
+      if (!signal.aborted) process.stderr.write(`approving certificates: ${messageOf(error)}\n`);
     }
     await new Promise((resolve) => setTimeout(resolve, 100));
   }

@@ -1,0 +1,126 @@
+/** What the agent does when its cluster or its network fails it, against a real API server; the machines are stand-ins. */
+import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
+import { NAT_READY_CONDITION, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { waitFor } from '../support/wait.ts';
+import { machineFor, operatorClient, podFor, TestHost } from './agent-host.ts';
+
+const NAMESPACE = 'platform-agent-faults';
+
+let cluster: Cluster;
+let operator: KubeClient;
+const hosts: TestHost[] = [];
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `agent-faults-${process.pid}` });
+  await cluster.createNamespace(NAMESPACE);
+  operator = await operatorClient(cluster);
+});
+
+afterEach(async () => {
+  await Promise.all(hosts.splice(0).map((host) => host.remove()));
+});
+
+afterAll(async () => {
+  await cluster?.stop();
+});
+
+async function makeHost(settings: Parameters<typeof TestHost.make>[1]): Promise<TestHost> {
+  const host = await TestHost.make(cluster, settings);
+  hosts.push(host);
+  return host;
+}
+
+async function waitForPod(name: string, what: string, test: (pod: Pod) => boolean): Promise<Pod> {
+  return waitFor(`${name} ${what}`, async () => {
+    const pod = await operator.get(PODS, { namespace: NAMESPACE, name });
+    if (!test(pod)) throw new Error(JSON.stringify(pod.status));
+    return pod;
+  });
+}
+
+function status(pod: Pod, type: string): string | undefined {
+  return pod.status?.conditions?.find((one) => one.type === type)?.status;
+}
+
+async function natReady(host: TestHost): Promise<string | undefined> {
+  const node = await cluster.client().get(NODES, { name: host.name });
+  return node.status?.conditions?.find(({ type }) => type === NAT_READY_CONDITION)?.status;
+}
+
+test('a host that is denied says why and gives up', async () => {
+  const host = await makeHost({ name: 'denied' });
+  await host.launch({ approve: false });
+  const request = await waitFor('a request', async () => {
+    const { items } = await cluster.client().list(CERTIFICATE_SIGNING_REQUESTS);
+    return items.find(({ metadata }) => metadata.name.includes('-denied-'));
+  });
+  const denied = {
+    type: 'Denied',
+    status: 'True',
+    reason: 'NodeExists',
+    message: 'delete Node denied first',
+  };
+  await cluster
+    .client()
+    .mergePatch(
+      CERTIFICATE_SIGNING_REQUESTS,
+      { name: request.metadata.name },
+      { status: { conditions: [denied] } },
+      { subresource: 'approval' },
+    );
+  await expect(host.ended()).rejects.toThrow('NodeExists: delete Node denied first');
+  hosts.splice(0);
+});
+
+test('a machine that nobody saw run is destroyed when the host is cut off, and runs when it is back; others run on', async () => {
+  const host = await makeHost({ name: 'cut', fenceAfterSeconds: 5 });
+  await host.start();
+  await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'seen')));
+  const seen = await waitForPod('seen', 'Ready', (pod) => status(pod, 'Ready') === 'True');
+  let open: () => void = () => undefined;
+  host.images.gate = new Promise((resolve) => {
+    open = resolve;
+  });
+  const made = await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'unseen')));
+  await waitForPod('unseen', 'Pulling', (pod) => pod.status?.containerStatuses !== undefined);
+  const server = cluster.component('kube-apiserver');
+  await server.signal('SIGSTOP');
+  try {
+    open();
+    const unseen = made.metadata.uid ?? '';
+    await waitFor('the machine to run', () => host.driver.machines.get(unseen)?.kind === 'running');
+    await waitFor('the machine to be fenced', () => host.driver.machines.get(unseen)?.kind === 'stopped');
+    expect(host.network.attachments.has(unseen)).toBe(false);
+    expect(host.driver.machines.get(seen.metadata.uid ?? '')?.kind).toBe('running');
+  } finally {
+    await server.signal('SIGCONT');
+  }
+  await waitForPod('unseen', 'Ready', (pod) => status(pod, 'Ready') === 'True');
+}, 180_000);
+
+test('NAT that cannot be healed fails what has never run, is told of what runs, and marks the host until it heals', async () => {
+  const host = await makeHost({ name: 'nat', network: 'nat' });
+  await host.start();
+  await waitFor('NATReady True', async () => (await natReady(host)) === 'True');
+  await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'old')));
+  await waitForPod('old', 'Ready', (pod) => status(pod, 'Ready') === 'True');
+  const began = performance.now();
+  host.network.fault = 'table berth is dropped by another';
+  await waitFor('NATReady False', async () => (await natReady(host)) === 'False');
+  await waitForPod('old', 'told', (pod) => status(pod, NETWORK_CONDITION) === 'False');
+  expect(performance.now() - began).toBeLessThan(5_000);
+  await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'new')));
+  const failed = await waitForPod('new', 'Failed', (pod) => pod.status?.phase === 'Failed');
+  expect(failed.status).toMatchObject({
+    reason: 'NATSelfHealFailed',
+    message: 'table berth is dropped by another',
+  });
+  expect(host.network.attachments.has(failed.metadata.uid ?? '')).toBe(false);
+  host.network.fault = undefined;
+  await waitFor('NATReady True', async () => (await natReady(host)) === 'True');
+  const healed = await waitForPod('old', 'healed', (pod) => status(pod, NETWORK_CONDITION) === 'True');
+  expect(healed.status?.phase).toBe('Running');
+});
