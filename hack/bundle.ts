@@ -9,13 +9,24 @@ const PROGRAMS = ['operator', 'agent'];
 /** Writes the bundles; takes well under a second. */
 export async function bundle(): Promise<void> {
   const present = PROGRAMS.filter((name) => existsSync(join(ROOT, name, 'main.ts')));
+  await bundleInto(
+    join(ROOT, 'dist'),
+    Object.fromEntries(present.map((name) => [name, join(ROOT, name, 'main.ts')])),
+  );
+}
+
+/** Writes `NAME.js` into the folder for each `NAME: path of its entry`. */
+export async function bundleInto(folder: string, entryPoints: Record<string, string>): Promise<void> {
   await build({
-    entryPoints: Object.fromEntries(present.map((name) => [name, join(ROOT, name, 'main.ts')])),
-    outdir: join(ROOT, 'dist'),
+    entryPoints,
+    outdir: folder,
     bundle: true,
     platform: 'node',
     format: 'esm',
     target: 'node22',
+    // V8 keeps the text in memory, 8 MB more of it without this. Names stay, for stack traces that people read.
+    minifyWhitespace: true,
+    minifySyntax: true,
     sourcemap: 'linked',
     legalComments: 'none',
     logLevel: 'warning',

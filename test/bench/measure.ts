@@ -1,0 +1,49 @@
+/** What a process used, and what was written to the API server. */
+import { readFileSync } from 'node:fs';
+import type { KubeClient } from '../../kube/client.ts';
+
+/** Linux reports CPU time in these, whatever the kernel's own tick (sysconf(_SC_CLK_TCK)). */
+const TICKS_A_SECOND = 100;
+/** Fields of /proc/PID/stat after the name, which may hold anything: utime and stime. */
+const USER_TIME = 11;
+const SYSTEM_TIME = 12;
+const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
+
+/** Writes so far, by verb and resource such as `PATCH vms/status`. */
+export type WriteCounts = ReadonlyMap<string, number>;
+
+/** CPU seconds of a process so far. */
+export function cpuSeconds(pid: number): number {
+  const fields = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ').at(-1)?.split(' ') ?? [];
+  return (Number(fields[USER_TIME]) + Number(fields[SYSTEM_TIME])) / TICKS_A_SECOND;
+}
+
+/** The most memory that a process ever held, in MB of 1024². */
+export function peakMegabytes(pid: number): number {
+  const match = /^VmHWM:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'));
+  return Number(match?.[1] ?? Number.NaN) / 1024;
+}
+
+/** As the API server itself counts them. */
+export async function countWrites(client: KubeClient): Promise<WriteCounts> {
+  const { body } = await client.raw('GET', '/metrics');
+  const counts = new Map<string, number>();
+  for (const [, labels = '', value] of String(body).matchAll(/^apiserver_request_total\{(.*)\} (\S+)$/gm)) {
+    const verb = label(labels, 'verb');
+    if (!WRITES.has(verb)) continue;
+    const subresource = label(labels, 'subresource');
+    const key = `${verb} ${label(labels, 'resource')}${subresource === '' ? '' : `/${subresource}`}`;
+    counts.set(key, (counts.get(key) ?? 0) + Number(value));
+  }
+  return counts;
+}
+
+function label(labels: string, name: string): string {
+  return new RegExp(`(?:^|,)${name}="([^"]*)"`).exec(labels)?.[1] ?? '';
+}
+
+/** What was written between two counts, but for zeros. */
+export function difference(before: WriteCounts, after: WriteCounts): Record<string, number> {
+  const changes = [...after].map(([key, count]) => [key, count - (before.get(key) ?? 0)] as const);
+  return Object.fromEntries(changes.filter(([, count]) => count > 0));
+}
