@@ -218,8 +218,21 @@ export function terminated(pod: Pod): ContainerState['terminated'] {
   return containerState(pod)?.terminated;
 }
 
+/** Several questions of one look need the document, and a Pod of the cache never changes. */
+const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
+
 /** The machine document of a Pod; undefined when it cannot be read (another version wrote it). */
 export function machineOf(pod: Pod): Machine | undefined {
+  const known = machines.get(pod);
+  if (known !== undefined) {
+    return known.machine;
+  }
+  const machine = parseMachine(pod);
+  machines.set(pod, { machine });
+  return machine;
+}
+
+function parseMachine(pod: Pod): Machine | undefined {
   const text = pod.metadata.annotations?.[MACHINE_ANNOTATION];
   if (text === undefined) {
     return undefined;
