@@ -1,0 +1,207 @@
+/** How a real agent comes by its certificates and keeps them, and who cannot have them. */
+import { readFileSync } from 'node:fs';
+import { X509Certificate } from 'node:crypto';
+import { join } from 'node:path';
+import { connect } from 'node:tls';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { requestCertificate } from '../../agent/node/certificate.ts';
+import { identityFiles, readPair, writePair } from '../../agent/node/identity.ts';
+import { createKey, issue, readKey, validityOf } from '../../kube/certificates.ts';
+import { KubeClient } from '../../kube/client.ts';
+import {
+  CERTIFICATE_SIGNING_REQUESTS,
+  type CertificateSigningRequest,
+  LEASES,
+  NODES,
+} from '../../kube/core.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { Transport } from '../../kube/transport.ts';
+import { AgentProcess } from '../cluster/agent.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { waitFor } from '../support/wait.ts';
+
+/** The least that an API server signs for. */
+const LIFETIME_SECONDS = 600;
+/**
+ * What is left of the certificates that the agent is given: it asks for others at 70 to 90 % of their life, which
+ * counts from 5 minutes ago, so at once; and until then they are good for a restart on a busy machine.
+ */
+const LEFT_SECONDS = 30;
+const MILLISECONDS_PER_DAY = 24 * 3_600_000;
+const STEP = { deadlineMilliseconds: 90_000 };
+const TEST_MILLISECONDS = 240_000;
+const NODE_USER = 'system:node:host';
+
+let cluster: Cluster;
+let agent: AgentProcess;
+/** When the certificates that were near their end have ended, in milliseconds since the epoch. */
+let agedUntil = 0;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `host-certificates-${process.pid}`, operator: true });
+  agent = await AgentProcess.start(cluster, {
+    nodeName: 'host',
+    config: { certificates: { clientSeconds: LIFETIME_SECONDS, servingSeconds: LIFETIME_SECONDS } },
+  });
+});
+
+afterAll(async () => {
+  await agent?.stop();
+  await cluster?.stop();
+});
+
+async function requests(kind: 'client' | 'serving'): Promise<CertificateSigningRequest[]> {
+  const { items } = await cluster.client().list(CERTIFICATE_SIGNING_REQUESTS);
+  return items
+    .filter(({ metadata }) => metadata.name.startsWith(`berth-${kind}-host-`))
+    .sort((a, b) => Number(a.metadata.resourceVersion) - Number(b.metadata.resourceVersion));
+}
+
+async function signed(kind: 'client' | 'serving', count: number): Promise<CertificateSigningRequest[]> {
+  return waitFor(
+    `${count} signed ${kind} certificates`,
+    async () => {
+      const found = await requests(kind);
+      return found.length === count && found.every(({ status }) => status?.certificate) && found;
+    },
+    STEP,
+  );
+}
+
+function secondsLeft(pem: string): number {
+  return (validityOf(pem).notAfter.getTime() - Date.now()) / 1000;
+}
+
+/** What the agent keeps on its disk, of the lifetime asked for. */
+async function fresh(kind: 'client' | 'serving'): Promise<string> {
+  return waitFor(
+    `a fresh ${kind} certificate on the host`,
+    () => {
+      const pair = readPair(identityFiles(agent.dataDirectory)[kind]);
+      return pair !== undefined && secondsLeft(pair.certificate) > LEFT_SECONDS && pair.certificate;
+    },
+    STEP,
+  );
+}
+
+test(
+  'a host that joins asks for two certificates, both are approved by the operator, for the time asked for',
+  async () => {
+    const [[client], [serving]] = [await signed('client', 1), await signed('serving', 1)];
+    expect(client?.spec.username).toMatch(/^system:bootstrap:[0-9a-f]{6}$/);
+    expect(serving?.spec.username).toBe(NODE_USER);
+    for (const request of [client, serving]) {
+      const conditions = request?.status?.conditions;
+      expect(conditions).toMatchObject([{ type: 'Approved', status: 'True', reason: 'ApprovedByBerth' }]);
+    }
+    for (const kind of ['client', 'serving'] as const) {
+      const left = secondsLeft(await fresh(kind));
+      expect(left).toBeLessThanOrEqual(LIFETIME_SECONDS);
+    }
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'both are renewed before they end, each by the host itself, and put to use',
+  async () => {
+    await agent.stop();
+    await agePair('client');
+    await agePair('serving');
+    await agent.startAgain();
+    for (const kind of ['client', 'serving'] as const) {
+      const [, renewal] = await signed(kind, 2);
+      expect(renewal?.spec.username).toBe(NODE_USER);
+      expect(renewal?.status?.conditions).toMatchObject([{ type: 'Approved', reason: 'ApprovedByBerth' }]);
+      await fresh(kind);
+    }
+    await agent.ready();
+    const { fingerprint256 } = new X509Certificate(await fresh('serving'));
+    await waitFor(
+      'the new certificate to be served',
+      async () => (await servedFingerprint()) === fingerprint256,
+      STEP,
+    );
+  },
+  TEST_MILLISECONDS,
+);
+
+/** Puts a certificate near its end in the place of the agent's. */
+async function agePair(kind: 'client' | 'serving'): Promise<void> {
+  const pki = join(cluster.directory, 'pki');
+  const authority = {
+    key: readKey(readFileSync(join(pki, 'ca.key'), 'utf8')),
+    certificate: readFileSync(join(pki, 'ca.crt'), 'utf8'),
+  };
+  const key = await createKey();
+  const certificate = await issue(authority, {
+    key,
+    commonName: NODE_USER,
+    organizations: ['system:nodes'],
+    ...(kind === 'serving' ? { ipAddresses: ['127.0.0.1'] } : {}),
+    days: (LEFT_SECONDS * 1000) / MILLISECONDS_PER_DAY,
+    usages: [kind === 'client' ? 'client' : 'server'],
+  });
+  agedUntil = Math.max(agedUntil, validityOf(certificate).notAfter.getTime());
+  writePair(identityFiles(agent.dataDirectory)[kind], { certificate, key: key.pem });
+}
+
+/** Fingerprint of the certificate that the agent's HTTPS endpoint shows. */
+async function servedFingerprint(): Promise<string> {
+  const { status } = await cluster.client().get(NODES, { name: 'host' });
+  const port = status?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
+  return new Promise((resolve, reject) => {
+    const socket = connect({ host: '127.0.0.1', port, rejectUnauthorized: false }, () => {
+      resolve(socket.getPeerCertificate().fingerprint256);
+      socket.destroy();
+    });
+    socket.once('error', reject);
+  });
+}
+
+test(
+  'a bootstrap token does not get the name of a host that is there, and the request says why',
+  async () => {
+    const before = (await requests('client')).length;
+    const { kubeconfig } = await cluster.createAgentBootstrap();
+    const connection = await loadConnection({ kubeconfigPath: kubeconfig });
+    const transport = new Transport(connection, { metrics: createMetrics() });
+    try {
+      const asked = requestCertificate(
+        new KubeClient(transport),
+        { nodeName: 'host', kind: 'client', ipAddresses: [], expirationSeconds: LIFETIME_SECONDS },
+        AbortSignal.timeout(STEP.deadlineMilliseconds),
+      );
+      await expect(asked).rejects.toThrow(
+        /was denied: NodeExists: a Node named host exists already: delete the Node first/,
+      );
+    } finally {
+      await transport.close();
+    }
+    const denied = (await requests('client'))[before];
+    expect(denied?.status?.certificate).toBeUndefined();
+    expect(denied?.status?.conditions).toMatchObject([
+      { type: 'Denied', status: 'True', reason: 'NodeExists' },
+    ]);
+    const { stdout } = await cluster.kubectl(['get', 'csr', denied?.metadata.name ?? '']);
+    expect(stdout).toMatch(/Denied$/m);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'the host lives on when those that it had before have ended',
+  async () => {
+    await waitFor(
+      'the Lease to be renewed after their end',
+      async () => {
+        const { spec } = await cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'host' });
+        return Date.parse(spec?.renewTime ?? '') > agedUntil;
+      },
+      STEP,
+    );
+    expect(await servedFingerprint()).toBe(new X509Certificate(await fresh('serving')).fingerprint256);
+  },
+  TEST_MILLISECONDS,
+);
