@@ -12,9 +12,11 @@ import type { Runtime, Task, TaskKind } from './runtime.ts';
 
 /** A download tells its progress this often at most: every telling is a write to the API server. */
 const PROGRESS_MILLISECONDS = 1_000;
-/** Before a machine's network is given up: as many checks, which repair, this far apart; all within the 5 s in which a fault is told. */
+/** Before a machine's network is given up: as many checks more, which repair, this far apart. */
 const HEAL_ATTEMPTS = 3;
 const HEAL_PAUSE_MILLISECONDS = 500;
+/** A fault that is still there after this is final. A check that finds packets lost takes 2 s: all ends within the 5 s in which a fault is told. */
+const HEAL_MILLISECONDS = 2_750;
 
 export interface Action {
   host: Host;
@@ -190,12 +192,13 @@ export const ACTIONS: Readonly<Record<TaskKind, (action: Action) => Promise<void
 async function connect(action: Action): Promise<GuestNetwork> {
   const { host, record } = action;
   const network = await attach(action);
+  const began = performance.now();
   for (let attempt = 1; ; attempt += 1) {
     const fault = networkFault(await host.monitor.checkOf(record.uid), record);
     if (fault === undefined) {
       break;
     }
-    if (attempt > HEAL_ATTEMPTS) {
+    if (attempt > HEAL_ATTEMPTS || performance.now() - began >= HEAL_MILLISECONDS) {
       throw new NetworkFaultError(fault);
     }
     await pause(HEAL_PAUSE_MILLISECONDS);

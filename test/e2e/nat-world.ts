@@ -21,14 +21,14 @@ const PROGRAMS = {
   'qemu-system-x86_64': 'qemu-system-x86',
 };
 
-/** Why NAT cannot be tested here; undefined when it can. */
+/** Why the network cannot be tested here; undefined when it can. */
 export function whyNotHere(): string | undefined {
-  if (process.getuid?.() !== 0) return 'NAT tests need root, for network namespaces of their own';
+  if (process.getuid?.() !== 0) return 'tests in network namespaces of their own need root';
   for (const [program, packageName] of Object.entries(PROGRAMS)) {
     try {
       execFileSync('which', [program], { stdio: 'ignore' });
     } catch {
-      return `NAT tests need ${program} (package ${packageName})`;
+      return `tests of the network need ${program} (package ${packageName})`;
     }
   }
   return undefined;

@@ -1,4 +1,4 @@
-/** What an operator said in its log and its metrics. */
+/** What an operator said in its log, and in its metrics, which agents have too. */
 import { readFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { text } from 'node:stream/consumers';
@@ -25,13 +25,16 @@ export function faultsIn(file: string): LogLine[] {
   );
 }
 
-/** The operator's metrics, as somebody who may read them sees them. */
-export async function readMetrics(cluster: Cluster, operator: OperatorProcess): Promise<string> {
+/** The metrics of an operator or agent, as somebody who may read them sees them. */
+export async function readMetrics(
+  cluster: Cluster,
+  { metricsUrl }: Pick<OperatorProcess, 'metricsUrl'>,
+): Promise<string> {
   const { stdout } = await cluster.kubectl(['create', 'token', READER, '-n', 'berth-system']);
   return new Promise((resolve, reject) => {
     const request = get(
-      operator.metricsUrl,
-      // The operator's own certificate is made anew at each start; what is tested here are the numbers.
+      metricsUrl,
+      // An operator's own certificate is made anew at each start; what is tested here are the numbers.
       {
         headers: { authorization: `Bearer ${stdout.trim()}` },
         agent: new Agent({ rejectUnauthorized: false }),
@@ -45,14 +48,20 @@ export async function readMetrics(cluster: Cluster, operator: OperatorProcess): 
   });
 }
 
-/** Makes the account that `readMetrics` uses. */
+/** Makes the account that `readMetrics` uses, for operators. */
 export async function allowMetrics(cluster: Cluster): Promise<void> {
   await cluster.kubectl(['create', 'serviceaccount', READER, '-n', 'berth-system']);
-  await cluster.kubectl([
-    'create',
-    'clusterrolebinding',
-    READER,
-    '--clusterrole=berth-metrics-reader',
-    `--serviceaccount=berth-system:${READER}`,
-  ]);
+  await bind(cluster, 'berth-metrics-reader');
+}
+
+/** The same account may read those of agents too. */
+export async function allowAgentMetrics(cluster: Cluster): Promise<void> {
+  const role = 'node-metrics-reader';
+  await cluster.kubectl(['create', 'clusterrole', role, '--verb=get', '--resource=nodes/metrics']);
+  await bind(cluster, role);
+}
+
+async function bind(cluster: Cluster, role: string): Promise<void> {
+  const binding = ['create', 'clusterrolebinding', `${READER}-${role}`, `--clusterrole=${role}`];
+  await cluster.kubectl([...binding, `--serviceaccount=berth-system:${READER}`]);
 }
