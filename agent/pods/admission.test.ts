@@ -60,8 +60,8 @@ describe('a host of four slots', () => {
 });
 
 test.each([
-  ['OutOfCpu', { cpuMillis: 4_001 }],
-  ['OutOfMemory', { memoryBytes: 4_097 }],
+  ['OutOfcpu', { cpuMillis: 4_001 }],
+  ['OutOfmemory', { memoryBytes: 4_097 }],
 ] as const)('%s', (reason, change) => {
   expect(admit(claim(change), [], [], CAPACITY)).toMatchObject({ kind: 'refused', reason });
 });

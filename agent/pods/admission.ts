@@ -1,4 +1,5 @@
 /** Admission like a kubelet's: what was bound to this host by a race, a stale view or by `spec.nodeName` is counted here again. */
+import type { RefusalReason } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Container, Pod } from '../../kube/core.ts';
@@ -23,7 +24,7 @@ export type Admission =
   | { kind: 'admitted' }
   /** A machine on its way out still holds what this one needs. */
   | { kind: 'wait'; message: string }
-  | { kind: 'refused'; reason: 'OutOfSlot' | 'OutOfCpu' | 'OutOfMemory' | 'PortTaken'; message: string };
+  | { kind: 'refused'; reason: RefusalReason; message: string };
 
 export function claimOf(pod: Pod): Claim {
   const claims = pod.spec.containers.map(claimOfContainer);
@@ -93,11 +94,11 @@ function refuse(
   }
   if (claim.cpuMillis > 0 && total('cpuMillis') + claim.cpuMillis > capacity.cpuMillis) {
     const left = capacity.cpuMillis - total('cpuMillis');
-    return refused('OutOfCpu', `${claim.cpuMillis}m cpu wanted, ${left}m of ${capacity.cpuMillis}m left`);
+    return refused('OutOfcpu', `${claim.cpuMillis}m cpu wanted, ${left}m of ${capacity.cpuMillis}m left`);
   }
   if (claim.memoryBytes > 0 && total('memoryBytes') + claim.memoryBytes > capacity.memoryBytes) {
     const left = capacity.memoryBytes - total('memoryBytes');
-    return refused('OutOfMemory', `${claim.memoryBytes} bytes of memory wanted, ${left} left`);
+    return refused('OutOfmemory', `${claim.memoryBytes} bytes of memory wanted, ${left} left`);
   }
   const taken = claim.ports.find((port) => others.some((other) => other.ports.includes(port)));
   return taken === undefined
@@ -105,9 +106,6 @@ function refuse(
     : refused('PortTaken', `port ${taken} belongs to another machine on this host`);
 }
 
-function refused(
-  reason: (Admission & { kind: 'refused' })['reason'],
-  message: string,
-): Admission & { kind: 'refused' } {
+function refused(reason: RefusalReason, message: string): Admission & { kind: 'refused' } {
   return { kind: 'refused', reason, message };
 }
