@@ -18,7 +18,7 @@ import { mergeDiff } from '../../mergepatch.ts';
 import type { VMMetrics } from '../../metrics.ts';
 import { recordTransition } from './events.ts';
 import { Executor } from './executor.ts';
-import { gatherFacts, terminated } from './facts.ts';
+import { gatherFacts, lostPlacement, terminated } from './facts.ts';
 import { observe, type Sources } from './observe.ts';
 import type { Observed } from './observed.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
@@ -105,11 +105,8 @@ export class VMReconciler {
   }
 
   /** Returns for how long the write is held back, undefined when it was done or there is none. */
-  private async writeStatus(
-    key: string,
-    { vm, now }: Observed,
-    status: VMStatus,
-  ): Promise<number | undefined> {
+  private async writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
+    const { vm } = observed;
     const patch = mergeDiff(vm.status, status);
     if (patch === undefined) {
       this.heldSince.delete(key);
@@ -120,11 +117,12 @@ export class VMReconciler {
       return remaining;
     }
     this.heldSince.delete(key);
-    await this.save(vm, status, patch, now);
+    await this.save(observed, status, patch);
     return undefined;
   }
 
-  private async save(vm: VM, status: VMStatus, patch: object, now: number): Promise<void> {
+  private async save(observed: Observed, status: VMStatus, patch: object): Promise<void> {
+    const { vm, now } = observed;
     try {
       await this.executor.writeStatus(vm, patch);
     } catch (error) {
@@ -134,7 +132,7 @@ export class VMReconciler {
       throw error;
     }
     this.options.metrics.observe(vm, vm.status, status, now);
-    recordTransition(this.options.recorder, vm, vm.status, status);
+    recordTransition(this.options.recorder, vm, status, lostPlacement(observed, status));
   }
 
   private remainingHold(key: string, vm: VM, status: VMStatus): number {

@@ -2,6 +2,7 @@
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
 import type { EventRecorder } from '../../../kube/events.ts';
+import type { LostPlacement } from './facts.ts';
 
 interface Story {
   readonly type: 'Normal' | 'Warning';
@@ -10,23 +11,38 @@ interface Story {
   readonly message: string;
 }
 
-/** Emits what changed between two statuses of a VM. */
+/** Emits what changed between a VM's last status and the next; `lost` says why a placement was given up, if one was. */
 export function recordTransition(
   recorder: EventRecorder,
   vm: VM,
-  last: VMStatus | undefined,
   next: VMStatus,
+  lost: LostPlacement | undefined,
 ): void {
-  for (const story of transitions(last, next)) {
+  const last = vm.status;
+  // A host that refuses at once is first seen in the status that already counts the next attempt.
+  const attempt = (lost === undefined ? next.attempt : last?.attempt) ?? 1;
+  const stories = [
+    ...placed(last, next, attempt),
+    ...givenUp(lost, attempt),
+    ...heldUp(last, next),
+    ...moved(last, next),
+  ];
+  for (const story of stories) {
     recorder.event(vm, story);
   }
 }
 
-function transitions(last: VMStatus | undefined, next: VMStatus): Story[] {
-  return [...placed(last, next), ...heldUp(last, next), ...moved(last, next)];
+/** The Pod, which says why, is gone soon, and the VM's next host does not know. */
+function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
+  if (lost === undefined) {
+    return [];
+  }
+  const where = lost.nodeName === undefined ? '' : ` on host ${lost.nodeName}`;
+  const message = `attempt ${attempt}${where} was given up: ${lost.message}`;
+  return [{ type: 'Warning', reason: lost.reason, action: 'Scheduling', message }];
 }
 
-function placed(last: VMStatus | undefined, { nodeName, attempt = 1 }: VMStatus): Story[] {
+function placed(last: VMStatus | undefined, { nodeName }: VMStatus, attempt: number): Story[] {
   return nodeName === undefined || nodeName === last?.nodeName
     ? []
     : [normal('Scheduled', 'Scheduling', `placed on host ${nodeName} (attempt ${attempt})`)];

@@ -3,7 +3,7 @@
  * how it ended. Conditions and phase are never read back.
  */
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
-import { machineSchema } from '../../../api/v1alpha1/machine.ts';
+import { machineSchema, REFUSAL_REASONS } from '../../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../../api/v1alpha1/names.ts';
 import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
 import type { ContainerState, Node, Pod } from '../../../kube/core.ts';
@@ -19,7 +19,7 @@ export interface Facts {
 export type Failure = NonNullable<VMStatus['failure']>;
 
 /** Reasons for which a VM that never ran is placed on another host. */
-const PLACE_ELSEWHERE = new Set(['PortTaken', 'OutOfSlot', 'OutOfcpu', 'OutOfmemory']);
+const PLACE_ELSEWHERE: ReadonlySet<string> = new Set(REFUSAL_REASONS);
 /** A VM is placed at most this many times again because its host refused it. */
 export const MAXIMUM_REPLACEMENTS = 3;
 /** What the API server says of a Pod that is being evicted, in the DisruptionTarget condition. */
@@ -77,6 +77,19 @@ function podEnd(observed: Observed, pod: Pod): End | undefined {
     return deletedBy(pod);
   }
   return hasEnded(pod) ? endOf(pod) : undefined;
+}
+
+export interface LostPlacement extends End {
+  /** Undefined when it was lost before it was bound. */
+  readonly nodeName: string | undefined;
+}
+
+/** Why the placement that the VM's status knows is given up for another; undefined while it is not. */
+export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): LostPlacement | undefined {
+  const { vm, pod } = observed;
+  const isGivenUp = attempt > (vm.status?.attempt ?? 1);
+  const end = isGivenUp && pod !== undefined ? podEnd(observed, pod) : undefined;
+  return end && { ...end, nodeName: pod?.spec.nodeName };
 }
 
 export function hasEnded(pod: Pod): boolean {
