@@ -52,9 +52,18 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
     if (isMissing(error) || isGone(error)) return undefined;
     throw error;
   }
-  // The command may hold spaces and brackets: fields are counted after the last ')'.
+  return startTimeIn(text);
+}
+
+/**
+ * Of a line of /proc/PID/stat; undefined for a zombie. A killed process looks like one as soon as its first thread has
+ * ended: it holds its files, ports and locks until the last of its threads has.
+ */
+export function startTimeIn(text: string): string | undefined {
+  // The command may hold spaces and brackets: fields are counted after the last ')'. 3 is state, 20 threads, 22 start time.
   const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
-  return fields[0] === 'Z' || fields[0] === 'X' ? undefined : fields[19];
+  const [state, threads] = [fields[0], fields[17]];
+  return state === 'X' || (state === 'Z' && threads === '1') ? undefined : fields[19];
 }
 
 async function startTimeFromPs(pid: number): Promise<string | undefined> {

@@ -7,6 +7,7 @@ import { closeSync, existsSync, openSync, readdirSync, readFileSync, writeFileSy
 import { mkdir, readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { startTimeIn } from '../../agent/machines/process.ts';
 import { isErrorCode } from '../support/errors.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -124,9 +125,7 @@ function linuxStartTime(pid: number): string | undefined {
     if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) return undefined;
     throw error;
   }
-  // The command's name, in parentheses, may hold spaces: fields are counted after it. 3 is state, 22 start time.
-  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
-  return fields[0] === 'Z' || fields[0] === 'X' ? undefined : fields[19];
+  return startTimeIn(text);
 }
 
 /** At the very end of this process, when nothing asynchronous runs any more: kills what is recorded. */

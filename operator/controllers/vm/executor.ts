@@ -8,11 +8,12 @@ import {
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Consistency } from '../../../kube/consistency.ts';
-import { type Pod, PODS } from '../../../kube/core.ts';
+import { type Node, type Pod, PODS } from '../../../kube/core.ts';
 import { type ApiError, isAlreadyExists, isForbidden, isInvalid, isNotFound } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { keyOf, type Ref, type Unsaved } from '../../../kube/objects.ts';
 import { FIELD_MANAGER, VMS } from '../../resources.ts';
+import { nodeOf } from './observe.ts';
 import type { Observed } from './observed.ts';
 import type { Findings } from './status.ts';
 import type { Write } from './steps/step.ts';
@@ -21,6 +22,7 @@ export interface ExecutorOptions {
   readonly client: KubeClient;
   readonly vms: Informer<VM>;
   readonly pods: Informer<Pod>;
+  readonly nodes: Informer<Node>;
   readonly consistency: Consistency;
 }
 
@@ -34,12 +36,14 @@ export class Executor {
   private readonly client: KubeClient;
   private readonly vms: Informer<VM>;
   private readonly pods: Informer<Pod>;
+  private readonly nodes: Informer<Node>;
   private readonly consistency: Consistency;
 
   constructor(options: ExecutorOptions) {
     this.client = options.client;
     this.vms = options.vms;
     this.pods = options.pods;
+    this.nodes = options.nodes;
     this.consistency = options.consistency;
   }
 
@@ -151,9 +155,11 @@ export class Executor {
 
   /** Ours if it carries the VM's uid (an orphaned Pod has lost its owner reference); never adopted otherwise. */
   private async existingPod(observed: Observed): Promise<Executed> {
-    const pod = await this.client.get(PODS, refTo(observed.vm));
+    const { client, nodes } = this;
+    const pod = await client.get(PODS, refTo(observed.vm));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
-      return { observed: this.withPod(observed, pod) };
+      // It may have been bound since: without its host, the host would be taken for one that is gone.
+      return { observed: { ...this.withPod(observed, pod), node: await nodeOf({ client, nodes }, pod) } };
     }
     const owner = pod.metadata.ownerReferences?.[0];
     const whose = owner === undefined ? "somebody else's Pod" : `a Pod of ${owner.kind} ${owner.name}`;

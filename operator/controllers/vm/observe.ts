@@ -51,7 +51,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
       named === undefined || isOurs
         ? undefined
         : 'the Pod of a deleted VM of the same name, which is still ending',
-    node: pod?.spec.nodeName === undefined ? undefined : await nodeOf(sources, pod.spec.nodeName),
+    node: await nodeOf(sources, pod),
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
     portHolder: (port) => sources.pods.cache.byIndex(PODS_BY_PORT, port).filter(isBound).map(keyOf)[0],
     hosts: () => sources.nodes.cache.list(),
@@ -75,8 +75,14 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
 }
 
 /** That a Node is gone gives its VMs up, so the server is asked before it is believed. */
-async function nodeOf({ client, nodes }: Sources, name: string): Promise<Node | undefined> {
-  return nodes.cache.get(name) ?? (await getOrUndefined(client, NODES, { name }));
+export async function nodeOf(
+  { client, nodes }: Pick<Sources, 'client' | 'nodes'>,
+  pod: Pod | undefined,
+): Promise<Node | undefined> {
+  const name = pod?.spec.nodeName;
+  return name === undefined
+    ? undefined
+    : (nodes.cache.get(name) ?? (await getOrUndefined(client, NODES, { name })));
 }
 
 async function getOrUndefined<T extends KubeObject>(

@@ -1,0 +1,249 @@
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { POD_FINALIZER, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
+import { LEASES, PODS } from '../../kube/core.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { startOperator } from '../cluster/operator.ts';
+import { ActingHost } from '../support/actinghost.ts';
+import { ApiProxy, type Write } from '../support/apiproxy.ts';
+import { faultsIn } from '../support/operatorlog.ts';
+import { PodHistory } from '../support/podhistory.ts';
+import { numbered, VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+import { KeptOperator } from './keptoperator.ts';
+
+const FLEET = { deadlineMilliseconds: 90_000 };
+const LEASE = { namespace: 'berth-system', name: 'berth-operator' };
+
+let cluster: Cluster;
+let proxy: ApiProxy;
+let operator: OperatorProcess | undefined;
+let history: PodHistory;
+let vms: VMs;
+let host: ActingHost;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-crash-${process.pid}` });
+  history = await PodHistory.start(cluster.client());
+  host = await ActingHost.join(cluster.client(), 'bare', { slots: 64 });
+  proxy = await ApiProxy.start(cluster, 'proxied');
+  vms = new VMs(cluster);
+});
+
+afterAll(async () => {
+  history?.stop();
+  await host?.silence();
+  await operator?.stop();
+  await proxy?.close();
+  await cluster?.stop();
+});
+
+async function start(): Promise<void> {
+  const config = { osx_node_platform_quota_pod: 64 };
+  operator = await startOperator(cluster.directory, proxy.kubeconfig, { config });
+}
+
+function ref(name: string): { namespace: string; name: string } {
+  return { namespace: vms.namespace, name };
+}
+
+/** kill -9 at that write. What is tested is how the next operator goes on, not how long a lease lasts: it need not wait for it. */
+async function killAtStop(): Promise<void> {
+  await proxy.untilStopped();
+  await operator?.kill('SIGKILL');
+  await operator?.stopped;
+  operator = undefined;
+  proxy.goOn('lost');
+  await cluster.client().delete(LEASES, LEASE);
+}
+
+function isVM(write: Write, name: string, subresource = ''): boolean {
+  return write.path.endsWith(`/vms/${name}${subresource}`);
+}
+
+function isPod(write: Write, name: string): boolean {
+  return write.path.endsWith(`/pods/${name}`);
+}
+
+async function bindAndRun(name: string): Promise<string> {
+  await host.waitForPod(ref(name));
+  await host.run(ref(name));
+  const { status } = await vms.waitForPhase(name, 'Running');
+  return status?.firstRunningTime ?? '';
+}
+
+async function deleteAndEnd(name: string, startedAt: string): Promise<void> {
+  await vms.delete(name);
+  await host.end(ref(name), startedAt);
+  await vms.waitUntilGone(name);
+}
+
+describe('kill -9 of the operator', () => {
+  /** Each test kills the one before; a test that failed may have left none. */
+  beforeEach(async () => {
+    if (operator === undefined) await start();
+  });
+
+  it('after the finalizer was written: one Pod is made, the VM runs', async () => {
+    proxy.stopAt('after', (write) => isVM(write, 'a') && write.body.includes(VM_FINALIZER));
+    await vms.create('a');
+    await killAtStop();
+    expect((await vms.get('a')).metadata.finalizers).toContain(VM_FINALIZER);
+    await expect(vms.pod('a')).rejects.toMatchObject({ status: 404 });
+    await start();
+    const startedAt = await bindAndRun('a');
+    expect(history.createdAs(vms.namespace, 'a')).toBe(1);
+    await deleteAndEnd('a', startedAt);
+  });
+
+  it('after the Pod was created: it is that one which runs', async () => {
+    proxy.stopAt('after', (write) => write.method === 'POST' && write.path.endsWith('/pods'));
+    await vms.create('b');
+    await killAtStop();
+    const { uid } = (await vms.pod('b')).metadata;
+    expect((await vms.get('b')).status).toBeUndefined();
+    await start();
+    const startedAt = await bindAndRun('b');
+    expect((await vms.pod('b')).metadata.uid).toBe(uid);
+    expect(history.createdAs(vms.namespace, 'b')).toBe(1);
+    await deleteAndEnd('b', startedAt);
+  });
+
+  it('after the Pod was bound, before the VM says so: it is that one which runs', async () => {
+    proxy.stopAt('before', (write) => isVM(write, 'c', '/status') && write.body.includes('"nodeName"'));
+    await vms.create('c');
+    await killAtStop();
+    expect((await vms.pod('c')).spec.nodeName).toBe(host.name);
+    expect((await vms.get('c')).status?.nodeName).toBeUndefined();
+    // The machine starts while nobody looks.
+    await host.run(ref('c'));
+    await start();
+    const startedAt = await bindAndRun('c');
+    expect(history.createdAs(vms.namespace, 'c')).toBe(1);
+    await deleteAndEnd('c', startedAt);
+  });
+
+  it('no-lost-disk: while its VM ran and lost its Pod unseen, the VM is Failed/PodDeleted and not made again', async () => {
+    proxy.stopAt('before', (write) => isVM(write, 'd', '/status') && write.body.includes('"nodeName"'));
+    await vms.create('d');
+    await killAtStop();
+    await host.run(ref('d'));
+    const startedAt = new Date().toISOString().replace(/\.\d{3}Z$/, 'Z');
+    await vms.deletePod('d');
+    await host.end(ref('d'), startedAt);
+    expect((await vms.pod('d')).metadata.finalizers).toEqual([POD_FINALIZER]);
+    await start();
+    const vm = await vms.waitForPhase('d', 'Failed', 'PodDeleted');
+    expect(vm.status?.firstRunningTime).toBeDefined();
+    await vms.waitUntilPodGone('d');
+    expect(history.createdAs(vms.namespace, 'd')).toBe(1);
+    await vms.delete('d');
+    await vms.waitUntilGone('d');
+  });
+
+  it('after the NAT failure was recorded, before the VM was deleted: it is deleted, nothing is left', async () => {
+    const record = '"failure":{"reason":"NATSelfHealFailed"';
+    proxy.stopAt('after', (write) => isVM(write, 'e', '/status') && write.body.includes(record));
+    await vms.create('e');
+    await host.waitForPod(ref('e'));
+    await host.fail(ref('e'), 'NATSelfHealFailed', 'no bridge');
+    await killAtStop();
+    const { metadata, status } = await vms.get('e');
+    expect(status?.failure).toMatchObject({ reason: 'NATSelfHealFailed' });
+    expect(metadata.deletionTimestamp).toBeUndefined();
+    await start();
+    await vms.waitUntilGone('e');
+    expect(history.createdAs(vms.namespace, 'e')).toBe(1);
+  });
+
+  it('before it told the Pod of a deleted VM to go: VM and Pod go', async () => {
+    await vms.create('f');
+    const startedAt = await bindAndRun('f');
+    proxy.stopAt('before', (write) => write.method === 'DELETE' && isPod(write, 'f'));
+    await vms.delete('f');
+    await killAtStop();
+    expect((await vms.pod('f')).metadata.deletionTimestamp).toBeUndefined();
+    await start();
+    await host.end(ref('f'), startedAt);
+    await vms.waitUntilGone('f');
+  });
+
+  it('after it told the Pod of a deleted VM to go: VM and Pod go', async () => {
+    await vms.create('g');
+    const startedAt = await bindAndRun('g');
+    proxy.stopAt('after', (write) => write.method === 'DELETE' && isPod(write, 'g'));
+    await vms.delete('g');
+    await killAtStop();
+    expect((await vms.get('g')).metadata.finalizers).toContain(VM_FINALIZER);
+    await host.end(ref('g'), startedAt);
+    await start();
+    await vms.waitUntilGone('g');
+  });
+
+  it('after it let the Pod of a deleted VM go: the VM goes', async () => {
+    await vms.create('h');
+    const startedAt = await bindAndRun('h');
+    proxy.stopAt('after', (write) => write.method === 'PATCH' && isPod(write, 'h'));
+    await vms.delete('h');
+    await host.end(ref('h'), startedAt);
+    await killAtStop();
+    await vms.waitUntilPodGone('h');
+    expect((await vms.get('h')).metadata.finalizers).toContain(VM_FINALIZER);
+    await start();
+    await vms.waitUntilGone('h');
+    expect(history.createdAs(vms.namespace, 'h')).toBe(1);
+  });
+
+  it('none of its writes was refused for want of a right or as invalid', async () => {
+    const { logFile } = operator ?? {};
+    expect(faultsIn(logFile ?? '')).toEqual([]);
+  });
+});
+
+describe('the API server', () => {
+  it('no-lost-disk: its answer is lost that the Pod was made, which runs meanwhile: it is that one', async () => {
+    if (operator === undefined) await start();
+    proxy.silence('/api/v1/pods');
+    proxy.stopAt('after', (write) => write.method === 'POST' && write.path.endsWith('/pods'));
+    await vms.create('i');
+    await proxy.untilStopped();
+    await host.waitForPod(ref('i'));
+    await host.run(ref('i'));
+    proxy.goOn('lost');
+    const { status } = await vms.waitForPhase('i', 'Running');
+    proxy.speak();
+    expect(status).toMatchObject({ attempt: 1, nodeName: host.name });
+    expect((await vms.pod('i')).metadata.deletionTimestamp).toBeUndefined();
+    await deleteAndEnd('i', status?.firstRunningTime ?? '');
+    expect(history.createdAs(vms.namespace, 'i')).toBe(1);
+  });
+
+  /** A client sees the server go; it looks and tries again, as any does. */
+  async function createOnce(name: string): Promise<boolean> {
+    const known = await vms.list();
+    if (known.every(({ metadata }) => metadata.name !== name)) await vms.create(name);
+    return true;
+  }
+
+  it('killed and started again while VMs are being made: all run, none is lost, none twice', async () => {
+    await operator?.stop();
+    await host.remove();
+    await cluster.addHosts(10);
+    const kept = await KeptOperator.start(cluster, { name: 'kept' });
+    const names = numbered('many', 30);
+    const requests = names.map((name) => waitFor(`VM ${name} to be made`, () => createOnce(name), FLEET));
+    const made = Promise.all(requests);
+    // Whatever else fails first is what the test fails for.
+    made.catch(() => undefined);
+    await waitFor('the first to run', async () => (await vms.names('Running')).length > 0, FLEET);
+    await cluster.component('kube-apiserver').restart('SIGKILL');
+    await made;
+    for (const name of names) await vms.waitForPhase(name, 'Running', undefined, FLEET);
+    await kept.stop();
+    const { items } = await cluster.client().list(PODS, { namespace: vms.namespace });
+    expect(items).toHaveLength(names.length);
+    const created = (name: string): number => history.createdAs(vms.namespace, name);
+    await waitFor('the history to reach the present', () => names.every((name) => created(name) > 0));
+    expect(names.filter((name) => created(name) > 1)).toEqual([]);
+    expect((await vms.list()).map(({ status }) => status?.attempt)).toEqual(names.map(() => 1));
+  });
+});
