@@ -1,0 +1,146 @@
+/** The places of an ARM host, with real aarch64 guests: never a machine more than the quota. */
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { NODES } from '../../kube/core.ts';
+import { conditionOf } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+import { freePort, page } from './qemu-guest.ts';
+import { BOOT, hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
+
+const TEST_MILLISECONDS = 600_000;
+/** Far less than a machine's start takes, so that none comes and goes unseen. */
+const COUNT_INTERVAL_MILLISECONDS = 100;
+const NAMES = ['a', 'b', 'c', 'd', 'e'];
+const FULL = 'no free host: 1 full (no free berth)';
+
+let world: World;
+let counter: HypervisorCounter;
+
+/** The greatest number of QEMU processes that were there at once. */
+class HypervisorCounter {
+  private most = 0;
+  private readonly timer: NodeJS.Timeout;
+  private failure: unknown;
+
+  constructor(folder: string) {
+    this.timer = setInterval(() => {
+      hypervisorsBelow(folder).then(
+        ({ length }) => {
+          this.most = Math.max(this.most, length);
+        },
+        (error: unknown) => {
+          this.failure = error;
+        },
+      );
+    }, COUNT_INTERVAL_MILLISECONDS);
+  }
+
+  /** From the start, or since this was last asked. */
+  greatest(): number {
+    if (this.failure !== undefined) throw this.failure;
+    const { most } = this;
+    this.most = 0;
+    return most;
+  }
+
+  stop(): void {
+    clearInterval(this.timer);
+  }
+}
+
+beforeAll(async () => {
+  world = await World.start({ name: 'host-quota', architecture: 'arm64', hosts: { host: '127.0.0.1' } });
+  counter = new HypervisorCounter(world.host('host').dataDirectory);
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => {
+  counter?.stop();
+  await world?.stop();
+});
+
+async function makeVM(name: string): Promise<void> {
+  await world.makeVM(name, { architecture: 'arm64', ports: [`${await freePort()}:80`] });
+}
+
+/** The only VM that does not run, which says that there is no place for it. */
+async function pending(): Promise<string> {
+  const [name = ''] = await waitFor(
+    'one VM alone to be Pending because the host is full',
+    async () => {
+      const vms = (await world.vms.list()).filter(({ status }) => status?.phase !== 'Running');
+      const message = vms[0] && conditionOf(vms[0], 'Scheduled')?.message;
+      return vms.length === 1 && message === FULL && vms.map(({ metadata }) => metadata.name);
+    },
+    BOOT,
+  );
+  return name;
+}
+
+async function slots(): Promise<(string | undefined)[]> {
+  const { status } = await world.cluster.client().get(NODES, { name: 'host' });
+  return [status?.capacity?.['berth.dev/slot'], status?.allocatable?.['berth.dev/slot']];
+}
+
+async function hypervisors(): Promise<number> {
+  return (await hypervisorsBelow(world.host('host').dataDirectory)).length;
+}
+
+async function guestIsUp(name: string): Promise<void> {
+  await waitFor(
+    `the guest of VM ${name} to be up`,
+    async () => (await world.kubectl('logs', name)).includes('berth-guest: ready'),
+    BOOT,
+  );
+}
+
+test(
+  'of five VMs four run, the fifth says why it waits, and it runs when another is deleted',
+  async () => {
+    expect(await slots()).toEqual(['4', '4']);
+    for (const name of NAMES) await makeVM(name);
+    const fifth = await pending();
+    expect(await world.vms.names('Running')).toHaveLength(4);
+    expect(await hypervisors()).toBe(4);
+    expect(conditionOf(await world.vms.get(fifth), 'Scheduled')).toMatchObject({
+      status: 'False',
+      reason: 'Unschedulable',
+      message: FULL,
+    });
+    const table = await world.kubectl('get', 'vm', '-o', 'wide');
+    expect(table).toMatch(new RegExp(`^${fifth} +Pending +False +.*${FULL.replace(/[()]/g, '\\$&')}`, 'm'));
+    expect(await world.kubectl('describe', 'vm', fifth)).toContain(FULL);
+
+    const [first = ''] = NAMES.filter((name) => name !== fifth);
+    await guestIsUp(first);
+    const { status } = await world.vms.get(first);
+    expect(await page(status?.endpoints?.[0]?.hostPort ?? 0)).toMatchObject({ architecture: 'aarch64' });
+    await world.kubectl('delete', 'vm', first);
+    await world.vms.waitForPhase(fifth, 'Running', undefined, BOOT);
+    expect(await hypervisors()).toBe(4);
+    expect(counter.greatest()).toBe(4);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a quota of 2 leaves the four that run alone, and new ones wait until fewer than two do',
+  async () => {
+    await world.operator.stop();
+    world.operator = await world.cluster.startOperator({ config: { osx_node_platform_quota_pod: 2 } });
+    await waitFor('two slots', async () => (await slots()).every((count) => count === '2'), STEP);
+    expect(await world.vms.names('Running')).toHaveLength(4);
+    expect(await hypervisors()).toBe(4);
+
+    const [one = '', two = '', three = ''] = await world.vms.names('Running');
+    await makeVM('next');
+    await Promise.all([guestIsUp(one), guestIsUp(two), guestIsUp(three)]);
+    await world.kubectl('delete', 'vm', one, two);
+    expect(await pending()).toBe('next');
+    expect(await hypervisors()).toBe(2);
+    expect(counter.greatest()).toBe(4);
+    await world.kubectl('delete', 'vm', three);
+    await world.vms.waitForPhase('next', 'Running', undefined, BOOT);
+    expect(await hypervisors()).toBe(2);
+    expect(counter.greatest()).toBe(2);
+  },
+  TEST_MILLISECONDS,
+);
