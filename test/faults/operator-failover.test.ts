@@ -1,0 +1,176 @@
+/** Two operators on one cluster: what users see when the one that leads is killed, stopped, or frozen and comes back. */
+import { isDeepStrictEqual } from 'node:util';
+import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
+import { DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { LEASES } from '../../kube/core.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { startOperator } from '../cluster/operator.ts';
+import { ApiProxy, type Write } from '../support/apiproxy.ts';
+import { faultsIn } from '../support/operatorlog.ts';
+import { numbered, VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+const LEASE = { namespace: 'berth-system', name: 'berth-operator' };
+/** What was promised: from the end of the leader until VMs run that were made meanwhile. */
+const AFTER_CRASH_MILLISECONDS = 15_000;
+const AFTER_CLEAN_STOP_MILLISECONDS = 2_000;
+
+let cluster: Cluster;
+let vms: VMs;
+let proxy: ApiProxy;
+let leader: OperatorProcess | undefined;
+let standby: OperatorProcess | undefined;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-failover-${process.pid}`, hosts: 5 });
+  proxy = await ApiProxy.start(cluster, 'proxied');
+  vms = new VMs(cluster);
+});
+
+afterEach(async () => {
+  proxy.goOn('lost');
+  for (const operator of [leader, standby]) {
+    await operator?.kill('SIGKILL');
+    await operator?.stopped;
+  }
+  await cluster.client().delete(LEASES, LEASE);
+});
+
+afterAll(async () => {
+  await proxy?.close();
+  await cluster?.stop();
+});
+
+/** One leads, through the proxy; the other's caches are warm. */
+async function startTwo(): Promise<[OperatorProcess, OperatorProcess]> {
+  leader = await startOperator(cluster.directory, proxy.kubeconfig, { name: 'leader' });
+  await waitForHolder((holder) => holder !== '');
+  standby = await cluster.startOperator({ name: 'standby' });
+  return [leader, standby];
+}
+
+async function waitForHolder(matches: (holder: string) => boolean): Promise<string> {
+  return waitFor('somebody to lead', async () => {
+    const { spec } = await cluster.client().get(LEASES, LEASE);
+    const holder = spec?.holderIdentity ?? '';
+    return matches(holder) && holder;
+  });
+}
+
+/** Resolves with how long it took from `began`. */
+async function millisecondsUntilAllRun(names: readonly string[], began: number): Promise<number> {
+  for (const name of names) await vms.waitForPhase(name, 'Running');
+  return performance.now() - began;
+}
+
+it('the leader killed: VMs that are made meanwhile run within 15 s', async () => {
+  const [first] = await startTwo();
+  const names = numbered('killed', 8);
+  const began = performance.now();
+  await first.kill('SIGKILL');
+  await vms.createMany(names);
+  expect(await millisecondsUntilAllRun(names, began)).toBeLessThan(AFTER_CRASH_MILLISECONDS);
+});
+
+it('the leader stopped cleanly: VMs that are made meanwhile run within 2 s', async () => {
+  const [first, second] = await startTwo();
+  const names = numbered('stopped', 4);
+  const began = performance.now();
+  await first.kill('SIGTERM');
+  await vms.createMany(names);
+  expect(await millisecondsUntilAllRun(names, began)).toBeLessThan(AFTER_CLEAN_STOP_MILLISECONDS);
+  await first.stopped;
+  expect(faultsIn(first.logFile)).toEqual([]);
+  expect(faultsIn(second.logFile)).toEqual([]);
+});
+
+/** The leader has sent these, and the API server gets them only when another has long led. */
+const LATE = {
+  pod: (write: Write) => write.method === 'POST' && write.body.includes('"name":"deleted-meanwhile"'),
+  power: (write: Write) => write.method === 'PATCH' && write.path.endsWith('/pods/stopped-meanwhile'),
+  deletion: (write: Write) => write.method === 'DELETE' && write.path.endsWith('/pods/made-again'),
+};
+
+async function powerOf(name: string): Promise<string> {
+  const text = (await vms.pod(name)).metadata.annotations?.[DESIRED_ANNOTATION] ?? '{}';
+  return (JSON.parse(text) as { power: string }).power;
+}
+
+async function setPower(name: string, powerState: 'Running' | 'Stopped'): Promise<void> {
+  await vms.patch(name, { powerState });
+}
+
+async function waitForPower(name: string, power: string): Promise<void> {
+  await waitFor(`the Pod of ${name} to say ${power}`, async () => (await powerOf(name)) === power);
+}
+
+/** Freezes the leader while three writes of its are on their way. */
+async function freezeAtWork(first: OperatorProcess): Promise<void> {
+  await vms.createMany(['stopped-meanwhile', 'made-again']);
+  await millisecondsUntilAllRun(['stopped-meanwhile', 'made-again'], 0);
+  proxy.stopAt('before', LATE.pod);
+  await vms.create('deleted-meanwhile');
+  await proxy.untilStopped();
+  await setPower('stopped-meanwhile', 'Stopped');
+  await vms.delete('made-again');
+  await waitFor('all three to be on their way', () =>
+    Object.values(LATE).every((matches) => proxy.writes.some(matches)),
+  );
+  await first.kill('SIGSTOP');
+}
+
+/** All that the late writes are about is no longer as it was. */
+async function lifeGoesOn(): Promise<void> {
+  await vms.waitForPhase('deleted-meanwhile', 'Running');
+  await vms.delete('deleted-meanwhile');
+  await waitForPower('stopped-meanwhile', 'Stopped');
+  await setPower('stopped-meanwhile', 'Running');
+  await waitForPower('stopped-meanwhile', 'Running');
+  await vms.waitUntilGone('made-again');
+  await vms.create('made-again');
+  await vms.waitForPhase('made-again', 'Running');
+  await vms.waitUntilGone('deleted-meanwhile');
+}
+
+async function versions(): Promise<(string | undefined)[]> {
+  const pods = await Promise.all(['stopped-meanwhile', 'made-again'].map((name) => vms.pod(name)));
+  const all = [...(await vms.list()), ...pods];
+  return all.map(({ metadata }) => metadata.resourceVersion);
+}
+
+/** Small changes of a status are written up to 500 ms later. */
+async function versionsAtRest(): Promise<(string | undefined)[]> {
+  let last = await versions();
+  const isAtRest = async (): Promise<boolean> => {
+    const [before, now] = [last, await versions()];
+    last = now;
+    return isDeepStrictEqual(before, now);
+  };
+  await waitFor('nothing to change any more', isAtRest, { intervalMilliseconds: 1_000 });
+  return last;
+}
+
+it('the leader frozen past its lease, then continued: it writes nothing more, and what was on its way changes nothing', async () => {
+  const [first, second] = await startTwo();
+  const before = await waitForHolder((holder) => holder !== '');
+  await freezeAtWork(first);
+  await waitForHolder((holder) => holder !== '' && holder !== before);
+  await lifeGoesOn();
+  const stood = await versionsAtRest();
+
+  const { length: sent } = proxy.writes;
+  await first.kill('SIGCONT');
+  await first.stopped;
+  expect(proxy.writes.slice(sent)).toEqual([]);
+
+  const late = proxy.writes.filter(({ status }) => status === undefined);
+  proxy.goOn('late');
+  await waitFor('the late writes to be answered', () => late.every(({ status }) => status !== undefined));
+  expect(late.filter(LATE.power).map(({ status }) => status)).toEqual([409]);
+  expect(late.filter(LATE.deletion).map(({ status }) => status)).toEqual([409]);
+  // Nothing can keep a Pod from being made whose name is free again. It goes, with whatever was begun for it.
+  expect(late.filter(LATE.pod).map(({ status }) => status)).toEqual([201]);
+  await vms.waitUntilGone('deleted-meanwhile');
+  expect(await versions()).toEqual(stood);
+  expect(faultsIn(second.logFile)).toEqual([]);
+});
