@@ -1,0 +1,173 @@
+/** The whole life of one VM with a real guest, as its user sees and steers it with kubectl. */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { waitFor } from '../support/wait.ts';
+import { freePort, page, tell } from './qemu-guest.ts';
+import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
+
+const TEST_MILLISECONDS = 600_000;
+
+let world: World;
+let port: number;
+
+beforeAll(async () => {
+  world = await World.start({ name: 'vm-life', architecture: 'amd64', hosts: { host: '127.0.0.1' } });
+  port = await freePort();
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => {
+  await world?.stop();
+});
+
+async function stampOf(name: 'restartedAt' | 'revertedAt', value: string): Promise<void> {
+  await world.vms.waitForVM(
+    'x',
+    `VM x to have ${name} ${value}`,
+    ({ status }) => status?.[name] === value,
+    BOOT,
+  );
+  await world.waitForCondition('Ready', 'x');
+}
+
+/** Answers no longer. */
+async function expectSilence(): Promise<void> {
+  await expect(fetch(`http://127.0.0.1:${port}/`)).rejects.toThrow('fetch failed');
+}
+
+/** `kubectl logs -f`, and what it has printed so far; it begins with the last line. */
+class Follower {
+  readonly process: ChildProcess;
+  text = '';
+
+  constructor() {
+    const { kubectlPath, kubeconfig } = world.cluster;
+    this.process = spawn(
+      kubectlPath,
+      ['--kubeconfig', kubeconfig, '-n', world.vms.namespace, 'logs', '-f', '--tail=1', 'x'],
+      {
+        stdio: ['ignore', 'pipe', 'inherit'],
+      },
+    );
+    this.process.stdout?.setEncoding('utf8').on('data', (text: string) => {
+      this.text += text;
+    });
+  }
+
+  async sees(text: string): Promise<void> {
+    await waitFor(`kubectl logs -f to print ${text}`, () => this.text.includes(text), STEP);
+  }
+}
+
+/** The console shows, as it happens, that the guest is asked to end. */
+async function expectPowerButton(act: () => Promise<unknown>): Promise<void> {
+  const follower = new Follower();
+  try {
+    await follower.sees('berth-guest: ready');
+    expect(follower.text).not.toContain('power button');
+    await act();
+    await follower.sees('berth-guest: power button');
+  } finally {
+    follower.process.kill('SIGKILL');
+  }
+}
+
+test(
+  'becomes Ready, answers through its reserved port, and tells its story and its console',
+  async () => {
+    await world.makeVM('x', { ports: [`${port}:80`], readiness: { type: 'Port', port: 80 } });
+    await world.waitForCondition('Ready', 'x');
+    expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64', cpus: '1' });
+    expect(await world.kubectl('logs', 'x')).toContain('berth-guest: ready');
+    const table = await world.kubectl('get', 'vm', 'x', '-o', 'wide');
+    expect(table).toMatch(/^x +Running +True +Running +host +127\.0\.0\.1 /m);
+    await world.expectStory('x', /Normal +Scheduled .*placed on host host \(attempt 1\)/);
+    await world.expectStory('x', /Normal +Running .*the machine runs/);
+    const endpoint = { name: `${port}-tcp`, protocol: 'TCP', hostPort: port, guestPort: 80 };
+    expect((await world.vms.get('x')).status?.endpoints).toEqual([endpoint]);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is suspended and goes on where it was',
+  async () => {
+    const before = await page(port);
+    await world.patch('x', { powerState: 'Suspended' });
+    await world.vms.waitForPhase('x', 'Suspended', undefined, STEP);
+    await expectSilence();
+    await world.patch('x', { powerState: 'Running' });
+    await world.waitForCondition('Ready', 'x');
+    expect(await page(port)).toMatchObject({ boot_id: before['boot_id'], boots: '1' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is stopped by its power button, which its console shows as it happens, and boots again from its disk',
+  async () => {
+    const before = await page(port);
+    expect(await tell(port, 'marker=kept')).toBe('saved\n');
+    await expectPowerButton(() => world.patch('x', { powerState: 'Stopped' }));
+    await world.vms.waitForPhase('x', 'Stopped', undefined, STEP);
+    await world.vms.waitForCondition('x', 'Ready', { status: 'False', reason: 'Stopped' });
+    await expectSilence();
+    await world.patch('x', { powerState: 'Running' });
+    await world.waitForCondition('Ready', 'x');
+    const after = await page(port);
+    expect(after).toMatchObject({ boots: '2', marker: 'kept' });
+    expect(after['boot_id']).not.toBe(before['boot_id']);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is restarted once for each time that is asked for',
+  async () => {
+    const restartRequestedAt = '2026-01-01T00:00:00Z';
+    await world.patch('x', { restartRequestedAt });
+    await stampOf('restartedAt', restartRequestedAt);
+    const after = await page(port);
+    expect(after).toMatchObject({ boots: '3', marker: 'kept' });
+    // The same time with another change of the VM, and seen by another operator.
+    await world.operator.stop();
+    world.operator = await world.cluster.startOperator();
+    await world.patch('x', { restartRequestedAt, ttlSecondsAfterFinished: 3600 });
+    const { metadata } = await world.vms.get('x');
+    await world.vms.waitForVM(
+      'x',
+      'the change to be observed',
+      ({ status }) => status?.observedGeneration === metadata.generation,
+      STEP,
+    );
+    expect(await page(port)).toEqual(after);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is Stopped, and says that its guest did it, when that powers off; reverted, it runs from the disk that it was made with',
+  async () => {
+    expect(await tell(port, 'poweroff')).toBe('done\n');
+    await world.vms.waitForPhase('x', 'Stopped', undefined, STEP);
+    await world.vms.waitForCondition('x', 'Ready', { status: 'False', reason: 'GuestShutdown' });
+    const revertRequestedAt = '2026-01-02T00:00:00Z';
+    await world.patch('x', { revertRequestedAt });
+    await stampOf('revertedAt', revertRequestedAt);
+    expect(await page(port)).toMatchObject({ boots: '1', marker: '' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is deleted: its guest ends in order, and of process, disk, port and Pod nothing is left when kubectl returns',
+  async () => {
+    const machine = await world.machine('x');
+    // Started again after its stop, for the one restart, and reverted.
+    expect((await world.vms.pod('x')).status?.containerStatuses?.[0]?.restartCount).toBe(3);
+    await expectPowerButton(() => world.kubectl('delete', 'vm', 'x'));
+    await machine.expectGone();
+    await expectSilence();
+    expect(await world.kubectl('get', 'pods,vms', '-o', 'name')).toBe('');
+  },
+  TEST_MILLISECONDS,
+);
