@@ -132,9 +132,10 @@ async function lifeGoesOn(): Promise<void> {
   await vms.waitUntilGone('deleted-meanwhile');
 }
 
+/** Of what the late writes are about. */
 async function versions(): Promise<(string | undefined)[]> {
-  const pods = await Promise.all(['stopped-meanwhile', 'made-again'].map((name) => vms.pod(name)));
-  const all = [...(await vms.list()), ...pods];
+  const names = ['stopped-meanwhile', 'made-again'];
+  const all = await Promise.all(names.flatMap((name) => [vms.get(name), vms.pod(name)]));
   return all.map(({ metadata }) => metadata.resourceVersion);
 }
 
@@ -158,10 +159,15 @@ it('the leader frozen past its lease, then continued: it writes nothing more, an
   await lifeGoesOn();
   const stood = await versionsAtRest();
 
+  // The first thing that it finds, before it can know that it leads no more, is work that nobody has done.
   const { length: sent } = proxy.writes;
+  await second.kill('SIGSTOP');
+  await vms.create('found');
+  await waitFor('the frozen one to be told', () => proxy.hasTold('"name":"found"'));
   await first.kill('SIGCONT');
   await first.stopped;
   expect(proxy.writes.slice(sent)).toEqual([]);
+  await second.kill('SIGCONT');
 
   const late = proxy.writes.filter(({ status }) => status === undefined);
   proxy.goOn('late');
@@ -171,6 +177,7 @@ it('the leader frozen past its lease, then continued: it writes nothing more, an
   // Nothing can keep a Pod from being made whose name is free again. It goes, with whatever was begun for it.
   expect(late.filter(LATE.pod).map(({ status }) => status)).toEqual([201]);
   await vms.waitUntilGone('deleted-meanwhile');
+  await vms.waitForPhase('found', 'Running');
   expect(await versions()).toEqual(stood);
   expect(faultsIn(second.logFile)).toEqual([]);
 });

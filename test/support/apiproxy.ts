@@ -30,11 +30,11 @@ interface Trap {
   matches: (write: Write) => boolean;
 }
 
-/** An answer on its way to the caller. */
-interface Answer {
+interface Watch {
   path: string;
-  from: IncomingMessage;
   to: ServerResponse;
+  /** While it is silent. */
+  held: Buffer[];
 }
 
 interface Stop {
@@ -52,8 +52,10 @@ export class ApiProxy {
   private readonly server: Server;
   private trap: Trap | undefined;
   private stop: Stop | undefined;
-  private readonly watches = new Set<Answer>();
+  private readonly watches = new Set<Watch>();
   private silent: string | undefined;
+  /** All that watches brought, in the order of its coming. */
+  private told = '';
 
   private constructor(cluster: Cluster, server: Server, name: string) {
     const authority = readFileSync(join(cluster.directory, 'pki', 'ca.crt'), 'utf8');
@@ -100,13 +102,16 @@ export class ApiProxy {
   /** Watches of this path bring nothing until `speak`, and then what they had to say meanwhile. */
   silence(path: string): void {
     this.silent = path;
-    for (const watch of this.watches) if (this.isSilent(watch)) watch.from.unpipe(watch.to);
   }
 
   speak(): void {
-    const held = [...this.watches].filter((watch) => this.isSilent(watch));
     this.silent = undefined;
-    for (const { from, to } of held) from.pipe(to);
+    for (const { held, to } of this.watches) for (const chunk of held.splice(0)) to.write(chunk);
+  }
+
+  /** Whether a watch has brought this to the operator's door; a frozen one finds it there. */
+  hasTold(text: string): boolean {
+    return this.told.includes(text);
   }
 
   async close(): Promise<void> {
@@ -121,9 +126,9 @@ export class ApiProxy {
     const { method = 'GET', url = '' } = request;
     const [path = '', query = ''] = url.split('?');
     if (method === 'GET') {
-      const watch = { path, from: await this.forward(request, undefined, response), to: response };
-      if (query.includes('watch=true')) this.keep(watch);
-      this.pipe(watch);
+      const answer = await this.forward(request, undefined, response);
+      if (query.includes('watch=true')) this.watch(path, answer, response);
+      else this.pipe(answer, response);
       return;
     }
     const body = await buffer(request);
@@ -139,7 +144,7 @@ export class ApiProxy {
     // A write that was refused has not happened; its caller tries again.
     const stop = (write.status ?? 0) < 300 ? this.spring('after', write) : undefined;
     if ((await stop?.fate) === 'lost') response.destroy();
-    else this.pipe({ path, from: answer, to: response });
+    else this.pipe(answer, response);
   }
 
   private spring(when: Trap['when'], write: Write): Stop | undefined {
@@ -150,20 +155,23 @@ export class ApiProxy {
     return this.stop;
   }
 
-  private keep(watch: Answer): void {
+  private watch(path: string, from: IncomingMessage, to: ServerResponse): void {
+    const watch: Watch = { path, to, held: [] };
     this.watches.add(watch);
-    watch.to.once('close', () => this.watches.delete(watch));
+    to.once('close', () => this.watches.delete(watch));
+    begin(from, to);
+    to.flushHeaders();
+    from.on('data', (chunk: Buffer) => {
+      this.told += chunk.toString('utf8');
+      if (path === this.silent) watch.held.push(chunk);
+      else to.write(chunk);
+    });
+    from.once('end', () => to.end());
   }
 
-  private isSilent(answer: Answer): boolean {
-    return this.watches.has(answer) && answer.path === this.silent;
-  }
-
-  private pipe(answer: Answer): void {
-    const { from, to } = answer;
-    to.writeHead(from.statusCode ?? 502, from.headers);
-    from.once('error', () => to.destroy());
-    if (!this.isSilent(answer)) from.pipe(to);
+  private pipe(from: IncomingMessage, to: ServerResponse): void {
+    begin(from, to);
+    from.pipe(to);
   }
 
   private forward(
@@ -189,4 +197,9 @@ export class ApiProxy {
       onward.end(body);
     });
   }
+}
+
+function begin(from: IncomingMessage, to: ServerResponse): void {
+  to.writeHead(from.statusCode ?? 502, from.headers);
+  from.once('error', () => to.destroy());
 }

@@ -1,0 +1,162 @@
+/**
+ * The agent killed without warning, the API server killed, the host cut off: with QEMU and real guests. The agent killed
+ * while a machine runs, a host's power cut and the death of QEMU are in test/e2e/agent-guest.test.ts.
+ */
+import { readdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { freePort, page } from '../e2e/qemu-guest.ts';
+import { hypervisorsBelow } from '../e2e/vm-world.ts';
+import { waitFor } from '../support/wait.ts';
+import { AgentWorld, BOOT, killAgent, tracesOn } from './agent-world.ts';
+
+/** A guest image may have to be made first. */
+const SET_UP_MILLISECONDS = 400_000;
+const TEST_MILLISECONDS = 300_000;
+
+const ends: (() => Promise<void> | void)[] = [];
+let world: AgentWorld;
+
+beforeAll(async () => {
+  world = await AgentWorld.start(ends);
+}, SET_UP_MILLISECONDS);
+
+afterEach(async () => {
+  world.link.mend();
+  world.downloads.flow();
+  await world.deleteAll();
+  await waitFor('nothing to be left', async () => (await tracesOn(world.one)).length === 0, BOOT);
+}, TEST_MILLISECONDS);
+
+afterAll(async () => {
+  for (const end of ends.toReversed()) await end();
+}, TEST_MILLISECONDS);
+
+function hypervisors(agent = world.one): Promise<number[]> {
+  return hypervisorsBelow(agent.dataDirectory);
+}
+
+describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
+  const on = { placement: { node: 'one' } };
+
+  test('in Pulling: the image is fetched again, what was half fetched is gone, and the machine runs', async () => {
+    world.downloads.getStuck();
+    await world.makeVM('pulling', on);
+    await world.downloads.waitForStuck();
+    await world.waitForMachine('pulling', 'Pulling');
+    await killAgent(world.one);
+    expect(await readdir(join(world.one.dataDirectory, 'images', 'partial'))).toHaveLength(1);
+    world.downloads.flow();
+    await world.one.startAgain();
+    await world.waitUntilReady('pulling');
+    expect(await hypervisors()).toHaveLength(1);
+    expect(await readdir(join(world.one.dataDirectory, 'images', 'partial'))).toEqual([]);
+    expect((await world.vms.get('pulling')).status).toMatchObject({ attempt: 1 });
+  });
+
+  test('one-machine: in Starting: one machine runs, not two and not none', async () => {
+    await world.makeVM('starting', on);
+    await world.waitForStart('starting', world.one);
+    await killAgent(world.one);
+    expect((await world.vms.get('starting')).status?.firstRunningTime).toBeUndefined();
+    await world.one.startAgain();
+    await world.waitUntilReady('starting');
+    expect(await hypervisors()).toHaveLength(1);
+    expect((await world.vms.get('starting')).status).toMatchObject({ attempt: 1 });
+  });
+
+  test('no-orphan: in Terminating: the machine ends, and nothing of it remains', async () => {
+    await world.makeVM('terminating', on);
+    await world.waitUntilReady('terminating');
+    await world.vms.delete('terminating');
+    await world.waitForMachine('terminating', 'Terminating');
+    await killAgent(world.one);
+    expect((await world.vms.get('terminating')).status?.phase).toBe('Terminating');
+    await world.one.startAgain();
+    await world.vms.waitUntilGone('terminating', BOOT);
+    expect(await hypervisors()).toEqual([]);
+    expect(await tracesOn(world.one)).toEqual([]);
+  });
+});
+
+describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
+  async function factsOf(name: string): Promise<object> {
+    const [vm, pod] = await Promise.all([world.vms.get(name), world.vms.pod(name)]);
+    const { attempt, firstRunningTime, nodeName } = vm.status ?? {};
+    return { attempt, firstRunningTime, nodeName, pod: pod.metadata.uid };
+  }
+
+  async function makeServingVM(name: string, spec: object = {}): Promise<number> {
+    const port = await freePort();
+    await world.makeVM(name, { ports: [`${port}:80`], ...spec });
+    await world.waitUntilReady(name);
+    return port;
+  }
+
+  async function bootOf(port: number): Promise<string | undefined> {
+    return (await page(port))['boot_id'];
+  }
+
+  /** Asks again and again; each time the same boot of the guest must answer. */
+  async function expectServingDuring(work: Promise<unknown>, port: number): Promise<void> {
+    const boot = await bootOf(port);
+    const over = new AbortController();
+    const end = work.finally(() => over.abort());
+    const answers: string[] = [];
+    const ask = async (): Promise<boolean> => {
+      answers.push(await fetch(`http://127.0.0.1:${port}/`).then((response) => response.text(), String));
+      return over.signal.aborted;
+    };
+    await Promise.all([end, waitFor('the end of the work', ask, BOOT)]);
+    expect(answers.filter((answer) => !answer.includes(`boot_id=${boot}`))).toEqual([]);
+  }
+
+  test('patient: the API server killed while one machine runs and another starts: one runs on, the other runs too', async () => {
+    const port = await makeServingVM('kept', { placement: { node: 'one' } });
+    const [facts, [machine]] = [await factsOf('kept'), await hypervisors()];
+    await world.makeVM('begun', { placement: { node: 'one' } });
+    await world.waitForStart('begun', world.one);
+    await expectServingDuring(world.cluster.component('kube-apiserver').restart('SIGKILL'), port);
+    await world.waitUntilReady('begun');
+    await world.waitUntilReady('kept');
+    expect(await factsOf('kept')).toEqual(facts);
+    expect(await hypervisors()).toHaveLength(2);
+    expect(await hypervisors()).toContain(machine);
+    expect(await factsOf('begun')).toMatchObject({ attempt: 1 });
+  });
+
+  test('one-machine, no-lost-disk: a host lost for longer than hostLostTimeout, then back', async () => {
+    await world.cluster.kubectl(['cordon', 'two']);
+    const port = await makeServingVM('ran');
+    const [facts, [machine], boot] = [await factsOf('ran'), await hypervisors(), await bootOf(port)];
+    await world.makeVM('unseen');
+    await world.waitForStart('unseen', world.one);
+    world.link.cut();
+    await world.cluster.kubectl(['uncordon', 'two']);
+
+    // What nobody saw run is destroyed by its host before another host gets it.
+    await waitFor('the machine that nobody sees', async () => (await hypervisors()).length === 2);
+    await waitFor('it to be destroyed', async () => (await hypervisors()).length === 1, BOOT);
+    expect(world.history.createdAs(world.vms.namespace, 'unseen')).toBe(1);
+    await world.waitUntilReady('unseen');
+    expect(await factsOf('unseen')).toMatchObject({ attempt: 2, nodeName: 'two' });
+    expect(await hypervisors(world.two)).toHaveLength(1);
+
+    // What ran is lost to the cluster, and runs on.
+    await world.vms.waitForPhase('ran', 'Failed');
+    await world.vms.waitForCondition('ran', 'Ready', { status: 'False', reason: 'HostLost' });
+    expect(await factsOf('ran')).toEqual(facts);
+    expect((await world.vms.pod('ran')).metadata.deletionTimestamp).toBeUndefined();
+    expect(await bootOf(port)).toBe(boot);
+
+    world.link.mend();
+    await world.vms.waitForPhase('ran', 'Running', undefined, BOOT);
+    await world.waitUntilReady('ran');
+    expect(await factsOf('ran')).toEqual(facts);
+    expect(await hypervisors()).toEqual([machine]);
+    await waitFor(
+      'the rest of the other to be removed',
+      async () => (await tracesOn(world.one)).length === 2,
+    );
+  });
+});

@@ -1,0 +1,245 @@
+/** Two hosts with real guests, one of which can be cut off from the API server, and Images whose download can get stuck. */
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { readdir, readFile, writeFile } from 'node:fs/promises';
+import { createServer, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
+import { guestImage } from '../../hack/guest-image.ts';
+import { isMissing } from '../../agent/machines/folder.ts';
+import type { MachineRecord } from '../../agent/pods/record.ts';
+import { IMAGES } from '../../operator/resources.ts';
+import { AgentProcess, endMachines } from '../cluster/agent.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { startTimeOf } from '../cluster/processes.ts';
+import { PodHistory } from '../support/podhistory.ts';
+import { VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+import { KeptOperator } from './keptoperator.ts';
+import { Link } from './link.ts';
+
+/**
+ * The design's order of times, shortened: a host gives up machines that nobody saw run well before the operator places
+ * their VMs again. All are longer than the 10 s between two renewals of a host's Lease.
+ */
+const FENCE_SECONDS = 12;
+const GRACE_SECONDS = 15;
+const HOST_LOST_SECONDS = 5;
+const AGENT_CONFIG = {
+  architecture: 'amd64',
+  cpuOvercommit: 8,
+  images: { allowLoopbackHttp: true },
+  fenceAfterSeconds: FENCE_SECONDS,
+};
+/** An emulated guest on a busy machine; on an idle one it takes 5 s. */
+export const BOOT = { deadlineMilliseconds: 90_000, intervalMilliseconds: 100 };
+/** A state that lasts for less than a second is to be caught in it. */
+const CATCH = { deadlineMilliseconds: 60_000, intervalMilliseconds: 5 };
+
+export class AgentWorld {
+  readonly cluster: Cluster;
+  readonly vms: VMs;
+  readonly history: PodHistory;
+  readonly downloads: Downloads;
+  /** Of host `one`. */
+  readonly link: Link;
+  readonly one: AgentProcess;
+  readonly two: AgentProcess;
+
+  private constructor(parts: Pick<AgentWorld, 'cluster' | 'history' | 'downloads' | 'link' | 'one' | 'two'>) {
+    this.cluster = parts.cluster;
+    this.vms = new VMs(parts.cluster);
+    this.history = parts.history;
+    this.downloads = parts.downloads;
+    this.link = parts.link;
+    this.one = parts.one;
+    this.two = parts.two;
+  }
+
+  /** Every part that was started is in `ends` before the next one is: run from the last to the first, they leave nothing. */
+  static async start(ends: (() => Promise<void> | void)[]): Promise<AgentWorld> {
+    const image = await guestImage('amd64', (text) => process.stderr.write(`guest image: ${text}\n`));
+    const downloads = await Downloads.serve(await readFile(image));
+    ends.push(() => downloads.close());
+    const cluster = await startCluster({
+      name: `agent-crash-${process.pid}`,
+      nodeMonitorGracePeriodSeconds: GRACE_SECONDS,
+    });
+    ends.push(() => cluster.stop());
+    const history = await PodHistory.start(cluster.client());
+    ends.push(() => history.stop());
+    const config = { hostLostTimeoutSeconds: HOST_LOST_SECONDS };
+    const operator = await KeptOperator.start(cluster, { config });
+    ends.push(() => operator.stop());
+    const link = await Link.to(Number(new URL(cluster.server).port));
+    ends.push(() => link.close());
+    ends.push(() => endMachines(cluster.directory));
+    const bootstrapKubeconfig = await bootstrapOver(link, cluster);
+    const hosts = await Promise.all([
+      AgentProcess.start(cluster, { nodeName: 'one', config: { ...AGENT_CONFIG, bootstrapKubeconfig } }),
+      AgentProcess.start(cluster, { nodeName: 'two', config: { ...AGENT_CONFIG, address: '127.0.0.2' } }),
+    ]);
+    ends.push(async () => void (await Promise.all(hosts.map((host) => host.stop()))));
+    const [one, two] = hosts;
+    return new AgentWorld({ cluster, history, downloads, link, one, two });
+  }
+
+  /** Its own Image, so that no earlier test has left it on a host. */
+  async makeVM(name: string, spec: { ports?: string[]; placement?: { node: string } } = {}): Promise<void> {
+    const metadata = { name, namespace: this.vms.namespace };
+    await this.cluster
+      .client()
+      .create(IMAGES, { metadata, spec: { source: { http: this.downloads.next() } } });
+    const port = spec.ports === undefined ? {} : { readiness: { type: 'Port' as const, port: 80 } };
+    await this.vms.create(name, { image: name, cpu: 1, memory: '256Mi', ...port, ...spec });
+  }
+
+  async waitUntilReady(name: string): Promise<void> {
+    await this.vms.waitForCondition(name, 'Ready', { status: 'True' }, BOOT);
+  }
+
+  async deleteVM(name: string): Promise<void> {
+    await this.vms.delete(name);
+    await this.vms.waitUntilGone(name, BOOT);
+  }
+
+  async deleteAll(): Promise<void> {
+    for (const { metadata } of await this.vms.list()) await this.vms.delete(metadata.name);
+    for (const { metadata } of await this.vms.list()) await this.vms.waitUntilGone(metadata.name, BOOT);
+  }
+
+  /** Resolves when the agent has said to its disk, and to nobody else yet, that it starts the machine. */
+  async waitForStart(name: string, agent: AgentProcess): Promise<void> {
+    await waitFor(
+      `the machine of VM ${name} to be started`,
+      async () => {
+        const record = (await recordsOf(agent)).find(({ key }) => key === `${this.vms.namespace}/${name}`);
+        return record?.startedWith !== undefined;
+      },
+      CATCH,
+    );
+  }
+
+  /** Of the machine's Pod condition or, before it runs, the container's waiting. */
+  async waitForMachine(name: string, reason: string): Promise<void> {
+    await waitFor(
+      `the machine of VM ${name} to be ${reason}`,
+      async () => {
+        const { status } = await this.vms.pod(name);
+        const said = status?.conditions?.find(({ type }) => type === 'berth.dev/Machine')?.reason;
+        return [said, status?.containerStatuses?.[0]?.state?.waiting?.reason].includes(reason);
+      },
+      CATCH,
+    );
+  }
+}
+
+/** kill -9, and nothing is left of it. */
+export async function killAgent(agent: AgentProcess): Promise<void> {
+  const { pid } = agent;
+  const startTime = await startTimeOf(pid);
+  await agent.kill('SIGKILL');
+  await waitFor('the agent to be gone', async () => (await startTimeOf(pid)) !== startTime);
+}
+
+async function recordsOf({ dataDirectory }: AgentProcess): Promise<MachineRecord[]> {
+  const folder = join(dataDirectory, 'pods');
+  const names = (await readdir(folder)).filter((name) => name.endsWith('.json'));
+  const texts = await Promise.all(names.map((name) => textOf(join(folder, name))));
+  return texts.filter((text) => text !== undefined).map((text) => JSON.parse(text) as MachineRecord);
+}
+
+async function textOf(file: string): Promise<string | undefined> {
+  try {
+    return await readFile(file, 'utf8');
+  } catch (error) {
+    if (isMissing(error)) return undefined;
+    throw error;
+  }
+}
+
+/** What a host holds of machines: records, folders, half-fetched images. */
+export async function tracesOn({ dataDirectory }: AgentProcess): Promise<string[]> {
+  const folders = ['pods', 'machines', 'images/partial'];
+  const found = await Promise.all(
+    folders.map(async (folder) =>
+      (await readdir(join(dataDirectory, folder))).map((name) => `${folder}/${name}`),
+    ),
+  );
+  return found.flat();
+}
+
+async function bootstrapOver(link: Link, cluster: Cluster): Promise<string> {
+  const { kubeconfig } = await cluster.createAgentBootstrap();
+  const text = await readFile(kubeconfig, 'utf8');
+  const path = join(cluster.directory, 'bootstrap-over-link.kubeconfig');
+  await writeFile(path, text.replace(cluster.server, link.addressOf(cluster.server)), { mode: 0o600 });
+  return path;
+}
+
+/** A web server with the guest image under any number of digests. */
+export class Downloads {
+  private readonly image: Buffer;
+  private readonly server: Server;
+  private readonly stuck = new Set<ServerResponse>();
+  private isStuck = false;
+  private count = 0;
+
+  private constructor(image: Buffer, server: Server) {
+    this.image = image;
+    this.server = server;
+    server.on('request', ({ url = '' }, response) =>
+      this.answer(this.version(Number(url.slice(1))), response),
+    );
+  }
+
+  static async serve(image: Buffer): Promise<Downloads> {
+    const server = createServer();
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    return new Downloads(image, server);
+  }
+
+  /** An image that nobody has fetched yet. */
+  next(): { url: string; sha256: string } {
+    this.count += 1;
+    const { port } = this.server.address() as AddressInfo;
+    const sha256 = createHash('sha256').update(this.version(this.count)).digest('hex');
+    return { url: `http://127.0.0.1:${port}/${this.count}`, sha256 };
+  }
+
+  /** From now on downloads get half of their image and then nothing more. */
+  getStuck(): void {
+    this.isStuck = true;
+  }
+
+  async waitForStuck(): Promise<void> {
+    await waitFor('a download to be stuck', () => this.stuck.size > 0);
+  }
+
+  /** Those that are stuck remain so. */
+  flow(): void {
+    this.isStuck = false;
+  }
+
+  close(): void {
+    this.server.closeAllConnections();
+    this.server.close();
+  }
+
+  /** Zeros behind a qcow2 image mean nothing. */
+  private version(number: number): Buffer {
+    return Buffer.concat([this.image, Buffer.alloc(number * 512)]);
+  }
+
+  private answer(image: Buffer, response: ServerResponse): void {
+    response.setHeader('Content-Length', image.length);
+    if (!this.isStuck) {
+      response.end(image);
+      return;
+    }
+    this.stuck.add(response);
+    response.once('close', () => this.stuck.delete(response));
+    response.write(image.subarray(0, image.length / 2));
+  }
+}
