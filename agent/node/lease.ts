@@ -10,6 +10,8 @@ const LEASE_NAMESPACE = 'kube-node-lease';
 const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
+/** A kubelet's proportion: with a shorter fence the Lease is renewed more often, or the host would be fenced in between. */
+const RENEWALS_PER_FENCE = 4;
 /** Shorter than the time between renewals, so that a hanging request does not cost one. */
 const REQUEST_MILLISECONDS = 8_000;
 /** How finely the time since the last renewal is looked at. */
@@ -31,6 +33,7 @@ export interface LeaseOptions {
 export class NodeLease {
   readonly #options: LeaseOptions;
   readonly #monotonic: () => number;
+  readonly #renewMilliseconds: number;
   #renewedAt: number;
   #fenced = false;
 
@@ -38,6 +41,10 @@ export class NodeLease {
     this.#options = options;
     this.#monotonic = options.monotonic ?? (() => performance.now());
     this.#renewedAt = this.#monotonic();
+    this.#renewMilliseconds = Math.min(
+      RENEW_MILLISECONDS,
+      options.fenceAfterMilliseconds / RENEWALS_PER_FENCE,
+    );
   }
 
   get fenced(): boolean {
@@ -52,7 +59,8 @@ export class NodeLease {
         const hadOwner = this.#options.node() !== undefined;
         const renewed = await this.#renew(signal);
         // A Lease written before the Node was there has no owner yet, and would outlive it.
-        await pause(renewed && hadOwner ? RENEW_MILLISECONDS : RETRY_MILLISECONDS, signal);
+        const retry = Math.min(RETRY_MILLISECONDS, this.#renewMilliseconds);
+        await pause(renewed && hadOwner ? this.#renewMilliseconds : retry, signal);
       }
     } catch (error) {
       if (!signal.aborted) {
@@ -80,7 +88,7 @@ export class NodeLease {
         fieldManager: FIELD_MANAGER,
         force: true,
         signal,
-        deadlineMilliseconds: REQUEST_MILLISECONDS,
+        deadlineMilliseconds: Math.min(REQUEST_MILLISECONDS, this.#renewMilliseconds),
       });
     } catch (error) {
       if (!signal.aborted) {

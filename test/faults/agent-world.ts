@@ -20,10 +20,10 @@ import { Link } from './link.ts';
 
 /**
  * The design's order of times, shortened: a host gives up machines that nobody saw run well before the operator places
- * their VMs again. All are longer than the 10 s between two renewals of a host's Lease.
+ * their VMs again. A host's Lease is renewed four times in the first of them.
  */
-const FENCE_SECONDS = 12;
-const GRACE_SECONDS = 15;
+const FENCE_SECONDS = 8;
+const GRACE_SECONDS = 10;
 const HOST_LOST_SECONDS = 5;
 const AGENT_CONFIG = {
   architecture: 'amd64',
