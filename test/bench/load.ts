@@ -1,12 +1,9 @@
 /** The load: creates VMs and waits until the API server shows all of them Running. */
 import { pino } from 'pino';
-import type { VM } from '../../api/v1alpha1/vm.ts';
-import { VM_RESOURCE } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Informer } from '../../kube/informer.ts';
-import { resource } from '../../kube/objects.ts';
-
-export const VMS = resource<VM>(VM_RESOURCE);
+import { VMS } from '../../operator/resources.ts';
+import { quantile } from './report.ts';
 
 /** More clients than this at once only fill the API server's queue. */
 const CREATORS = 16;
@@ -71,7 +68,6 @@ async function createAll(
 const SPEC = { image: 'registry.example/guest:latest', cpu: 1, memory: '1Gi' };
 
 function summary(milliseconds: number, latencies: number[]): Times {
-  latencies.sort((a, b) => a - b);
-  const quantile = (part: number): number => (latencies[Math.floor(latencies.length * part)] ?? 0) / 1000;
-  return { totalSeconds: milliseconds / 1000, p50Seconds: quantile(0.5), p99Seconds: quantile(0.99) };
+  const seconds = (part: number): number => quantile(latencies, part) / 1000;
+  return { totalSeconds: milliseconds / 1000, p50Seconds: seconds(0.5), p99Seconds: seconds(0.99) };
 }

@@ -1,4 +1,5 @@
 /** The benchmark's result as a table for people; the same numbers are printed as JSON. */
+import type { Starts } from './agent.ts';
 import type { Times } from './load.ts';
 
 export interface Run extends Times {
@@ -13,7 +14,7 @@ export interface Run extends Times {
   idleWrites: Record<string, number>;
 }
 
-export interface Result {
+export interface Fleet {
   vms: number;
   hosts: number;
   operator: Run;
@@ -24,11 +25,12 @@ export interface Result {
  * What is to be reached. The time is that of an operator on Go's usual framework that only does the scheduling part, measured on two
  * idle cores: on another machine, or a busy one, only the ratio to the floor says something.
  */
-export const TARGETS = {
+const TARGETS = {
   totalSeconds: 11.8,
   ownWritesPerVM: 4,
   idleWrites: 0,
   peakMegabytes: 150,
+  addedMilliseconds: 300,
 } as const;
 
 type Row = readonly [label: string, value: (run: Run) => string, target: string];
@@ -47,7 +49,7 @@ const ROWS: readonly Row[] = [
   ['writes when idle', (run) => String(sum(run.idleWrites)), String(TARGETS.idleWrites)],
 ];
 
-export function table({ vms, hosts, operator, floor }: Result): string {
+export function fleetTable({ vms, hosts, operator, floor }: Fleet): string {
   const title = [`${vms} VMs on ${hosts} simulated hosts`, 'operator', 'floor', 'target'];
   const lines = ROWS.map(([label, value, target]) => [label, value(operator), value(floor), target]);
   const kinds = Object.keys(operator.writesPerVM).toSorted();
@@ -60,8 +62,33 @@ export function table({ vms, hosts, operator, floor }: Result): string {
   return format([title, ...lines, ...writes]);
 }
 
+/** Of a real guest; what the agent adds is the difference of the medians. */
+export function startsTable({ agent, byHand }: Starts): string {
+  const row = (label: string, values: readonly number[]): string[] => [
+    label,
+    ...[0, 0.5, 0.9].map((part) => milliseconds(quantile(values, part))),
+    '',
+  ];
+  const added = quantile(agent, 0.5) - quantile(byHand, 0.5);
+  return format([
+    [`start of a guest, ${agent.length} runs`, 'least', 'median', 'p90', 'target'],
+    row('Pod bound to kernel', agent),
+    row('QEMU by hand to kernel', byHand),
+    ['added by the agent', '', milliseconds(added), '', `at most ${TARGETS.addedMilliseconds} ms`],
+  ]);
+}
+
+/** The value below which this part of them lies. */
+export function quantile(values: readonly number[], part: number): number {
+  return values.toSorted((a, b) => a - b)[Math.floor(values.length * part)] ?? Number.NaN;
+}
+
+function milliseconds(value: number): string {
+  return `${value.toFixed(0)} ms`;
+}
+
 /** Columns side by side, the first to the left. */
-export function format(rows: readonly string[][]): string {
+function format(rows: readonly string[][]): string {
   const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => row[column]?.length ?? 0)));
   return rows
     .map((row) =>
@@ -73,7 +100,7 @@ export function format(rows: readonly string[][]): string {
     .join('\n');
 }
 
-export function sum(counts: Record<string, number>): number {
+function sum(counts: Record<string, number>): number {
   return Object.values(counts).reduce((total, count) => total + count, 0);
 }
 

@@ -1,0 +1,151 @@
+/** What the agent adds to a machine's start: from Pod bound to the guest's kernel, beside the same QEMU command by hand. */
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { copyFile, mkdir, readFile, readlink } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { pino } from 'pino';
+import { FILES } from '../../agent/machines/folder.ts';
+import { guestImage } from '../../hack/guest-image.ts';
+import { type Pod, PODS } from '../../kube/core.ts';
+import { Informer } from '../../kube/informer.ts';
+import { IMAGES, VMS } from '../../operator/resources.ts';
+import { AgentProcess, endMachines } from '../cluster/agent.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { waitFor } from '../support/wait.ts';
+
+const NAMESPACE = 'platform-default';
+/** The first that a Linux kernel says on its console. */
+const KERNEL_STARTED = 'Linux version';
+/** An emulated guest takes 2 s. */
+const START = { deadlineMilliseconds: 60_000, intervalMilliseconds: 2 };
+/** One guest at a time, but the host counts its processors before it is asked. */
+const CPU_OVERCOMMIT = 8;
+
+/** In milliseconds, one of each per run. */
+export interface Starts {
+  /** From the watch telling that the Pod is bound to the guest's kernel. */
+  agent: number[];
+  /** From the start of QEMU to the guest's kernel. */
+  byHand: number[];
+}
+
+/** Starts a guest by the agent and then by hand, in turns, so that whatever else the machine does meets both. */
+export async function measureStarts(runs: number): Promise<Starts> {
+  const image = await guestImage('amd64', (text) => process.stderr.write(`guest image: ${text}\n`));
+  const cluster = await startCluster({ name: 'bench-agent', operator: true });
+  const stop = new AbortController();
+  try {
+    const bench = await prepare(cluster, image, stop.signal);
+    const times: Starts = { agent: [], byHand: [] };
+    // The first start reads the image and the hypervisor from the disk.
+    await bench.run('warm-up');
+    for (let run = 0; run < runs; run += 1) {
+      const { agent, byHand } = await bench.run(`run-${run}`);
+      times.agent.push(agent);
+      times.byHand.push(byHand);
+    }
+    return times;
+  } finally {
+    stop.abort();
+    await endMachines(cluster.directory);
+    await cluster.stop();
+  }
+}
+
+async function prepare(cluster: Cluster, image: string, signal: AbortSignal): Promise<Bench> {
+  const images = join(cluster.directory, 'images');
+  await mkdir(images);
+  await copyFile(image, join(images, 'guest.qcow2'));
+  const agent = await AgentProcess.start(cluster, {
+    nodeName: 'host',
+    config: { architecture: 'amd64', cpuOvercommit: CPU_OVERCOMMIT, images: { sharedRoots: [images] } },
+  });
+  await cluster.client().create(IMAGES, {
+    metadata: { name: 'guest', namespace: NAMESPACE },
+    spec: { source: { sharedFile: { path: 'guest.qcow2' } } },
+  });
+  const bench = new Bench(cluster, agent);
+  await bench.watch(signal);
+  return bench;
+}
+
+class Bench {
+  private readonly cluster: Cluster;
+  private readonly agent: AgentProcess;
+  /** By VM: when its Pod was seen bound, and the Pod's uid. */
+  private readonly bound = new Map<string, { at: number; uid: string }>();
+
+  constructor(cluster: Cluster, agent: AgentProcess) {
+    this.cluster = cluster;
+    this.agent = agent;
+  }
+
+  async watch(signal: AbortSignal): Promise<void> {
+    const pods = new Informer<Pod>(this.cluster.client(), PODS, {
+      namespace: NAMESPACE,
+      logger: pino({ level: 'silent' }),
+    });
+    pods.cache.onChange(({ object: { metadata, spec } }) => {
+      if (spec.nodeName !== undefined && !this.bound.has(metadata.name)) {
+        this.bound.set(metadata.name, { at: performance.now(), uid: metadata.uid ?? '' });
+      }
+    });
+    pods.start(signal);
+    await pods.synced;
+  }
+
+  async run(name: string): Promise<{ agent: number; byHand: number }> {
+    const metadata = { name, namespace: NAMESPACE };
+    await this.cluster.client().create(VMS, { metadata, spec: { image: 'guest', cpu: 1, memory: '256Mi' } });
+    const { at, uid } = await waitFor(`VM ${name} to be bound`, () => this.bound.get(name), START);
+    const folder = join(this.agent.dataDirectory, 'machines', uid);
+    const agent = (await kernelStarted(folder)) - at;
+    const machine = (await this.agent.machines()).get(uid);
+    if (machine === undefined) throw new Error(`VM ${name} has no process`);
+    const command = (await readFile(`/proc/${machine.pid}/cmdline`, 'utf8')).split('\0').slice(0, -1);
+    const program = await readlink(`/proc/${machine.pid}/exe`);
+    const { base } = JSON.parse(await readFile(join(folder, FILES.state), 'utf8')) as {
+      base: { path: string };
+    };
+    await this.cluster.kubectl(['-n', NAMESPACE, 'delete', 'vm', name]);
+    return {
+      agent,
+      byHand: await this.startByHand(join(this.cluster.directory, name), program, command, base.path),
+    };
+  }
+
+  /** The same command in a folder of its own, with a disk of its own. */
+  private async startByHand(
+    folder: string,
+    program: string,
+    command: string[],
+    base: string,
+  ): Promise<number> {
+    await mkdir(folder, { mode: 0o711 });
+    const disk = join(folder, FILES.disk);
+    const overlay = ['create', '-q', '-f', 'qcow2', '-F', 'qcow2', '-b', base, disk];
+    await promisify(execFile)('qemu-img', overlay);
+    const began = performance.now();
+    const child = spawn(program, command.slice(1), { cwd: folder, stdio: 'ignore' });
+    const ended = once(child, 'exit');
+    try {
+      return (await kernelStarted(folder)) - began;
+    } finally {
+      child.kill('SIGKILL');
+      await ended;
+    }
+  }
+}
+
+/** The moment at which the guest in this folder printed its kernel's first line. */
+async function kernelStarted(folder: string): Promise<number> {
+  return waitFor(
+    'the kernel to start',
+    async () => {
+      const console = await readFile(join(folder, FILES.serial), 'latin1');
+      return console.includes(KERNEL_STARTED) && performance.now();
+    },
+    START,
+  );
+}
