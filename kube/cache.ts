@@ -32,38 +32,38 @@ interface Index<T> {
 /** The writing side, for the informer alone. */
 export class Store<T extends KubeObject> implements Cache<T> {
   resourceVersion = '';
-  private readonly objects = new Map<string, T>();
-  private readonly indexes = new Map<string, Index<T>>();
-  private readonly handlers: ((change: Change<T>) => void)[] = [];
-  private readonly logger: Logger;
+  readonly #objects = new Map<string, T>();
+  readonly #indexes = new Map<string, Index<T>>();
+  readonly #handlers: ((change: Change<T>) => void)[] = [];
+  readonly #logger: Logger;
 
   constructor(logger: Logger, indexes: IndexFunctions<T> = {}) {
-    this.logger = logger;
+    this.#logger = logger;
     for (const [name, valuesOf] of Object.entries(indexes)) {
-      this.indexes.set(name, { valuesOf, keys: new Map() });
+      this.#indexes.set(name, { valuesOf, keys: new Map() });
     }
   }
 
   get size(): number {
-    return this.objects.size;
+    return this.#objects.size;
   }
 
   get(key: string): Readonly<T> | undefined {
-    return this.objects.get(key);
+    return this.#objects.get(key);
   }
 
   list(): Readonly<T>[] {
-    return [...this.objects.values()];
+    return [...this.#objects.values()];
   }
 
   byIndex(name: string, value: string): Readonly<T>[] {
-    const index = this.indexes.get(name);
+    const index = this.#indexes.get(name);
     if (index === undefined) {
       throw new Error(`the cache has no index ${name}`);
     }
     const found: T[] = [];
     for (const key of index.keys.get(value) ?? []) {
-      const object = this.objects.get(key);
+      const object = this.#objects.get(key);
       if (object !== undefined) {
         found.push(object);
       }
@@ -72,55 +72,55 @@ export class Store<T extends KubeObject> implements Cache<T> {
   }
 
   onChange(handler: (change: Change<T>) => void): void {
-    this.handlers.push(handler);
-    for (const object of this.objects.values()) {
-      this.call(handler, { type: 'added', object });
+    this.#handlers.push(handler);
+    for (const object of this.#objects.values()) {
+      this.#call(handler, { type: 'added', object });
     }
   }
 
   /** Takes the object over: it is frozen. The same version again is no change. */
   put(object: T): void {
     const key = keyOf(object);
-    const previous = this.objects.get(key);
+    const previous = this.#objects.get(key);
     if (previous !== undefined && previous.metadata.uid !== object.metadata.uid) {
       this.delete(key, previous);
     } else if (previous?.metadata.resourceVersion === object.metadata.resourceVersion && previous) {
       return;
     }
-    const current = this.objects.get(key);
+    const current = this.#objects.get(key);
     deepFreeze(object);
-    this.unindex(key, current);
-    this.objects.set(key, object);
-    this.index(key, object);
-    this.emit(
+    this.#unindex(key, current);
+    this.#objects.set(key, object);
+    this.#index(key, object);
+    this.#emit(
       current === undefined ? { type: 'added', object } : { type: 'updated', object, previous: current },
     );
   }
 
   /** `last` is the state in which the object was deleted; what the cache has when that is not known. */
   delete(key: string, last?: T): void {
-    const previous = this.objects.get(key);
+    const previous = this.#objects.get(key);
     if (previous === undefined) {
       return;
     }
-    this.unindex(key, previous);
-    this.objects.delete(key);
+    this.#unindex(key, previous);
+    this.#objects.delete(key);
     const object = last ?? previous;
     deepFreeze(object);
-    this.emit({ type: 'deleted', object, previous });
+    this.#emit({ type: 'deleted', object, previous });
   }
 
   /** Deletes what a full read did not show. */
   retain(seen: ReadonlySet<string>): void {
-    for (const key of this.objects.keys()) {
+    for (const key of this.#objects.keys()) {
       if (!seen.has(key)) {
         this.delete(key);
       }
     }
   }
 
-  private index(key: string, object: T): void {
-    for (const { valuesOf, keys } of this.indexes.values()) {
+  #index(key: string, object: T): void {
+    for (const { valuesOf, keys } of this.#indexes.values()) {
       for (const value of valuesOf(object)) {
         const set = keys.get(value);
         if (set === undefined) {
@@ -132,11 +132,11 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  private unindex(key: string, object: T | undefined): void {
+  #unindex(key: string, object: T | undefined): void {
     if (object === undefined) {
       return;
     }
-    for (const { valuesOf, keys } of this.indexes.values()) {
+    for (const { valuesOf, keys } of this.#indexes.values()) {
       for (const value of valuesOf(object)) {
         const set = keys.get(value);
         set?.delete(key);
@@ -147,18 +147,18 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  private emit(change: Change<T>): void {
-    for (const handler of this.handlers) {
-      this.call(handler, change);
+  #emit(change: Change<T>): void {
+    for (const handler of this.#handlers) {
+      this.#call(handler, change);
     }
   }
 
   /** A handler that throws is a fault of the program; it must not end the watch for everybody else. */
-  private call(handler: (change: Change<T>) => void, change: Change<T>): void {
+  #call(handler: (change: Change<T>) => void, change: Change<T>): void {
     try {
       handler(change);
     } catch (error) {
-      this.logger.error(
+      this.#logger.error(
         { err: error, key: keyOf(change.object), change: change.type },
         'cache handler failed',
       );

@@ -65,7 +65,7 @@ export class KubeClient {
   }
 
   async get<T extends KubeObject>(type: Resource<T>, ref: Ref, options: CallOptions = {}): Promise<T> {
-    return this.object<T>('GET', pathOf(type, ref), options);
+    return this.#object<T>('GET', pathOf(type, ref), options);
   }
 
   /** Reads all, in pages. */
@@ -82,7 +82,7 @@ export class KubeClient {
         throw error;
       }
       // The pages' snapshot was compacted away between two of them: one answer without pages cannot be.
-      return this.page<T>(type, options, undefined);
+      return this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };
   }
@@ -91,7 +91,7 @@ export class KubeClient {
   async *pages<T extends KubeObject>(type: Resource<T>, options: ListOptions = {}): AsyncGenerator<List<T>> {
     let position = '';
     do {
-      const page = await this.page<T>(type, options, { limit: PAGE_SIZE, continue: position || undefined });
+      const page = await this.#page<T>(type, options, { limit: PAGE_SIZE, continue: position || undefined });
       yield page;
       position = page.continue;
     } while (position !== '');
@@ -105,14 +105,17 @@ export class KubeClient {
   ): Promise<T> {
     const body = { ...object, apiVersion: type.apiVersion, kind: type.kind };
     const path = pathOf(type, namespaceOf(object.metadata));
-    return this.object<T>('POST', path + query({ fieldManager: options.fieldManager }), { ...options, body });
+    return this.#object<T>('POST', path + query({ fieldManager: options.fieldManager }), {
+      ...options,
+      body,
+    });
   }
 
   /** Server-side apply; name and namespace are those in `object.metadata`. Carry the uid, or a missing object is created. */
   async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
     const { metadata } = object as { metadata: Ref };
     const path = pathOf(type, metadata, options.subresource);
-    return this.object<T>(
+    return this.#object<T>(
       'PATCH',
       path + query({ fieldManager: options.fieldManager, force: options.force }),
       {
@@ -130,7 +133,7 @@ export class KubeClient {
     patch: object,
     options: WriteOptions = {},
   ): Promise<T> {
-    return this.patch<T>(
+    return this.#patch<T>(
       pathOf(type, ref, options.subresource),
       'application/merge-patch+json',
       patch,
@@ -145,13 +148,13 @@ export class KubeClient {
     options: WriteOptions = {},
   ): Promise<T> {
     const path = pathOf(type, ref, options.subresource);
-    return this.patch<T>(path, 'application/json-patch+json', operations, options);
+    return this.#patch<T>(path, 'application/json-patch+json', operations, options);
   }
 
   /** PUT; with a resourceVersion in the object's metadata, a 409 when it is no longer that. */
   async update<T extends KubeObject>(type: Resource<T>, object: T, options: WriteOptions = {}): Promise<T> {
     const path = pathOf(type, object.metadata, options.subresource);
-    return this.object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {
+    return this.#object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {
       ...options,
       body: object,
     });
@@ -173,7 +176,7 @@ export class KubeClient {
         uid === undefined && resourceVersion === undefined ? undefined : { uid, resourceVersion },
     };
     try {
-      await this.call('DELETE', pathOf(type, ref), { ...options, body });
+      await this.#call('DELETE', pathOf(type, ref), { ...options, body });
     } catch (error) {
       if (!isNotFound(error)) {
         throw error;
@@ -188,7 +191,7 @@ export class KubeClient {
     subresource: string,
     body: B,
   ): Promise<R> {
-    return (await this.call('POST', pathOf(type, ref, subresource), { body })).body as R;
+    return (await this.#call('POST', pathOf(type, ref, subresource), { body })).body as R;
   }
 
   /** Any request; answers with errors as they are. */
@@ -197,18 +200,18 @@ export class KubeClient {
       ...options,
       method,
       path,
-      beforeSend: method === 'GET' ? undefined : () => this.checkGuard(),
+      beforeSend: method === 'GET' ? undefined : () => this.#checkGuard(),
     });
   }
 
-  private async page<T extends KubeObject>(
+  async #page<T extends KubeObject>(
     type: Resource<T>,
     options: ListOptions,
     position: { limit: number; continue: string | undefined } | undefined,
   ): Promise<List<T> & { continue: string }> {
     const { namespace, labelSelector, fieldSelector } = options;
     const path = pathOf(type, namespaceOf({ namespace }));
-    const answer = await this.call(
+    const answer = await this.#call(
       'GET',
       path + query({ labelSelector, fieldSelector, ...position }),
       options,
@@ -226,25 +229,25 @@ export class KubeClient {
     return { items, resourceVersion: list.metadata.resourceVersion, continue: list.metadata.continue ?? '' };
   }
 
-  private async patch<T extends KubeObject>(
+  async #patch<T extends KubeObject>(
     path: string,
     contentType: string,
     body: unknown,
     options: WriteOptions,
   ): Promise<T> {
     const fieldManager = query({ fieldManager: options.fieldManager });
-    return this.object<T>('PATCH', path + fieldManager, { ...options, body, contentType });
+    return this.#object<T>('PATCH', path + fieldManager, { ...options, body, contentType });
   }
 
-  private async object<T extends KubeObject>(
+  async #object<T extends KubeObject>(
     method: Method,
     path: string,
     options: Omit<Request, 'method' | 'path'>,
   ): Promise<T> {
-    return (await this.call(method, path, options)).body as T;
+    return (await this.#call(method, path, options)).body as T;
   }
 
-  private async call(
+  async #call(
     method: Method,
     path: string,
     { body, contentType, signal, deadlineMilliseconds }: Omit<Request, 'method' | 'path'>,
@@ -256,7 +259,7 @@ export class KubeClient {
     return answer;
   }
 
-  private checkGuard(): void {
+  #checkGuard(): void {
     if (this.guard?.() === false) {
       throw new FencedError('a write was held back: the lease is no longer held');
     }

@@ -40,61 +40,61 @@ export interface ControllerOptions {
 type Outcome = 'success' | 'error' | 'requeue' | 'requeue_after';
 
 export class Controller {
-  private readonly options: ControllerOptions;
-  private readonly logger: Logger;
-  private readonly metrics: ReturnType<typeof controllerMetrics>;
-  private readonly queue: WorkQueue;
+  readonly #options: ControllerOptions;
+  readonly #logger: Logger;
+  readonly #metrics: ReturnType<typeof controllerMetrics>;
+  readonly #queue: WorkQueue;
   /** Errors in a row, by key. */
-  private readonly failures = new Map<string, number>();
+  readonly #failures = new Map<string, number>();
   /** When each began, by `performance.now()`. */
-  private readonly running = new Map<string, number>();
-  private readonly drainedResolvers = Promise.withResolvers<void>();
-  private signal: AbortSignal | undefined;
-  private isPumpScheduled = false;
+  readonly #running = new Map<string, number>();
+  readonly #drainedResolvers = Promise.withResolvers<void>();
+  #signal: AbortSignal | undefined;
+  #isPumpScheduled = false;
 
   constructor(options: ControllerOptions) {
-    this.options = options;
-    this.logger = options.logger.child({ controller: options.name });
-    this.metrics = controllerMetrics(options.metrics, options.name, options.workers);
-    this.queue = new WorkQueue(() => this.schedulePump());
-    runtimeMetrics(options.metrics).beforeScrape.add(() => this.observeQueue());
+    this.#options = options;
+    this.#logger = options.logger.child({ controller: options.name });
+    this.#metrics = controllerMetrics(options.metrics, options.name, options.workers);
+    this.#queue = new WorkQueue(() => this.#schedulePump());
+    runtimeMetrics(options.metrics).beforeScrape.add(() => this.#observeQueue());
   }
 
   enqueue(key: string): void {
-    if (!this.stopped) {
-      this.metrics.adds.inc();
-      this.queue.add(key);
+    if (!this.#stopped) {
+      this.#metrics.adds.inc();
+      this.#queue.add(key);
     }
   }
 
   /** Of several wishes for a key the earliest counts. */
   enqueueAfter(key: string, milliseconds: number): void {
-    if (!this.stopped) {
-      this.metrics.adds.inc();
-      this.queue.addAfter(key, milliseconds);
+    if (!this.#stopped) {
+      this.#metrics.adds.inc();
+      this.#queue.addAfter(key, milliseconds);
     }
   }
 
   /** Begins to work; keys may be added before. When the signal aborts, nothing new is begun. */
   start(signal: AbortSignal): void {
-    this.signal = signal;
-    signal.addEventListener('abort', () => this.stop(), { once: true });
-    this.pump();
+    this.#signal = signal;
+    signal.addEventListener('abort', () => this.#stop(), { once: true });
+    this.#pump();
   }
 
   /** Resolves after the signal's abort, when the last reconcile has ended. */
   drained(): Promise<void> {
-    return this.drainedResolvers.promise;
+    return this.#drainedResolvers.promise;
   }
 
-  private get stopped(): boolean {
-    return this.signal?.aborted === true;
+  get #stopped(): boolean {
+    return this.#signal?.aborted === true;
   }
 
-  private stop(): void {
-    this.queue.clear();
-    if (this.running.size === 0) {
-      this.drainedResolvers.resolve();
+  #stop(): void {
+    this.#queue.clear();
+    if (this.#running.size === 0) {
+      this.#drainedResolvers.resolve();
     }
   }
 
@@ -102,69 +102,69 @@ export class Controller {
    * A cache calls its handlers in the middle of taking in what a watch brought. A microtask later it has all of it and says so:
    * own writes that have just come back count as seen, and several changes of one key are one reconcile.
    */
-  private schedulePump(): void {
-    if (!this.isPumpScheduled) {
-      this.isPumpScheduled = true;
+  #schedulePump(): void {
+    if (!this.#isPumpScheduled) {
+      this.#isPumpScheduled = true;
       queueMicrotask(() => {
-        this.isPumpScheduled = false;
-        this.pump();
+        this.#isPumpScheduled = false;
+        this.#pump();
       });
     }
   }
 
-  private pump(): void {
-    while (this.signal !== undefined && !this.stopped && this.running.size < this.options.workers) {
-      const ready = this.queue.take();
+  #pump(): void {
+    while (this.#signal !== undefined && !this.#stopped && this.#running.size < this.#options.workers) {
+      const ready = this.#queue.take();
       if (ready === undefined) {
         return;
       }
-      if (this.options.ready?.(ready.key) === false) {
-        this.metrics.staleSkips.inc();
-        this.queue.done(ready.key);
-        this.queue.addAfter(ready.key, STALE_WAIT_MILLISECONDS);
+      if (this.#options.ready?.(ready.key) === false) {
+        this.#metrics.staleSkips.inc();
+        this.#queue.done(ready.key);
+        this.#queue.addAfter(ready.key, STALE_WAIT_MILLISECONDS);
       } else {
-        void this.work(ready);
+        void this.#work(ready);
       }
     }
   }
 
-  private async work({ key, since }: Ready): Promise<void> {
+  async #work({ key, since }: Ready): Promise<void> {
     const began = performance.now();
-    this.running.set(key, began);
-    this.metrics.queueDuration.observe((began - since) / 1000);
-    const outcome = await this.reconcile(key);
+    this.#running.set(key, began);
+    this.#metrics.queueDuration.observe((began - since) / 1000);
+    const outcome = await this.#reconcile(key);
     const seconds = (performance.now() - began) / 1000;
-    this.metrics.results[outcome].inc();
-    this.metrics.reconcileTime.observe(seconds);
-    this.metrics.workDuration.observe(seconds);
-    this.running.delete(key);
-    this.queue.done(key);
-    if (this.stopped) {
-      this.stop();
+    this.#metrics.results[outcome].inc();
+    this.#metrics.reconcileTime.observe(seconds);
+    this.#metrics.workDuration.observe(seconds);
+    this.#running.delete(key);
+    this.#queue.done(key);
+    if (this.#stopped) {
+      this.#stop();
     } else {
-      this.pump();
+      this.#pump();
     }
   }
 
-  private async reconcile(key: string): Promise<Outcome> {
-    const logger = this.logger.child({ ...refOf(key), reconcileID: randomUUID() });
+  async #reconcile(key: string): Promise<Outcome> {
+    const logger = this.#logger.child({ ...refOf(key), reconcileID: randomUUID() });
     const limit = new AbortController();
     const timer = setTimeout(() => {
-      this.metrics.timeouts.inc();
+      this.#metrics.timeouts.inc();
       limit.abort(new Error('the reconcile took too long'));
     }, RECONCILE_LIMIT_MILLISECONDS);
     try {
-      const result = await this.options.reconcile(key, { logger, signal: limit.signal });
-      return this.succeeded(key, result);
+      const result = await this.#options.reconcile(key, { logger, signal: limit.signal });
+      return this.#succeeded(key, result);
     } catch (error) {
-      return this.failed(key, error, logger);
+      return this.#failed(key, error, logger);
     } finally {
       clearTimeout(timer);
     }
   }
 
-  private succeeded(key: string, result: Result): Outcome {
-    this.failures.delete(key);
+  #succeeded(key: string, result: Result): Outcome {
+    this.#failures.delete(key);
     if (result?.requeueAfterMilliseconds === undefined) {
       return 'success';
     }
@@ -172,21 +172,21 @@ export class Controller {
     return 'requeue_after';
   }
 
-  private failed(key: string, error: unknown, logger: Logger): Outcome {
-    this.metrics.errors.inc();
+  #failed(key: string, error: unknown, logger: Logger): Outcome {
+    this.#metrics.errors.inc();
     if (error instanceof TerminalError) {
-      this.failures.delete(key);
-      this.metrics.terminalErrors.inc();
+      this.#failures.delete(key);
+      this.#metrics.terminalErrors.inc();
       logger.error({ err: error }, 'reconcile failed for good');
       return 'error';
     }
-    const failures = this.failures.get(key) ?? 0;
+    const failures = this.#failures.get(key) ?? 0;
     const waitMilliseconds = Math.min(BACKOFF_FIRST_MILLISECONDS * 2 ** failures, BACKOFF_CAP_MILLISECONDS);
-    this.failures.set(key, failures + 1);
-    this.metrics.retries.inc();
+    this.#failures.set(key, failures + 1);
+    this.#metrics.retries.inc();
     this.enqueueAfter(key, waitMilliseconds);
     if (isProgrammingError(error)) {
-      this.metrics.panics.inc();
+      this.#metrics.panics.inc();
       logger.error({ err: error, waitMilliseconds }, 'reconcile broke');
     } else {
       logger[isConflict(error) ? 'info' : 'warn']({ err: error, waitMilliseconds }, 'reconcile failed');
@@ -194,13 +194,13 @@ export class Controller {
     return 'error';
   }
 
-  private observeQueue(): void {
+  #observeQueue(): void {
     const now = performance.now();
-    const seconds = [...this.running.values()].map((began) => (now - began) / 1000);
-    this.metrics.depth.set(this.queue.depth);
-    this.metrics.activeWorkers.set(this.running.size);
-    this.metrics.longestRunning.set(Math.max(0, ...seconds));
-    this.metrics.unfinishedWork.set(seconds.reduce((sum, one) => sum + one, 0));
+    const seconds = [...this.#running.values()].map((began) => (now - began) / 1000);
+    this.#metrics.depth.set(this.#queue.depth);
+    this.#metrics.activeWorkers.set(this.#running.size);
+    this.#metrics.longestRunning.set(Math.max(0, ...seconds));
+    this.#metrics.unfinishedWork.set(seconds.reduce((sum, one) => sum + one, 0));
   }
 }
 

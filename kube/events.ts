@@ -61,106 +61,106 @@ interface Bucket {
 
 /** A map that forgets what was used longest ago. */
 class Recent<V> {
-  private readonly map = new Map<string, V>();
+  readonly #map = new Map<string, V>();
 
   get(key: string): V | undefined {
-    const value = this.map.get(key);
+    const value = this.#map.get(key);
     if (value !== undefined) {
-      this.map.delete(key);
-      this.map.set(key, value);
+      this.#map.delete(key);
+      this.#map.set(key, value);
     }
     return value;
   }
 
   set(key: string, value: V): void {
-    this.map.delete(key);
-    this.map.set(key, value);
-    if (this.map.size > REMEMBERED) {
-      for (const oldest of this.map.keys()) {
-        this.map.delete(oldest);
+    this.#map.delete(key);
+    this.#map.set(key, value);
+    if (this.#map.size > REMEMBERED) {
+      for (const oldest of this.#map.keys()) {
+        this.#map.delete(oldest);
         return;
       }
     }
   }
 
   delete(key: string): void {
-    this.map.delete(key);
+    this.#map.delete(key);
   }
 }
 
 /** Errors are logged and counted (`berth_events_total`), never thrown. */
 export class EventRecorder {
-  private readonly client: KubeClient;
-  private readonly options: EventRecorderOptions;
-  private readonly clock: () => number;
-  private readonly recorded = new Recent<Recorded>();
-  private readonly buckets = new Recent<Bucket>();
-  private readonly waiting: (() => Promise<void>)[] = [];
-  private senders = 0;
+  readonly #client: KubeClient;
+  readonly #options: EventRecorderOptions;
+  readonly #clock: () => number;
+  readonly #recorded = new Recent<Recorded>();
+  readonly #buckets = new Recent<Bucket>();
+  readonly #waiting: (() => Promise<void>)[] = [];
+  #senders = 0;
 
   constructor(client: KubeClient, options: EventRecorderOptions) {
-    this.client = client;
-    this.options = { ...options, reportingInstance: options.reportingInstance.slice(0, INSTANCE_LENGTH) };
-    this.clock = options.clock ?? Date.now;
+    this.#client = client;
+    this.#options = { ...options, reportingInstance: options.reportingInstance.slice(0, INSTANCE_LENGTH) };
+    this.#clock = options.clock ?? Date.now;
   }
 
   event(regarding: KubeObject, text: EventText): void {
     const { uid = '', namespace = '', name } = regarding.metadata;
     const object = `${regarding.kind}/${namespace}/${name}/${uid}`;
-    if (!this.allowed(object)) {
-      this.count('limited');
+    if (!this.#allowed(object)) {
+      this.#count('limited');
       return;
     }
     const key = JSON.stringify([object, text]);
-    const now = this.clock();
-    const known = this.recorded.get(key);
+    const now = this.#clock();
+    const known = this.#recorded.get(key);
     if (known !== undefined && now - known.lastObserved < SERIES_WINDOW_MILLISECONDS) {
       known.count += 1;
       known.lastObserved = now;
-      this.patchSeries(key, known);
+      this.#patchSeries(key, known);
     } else {
-      this.create(key, regarding, text);
+      this.#create(key, regarding, text);
     }
   }
 
   /** One for each, from a bucket that fills slowly: an object that flaps must not fill etcd. */
-  private allowed(object: string): boolean {
-    const now = this.clock();
-    const bucket = this.buckets.get(object) ?? { tokens: BURST, filled: now };
+  #allowed(object: string): boolean {
+    const now = this.#clock();
+    const bucket = this.#buckets.get(object) ?? { tokens: BURST, filled: now };
     const refilled = bucket.tokens + (now - bucket.filled) / REFILL_MILLISECONDS;
     const tokens = Math.min(BURST, refilled);
-    this.buckets.set(object, { tokens: tokens >= 1 ? tokens - 1 : tokens, filled: now });
+    this.#buckets.set(object, { tokens: tokens >= 1 ? tokens - 1 : tokens, filled: now });
     return tokens >= 1;
   }
 
-  private create(key: string, regarding: KubeObject, text: EventText): void {
-    const now = this.clock();
+  #create(key: string, regarding: KubeObject, text: EventText): void {
+    const now = this.#clock();
     const { promise: ref, resolve } = Promise.withResolvers<Ref | undefined>();
-    this.recorded.set(key, { ref, count: 1, lastObserved: now, patching: false });
+    this.#recorded.set(key, { ref, count: 1, lastObserved: now, patching: false });
     // Made now: what waits must not hold on to the whole object.
-    const body = this.body(regarding, text, now);
-    const sent = this.send(async () => {
+    const body = this.#body(regarding, text, now);
+    const sent = this.#send(async () => {
       try {
-        const made = await this.client.create<Event>(EVENTS, body);
-        this.count('created');
+        const made = await this.#client.create<Event>(EVENTS, body);
+        this.#count('created');
         resolve(made.metadata);
       } catch (error) {
-        this.forget(key, error);
+        this.#forget(key, error);
         resolve(undefined);
       }
     });
     if (!sent) {
-      this.recorded.delete(key);
+      this.#recorded.delete(key);
       resolve(undefined);
     }
   }
 
   /** However often it happened meanwhile, one patch tells the count at the time it is sent. */
-  private patchSeries(key: string, known: Recorded): void {
+  #patchSeries(key: string, known: Recorded): void {
     if (known.patching) {
       return;
     }
-    known.patching = this.send(async () => {
+    known.patching = this.#send(async () => {
       const ref = await known.ref;
       known.patching = false;
       if (ref === undefined) {
@@ -168,15 +168,15 @@ export class EventRecorder {
       }
       const series = { count: known.count, lastObservedTime: microTime(known.lastObserved) };
       try {
-        await this.client.mergePatch(EVENTS, ref, { series });
-        this.count('patched');
+        await this.#client.mergePatch(EVENTS, ref, { series });
+        this.#count('patched');
       } catch (error) {
-        this.forget(key, error);
+        this.#forget(key, error);
       }
     });
   }
 
-  private body(regarding: KubeObject, text: EventText, now: number): Event {
+  #body(regarding: KubeObject, text: EventText, now: number): Event {
     const { name, namespace } = regarding.metadata;
     return {
       apiVersion: EVENTS.apiVersion,
@@ -187,8 +187,8 @@ export class EventRecorder {
         namespace: namespace ?? 'default',
       },
       eventTime: microTime(now),
-      reportingController: this.options.reportingController,
-      reportingInstance: this.options.reportingInstance,
+      reportingController: this.#options.reportingController,
+      reportingInstance: this.#options.reportingInstance,
       action: text.action,
       reason: text.reason,
       type: text.type,
@@ -197,37 +197,37 @@ export class EventRecorder {
     };
   }
 
-  private forget(key: string, error: unknown): void {
-    this.recorded.delete(key);
-    this.count('failed');
+  #forget(key: string, error: unknown): void {
+    this.#recorded.delete(key);
+    this.#count('failed');
     // An Event that has expired, or whose namespace is gone or going, is nobody's concern.
     const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
-    this.options.logger[level]({ err: error }, 'event not recorded');
+    this.#options.logger[level]({ err: error }, 'event not recorded');
   }
 
   /** False when too many wait already. */
-  private send(job: () => Promise<void>): boolean {
-    if (this.waiting.length >= WAITING) {
-      this.count('dropped');
+  #send(job: () => Promise<void>): boolean {
+    if (this.#waiting.length >= WAITING) {
+      this.#count('dropped');
       return false;
     }
-    this.waiting.push(job);
-    if (this.senders < SENDERS) {
-      this.senders += 1;
-      void this.drain();
+    this.#waiting.push(job);
+    if (this.#senders < SENDERS) {
+      this.#senders += 1;
+      void this.#drain();
     }
     return true;
   }
 
-  private async drain(): Promise<void> {
-    for (let job = this.waiting.shift(); job !== undefined; job = this.waiting.shift()) {
+  async #drain(): Promise<void> {
+    for (let job = this.#waiting.shift(); job !== undefined; job = this.#waiting.shift()) {
       await job();
     }
-    this.senders -= 1;
+    this.#senders -= 1;
   }
 
-  private count(result: 'created' | 'patched' | 'limited' | 'dropped' | 'failed'): void {
-    this.client.transport.metrics.eventsSent.inc({ result });
+  #count(result: 'created' | 'patched' | 'limited' | 'dropped' | 'failed'): void {
+    this.#client.transport.metrics.eventsSent.inc({ result });
   }
 }
 

@@ -57,109 +57,111 @@ export class Informer<T extends KubeObject> {
   /** When the last finished full read began, by `performance.now()`: all that was written before is in the cache. */
   readSince = Number.NEGATIVE_INFINITY;
 
-  private readonly store: Store<T>;
-  private readonly client: KubeClient;
-  private readonly type: Resource<T>;
-  private readonly options: InformerOptions<T>;
-  private readonly logger: Logger;
-  private readonly label: string;
-  private readonly syncedResolvers = Promise.withResolvers<void>();
-  private readonly backoff = new Backoff(BACKOFF);
-  private watchListSupported = true;
-  private cut: ((reason: 'silent' | 'behind') => void) | undefined;
-  private watchStarted = 0;
-  private relistReason: string | undefined = 'start';
+  readonly #store: Store<T>;
+  readonly #client: KubeClient;
+  readonly #type: Resource<T>;
+  readonly #options: InformerOptions<T>;
+  readonly #logger: Logger;
+  readonly #label: string;
+  readonly #syncedResolvers = Promise.withResolvers<void>();
+  readonly #backoff = new Backoff(BACKOFF);
+  #watchListSupported = true;
+  #cut: ((reason: 'silent' | 'behind') => void) | undefined;
+  #watchStarted = 0;
+  #relistReason: string | undefined = 'start';
 
   constructor(client: KubeClient, type: Resource<T>, options: InformerOptions<T> & { logger: Logger }) {
-    this.client = client;
-    this.type = type;
-    this.options = options;
+    this.#client = client;
+    this.#type = type;
+    this.#options = options;
     const group = type.apiVersion.split('/').at(-2);
-    this.label = group === undefined ? type.plural : `${type.plural}.${group}`;
-    this.logger = options.logger.child({ informer: this.label });
-    this.store = new Store<T>(this.logger, options.indexes);
-    this.cache = this.store;
-    this.synced = this.syncedResolvers.promise;
+    this.#label = group === undefined ? type.plural : `${type.plural}.${group}`;
+    this.#logger = options.logger.child({ informer: this.#label });
+    this.#store = new Store<T>(this.#logger, options.indexes);
+    this.cache = this.#store;
+    this.synced = this.#syncedResolvers.promise;
     // Whoever waits for it gets the rejection; nobody waiting is no error.
-    this.synced.catch((error: unknown) => this.logger.debug({ err: error }, 'stopped before the first read'));
+    this.synced.catch((error: unknown) =>
+      this.#logger.debug({ err: error }, 'stopped before the first read'),
+    );
   }
 
   start(signal: AbortSignal): void {
-    void this.run(signal);
+    void this.#run(signal);
   }
 
   /** An own write has not come back: cuts the watch, which then resumes, unless it has only just begun. */
   cutIfStale(resourceVersion: string): void {
-    const behind = compareResourceVersions(this.store.resourceVersion, resourceVersion) < 0;
-    if (behind && performance.now() - this.watchStarted > BEHIND_MILLISECONDS) {
-      this.cut?.('behind');
+    const behind = compareResourceVersions(this.#store.resourceVersion, resourceVersion) < 0;
+    if (behind && performance.now() - this.#watchStarted > BEHIND_MILLISECONDS) {
+      this.#cut?.('behind');
     }
   }
 
-  private get metrics() {
-    return this.client.transport.metrics;
+  get #metrics() {
+    return this.#client.transport.metrics;
   }
 
-  private async run(signal: AbortSignal): Promise<void> {
+  async #run(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
       try {
-        await this.readAndWatch(signal);
+        await this.#readAndWatch(signal);
       } catch (error) {
         if (!signal.aborted) {
-          await this.recover(signal, error);
+          await this.#recover(signal, error);
         }
       }
     }
-    this.syncedResolvers.reject(signal.reason);
+    this.#syncedResolvers.reject(signal.reason);
   }
 
-  private async recover(signal: AbortSignal, error: unknown): Promise<void> {
+  async #recover(signal: AbortSignal, error: unknown): Promise<void> {
     if (error instanceof CutError) {
-      this.metrics.cuts.inc({ resource: this.label, reason: error.reason });
-      this.logger.warn({ reason: error.reason }, 'watch cut and resumed');
+      this.#metrics.cuts.inc({ resource: this.#label, reason: error.reason });
+      this.#logger.warn({ reason: error.reason }, 'watch cut and resumed');
       return;
     }
     const asked = error instanceof ApiError ? error.retryAfterMilliseconds : undefined;
-    const wait = Math.max(this.backoff.next(), asked ?? 0);
-    this.relistReason ??= relistReasonOf(error);
-    this.logger.warn({ err: error, waitMilliseconds: Math.round(wait) }, 'watch failed, trying again');
+    const wait = Math.max(this.#backoff.next(), asked ?? 0);
+    this.#relistReason ??= relistReasonOf(error);
+    this.#logger.warn({ err: error, waitMilliseconds: Math.round(wait) }, 'watch failed, trying again');
     await rest(wait, signal);
   }
 
-  private async readAndWatch(signal: AbortSignal): Promise<void> {
-    const reason = this.relistReason;
+  async #readAndWatch(signal: AbortSignal): Promise<void> {
+    const reason = this.#relistReason;
     if (reason !== undefined) {
-      this.metrics.relists.inc({ resource: this.label, reason });
-      if (this.watchListSupported) {
-        return this.watchList(signal);
+      this.#metrics.relists.inc({ resource: this.#label, reason });
+      if (this.#watchListSupported) {
+        return this.#watchList(signal);
       }
-      await this.readPages(signal);
+      await this.#readPages(signal);
     }
-    await this.watch(signal, { resourceVersion: this.store.resourceVersion });
+    await this.#watch(signal, { resourceVersion: this.#store.resourceVersion });
   }
 
-  private async watchList(signal: AbortSignal): Promise<void> {
+  async #watchList(signal: AbortSignal): Promise<void> {
     try {
-      await this.watch(signal, {
+      await this.#watch(signal, {
         sendInitialEvents: true,
         resourceVersionMatch: 'NotOlderThan',
       });
     } catch (error) {
       const refused = error instanceof ApiError && (error.status === 422 || error.status === 400);
-      if (!refused || this.relistReason === undefined) {
+      if (!refused || this.#relistReason === undefined) {
         throw error;
       }
-      this.logger.info({ err: error }, 'server has no WatchList, listing in pages');
-      this.watchListSupported = false;
+      this.#logger.info({ err: error }, 'server has no WatchList, listing in pages');
+      this.#watchListSupported = false;
     }
   }
 
-  private async readPages(signal: AbortSignal): Promise<void> {
-    const { namespace, labelSelector, fieldSelector } = this.options;
+  async #readPages(signal: AbortSignal): Promise<void> {
+    const { namespace, labelSelector, fieldSelector } = this.#options;
     const began = performance.now();
     const seen = new Set<string>();
     let resourceVersion = '';
-    for await (const page of this.client.pages(this.type, {
+    for await (const page of this.#client.pages(this.#type, {
       namespace,
       labelSelector,
       fieldSelector,
@@ -168,50 +170,47 @@ export class Informer<T extends KubeObject> {
       resourceVersion = page.resourceVersion;
       for (const object of page.items) {
         seen.add(keyOf(object));
-        this.put(object);
+        this.#put(object);
       }
     }
-    this.finishRead(seen, resourceVersion, began);
+    this.#finishRead(seen, resourceVersion, began);
   }
 
-  private finishRead(seen: ReadonlySet<string>, resourceVersion: string, began: number): void {
-    this.store.retain(seen);
-    this.relistReason = undefined;
+  #finishRead(seen: ReadonlySet<string>, resourceVersion: string, began: number): void {
+    this.#store.retain(seen);
+    this.#relistReason = undefined;
     this.readSince = began;
-    this.advance(resourceVersion);
-    this.syncedResolvers.resolve();
+    this.#advance(resourceVersion);
+    this.#syncedResolvers.resolve();
   }
 
-  private async watch(
-    signal: AbortSignal,
-    parameters: Record<string, string | boolean | undefined>,
-  ): Promise<void> {
+  async #watch(signal: AbortSignal, parameters: Record<string, string | boolean | undefined>): Promise<void> {
     const began = performance.now();
     const end = new AbortController();
     const onAbort = () => end.abort(signal.reason);
-    const silence = setTimeout(() => this.cut?.('silent'), SILENCE_MILLISECONDS);
+    const silence = setTimeout(() => this.#cut?.('silent'), SILENCE_MILLISECONDS);
     signal.addEventListener('abort', onAbort, { once: true });
-    this.cut = (reason) => end.abort(new CutError(reason));
-    this.watchStarted = began;
+    this.#cut = (reason) => end.abort(new CutError(reason));
+    this.#watchStarted = began;
     try {
-      const stream = await this.client.transport.stream(this.watchPath(parameters), end.signal);
-      const events = await this.consume(stream, began, () => silence.refresh());
-      if (this.relistReason !== undefined) {
+      const stream = await this.#client.transport.stream(this.#watchPath(parameters), end.signal);
+      const events = await this.#consume(stream, began, () => silence.refresh());
+      if (this.#relistReason !== undefined) {
         throw new Error('the server ended the watch before all objects had come');
       }
       if (events === 0 && performance.now() - began < SHORT_WATCH_MILLISECONDS) {
         throw new Error('the server ended the watch at once');
       }
     } finally {
-      this.cut = undefined;
+      this.#cut = undefined;
       clearTimeout(silence);
       signal.removeEventListener('abort', onAbort);
     }
   }
 
-  private watchPath(parameters: Record<string, string | boolean | undefined>): string {
-    const { namespace, labelSelector, fieldSelector } = this.options;
-    const collection = pathOf(this.type, namespace === undefined ? {} : { namespace });
+  #watchPath(parameters: Record<string, string | boolean | undefined>): string {
+    const { namespace, labelSelector, fieldSelector } = this.#options;
+    const collection = pathOf(this.#type, namespace === undefined ? {} : { namespace });
     return (
       collection +
       query({
@@ -226,9 +225,9 @@ export class Informer<T extends KubeObject> {
   }
 
   /** Reads until the stream ends; answers with the number of events. The server waits while this side is busy. */
-  private async consume(stream: AsyncIterable<Buffer>, began: number, onEvent: () => void): Promise<number> {
+  async #consume(stream: AsyncIterable<Buffer>, began: number, onEvent: () => void): Promise<number> {
     const splitter = new LineSplitter();
-    let seen = this.relistReason === undefined ? undefined : new Set<string>();
+    let seen = this.#relistReason === undefined ? undefined : new Set<string>();
     let count = 0;
     for await (const chunk of stream) {
       onEvent();
@@ -236,47 +235,47 @@ export class Informer<T extends KubeObject> {
         count += 1;
         const event = parseWithoutManagedFields(line) as WatchEvent<T>;
         if (seen !== undefined && endsInitialEvents(event)) {
-          this.finishRead(seen, event.object.metadata.resourceVersion ?? '', began);
+          this.#finishRead(seen, event.object.metadata.resourceVersion ?? '', began);
           seen = undefined;
         } else {
-          this.handle(event, seen);
+          this.#handle(event, seen);
         }
       }
-      this.backoff.reset();
-      this.metrics.lastEvent.set({ resource: this.label }, Date.now() / 1000);
+      this.#backoff.reset();
+      this.#metrics.lastEvent.set({ resource: this.#label }, Date.now() / 1000);
     }
     return count;
   }
 
   /** `seen` is given while the initial events come, which are in no order of time and so say nothing about progress. */
-  private handle({ type, object }: WatchEvent<T>, seen: Set<string> | undefined): void {
+  #handle({ type, object }: WatchEvent<T>, seen: Set<string> | undefined): void {
     if (type === 'ERROR') {
       throw apiErrorFrom(object);
     }
     if (type === 'DELETED') {
       seen?.delete(keyOf(object));
-      this.store.delete(keyOf(object), this.transformed(object));
+      this.#store.delete(keyOf(object), this.#transformed(object));
     } else if (type !== 'BOOKMARK') {
       seen?.add(keyOf(object));
-      this.put(object);
+      this.#put(object);
     }
     if (seen === undefined) {
-      this.advance(object.metadata.resourceVersion ?? '');
+      this.#advance(object.metadata.resourceVersion ?? '');
     }
   }
 
-  private put(object: T): void {
-    this.store.put(this.transformed(object));
+  #put(object: T): void {
+    this.#store.put(this.#transformed(object));
   }
 
-  private transformed(object: T): T {
-    return this.options.transform?.(object) ?? object;
+  #transformed(object: T): T {
+    return this.#options.transform?.(object) ?? object;
   }
 
-  private advance(resourceVersion: string): void {
-    this.store.resourceVersion = resourceVersion;
-    this.metrics.storeVersion.set({ resource: this.label }, Number(resourceVersion));
-    this.metrics.storeObjects.set({ resource: this.label }, this.store.size);
+  #advance(resourceVersion: string): void {
+    this.#store.resourceVersion = resourceVersion;
+    this.#metrics.storeVersion.set({ resource: this.#label }, Number(resourceVersion));
+    this.#metrics.storeObjects.set({ resource: this.#label }, this.#store.size);
   }
 }
 

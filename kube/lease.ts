@@ -61,81 +61,81 @@ export function runLeaderElection(options: LeaderElectionOptions): LeaderElectio
 }
 
 class Candidate {
-  private readonly options: LeaderElectionOptions;
-  private readonly timings: LeaseTimings;
-  private readonly releasing = new AbortController();
+  readonly #options: LeaderElectionOptions;
+  readonly #timings: LeaseTimings;
+  readonly #releasing = new AbortController();
   /** The lease as last seen or written. */
-  private lease: Lease | undefined;
+  #lease: Lease | undefined;
   /** When it was seen to change, by `performance.now()`. */
-  private changedAt = 0;
-  private leading = false;
+  #changedAt = 0;
+  #leading = false;
   /** When the last renewal that succeeded was sent. */
-  private renewedAt = 0;
-  private wake: (() => void) | undefined;
-  private holding: Promise<void> = Promise.resolve();
+  #renewedAt = 0;
+  #wake: (() => void) | undefined;
+  #holding: Promise<void> = Promise.resolve();
 
   constructor(options: LeaderElectionOptions) {
-    this.options = options;
-    this.timings = { ...LEASE_TIMINGS, ...options.lease };
+    this.#options = options;
+    this.#timings = { ...LEASE_TIMINGS, ...options.lease };
   }
 
   isHeld(): boolean {
-    return this.leading && performance.now() - this.renewedAt < this.timings.duration;
+    return this.#leading && performance.now() - this.#renewedAt < this.#timings.duration;
   }
 
   async release(): Promise<void> {
-    this.releasing.abort();
-    await this.holding;
-    if (!this.isHeld() || this.lease === undefined) {
+    this.#releasing.abort();
+    await this.#holding;
+    if (!this.isHeld() || this.#lease === undefined) {
       return;
     }
-    this.setLeading(false);
+    this.#setLeading(false);
     try {
-      await this.write(this.lease, { ...this.lease.spec, holderIdentity: '', leaseDurationSeconds: 1 });
-      this.options.logger.info('lease released');
+      await this.#write(this.#lease, { ...this.#lease.spec, holderIdentity: '', leaseDurationSeconds: 1 });
+      this.#options.logger.info('lease released');
     } catch (error) {
-      this.options.logger.warn({ err: error }, 'lease not released, it will run out');
+      this.#options.logger.warn({ err: error }, 'lease not released, it will run out');
     }
   }
 
   async run(): Promise<void> {
-    this.setLeading(false);
-    await this.standBy();
-    if (!this.leading) {
+    this.#setLeading(false);
+    await this.#standBy();
+    if (!this.#leading) {
       return;
     }
-    if (this.options.signal.aborted) {
+    if (this.#options.signal.aborted) {
       await this.release();
       return;
     }
-    this.options.logger.info({ identity: this.options.identity }, 'leading');
-    this.options.onStartedLeading();
-    const lost = this.hold();
-    this.holding = lost.then(() => undefined);
+    this.#options.logger.info({ identity: this.#options.identity }, 'leading');
+    this.#options.onStartedLeading();
+    const lost = this.#hold();
+    this.#holding = lost.then(() => undefined);
     if (await lost) {
-      this.setLeading(false);
-      this.options.logger.error('lease lost');
-      this.options.onLost();
+      this.#setLeading(false);
+      this.#options.logger.error('lease lost');
+      this.#options.onLost();
     }
   }
 
-  private setLeading(leading: boolean): void {
-    this.leading = leading;
-    runtimeMetrics(this.options.metrics).leader.set({ name: this.options.name }, leading ? 1 : 0);
+  #setLeading(leading: boolean): void {
+    this.#leading = leading;
+    runtimeMetrics(this.#options.metrics).leader.set({ name: this.#options.name }, leading ? 1 : 0);
   }
 
   /** Returns when it leads or was stopped. */
-  private async standBy(): Promise<void> {
-    const { signal, logger } = this.options;
+  async #standBy(): Promise<void> {
+    const { signal, logger } = this.#options;
     const watching = new AbortController();
-    this.watch(watching.signal);
+    this.#watch(watching.signal);
     try {
-      while (!signal.aborted && !this.leading) {
-        const milliseconds = this.waitFor();
+      while (!signal.aborted && !this.#leading) {
+        const milliseconds = this.#waitFor();
         if (milliseconds > 0) {
-          await this.waitForChange(milliseconds, signal);
-        } else if (!(await this.acquire(logger))) {
-          await rest(this.timings.retry, signal);
+          await this.#waitForChange(milliseconds, signal);
+        } else if (!(await this.#acquire(logger))) {
+          await rest(this.#timings.retry, signal);
         }
       }
     } finally {
@@ -144,54 +144,54 @@ class Candidate {
   }
 
   /** The watch only makes this quicker: what it shows is read again before anything is written. */
-  private watch(signal: AbortSignal): void {
-    const { client, namespace, name, logger } = this.options;
+  #watch(signal: AbortSignal): void {
+    const { client, namespace, name, logger } = this.#options;
     const informer = new Informer(client, LEASES, {
       namespace,
       fieldSelector: `metadata.name=${name}`,
       logger,
     });
     informer.cache.onChange((change) => {
-      if (this.leading) {
+      if (this.#leading) {
         return;
       }
-      this.observe(change.type === 'deleted' ? undefined : change.object);
-      this.wake?.();
+      this.#observe(change.type === 'deleted' ? undefined : change.object);
+      this.#wake?.();
     });
     informer.start(signal);
   }
 
-  private observe(lease: Lease | undefined): void {
-    if (lease?.metadata.resourceVersion !== this.lease?.metadata.resourceVersion) {
-      this.lease = lease;
-      this.changedAt = performance.now();
+  #observe(lease: Lease | undefined): void {
+    if (lease?.metadata.resourceVersion !== this.#lease?.metadata.resourceVersion) {
+      this.#lease = lease;
+      this.#changedAt = performance.now();
     }
   }
 
   /** Milliseconds until the lease may be tried for. */
-  private waitFor(): number {
-    const { holderIdentity, leaseDurationSeconds } = this.lease?.spec ?? {};
-    if (!holderIdentity || holderIdentity === this.options.identity) {
+  #waitFor(): number {
+    const { holderIdentity, leaseDurationSeconds: seconds } = this.#lease?.spec ?? {};
+    if (!holderIdentity || holderIdentity === this.#options.identity) {
       return 0;
     }
-    const duration = leaseDurationSeconds === undefined ? this.timings.duration : leaseDurationSeconds * 1000;
-    return this.changedAt + duration - performance.now();
+    const duration = seconds === undefined ? this.#timings.duration : seconds * 1000;
+    return this.#changedAt + duration - performance.now();
   }
 
-  private async waitForChange(milliseconds: number, signal: AbortSignal): Promise<void> {
+  async #waitForChange(milliseconds: number, signal: AbortSignal): Promise<void> {
     const changed = new AbortController();
-    this.wake = () => changed.abort();
+    this.#wake = () => changed.abort();
     await rest(milliseconds, AbortSignal.any([signal, changed.signal]));
-    this.wake = undefined;
+    this.#wake = undefined;
   }
 
-  private async acquire(logger: Logger): Promise<boolean> {
+  async #acquire(logger: Logger): Promise<boolean> {
     try {
-      await this.read();
-      if (this.waitFor() > 0) {
+      await this.#read();
+      if (this.#waitFor() > 0) {
         return true;
       }
-      await this.take();
+      await this.#take();
       return true;
     } catch (error) {
       const beaten = isConflict(error) || isAlreadyExists(error);
@@ -200,100 +200,100 @@ class Candidate {
     }
   }
 
-  private async read(): Promise<void> {
-    const { client, namespace, name } = this.options;
+  async #read(): Promise<void> {
+    const { client, namespace, name } = this.#options;
+    const deadlineMilliseconds = this.#timings.renewDeadline;
     try {
-      this.observe(
-        await client.get(LEASES, { namespace, name }, { deadlineMilliseconds: this.timings.renewDeadline }),
-      );
+      this.#observe(await client.get(LEASES, { namespace, name }, { deadlineMilliseconds }));
     } catch (error) {
       if (!isNotFound(error)) {
         throw error;
       }
-      this.observe(undefined);
+      this.#observe(undefined);
     }
   }
 
-  private async take(): Promise<void> {
-    const { client, namespace, name, identity } = this.options;
+  async #take(): Promise<void> {
+    const { client, namespace, name, identity } = this.#options;
     const now = microTime(Date.now());
-    const transitions = this.lease?.spec?.leaseTransitions ?? 0;
+    const transitions = this.#lease?.spec?.leaseTransitions ?? 0;
     const spec = {
       holderIdentity: identity,
-      leaseDurationSeconds: Math.ceil(this.timings.duration / 1000),
+      leaseDurationSeconds: Math.ceil(this.#timings.duration / 1000),
       acquireTime: now,
       renewTime: now,
-      leaseTransitions: this.lease === undefined ? 0 : transitions + 1,
+      leaseTransitions: this.#lease === undefined ? 0 : transitions + 1,
     };
     const sent = performance.now();
-    if (this.lease === undefined) {
+    if (this.#lease === undefined) {
       const object = { metadata: { namespace, name }, spec };
-      this.lease = await client.create(LEASES, object, { deadlineMilliseconds: this.timings.renewDeadline });
+      const deadlineMilliseconds = this.#timings.renewDeadline;
+      this.#lease = await client.create(LEASES, object, { deadlineMilliseconds });
     } else {
-      await this.write(this.lease, spec);
+      await this.#write(this.#lease, spec);
     }
-    this.renewedAt = sent;
-    this.setLeading(true);
+    this.#renewedAt = sent;
+    this.#setLeading(true);
   }
 
   /** Carries the resourceVersion: whoever changed the lease meanwhile keeps it. */
-  private async write(lease: Lease, spec: NonNullable<Lease['spec']>): Promise<void> {
-    const { duration, renewDeadline, retry } = this.timings;
-    const left = this.leading ? this.renewedAt + renewDeadline - performance.now() : duration;
+  async #write(lease: Lease, spec: NonNullable<Lease['spec']>): Promise<void> {
+    const { duration, renewDeadline, retry } = this.#timings;
+    const left = this.#leading ? this.#renewedAt + renewDeadline - performance.now() : duration;
     const deadlineMilliseconds = Math.max(1, Math.min(left, retry * REQUEST_RETRIES));
-    this.lease = await this.options.client.update(LEASES, { ...lease, spec }, { deadlineMilliseconds });
+    this.#lease = await this.#options.client.update(LEASES, { ...lease, spec }, { deadlineMilliseconds });
   }
 
   /** Renews until released (false) or lost (true). */
-  private async hold(): Promise<boolean> {
-    const { signal } = this.releasing;
+  async #hold(): Promise<boolean> {
+    const { signal } = this.#releasing;
     while (!signal.aborted) {
-      await rest(this.timings.retry, signal);
+      await rest(this.#timings.retry, signal);
       if (signal.aborted) {
         return false;
       }
-      if (!this.isHeld() || (await this.renewalLost())) {
+      if (!this.isHeld() || (await this.#renewalLost())) {
         return true;
       }
     }
     return false;
   }
 
-  private async renewalLost(): Promise<boolean> {
+  async #renewalLost(): Promise<boolean> {
     try {
-      return !(await this.renew());
+      return !(await this.#renew());
     } catch (error) {
-      const late = performance.now() - this.renewedAt > this.timings.renewDeadline - 1;
-      this.options.logger.warn({ err: error, late }, 'lease not renewed');
+      const late = performance.now() - this.#renewedAt > this.#timings.renewDeadline - 1;
+      this.#options.logger.warn({ err: error, late }, 'lease not renewed');
       return late;
     }
   }
 
   /** False when another has it. */
-  private async renew(): Promise<boolean> {
+  async #renew(): Promise<boolean> {
     const sent = performance.now();
     try {
-      await this.writeRenewal();
+      await this.#writeRenewal();
     } catch (error) {
       if (!isConflict(error)) {
         throw error;
       }
       // An answer that was lost looks the same as another's write: look who holds it.
-      runtimeMetrics(this.options.metrics).slowPath.inc({ name: this.options.name });
-      await this.read();
-      if (this.lease?.spec?.holderIdentity !== this.options.identity) {
+      runtimeMetrics(this.#options.metrics).slowPath.inc({ name: this.#options.name });
+      await this.#read();
+      if (this.#lease?.spec?.holderIdentity !== this.#options.identity) {
         return false;
       }
-      await this.writeRenewal();
+      await this.#writeRenewal();
     }
-    this.renewedAt = sent;
+    this.#renewedAt = sent;
     return true;
   }
 
-  private async writeRenewal(): Promise<void> {
-    if (this.lease === undefined) {
+  async #writeRenewal(): Promise<void> {
+    if (this.#lease === undefined) {
       throw new Error('the lease has been deleted');
     }
-    await this.write(this.lease, { ...this.lease.spec, renewTime: microTime(Date.now()) });
+    await this.#write(this.#lease, { ...this.#lease.spec, renewTime: microTime(Date.now()) });
   }
 }

@@ -19,33 +19,33 @@ export interface Ready {
  * ready again after. Of several wishes to come later, the earliest counts.
  */
 export class WorkQueue {
-  private readonly ready = new Map<string, number>();
-  private readonly working = new Set<string>();
-  private readonly addedWhileWorking = new Set<string>();
-  private readonly delayed = new Map<string, Delayed>();
-  private readonly onReady: () => void;
-  private readonly now: () => number;
+  readonly #ready = new Map<string, number>();
+  readonly #working = new Set<string>();
+  readonly #addedWhileWorking = new Set<string>();
+  readonly #delayed = new Map<string, Delayed>();
+  readonly #onReady: () => void;
+  readonly #now: () => number;
 
   /** `onReady` is called whenever a key becomes ready. */
   constructor(onReady: () => void, now: () => number = () => performance.now()) {
-    this.onReady = onReady;
-    this.now = now;
+    this.#onReady = onReady;
+    this.#now = now;
   }
 
   /** Keys that are ready. */
   get depth(): number {
-    return this.ready.size;
+    return this.#ready.size;
   }
 
   add(key: string): void {
-    this.cancel(key);
-    if (this.working.has(key)) {
-      this.addedWhileWorking.add(key);
+    this.#cancel(key);
+    if (this.#working.has(key)) {
+      this.#addedWhileWorking.add(key);
       return;
     }
-    if (!this.ready.has(key)) {
-      this.ready.set(key, this.now());
-      this.onReady();
+    if (!this.#ready.has(key)) {
+      this.#ready.set(key, this.#now());
+      this.#onReady();
     }
   }
 
@@ -54,45 +54,45 @@ export class WorkQueue {
       this.add(key);
       return;
     }
-    const at = this.now() + milliseconds;
-    const known = this.delayed.get(key);
-    if (this.ready.has(key) || (known !== undefined && known.at <= at)) {
+    const at = this.#now() + milliseconds;
+    const known = this.#delayed.get(key);
+    if (this.#ready.has(key) || (known !== undefined && known.at <= at)) {
       return;
     }
-    this.cancel(key);
+    this.#cancel(key);
     const timer = setTimeout(() => this.add(key), Math.min(milliseconds, LONGEST_TIMER_MILLISECONDS));
-    this.delayed.set(key, { at, timer });
+    this.#delayed.set(key, { at, timer });
   }
 
   /** The key that has waited longest. Whoever takes it must call `done`. */
   take(): Ready | undefined {
-    for (const [key, since] of this.ready) {
-      this.ready.delete(key);
-      this.working.add(key);
+    for (const [key, since] of this.#ready) {
+      this.#ready.delete(key);
+      this.#working.add(key);
       return { key, since };
     }
     return undefined;
   }
 
   done(key: string): void {
-    this.working.delete(key);
-    if (this.addedWhileWorking.delete(key)) {
+    this.#working.delete(key);
+    if (this.#addedWhileWorking.delete(key)) {
       this.add(key);
     }
   }
 
   /** Forgets all that waits. What is being worked on goes on. */
   clear(): void {
-    for (const { timer } of this.delayed.values()) {
+    for (const { timer } of this.#delayed.values()) {
       clearTimeout(timer);
     }
-    this.delayed.clear();
-    this.ready.clear();
-    this.addedWhileWorking.clear();
+    this.#delayed.clear();
+    this.#ready.clear();
+    this.#addedWhileWorking.clear();
   }
 
-  private cancel(key: string): void {
-    clearTimeout(this.delayed.get(key)?.timer);
-    this.delayed.delete(key);
+  #cancel(key: string): void {
+    clearTimeout(this.#delayed.get(key)?.timer);
+    this.#delayed.delete(key);
   }
 }

@@ -35,24 +35,24 @@ export interface BackoffOptions {
 
 /** Waits that double up to a cap. */
 export class Backoff {
-  private readonly options: BackoffOptions;
-  private base: number;
+  readonly #options: BackoffOptions;
+  #base: number;
 
   constructor(options: BackoffOptions) {
-    this.options = options;
-    this.base = options.firstMilliseconds;
+    this.#options = options;
+    this.#base = options.firstMilliseconds;
   }
 
   /** The next wait, in milliseconds; with jitter it can pass the cap by the jitter's share. */
   next(): number {
-    const { capMilliseconds, jitter = 0, random = Math.random } = this.options;
-    const wait = this.base * (1 + jitter * random());
-    this.base = Math.min(this.base * 2, capMilliseconds);
+    const { capMilliseconds, jitter = 0, random = Math.random } = this.#options;
+    const wait = this.#base * (1 + jitter * random());
+    this.#base = Math.min(this.#base * 2, capMilliseconds);
     return wait;
   }
 
   reset(): void {
-    this.base = this.options.firstMilliseconds;
+    this.#base = this.#options.firstMilliseconds;
   }
 }
 

@@ -64,18 +64,18 @@ export interface TransportOptions {
  */
 export class Transport {
   readonly host: string;
-  private connection: Connection;
-  private pool: Pool;
-  private tokenRead: { token: string; at: number } | undefined;
+  #connection: Connection;
+  #pool: Pool;
+  #tokenRead: { token: string; at: number } | undefined;
   readonly metrics: RuntimeMetrics;
-  private readonly userAgent: string;
+  readonly #userAgent: string;
 
   constructor(connection: Connection, options: TransportOptions) {
-    this.connection = connection;
+    this.#connection = connection;
     this.host = new URL(connection.server).host;
-    this.pool = createPool(connection);
+    this.#pool = createPool(connection);
     this.metrics = runtimeMetrics(options.metrics);
-    this.userAgent = options.userAgent ?? 'berth';
+    this.#userAgent = options.userAgent ?? 'berth';
   }
 
   /**
@@ -90,7 +90,7 @@ export class Transport {
     const timer = setTimeout(() => limit.abort(deadlineError(request)), deadlineMilliseconds);
     signal?.addEventListener('abort', onAbort, { once: true });
     try {
-      return await this.attempts(request, limit.signal);
+      return await this.#attempts(request, limit.signal);
     } finally {
       clearTimeout(timer);
       signal?.removeEventListener('abort', onAbort);
@@ -102,7 +102,7 @@ export class Transport {
    * Rejects with an ApiError when the server refuses.
    */
   async stream(path: string, signal: AbortSignal): Promise<AsyncIterable<Buffer>> {
-    const response = await this.dispatch({ method: 'GET', path }, signal, {
+    const response = await this.#dispatch({ method: 'GET', path }, signal, {
       headersTimeout: REQUEST_DEADLINE_MILLISECONDS,
       bodyTimeout: 0,
     });
@@ -114,29 +114,29 @@ export class Transport {
 
   /** Uses other credentials from the next request on; what is under way ends on the old connections. */
   replaceCredentials(connection: Connection): void {
-    const old = this.pool;
-    this.connection = connection;
-    this.tokenRead = undefined;
-    this.pool = createPool(connection);
+    const old = this.#pool;
+    this.#connection = connection;
+    this.#tokenRead = undefined;
+    this.#pool = createPool(connection);
     // Resolves only when its last watch has ended; it reports no errors of its own.
     void old.close();
   }
 
   /** Ends all connections at once. */
   async close(): Promise<void> {
-    await this.pool.destroy();
+    await this.#pool.destroy();
   }
 
-  private async attempts(request: Request, signal: AbortSignal): Promise<Answer> {
+  async #attempts(request: Request, signal: AbortSignal): Promise<Answer> {
     const backoff = new Backoff({
       firstMilliseconds: RETRY_FIRST_MILLISECONDS,
       capMilliseconds: RETRY_AFTER_LIMIT_MILLISECONDS,
       jitter: 1,
     });
     for (let attempt = 1; ; attempt += 1) {
-      const response = await this.dispatch(request, signal, { headersTimeout: 0, bodyTimeout: 0 });
+      const response = await this.#dispatch(request, signal, { headersTimeout: 0, bodyTimeout: 0 });
       const body = await readBody(response);
-      const wait = attempt < ATTEMPTS ? this.retryWait(response, attempt, backoff) : undefined;
+      const wait = attempt < ATTEMPTS ? this.#retryWait(response, attempt, backoff) : undefined;
       if (wait === undefined) {
         return { status: response.statusCode, body, retryAfterMilliseconds: retryAfter(response) };
       }
@@ -150,15 +150,11 @@ export class Transport {
   }
 
   /** How long to wait before trying again, or undefined to take the answer as it is. */
-  private retryWait(
-    response: Dispatcher.ResponseData,
-    attempt: number,
-    backoff: Backoff,
-  ): number | undefined {
+  #retryWait(response: Dispatcher.ResponseData, attempt: number, backoff: Backoff): number | undefined {
     const status = response.statusCode;
-    if (status === 401 && attempt === 1 && this.tokenRead !== undefined) {
+    if (status === 401 && attempt === 1 && this.#tokenRead !== undefined) {
       // The file may hold a newer token than the one in memory.
-      this.tokenRead = undefined;
+      this.#tokenRead = undefined;
       return 0;
     }
     if (status !== 429 && status < 500) {
@@ -171,17 +167,17 @@ export class Transport {
     return status === 429 || status === 503 ? backoff.next() : undefined;
   }
 
-  private async dispatch(
+  async #dispatch(
     request: Request,
     signal: AbortSignal,
     timeouts: { headersTimeout: number; bodyTimeout: number },
   ): Promise<Dispatcher.ResponseData> {
-    const headers = await this.headers(request);
+    const headers = await this.#headers(request);
     const started = performance.now();
     let code = '<error>';
     try {
       request.beforeSend?.();
-      const response = await this.pool.request({
+      const response = await this.#pool.request({
         method: request.method,
         path: request.path,
         headers,
@@ -201,20 +197,20 @@ export class Transport {
     }
   }
 
-  private async headers(request: Request): Promise<Record<string, string>> {
-    const headers: Record<string, string> = { accept: 'application/json', 'user-agent': this.userAgent };
+  async #headers(request: Request): Promise<Record<string, string>> {
+    const headers: Record<string, string> = { accept: 'application/json', 'user-agent': this.#userAgent };
     if (request.body !== undefined) {
       headers['content-type'] = request.contentType ?? 'application/json';
     }
-    const token = await this.token();
+    const token = await this.#token();
     if (token !== undefined) {
       headers.authorization = `Bearer ${token}`;
     }
     return headers;
   }
 
-  private async token(): Promise<string | undefined> {
-    const { tokenFile, tokenPlugin, token } = this.connection;
+  async #token(): Promise<string | undefined> {
+    const { tokenFile, tokenPlugin, token } = this.#connection;
     if (tokenPlugin !== undefined) {
       return tokenPlugin();
     }
@@ -222,10 +218,10 @@ export class Transport {
       return token;
     }
     const now = performance.now();
-    if (this.tokenRead === undefined || now - this.tokenRead.at > TOKEN_REREAD_MILLISECONDS) {
-      this.tokenRead = { token: (await readFile(tokenFile, 'utf8')).trim(), at: now };
+    if (this.#tokenRead === undefined || now - this.#tokenRead.at > TOKEN_REREAD_MILLISECONDS) {
+      this.#tokenRead = { token: (await readFile(tokenFile, 'utf8')).trim(), at: now };
     }
-    return this.tokenRead.token;
+    return this.#tokenRead.token;
   }
 }
 

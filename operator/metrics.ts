@@ -16,8 +16,8 @@ export interface VMView {
 }
 
 export class VMMetrics {
-  private readonly transitions: Histogram<'vm_namespace' | 'phase'>;
-  private readonly failures: Counter<'vm_namespace' | 'reason'>;
+  readonly #transitions: Histogram<'vm_namespace' | 'phase'>;
+  readonly #failures: Counter<'vm_namespace' | 'reason'>;
 
   constructor(registry: Registry, view: VMView) {
     const registers = [registry];
@@ -28,14 +28,14 @@ export class VMMetrics {
       registers,
       collect: () => countPending(pending, view),
     });
-    this.transitions = new Histogram({
+    this.#transitions = new Histogram({
       name: 'berth_vm_phase_transition_seconds',
       help: 'Seconds from the creation of a VM until it entered the phase',
       labelNames: ['vm_namespace', 'phase'] as const,
       buckets: TRANSITION_BUCKETS,
       registers,
     });
-    this.failures = new Counter({
+    this.#failures = new Counter({
       name: 'berth_vm_deployments_failed_total',
       help: 'VMs that ended for good, by the reason in status.failure',
       labelNames: ['vm_namespace', 'reason'] as const,
@@ -48,10 +48,10 @@ export class VMMetrics {
     const vm_namespace = vm.metadata.namespace ?? '';
     if (next.phase !== undefined && next.phase !== last?.phase) {
       const created = Date.parse(vm.metadata.creationTimestamp ?? '');
-      this.transitions.observe({ vm_namespace, phase: next.phase }, Math.max(0, now - created) / 1000);
+      this.#transitions.observe({ vm_namespace, phase: next.phase }, Math.max(0, now - created) / 1000);
     }
     if (next.failure !== undefined && last?.failure === undefined) {
-      this.failures.inc({ vm_namespace, reason: next.failure.reason });
+      this.#failures.inc({ vm_namespace, reason: next.failure.reason });
     }
   }
 }

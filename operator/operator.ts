@@ -33,43 +33,43 @@ export interface OperatorStart {
 }
 
 export class Operator {
-  private readonly start: OperatorStart;
-  private readonly registry: Registry;
-  private readonly client: KubeClient;
-  private readonly leaseClient: KubeClient;
-  private readonly controllers: Controllers;
-  private readonly identity = `${hostname()}-${randomUUID()}`;
-  private readonly candidacy = new AbortController();
-  private readonly working = new AbortController();
-  private readonly watching = new AbortController();
-  private readonly servers: RunningServer[] = [];
-  private election: LeaderElection | undefined;
-  private isSynced = false;
-  private isWorking = false;
+  readonly #start: OperatorStart;
+  readonly #registry: Registry;
+  readonly #client: KubeClient;
+  readonly #leaseClient: KubeClient;
+  readonly #controllers: Controllers;
+  readonly #identity = `${hostname()}-${randomUUID()}`;
+  readonly #candidacy = new AbortController();
+  readonly #working = new AbortController();
+  readonly #watching = new AbortController();
+  readonly #servers: RunningServer[] = [];
+  #election: LeaderElection | undefined;
+  #isSynced = false;
+  #isWorking = false;
 
   private constructor(start: OperatorStart, connection: Connection) {
     const { config, logger } = start;
-    this.start = start;
-    this.registry = createMetrics();
-    this.client = new KubeClient(
-      new Transport(connection, { metrics: this.registry, userAgent: 'berth-operator' }),
+    this.#start = start;
+    this.#registry = createMetrics();
+    this.#client = new KubeClient(
+      new Transport(connection, { metrics: this.#registry, userAgent: 'berth-operator' }),
     );
-    this.leaseClient = new KubeClient(
-      new Transport(connection, { metrics: this.registry, userAgent: 'berth-operator' }),
+    this.#leaseClient = new KubeClient(
+      new Transport(connection, { metrics: this.#registry, userAgent: 'berth-operator' }),
     );
-    this.client.guard = () => this.election?.isHeld() === true;
-    this.controllers = createControllers({
-      client: this.client,
+    this.#client.guard = () => this.#election?.isHeld() === true;
+    this.#controllers = createControllers({
+      client: this.#client,
       config,
-      recorder: new EventRecorder(this.client, {
+      recorder: new EventRecorder(this.#client, {
         reportingController: 'berth.dev/operator',
-        reportingInstance: this.identity,
+        reportingInstance: this.#identity,
         logger,
       }),
-      registry: this.registry,
+      registry: this.#registry,
       logger,
       clock: Date.now,
-      isLeader: () => this.isWorking,
+      isLeader: () => this.#isWorking,
     });
   }
 
@@ -77,19 +77,19 @@ export class Operator {
   static async start(start: OperatorStart): Promise<Operator> {
     const connection = await loadConnection({ kubeconfigPath: start.kubeconfigPath });
     const operator = new Operator(start, connection);
-    await operator.listen();
-    operator.watch();
+    await operator.#listen();
+    operator.#watch();
     return operator;
   }
 
-  private async listen(): Promise<void> {
-    const { config, logger } = this.start;
-    const authorizer = new Authorizer(this.leaseClient);
+  async #listen(): Promise<void> {
+    const { config, logger } = this.#start;
+    const authorizer = new Authorizer(this.#leaseClient);
     const certificates = certificateProvider(config);
-    this.servers.push(
+    this.#servers.push(
       await serveMetrics({
         listen: config.metrics.address,
-        metrics: this.registry,
+        metrics: this.#registry,
         authorizer,
         certificates,
         logger,
@@ -97,7 +97,7 @@ export class Operator {
       await serveHealth({
         listen: config.health.address,
         live: { process: () => undefined },
-        ready: { caches: () => (this.isSynced ? undefined : 'the caches are not filled yet') },
+        ready: { caches: () => (this.#isSynced ? undefined : 'the caches are not filled yet') },
         logger,
       }),
     );
@@ -105,59 +105,59 @@ export class Operator {
   }
 
   /** Leader and standby alike keep their caches warm; only the leader's controllers run. */
-  private watch(): void {
-    const { informers } = this.controllers;
+  #watch(): void {
+    const { informers } = this.#controllers;
     for (const informer of informers) {
-      informer.start(this.watching.signal);
+      informer.start(this.#watching.signal);
     }
     Promise.all(informers.map((informer) => informer.synced)).then(
-      () => this.standForElection(),
-      (error: unknown) => this.start.logger.debug({ err: error }, 'stopped before the caches were filled'),
+      () => this.#standForElection(),
+      (error: unknown) => this.#start.logger.debug({ err: error }, 'stopped before the caches were filled'),
     );
   }
 
-  private standForElection(): void {
-    const { config, logger, onLost } = this.start;
+  #standForElection(): void {
+    const { config, logger, onLost } = this.#start;
     const { leaseDurationSeconds, renewDeadlineSeconds, retryPeriodSeconds } = config.leaderElection;
-    this.isSynced = true;
-    this.election = runLeaderElection({
-      client: this.leaseClient,
+    this.#isSynced = true;
+    this.#election = runLeaderElection({
+      client: this.#leaseClient,
       namespace: config.namespaces.system,
       name: LEASE_NAME,
-      identity: this.identity,
+      identity: this.#identity,
       lease: {
         duration: leaseDurationSeconds * 1000,
         renewDeadline: renewDeadlineSeconds * 1000,
         retry: retryPeriodSeconds * 1000,
       },
       logger,
-      signal: this.candidacy.signal,
-      metrics: this.registry,
-      onStartedLeading: () => this.work(),
+      signal: this.#candidacy.signal,
+      metrics: this.#registry,
+      onStartedLeading: () => this.#work(),
       onLost,
     });
   }
 
-  private work(): void {
-    this.isWorking = true;
-    this.start.logger.info({ identity: this.identity }, 'leading');
-    for (const controller of this.controllers.controllers) {
-      controller.start(this.working.signal);
+  #work(): void {
+    this.#isWorking = true;
+    this.#start.logger.info({ identity: this.#identity }, 'leading');
+    for (const controller of this.#controllers.controllers) {
+      controller.start(this.#working.signal);
     }
   }
 
   /** Finishes what has begun, gives the lease back, then ends the watches and the servers. */
   async stop(): Promise<void> {
-    this.start.logger.info('stopping');
-    this.candidacy.abort();
-    if (this.isWorking) {
-      this.working.abort();
-      const drained = Promise.all(this.controllers.controllers.map((controller) => controller.drained()));
+    this.#start.logger.info('stopping');
+    this.#candidacy.abort();
+    if (this.#isWorking) {
+      this.#working.abort();
+      const drained = Promise.all(this.#controllers.controllers.map((controller) => controller.drained()));
       await Promise.race([drained, deadline(DRAIN_MILLISECONDS)]);
-      await this.election?.release();
+      await this.#election?.release();
     }
-    this.watching.abort();
-    await Promise.all(this.servers.map((server) => server.close()));
+    this.#watching.abort();
+    await Promise.all(this.#servers.map((server) => server.close()));
   }
 }
 

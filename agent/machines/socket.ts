@@ -1,5 +1,7 @@
 /** Unix sockets in machine folders, whatever the length of the folder's path. */
+import { once } from 'node:events';
 import { closeSync, openSync } from 'node:fs';
+import { createConnection, type Socket } from 'node:net';
 import { join } from 'node:path';
 
 /** `sun_path` holds 108 bytes on Linux and 104 on macOS, the closing zero included. */
@@ -24,4 +26,11 @@ export async function withSocketPath<T>(
   } finally {
     closeSync(descriptor);
   }
+}
+
+/** Rejects with the system's error (ENOENT, ECONNREFUSED, EAGAIN) where nobody listens. */
+export async function connectTo(path: string): Promise<Socket> {
+  const socket = createConnection(path);
+  await once(socket, 'connect');
+  return socket;
 }

@@ -71,24 +71,24 @@ async function prepare(cluster: Cluster, image: string, signal: AbortSignal): Pr
 }
 
 class Bench {
-  private readonly cluster: Cluster;
-  private readonly agent: AgentProcess;
+  readonly #cluster: Cluster;
+  readonly #agent: AgentProcess;
   /** By VM: when its Pod was seen bound, and the Pod's uid. */
-  private readonly bound = new Map<string, { at: number; uid: string }>();
+  readonly #bound = new Map<string, { at: number; uid: string }>();
 
   constructor(cluster: Cluster, agent: AgentProcess) {
-    this.cluster = cluster;
-    this.agent = agent;
+    this.#cluster = cluster;
+    this.#agent = agent;
   }
 
   async watch(signal: AbortSignal): Promise<void> {
-    const pods = new Informer<Pod>(this.cluster.client(), PODS, {
+    const pods = new Informer<Pod>(this.#cluster.client(), PODS, {
       namespace: NAMESPACE,
       logger: pino({ level: 'silent' }),
     });
     pods.cache.onChange(({ object: { metadata, spec } }) => {
-      if (spec.nodeName !== undefined && !this.bound.has(metadata.name)) {
-        this.bound.set(metadata.name, { at: performance.now(), uid: metadata.uid ?? '' });
+      if (spec.nodeName !== undefined && !this.#bound.has(metadata.name)) {
+        this.#bound.set(metadata.name, { at: performance.now(), uid: metadata.uid ?? '' });
       }
     });
     pods.start(signal);
@@ -97,31 +97,26 @@ class Bench {
 
   async run(name: string): Promise<{ agent: number; byHand: number }> {
     const metadata = { name, namespace: NAMESPACE };
-    await this.cluster.client().create(VMS, { metadata, spec: { image: 'guest', cpu: 1, memory: '256Mi' } });
-    const { at, uid } = await waitFor(`VM ${name} to be bound`, () => this.bound.get(name), START);
-    const folder = join(this.agent.dataDirectory, 'machines', uid);
+    await this.#cluster.client().create(VMS, { metadata, spec: { image: 'guest', cpu: 1, memory: '256Mi' } });
+    const { at, uid } = await waitFor(`VM ${name} to be bound`, () => this.#bound.get(name), START);
+    const folder = join(this.#agent.dataDirectory, 'machines', uid);
     const agent = (await kernelStarted(folder)) - at;
-    const machine = (await this.agent.machines()).get(uid);
+    const machine = (await this.#agent.machines()).get(uid);
     if (machine === undefined) throw new Error(`VM ${name} has no process`);
     const command = (await readFile(`/proc/${machine.pid}/cmdline`, 'utf8')).split('\0').slice(0, -1);
     const program = await readlink(`/proc/${machine.pid}/exe`);
     const { base } = JSON.parse(await readFile(join(folder, FILES.state), 'utf8')) as {
       base: { path: string };
     };
-    await this.cluster.kubectl(['-n', NAMESPACE, 'delete', 'vm', name]);
+    await this.#cluster.kubectl(['-n', NAMESPACE, 'delete', 'vm', name]);
     return {
       agent,
-      byHand: await this.startByHand(join(this.cluster.directory, name), program, command, base.path),
+      byHand: await this.#startByHand(join(this.#cluster.directory, name), program, command, base.path),
     };
   }
 
   /** The same command in a folder of its own, with a disk of its own. */
-  private async startByHand(
-    folder: string,
-    program: string,
-    command: string[],
-    base: string,
-  ): Promise<number> {
+  async #startByHand(folder: string, program: string, command: string[], base: string): Promise<number> {
     await mkdir(folder, { mode: 0o711 });
     const disk = join(folder, FILES.disk);
     const overlay = ['create', '-q', '-f', 'qcow2', '-F', 'qcow2', '-b', base, disk];

@@ -29,14 +29,14 @@ export class AgentProcess {
   readonly dataDirectory: string;
   readonly logFile: string;
   readonly configFile: string;
-  private readonly cluster: Cluster;
-  private readonly networkNamespace: string | undefined;
-  private record: ProcessRecord | undefined;
+  readonly #cluster: Cluster;
+  readonly #networkNamespace: string | undefined;
+  #record: ProcessRecord | undefined;
 
   private constructor(cluster: Cluster, { nodeName, networkNamespace }: AgentOptions) {
-    this.cluster = cluster;
+    this.#cluster = cluster;
     this.nodeName = nodeName;
-    this.networkNamespace = networkNamespace;
+    this.#networkNamespace = networkNamespace;
     this.dataDirectory = join(cluster.directory, nodeName);
     this.logFile = join(cluster.directory, `${nodeName}.log`);
     this.configFile = join(cluster.directory, `${nodeName}.yaml`);
@@ -61,23 +61,27 @@ export class AgentProcess {
   }
 
   get pid(): number {
-    return this.running().pid;
+    return this.#running().pid;
   }
 
   /** Without waiting for anything. */
   async startAgain(): Promise<void> {
     const command = [process.execPath, join(ROOT, 'agent', 'main.ts'), '--config', this.configFile];
     const inside =
-      this.networkNamespace === undefined ? [] : ['nsenter', `--net=/run/netns/${this.networkNamespace}`];
+      this.#networkNamespace === undefined ? [] : ['nsenter', `--net=/run/netns/${this.#networkNamespace}`];
     const [file = '', ...rest] = [...inside, ...command];
-    this.record = await startProcess(this.cluster.directory, { name: this.nodeName, file, arguments: rest });
+    this.#record = await startProcess(this.#cluster.directory, {
+      name: this.nodeName,
+      file,
+      arguments: rest,
+    });
   }
 
   async ready(): Promise<void> {
     await waitFor(
       `node ${this.nodeName} to be Ready (see ${this.logFile})`,
       async () => {
-        const node = await this.cluster.client().get(NODES, { name: this.nodeName });
+        const node = await this.#cluster.client().get(NODES, { name: this.nodeName });
         const slots = node.status?.allocatable?.['berth.dev/slot'];
         return (
           node.status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True') &&
@@ -89,12 +93,12 @@ export class AgentProcess {
   }
 
   async kill(signal: NodeJS.Signals): Promise<void> {
-    await signalProcess(this.running(), signal);
+    await signalProcess(this.#running(), signal);
   }
 
   /** SIGTERM, then waits: machines run on. */
   async stop(): Promise<void> {
-    await stopProcess(this.cluster.directory, this.running());
+    await stopProcess(this.#cluster.directory, this.#running());
   }
 
   /** Processes of machines that this host's state files speak of, by Pod uid. */
@@ -112,17 +116,17 @@ export class AgentProcess {
 
   /** Ends the agent and every machine: what a host's power cut does. */
   async powerOff(): Promise<void> {
-    await stopProcess(this.cluster.directory, this.running(), 'SIGKILL');
+    await stopProcess(this.#cluster.directory, this.#running(), 'SIGKILL');
     for (const identity of (await this.machines()).values()) {
       await killForCertain(identity);
     }
   }
 
-  private running(): ProcessRecord {
-    if (this.record === undefined) {
+  #running(): ProcessRecord {
+    if (this.#record === undefined) {
       throw new Error(`agent ${this.nodeName} was not started`);
     }
-    return this.record;
+    return this.#record;
   }
 }
 

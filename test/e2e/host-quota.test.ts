@@ -17,18 +17,18 @@ let counter: HypervisorCounter;
 
 /** The greatest number of QEMU processes that were there at once. */
 class HypervisorCounter {
-  private most = 0;
-  private readonly timer: NodeJS.Timeout;
-  private failure: unknown;
+  most = 0;
+  readonly #timer: NodeJS.Timeout;
+  #failure: unknown;
 
   constructor(folder: string) {
-    this.timer = setInterval(() => {
+    this.#timer = setInterval(() => {
       hypervisorsBelow(folder).then(
         ({ length }) => {
           this.most = Math.max(this.most, length);
         },
         (error: unknown) => {
-          this.failure = error;
+          this.#failure = error;
         },
       );
     }, COUNT_INTERVAL_MILLISECONDS);
@@ -36,14 +36,14 @@ class HypervisorCounter {
 
   /** From the start, or since this was last asked. */
   greatest(): number {
-    if (this.failure !== undefined) throw this.failure;
+    if (this.#failure !== undefined) throw this.#failure;
     const { most } = this;
     this.most = 0;
     return most;
   }
 
   stop(): void {
-    clearInterval(this.timer);
+    clearInterval(this.#timer);
   }
 }
 

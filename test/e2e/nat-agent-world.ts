@@ -39,18 +39,18 @@ export class NatHost {
   readonly cluster: Cluster;
   readonly operator: OperatorProcess;
   readonly agent: AgentProcess;
-  private readonly world: Worker;
-  private readonly images: GatedImages;
-  private readonly kubeletPort: number;
+  readonly #world: Worker;
+  readonly #images: GatedImages;
+  readonly #kubeletPort: number;
 
   private constructor(parts: Pick<NatHost, 'net' | 'cluster' | 'operator' | 'agent'>, own: Own) {
     this.net = parts.net;
     this.cluster = parts.cluster;
     this.operator = parts.operator;
     this.agent = parts.agent;
-    this.images = own.images;
-    this.kubeletPort = own.kubeletPort;
-    this.world = parts.net.worker('world');
+    this.#images = own.images;
+    this.#kubeletPort = own.kubeletPort;
+    this.#world = parts.net.worker('world');
   }
 
   /** Every part that was started is in `ends` before the next one is: run from the last to the first, they leave nothing. */
@@ -102,25 +102,25 @@ export class NatHost {
 
   async makeImages(): Promise<void> {
     await this.apply('Image', 'guest', { source: { sharedFile: { path: 'guest.qcow2' } } });
-    const { port, sha256 } = this.images;
+    const { port, sha256 } = this.#images;
     const http = { url: `http://127.0.0.1:${port}/guest.qcow2`, sha256 };
     await this.apply('Image', 'gated', { source: { http } });
   }
 
   /** The image `gated` can be fetched from now on. */
   openGate(): void {
-    this.images.open();
+    this.#images.open();
   }
 
   /** The guest's page, asked for from beyond the host. */
   page(port: number): Promise<string> {
-    return this.world.do('httpGet', `http://${HOST_ADDRESS}:${port}/`, PAGE_MILLISECONDS);
+    return this.#world.do('httpGet', `http://${HOST_ADDRESS}:${port}/`, PAGE_MILLISECONDS);
   }
 
   /** One line of the agent's metrics: its value. */
   async metric(line: string): Promise<number> {
     const text = await readMetrics(this.cluster, {
-      metricsUrl: `https://127.0.0.1:${this.kubeletPort}/metrics`,
+      metricsUrl: `https://127.0.0.1:${this.#kubeletPort}/metrics`,
     });
     const found = text.split('\n').find((one) => one.startsWith(`${line} `));
     if (found === undefined) throw new Error(`the agent has no metric ${line}`);
@@ -159,13 +159,13 @@ export class NatHost {
       ports: links.map(({ ifname }) => ifname).toSorted(),
       rules: this.net.inHost('nft', 'list', 'ruleset'),
       connections: this.net.inHost('conntrack', '-L'),
-      processes: this.net.inHost('ps', '-o', 'args=', '--pid', this.pids()),
+      processes: this.net.inHost('ps', '-o', 'args=', '--pid', this.#pids()),
       folders: [...(await readdir(join(data, 'machines'))), ...(await readdir(join(data, 'pods')))],
       attachments: await readFile(join(data, 'network', 'attachments.json'), 'utf8'),
     };
   }
 
-  private pids(): string {
+  #pids(): string {
     return this.net.inHost('ip', 'netns', 'pids', this.net.host).trim().split('\n').join(',');
   }
 }
@@ -174,16 +174,16 @@ export class NatHost {
 class GatedImages {
   readonly port: number;
   readonly sha256: string;
-  private readonly server: Server;
-  private readonly gate: PromiseWithResolvers<void>;
+  readonly #server: Server;
+  readonly #gate: PromiseWithResolvers<void>;
 
   private constructor(
     server: Server,
     gate: PromiseWithResolvers<void>,
     facts: { port: number; sha256: string },
   ) {
-    this.server = server;
-    this.gate = gate;
+    this.#server = server;
+    this.#gate = gate;
     this.port = facts.port;
     this.sha256 = facts.sha256;
   }
@@ -203,11 +203,11 @@ class GatedImages {
   }
 
   open(): void {
-    this.gate.resolve();
+    this.#gate.resolve();
   }
 
   async close(): Promise<void> {
-    this.server.closeAllConnections();
-    await new Promise((resolve) => this.server.close(resolve));
+    this.#server.closeAllConnections();
+    await new Promise((resolve) => this.#server.close(resolve));
   }
 }

@@ -53,14 +53,14 @@ export class World {
     );
     const cluster = await startCluster({ name: `${options.name}-${process.pid}` });
     try {
-      return await World.furnish(cluster, image, options);
+      return await World.#furnish(cluster, image, options);
     } catch (error) {
       await cluster.stop();
       throw error;
     }
   }
 
-  private static async furnish(cluster: Cluster, image: string, options: WorldOptions): Promise<World> {
+  static async #furnish(cluster: Cluster, image: string, options: WorldOptions): Promise<World> {
     const { architecture, hosts, agentConfig } = options;
     const world = new World(cluster, await cluster.startOperator());
     await mkdir(world.shared);
@@ -132,11 +132,11 @@ export class World {
 export class MachineOnHost {
   readonly folder: string;
   readonly process: ProcessIdentity;
-  private readonly record: string;
+  readonly #record: string;
 
   private constructor(dataDirectory: string, uid: string, process: ProcessIdentity) {
     this.folder = join(dataDirectory, 'machines', uid);
-    this.record = join(dataDirectory, 'pods', `${uid}.json`);
+    this.#record = join(dataDirectory, 'pods', `${uid}.json`);
     this.process = process;
   }
 
@@ -147,7 +147,7 @@ export class MachineOnHost {
     });
     const machine = new MachineOnHost(dataDirectory, uid, process);
     expect(existsSync(join(machine.folder, 'disk.qcow2'))).toBe(true);
-    expect(existsSync(machine.record)).toBe(true);
+    expect(existsSync(machine.#record)).toBe(true);
     return machine;
   }
 
@@ -155,14 +155,14 @@ export class MachineOnHost {
   async expectGone(): Promise<void> {
     expect(await isAlive(this.process)).toBe(false);
     expect(existsSync(this.folder)).toBe(false);
-    await waitFor(`record ${this.record} to be gone`, () => !existsSync(this.record));
+    await waitFor(`record ${this.#record} to be gone`, () => !existsSync(this.#record));
   }
 
   /** The same, where nobody waits for it to be done. */
   async waitUntilGone(): Promise<void> {
     await waitFor(
       `all of machine ${this.folder} to be gone`,
-      async () => !(await isAlive(this.process)) && !existsSync(this.folder) && !existsSync(this.record),
+      async () => !(await isAlive(this.process)) && !existsSync(this.folder) && !existsSync(this.#record),
       STEP,
     );
   }

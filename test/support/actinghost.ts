@@ -28,12 +28,12 @@ export interface HostPlan {
 
 export class ActingHost {
   readonly name: string;
-  private readonly client: KubeClient;
-  private heartbeat: NodeJS.Timeout | undefined;
-  private beating: Promise<void> = Promise.resolve();
+  readonly #client: KubeClient;
+  #heartbeat: NodeJS.Timeout | undefined;
+  #beating: Promise<void> = Promise.resolve();
 
   private constructor(client: KubeClient, name: string) {
-    this.client = client;
+    this.#client = client;
     this.name = name;
   }
 
@@ -51,20 +51,20 @@ export class ActingHost {
 
   /** Heartbeats begin, or begin again after a silence. */
   beat(): void {
-    this.heartbeat = setInterval(() => {
-      this.beating = this.renew();
+    this.#heartbeat = setInterval(() => {
+      this.#beating = this.#renew();
     }, HEARTBEAT_MILLISECONDS);
   }
 
   /** No heartbeat any more, as of a host without network or power. */
   async silence(): Promise<void> {
-    clearInterval(this.heartbeat);
-    await this.beating;
+    clearInterval(this.#heartbeat);
+    await this.#beating;
   }
 
   /** Reports again after a silence that the cluster has noticed. */
   async comeBack(): Promise<void> {
-    await this.renew();
+    await this.#renew();
     this.beat();
     await this.setCondition({ type: 'Ready', status: 'True', reason: 'AgentReady' });
   }
@@ -72,18 +72,18 @@ export class ActingHost {
   /** The Node object goes; that ends heartbeats too. */
   async remove(): Promise<void> {
     await this.silence();
-    await this.client.delete(NODES, { name: this.name });
-    await this.client.delete(LEASES, { namespace: LEASE_NAMESPACE, name: this.name });
+    await this.#client.delete(NODES, { name: this.name });
+    await this.#client.delete(LEASES, { namespace: LEASE_NAMESPACE, name: this.name });
   }
 
   async setCondition(condition: Omit<PodCondition, 'lastTransitionTime'>): Promise<void> {
     await waitFor(`condition ${condition.type} of host ${this.name} to be written`, async () => {
-      const node = await this.client.get(NODES, { name: this.name });
+      const node = await this.#client.get(NODES, { name: this.name });
       const others = node.status?.conditions?.filter(({ type }) => type !== condition.type) ?? [];
       const written = { ...condition, lastTransitionTime: now(), lastHeartbeatTime: now() };
       // With the resourceVersion: the controller-manager and the operator write conditions and resources of the Node too.
       const metadata = { resourceVersion: node.metadata.resourceVersion };
-      await this.client.mergePatch(
+      await this.#client.mergePatch(
         NODES,
         { name: this.name },
         { metadata, status: { conditions: [...others, written] } },
@@ -96,49 +96,49 @@ export class ActingHost {
   /** Waits for the Pod to be bound to this host. */
   waitForPod(ref: Ref): Promise<Pod> {
     return waitFor(`Pod ${ref.name} to be bound to ${this.name}`, async () => {
-      const pod = await this.client.get(PODS, ref);
+      const pod = await this.#client.get(PODS, ref);
       return pod.spec.nodeName === this.name && pod;
     });
   }
 
   async waiting(ref: Ref, reason: string, message = ''): Promise<void> {
-    await this.report(ref, 'Pending', { waiting: { reason, message } });
+    await this.#report(ref, 'Pending', { waiting: { reason, message } });
   }
 
   async run(ref: Ref): Promise<void> {
-    await this.report(ref, 'Running', { running: { startedAt: now() } });
+    await this.#report(ref, 'Running', { running: { startedAt: now() } });
   }
 
   /** Off, but its place is kept: `terminated` could never be left again. */
   async stopped(ref: Ref): Promise<void> {
-    await this.report(ref, 'Running', { waiting: { reason: 'Stopped', message: '' } });
+    await this.#report(ref, 'Running', { waiting: { reason: 'Stopped', message: '' } });
   }
 
   /** The machine has ended and nothing of it is left. `startedAt` is given when it had been running. */
   async fail(ref: Ref, reason: string, message: string, startedAt?: string): Promise<void> {
     const terminated = { exitCode: 1, reason, message, finishedAt: now(), ...(startedAt && { startedAt }) };
-    await this.report(ref, 'Failed', { terminated });
+    await this.#report(ref, 'Failed', { terminated });
   }
 
   /** What an agent does with a deleted Pod: ends the machine, says so, deletes the Pod for good. */
   async end(ref: Ref, startedAt?: string): Promise<void> {
     await waitFor(`Pod ${ref.name} to be deleted`, async () => {
-      const pod = await this.client.get(PODS, ref);
+      const pod = await this.#client.get(PODS, ref);
       return pod.metadata.deletionTimestamp !== undefined;
     });
     await this.fail(ref, 'Deleted', 'stopped', startedAt);
-    await this.client.delete(PODS, ref, { gracePeriodSeconds: 0 });
+    await this.#client.delete(PODS, ref, { gracePeriodSeconds: 0 });
   }
 
   /** Adds or replaces a condition of a Pod. */
   async setPodCondition(ref: Ref, condition: Omit<PodCondition, 'lastTransitionTime'>): Promise<void> {
-    const pod = await this.client.get(PODS, ref);
+    const pod = await this.#client.get(PODS, ref);
     const others = pod.status?.conditions?.filter(({ type }) => type !== condition.type) ?? [];
     const conditions = [...others, { ...condition, lastTransitionTime: now() }];
-    await this.client.mergePatch(PODS, ref, { status: { conditions } }, { subresource: 'status' });
+    await this.#client.mergePatch(PODS, ref, { status: { conditions } }, { subresource: 'status' });
   }
 
-  private async report(ref: Ref, phase: PodPhase, state: ContainerState): Promise<void> {
+  async #report(ref: Ref, phase: PodPhase, state: ContainerState): Promise<void> {
     const container = {
       name: MACHINE_CONTAINER,
       image: 'guest',
@@ -148,12 +148,12 @@ export class ActingHost {
       state,
     };
     const status = { phase, startTime: now(), containerStatuses: [container] };
-    await this.client.mergePatch(PODS, ref, { status }, { subresource: 'status' });
+    await this.#client.mergePatch(PODS, ref, { status }, { subresource: 'status' });
   }
 
-  private async renew(): Promise<void> {
+  async #renew(): Promise<void> {
     try {
-      await this.client.mergePatch(
+      await this.#client.mergePatch(
         LEASES,
         { namespace: LEASE_NAMESPACE, name: this.name },
         { spec: { renewTime: microNow() } },

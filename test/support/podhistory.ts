@@ -6,45 +6,45 @@ import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
 
 export class PodHistory {
-  private readonly stopping = new AbortController();
-  private readonly holders = new Map<string, Set<string>>();
-  private readonly uids = new Map<string, Set<string>>();
-  private most = 0;
+  readonly #stopping = new AbortController();
+  readonly #holders = new Map<string, Set<string>>();
+  readonly #uids = new Map<string, Set<string>>();
+  #most = 0;
 
   static async start(client: KubeClient): Promise<PodHistory> {
     const history = new PodHistory();
     const informer = new Informer(client, PODS, { logger: pino({ level: 'silent' }) });
-    informer.cache.onChange(({ type, object }) => history.record(type === 'deleted', object));
-    informer.start(history.stopping.signal);
+    informer.cache.onChange(({ type, object }) => history.#record(type === 'deleted', object));
+    informer.start(history.#stopping.signal);
     await informer.synced;
     return history;
   }
 
   /** The greatest number of machines that any host had at any moment: bound, not ended, not deleted. */
   mostOnOneHost(): number {
-    return this.most;
+    return this.#most;
   }
 
   /** How many Pods of this name there ever were. */
   createdAs(namespace: string, name: string): number {
-    return this.uids.get(`${namespace}/${name}`)?.size ?? 0;
+    return this.#uids.get(`${namespace}/${name}`)?.size ?? 0;
   }
 
   stop(): void {
-    this.stopping.abort(new Error('the test is over'));
+    this.#stopping.abort(new Error('the test is over'));
   }
 
-  private record(isDeleted: boolean, pod: Readonly<Pod>): void {
+  #record(isDeleted: boolean, pod: Readonly<Pod>): void {
     const { uid = '' } = pod.metadata;
     const key = keyOf(pod);
-    this.uids.set(key, (this.uids.get(key) ?? new Set()).add(uid));
+    this.#uids.set(key, (this.#uids.get(key) ?? new Set()).add(uid));
     const { nodeName } = pod.spec;
     if (nodeName === undefined) return;
-    const onHost = this.holders.get(nodeName) ?? new Set();
-    this.holders.set(nodeName, onHost);
+    const onHost = this.#holders.get(nodeName) ?? new Set();
+    this.#holders.set(nodeName, onHost);
     const ended = pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
     if (isDeleted || ended) onHost.delete(uid);
     else onHost.add(uid);
-    this.most = Math.max(this.most, onHost.size);
+    this.#most = Math.max(this.#most, onHost.size);
   }
 }

@@ -24,12 +24,12 @@ export interface RelayOptions {
 }
 
 export class Relay {
-  private readonly pass: Pass;
-  private readonly process: ChildProcess;
+  readonly #pass: Pass;
+  readonly #process: ChildProcess;
 
   private constructor(pass: Pass, process: ChildProcess) {
-    this.pass = pass;
-    this.process = process;
+    this.#pass = pass;
+    this.#process = process;
   }
 
   static async open(options: RelayOptions): Promise<Relay> {
@@ -47,48 +47,48 @@ export class Relay {
   }
 
   async close(): Promise<void> {
-    const ended = once(this.process, 'exit');
-    if (this.process.exitCode === null && this.process.signalCode === null) {
-      this.process.kill('SIGKILL');
+    const ended = once(this.#process, 'exit');
+    if (this.#process.exitCode === null && this.#process.signalCode === null) {
+      this.#process.kill('SIGKILL');
       await ended;
     }
-    this.pass.close();
+    this.#pass.close();
   }
 }
 
 /** Passes every connection that is taken at one end on to the other. */
 class Pass {
-  private readonly server: Server;
-  private readonly sockets = new Set<Socket>();
+  readonly #server: Server;
+  readonly #sockets = new Set<Socket>();
 
   private constructor(to: End) {
-    this.server = createServer((socket) => {
+    this.#server = createServer((socket) => {
       const other = typeof to === 'number' ? connect(to, '127.0.0.1') : connect(to);
-      this.join(socket, other);
-      this.join(other, socket);
+      this.#join(socket, other);
+      this.#join(other, socket);
     });
   }
 
   static async open(from: End, to: End): Promise<Pass> {
     const pass = new Pass(to);
-    if (typeof from === 'number') pass.server.listen(from, '127.0.0.1');
-    else pass.server.listen(from);
-    await once(pass.server, 'listening');
+    if (typeof from === 'number') pass.#server.listen(from, '127.0.0.1');
+    else pass.#server.listen(from);
+    await once(pass.#server, 'listening');
     return pass;
   }
 
   close(): void {
-    this.server.close();
-    for (const socket of this.sockets) socket.destroy();
+    this.#server.close();
+    for (const socket of this.#sockets) socket.destroy();
   }
 
-  private join(from: Socket, to: Socket): void {
-    this.sockets.add(from);
+  #join(from: Socket, to: Socket): void {
+    this.#sockets.add(from);
     from.pipe(to);
     // One side breaking off is told to the other by breaking off too.
     from.once('error', () => to.destroy());
     from.once('close', () => {
-      this.sockets.delete(from);
+      this.#sockets.delete(from);
       to.destroySoon();
     });
   }

@@ -13,17 +13,17 @@ type Condition = NonNullable<NonNullable<VM['status']>['conditions']>[number];
 export const IMAGE = 'registry.example/guest:1';
 
 export class VMs {
-  private readonly cluster: Cluster;
+  readonly #cluster: Cluster;
   readonly namespace: string;
 
   constructor(cluster: Cluster, namespace = 'platform-default') {
-    this.cluster = cluster;
+    this.#cluster = cluster;
     this.namespace = namespace;
   }
 
   create(name: string, spec: Partial<VMSpec> = {}): Promise<VM> {
     const named = spec.image ?? spec.iso ?? spec.configRef;
-    return this.cluster.client().create(VMS, {
+    return this.#cluster.client().create(VMS, {
       metadata: { name, namespace: this.namespace },
       spec: named === undefined ? { image: IMAGE, ...spec } : spec,
     });
@@ -34,28 +34,28 @@ export class VMs {
   }
 
   patch(name: string, spec: object): Promise<VM> {
-    return this.cluster.client().mergePatch(VMS, this.ref(name), { spec });
+    return this.#cluster.client().mergePatch(VMS, this.#ref(name), { spec });
   }
 
   /** As `kubectl delete --wait=false` does. */
   delete(name: string): Promise<void> {
-    return this.cluster.client().delete(VMS, this.ref(name));
+    return this.#cluster.client().delete(VMS, this.#ref(name));
   }
 
   get(name: string): Promise<VM> {
-    return this.cluster.client().get(VMS, this.ref(name));
+    return this.#cluster.client().get(VMS, this.#ref(name));
   }
 
   async list(): Promise<VM[]> {
-    return (await this.cluster.client().list(VMS, { namespace: this.namespace })).items;
+    return (await this.#cluster.client().list(VMS, { namespace: this.namespace })).items;
   }
 
   pod(name: string): Promise<Pod> {
-    return this.cluster.client().get(PODS, this.ref(name));
+    return this.#cluster.client().get(PODS, this.#ref(name));
   }
 
   deletePod(name: string): Promise<void> {
-    return this.cluster.client().delete(PODS, this.ref(name));
+    return this.#cluster.client().delete(PODS, this.#ref(name));
   }
 
   async names(phase: string): Promise<string[]> {
@@ -119,18 +119,18 @@ export class VMs {
   async waitUntilGone(name: string, options?: WaitOptions): Promise<void> {
     await waitFor(
       `VM ${name} and its Pod to be gone`,
-      async () => (await this.isGone(VMS, name)) && (await this.isGone(PODS, name)),
+      async () => (await this.#isGone(VMS, name)) && (await this.#isGone(PODS, name)),
       options,
     );
   }
 
   async waitUntilPodGone(name: string): Promise<void> {
-    await waitFor(`Pod ${name} to be gone`, () => this.isGone(PODS, name));
+    await waitFor(`Pod ${name} to be gone`, () => this.#isGone(PODS, name));
   }
 
-  private async isGone<T extends KubeObject>(type: Resource<T>, name: string): Promise<boolean> {
+  async #isGone<T extends KubeObject>(type: Resource<T>, name: string): Promise<boolean> {
     try {
-      await this.cluster.client().get(type, this.ref(name));
+      await this.#cluster.client().get(type, this.#ref(name));
       return false;
     } catch (error) {
       if (isNotFound(error)) return true;
@@ -138,7 +138,7 @@ export class VMs {
     }
   }
 
-  private ref(name: string): { namespace: string; name: string } {
+  #ref(name: string): { namespace: string; name: string } {
     return { namespace: this.namespace, name };
   }
 }

@@ -1,11 +1,11 @@
 /** A suspended machine's memory: QEMU's migration stream, written to and read from a file of its folder. */
 import { createReadStream, createWriteStream } from 'node:fs';
 import { chmod, open, rename, rm } from 'node:fs/promises';
-import { createConnection, createServer, type Server, type Socket } from 'node:net';
+import { createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { FILES } from '../../machines/folder.ts';
-import { withSocketPath } from '../../machines/socket.ts';
+import { connectTo, withSocketPath } from '../../machines/socket.ts';
 import type { QmpConnection } from './qmp.ts';
 
 /** QEMU holds itself back to 128 MiB/s by default, so as not to fill a network. */
@@ -43,7 +43,7 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
 /** Into a process started with `-incoming`; it is paused when this resolves. */
 export async function restoreMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
-  const socket = await withSocketPath(folder, FILES.migration, connected);
+  const socket = await withSocketPath(folder, FILES.migration, connectTo);
   await pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();
@@ -91,17 +91,6 @@ async function listening(server: Server, path: string): Promise<void> {
   await new Promise<void>((resolve, reject) => {
     server.once('error', reject);
     server.listen(path, resolve);
-  });
-}
-
-async function connected(path: string): Promise<Socket> {
-  return await new Promise((resolve, reject) => {
-    const socket = createConnection(path);
-    socket.once('error', reject);
-    socket.once('connect', () => {
-      socket.off('error', reject);
-      resolve(socket);
-    });
   });
 }
 

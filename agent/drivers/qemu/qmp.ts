@@ -1,8 +1,8 @@
 /** QEMU's machine protocol: JSON lines over a unix socket; one client at a time. */
 import { EventEmitter } from 'node:events';
-import { createConnection, type Socket } from 'node:net';
+import type { Socket } from 'node:net';
 import { createInterface } from 'node:readline';
-import { withSocketPath } from '../../machines/socket.ts';
+import { connectTo, withSocketPath } from '../../machines/socket.ts';
 
 /** QEMU makes its socket some 10 ms after it was started; a start is to cost as little more as possible. */
 const CONNECT_INTERVAL_MILLISECONDS = 3;
@@ -161,22 +161,11 @@ async function connectSocket(folder: string, name: string, signal: AbortSignal):
   for (;;) {
     if (signal.aborted) throw new QmpError(`${name}: no connection`);
     try {
-      return await withSocketPath(folder, name, connectOnce);
+      return await withSocketPath(folder, name, connectTo);
     } catch (error) {
       const code = error instanceof Error && 'code' in error ? error.code : undefined;
       if (code !== 'ENOENT' && code !== 'ECONNREFUSED' && code !== 'EAGAIN') throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, CONNECT_INTERVAL_MILLISECONDS));
   }
-}
-
-async function connectOnce(path: string): Promise<Socket> {
-  return await new Promise((resolve, reject) => {
-    const socket = createConnection(path);
-    socket.once('error', reject);
-    socket.once('connect', () => {
-      socket.off('error', reject);
-      resolve(socket);
-    });
-  });
 }

@@ -21,18 +21,18 @@ export interface CertificateControllerOptions {
 }
 
 export class CertificateReconciler {
-  private readonly options: CertificateControllerOptions;
+  readonly #options: CertificateControllerOptions;
 
   constructor(options: CertificateControllerOptions) {
-    this.options = options;
+    this.#options = options;
   }
 
   async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
-    const csr = this.options.requests.cache.get(name);
+    const csr = this.#options.requests.cache.get(name);
     if (csr === undefined || !isOpen(csr)) {
       return undefined;
     }
-    const decision = await this.decide(csr);
+    const decision = await this.#decide(csr);
     if (decision.kind === 'ignore') {
       return undefined;
     }
@@ -40,17 +40,17 @@ export class CertificateReconciler {
       { request: name, by: csr.spec.username, decision: decision.kind, message: decision.message },
       'judged a certificate request',
     );
-    await this.write(csr, decision);
+    await this.#write(csr, decision);
     return undefined;
   }
 
-  private async decide(csr: CertificateSigningRequest): Promise<Decision> {
+  async #decide(csr: CertificateSigningRequest): Promise<Decision> {
     const request = await parsed(csr);
     if (request === undefined) {
       return { kind: 'deny', reason: 'InvalidRequest', message: 'the signing request cannot be read' };
     }
     const name = nodeNameOf(request);
-    const node = name === undefined ? undefined : await this.node(name);
+    const node = name === undefined ? undefined : await this.#node(name);
     // Nodes that are no hosts of ours have an approver of their own for their renewals; ours judges a name nobody has yet.
     const isForeign = node !== undefined && node.metadata.labels?.[HOST_KEY] !== HOST_VALUE;
     const decision = decide(csr, request, node);
@@ -58,9 +58,9 @@ export class CertificateReconciler {
   }
 
   /** Asked of the server: a cache that lags behind would give a known host's identity away. */
-  private async node(name: string): Promise<Node | undefined> {
+  async #node(name: string): Promise<Node | undefined> {
     try {
-      return await this.options.client.get(NODES, { name });
+      return await this.#options.client.get(NODES, { name });
     } catch (error) {
       if (isNotFound(error)) {
         return undefined;
@@ -69,7 +69,7 @@ export class CertificateReconciler {
     }
   }
 
-  private async write(
+  async #write(
     csr: CertificateSigningRequest,
     decision: Exclude<Decision, { kind: 'ignore' }>,
   ): Promise<void> {
@@ -79,14 +79,14 @@ export class CertificateReconciler {
       status: 'True' as const,
       reason: approved ? 'ApprovedByBerth' : decision.reason,
       message: decision.message,
-      lastUpdateTime: new Date(this.options.clock()).toISOString(),
+      lastUpdateTime: new Date(this.#options.clock()).toISOString(),
     };
     const judged = {
       ...csr,
       status: { ...csr.status, conditions: [...(csr.status?.conditions ?? []), condition] },
     };
     try {
-      await this.options.client.update(CERTIFICATE_SIGNING_REQUESTS, judged, { subresource: 'approval' });
+      await this.#options.client.update(CERTIFICATE_SIGNING_REQUESTS, judged, { subresource: 'approval' });
     } catch (error) {
       if (!isNotFound(error)) {
         throw error;

@@ -16,20 +16,20 @@ export interface HostControllerOptions {
 }
 
 export class HostReconciler {
-  private readonly options: HostControllerOptions;
+  readonly #options: HostControllerOptions;
 
   constructor(options: HostControllerOptions) {
-    this.options = options;
+    this.#options = options;
   }
 
   async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
-    const node = this.options.nodes.cache.get(name);
+    const node = this.#options.nodes.cache.get(name);
     if (node === undefined) {
       return undefined;
     }
     try {
-      await this.writeResources(node, logger);
-      await this.writeTaints(node, logger);
+      await this.#writeResources(node, logger);
+      await this.#writeTaints(node, logger);
     } catch (error) {
       if (!isNotFound(error)) {
         throw error;
@@ -39,15 +39,15 @@ export class HostReconciler {
   }
 
   /** Through `/status` and with the uid, so that a Node that is gone is never made again. */
-  private async writeResources(node: Node, logger: Logger): Promise<void> {
-    const resources = resourcesToApply(node, this.options.config);
+  async #writeResources(node: Node, logger: Logger): Promise<void> {
+    const resources = resourcesToApply(node, this.#options.config);
     if (resources === undefined) {
       return;
     }
     const { name, uid } = node.metadata;
     logger.info({ host: name, resources }, 'setting the resources of a host');
     const object = { metadata: { name, uid }, status: { capacity: resources, allocatable: resources } };
-    await this.options.client.apply(NODES, object, {
+    await this.#options.client.apply(NODES, object, {
       fieldManager: FIELD_MANAGER,
       force: true,
       subresource: 'status',
@@ -58,7 +58,7 @@ export class HostReconciler {
    * `spec.taints` is an atomic list, where a forced apply would erase an admin's taint: the list as read, with only our keys
    * changed, and the resourceVersion so that a list that changed meanwhile is a 409 and is read again.
    */
-  private async writeTaints(node: Node, logger: Logger): Promise<void> {
+  async #writeTaints(node: Node, logger: Logger): Promise<void> {
     const taints = taintsToWrite(node);
     if (taints === undefined) {
       return;
@@ -66,6 +66,6 @@ export class HostReconciler {
     const { name, uid, resourceVersion } = node.metadata;
     logger.info({ host: name, taints: taints.map(({ key }) => key) }, 'setting the taints of a host');
     const patch = { metadata: { uid, resourceVersion }, spec: { taints } };
-    await this.options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+    await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
   }
 }

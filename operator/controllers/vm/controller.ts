@@ -38,41 +38,41 @@ export interface VMControllerOptions extends Sources {
 }
 
 export class VMReconciler {
-  private readonly options: VMControllerOptions;
-  private readonly executor: Executor;
+  readonly #options: VMControllerOptions;
+  readonly #executor: Executor;
   /** Since when a minor change of a VM's status has been held back, in milliseconds. */
-  private readonly heldSince = new Map<string, number>();
+  readonly #heldSince = new Map<string, number>();
 
   constructor(options: VMControllerOptions) {
-    this.options = options;
-    this.executor = new Executor(options);
+    this.#options = options;
+    this.#executor = new Executor(options);
   }
 
   /** One look at one VM. `key` is `namespace/name`. */
   async reconcile(key: string, { logger }: { logger: Logger }): Promise<Result> {
-    const { vms, pods } = this.options;
+    const { vms, pods } = this.#options;
     const vm = vms.cache.get(key);
     const pod = pods.cache.get(key);
     if (pod !== undefined && pod.metadata.labels?.[VM_UID_LABEL] !== vm?.metadata.uid) {
-      await this.endOrphan(key, pod, logger);
+      await this.#endOrphan(key, pod, logger);
     }
     if (vm === undefined) {
-      this.heldSince.delete(key);
-      this.options.consistency.forget(key);
+      this.#heldSince.delete(key);
+      this.#options.consistency.forget(key);
       return undefined;
     }
-    return this.reconcileVM(key, vm);
+    return this.#reconcileVM(key, vm);
   }
 
-  private async reconcileVM(key: string, vm: VM): Promise<Result> {
-    const { observed, findings, outcome } = await this.runSteps(await observe(this.options, vm));
+  async #reconcileVM(key: string, vm: VM): Promise<Result> {
+    const { observed, findings, outcome } = await this.#runSteps(await observe(this.#options, vm));
     const { deletionTimestamp, finalizers } = observed.vm.metadata;
     if (deletionTimestamp !== undefined && finalizers?.includes(VM_FINALIZER) !== true) {
       return undefined;
     }
     const facts = gatherFacts(observed);
     const status = boundStatus(vmStatusSchema, summarize(observed, facts, findings));
-    const held = await this.writeStatus(key, observed, status);
+    const held = await this.#writeStatus(key, observed, status);
     return soonest(
       held,
       nextWake(observed, facts),
@@ -81,9 +81,7 @@ export class VMReconciler {
     );
   }
 
-  private async runSteps(
-    start: Observed,
-  ): Promise<{ observed: Observed; findings: Findings; outcome: Outcome }> {
+  async #runSteps(start: Observed): Promise<{ observed: Observed; findings: Findings; outcome: Outcome }> {
     let observed = start;
     for (const step of stepsFor(start)) {
       const result = step(observed, gatherFacts(observed));
@@ -91,7 +89,7 @@ export class VMReconciler {
         return { observed, findings: { blocked: result.blocked }, outcome: result.outcome };
       }
       for (const write of result.writes) {
-        const executed = await this.executor.execute(observed, write);
+        const executed = await this.#executor.execute(observed, write);
         observed = executed.observed;
         if (executed.blocked !== undefined) {
           return { observed, findings: { blocked: executed.blocked }, outcome: result.outcome };
@@ -105,68 +103,68 @@ export class VMReconciler {
   }
 
   /** Returns for how long the write is held back, undefined when it was done or there is none. */
-  private async writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
+  async #writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
     const { vm } = observed;
     const patch = mergeDiff(vm.status, status);
     if (patch === undefined) {
-      this.heldSince.delete(key);
+      this.#heldSince.delete(key);
       return undefined;
     }
-    const remaining = this.remainingHold(key, vm, status);
+    const remaining = this.#remainingHold(key, vm, status);
     if (remaining > 0) {
       return remaining;
     }
-    this.heldSince.delete(key);
-    await this.save(observed, status, patch);
+    this.#heldSince.delete(key);
+    await this.#save(observed, status, patch);
     return undefined;
   }
 
-  private async save(observed: Observed, status: VMStatus, patch: object): Promise<void> {
+  async #save(observed: Observed, status: VMStatus, patch: object): Promise<void> {
     const { vm, now } = observed;
     try {
-      await this.executor.writeStatus(vm, patch);
+      await this.#executor.writeStatus(vm, patch);
     } catch (error) {
       if (isNotFound(error)) {
         return;
       }
       throw error;
     }
-    this.options.metrics.observe(vm, vm.status, status, now);
-    recordTransition(this.options.recorder, vm, status, lostPlacement(observed, status));
+    this.#options.metrics.observe(vm, vm.status, status, now);
+    recordTransition(this.#options.recorder, vm, status, lostPlacement(observed, status));
   }
 
-  private remainingHold(key: string, vm: VM, status: VMStatus): number {
+  #remainingHold(key: string, vm: VM, status: VMStatus): number {
     if (!isMinorChange(vm.status, status)) {
       return 0;
     }
-    const now = this.options.clock();
-    const since = this.heldSince.get(key) ?? now;
-    this.heldSince.set(key, since);
+    const now = this.#options.clock();
+    const since = this.#heldSince.get(key) ?? now;
+    this.#heldSince.set(key, since);
     return since + FOLD_MILLISECONDS - now;
   }
 
   /** A Pod of a VM that no longer exists (cascade=orphan, a finalizer taken away by force) is deleted and let go likewise. */
-  private async endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
+  async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
     const uid = pod.metadata.labels?.[VM_UID_LABEL];
-    if (uid === undefined || !(await this.executor.vmIsGone(refOf(key), uid))) {
+    if (uid === undefined || !(await this.#executor.vmIsGone(refOf(key), uid))) {
       return;
     }
     if (pod.metadata.deletionTimestamp === undefined) {
       logger.info({ pod: key, vmUid: uid }, 'deleting a Pod whose VM is gone');
-      await this.executor.deletePod(pod, false);
+      await this.#executor.deletePod(pod, false);
       return;
     }
-    if (this.hasEndedFor(pod) && pod.metadata.finalizers?.includes(POD_FINALIZER) === true) {
-      await this.executor.releaseOrphan(pod);
+    if (this.#hasEndedFor(pod) && pod.metadata.finalizers?.includes(POD_FINALIZER) === true) {
+      await this.#executor.releaseOrphan(pod);
     }
   }
 
-  private hasEndedFor(pod: Pod): boolean {
+  #hasEndedFor(pod: Pod): boolean {
     const { nodeName } = pod.spec;
     return (
       terminated(pod) !== undefined ||
       nodeName === undefined ||
-      this.options.nodes.cache.get(nodeName) === undefined
+      this.#options.nodes.cache.get(nodeName) === undefined
     );
   }
 }

@@ -33,45 +33,45 @@ export interface Executed {
 }
 
 export class Executor {
-  private readonly client: KubeClient;
-  private readonly vms: Informer<VM>;
-  private readonly pods: Informer<Pod>;
-  private readonly nodes: Informer<Node>;
-  private readonly consistency: Consistency;
+  readonly #client: KubeClient;
+  readonly #vms: Informer<VM>;
+  readonly #pods: Informer<Pod>;
+  readonly #nodes: Informer<Node>;
+  readonly #consistency: Consistency;
 
   constructor(options: ExecutorOptions) {
-    this.client = options.client;
-    this.vms = options.vms;
-    this.pods = options.pods;
-    this.nodes = options.nodes;
-    this.consistency = options.consistency;
+    this.#client = options.client;
+    this.#vms = options.vms;
+    this.#pods = options.pods;
+    this.#nodes = options.nodes;
+    this.#consistency = options.consistency;
   }
 
   /** @throws ApiError when the write is refused for a reason that trying again may mend (409, 5xx). */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
       case 'addFinalizer':
-        return { observed: await this.setFinalizers(observed, (before) => [...before, VM_FINALIZER]) };
+        return { observed: await this.#setFinalizers(observed, (before) => [...before, VM_FINALIZER]) };
       case 'removeFinalizer':
         return {
-          observed: await this.setFinalizers(observed, (before) =>
+          observed: await this.#setFinalizers(observed, (before) =>
             before.filter((name) => name !== VM_FINALIZER),
           ),
         };
       case 'createPod':
-        return this.createPod(observed, write.pod);
+        return this.#createPod(observed, write.pod);
       case 'patchDesired':
         return {
-          observed: await this.patchPod(observed, { annotations: { [DESIRED_ANNOTATION]: write.text } }),
+          observed: await this.#patchPod(observed, { annotations: { [DESIRED_ANNOTATION]: write.text } }),
         };
       case 'deletePod':
         await this.deletePod(observed.pod, write.force);
         return { observed };
       case 'releasePod':
-        return { observed: await this.releasePod(observed) };
+        return { observed: await this.#releasePod(observed) };
       case 'deleteVM':
       default:
-        await this.client.delete(VMS, refTo(observed.vm), { uid: observed.vm.metadata.uid });
+        await this.#client.delete(VMS, refTo(observed.vm), { uid: observed.vm.metadata.uid });
         return { observed };
     }
   }
@@ -80,8 +80,8 @@ export class Executor {
   async writeStatus(vm: VM, patch: object): Promise<VM> {
     const { resourceVersion, uid } = vm.metadata;
     const body = { metadata: { resourceVersion, uid }, status: patch };
-    return this.saved(
-      await this.client.mergePatch(VMS, refTo(vm), body, {
+    return this.#saved(
+      await this.#client.mergePatch(VMS, refTo(vm), body, {
         subresource: 'status',
         fieldManager: FIELD_MANAGER,
       }),
@@ -91,7 +91,7 @@ export class Executor {
   /** Grace 0 where no agent is left to end the machine in order. */
   async deletePod(pod: Pod | undefined, force: boolean): Promise<void> {
     if (pod !== undefined) {
-      await this.client.delete(PODS, refTo(pod), {
+      await this.#client.delete(PODS, refTo(pod), {
         uid: pod.metadata.uid,
         ...(force && { gracePeriodSeconds: 0 }),
       });
@@ -101,13 +101,13 @@ export class Executor {
   /** Takes our finalizer off a Pod that no VM of ours stands behind any more. A Pod that is gone is as good. */
   async releaseOrphan(pod: Pod): Promise<void> {
     const finalizers = pod.metadata.finalizers?.filter((name) => name !== POD_FINALIZER) ?? [];
-    await this.mergePod(pod, { finalizers });
+    await this.#mergePod(pod, { finalizers });
   }
 
   /** Whether the VM of that uid is really gone: asked of the server, for a cache may lag behind. */
   async vmIsGone(ref: Ref, uid: string): Promise<boolean> {
     try {
-      const vm = await this.client.get(VMS, ref);
+      const vm = await this.#client.get(VMS, ref);
       return vm.metadata.uid !== uid;
     } catch (error) {
       if (isNotFound(error)) {
@@ -117,15 +117,15 @@ export class Executor {
     }
   }
 
-  private async setFinalizers(observed: Observed, change: (before: string[]) => string[]): Promise<Observed> {
+  async #setFinalizers(observed: Observed, change: (before: string[]) => string[]): Promise<Observed> {
     const { metadata } = observed.vm;
     const finalizers = change(metadata.finalizers ?? []);
     const patch = { metadata: { finalizers, uid: metadata.uid, resourceVersion: metadata.resourceVersion } };
     try {
-      const vm = await this.client.mergePatch(VMS, refTo(observed.vm), patch, {
+      const vm = await this.#client.mergePatch(VMS, refTo(observed.vm), patch, {
         fieldManager: FIELD_MANAGER,
       });
-      return { ...observed, vm: this.saved(vm) };
+      return { ...observed, vm: this.#saved(vm) };
     } catch (error) {
       if (isNotFound(error)) {
         return observed;
@@ -134,17 +134,17 @@ export class Executor {
     }
   }
 
-  private async createPod(observed: Observed, pod: Unsaved<Pod>): Promise<Executed> {
+  async #createPod(observed: Observed, pod: Unsaved<Pod>): Promise<Executed> {
     try {
       return {
-        observed: this.withPod(
+        observed: this.#withPod(
           observed,
-          await this.client.create(PODS, pod, { fieldManager: FIELD_MANAGER }),
+          await this.#client.create(PODS, pod, { fieldManager: FIELD_MANAGER }),
         ),
       };
     } catch (error) {
       if (isAlreadyExists(error)) {
-        return this.existingPod(observed);
+        return this.#existingPod(observed);
       }
       if (isForbidden(error) || isInvalid(error)) {
         return { observed, blocked: refused(error) };
@@ -154,12 +154,12 @@ export class Executor {
   }
 
   /** Ours if it carries the VM's uid (an orphaned Pod has lost its owner reference); never adopted otherwise. */
-  private async existingPod(observed: Observed): Promise<Executed> {
-    const { client, nodes } = this;
+  async #existingPod(observed: Observed): Promise<Executed> {
+    const [client, nodes] = [this.#client, this.#nodes];
     const pod = await client.get(PODS, refTo(observed.vm));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
       // It may have been bound since: without its host, the host would be taken for one that is gone.
-      return { observed: { ...this.withPod(observed, pod), node: await nodeOf({ client, nodes }, pod) } };
+      return { observed: { ...this.#withPod(observed, pod), node: await nodeOf({ client, nodes }, pod) } };
     }
     const owner = pod.metadata.ownerReferences?.[0];
     const whose = owner === undefined ? "somebody else's Pod" : `a Pod of ${owner.kind} ${owner.name}`;
@@ -167,28 +167,28 @@ export class Executor {
     return { observed, blocked: { condition: 'Scheduled', reason: 'PodNameTaken', message } };
   }
 
-  private async releasePod(observed: Observed): Promise<Observed> {
+  async #releasePod(observed: Observed): Promise<Observed> {
     const finalizers = observed.pod?.metadata.finalizers?.filter((name) => name !== POD_FINALIZER) ?? [];
-    return this.patchPod(observed, { finalizers });
+    return this.#patchPod(observed, { finalizers });
   }
 
-  private async patchPod(observed: Observed, metadata: object): Promise<Observed> {
+  async #patchPod(observed: Observed, metadata: object): Promise<Observed> {
     if (observed.pod === undefined) {
       return observed;
     }
-    const saved = await this.mergePod(observed.pod, metadata);
+    const saved = await this.#mergePod(observed.pod, metadata);
     if (saved === undefined) {
       return observed;
     }
-    this.consistency.wrote(keyOf(observed.vm), this.pods, saved.metadata.resourceVersion ?? '');
+    this.#consistency.wrote(keyOf(observed.vm), this.#pods, saved.metadata.resourceVersion ?? '');
     return { ...observed, pod: saved };
   }
 
-  private async mergePod(pod: Pod, metadata: object): Promise<Pod | undefined> {
+  async #mergePod(pod: Pod, metadata: object): Promise<Pod | undefined> {
     const { uid, resourceVersion } = pod.metadata;
     try {
       const patch = { metadata: { ...metadata, uid, resourceVersion } };
-      return await this.client.mergePatch(PODS, refTo(pod), patch, { fieldManager: FIELD_MANAGER });
+      return await this.#client.mergePatch(PODS, refTo(pod), patch, { fieldManager: FIELD_MANAGER });
     } catch (error) {
       if (isNotFound(error)) {
         return undefined;
@@ -197,13 +197,13 @@ export class Executor {
     }
   }
 
-  private withPod(observed: Observed, pod: Pod): Observed {
-    this.consistency.wrote(keyOf(observed.vm), this.pods, pod.metadata.resourceVersion ?? '');
+  #withPod(observed: Observed, pod: Pod): Observed {
+    this.#consistency.wrote(keyOf(observed.vm), this.#pods, pod.metadata.resourceVersion ?? '');
     return { ...observed, pod };
   }
 
-  private saved(vm: VM): VM {
-    this.consistency.wrote(keyOf(vm), this.vms, vm.metadata.resourceVersion ?? '');
+  #saved(vm: VM): VM {
+    this.#consistency.wrote(keyOf(vm), this.#vms, vm.metadata.resourceVersion ?? '');
     return vm;
   }
 }

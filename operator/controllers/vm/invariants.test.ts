@@ -126,10 +126,10 @@ class World {
         break;
       case 'removeFinalizer':
         vm.metadata.finalizers = vm.metadata.finalizers?.filter((name) => name !== VM_FINALIZER) ?? [];
-        this.collect();
+        this.#collect();
         break;
       case 'createPod':
-        this.createPod(write.pod as unknown as Pod);
+        this.#createPod(write.pod as unknown as Pod);
         break;
       case 'patchDesired':
         (this.pod as Pod).metadata.annotations = {
@@ -141,16 +141,16 @@ class World {
         this.markPodDeleted();
         break;
       case 'releasePod':
-        this.releasePod();
+        this.#releasePod();
         break;
       case 'deleteVM':
         vm.metadata.deletionTimestamp ??= new Date(this.now).toISOString();
-        this.collect();
+        this.#collect();
         break;
     }
   }
 
-  private createPod(pod: Pod): void {
+  #createPod(pod: Pod): void {
     expect(this.pod, 'one Pod per VM').toBeUndefined();
     this.podsCreated += 1;
     if (this.ranOnce) {
@@ -161,7 +161,7 @@ class World {
     this.pod.metadata.creationTimestamp = new Date(this.now).toISOString();
   }
 
-  private releasePod(): void {
+  #releasePod(): void {
     const pod = this.pod as Pod;
     const terminated = pod.status?.containerStatuses?.[0]?.state?.terminated !== undefined;
     const vm = this.vm as VM;
@@ -172,14 +172,14 @@ class World {
     }
     expect(pod.metadata.deletionTimestamp, 'only a Pod that is being deleted is let go').toBeDefined();
     expect(
-      terminated || pod.spec.nodeName === undefined || this.hostIsGivenUp(),
+      terminated || pod.spec.nodeName === undefined || this.#hostIsGivenUp(),
       'its machine has ended',
     ).toBe(true);
     pod.metadata.finalizers = pod.metadata.finalizers?.filter((name) => name !== POD_FINALIZER) ?? [];
     this.pod = undefined;
   }
 
-  private hostIsGivenUp(): boolean {
+  #hostIsGivenUp(): boolean {
     const fenced = this.node?.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service');
     const ready = this.node?.status?.conditions?.[0];
     const silent =
@@ -193,7 +193,7 @@ class World {
     }
   }
 
-  private collect(): void {
+  #collect(): void {
     if (
       this.vm?.metadata.deletionTimestamp !== undefined &&
       (this.vm.metadata.finalizers ?? []).length === 0
@@ -202,13 +202,13 @@ class World {
     }
   }
 
-  private hostIsUp(): boolean {
+  #hostIsUp(): boolean {
     return this.node?.status?.conditions?.[0]?.status === 'True';
   }
 
   act(action: Action): void {
     const { pod } = this;
-    const bound = pod?.spec.nodeName !== undefined && this.hostIsUp();
+    const bound = pod?.spec.nodeName !== undefined && this.#hostIsUp();
     const phase = pod?.status?.phase;
     switch (action) {
       case 'reconcile':
@@ -216,7 +216,7 @@ class World {
       case 'reconcileAndCrash':
         return this.reconcile(1);
       case 'schedule':
-        if (pod !== undefined && pod.metadata.deletionTimestamp === undefined && this.hostIsUp()) {
+        if (pod !== undefined && pod.metadata.deletionTimestamp === undefined && this.#hostIsUp()) {
           pod.spec.nodeName = 'host';
         }
         return;
@@ -228,22 +228,22 @@ class World {
           pod.metadata.deletionTimestamp === undefined
         ) {
           this.ranOnce = true;
-          this.setState('Running', { running: { startedAt: new Date(this.now).toISOString() } });
+          this.#setState('Running', { running: { startedAt: new Date(this.now).toISOString() } });
         }
         return;
       case 'agentFails':
         if (bound && (phase === 'Pending' || phase === 'Running')) {
-          this.end('Crashed');
+          this.#end('Crashed');
         }
         return;
       case 'agentRefuses':
         if (bound && phase === 'Pending') {
-          this.end('PortTaken');
+          this.#end('PortTaken');
         }
         return;
       case 'agentEnds':
         if (bound && pod?.metadata.deletionTimestamp !== undefined && phase !== 'Failed') {
-          this.end('Deleted');
+          this.#end('Deleted');
         }
         return;
       case 'deletePod':
@@ -251,20 +251,20 @@ class World {
       case 'deleteVM':
         if (this.vm !== undefined) {
           this.vm.metadata.deletionTimestamp ??= new Date(this.now).toISOString();
-          this.collect();
+          this.#collect();
         }
         return;
       default:
-        return this.actOnHost(action);
+        return this.#actOnHost(action);
     }
   }
 
-  private actOnHost(action: Action): void {
+  #actOnHost(action: Action): void {
     if (action === 'tick') {
       this.now += 60_000;
     } else if (action === 'nodeDeleted') {
       this.node = undefined;
-    } else if (action === 'outOfService' && this.node !== undefined && !this.hostIsUp()) {
+    } else if (action === 'outOfService' && this.node !== undefined && !this.#hostIsUp()) {
       this.node.spec = { taints: [{ key: 'node.kubernetes.io/out-of-service', effect: 'NoExecute' }] };
     } else if (this.node !== undefined && (action === 'hostSilent' || action === 'hostBack')) {
       const status = action === 'hostBack' ? 'True' : 'Unknown';
@@ -277,7 +277,7 @@ class World {
     }
   }
 
-  private setState(phase: 'Running' | 'Failed', state: object): void {
+  #setState(phase: 'Running' | 'Failed', state: object): void {
     const pod = this.pod as Pod;
     const container = {
       name: MACHINE_CONTAINER,
@@ -290,10 +290,10 @@ class World {
     pod.status = { phase, containerStatuses: [container] };
   }
 
-  private end(reason: string): void {
+  #end(reason: string): void {
     const running = this.pod?.status?.containerStatuses?.[0]?.state?.running;
     const startedAt = running?.startedAt;
-    this.setState('Failed', {
+    this.#setState('Failed', {
       terminated: { exitCode: 137, reason, message: 'last words', ...(startedAt && { startedAt }) },
     });
   }
