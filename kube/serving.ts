@@ -73,6 +73,7 @@ export async function serveMetrics(o: MetricsServerOptions): Promise<RunningServ
 
 /** `/healthz` and `/readyz`, `/healthz/NAME`, `?verbose`, `?exclude=NAME`, as Kubernetes' own components answer. */
 export async function serveHealth(o: HealthServerOptions): Promise<RunningServer> {
+  const failing = new Set<string>();
   const server = createHttpServer((request, response) => {
     const url = new URL(request.url ?? '/', 'http://localhost');
     const [, path = '', name] = url.pathname.split('/');
@@ -82,10 +83,12 @@ export async function serveHealth(o: HealthServerOptions): Promise<RunningServer
       return reply(response, 404, 'Not Found');
     }
     const excluded = url.searchParams.getAll('exclude');
-    answerHealth(o.logger, response, {
+    answerHealth(response, {
       path,
       checks: chosen.filter(([one]) => !excluded.includes(one)),
       verbose: url.searchParams.has('verbose'),
+      failing,
+      logger: o.logger,
     });
   });
   return listen(server, o.listen);
@@ -117,23 +120,35 @@ async function answerMetrics(
   reply(response, 200, text, o.metrics.contentType);
 }
 
-function answerHealth(
-  logger: Logger,
-  response: ServerResponse,
-  o: { path: string; checks: [string, Check][]; verbose: boolean },
-): void {
+interface HealthQuestion {
+  path: string;
+  checks: [string, Check][];
+  verbose: boolean;
+  /** Names of checks that failed when last looked at: only a change is logged, probes come every few seconds. */
+  failing: Set<string>;
+  logger: Logger;
+}
+
+function answerHealth(response: ServerResponse, o: HealthQuestion): void {
   const lines: string[] = [];
   let failed = false;
   for (const [name, check] of o.checks) {
     const reason = check();
     failed ||= reason !== undefined;
     lines.push(reason === undefined ? `[+]${name} ok` : `[-]${name} failed: reason withheld`);
-    if (reason !== undefined) {
-      logger.warn({ check: name, reason }, 'health check failed');
-    }
+    logChange(o, name, reason);
   }
   lines.push(`${o.path} check ${failed ? 'failed' : 'passed'}`);
   reply(response, failed ? 500 : 200, failed || o.verbose ? `${lines.join('\n')}\n` : 'ok');
+}
+
+function logChange({ failing, logger }: HealthQuestion, check: string, reason: string | undefined): void {
+  if (reason !== undefined && !failing.has(check)) {
+    failing.add(check);
+    logger.warn({ check, reason }, 'health check fails');
+  } else if (reason === undefined && failing.delete(check)) {
+    logger.info({ check }, 'health check passes again');
+  }
 }
 
 function reply(response: ServerResponse, status: number, text: string, type = 'text/plain'): void {

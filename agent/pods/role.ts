@@ -6,6 +6,7 @@ import {
   MACHINE_API_VERSION,
   type Machine,
   machineSchema,
+  parseDocument,
 } from '../../api/v1alpha1/machine.ts';
 import { DESIRED_ANNOTATION, MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -32,7 +33,7 @@ export function roleOf(pod: Pod): PodRole {
   if (machineText === undefined) {
     return { kind: 'foreign' };
   }
-  const document = parseJson(machineText);
+  const document = parseDocument(machineText);
   const version = versionOf(document);
   if (version !== MACHINE_API_VERSION) {
     return { kind: 'tooNew', version };
@@ -41,7 +42,7 @@ export function roleOf(pod: Pod): PodRole {
   if (!machine.success) {
     return { kind: 'invalid', message: `${MACHINE_ANNOTATION}: ${describe(machine.error.issues)}` };
   }
-  const desired = desiredSchema.safeParse(parseJson(desiredText));
+  const desired = desiredSchema.safeParse(parseDocument(desiredText));
   if (!desired.success) {
     return { kind: 'invalid', message: `${DESIRED_ANNOTATION}: ${describe(desired.error.issues)}` };
   }
@@ -51,18 +52,6 @@ export function roleOf(pod: Pod): PodRole {
     desired: desired.data,
     desiredHash: hashDesired(desiredText),
   };
-}
-
-/** Undefined for what is not JSON: the schema then says what is missing. */
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    if (error instanceof SyntaxError) {
-      return undefined;
-    }
-    throw error;
-  }
 }
 
 function versionOf(document: unknown): string {

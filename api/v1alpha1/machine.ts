@@ -93,3 +93,18 @@ export type RefusalReason = (typeof REFUSAL_REASONS)[number];
 
 /** Memory a hypervisor process needs beside the guest's own, added to the Pod's request. 128 MiB: measured for QEMU without graphics, rounded up. */
 export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
+
+/** A document of this contract before its schema checks it: undefined where there is none or what is there is no JSON. */
+export function parseDocument(text: string | undefined): unknown {
+  if (text === undefined) {
+    return undefined;
+  }
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    if (error instanceof SyntaxError) {
+      return undefined;
+    }
+    throw error;
+  }
+}

@@ -62,12 +62,17 @@ export async function startOperator(
     ...(options.environment === undefined ? {} : { environment: options.environment }),
   });
   const operator = new RunningOperator(directory, record, { metricsPort, healthPort });
-  await waitFor(`${name} to be ready (see ${operator.logFile})`, () => probe(operator, record), {
-    deadlineMilliseconds: READY_MILLISECONDS,
-  }).catch(async (error: unknown) => {
+  const state = await waitFor(
+    `${name} to be ready (see ${operator.logFile})`,
+    () => probe(operator, record),
+    {
+      deadlineMilliseconds: READY_MILLISECONDS,
+    },
+  ).catch(async (error: unknown) => {
     await operator.stop();
     throw error;
   });
+  if (state === 'ended') throw new Error(`${name} ended (see ${operator.logFile})`);
   return operator;
 }
 
@@ -83,13 +88,13 @@ function program(bundle: boolean): string {
   return path;
 }
 
-async function probe(operator: OperatorProcess, record: ProcessRecord): Promise<boolean | undefined> {
+async function probe(operator: OperatorProcess, record: ProcessRecord): Promise<'ended' | 'ready'> {
   // A process that ended will not become ready; the reason is in its log.
-  if (!(await isAlive(record))) return undefined;
+  if (!(await isAlive(record))) return 'ended';
   return new Promise((resolve, reject) => {
     const request = get(`${operator.healthUrl}/readyz`, { timeout: PROBE_MILLISECONDS }, (response) => {
       response.resume();
-      if (response.statusCode === 200) resolve(true);
+      if (response.statusCode === 200) resolve('ready');
       else reject(new Error(`readyz: HTTP ${response.statusCode}`));
     });
     request.once('timeout', () => request.destroy(new Error('readyz: no answer')));

@@ -3,7 +3,7 @@
  * how it ended. Conditions and phase are never read back.
  */
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
-import { machineSchema, REFUSAL_REASONS } from '../../../api/v1alpha1/machine.ts';
+import { machineSchema, parseDocument, REFUSAL_REASONS } from '../../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../../api/v1alpha1/names.ts';
 import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
 import type { ContainerState, Node, Pod } from '../../../kube/core.ts';
@@ -246,11 +246,7 @@ export function machineOf(pod: Pod): Machine | undefined {
 }
 
 function parseMachine(pod: Pod): Machine | undefined {
-  const text = pod.metadata.annotations?.[MACHINE_ANNOTATION];
-  if (text === undefined) {
-    return undefined;
-  }
-  const result = machineSchema.safeParse(JSON.parse(text));
+  const result = machineSchema.safeParse(parseDocument(pod.metadata.annotations?.[MACHINE_ANNOTATION]));
   return result.success ? result.data : undefined;
 }
 

@@ -1,6 +1,6 @@
 /** A VM's phase, derived anew at each look from the Pod, the host and the written-once facts. */
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../../api/v1alpha1/names.ts';
-import { type MachineReport, machineReportSchema } from '../../../api/v1alpha1/machine.ts';
+import { type MachineReport, machineReportSchema, parseDocument } from '../../../api/v1alpha1/machine.ts';
 import type { ContainerState, Pod, PodCondition } from '../../../kube/core.ts';
 import { containerState, type Facts, hasEnded, isLost, silentSince } from './facts.ts';
 import type { Observed } from './observed.ts';
@@ -110,21 +110,8 @@ export function podCondition(pod: Pod | undefined, type: string): PodCondition |
 
 /** What the agent says of the machine; empty where it says nothing (a simulated host) or what cannot be read. */
 export function machineReport(pod: Pod | undefined): MachineReport {
-  const text = podCondition(pod, MACHINE_CONDITION)?.message ?? '';
-  if (!text.startsWith('{')) {
-    return {};
-  }
-  const result = machineReportSchema.safeParse(parseJson(text));
+  const result = machineReportSchema.safeParse(parseDocument(podCondition(pod, MACHINE_CONDITION)?.message));
   return result.success ? result.data : {};
-}
-
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    // Cut or foreign text: as good as no report; the schema says so next.
-    return undefined;
-  }
 }
 
 /** The machine as last asked for, from the Pod's annotation. */

@@ -3,7 +3,7 @@ import { NETWORK_CONDITION } from '../../../api/v1alpha1/names.ts';
 import { formatQuantity } from '../../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
-import { desiredSchema } from '../../../api/v1alpha1/machine.ts';
+import { desiredSchema, parseDocument } from '../../../api/v1alpha1/machine.ts';
 import type { Condition } from '../../../kube/objects.ts';
 import { containerState, type Facts, iso, machineOf } from './facts.ts';
 import type { Pod } from '../../../kube/core.ts';
@@ -93,7 +93,7 @@ function digestOf(imageID: string | undefined): string | undefined {
 }
 
 function resources(pod: Pod, vm: VM): VMStatus['resources'] {
-  const desired = desiredSchema.safeParse(JSON.parse(desiredText(pod) ?? '{}'));
+  const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
   if (!desired.success) {
     return vm.status?.resources;
   }

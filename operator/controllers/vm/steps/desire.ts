@@ -1,4 +1,4 @@
-import { type Desired, desiredSchema } from '../../../../api/v1alpha1/machine.ts';
+import { type Desired, desiredSchema, parseDocument } from '../../../../api/v1alpha1/machine.ts';
 import { parseQuantity } from '../../../../api/v1alpha1/quantity.ts';
 import type { VMSpec } from '../../../../api/v1alpha1/vm.ts';
 import { type Facts, hasEnded } from '../facts.ts';
@@ -13,8 +13,8 @@ export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
   if (ended || facts.failure !== undefined) {
     return NOTHING;
   }
-  const text = desiredText(pod) ?? '{}';
-  const current = desiredSchema.safeParse(JSON.parse(text));
+  const text = desiredText(pod);
+  const current = desiredSchema.safeParse(parseDocument(text));
   if (!current.success) {
     return NOTHING;
   }
