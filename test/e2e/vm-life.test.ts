@@ -1,5 +1,7 @@
 /** The whole life of one VM with a real guest, as its user sees and steers it with kubectl. */
 import { type ChildProcess, spawn } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { waitFor } from '../support/wait.ts';
 import { freePort, page, tell } from './qemu-guest.ts';
@@ -78,6 +80,7 @@ test(
     await world.waitForCondition('Ready', 'x');
     expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64', cpus: '1' });
     expect(await world.kubectl('logs', 'x')).toContain('berth-guest: ready');
+    expect(await world.kubectl('logs', 'x', '--tail=1', '--timestamps')).toMatch(/^\d{4}-\d\d-\d\dT\S+Z /);
     const table = await world.kubectl('get', 'vm', 'x', '-o', 'wide');
     expect(table).toMatch(/^x +Running +True +Running +host +127\.0\.0\.1 /m);
     await world.expectStory('x', /Normal +Scheduled .*placed on host host \(attempt 1\)/);
@@ -145,6 +148,34 @@ test(
 );
 
 test(
+  'runs on while its agent is killed, and the next one goes on with the same process',
+  async () => {
+    const [before, { process: hypervisor }] = [await page(port), await world.machine('x')];
+    const agent = world.host('host');
+    await agent.kill('SIGKILL');
+    await agent.startAgain();
+    await agent.ready();
+    await world.waitForCondition('Ready', 'x');
+    expect((await world.machine('x')).process).toEqual(hypervisor);
+    expect(await page(port)).toEqual(before);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'boots again from its own disk when the host has lost its power and is back',
+  async () => {
+    const agent = world.host('host');
+    await agent.powerOff();
+    await agent.startAgain();
+    await waitFor('the next boot', async () => (await page(port))['boots'] === '4', BOOT);
+    await world.waitForCondition('Ready', 'x');
+    expect(await page(port)).toMatchObject({ marker: 'kept' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
   'is Stopped, and says that its guest did it, when that powers off; reverted, it runs from the disk that it was made with',
   async () => {
     expect(await tell(port, 'poweroff')).toBe('done\n');
@@ -162,12 +193,29 @@ test(
   'is deleted: its guest ends in order, and of process, disk, port and Pod nothing is left when kubectl returns',
   async () => {
     const machine = await world.machine('x');
-    // Started again after its stop, for the one restart, and reverted.
-    expect((await world.vms.pod('x')).status?.containerStatuses?.[0]?.restartCount).toBe(3);
+    // Started again after its stop, for the one restart, after the power cut, and reverted.
+    expect((await world.vms.pod('x')).status?.containerStatuses?.[0]?.restartCount).toBe(4);
     await expectPowerButton(() => world.kubectl('delete', 'vm', 'x'));
     await machine.expectGone();
     await expectSilence();
     expect(await world.kubectl('get', 'pods,vms', '-o', 'name')).toBe('');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is Failed when its hypervisor is killed, keeps its disk until it is deleted, and says how it ended',
+  async () => {
+    await world.makeVM('y');
+    await world.vms.waitForPhase('y', 'Running', undefined, BOOT);
+    const machine = await world.machine('y');
+    process.kill(machine.process.pid, 'SIGKILL');
+    const { status } = await world.vms.waitForPhase('y', 'Failed', undefined, STEP);
+    expect(status?.failure?.message).toContain('SIGKILL');
+    await world.expectStory('y', /Warning .*SIGKILL/);
+    expect(existsSync(join(machine.folder, 'disk.qcow2'))).toBe(true);
+    await world.kubectl('delete', 'vm', 'y');
+    await machine.expectGone();
   },
   TEST_MILLISECONDS,
 );
