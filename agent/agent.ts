@@ -22,6 +22,7 @@ import { allocatable } from './node/node.ts';
 import { adoptMachines } from './pods/adopt.ts';
 import { consoleSource } from './pods/console.ts';
 import { PodController } from './pods/controller.ts';
+import { knowsItsPods } from './pods/uptodate.ts';
 import { followNetwork } from './pods/follownetwork.ts';
 import type { Host } from './pods/host.ts';
 import { NetworkMonitor } from './pods/networkmonitor.ts';
@@ -108,6 +109,7 @@ export async function runAgent(
     nodeName: config.nodeName,
     node: () => keeper.node,
     fenceAfterMilliseconds: config.fenceAfterSeconds * 1000,
+    isUpToDate: (ended) => knowsItsPods(client, config.nodeName, { informer: pods.informer, signal: ended }),
     onFenced: (fenced) => {
       logger.warn({ fenced }, 'cut off for longer than the fence allows');
       pods.touchAll();

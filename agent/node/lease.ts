@@ -23,6 +23,11 @@ export interface LeaseOptions {
   /** The Node, once it is there: the Lease belongs to it and is removed with it. */
   node: () => Readonly<Node> | undefined;
   fenceAfterMilliseconds: number;
+  /**
+   * Whether this host knows what became of its Pods while it was cut off. Asked after a renewal: until then the fence stays, or a
+   * machine would be started whose VM another host has by now.
+   */
+  isUpToDate: (signal: AbortSignal) => Promise<boolean>;
   /** Called on every change: true when the Lease has not been renewed for so long that this host may be thought dead. */
   onFenced: (fenced: boolean) => void;
   logger: Logger;
@@ -72,11 +77,15 @@ export class NodeLease {
   }
 
   #look(): void {
-    const fenced = this.#monotonic() - this.#renewedAt >= this.#options.fenceAfterMilliseconds;
-    if (fenced !== this.#fenced) {
-      this.#fenced = fenced;
-      this.#options.onFenced(fenced);
+    const { fenceAfterMilliseconds } = this.#options;
+    if (!this.#fenced && this.#monotonic() - this.#renewedAt >= fenceAfterMilliseconds) {
+      this.#setFenced(true);
     }
+  }
+
+  #setFenced(fenced: boolean): void {
+    this.#fenced = fenced;
+    this.#options.onFenced(fenced);
   }
 
   async #renew(signal: AbortSignal): Promise<boolean> {
@@ -97,7 +106,25 @@ export class NodeLease {
       return false;
     }
     this.#renewedAt = sentAt;
-    this.#look();
+    return this.#lift(signal);
+  }
+
+  async #lift(signal: AbortSignal): Promise<boolean> {
+    if (!this.#fenced) {
+      return true;
+    }
+    const { isUpToDate, logger } = this.#options;
+    try {
+      if (!(await isUpToDate(signal))) {
+        return false;
+      }
+    } catch (error) {
+      if (!signal.aborted) {
+        logger.warn({ err: error }, 'what became of the Pods meanwhile is not known yet');
+      }
+      return false;
+    }
+    this.#setFenced(false);
     return true;
   }
 

@@ -15,6 +15,7 @@ import { type PodRole, roleOf } from './role.ts';
 import { type MachineView, machineStatus, parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from './status.ts';
 import { isEnded, leavingOf, podTimes } from './times.ts';
 import { questionFor, ReadinessProber } from './readiness.ts';
+import { boundTo } from './uptodate.ts';
 import { viewOf } from './view.ts';
 import { PodWriter } from './writer.ts';
 
@@ -54,7 +55,7 @@ export class PodController {
     const { client, logger, metrics, host } = options;
     this.#host = host;
     this.informer = new Informer(client, PODS, {
-      fieldSelector: `spec.nodeName=${options.nodeName}`,
+      fieldSelector: boundTo(options.nodeName),
       logger,
     });
     const podOf = (key: string): Readonly<Pod> | undefined => this.informer.cache.get(key);

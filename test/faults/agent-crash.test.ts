@@ -5,6 +5,7 @@
 import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { LEASES } from '../../kube/core.ts';
 import { freePort, page } from '../e2e/qemu-guest.ts';
 import { hypervisorsBelow } from '../e2e/vm-world.ts';
 import { waitFor } from '../support/wait.ts';
@@ -23,6 +24,7 @@ beforeAll(async () => {
 
 afterEach(async () => {
   world.link.mend();
+  world.link.dropHung();
   world.downloads.flow();
   await world.deleteAll();
   await waitFor('nothing to be left', async () => (await tracesOn(world.one)).length === 0, BOOT);
@@ -93,6 +95,11 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     return port;
   }
 
+  async function renewTimeOf(name: string): Promise<string | undefined> {
+    const lease = await world.cluster.client().get(LEASES, { namespace: 'kube-node-lease', name });
+    return lease.spec?.renewTime;
+  }
+
   async function bootOf(port: number): Promise<string | undefined> {
     return (await page(port))['boot_id'];
   }
@@ -149,7 +156,13 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     expect((await world.vms.pod('ran')).metadata.deletionTimestamp).toBeUndefined();
     expect(await bootOf(port)).toBe(boot);
 
+    // Back, but with a watch that hangs: what it had begun is another's by now, and must not be begun again.
     world.link.mend();
+    const renewed = new Set([await renewTimeOf('one')]);
+    const times = async (): Promise<boolean> => renewed.add(await renewTimeOf('one')).size > 3;
+    await waitFor('its Lease to be renewed three times', times, BOOT);
+    expect(await hypervisors()).toEqual([machine]);
+    world.link.dropHung();
     await world.vms.waitForPhase('ran', 'Running', undefined, BOOT);
     await world.waitUntilReady('ran');
     expect(await factsOf('ran')).toEqual(facts);

@@ -7,6 +7,7 @@ export class Link {
   private readonly server: Server;
   private readonly port: number;
   private readonly sockets = new Set<Socket>();
+  private readonly hung = new Set<Socket>();
   private isCut = false;
 
   private constructor(server: Server, port: number) {
@@ -35,13 +36,18 @@ export class Link {
     for (const socket of this.sockets) {
       socket.unpipe();
       socket.pause();
+      this.hung.add(socket);
     }
   }
 
-  /** Connections that hung are broken off, and new ones go through. */
+  /** New connections go through; those that hang do so until `dropHung`, as both their ends may believe for long. */
   mend(): void {
     this.isCut = false;
-    for (const socket of this.sockets) socket.destroy();
+  }
+
+  dropHung(): void {
+    for (const socket of this.hung) socket.destroy();
+    this.hung.clear();
   }
 
   close(): void {
@@ -51,7 +57,10 @@ export class Link {
 
   private join(near: Socket): void {
     this.keep(near);
-    if (this.isCut) return;
+    if (this.isCut) {
+      this.hung.add(near);
+      return;
+    }
     const far = connect(this.port, '127.0.0.1');
     this.keep(far);
     near.once('close', () => far.destroy());
