@@ -179,17 +179,17 @@ async function bootstrapOver(link: Link, cluster: Cluster): Promise<string> {
 
 /** A web server with the guest image under any number of digests. */
 export class Downloads {
-  private readonly image: Buffer;
-  private readonly server: Server;
-  private readonly stuck = new Set<ServerResponse>();
-  private isStuck = false;
-  private count = 0;
+  readonly #image: Buffer;
+  readonly #server: Server;
+  readonly #stuck = new Set<ServerResponse>();
+  #isStuck = false;
+  #count = 0;
 
   private constructor(image: Buffer, server: Server) {
-    this.image = image;
-    this.server = server;
+    this.#image = image;
+    this.#server = server;
     server.on('request', ({ url = '' }, response) =>
-      this.answer(this.version(Number(url.slice(1))), response),
+      this.#answer(this.#version(Number(url.slice(1))), response),
     );
   }
 
@@ -202,44 +202,44 @@ export class Downloads {
 
   /** An image that nobody has fetched yet. */
   next(): { url: string; sha256: string } {
-    this.count += 1;
-    const { port } = this.server.address() as AddressInfo;
-    const sha256 = createHash('sha256').update(this.version(this.count)).digest('hex');
-    return { url: `http://127.0.0.1:${port}/${this.count}`, sha256 };
+    this.#count += 1;
+    const { port } = this.#server.address() as AddressInfo;
+    const sha256 = createHash('sha256').update(this.#version(this.#count)).digest('hex');
+    return { url: `http://127.0.0.1:${port}/${this.#count}`, sha256 };
   }
 
   /** From now on downloads get half of their image and then nothing more. */
   getStuck(): void {
-    this.isStuck = true;
+    this.#isStuck = true;
   }
 
   async waitForStuck(): Promise<void> {
-    await waitFor('a download to be stuck', () => this.stuck.size > 0);
+    await waitFor('a download to be stuck', () => this.#stuck.size > 0);
   }
 
   /** Those that are stuck remain so. */
   flow(): void {
-    this.isStuck = false;
+    this.#isStuck = false;
   }
 
   close(): void {
-    this.server.closeAllConnections();
-    this.server.close();
+    this.#server.closeAllConnections();
+    this.#server.close();
   }
 
   /** Zeros behind a qcow2 image mean nothing. */
-  private version(number: number): Buffer {
-    return Buffer.concat([this.image, Buffer.alloc(number * 512)]);
+  #version(number: number): Buffer {
+    return Buffer.concat([this.#image, Buffer.alloc(number * 512)]);
   }
 
-  private answer(image: Buffer, response: ServerResponse): void {
+  #answer(image: Buffer, response: ServerResponse): void {
     response.setHeader('Content-Length', image.length);
-    if (!this.isStuck) {
+    if (!this.#isStuck) {
       response.end(image);
       return;
     }
-    this.stuck.add(response);
-    response.once('close', () => this.stuck.delete(response));
+    this.#stuck.add(response);
+    response.once('close', () => this.#stuck.delete(response));
     response.write(image.subarray(0, image.length / 2));
   }
 }

@@ -4,33 +4,33 @@ import type { Cluster, OperatorProcess } from '../cluster/index.ts';
 type OperatorOptions = NonNullable<Parameters<Cluster['startOperator']>[0]>;
 
 export class KeptOperator {
-  private readonly start: () => Promise<OperatorProcess>;
-  private readonly over = Promise.withResolvers<'over'>();
-  private running: Promise<void> = Promise.resolve();
-  private current: OperatorProcess;
+  readonly #start: () => Promise<OperatorProcess>;
+  readonly #over = Promise.withResolvers<'over'>();
+  #running: Promise<void> = Promise.resolve();
+  #current: OperatorProcess;
 
   private constructor(current: OperatorProcess, start: () => Promise<OperatorProcess>) {
-    this.current = current;
-    this.start = start;
+    this.#current = current;
+    this.#start = start;
   }
 
   static async start(cluster: Cluster, options: OperatorOptions): Promise<KeptOperator> {
     const start = (): Promise<OperatorProcess> => cluster.startOperator(options);
     const kept = new KeptOperator(await start(), start);
-    kept.running = kept.keep();
+    kept.#running = kept.#keep();
     return kept;
   }
 
   /** Rejects when one of them could not be started. */
   async stop(): Promise<void> {
-    this.over.resolve('over');
-    await this.running;
-    await this.current.stop();
+    this.#over.resolve('over');
+    await this.#running;
+    await this.#current.stop();
   }
 
-  private async keep(): Promise<void> {
-    while ((await Promise.race([this.current.stopped, this.over.promise])) !== 'over') {
-      this.current = await this.start();
+  async #keep(): Promise<void> {
+    while ((await Promise.race([this.#current.stopped, this.#over.promise])) !== 'over') {
+      this.#current = await this.#start();
     }
   }
 }

@@ -4,16 +4,16 @@ import { connect, createServer, type Server, type Socket } from 'node:net';
 import type { AddressInfo } from 'node:net';
 
 export class Link {
-  private readonly server: Server;
-  private readonly port: number;
-  private readonly sockets = new Set<Socket>();
-  private readonly hung = new Set<Socket>();
-  private isCut = false;
+  readonly #server: Server;
+  readonly #port: number;
+  readonly #sockets = new Set<Socket>();
+  readonly #hung = new Set<Socket>();
+  #isCut = false;
 
   private constructor(server: Server, port: number) {
-    this.server = server;
-    this.port = port;
-    server.on('connection', (near) => this.join(near));
+    this.#server = server;
+    this.#port = port;
+    server.on('connection', (near) => this.#join(near));
   }
 
   /** Passes connections on to a loopback port. */
@@ -27,52 +27,52 @@ export class Link {
   /** The same address, over this link. */
   addressOf(url: string): string {
     const through = new URL(url);
-    through.port = String((this.server.address() as AddressInfo).port);
+    through.port = String((this.#server.address() as AddressInfo).port);
     return through.origin;
   }
 
   cut(): void {
-    this.isCut = true;
-    for (const socket of this.sockets) {
+    this.#isCut = true;
+    for (const socket of this.#sockets) {
       socket.unpipe();
       socket.pause();
-      this.hung.add(socket);
+      this.#hung.add(socket);
     }
   }
 
   /** New connections go through; those that hang do so until `dropHung`, as both their ends may believe for long. */
   mend(): void {
-    this.isCut = false;
+    this.#isCut = false;
   }
 
   dropHung(): void {
-    for (const socket of this.hung) socket.destroy();
-    this.hung.clear();
+    for (const socket of this.#hung) socket.destroy();
+    this.#hung.clear();
   }
 
   close(): void {
-    this.server.close();
-    for (const socket of this.sockets) socket.destroy();
+    this.#server.close();
+    for (const socket of this.#sockets) socket.destroy();
   }
 
-  private join(near: Socket): void {
-    this.keep(near);
-    if (this.isCut) {
-      this.hung.add(near);
+  #join(near: Socket): void {
+    this.#keep(near);
+    if (this.#isCut) {
+      this.#hung.add(near);
       return;
     }
-    const far = connect(this.port, '127.0.0.1');
-    this.keep(far);
+    const far = connect(this.#port, '127.0.0.1');
+    this.#keep(far);
     near.once('close', () => far.destroy());
     far.once('close', () => near.destroy());
     near.pipe(far);
     far.pipe(near);
   }
 
-  private keep(socket: Socket): void {
-    this.sockets.add(socket);
+  #keep(socket: Socket): void {
+    this.#sockets.add(socket);
     // Its end follows, and is passed on to the other side.
     socket.on('error', () => undefined);
-    socket.once('close', () => this.sockets.delete(socket));
+    socket.once('close', () => this.#sockets.delete(socket));
   }
 }

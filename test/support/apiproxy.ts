@@ -47,21 +47,21 @@ export class ApiProxy {
   readonly kubeconfig: string;
   /** All, in the order in which they were sent. */
   readonly writes: Write[] = [];
-  private readonly target: URL;
-  private readonly agent: Agent;
-  private readonly server: Server;
-  private trap: Trap | undefined;
-  private stop: Stop | undefined;
-  private readonly watches = new Set<Watch>();
-  private silent: string | undefined;
+  readonly #target: URL;
+  readonly #agent: Agent;
+  readonly #server: Server;
+  #trap: Trap | undefined;
+  #stop: Stop | undefined;
+  readonly #watches = new Set<Watch>();
+  #silent: string | undefined;
   /** All that watches brought, in the order of its coming. */
-  private told = '';
+  #told = '';
 
   private constructor(cluster: Cluster, server: Server, name: string) {
     const authority = readFileSync(join(cluster.directory, 'pki', 'ca.crt'), 'utf8');
-    this.target = new URL(cluster.server);
-    this.agent = new Agent({ ca: authority, keepAlive: true });
-    this.server = server;
+    this.#target = new URL(cluster.server);
+    this.#agent = new Agent({ ca: authority, keepAlive: true });
+    this.#server = server;
     this.kubeconfig = join(cluster.directory, `${name}.kubeconfig`);
     writeKubeconfig(this.kubeconfig, {
       server: `http://127.0.0.1:${(server.address() as AddressInfo).port}`,
@@ -79,102 +79,102 @@ export class ApiProxy {
     const proxy = new ApiProxy(cluster, server, name);
     server.on('request', (request: IncomingMessage, response: ServerResponse) => {
       // What fails here is a connection that one of its ends cut; the other end must see that too.
-      proxy.handle(request, response).catch(() => response.destroy());
+      proxy.#handle(request, response).catch(() => response.destroy());
     });
     return proxy;
   }
 
   /** At the next write that matches the world stops: from then on no write reaches the API server, until `goOn`. */
   stopAt(when: Trap['when'], matches: Trap['matches']): void {
-    this.trap = { when, matches };
+    this.#trap = { when, matches };
   }
 
   async untilStopped(): Promise<void> {
-    await waitFor('the write at which the world stops', () => this.stop !== undefined);
+    await waitFor('the write at which the world stops', () => this.#stop !== undefined);
   }
 
   goOn(fate: Fate): void {
-    this.trap = undefined;
-    this.stop?.decide(fate);
-    this.stop = undefined;
+    this.#trap = undefined;
+    this.#stop?.decide(fate);
+    this.#stop = undefined;
   }
 
   /** Watches of this path bring nothing until `speak`, and then what they had to say meanwhile. */
   silence(path: string): void {
-    this.silent = path;
+    this.#silent = path;
   }
 
   speak(): void {
-    this.silent = undefined;
-    for (const { held, to } of this.watches) for (const chunk of held.splice(0)) to.write(chunk);
+    this.#silent = undefined;
+    for (const { held, to } of this.#watches) for (const chunk of held.splice(0)) to.write(chunk);
   }
 
   /** Whether a watch has brought this to the operator's door; a frozen one finds it there. */
   hasTold(text: string): boolean {
-    return this.told.includes(text);
+    return this.#told.includes(text);
   }
 
   async close(): Promise<void> {
-    this.server.closeAllConnections();
+    this.#server.closeAllConnections();
     await new Promise<void>((resolve) => {
-      this.server.close(() => resolve());
+      this.#server.close(() => resolve());
     });
-    this.agent.destroy();
+    this.#agent.destroy();
   }
 
-  private async handle(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  async #handle(request: IncomingMessage, response: ServerResponse): Promise<void> {
     const { method = 'GET', url = '' } = request;
     const [path = '', query = ''] = url.split('?');
     if (method === 'GET') {
-      const answer = await this.forward(request, undefined, response);
-      if (query.includes('watch=true')) this.watch(path, answer, response);
-      else this.pipe(answer, response);
+      const answer = await this.#forward(request, undefined, response);
+      if (query.includes('watch=true')) this.#watch(path, answer, response);
+      else this.#pipe(answer, response);
       return;
     }
     const body = await buffer(request);
     const write: Write = { method, path, body: body.toString('utf8'), status: undefined };
     this.writes.push(write);
-    this.spring('before', write);
-    if ((await this.stop?.fate) === 'lost') {
+    this.#spring('before', write);
+    if ((await this.#stop?.fate) === 'lost') {
       response.destroy();
       return;
     }
-    const answer = await this.forward(request, body, response);
+    const answer = await this.#forward(request, body, response);
     write.status = answer.statusCode;
     // A write that was refused has not happened; its caller tries again.
-    const stop = (write.status ?? 0) < 300 ? this.spring('after', write) : undefined;
+    const stop = (write.status ?? 0) < 300 ? this.#spring('after', write) : undefined;
     if ((await stop?.fate) === 'lost') response.destroy();
-    else this.pipe(answer, response);
+    else this.#pipe(answer, response);
   }
 
-  private spring(when: Trap['when'], write: Write): Stop | undefined {
-    if (this.trap?.when !== when || !this.trap.matches(write)) return undefined;
-    this.trap = undefined;
+  #spring(when: Trap['when'], write: Write): Stop | undefined {
+    if (this.#trap?.when !== when || !this.#trap.matches(write)) return undefined;
+    this.#trap = undefined;
     const { promise: fate, resolve: decide } = Promise.withResolvers<Fate>();
-    this.stop = { fate, decide };
-    return this.stop;
+    this.#stop = { fate, decide };
+    return this.#stop;
   }
 
-  private watch(path: string, from: IncomingMessage, to: ServerResponse): void {
+  #watch(path: string, from: IncomingMessage, to: ServerResponse): void {
     const watch: Watch = { path, to, held: [] };
-    this.watches.add(watch);
-    to.once('close', () => this.watches.delete(watch));
+    this.#watches.add(watch);
+    to.once('close', () => this.#watches.delete(watch));
     begin(from, to);
     to.flushHeaders();
     from.on('data', (chunk: Buffer) => {
-      this.told += chunk.toString('utf8');
-      if (path === this.silent) watch.held.push(chunk);
+      this.#told += chunk.toString('utf8');
+      if (path === this.#silent) watch.held.push(chunk);
       else to.write(chunk);
     });
     from.once('end', () => to.end());
   }
 
-  private pipe(from: IncomingMessage, to: ServerResponse): void {
+  #pipe(from: IncomingMessage, to: ServerResponse): void {
     begin(from, to);
     from.pipe(to);
   }
 
-  private forward(
+  #forward(
     request: IncomingMessage,
     body: Buffer | undefined,
     response: ServerResponse,
@@ -182,12 +182,12 @@ export class ApiProxy {
     return new Promise((resolve, reject) => {
       const onward = forwardSecurely(
         {
-          host: this.target.hostname,
-          port: this.target.port,
+          host: this.#target.hostname,
+          port: this.#target.port,
           method: request.method,
           path: request.url,
-          headers: { ...request.headers, host: this.target.host },
-          agent: this.agent,
+          headers: { ...request.headers, host: this.#target.host },
+          agent: this.#agent,
         },
         resolve,
       );
