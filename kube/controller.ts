@@ -60,10 +60,11 @@ export class Controller {
     runtimeMetrics(options.metrics).beforeScrape.add(() => this.#observeQueue());
   }
 
-  enqueue(key: string): void {
+  /** An urgent key is worked on before others: what has nearly happened is told before the next is begun. */
+  enqueue(key: string, options: { urgent?: boolean } = {}): void {
     if (!this.#stopped) {
       this.#metrics.adds.inc();
-      this.#queue.add(key);
+      this.#queue.add(key, options);
     }
   }
 

@@ -18,7 +18,7 @@ function createQueue(): WorkQueue {
 }
 
 type Step =
-  | { do: 'add' | 'done'; key: string }
+  | { do: 'add' | 'urge' | 'done'; key: string }
   | { do: 'take' }
   | { do: 'later'; key: string; milliseconds: number }
   | { do: 'pass'; milliseconds: number };
@@ -26,7 +26,7 @@ type Step =
 const key = fc.constantFrom('a', 'b', 'c');
 const milliseconds = fc.integer({ min: 0, max: 50 });
 const step: fc.Arbitrary<Step> = fc.oneof(
-  fc.record({ do: fc.constantFrom('add' as const, 'done' as const), key }),
+  fc.record({ do: fc.constantFrom('add' as const, 'urge' as const, 'done' as const), key }),
   fc.record({ do: fc.constant('take' as const) }),
   fc.record({ do: fc.constant('later' as const), key, milliseconds }),
   fc.record({ do: fc.constant('pass' as const), milliseconds }),
@@ -40,6 +40,10 @@ function play(steps: readonly Step[]): { working: Set<string>; owed: Set<string>
   const actions = {
     add: (one: { key: string }) => {
       queue.add(one.key);
+      owed.add(one.key);
+    },
+    urge: (one: { key: string }) => {
+      queue.add(one.key, { urgent: true });
       owed.add(one.key);
     },
     later: (one: { key: string; milliseconds: number }) => {
@@ -136,5 +140,24 @@ describe('work queue', () => {
     vi.advanceTimersByTime(1_000);
     expect(queue.depth).toBe(0);
     queue.clear();
+  });
+
+  it('hands out urgent keys first, also ones that waited already, and never only those', () => {
+    const queue = createQueue();
+    ['a', 'b', 'c', 'd'].forEach((one) => queue.add(one));
+    ['u', 'v', 'w', 'x', 'd'].forEach((one) => queue.add(one, { urgent: true }));
+    const order = Array.from({ length: 9 }, () => queue.take()?.key);
+    expect(order).toEqual(['u', 'v', 'w', 'a', 'x', 'd', 'b', 'c', undefined]);
+  });
+
+  it('keeps what was urgent so, when it was added while it was being worked on', () => {
+    const queue = createQueue();
+    queue.add('a');
+    queue.take();
+    queue.add('b');
+    queue.add('a', { urgent: true });
+    queue.add('a');
+    queue.done('a');
+    expect(queue.take()?.key).toBe('a');
   });
 });

@@ -7,6 +7,12 @@ interface Delayed {
   timer: NodeJS.Timeout;
 }
 
+/**
+ * Of so many keys that are taken, one is of the other lane when both have some: what is urgent goes first, and what is not is
+ * never held up for good.
+ */
+const URGENT_SHARE = 4;
+
 /** A key that is ready to be worked on. */
 export interface Ready {
   key: string;
@@ -16,15 +22,19 @@ export interface Ready {
 
 /**
  * A work queue of keys: each waits at most once; none is handed out while it is being worked on; one that is added meanwhile is
- * ready again after. Of several wishes to come later, the earliest counts.
+ * ready again after. Of several wishes to come later, the earliest counts. Urgent keys are handed out before others, each
+ * lane in its order.
  */
 export class WorkQueue {
+  readonly #urgent = new Map<string, number>();
   readonly #ready = new Map<string, number>();
   readonly #working = new Set<string>();
-  readonly #addedWhileWorking = new Set<string>();
+  /** And whether one of the wishes was urgent. */
+  readonly #addedWhileWorking = new Map<string, boolean>();
   readonly #delayed = new Map<string, Delayed>();
   readonly #onReady: () => void;
   readonly #now: () => number;
+  #taken = 0;
 
   /** `onReady` is called whenever a key becomes ready. */
   constructor(onReady: () => void, now: () => number = () => performance.now()) {
@@ -34,19 +44,23 @@ export class WorkQueue {
 
   /** Keys that are ready. */
   get depth(): number {
-    return this.#ready.size;
+    return this.#urgent.size + this.#ready.size;
   }
 
-  add(key: string): void {
+  /** A key that waits already becomes urgent, never the other way round. */
+  add(key: string, { urgent = false } = {}): void {
     this.#cancel(key);
     if (this.#working.has(key)) {
-      this.#addedWhileWorking.add(key);
+      this.#addedWhileWorking.set(key, urgent || this.#addedWhileWorking.get(key) === true);
       return;
     }
-    if (!this.#ready.has(key)) {
-      this.#ready.set(key, this.#now());
-      this.#onReady();
+    const since = this.#ready.get(key);
+    if (this.#urgent.has(key) || (since !== undefined && !urgent)) {
+      return;
     }
+    this.#ready.delete(key);
+    (urgent ? this.#urgent : this.#ready).set(key, since ?? this.#now());
+    this.#onReady();
   }
 
   addAfter(key: string, milliseconds: number): void {
@@ -56,7 +70,7 @@ export class WorkQueue {
     }
     const at = this.#now() + milliseconds;
     const known = this.#delayed.get(key);
-    if (this.#ready.has(key) || (known !== undefined && known.at <= at)) {
+    if (this.#ready.has(key) || this.#urgent.has(key) || (known !== undefined && known.at <= at)) {
       return;
     }
     this.#cancel(key);
@@ -64,20 +78,27 @@ export class WorkQueue {
     this.#delayed.set(key, { at, timer });
   }
 
-  /** The key that has waited longest. Whoever takes it must call `done`. */
+  /** The key that has waited longest in its lane. Whoever takes it must call `done`. */
   take(): Ready | undefined {
-    for (const [key, since] of this.#ready) {
-      this.#ready.delete(key);
-      this.#working.add(key);
-      return { key, since };
+    const turnOfOthers = this.#taken % URGENT_SHARE === URGENT_SHARE - 1;
+    const lanes = turnOfOthers ? [this.#ready, this.#urgent] : [this.#urgent, this.#ready];
+    for (const lane of lanes) {
+      for (const [key, since] of lane) {
+        lane.delete(key);
+        this.#working.add(key);
+        this.#taken += 1;
+        return { key, since };
+      }
     }
     return undefined;
   }
 
   done(key: string): void {
     this.#working.delete(key);
-    if (this.#addedWhileWorking.delete(key)) {
-      this.add(key);
+    const urgent = this.#addedWhileWorking.get(key);
+    if (urgent !== undefined) {
+      this.#addedWhileWorking.delete(key);
+      this.add(key, { urgent });
     }
   }
 
@@ -87,6 +108,7 @@ export class WorkQueue {
       clearTimeout(timer);
     }
     this.#delayed.clear();
+    this.#urgent.clear();
     this.#ready.clear();
     this.#addedWhileWorking.clear();
   }

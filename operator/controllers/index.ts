@@ -109,7 +109,8 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
     metrics: registry,
   });
   watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
-  watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  // Behind a burst of new VMs, one that runs would not be seen to.
+  watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
   enqueueDependents(controller, watches);
   return controller;
 }

@@ -272,16 +272,20 @@ export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked
   return { condition: unresolved.kind === 'terminal' ? 'Stalled' : 'Scheduled', reason, message };
 }
 
-/** Whether a status differs from the last only in what may be held back and folded into the next write. */
+/**
+ * Whether a status differs from the last only in what may be held back and folded into the next write. So may the first: a VM that
+ * runs within that time is never said to be Pending.
+ */
 export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {
-  if (last?.phase === undefined || !PENDING_PHASES.has(last.phase) || !PENDING_PHASES.has(next.phase ?? '')) {
-    return false;
-  }
+  const { attempt, observedGeneration } = next;
+  const before: VMStatus =
+    last?.phase === undefined ? { phase: 'Pending', attempt: 1, observedGeneration } : last;
   return (
-    last.attempt === next.attempt &&
-    last.observedGeneration === next.observedGeneration &&
-    last.failure === next.failure &&
-    statusOf(last, 'Stalled') === statusOf(next, 'Stalled')
+    [before, next].every(({ phase = '' }) => PENDING_PHASES.has(phase)) &&
+    before.attempt === attempt &&
+    before.observedGeneration === observedGeneration &&
+    before.failure === next.failure &&
+    statusOf(before, 'Stalled') === statusOf(next, 'Stalled')
   );
 }
 
