@@ -112,7 +112,7 @@ export function machineFields(dpiMaximum: DisplayDpiMaximum) {
     vnc: vncSchema.optional(),
     readiness: readinessSchema.optional(),
     hardwareIdentity: choice(
-      'Consistent: hardware UUID and serial number stay the same over the life of the deployment. Dynamic: new ones at each start.',
+      'Consistent: hardware UUID and serial number stay the same over the life of the deployment. Dynamic: new ones at each deployment.',
       ['Consistent', 'Dynamic'],
     ).optional(),
   };

@@ -48,11 +48,16 @@ describe('slots of a host', () => {
     expect(resourcesToApply(host({ status: { capacity: slots } }), config)).toEqual(slots);
   });
 
-  it('count one shared disk on an ARM host while the shared disk is on', () => {
+  it('count one shared disk on an ARM host while the shared disk is on, and one for each berth on an x86 host', () => {
     const shared = parseConfig({ vm_shared_disk_enabled: true }, 'test');
     expect(resourcesToApply(host({}), shared)).toEqual({
       'berth.dev/slot': '4',
       'berth.dev/shared-disk': '1',
+    });
+    const x86 = host({ arch: 'amd64' });
+    expect(resourcesToApply(x86, shared)).toEqual({
+      'berth.dev/slot': '16',
+      'berth.dev/shared-disk': '16',
     });
   });
 });

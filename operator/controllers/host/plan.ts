@@ -12,8 +12,8 @@ import type { OperatorConfig } from '../../config.ts';
 
 /** A macOS host may run two macOS guests, by the licence of the guest system. */
 const MACOS_GUESTS_PER_HOST = 2;
-/** The shared attached disk can be held by one machine of an ARM host. */
-const SHARED_DISKS_PER_HOST = 1;
+/** The shared attached disk can be held by one machine of an ARM host; on an x86 host it limits nobody. */
+const SHARED_DISKS_PER_ARM_HOST = 1;
 
 /** The extended resources a host should offer, as capacity and allocatable alike. */
 export function hostResources(node: Node, config: OperatorConfig): Record<string, string> {
@@ -23,7 +23,9 @@ export function hostResources(node: Node, config: OperatorConfig): Record<string
   return {
     [SLOT_RESOURCE]: String(quota),
     ...(isArm && os === 'darwin' && { [MACOS_GUEST_RESOURCE]: String(MACOS_GUESTS_PER_HOST) }),
-    ...(isArm && config.vm_shared_disk_enabled && { [SHARED_DISK_RESOURCE]: String(SHARED_DISKS_PER_HOST) }),
+    ...(config.vm_shared_disk_enabled && {
+      [SHARED_DISK_RESOURCE]: String(isArm ? SHARED_DISKS_PER_ARM_HOST : quota),
+    }),
   };
 }
 
