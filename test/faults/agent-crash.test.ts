@@ -46,13 +46,15 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
     await world.makeVM('pulling', on);
     await world.downloads.waitForStuck();
     await world.waitForMachine('pulling', 'Pulling');
+    const partial = join(world.one.dataDirectory, 'images', 'partial');
+    await waitFor('half of the image on the host', async () => (await readdir(partial)).length === 1);
     await killAgent(world.one);
-    expect(await readdir(join(world.one.dataDirectory, 'images', 'partial'))).toHaveLength(1);
+    expect(await readdir(partial)).toHaveLength(1);
     world.downloads.flow();
     await world.one.startAgain();
     await world.waitUntilReady('pulling');
     expect(await hypervisors()).toHaveLength(1);
-    expect(await readdir(join(world.one.dataDirectory, 'images', 'partial'))).toEqual([]);
+    expect(await readdir(partial)).toEqual([]);
     expect((await world.vms.get('pulling')).status).toMatchObject({ attempt: 1 });
   });
 
