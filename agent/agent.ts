@@ -22,11 +22,11 @@ import { allocatable } from './node/node.ts';
 import { adoptMachines } from './pods/adopt.ts';
 import { consoleSource } from './pods/console.ts';
 import { PodController } from './pods/controller.ts';
-import { knowsItsPods } from './pods/uptodate.ts';
 import { followNetwork } from './pods/follownetwork.ts';
 import type { Host } from './pods/host.ts';
 import { NetworkMonitor } from './pods/networkmonitor.ts';
 import { RecordStore } from './pods/record.ts';
+import { knowsItsPods } from './pods/uptodate.ts';
 
 /** What runs machines on this host. */
 export interface HostParts {

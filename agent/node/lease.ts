@@ -39,6 +39,7 @@ export class NodeLease {
   readonly #options: LeaseOptions;
   readonly #monotonic: () => number;
   readonly #renewMilliseconds: number;
+  readonly #retryMilliseconds: number;
   #renewedAt: number;
   #fenced = false;
 
@@ -50,6 +51,7 @@ export class NodeLease {
       RENEW_MILLISECONDS,
       options.fenceAfterMilliseconds / RENEWALS_PER_FENCE,
     );
+    this.#retryMilliseconds = Math.min(RETRY_MILLISECONDS, this.#renewMilliseconds);
   }
 
   get fenced(): boolean {
@@ -64,8 +66,7 @@ export class NodeLease {
         const hadOwner = this.#options.node() !== undefined;
         const renewed = await this.#renew(signal);
         // A Lease written before the Node was there has no owner yet, and would outlive it.
-        const retry = Math.min(RETRY_MILLISECONDS, this.#renewMilliseconds);
-        await pause(renewed && hadOwner ? this.#renewMilliseconds : retry, signal);
+        await pause(renewed && hadOwner ? this.#renewMilliseconds : this.#retryMilliseconds, signal);
       }
     } catch (error) {
       if (!signal.aborted) {

@@ -155,11 +155,12 @@ export class Executor {
 
   /** Ours if it carries the VM's uid (an orphaned Pod has lost its owner reference); never adopted otherwise. */
   async #existingPod(observed: Observed): Promise<Executed> {
-    const [client, nodes] = [this.#client, this.#nodes];
-    const pod = await client.get(PODS, refTo(observed.vm));
+    const pod = await this.#client.get(PODS, refTo(observed.vm));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
       // It may have been bound since: without its host, the host would be taken for one that is gone.
-      return { observed: { ...this.#withPod(observed, pod), node: await nodeOf({ client, nodes }, pod) } };
+      const known = this.#withPod(observed, pod);
+      const node = await nodeOf({ client: this.#client, nodes: this.#nodes }, pod);
+      return { observed: { ...known, node } };
     }
     const owner = pod.metadata.ownerReferences?.[0];
     const whose = owner === undefined ? "somebody else's Pod" : `a Pod of ${owner.kind} ${owner.name}`;
