@@ -14,7 +14,11 @@ export const machineImageSourceSchema = z.discriminatedUnion('type', [
   z.object({ type: z.literal('http'), url: z.string(), sha256: z.string() }),
   z.object({ type: z.literal('sharedFile'), path: z.string() }),
   z.object({ type: z.literal('empty'), sizeBytes: z.number().int() }),
-  /** A source that needs a controller not present in this release (copyOf, fromVM, ipsw). */
+  /** In the cluster's image storage, where the operator found it for an Image: opened with the host's own credentials. */
+  z.object({ type: z.literal('storedArtifact'), reference: z.string() }),
+  /** Likewise, below the host's storage folder. */
+  z.object({ type: z.literal('storedFile'), path: z.string(), sha256: z.string() }),
+  /** A source that needs what is not present in this release (ipsw). */
   z.object({ type: z.literal('unsupported'), description: z.string() }),
 ]);
 export type MachineImageSource = z.infer<typeof machineImageSourceSchema>;
@@ -39,6 +43,9 @@ export const machineSchema = z.object({
   architecture: z.enum(['amd64', 'arm64']).optional(),
   image: machineImageSourceSchema.optional(),
   imageFormat: z.enum(['Auto', 'Raw', 'QCOW2']),
+  /** `berth.dev/NAMESPACE/NAME` of the Image object, where there is one: the name that the host lists it by. */
+  imageName: z.string().optional(),
+  isoName: z.string().optional(),
   iso: machineImageSourceSchema.optional(),
   diskSizeBytes: z.number().int().optional(),
   display: z.object({ width: z.number().int(), height: z.number().int(), dpi: z.number().int() }).optional(),

@@ -21,8 +21,11 @@ export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
 export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
+/** Operator → agent, on the Pods of Jobs: work on images. */
+export const TASK_ANNOTATION = 'berth.dev/task';
+
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
-/** `vm`, `emulator` or `cache`. */
+/** `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
 
@@ -34,8 +37,12 @@ export const POD_FINALIZER = 'berth.dev/observed';
 /** Name of the one container of a machine's Pod. */
 export const MACHINE_CONTAINER = 'machine';
 
+/** Name of the one container of a task's Pod. */
+export const TASK_CONTAINER = 'task';
+
 /** Pod and Node condition types that the agent writes. */
 export const MACHINE_CONDITION = 'berth.dev/Machine';
+export const TASK_CONDITION = 'berth.dev/Task';
 export const NETWORK_CONDITION = 'berth.dev/Network';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 
