@@ -37,9 +37,17 @@ export default defineConfig({
       },
       {
         test: {
+          name: 'images',
+          include: ['test/images/**/*.test.ts'],
+          sequence: { groupOrder: 2 },
+          ...oneAtATime,
+        },
+      },
+      {
+        test: {
           name: 'harness',
           include: ['test/harness/**/*.test.ts'],
-          sequence: { groupOrder: 2 },
+          sequence: { groupOrder: 3 },
           ...oneAtATime,
         },
       },
@@ -48,7 +56,7 @@ export default defineConfig({
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
           exclude: ['test/e2e/nat*.test.ts'],
-          sequence: { groupOrder: 3 },
+          sequence: { groupOrder: 4 },
           ...oneAtATime,
         },
       },
@@ -56,12 +64,12 @@ export default defineConfig({
         test: {
           name: 'faults',
           include: ['test/faults/**/*.test.ts'],
-          sequence: { groupOrder: 4 },
+          sequence: { groupOrder: 5 },
           ...oneAtATime,
         },
       },
       {
-        test: { name: 'nat', include: ['test/e2e/nat*.test.ts'], sequence: { groupOrder: 5 }, ...oneAtATime },
+        test: { name: 'nat', include: ['test/e2e/nat*.test.ts'], sequence: { groupOrder: 6 }, ...oneAtATime },
       },
     ],
   },
