@@ -1,17 +1,17 @@
 /** What the agent adds to a machine's start: from Pod bound to the guest's kernel, beside the same QEMU command by hand. */
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { copyFile, mkdir, readFile, readlink } from 'node:fs/promises';
+import { mkdir, readFile, readlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { pino } from 'pino';
 import { FILES } from '../../agent/machines/folder.ts';
-import { guestImage } from '../../hack/guest-image.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
-import { IMAGES, VMS } from '../../operator/resources.ts';
+import { VMS } from '../../operator/resources.ts';
 import { AgentProcess, endMachines } from '../cluster/agent.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
+import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { waitFor } from '../support/wait.ts';
 
 const NAMESPACE = 'platform-default';
@@ -32,7 +32,7 @@ export interface Starts {
 
 /** Starts a guest by the agent and then by hand, in turns, so that whatever else the machine does meets both. */
 export async function measureStarts(runs: number): Promise<Starts> {
-  const image = await guestImage('amd64', (text) => process.stderr.write(`guest image: ${text}\n`));
+  const image = await guestFile('amd64');
   const cluster = await startCluster({ name: 'bench-agent', operator: true });
   const stop = new AbortController();
   try {
@@ -54,17 +54,12 @@ export async function measureStarts(runs: number): Promise<Starts> {
 }
 
 async function prepare(cluster: Cluster, image: string, signal: AbortSignal): Promise<Bench> {
-  const images = join(cluster.directory, 'images');
-  await mkdir(images);
-  await copyFile(image, join(images, 'guest.qcow2'));
+  const shared = await shareGuest(cluster, image);
   const agent = await AgentProcess.start(cluster, {
     nodeName: 'host',
-    config: { architecture: 'amd64', cpuOvercommit: CPU_OVERCOMMIT, images: { sharedRoots: [images] } },
+    config: { architecture: 'amd64', cpuOvercommit: CPU_OVERCOMMIT, images: { sharedRoots: [shared] } },
   });
-  await cluster.client().create(IMAGES, {
-    metadata: { name: 'guest', namespace: NAMESPACE },
-    spec: { source: { sharedFile: { path: 'guest.qcow2' } } },
-  });
+  await createImage(cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
   const bench = new Bench(cluster, agent);
   await bench.watch(signal);
   return bench;

@@ -3,7 +3,7 @@ import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import type { NetworkReport } from '../../agent/network/network.ts';
-import { guestImage } from '../../hack/guest-image.ts';
+import { guestFile } from '../support/images.ts';
 import { waitFor } from '../support/wait.ts';
 import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from './nat-world.ts';
 
@@ -70,7 +70,7 @@ describe.skipIf(missing !== undefined)('nat with real guests', () => {
   }
 
   beforeAll(async () => {
-    const image = await guestImage('amd64', (text) => process.stderr.write(`guest image: ${text}\n`));
+    const image = await guestFile('amd64');
     net = new NatWorld('natg');
     host = net.worker('host');
     world = net.worker('world');

@@ -8,7 +8,8 @@ import type { LaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
-import { type GuestArchitecture, guestImage } from '../../hack/guest-image.ts';
+import type { GuestArchitecture } from '../../hack/guest-image.ts';
+import { guestFile } from '../support/images.ts';
 import { waitFor } from '../support/wait.ts';
 
 /** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 9 s (arm64). */
@@ -52,7 +53,7 @@ export function folderOf(host: Host, uid: string): MachineFolder {
 }
 
 export async function guestBase(architecture: GuestArchitecture): Promise<BaseImage> {
-  const path = await guestImage(architecture, (text) => process.stderr.write(`guest image: ${text}\n`));
+  const path = await guestFile(architecture);
   return { path, digest: 'sha256:unused', format: 'qcow2', virtualSizeBytes: GUEST_DISK_BYTES };
 }
 

@@ -1,16 +1,16 @@
 /** A whole Berth with real guests: control plane, operator, and agents that make this machine one or more hosts. */
 import { existsSync } from 'node:fs';
-import { copyFile, mkdir, readdir, readFile, readlink } from 'node:fs/promises';
+import { readdir, readFile, readlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect } from 'vitest';
 import { readMachineFile } from '../../agent/machines/folder.ts';
 import { isAlive, type ProcessIdentity } from '../../agent/machines/process.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
-import { type GuestArchitecture, guestImage } from '../../hack/guest-image.ts';
-import { IMAGES } from '../../operator/resources.ts';
+import type { GuestArchitecture } from '../../hack/guest-image.ts';
 import { AgentProcess, endMachines } from '../cluster/agent.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { isErrorCode } from '../support/errors.ts';
+import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -39,18 +39,16 @@ export class World {
   operator: OperatorProcess;
   readonly hosts = new Map<string, AgentProcess>();
 
-  private constructor(cluster: Cluster, operator: OperatorProcess) {
+  private constructor(cluster: Cluster, operator: OperatorProcess, shared: string) {
     this.cluster = cluster;
     this.operator = operator;
     this.vms = new VMs(cluster);
-    this.shared = join(cluster.directory, 'images');
+    this.shared = shared;
   }
 
   /** With an Image `guest` of the architecture. */
   static async start(options: WorldOptions): Promise<World> {
-    const image = await guestImage(options.architecture, (text) =>
-      process.stderr.write(`guest image: ${text}\n`),
-    );
+    const image = await guestFile(options.architecture);
     const cluster = await startCluster({ name: `${options.name}-${process.pid}` });
     try {
       return await World.#furnish(cluster, image, options);
@@ -62,11 +60,10 @@ export class World {
 
   static async #furnish(cluster: Cluster, image: string, options: WorldOptions): Promise<World> {
     const { architecture, hosts, agentConfig } = options;
-    const world = new World(cluster, await cluster.startOperator());
-    await mkdir(world.shared);
-    await copyFile(image, join(world.shared, 'guest.qcow2'));
+    const shared = await shareGuest(cluster, image);
+    const world = new World(cluster, await cluster.startOperator(), shared);
     const joinHost = async ([nodeName, address]: [string, string]): Promise<void> => {
-      const images = { sharedRoots: [world.shared] };
+      const images = { sharedRoots: [shared] };
       const config = { architecture, address, cpuOvercommit: CPU_OVERCOMMIT, images, ...agentConfig };
       world.hosts.set(nodeName, await AgentProcess.start(cluster, { nodeName, config }));
     };
@@ -83,8 +80,7 @@ export class World {
 
   /** Of a file below {@link shared}. */
   async makeImage(name: string, path: string): Promise<void> {
-    const metadata = { name, namespace: this.vms.namespace };
-    await this.cluster.client().create(IMAGES, { metadata, spec: { source: { sharedFile: { path } } } });
+    await createImage(this.cluster, name, { sharedFile: { path } });
   }
 
   async makeVM(name: string, spec: Partial<VMSpec> = {}, vms = this.vms): Promise<void> {
