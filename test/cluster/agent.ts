@@ -6,7 +6,7 @@ import { listFolders, readMachineFile } from '../../agent/machines/folder.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/machines/process.ts';
 import { NODES } from '../../kube/core.ts';
 import { waitFor } from '../support/wait.ts';
-import { type ProcessRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
+import { type ProcessRecord, startProcess, stopProcess } from './processes.ts';
 import type { Cluster } from './types.ts';
 
 export interface AgentOptions {
@@ -60,10 +60,6 @@ export class AgentProcess {
     return agent;
   }
 
-  get pid(): number {
-    return this.#running().pid;
-  }
-
   /** Without waiting for anything. */
   async startAgain(): Promise<void> {
     const command = [process.execPath, join(ROOT, 'agent', 'main.ts'), '--config', this.configFile];
@@ -92,8 +88,9 @@ export class AgentProcess {
     );
   }
 
-  async kill(signal: NodeJS.Signals): Promise<void> {
-    await signalProcess(this.#running(), signal);
+  /** SIGKILL, then waits: machines run on. */
+  async kill(): Promise<void> {
+    await stopProcess(this.#cluster.directory, this.#running(), 'SIGKILL');
   }
 
   /** SIGTERM, then waits: machines run on. */
@@ -116,7 +113,7 @@ export class AgentProcess {
 
   /** Ends the agent and every machine: what a host's power cut does. */
   async powerOff(): Promise<void> {
-    await stopProcess(this.#cluster.directory, this.#running(), 'SIGKILL');
+    await this.kill();
     for (const identity of (await this.machines()).values()) {
       await killForCertain(identity);
     }

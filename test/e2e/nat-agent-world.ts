@@ -1,14 +1,12 @@
 /** A host with the `nat` network in a network namespace, and the control plane outside of it, for tests of the whole chain. */
-import { createHash } from 'node:crypto';
-import { createReadStream } from 'node:fs';
-import { copyFile, mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
-import { createServer, type Server } from 'node:http';
+import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
-import { guestImage } from '../../hack/guest-image.ts';
 import { AgentProcess, endMachines } from '../cluster/agent.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { freePorts } from '../cluster/ports.ts';
+import { Downloads } from '../support/downloads.ts';
+import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { allowAgentMetrics, allowMetrics, readMetrics } from '../support/operatorlog.ts';
 import { Relay } from '../support/relay.ts';
 import { waitFor } from '../support/wait.ts';
@@ -29,33 +27,31 @@ export interface Traces {
   attachments: string;
 }
 
-interface Own {
-  images: GatedImages;
-  kubeletPort: number;
-}
-
 export class NatHost {
   readonly net: NatWorld;
   readonly cluster: Cluster;
   readonly operator: OperatorProcess;
   readonly agent: AgentProcess;
+  readonly downloads: Downloads;
   readonly #world: Worker;
-  readonly #images: GatedImages;
   readonly #kubeletPort: number;
 
-  private constructor(parts: Pick<NatHost, 'net' | 'cluster' | 'operator' | 'agent'>, own: Own) {
+  private constructor(
+    parts: Pick<NatHost, 'net' | 'cluster' | 'operator' | 'agent' | 'downloads'>,
+    kubeletPort: number,
+  ) {
     this.net = parts.net;
     this.cluster = parts.cluster;
     this.operator = parts.operator;
     this.agent = parts.agent;
-    this.#images = own.images;
-    this.#kubeletPort = own.kubeletPort;
+    this.downloads = parts.downloads;
+    this.#kubeletPort = kubeletPort;
     this.#world = parts.net.worker('world');
   }
 
   /** Every part that was started is in `ends` before the next one is: run from the last to the first, they leave nothing. */
   static async start(ends: (() => Promise<void>)[]): Promise<NatHost> {
-    const image = await guestImage('amd64', (text) => process.stderr.write(`guest image: ${text}\n`));
+    const image = await guestFile('amd64');
     const net = new NatWorld('nata');
     ends.push(() => net.remove());
     const cluster = await startCluster({ name: `nat-${process.pid}` });
@@ -63,21 +59,19 @@ export class NatHost {
     const operator = await cluster.startOperator();
     await allowMetrics(cluster);
     await allowAgentMetrics(cluster);
-    const images = await GatedImages.serve(image);
-    ends.push(() => images.close());
+    const downloads = await Downloads.serve(image);
+    ends.push(() => downloads.close());
     const [kubeletPort = 0] = await freePorts(1);
     const ways = [
       ['in', Number(new URL(cluster.server).port)],
-      ['in', images.port],
+      ['in', downloads.port],
       ['out', kubeletPort],
     ] as const;
     for (const [direction, port] of ways) {
       const relay = await Relay.open({ namespace: net.host, direction, port, directory: net.directory });
       ends.push(() => relay.close());
     }
-    const shared = join(cluster.directory, 'images');
-    await mkdir(shared);
-    await copyFile(image, join(shared, 'guest.qcow2'));
+    const shared = await shareGuest(cluster, image);
     ends.push(() => endMachines(cluster.directory));
     const agent = await AgentProcess.start(cluster, {
       nodeName: NODE,
@@ -91,25 +85,13 @@ export class NatHost {
       },
     });
     ends.push(() => agent.stop());
-    return new NatHost({ net, cluster, operator, agent }, { images, kubeletPort });
+    return new NatHost({ net, cluster, operator, agent, downloads }, kubeletPort);
   }
 
-  async apply(kind: 'Image' | 'VM', name: string, spec: object): Promise<void> {
-    const metadata = { name, namespace: NAMESPACE };
-    const object = { apiVersion: 'berth.dev/v1alpha1', kind, metadata, spec };
-    await this.cluster.kubectl(['apply', '-f', '-'], { input: JSON.stringify(object) });
-  }
-
+  /** `guest`, and `gated` for {@link downloads} to hold back. */
   async makeImages(): Promise<void> {
-    await this.apply('Image', 'guest', { source: { sharedFile: { path: 'guest.qcow2' } } });
-    const { port, sha256 } = this.#images;
-    const http = { url: `http://127.0.0.1:${port}/guest.qcow2`, sha256 };
-    await this.apply('Image', 'gated', { source: { http } });
-  }
-
-  /** The image `gated` can be fetched from now on. */
-  openGate(): void {
-    this.#images.open();
+    await createImage(this.cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
+    await createImage(this.cluster, 'gated', { http: this.downloads.next() });
   }
 
   /** The guest's page, asked for from beyond the host. */
@@ -167,47 +149,5 @@ export class NatHost {
 
   #pids(): string {
     return this.net.inHost('ip', 'netns', 'pids', this.net.host).trim().split('\n').join(',');
-  }
-}
-
-/** A web server of one image that holds it back until it is told to give it. */
-class GatedImages {
-  readonly port: number;
-  readonly sha256: string;
-  readonly #server: Server;
-  readonly #gate: PromiseWithResolvers<void>;
-
-  private constructor(
-    server: Server,
-    gate: PromiseWithResolvers<void>,
-    facts: { port: number; sha256: string },
-  ) {
-    this.#server = server;
-    this.#gate = gate;
-    this.port = facts.port;
-    this.sha256 = facts.sha256;
-  }
-
-  static async serve(file: string): Promise<GatedImages> {
-    const content = await readFile(file);
-    const sha256 = createHash('sha256').update(content).digest('hex');
-    const gate = Promise.withResolvers<void>();
-    const server = createServer((_, response) => {
-      response.writeHead(200, { 'Content-Length': content.length });
-      response.flushHeaders();
-      void gate.promise.then(() => createReadStream(file).pipe(response));
-    });
-    const [port = 0] = await freePorts(1);
-    await new Promise<void>((resolve) => server.listen(port, '127.0.0.1', resolve));
-    return new GatedImages(server, gate, { port, sha256 });
-  }
-
-  open(): void {
-    this.#gate.resolve();
-  }
-
-  async close(): Promise<void> {
-    this.#server.closeAllConnections();
-    await new Promise((resolve) => this.#server.close(resolve));
   }
 }

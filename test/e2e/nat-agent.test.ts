@@ -61,8 +61,8 @@ describe.skipIf(missing !== undefined)('nat from the agent to the VM', () => {
   });
 
   async function makeVM(name: string, image: string, port: number): Promise<void> {
-    const readiness = { type: 'Port', port: 80 };
-    await host.apply('VM', name, { image, cpu: 1, memory: '128Mi', ports: [`${port}:80`], readiness });
+    const readiness = { type: 'Port' as const, port: 80 };
+    await vms.create(name, { image, cpu: 1, memory: '128Mi', ports: [`${port}:80`], readiness });
   }
 
   async function reachable(): Promise<void> {
@@ -164,12 +164,13 @@ describe.skipIf(missing !== undefined)('nat from the agent to the VM', () => {
 
   test('repair made impossible during a deployment: VM gone, told, counted, host tainted until it heals, nothing left over', async () => {
     const faulty = await host.metric(checks('faulty'));
+    host.downloads.holdBack();
     await makeVM('doomed', 'gated', DOOMED_PORT);
     await vms.waitForPhase('doomed', 'Pulling');
     const doomed = (await vms.pod('doomed')).metadata.uid ?? '';
     expect((await host.traces()).folders.join()).toContain(doomed);
     host.addForeignTable(`ip saddr ${GUESTS} drop`);
-    host.openGate();
+    host.downloads.release();
     await hostTakesVMs(false);
     await networkIs('steady', 'False');
     await vms.waitUntilGone('doomed', GIVEN_UP);

@@ -152,7 +152,7 @@ test(
   async () => {
     const [before, { process: hypervisor }] = [await page(port), await world.machine('x')];
     const agent = world.host('host');
-    await agent.kill('SIGKILL');
+    await agent.kill();
     await agent.startAgain();
     await agent.ready();
     await world.waitForCondition('Ready', 'x');

@@ -1,6 +1,6 @@
 /**
  * The agent killed without warning, the API server killed, the host cut off: with QEMU and real guests. The agent killed
- * while a machine runs, a host's power cut and the death of QEMU are in test/e2e/agent-guest.test.ts.
+ * while a machine runs, a host's power cut and the death of QEMU are in test/e2e/vm-life.test.ts.
  */
 import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -9,7 +9,7 @@ import { LEASES } from '../../kube/core.ts';
 import { freePort, page } from '../e2e/qemu-guest.ts';
 import { hypervisorsBelow } from '../e2e/vm-world.ts';
 import { waitFor } from '../support/wait.ts';
-import { AgentWorld, BOOT, killAgent, tracesOn } from './agent-world.ts';
+import { AgentWorld, BOOT, tracesOn } from './agent-world.ts';
 
 /** A guest image may have to be made first. */
 const SET_UP_MILLISECONDS = 400_000;
@@ -25,7 +25,7 @@ beforeAll(async () => {
 afterEach(async () => {
   world.link.mend();
   world.link.dropHung();
-  world.downloads.flow();
+  world.downloads.release();
   await world.deleteAll();
   await waitFor('nothing to be left', async () => (await tracesOn(world.one)).length === 0, BOOT);
 }, TEST_MILLISECONDS);
@@ -42,15 +42,15 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
   const on = { placement: { node: 'one' } };
 
   test('in Pulling: the image is fetched again, what was half fetched is gone, and the machine runs', async () => {
-    world.downloads.getStuck();
+    world.downloads.holdBack();
     await world.makeVM('pulling', on);
-    await world.downloads.waitForStuck();
+    await world.downloads.waitForHeld();
     await world.waitForMachine('pulling', 'Pulling');
     const partial = join(world.one.dataDirectory, 'images', 'partial');
     await waitFor('half of the image on the host', async () => (await readdir(partial)).length === 1);
-    await killAgent(world.one);
+    await world.one.kill();
     expect(await readdir(partial)).toHaveLength(1);
-    world.downloads.flow();
+    world.downloads.release();
     await world.one.startAgain();
     await world.waitUntilReady('pulling');
     expect(await hypervisors()).toHaveLength(1);
@@ -61,7 +61,7 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
   test('one-machine: in Starting: one machine runs, not two and not none', async () => {
     await world.makeVM('starting', on);
     await world.waitForStart('starting', world.one);
-    await killAgent(world.one);
+    await world.one.kill();
     expect((await world.vms.get('starting')).status?.firstRunningTime).toBeUndefined();
     await world.one.startAgain();
     await world.waitUntilReady('starting');
@@ -74,7 +74,7 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
     await world.waitUntilReady('terminating');
     await world.vms.delete('terminating');
     await world.waitForMachine('terminating', 'Terminating');
-    await killAgent(world.one);
+    await world.one.kill();
     expect((await world.vms.get('terminating')).status?.phase).toBe('Terminating');
     await world.one.startAgain();
     await world.vms.waitUntilGone('terminating', BOOT);

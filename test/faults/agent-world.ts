@@ -1,22 +1,17 @@
 /** Two hosts with real guests, one of which can be cut off from the API server, and Images whose download can get stuck. */
-import { createHash } from 'node:crypto';
-import { once } from 'node:events';
 import { readdir, readFile, writeFile } from 'node:fs/promises';
-import { createServer, type Server, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
-import { guestImage } from '../../hack/guest-image.ts';
 import { isMissing } from '../../agent/machines/folder.ts';
 import type { MachineRecord } from '../../agent/pods/record.ts';
-import { IMAGES } from '../../operator/resources.ts';
 import { AgentProcess, endMachines } from '../cluster/agent.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
-import { startTimeOf } from '../cluster/processes.ts';
+import { Downloads } from '../support/downloads.ts';
+import { createImage, guestFile } from '../support/images.ts';
+import { Link } from '../support/link.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 import { KeptOperator } from './keptoperator.ts';
-import { Link } from './link.ts';
 
 /**
  * The design's order of times, shortened: a host gives up machines that nobody saw run well before the operator places
@@ -58,8 +53,7 @@ export class AgentWorld {
 
   /** Every part that was started is in `ends` before the next one is: run from the last to the first, they leave nothing. */
   static async start(ends: (() => Promise<void> | void)[]): Promise<AgentWorld> {
-    const image = await guestImage('amd64', (text) => process.stderr.write(`guest image: ${text}\n`));
-    const downloads = await Downloads.serve(await readFile(image));
+    const downloads = await Downloads.serve(await guestFile('amd64'));
     ends.push(() => downloads.close());
     const cluster = await startCluster({
       name: `agent-crash-${process.pid}`,
@@ -71,7 +65,7 @@ export class AgentWorld {
     const config = { hostLostTimeoutSeconds: HOST_LOST_SECONDS };
     const operator = await KeptOperator.start(cluster, { config });
     ends.push(() => operator.stop());
-    const link = await Link.to(Number(new URL(cluster.server).port));
+    const link = await Link.open(0, Number(new URL(cluster.server).port));
     ends.push(() => link.close());
     ends.push(() => endMachines(cluster.directory));
     const bootstrapKubeconfig = await bootstrapOver(link, cluster);
@@ -86,10 +80,7 @@ export class AgentWorld {
 
   /** Its own Image, so that no earlier test has left it on a host. */
   async makeVM(name: string, spec: { ports?: string[]; placement?: { node: string } } = {}): Promise<void> {
-    const metadata = { name, namespace: this.vms.namespace };
-    await this.cluster
-      .client()
-      .create(IMAGES, { metadata, spec: { source: { http: this.downloads.next() } } });
+    await createImage(this.cluster, name, { http: this.downloads.next() });
     const port = spec.ports === undefined ? {} : { readiness: { type: 'Port' as const, port: 80 } };
     await this.vms.create(name, { image: name, cpu: 1, memory: '256Mi', ...port, ...spec });
   }
@@ -134,14 +125,6 @@ export class AgentWorld {
   }
 }
 
-/** kill -9, and nothing is left of it. */
-export async function killAgent(agent: AgentProcess): Promise<void> {
-  const { pid } = agent;
-  const startTime = await startTimeOf(pid);
-  await agent.kill('SIGKILL');
-  await waitFor('the agent to be gone', async () => (await startTimeOf(pid)) !== startTime);
-}
-
 async function recordsOf({ dataDirectory }: AgentProcess): Promise<MachineRecord[]> {
   const folder = join(dataDirectory, 'pods');
   const names = (await readdir(folder)).filter((name) => name.endsWith('.json'));
@@ -175,71 +158,4 @@ async function bootstrapOver(link: Link, cluster: Cluster): Promise<string> {
   const path = join(cluster.directory, 'bootstrap-over-link.kubeconfig');
   await writeFile(path, text.replace(cluster.server, link.addressOf(cluster.server)), { mode: 0o600 });
   return path;
-}
-
-/** A web server with the guest image under any number of digests. */
-export class Downloads {
-  readonly #image: Buffer;
-  readonly #server: Server;
-  readonly #stuck = new Set<ServerResponse>();
-  #isStuck = false;
-  #count = 0;
-
-  private constructor(image: Buffer, server: Server) {
-    this.#image = image;
-    this.#server = server;
-    server.on('request', ({ url = '' }, response) =>
-      this.#answer(this.#version(Number(url.slice(1))), response),
-    );
-  }
-
-  static async serve(image: Buffer): Promise<Downloads> {
-    const server = createServer();
-    server.listen(0, '127.0.0.1');
-    await once(server, 'listening');
-    return new Downloads(image, server);
-  }
-
-  /** An image that nobody has fetched yet. */
-  next(): { url: string; sha256: string } {
-    this.#count += 1;
-    const { port } = this.#server.address() as AddressInfo;
-    const sha256 = createHash('sha256').update(this.#version(this.#count)).digest('hex');
-    return { url: `http://127.0.0.1:${port}/${this.#count}`, sha256 };
-  }
-
-  /** From now on downloads get half of their image and then nothing more. */
-  getStuck(): void {
-    this.#isStuck = true;
-  }
-
-  async waitForStuck(): Promise<void> {
-    await waitFor('a download to be stuck', () => this.#stuck.size > 0);
-  }
-
-  /** Those that are stuck remain so. */
-  flow(): void {
-    this.#isStuck = false;
-  }
-
-  close(): void {
-    this.#server.closeAllConnections();
-    this.#server.close();
-  }
-
-  /** Zeros behind a qcow2 image mean nothing. */
-  #version(number: number): Buffer {
-    return Buffer.concat([this.#image, Buffer.alloc(number * 512)]);
-  }
-
-  #answer(image: Buffer, response: ServerResponse): void {
-    response.setHeader('Content-Length', image.length);
-    if (!this.#isStuck) {
-      response.end(image);
-      return;
-    }
-    this.#stuck.add(response);
-    response.once('close', () => this.#stuck.delete(response));
-    response.write(image.subarray(0, image.length / 2));
-  }
 }

@@ -4,11 +4,8 @@
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { connect, createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
-
-/** A loopback port, or the path of a socket. */
-type End = number | string;
+import { type End, Link } from './link.ts';
 
 export interface RelayOptions {
   /** Name of the other namespace (`ip netns`). */
@@ -24,11 +21,11 @@ export interface RelayOptions {
 }
 
 export class Relay {
-  readonly #pass: Pass;
+  readonly #link: Link;
   readonly #process: ChildProcess;
 
-  private constructor(pass: Pass, process: ChildProcess) {
-    this.#pass = pass;
+  private constructor(link: Link, process: ChildProcess) {
+    this.#link = link;
     this.#process = process;
   }
 
@@ -43,7 +40,7 @@ export class Relay {
     const ended = once(child, 'exit').then(() => Promise.reject(new Error(`no relay in ${namespace}`)));
     await Promise.race([ready, ended]);
     ended.catch(() => undefined);
-    return new Relay(await (direction === 'in' ? Pass.open(path, port) : Pass.open(port, path)), child);
+    return new Relay(await (direction === 'in' ? Link.open(path, port) : Link.open(port, path)), child);
   }
 
   async close(): Promise<void> {
@@ -52,45 +49,7 @@ export class Relay {
       this.#process.kill('SIGKILL');
       await ended;
     }
-    this.#pass.close();
-  }
-}
-
-/** Passes every connection that is taken at one end on to the other. */
-class Pass {
-  readonly #server: Server;
-  readonly #sockets = new Set<Socket>();
-
-  private constructor(to: End) {
-    this.#server = createServer((socket) => {
-      const other = typeof to === 'number' ? connect(to, '127.0.0.1') : connect(to);
-      this.#join(socket, other);
-      this.#join(other, socket);
-    });
-  }
-
-  static async open(from: End, to: End): Promise<Pass> {
-    const pass = new Pass(to);
-    if (typeof from === 'number') pass.#server.listen(from, '127.0.0.1');
-    else pass.#server.listen(from);
-    await once(pass.#server, 'listening');
-    return pass;
-  }
-
-  close(): void {
-    this.#server.close();
-    for (const socket of this.#sockets) socket.destroy();
-  }
-
-  #join(from: Socket, to: Socket): void {
-    this.#sockets.add(from);
-    from.pipe(to);
-    // One side breaking off is told to the other by breaking off too.
-    from.once('error', () => to.destroy());
-    from.once('close', () => {
-      this.#sockets.delete(from);
-      to.destroySoon();
-    });
+    this.#link.close();
   }
 }
 
@@ -100,7 +59,7 @@ function parseEnd(text: string | undefined): End {
 }
 
 if (import.meta.main) {
-  await Pass.open(parseEnd(process.argv[2]), parseEnd(process.argv[3]));
+  await Link.open(parseEnd(process.argv[2]), parseEnd(process.argv[3]));
   process.send?.('ready');
   process.once('disconnect', () => process.exit());
 }

@@ -1,27 +1,32 @@
-/** A host's way to the API server, which can be interrupted: nothing is refused, nothing arrives, as when a cable is pulled. */
+/** A way for connections from one end to another, which can be interrupted: nothing is refused, nothing arrives, as when a cable is pulled. */
 import { once } from 'node:events';
-import { connect, createServer, type Server, type Socket } from 'node:net';
-import type { AddressInfo } from 'node:net';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 
+/** A loopback port, or the path of a socket. */
+export type End = number | string;
+
+/** Passes every connection that is taken at one end on to the other. */
 export class Link {
   readonly #server: Server;
-  readonly #port: number;
+  readonly #to: End;
   readonly #sockets = new Set<Socket>();
   readonly #hung = new Set<Socket>();
   #isCut = false;
 
-  private constructor(server: Server, port: number) {
+  private constructor(server: Server, to: End) {
     this.#server = server;
-    this.#port = port;
-    server.on('connection', (near) => this.#join(near));
+    this.#to = to;
+    server.on('connection', (near) => this.#take(near));
   }
 
-  /** Passes connections on to a loopback port. */
-  static async to(port: number): Promise<Link> {
+  /** From port 0: from any that is free. */
+  static async open(from: End, to: End): Promise<Link> {
     const server = createServer({ pauseOnConnect: true });
-    server.listen(0, '127.0.0.1');
+    const link = new Link(server, to);
+    if (typeof from === 'number') server.listen(from, '127.0.0.1');
+    else server.listen(from);
     await once(server, 'listening');
-    return new Link(server, port);
+    return link;
   }
 
   /** The same address, over this link. */
@@ -55,18 +60,16 @@ export class Link {
     for (const socket of this.#sockets) socket.destroy();
   }
 
-  #join(near: Socket): void {
+  #take(near: Socket): void {
     this.#keep(near);
     if (this.#isCut) {
       this.#hung.add(near);
       return;
     }
-    const far = connect(this.#port, '127.0.0.1');
+    const far = typeof this.#to === 'number' ? connect(this.#to, '127.0.0.1') : connect(this.#to);
     this.#keep(far);
-    near.once('close', () => far.destroy());
-    far.once('close', () => near.destroy());
-    near.pipe(far);
-    far.pipe(near);
+    pass(near, far);
+    pass(far, near);
   }
 
   #keep(socket: Socket): void {
@@ -75,4 +78,11 @@ export class Link {
     socket.on('error', () => undefined);
     socket.once('close', () => this.#sockets.delete(socket));
   }
+}
+
+/** One side breaking off is told to the other by breaking off too. */
+function pass(from: Socket, to: Socket): void {
+  from.pipe(to);
+  from.once('error', () => to.destroy());
+  from.once('close', () => to.destroySoon());
 }

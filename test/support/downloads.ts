@@ -1,0 +1,84 @@
+/** A web server that gives the guest image under any number of digests, and can hold it back. */
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
+import { createServer, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { waitFor } from './wait.ts';
+
+export class Downloads {
+  readonly #image: Buffer;
+  readonly #server: Server;
+  /** With what each has still to get. */
+  readonly #held = new Map<ServerResponse, Buffer>();
+  #holdsBack = false;
+  #count = 0;
+
+  private constructor(image: Buffer, server: Server) {
+    this.#image = image;
+    this.#server = server;
+    server.on('request', ({ url = '' }, response) =>
+      this.#answer(this.#version(Number(url.slice(1))), response),
+    );
+  }
+
+  static async serve(file: string): Promise<Downloads> {
+    const image = await readFile(file);
+    const server = createServer();
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    return new Downloads(image, server);
+  }
+
+  /** Of the loopback address. */
+  get port(): number {
+    return (this.#server.address() as AddressInfo).port;
+  }
+
+  /** An image that nobody has fetched yet. */
+  next(): { url: string; sha256: string } {
+    this.#count += 1;
+    const sha256 = createHash('sha256').update(this.#version(this.#count)).digest('hex');
+    return { url: `http://127.0.0.1:${this.port}/${this.#count}`, sha256 };
+  }
+
+  /** From now on downloads get half of their image and then nothing more. */
+  holdBack(): void {
+    this.#holdsBack = true;
+  }
+
+  async waitForHeld(): Promise<void> {
+    await waitFor('a download to be held back', () => this.#held.size > 0);
+  }
+
+  /** Those that were held back get the rest. */
+  release(): void {
+    this.#holdsBack = false;
+    for (const [response, rest] of this.#held) response.end(rest);
+    this.#held.clear();
+  }
+
+  async close(): Promise<void> {
+    const closed = once(this.#server, 'close');
+    this.#server.close();
+    this.#server.closeAllConnections();
+    await closed;
+  }
+
+  /** Zeros behind a qcow2 image mean nothing. */
+  #version(number: number): Buffer {
+    return Buffer.concat([this.#image, Buffer.alloc(number * 512)]);
+  }
+
+  #answer(image: Buffer, response: ServerResponse): void {
+    response.setHeader('Content-Length', image.length);
+    if (!this.#holdsBack) {
+      response.end(image);
+      return;
+    }
+    const half = Math.floor(image.length / 2);
+    this.#held.set(response, image.subarray(half));
+    response.once('close', () => this.#held.delete(response));
+    response.write(image.subarray(0, half));
+  }
+}
