@@ -51,6 +51,18 @@ export const SOURCE_IMMUTABLE = {
   fieldPath: '.source',
 } as const;
 
+/** The fields of a source as hosts are told it (`MachineImageSource`), flat: `type` says which of them there are. */
+const contentSchema = z
+  .object({
+    type: report('registry, http, sharedFile, empty, storedArtifact or storedFile.', 32),
+    reference: report('In a registry, pinned by digest.', 1024).optional(),
+    url: report('Of a web server.', 2048).optional(),
+    sha256: report('Of the file.', 64).optional(),
+    path: report('Below a folder that hosts share.', 1024).optional(),
+    sizeBytes: count('Of an empty disk.', Number.MAX_SAFE_INTEGER).optional(),
+  })
+  .meta({ description: 'Where hosts get the content from.' });
+
 /** What is reported of a stored Image or ISO. */
 export function storedStatus() {
   return {
@@ -58,6 +70,7 @@ export function storedStatus() {
     size: report('Disk of a VM deployed from it, as a quantity.', 32).optional(),
     storageSize: report('Space that it takes in storage, as a quantity.', 32).optional(),
     digest: report('Digest of its content.', 256).optional(),
+    content: contentSchema.optional(),
     origin: report('Where its content came from.', 2048).optional(),
     progressPercent: count('Per cent of the current transfer that is done.', 100).optional(),
     lastUpdateTime: timestamp('When its content last changed.').optional(),

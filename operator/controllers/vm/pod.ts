@@ -99,9 +99,7 @@ function buildMachine({ vm, resolved, attempt, random }: PodOptions): Machine {
     attempt,
     os: resolved.os,
     architecture: resolved.architecture,
-    image: resolved.image?.source,
-    imageFormat: resolved.image?.format ?? 'Auto',
-    iso: resolved.iso?.source,
+    ...machineImages(resolved),
     diskSizeBytes: diskSizeBytes === undefined ? undefined : Number(diskSizeBytes),
     display: resolved.display,
     network: { mode: resolved.networkMode },
@@ -113,6 +111,16 @@ function buildMachine({ vm, resolved, attempt, random }: PodOptions): Machine {
     userData: spec.userData,
     userDataSecret: spec.userDataSecretRef,
   };
+}
+
+function machineImages({ image, iso }: Resolved) {
+  return {
+    image: image?.source,
+    imageFormat: image?.format ?? 'Auto',
+    imageName: image?.name,
+    iso: iso?.source,
+    isoName: iso?.name,
+  } as const;
 }
 
 export function machinePorts(ports: readonly string[] | undefined): MachinePort[] {

@@ -10,12 +10,15 @@ import type { VMSpec } from '../../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../../api/v1alpha1/vmconfig.ts';
 import { parseQuantity } from '../../../api/v1alpha1/quantity.ts';
 import { definedOnly } from '../../objects.ts';
+import { contentOf } from '../image/content.ts';
 import type { Observed } from './observed.ts';
 
 /** A disk or ISO: what the agent is told, and the name that the Pod's container carries so that the scheduler prefers hosts that have it. */
 export interface ResolvedImage {
   readonly source: MachineImageSource;
   readonly containerImage: string;
+  /** `berth.dev/NAMESPACE/NAME` of the Image or ISO object, where one was named. */
+  readonly name?: string;
   readonly format: 'Auto' | 'Raw' | 'QCOW2';
 }
 
@@ -40,7 +43,13 @@ export interface Resolved {
 /** Why a VM cannot be resolved: `wait` for something that may still come, or `terminal` when it never can. */
 export interface Unresolved {
   readonly kind: 'wait' | 'terminal';
-  readonly reason: 'ConfigNotFound' | 'ImageNotFound' | 'NoImage' | 'PortsNeedNAT' | 'InvalidConfig';
+  readonly reason:
+    | 'ConfigNotFound'
+    | 'ImageNotFound'
+    | 'ImageNotReady'
+    | 'NoImage'
+    | 'PortsNeedNAT'
+    | 'InvalidConfig';
   readonly message: string;
 }
 
@@ -84,7 +93,11 @@ function configLayer(config: VMConfig | undefined): Layer {
 }
 
 function imageLayer(image: Image | undefined): Layer {
-  return image === undefined ? {} : { architecture: image.spec.architecture, os: image.spec.os };
+  if (image === undefined) {
+    return {};
+  }
+  const { architecture, os, imagePullSecrets } = image.spec;
+  return { architecture, os, imagePullSecrets };
 }
 
 /** In the namespace that the VM names, else in its own, then in the default one. */
@@ -125,18 +138,18 @@ function resolveImages(observed: Observed, config: VMConfigSpec | undefined): Re
     const message = 'neither the VM, its VMConfig nor the operator names an image or iso';
     return { kind: 'terminal', reason: 'NoImage', message };
   }
-  const imageObject = named(image, (name) => observed.lookups.image(name));
-  const isoObject = named(iso, (name) => observed.lookups.iso(name));
-  const missing = missingName('Image', image, imageObject) ?? missingName('ISO', iso, isoObject);
-  if (missing !== undefined) {
-    const message = `${missing} was not found in the VM's namespace or ${observed.config.namespaces.default}`;
-    return { kind: 'wait', reason: 'ImageNotFound', message };
+  const {
+    lookups,
+    config: { namespaces },
+  } = observed;
+  const object = named(image, (name) => lookups.image(name));
+  const disk = resolvedImage('Image', image, object, namespaces.default);
+  if (disk !== undefined && 'reason' in disk) {
+    return disk;
   }
-  return {
-    image: image === undefined ? undefined : resolvedImage(image, imageObject),
-    iso: iso === undefined ? undefined : resolvedImage(iso, isoObject),
-    object: imageObject,
-  };
+  const isoObject = named(iso, (name) => lookups.iso(name));
+  const disc = resolvedImage('ISO', iso, isoObject, namespaces.default);
+  return disc !== undefined && 'reason' in disc ? disc : { image: disk, iso: disc, object };
 }
 
 /** The object of that name; a reference names none. */
@@ -153,42 +166,25 @@ function imageGroup(
   return named ?? { image: observed.config.defaults.image };
 }
 
-function missingName(kind: string, name: string | undefined, object: unknown): string | undefined {
-  const needed = name !== undefined && !isImageReference(name);
-  return needed && object === undefined ? `${kind} ${name}` : undefined;
-}
-
-function resolvedImage(name: string, object: Image | ISO | undefined): ResolvedImage {
-  if (object === undefined) {
+function resolvedImage(
+  kind: string,
+  name: string | undefined,
+  object: Image | ISO | undefined,
+  defaultNamespace: string,
+): ResolvedImage | Unresolved | undefined {
+  if (name === undefined) {
+    return undefined;
+  }
+  if (isImageReference(name)) {
     const reference = normaliseImageName(name);
     return { source: { type: 'registry', reference }, containerImage: reference, format: 'Auto' };
   }
-  const { source } = object.spec;
-  const containerImage =
-    source.registry === undefined
-      ? `berth.dev/${object.metadata.namespace}/${object.metadata.name}`
-      : normaliseImageName(source.registry.reference);
-  const format = ('format' in object.spec ? object.spec.format : undefined) ?? 'Auto';
-  return { source: machineSource(source), containerImage, format };
-}
-
-type AnySource = Image['spec']['source'] | ISO['spec']['source'];
-
-/** The Image's source as the agent is told it. Those that need a controller of their own are passed on as unsupported, never guessed. */
-function machineSource(source: AnySource): MachineImageSource {
-  if (source.registry !== undefined) {
-    return { type: 'registry', reference: normaliseImageName(source.registry.reference) };
+  if (object === undefined) {
+    const message = `${kind} ${name} was not found in the VM's namespace or ${defaultNamespace}`;
+    return { kind: 'wait', reason: 'ImageNotFound', message };
   }
-  if (source.http !== undefined) {
-    return { type: 'http', url: source.http.url, sha256: source.http.sha256 };
-  }
-  if (source.sharedFile !== undefined) {
-    return { type: 'sharedFile', path: source.sharedFile.path };
-  }
-  if ('empty' in source && source.empty !== undefined) {
-    return { type: 'empty', sizeBytes: Number(parseQuantity(source.empty.size)) };
-  }
-  return { type: 'unsupported', description: Object.keys(source).join(', ') };
+  const message = `${kind} ${name} has no content yet: see its status`;
+  return contentOf(object) ?? { kind: 'wait', reason: 'ImageNotReady', message };
 }
 
 function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {

@@ -266,7 +266,7 @@ function guestAgent({ pod }: Observed): Draft | undefined {
 /** What no step could do for the VM, as the status says it. */
 export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked']> {
   const { reason, message } = unresolved;
-  if (reason === 'ImageNotFound') {
+  if (reason === 'ImageNotFound' || reason === 'ImageNotReady') {
     return { condition: 'ImageReady', reason, message };
   }
   return { condition: unresolved.kind === 'terminal' ? 'Stalled' : 'Scheduled', reason, message };
