@@ -25,7 +25,10 @@ import { PodController } from './pods/controller.ts';
 import { followNetwork } from './pods/follownetwork.ts';
 import type { Host } from './pods/host.ts';
 import { NetworkMonitor } from './pods/networkmonitor.ts';
+import { pullKeyring } from './pods/pullsecrets.ts';
 import { RecordStore } from './pods/record.ts';
+import { TaskRunner } from './tasks/runner.ts';
+import { taskWork } from './tasks/work.ts';
 import { knowsItsPods } from './pods/uptodate.ts';
 
 /** What runs machines on this host. */
@@ -78,16 +81,27 @@ export async function runAgent(
       accelerators.find((one) => one.architecture === architecture)?.accelerator,
     fenced: () => lease.fenced,
     event: (regarding, text) => recorder.event(regarding, text),
-    imagesChanged: () => keeper.update({ images: parts.images.images() }),
+    keyring: (pod) => pullKeyring(client, pod),
   };
-  const pods = new PodController({ client, nodeName: config.nodeName, host, logger, metrics });
+  const tasks = new TaskRunner({
+    directory: join(config.dataDirectory, 'tasks'),
+    work: taskWork({ images: parts.images, keyring: ({ pod }) => pullKeyring(client, pod) }),
+    logger,
+    changed: (key) => pods.touchPod(key),
+  });
+  const pods = new PodController({ client, nodeName: config.nodeName, host, tasks, logger, metrics });
   const kubelet = new KubeletServer({
     listenAddress: config.kubelet.listenAddress ?? config.address,
     port: config.kubelet.port,
     clientCAFile: config.kubelet.clientCAFile,
     certificate: await servingCertificate(config),
     authorizer: new Authorizer(client, config.nodeName),
-    logs: consoleSource(host, pods.machines, (key) => pods.informer.cache.get(key)),
+    logs: consoleSource({
+      host,
+      machines: pods.machines,
+      tasks,
+      podOf: (key) => pods.informer.cache.get(key),
+    }),
     metrics,
     logger,
   });
@@ -117,6 +131,7 @@ export async function runAgent(
     logger,
   });
   followNetwork({ host, pods, keeper });
+  parts.images.onChange(() => keeper.update({ images: parts.images.images() }));
   await parts.network.setUp();
   await adoptMachines(host, pods.machines);
   const running = [monitor.run(signal), lease.run(signal)];
@@ -126,8 +141,15 @@ export async function runAgent(
     running.push(...keepCertificates({ config, client, transport, kubelet, logger, signal }));
   }
   await Promise.all(running);
-  await Promise.all([keeper.drained(), pods.drained()]);
-  await Promise.all([kubelet.close(), parts.network.close(), parts.driver.close(), transport.close()]);
+  await drainAndClose([keeper, pods], [kubelet, parts.network, parts.driver, transport]);
+}
+
+async function drainAndClose(
+  busy: readonly { drained: () => Promise<unknown> }[],
+  open: readonly { close: () => Promise<unknown> }[],
+): Promise<void> {
+  await Promise.all(busy.map((one) => one.drained()));
+  await Promise.all(open.map((one) => one.close()));
 }
 
 async function fitAccelerators(config: AgentConfig, driver: Driver): Promise<Accelerator[]> {

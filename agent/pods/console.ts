@@ -1,23 +1,23 @@
-/** `kubectl logs` of a VM: its serial console. */
+/** `kubectl logs`: a VM's serial console, or what a task has said. */
 import type { Pod } from '../../kube/core.ts';
-import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { LogRefusedError, type LogRequest, type LogSource } from '../kubelet/logs.ts';
+import type { ConsoleLog } from '../machines/console.ts';
+import type { TaskRunner } from '../tasks/runner.ts';
 import type { Host } from './host.ts';
 import type { Machines } from './machines.ts';
 
-export function consoleSource(
-  host: Host,
-  machines: Machines,
-  podOf: (key: string) => Readonly<Pod> | undefined,
-): LogSource {
+export interface ConsoleSources {
+  host: Host;
+  machines: Machines;
+  tasks: TaskRunner;
+  podOf: (key: string) => Readonly<Pod> | undefined;
+}
+
+export function consoleSource(sources: ConsoleSources): LogSource {
   return async (request, signal) => {
-    const record = host.records.get(machinePod(request, podOf).metadata.uid ?? '');
-    const folder = record === undefined ? undefined : machines.runtime(record).folder;
-    if (record?.created !== true || folder === undefined) {
-      throw new LogRefusedError(`machine ${request.pod} has no console yet: it has not been started`);
-    }
+    const console = consoleOf(ownPod(request, sources.podOf), sources);
     const { follow, timestamps, tailLines, limitBytes, since } = request;
-    return host.driver.console(folder).read({
+    return console.read({
       follow,
       timestamps,
       signal,
@@ -28,19 +28,33 @@ export function consoleSource(
   };
 }
 
-function machinePod(
+function consoleOf(pod: Readonly<Pod>, { host, machines, tasks }: ConsoleSources): ConsoleLog {
+  const { uid = '', name } = pod.metadata;
+  const task = tasks.log(uid);
+  if (task !== undefined) {
+    return task;
+  }
+  const record = host.records.get(uid);
+  if (record?.created !== true) {
+    throw new LogRefusedError(`Pod ${name} has no console yet: it has not been started`);
+  }
+  return host.driver.console(machines.runtime(record).folder);
+}
+
+function ownPod(
   { namespace, pod: name, container, previous }: LogRequest,
-  podOf: (key: string) => Readonly<Pod> | undefined,
+  podOf: ConsoleSources['podOf'],
 ): Readonly<Pod> {
   const pod = podOf(`${namespace}/${name}`);
   if (pod === undefined) {
     throw new LogRefusedError(`Pod ${namespace}/${name} is not on this host`);
   }
-  if (container !== MACHINE_CONTAINER) {
-    throw new LogRefusedError(`Pod ${name} has no console "${container}", only "${MACHINE_CONTAINER}"`);
+  const containers = pod.spec.containers.map((one) => one.name);
+  if (!containers.includes(container)) {
+    throw new LogRefusedError(`Pod ${name} has no console "${container}", only "${containers.join('", "')}"`);
   }
   if (previous) {
-    throw new LogRefusedError('a machine has one console over all its runs: leave out --previous');
+    throw new LogRefusedError('there is one console over all runs: leave out --previous');
   }
   return pod;
 }

@@ -7,12 +7,16 @@ import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
 import { timestamp } from '../time.ts';
-import { admit, type Admission, type Claim, claimOf } from './admission.ts';
+import { type TaskRunner, type TaskState } from '../tasks/runner.ts';
+import { taskStatus } from '../tasks/status.ts';
+import { claimOf } from './admission.ts';
+import { judge } from './claims.ts';
 import type { Host } from './host.ts';
 import { Machines, type Progress } from './machines.ts';
-import { type MachineFailure, type MachineRecord, newRecord } from './record.ts';
-import { type PodRole, roleOf } from './role.ts';
-import { type MachineView, machineStatus, parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from './status.ts';
+import { ENDED_FROM_OUTSIDE, type MachineRecord, newRecord } from './record.ts';
+import { type PodRole, refusalOf, roleOf } from './role.ts';
+import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from './podstatus.ts';
+import { type MachineView, machineStatus } from './status.ts';
 import { isEnded, leavingOf, podTimes } from './times.ts';
 import { questionFor, ReadinessProber } from './readiness.ts';
 import { boundTo } from './uptodate.ts';
@@ -26,18 +30,11 @@ const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** A kubelet looks at all its containers every so often, whatever events say. */
 const RELIST_MILLISECONDS = 30_000;
 
-/** The control plane gave the Pod up: its slot and ports may be another's already. */
-const ENDED_FROM_OUTSIDE: MachineFailure = {
-  reason: 'PodEnded',
-  message: 'the Pod was ended from outside',
-  exitCode: 137,
-  graceMilliseconds: 0,
-};
-
 export interface PodControllerOptions {
   client: KubeClient;
   nodeName: string;
   host: Host;
+  tasks: TaskRunner;
   logger: Logger;
   metrics: Registry;
 }
@@ -49,6 +46,7 @@ export class PodController {
   readonly #writer: PodWriter;
   readonly #prober: ReadinessProber;
   readonly #controller: Controller;
+  readonly #tasks: TaskRunner;
   #synced = false;
 
   constructor(options: PodControllerOptions) {
@@ -69,6 +67,7 @@ export class PodController {
     });
     this.#prober = new ReadinessProber((uid) => this.touch(uid));
     this.machines = new Machines(host, (key) => this.#controller.enqueue(key));
+    this.#tasks = options.tasks;
   }
 
   /** Begins once it is known which Pods there are: whatever has none is then torn down. Until then only the fence acts. */
@@ -77,10 +76,12 @@ export class PodController {
     this.informer.start(signal);
     await this.informer.synced;
     this.#synced = true;
+    this.#tasks.sweep(new Set(this.informer.cache.list().map(({ metadata }) => metadata.uid ?? '')));
     this.#writer.start(signal);
     this.informer.cache.onChange(({ type, object }) => {
       if (type === 'deleted') {
         this.#writer.forget(object);
+        this.#tasks.forget(object.metadata.uid ?? '');
       }
       this.#controller.enqueue(keyOf(object));
     });
@@ -92,6 +93,11 @@ export class PodController {
       this.#prober.close();
     };
     signal.addEventListener('abort', end, { once: true });
+  }
+
+  /** Something about the Pod of that key has changed. */
+  touchPod(key: string): void {
+    this.#controller.enqueue(key);
   }
 
   /** Something about a machine has changed. */
@@ -160,8 +166,13 @@ export class PodController {
   }
 
   async #serve(pod: Readonly<Pod>): Promise<number | undefined> {
+    const { uid = '' } = pod.metadata;
+    const task = this.#tasks.state(uid);
+    if (task !== undefined) {
+      return this.#serveTask(pod, task);
+    }
     const role = roleOf(pod);
-    const record = this.#host.records.get(pod.metadata.uid ?? '');
+    const record = this.#host.records.get(uid);
     return record === undefined ? this.#receive(pod, role) : this.#drive(pod, record, role);
   }
 
@@ -184,13 +195,8 @@ export class PodController {
           message: 'this host runs the machines of VMs, and nothing else',
         });
       case 'tooNew':
-        return this.#end(pod, {
-          reason: 'AgentTooOld',
-          message: `the agent of this host does not know machines of version "${role.version}"`,
-          exitCode: 1,
-        });
       case 'invalid':
-        return this.#end(pod, { reason: 'InvalidMachine', message: role.message, exitCode: 1 });
+        return this.#end(pod, refusalOf(role));
       default:
         return this.#admit(pod, role);
     }
@@ -198,10 +204,10 @@ export class PodController {
 
   #admit(
     pod: Readonly<Pod>,
-    role: PodRole & { kind: 'machine' },
+    role: PodRole & { kind: 'machine' | 'task' },
   ): Promise<number | undefined> | number | undefined {
-    const claim = claimOf(pod);
-    const admission = this.#judge(claim);
+    const hasTask = (uid: string): boolean => this.#tasks.state(uid) !== undefined;
+    const admission = judge(pod, { host: this.#host, pods: this.informer.cache.list(), hasTask });
     if (admission.kind === 'refused') {
       return this.#end(pod, { ...admission, exitCode: 1 });
     }
@@ -209,31 +215,20 @@ export class PodController {
       this.#park(pod, { reason: 'Starting', message: admission.message });
       return Date.now() + ADMISSION_LOOK_MILLISECONDS;
     }
+    // Between the judgement and these lines nothing waits: two Pods cannot both get the last slot.
+    if (role.kind === 'task') {
+      this.#tasks.start(pod, keyOf(pod), role.task);
+      return this.#serve(pod);
+    }
     const uid = pod.metadata.uid ?? '';
     const record = {
-      ...newRecord({ uid, key: keyOf(pod), machine: role.machine, claim }),
+      ...newRecord({ uid, key: keyOf(pod), machine: role.machine, claim: claimOf(pod) }),
       // A machine that has never run has nothing to restart or to revert.
       restartedAt: role.desired.restartRequestedAt,
       revertedAt: role.desired.revertRequestedAt,
     };
-    // Between the judgement and this line nothing waits: two Pods cannot both get the last slot.
     this.#host.records.save(record);
     return this.#drive(pod, record, role);
-  }
-
-  #judge(claim: Claim): Admission {
-    const alive: Claim[] = [];
-    const leaving: Claim[] = [];
-    for (const record of this.#host.records.list()) {
-      const pod = this.informer.cache.get(record.key);
-      const stays = pod?.metadata.uid === record.uid && pod.metadata.deletionTimestamp === undefined;
-      if (stays && record.failure === undefined) {
-        alive.push(record.claim);
-      } else if (!record.released) {
-        leaving.push(record.claim);
-      }
-    }
-    return admit(claim, alive, leaving, this.#host.capacity());
   }
 
   async #drive(pod: Readonly<Pod>, record: MachineRecord, role: PodRole): Promise<number | undefined> {
@@ -275,6 +270,17 @@ export class PodController {
     const said = pod.status?.conditions?.find(({ type }) => type === 'Ready');
     runtime.readiness ??= { ready: said?.status === 'True', message: said?.message ?? '' };
     this.#prober.watch(runtime, questionFor(machine, runtime.address, this.#host.forwardAddress));
+  }
+
+  /** A Pod that is being deleted goes when its task has ended. */
+  #serveTask(pod: Readonly<Pod>, state: TaskState): undefined {
+    const { uid = '', deletionTimestamp } = pod.metadata;
+    if (deletionTimestamp !== undefined) {
+      this.#tasks.abort(uid);
+    }
+    const status = taskStatus(pod, state, this.#host.address, timestamp(Date.now()));
+    const finish = deletionTimestamp !== undefined && state.kind !== 'running';
+    this.#writer.wish(pod, { status, finish, onTaken: () => undefined });
   }
 
   #park(pod: Readonly<Pod>, why: { reason: string; message: string }): undefined {

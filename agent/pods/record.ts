@@ -27,6 +27,14 @@ export interface MachineFailure {
   graceMilliseconds: number;
 }
 
+/** The control plane gave the Pod up: its slot and ports may be another's already. */
+export const ENDED_FROM_OUTSIDE: MachineFailure = {
+  reason: 'PodEnded',
+  message: 'the Pod was ended from outside',
+  exitCode: 137,
+  graceMilliseconds: 0,
+};
+
 export interface MachineRecord {
   uid: string;
   /** The Pod's `namespace/name`. */

@@ -8,7 +8,8 @@ import {
   machineSchema,
   parseDocument,
 } from '../../api/v1alpha1/machine.ts';
-import { DESIRED_ANNOTATION, MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { TASK_API_VERSION, type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 
 export type PodRole =
@@ -17,6 +18,7 @@ export type PodRole =
   /** Made by an operator newer than this agent. */
   | { kind: 'tooNew'; version: string }
   | { kind: 'invalid'; message: string }
+  | { kind: 'task'; task: Task }
   | { kind: 'machine'; machine: Machine; desired: Desired; desiredHash: string };
 
 /** Characters of the hash that acknowledges a `berth.dev/desired` text: enough to tell any two of one Pod apart. */
@@ -28,11 +30,27 @@ export function hashDesired(text: string): string {
 }
 
 export function roleOf(pod: Pod): PodRole {
-  const { [MACHINE_ANNOTATION]: machineText, [DESIRED_ANNOTATION]: desiredText = '{}' } =
-    pod.metadata.annotations ?? {};
-  if (machineText === undefined) {
-    return { kind: 'foreign' };
+  const annotations = pod.metadata.annotations ?? {};
+  const { [MACHINE_ANNOTATION]: machineText, [TASK_ANNOTATION]: taskText } = annotations;
+  if (machineText !== undefined) {
+    return machineRole(machineText, annotations[DESIRED_ANNOTATION] ?? '{}');
   }
+  return taskText === undefined ? { kind: 'foreign' } : taskRole(taskText);
+}
+
+function taskRole(text: string): PodRole {
+  const document = parseDocument(text);
+  const version = versionOf(document);
+  if (version !== TASK_API_VERSION) {
+    return { kind: 'tooNew', version };
+  }
+  const task = taskSchema.safeParse(document);
+  return task.success
+    ? { kind: 'task', task: task.data }
+    : { kind: 'invalid', message: `${TASK_ANNOTATION}: ${describe(task.error.issues)}` };
+}
+
+function machineRole(machineText: string, desiredText: string): PodRole {
   const document = parseDocument(machineText);
   const version = versionOf(document);
   if (version !== MACHINE_API_VERSION) {
@@ -52,6 +70,21 @@ export function roleOf(pod: Pod): PodRole {
     desired: desired.data,
     desiredHash: hashDesired(desiredText),
   };
+}
+
+/** What a Pod that cannot be read is ended with. */
+export function refusalOf(role: PodRole & { kind: 'tooNew' | 'invalid' }): {
+  reason: string;
+  message: string;
+  exitCode: number;
+} {
+  return role.kind === 'tooNew'
+    ? {
+        reason: 'AgentTooOld',
+        message: `the agent of this host does not know machines or tasks of version "${role.version}"`,
+        exitCode: 1,
+      }
+    : { reason: 'InvalidMachine', message: role.message, exitCode: 1 };
 }
 
 function versionOf(document: unknown): string {

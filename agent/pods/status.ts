@@ -1,14 +1,16 @@
 /** The Pod status that says what a machine is: a pure function, so that nothing is written when nothing changed. */
 import type { Desired, MachineReport } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONDITION, MACHINE_CONTAINER, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
-import type {
-  Container,
-  ContainerState,
-  ContainerStatus,
-  Pod,
-  PodCondition,
-  PodStatus,
-} from '../../kube/core.ts';
+import type { ContainerState, Pod, PodCondition, PodStatus } from '../../kube/core.ts';
+import {
+  condition,
+  emptyContainer,
+  frame,
+  lastWords,
+  STOPPED_EXIT_CODE,
+  stamp,
+  waiting,
+} from './podstatus.ts';
 import type { MachineFailure, MachineRecord } from './record.ts';
 
 /** What people read in the STATUS column and in the VM's phase. */
@@ -44,17 +46,8 @@ export interface MachineView {
   guestAddress: string | undefined;
 }
 
-/** A kubelet keeps as much of a termination message. */
-const MESSAGE_LENGTH = 4096;
-
-/** 128 + SIGTERM and 128 + SIGKILL, as a kubelet reports processes that it ended. */
-export const STOPPED_EXIT_CODE = 143;
+/** 128 + SIGKILL, as a kubelet reports processes that it ended. */
 const KILLED_EXIT_CODE = 137;
-
-/** The end of a long text: the last words matter. */
-export function lastWords(text: string): string {
-  return text.length <= MESSAGE_LENGTH ? text : `…${text.slice(1 - MESSAGE_LENGTH)}`;
-}
 
 /** Phases with a process in them: the container is shown running. */
 const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
@@ -101,60 +94,6 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
   };
 }
 
-/** A Pod that gets no machine here: it stays Pending, for a ReplicaSet would replace a failed one within milliseconds. */
-export function parkedStatus(
-  pod: Pod,
-  why: { reason: string; message: string },
-  hostAddress: string,
-  now: string,
-): PodStatus {
-  return {
-    ...frame(pod, 'Pending', hostAddress, now),
-    conditions: stamp(
-      pod,
-      [
-        condition('Initialized', false, why.reason, why.message),
-        condition('Ready', false, why.reason, why.message),
-        condition('ContainersReady', false, why.reason),
-      ],
-      now,
-    ),
-    containerStatuses: pod.spec.containers.map((container) => ({
-      ...emptyContainer(container),
-      state: waiting(why.reason, why.message),
-    })),
-  };
-}
-
-/** A Pod that ends without ever having had a machine on this host, or none that this agent remembers. */
-export function refusedStatus(
-  pod: Pod,
-  why: { reason: string; message: string; exitCode: number },
-  hostAddress: string,
-  now: string,
-): PodStatus {
-  const terminated = {
-    exitCode: why.exitCode,
-    reason: why.reason,
-    message: lastWords(why.message),
-    finishedAt: now,
-  };
-  return {
-    ...frame(pod, 'Failed', hostAddress, now),
-    reason: why.reason,
-    message: lastWords(why.message),
-    conditions: stamp(
-      pod,
-      [condition('Ready', false, 'PodFailed'), condition('ContainersReady', false, 'PodFailed')],
-      now,
-    ),
-    containerStatuses: pod.spec.containers.map((container) => ({
-      ...emptyContainer(container),
-      state: { terminated },
-    })),
-  };
-}
-
 function machineCondition(view: MachineView): PodCondition {
   const reason = view.phase === 'Stopped' && view.guestShutdown ? 'GuestShutdown' : view.phase;
   return condition(MACHINE_CONDITION, view.phase === 'Running', reason, JSON.stringify(reportOf(view)));
@@ -171,21 +110,6 @@ function networkCondition(pod: Pod, { network }: MachineView): PodCondition[] {
   return [
     condition(NETWORK_CONDITION, network.healthy, network.healthy ? 'Healthy' : 'Faulty', network.message),
   ];
-}
-
-function frame(
-  pod: Pod,
-  phase: NonNullable<PodStatus['phase']>,
-  hostAddress: string,
-  now: string,
-): PodStatus {
-  return {
-    ...(pod.metadata.generation === undefined ? {} : { observedGeneration: pod.metadata.generation }),
-    phase,
-    hostIP: hostAddress,
-    hostIPs: [{ ip: hostAddress }],
-    startTime: pod.status?.startTime ?? now,
-  };
 }
 
 function podPhase(pod: Pod, view: MachineView): NonNullable<PodStatus['phase']> {
@@ -230,21 +154,6 @@ function percent(progress: number | undefined): string | undefined {
   return progress === undefined ? undefined : `${progress}%`;
 }
 
-function waiting(reason: string, message?: string): ContainerState {
-  return { waiting: { reason, ...(message === undefined ? {} : { message }) } };
-}
-
-function emptyContainer(container: Container): ContainerStatus {
-  return {
-    name: container.name,
-    image: container.image,
-    imageID: '',
-    ready: false,
-    started: false,
-    restartCount: 0,
-  };
-}
-
 function reportOf(view: MachineView): MachineReport {
   const { record, message } = view;
   return {
@@ -261,26 +170,4 @@ function reportOf(view: MachineView): MachineReport {
 
 function defined<K extends string, V>(key: K, value: V | undefined): Partial<Record<K, V>> {
   return value === undefined ? {} : ({ [key]: value } as Record<K, V>);
-}
-
-function condition(type: string, ok: boolean, reason?: string, message?: string): PodCondition {
-  return {
-    type,
-    status: ok ? 'True' : 'False',
-    ...(reason === undefined ? {} : { reason }),
-    ...(message === undefined || message === '' ? {} : { message: lastWords(message) }),
-  };
-}
-
-/** A condition keeps its transition time while its status stays. */
-function stamp(pod: Pod, conditions: PodCondition[], now: string): PodCondition[] {
-  return conditions.map((condition) => {
-    const before = pod.status?.conditions?.find(({ type }) => type === condition.type);
-    const kept = before?.status === condition.status ? before.lastTransitionTime : undefined;
-    return {
-      ...condition,
-      lastTransitionTime: kept ?? now,
-      ...(pod.metadata.generation === undefined ? {} : { observedGeneration: pod.metadata.generation }),
-    };
-  });
 }
