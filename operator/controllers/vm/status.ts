@@ -5,6 +5,7 @@ import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
 import { desiredSchema, parseDocument } from '../../../api/v1alpha1/machine.ts';
 import type { Condition } from '../../../kube/objects.ts';
+import { type ConditionDraft as Draft, stampConditions } from '../../conditions.ts';
 import { containerState, type Facts, iso, machineOf } from './facts.ts';
 import type { Pod } from '../../../kube/core.ts';
 import type { Observed } from './observed.ts';
@@ -110,15 +111,12 @@ function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
   };
 }
 
-type Draft = Omit<Condition, 'lastTransitionTime' | 'observedGeneration'>;
-
 /**
  * `Ready` and `Scheduled` from the first sight on; the others only while they say something, as kstatus has it for Reconciling and
  * Stalled. A condition that is absent counts as Unknown, and each costs the API server 0.3 ms in every write of the status.
  */
 function conditions(observed: Observed, phase: Phase, findings: Findings): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;
-  const before = observed.vm.status?.conditions ?? [];
   const drafts = [
     ready(observed, phase, findings),
     reconciling(phase, findings),
@@ -129,11 +127,7 @@ function conditions(observed: Observed, phase: Phase, findings: Findings): Condi
     restartRequired(observed),
     guestAgent(observed),
   ].filter((draft) => draft !== undefined);
-  return drafts.map((draft) => {
-    const last = before.find(({ type }) => type === draft.type);
-    const kept = last?.status === draft.status ? last.lastTransitionTime : undefined;
-    return { ...draft, lastTransitionTime: kept ?? iso(observed.now), observedGeneration: generation };
-  });
+  return stampConditions(drafts, observed.vm.status?.conditions, { now: iso(observed.now), generation });
 }
 
 function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {

@@ -1,0 +1,27 @@
+/** Jobs, with only the fields that Berth uses. */
+import { type KubeObject, type ObjectMeta, resource } from './objects.ts';
+import type { LooseCondition, PodSpec } from './pod.ts';
+
+export interface JobSpec {
+  template: { metadata?: Partial<ObjectMeta>; spec: PodSpec };
+  backoffLimit?: number;
+  activeDeadlineSeconds?: number;
+  ttlSecondsAfterFinished?: number;
+}
+
+export interface Job extends KubeObject {
+  spec: JobSpec;
+  status?: {
+    startTime?: string;
+    completionTime?: string;
+    active?: number;
+    succeeded?: number;
+    failed?: number;
+    conditions?: LooseCondition[];
+  };
+}
+
+export const JOBS = resource<Job>({ apiVersion: 'batch/v1', kind: 'Job', plural: 'jobs', namespaced: true });
+
+/** Label that the Job controller puts on the Pods that it makes. */
+export const JOB_NAME_LABEL = 'batch.kubernetes.io/job-name';
