@@ -1,12 +1,11 @@
 /** Downloads over http and https: to addresses that were checked, with the digest known beforehand. */
 import { createHash } from 'node:crypto';
-import { lookup } from 'node:dns';
 import { createWriteStream } from 'node:fs';
-import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { Transform } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { Agent, request } from 'undici';
-import { type EnsureOptions, ImageError } from './store.ts';
+import { checkedLookup, checkLiteralAddress } from './addresses.ts';
+import { ImageError } from './store.ts';
 
 /** A mirror may have to wake a disk; a silent one is given up. */
 const HEADERS_TIMEOUT_MILLISECONDS = 60_000;
@@ -15,26 +14,12 @@ const REDIRECT_LIMIT = 5;
 /** 1 TiB: larger than any image of a desktop system, and a bound for a stream that never ends. */
 const SIZE_LIMIT_BYTES = 1024 ** 4;
 
-export interface FetchOptions extends EnsureOptions {
+export interface FetchOptions {
+  /** 0–100, of the bytes to fetch. */
+  onProgress: (percent: number) => void;
+  signal: AbortSignal;
   /** Also from addresses of this host itself and of its link: for tests and mirrors on the host. */
   allowLoopback: boolean;
-}
-
-/** Neither this host's own services nor the ones that clouds put at link-local addresses. */
-const FORBIDDEN = new BlockList();
-FORBIDDEN.addSubnet('0.0.0.0', 8);
-FORBIDDEN.addSubnet('127.0.0.0', 8);
-FORBIDDEN.addSubnet('169.254.0.0', 16);
-FORBIDDEN.addSubnet('224.0.0.0', 4);
-FORBIDDEN.addSubnet('240.0.0.0', 4);
-FORBIDDEN.addAddress('::', 'ipv6');
-FORBIDDEN.addAddress('::1', 'ipv6');
-FORBIDDEN.addSubnet('fe80::', 10, 'ipv6');
-FORBIDDEN.addSubnet('ff00::', 8, 'ipv6');
-
-/** A v4 address written as v6 (`::ffff:127.0.0.1`) is matched by the rules for v4. */
-export function isForbiddenAddress(address: string): boolean {
-  return FORBIDDEN.check(address, isIP(address) === 6 ? 'ipv6' : 'ipv4');
 }
 
 /** Streams `url` to `path`; nothing may use the file before this resolves. Throws {@link ImageError}. */
@@ -92,28 +77,7 @@ function checkUrl(url: URL, allowLoopback: boolean): void {
   if (url.protocol !== 'http:' && url.protocol !== 'https:') {
     throw new ImageError('ImageSourceUnsupported', `${url.protocol} is not http or https`);
   }
-  const host = url.hostname.replace(/^\[|\]$/g, '');
-  if (!allowLoopback && isIP(host) !== 0 && isForbiddenAddress(host)) throw forbidden(host, host);
-}
-
-const checkedLookup: LookupFunction = (hostname, options, callback) => {
-  lookup(hostname, { ...options, all: true }, (error, addresses) => {
-    if (error !== null) {
-      callback(error, []);
-      return;
-    }
-    const bad = addresses.find(({ address }) => isForbiddenAddress(address));
-    if (bad !== undefined) callback(forbidden(hostname, bad.address), []);
-    else if (options.all === true) callback(null, addresses);
-    else callback(null, addresses[0]?.address ?? '', addresses[0]?.family ?? 4);
-  });
-};
-
-function forbidden(host: string, address: string): ImageError {
-  return new ImageError(
-    'ImageFetchFailed',
-    `${host} is ${address}, an address of this host or its link; images are not fetched from there unless the agent's images.allowLoopbackHttp says so`,
-  );
+  if (!allowLoopback) checkLiteralAddress(url);
 }
 
 /** The sha256 of what was written, in hexadecimal digits. */

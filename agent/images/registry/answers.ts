@@ -1,0 +1,93 @@
+/** What a registry's refusals mean. */
+import { z } from 'zod';
+import { isTransientStatus, retryAfterMilliseconds, TransientError } from '../retries.ts';
+import { ImageError, type ImageErrorReason } from '../store.ts';
+import type { Response } from './transport.ts';
+
+/** A list of errors is small; more than this is something else. */
+const ERROR_BODY_BYTES = 64 * 1024;
+/** Of a message that is a server's to choose. */
+const MESSAGE_LENGTH = 300;
+
+const errorsSchema = z.object({
+  errors: z.array(z.object({ code: z.string().optional(), message: z.string().optional() })).min(1),
+});
+
+export interface Asked {
+  /** `registry.example/team/image:tag`, or a part of it: begins the message. */
+  what: string;
+  /** The registry itself, as opposed to the storage that it leads to. */
+  registry: URL;
+  hasCredential: boolean;
+}
+
+/** An answer that is not what was wanted, as an error; its body is read, or thrown away. */
+export async function refusal(response: Response, asked: Asked): Promise<ImageError | TransientError> {
+  const { status, url } = response;
+  const { code, message } = await readError(response);
+  const isOwn = url.origin === asked.registry.origin;
+  const said = [code, message].filter((part) => part !== undefined && part !== '').join(': ');
+  const words = [`${asked.what}: ${url.host} answered ${status}`];
+  if (said !== '') words.push(` (${said})`);
+  if (isOwn) words.push(hintFor(status, asked.hasCredential));
+  const error = new ImageError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', words.join(''));
+  // An address at storage is signed for minutes: the registry gives a new one when it is asked again.
+  const isTransient = isTransientStatus(status) || (!isOwn && status < 500);
+  return isTransient
+    ? new TransientError(error, retryAfterMilliseconds(response.headers['retry-after']))
+    : error;
+}
+
+/** Reads a body that is to be small. Undefined when it is larger than `limitBytes`. */
+export async function readBody(response: Response, limitBytes: number): Promise<Buffer | undefined> {
+  const chunks: Buffer[] = [];
+  let size = 0;
+  for await (const chunk of response.body as AsyncIterable<Buffer>) {
+    size += chunk.length;
+    // Leaving the loop closes the connection.
+    if (size > limitBytes) return undefined;
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks);
+}
+
+function reasonFor(status: number, code: string | undefined): ImageErrorReason {
+  if (code === 'DIGEST_INVALID') return 'DigestMismatch';
+  if (status === 401 || status === 403) return 'ImageAccessDenied';
+  return status === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
+}
+
+function hintFor(status: number, hasCredential: boolean): string {
+  if (status === 401 || status === 403) {
+    return hasCredential
+      ? '; the credentials given for it do not open it'
+      : '; it needs credentials (imagePullSecrets), or is not there';
+  }
+  return status === 404 && !hasCredential
+    ? '; if it is private, it needs credentials (imagePullSecrets)'
+    : '';
+}
+
+async function readError(
+  response: Response,
+): Promise<{ code?: string | undefined; message?: string | undefined }> {
+  let body: Buffer | undefined;
+  try {
+    body = await readBody(response, ERROR_BODY_BYTES);
+  } catch (error) {
+    // What the status says is known whatever became of the rest.
+    return { message: `its message broke off: ${String(error)}` };
+  }
+  if (body === undefined || body.length === 0) return {};
+  try {
+    const [first] = errorsSchema.parse(JSON.parse(body.toString('utf8'))).errors;
+    return { code: printable(first?.code), message: printable(first?.message) };
+  } catch (error) {
+    if (!(error instanceof SyntaxError || error instanceof z.ZodError)) throw error;
+    return {};
+  }
+}
+
+function printable(text: string | undefined): string | undefined {
+  return text?.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, MESSAGE_LENGTH);
+}

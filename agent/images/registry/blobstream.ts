@@ -1,0 +1,140 @@
+/** Bytes of a blob, taken up again where a transfer broke off. */
+import { Readable } from 'node:stream';
+import { Attempts, networkError, TransientError } from '../retries.ts';
+import { ImageError } from '../store.ts';
+import type { Session } from './session.ts';
+import type { Response } from './transport.ts';
+import type { Descriptor } from './types.ts';
+
+/** What is read ahead of the reader, in bytes: a few reads of a socket. */
+const READ_AHEAD_BYTES = 256 * 1024;
+
+interface Range {
+  /** Inclusive. */
+  start: number;
+  /** Exclusive. */
+  end: number;
+}
+
+/** Exactly `range`, or an ImageError. Not verified. Nothing is asked for before it is read. */
+export function blobStream(
+  session: Session,
+  descriptor: Descriptor,
+  range: Range,
+  signal: AbortSignal,
+): Readable {
+  const ended = new AbortController();
+  const either = AbortSignal.any([signal, ended.signal]);
+  const chunks = read(session, descriptor, range, either);
+  let isReading = false;
+  return new Readable({
+    highWaterMark: READ_AHEAD_BYTES,
+    read() {
+      if (isReading) return;
+      isReading = true;
+      chunks.next().then(
+        ({ done, value }) => {
+          isReading = false;
+          this.push(done === true ? null : value);
+        },
+        (error: unknown) => this.destroy(error as Error),
+      );
+    },
+    destroy(error, callback) {
+      ended.abort(error ?? new Error('the reader has left'));
+      callback(error);
+    },
+  });
+}
+
+async function* read(
+  session: Session,
+  descriptor: Descriptor,
+  range: Range,
+  signal: AbortSignal,
+): AsyncGenerator<Buffer, undefined> {
+  const what = session.named(descriptor.digest);
+  checkRange(range, descriptor, what);
+  const attempts = new Attempts();
+  let at = range.start;
+  while (at < range.end) {
+    try {
+      const part = { start: at, end: range.end };
+      const { response, skip } = await open(session, descriptor, part, signal);
+      for await (const chunk of cut(response, skip, part.end - part.start)) {
+        at += chunk.length;
+        attempts.progress(chunk.length);
+        yield chunk;
+      }
+      if (at < range.end)
+        throw new TransientError(new ImageError('ImageFetchFailed', `${what} broke off at byte ${at}`));
+    } catch (error) {
+      await attempts.failed(networkError(error, what, signal), signal);
+    }
+  }
+}
+
+/** The registry is asked each time, also when storage gave the bytes before: addresses there are valid for minutes. */
+async function open(
+  session: Session,
+  descriptor: Descriptor,
+  { start, end }: Range,
+  signal: AbortSignal,
+): Promise<{ response: Response; skip: number }> {
+  const { digest, size } = descriptor;
+  const isWhole = start === 0 && end === size;
+  const headers: Record<string, string> = isWhole ? {} : { range: `bytes=${start}-${end - 1}` };
+  const response = await session.once(
+    // Encoded on the way, its bytes would be others than those that the digest is of.
+    {
+      method: 'GET',
+      at: `blobs/${digest}`,
+      reference: digest,
+      headers: { ...headers, 'accept-encoding': 'identity' },
+    },
+    signal,
+  );
+  const mistake =
+    response.status === 206 ? rangeMistake(response, start, end, size) : wholeMistake(response, size);
+  if (mistake === undefined) return { response, skip: response.status === 206 ? 0 : start };
+  // Closes the connection when there is much of it.
+  await response.body.dump();
+  throw new ImageError('ImageFetchFailed', `${session.named(digest)}: ${response.url.host} ${mistake}`);
+}
+
+/** Without the first `skip` bytes, and no more than `length`: of an answer that is more than what was asked for. */
+async function* cut(response: Response, skip: number, length: number): AsyncGenerator<Buffer> {
+  let toSkip = skip;
+  let left = length;
+  for await (const chunk of response.body as AsyncIterable<Buffer>) {
+    const from = Math.min(toSkip, chunk.length);
+    toSkip -= from;
+    const wanted = chunk.subarray(from, from + left);
+    left -= wanted.length;
+    if (wanted.length > 0) yield wanted;
+    if (left === 0) return;
+  }
+}
+
+function rangeMistake({ headers }: Response, start: number, end: number, size: number): string | undefined {
+  const header = headers['content-range'];
+  const match = typeof header === 'string' ? /^bytes (\d+)-(\d+)\/(\d+|\*)$/.exec(header.trim()) : null;
+  if (match === null) return 'answered with a part and does not say which';
+  const [first, last, total] = [Number(match[1]), Number(match[2]), match[3]];
+  if (total !== '*' && Number(total) !== size) return `has ${total} bytes of it, its manifest says ${size}`;
+  if (first === start && last >= first && last < end) return undefined;
+  return `answered with bytes ${first}-${last}, not ${start}-${end - 1}`;
+}
+
+function wholeMistake({ status, headers }: Response, size: number): string | undefined {
+  if (status !== 200) return `answered ${status}`;
+  const length = headers['content-length'];
+  if (length === undefined || Number(length) === size) return undefined;
+  return `has ${String(length)} bytes of it, its manifest says ${size}`;
+}
+
+function checkRange({ start, end }: Range, { size }: Descriptor, what: string): void {
+  const isRange =
+    Number.isSafeInteger(start) && Number.isSafeInteger(end) && start >= 0 && start <= end && end <= size;
+  if (!isRange) throw new RangeError(`bytes ${start} to ${end} of ${what}, which has ${size}`);
+}

@@ -1,0 +1,75 @@
+/** What a server asks for in `WWW-Authenticate` (RFC 9110, 11.6.1). */
+
+export interface Challenge {
+  /** In lower case: `basic`, `bearer`. */
+  scheme: string;
+  /** Names in lower case; of a name that is there twice the first value. */
+  parameters: ReadonlyMap<string, string>;
+}
+
+const TOKEN = /[\w!#$%&'*+.^`|~-]+/y;
+const SPACE = /[ \t]*/y;
+const SEPARATORS = /[ \t,]*/y;
+const EQUALS = /[ \t]*=[ \t]*/y;
+const QUOTED = /"((?:[^"\\]|\\.)*)"/y;
+/** In place of parameters: what Negotiate and the like carry. */
+const TOKEN68 = /[\w.~+/-]+=*(?=[ \t]*(?:,|$))/y;
+
+/** Several challenges may stand in one header, and several headers may be there. What cannot be read ends its header. */
+export function parseChallenges(header: string | string[] | undefined): Challenge[] {
+  if (header === undefined) return [];
+  return (typeof header === 'string' ? [header] : header).flatMap((text) => new Reader(text).challenges());
+}
+
+class Reader {
+  readonly #text: string;
+  #at = 0;
+
+  constructor(text: string) {
+    this.#text = text;
+  }
+
+  challenges(): Challenge[] {
+    const found: Challenge[] = [];
+    for (;;) {
+      this.#take(SEPARATORS);
+      const scheme = this.#take(TOKEN)?.[0];
+      if (scheme === undefined) return found;
+      this.#take(SPACE);
+      found.push({ scheme: scheme.toLowerCase(), parameters: this.#parameters() });
+    }
+  }
+
+  #parameters(): Map<string, string> {
+    const parameters = new Map<string, string>();
+    for (;;) {
+      const before = this.#at;
+      this.#take(SEPARATORS);
+      const parameter = this.#parameter();
+      if (parameter === undefined) {
+        this.#at = before;
+        if (parameters.size === 0) this.#take(TOKEN68);
+        return parameters;
+      }
+      const [name, value] = parameter;
+      if (!parameters.has(name)) parameters.set(name, value);
+    }
+  }
+
+  /** `name=value`; a name without a value is the scheme of the next challenge. */
+  #parameter(): [string, string] | undefined {
+    const name = this.#take(TOKEN)?.[0].toLowerCase();
+    if (name === undefined || this.#take(EQUALS) === undefined) return undefined;
+    const quoted = this.#take(QUOTED)?.[1];
+    if (quoted !== undefined) return [name, quoted.replace(/\\(.)/g, '$1')];
+    const value = this.#take(TOKEN)?.[0];
+    return value === undefined ? undefined : [name, value];
+  }
+
+  #take(pattern: RegExp): RegExpExecArray | undefined {
+    pattern.lastIndex = this.#at;
+    const match = pattern.exec(this.#text) ?? undefined;
+    if (match !== undefined) this.#at = pattern.lastIndex;
+    return match;
+  }
+}

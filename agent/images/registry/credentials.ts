@@ -1,0 +1,167 @@
+/** What opens registries: the content of `kubernetes.io/dockerconfigjson` Secrets. */
+import { createHmac, randomBytes } from 'node:crypto';
+import { z } from 'zod';
+
+export type Credential =
+  | { type: 'password'; username: string; password: string }
+  /** Given to the registry's token server, which gives tokens for it. */
+  | { type: 'identityToken'; token: string }
+  /** Sent to the registry as it is. */
+  | { type: 'registryToken'; token: string };
+
+const entrySchema = z.object({
+  auth: z.string().optional(),
+  username: z.string().optional(),
+  password: z.string().optional(),
+  identitytoken: z.string().optional(),
+  registrytoken: z.string().optional(),
+});
+
+const configSchema = z.object({ auths: z.record(z.string(), entrySchema) });
+
+/** Names that Docker Hub has in such files. */
+const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.io']);
+
+interface Key {
+  host: string;
+  port: string;
+  /** Segments. */
+  path: string[];
+  credential: Credential;
+}
+
+export class Keyring {
+  readonly #keys: readonly Key[];
+
+  private constructor(keys: readonly Key[]) {
+    this.#keys = keys;
+  }
+
+  /** Texts of `.dockerconfigjson`. Throws an Error that says which is wrong and how, without a word of its content. */
+  static parse(texts: readonly string[]): Keyring {
+    const keys = texts.flatMap((text, index) => {
+      const which =
+        texts.length === 1 ? 'the docker config' : `docker config ${index + 1} of ${texts.length}`;
+      return readConfig(text, which);
+    });
+    // Sorting keeps the order of equals: among them the earlier text goes first.
+    keys.sort((a, b) => b.path.length - a.path.length || Number(isGlob(a)) - Number(isGlob(b)));
+    return new Keyring(keys);
+  }
+
+  /** Those for a repository, the most specific first: longest path, then hosts by name before patterns. */
+  candidates(registry: string, repository: string): Credential[] {
+    const asked = splitHost(registry.toLowerCase());
+    const path = repository.split('/');
+    const found = this.#keys.filter(
+      (key) => hostMatches(key, asked) && key.path.every((segment, index) => segment === path[index]),
+    );
+    const seen = new Set<string>();
+    return found.flatMap(({ credential }) => {
+      const print = fingerprint(credential);
+      if (seen.has(print)) return [];
+      seen.add(print);
+      return [credential];
+    });
+  }
+}
+
+const fingerprintKey = randomBytes(32);
+
+/** Tells credentials apart in caches, within this process only: it says nothing to others, and is another one after a restart. */
+export function fingerprint(credential: Credential | undefined): string {
+  if (credential === undefined) return 'anonymous';
+  const parts =
+    credential.type === 'password'
+      ? [credential.type, credential.username, credential.password]
+      : [credential.type, credential.token];
+  return createHmac('sha256', fingerprintKey).update(JSON.stringify(parts)).digest('hex');
+}
+
+function readConfig(text: string, which: string): Key[] {
+  const document = parseJson(text);
+  if (document === undefined) throw new Error(`${which} is not JSON`);
+  const result = configSchema.safeParse(document);
+  if (!result.success) {
+    const [issue] = result.error.issues;
+    throw new Error(`${which} has a mistake at ${issue?.path.join('.') || 'its top'}: ${issue?.message}`);
+  }
+  return Object.entries(result.data.auths).flatMap(([name, entry]) => {
+    const credential = readEntry(entry, `${which}, auths["${name}"]`);
+    // Docker writes empty entries for registries whose credentials it keeps elsewhere.
+    return credential === undefined ? [] : [{ ...readKey(name), credential }];
+  });
+}
+
+/** Undefined for what is not JSON: the parser's own message quotes the text. */
+function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    if (error instanceof SyntaxError) return undefined;
+    throw error;
+  }
+}
+
+function readEntry(entry: z.infer<typeof entrySchema>, where: string): Credential | undefined {
+  if (entry.registrytoken) return { type: 'registryToken', token: entry.registrytoken };
+  if (entry.identitytoken) return { type: 'identityToken', token: entry.identitytoken };
+  if (entry.auth) return readAuth(entry.auth, where);
+  if (entry.username === undefined && entry.password === undefined) return undefined;
+  if (!entry.username || entry.password === undefined) {
+    throw new Error(`${where} has only one of username and password`);
+  }
+  return { type: 'password', username: entry.username, password: entry.password };
+}
+
+/** Passwords may have colons, user names not. */
+function readAuth(auth: string, where: string): Credential {
+  const text = Buffer.from(auth, 'base64').toString('utf8');
+  const colon = text.indexOf(':');
+  if (colon < 1) throw new Error(`${where}.auth is not the base64 of USER:PASSWORD`);
+  return { type: 'password', username: text.slice(0, colon), password: text.slice(colon + 1) };
+}
+
+/** `host`, `host:port`, `host/path`, with or without `https://` and `/v1` or `/v2` as Docker writes them. */
+function readKey(name: string): Omit<Key, 'credential'> {
+  const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');
+  const path = rest.filter((segment) => segment !== '');
+  if (path[0] === 'v1' || path[0] === 'v2') path.shift();
+  return { ...splitHost(registry.toLowerCase()), path };
+}
+
+function splitHost(registry: string): { host: string; port: string } {
+  const [, host = registry, port = ''] = /^(.*?)(?::(\d+))?$/.exec(registry) ?? [];
+  return { host: DOCKER_HUB.has(host) ? 'docker.io' : host, port };
+}
+
+function isGlob(key: Key): boolean {
+  return key.host.includes('*');
+}
+
+/** A star stands for anything within one label of a name. */
+function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
+  if (key.port !== asked.port) return false;
+  if (!isGlob(key)) return key.host === asked.host;
+  const patterns = key.host.split('.');
+  const labels = asked.host.split('.');
+  return (
+    patterns.length === labels.length &&
+    patterns.every((pattern, index) => labelMatches(pattern, labels[index] ?? ''))
+  );
+}
+
+/** Without a regular expression, whose time many stars could make grow without bound. */
+function labelMatches(pattern: string, label: string): boolean {
+  const [first = '', ...rest] = pattern.split('*');
+  const last = rest.pop();
+  if (last === undefined) return pattern === label;
+  if (!label.startsWith(first) || !label.endsWith(last)) return false;
+  let at = first.length;
+  for (const part of rest) {
+    const found = label.indexOf(part, at);
+    if (found < 0) return false;
+    at = found + part.length;
+  }
+  return at <= label.length - last.length;
+}

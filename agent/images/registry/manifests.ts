@@ -1,0 +1,130 @@
+/** Manifests as registries give them: read with suspicion. */
+import { createHash } from 'node:crypto';
+import { z } from 'zod';
+import { ImageError } from '../store.ts';
+import { isSha256 } from './reference.ts';
+import type { Manifest } from './types.ts';
+
+const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
+const OCI_INDEX = 'application/vnd.oci.image.index.v1+json';
+const DOCKER_MANIFEST = 'application/vnd.docker.distribution.manifest.v2+json';
+const DOCKER_LIST = 'application/vnd.docker.distribution.manifest.list.v2+json';
+
+/** All of them, always: a registry answers 404 when what it has is not among them. */
+export const MANIFEST_ACCEPT = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(', ');
+/** What registries take is 4 MiB; some count a little differently. */
+export const MANIFEST_LIMIT_BYTES = 4.25 * 1024 ** 2;
+
+const INDEXES = new Set([OCI_INDEX, DOCKER_LIST]);
+const MANIFESTS = new Set([OCI_MANIFEST, DOCKER_MANIFEST]);
+const SYSTEMS = new Set(['linux', 'darwin']);
+
+const descriptorSchema = z.object({
+  mediaType: z.string(),
+  digest: z.string().refine(isSha256, 'a sha256 digest'),
+  size: z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER),
+  annotations: z.record(z.string(), z.string()).optional(),
+});
+
+const manifestSchema = z.object({
+  schemaVersion: z.literal(2),
+  mediaType: z.string().optional(),
+  artifactType: z.string().optional(),
+  config: descriptorSchema,
+  layers: z.array(descriptorSchema),
+  annotations: z.record(z.string(), z.string()).optional(),
+  manifests: z.never().optional(),
+});
+
+const platformSchema = z.object({ architecture: z.string(), os: z.string() });
+
+const indexSchema = z.object({
+  schemaVersion: z.literal(2),
+  mediaType: z.string().optional(),
+  manifests: z.array(z.object({ ...descriptorSchema.shape, platform: platformSchema.optional() })),
+  layers: z.never().optional(),
+});
+type Index = z.infer<typeof indexSchema>;
+
+export type Document = { kind: 'manifest'; manifest: Manifest } | { kind: 'index'; index: Index };
+
+export function digestOf(bytes: Buffer): string {
+  return `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
+}
+
+/** `contentType` is the header, `what` begins messages. Throws ImageError. */
+export function parseManifest(bytes: Buffer, contentType: string, what: string): Document {
+  const document = parseJson(bytes, what);
+  const mediaType = mediaTypeOf(document, contentType, what);
+  if (INDEXES.has(mediaType)) {
+    return { kind: 'index', index: check(indexSchema, document, what) };
+  }
+  if (!MANIFESTS.has(mediaType)) {
+    throw new ImageError(
+      'ImageSourceUnsupported',
+      `${what} is of type ${printable(mediaType)}, no image that can be read`,
+    );
+  }
+  const { config, layers, artifactType, annotations } = check(manifestSchema, document, what);
+  return {
+    kind: 'manifest',
+    manifest: {
+      mediaType,
+      config: descriptor(config),
+      layers: layers.map(descriptor),
+      ...(artifactType === undefined ? {} : { artifactType }),
+      ...(annotations === undefined ? {} : { annotations }),
+    },
+  };
+}
+
+/** The digest of the image for an architecture. Throws ImageError when there is none. */
+export function pick({ manifests }: Index, architecture: string, what: string): string {
+  // Attestations are entries as well, of the platform unknown/unknown.
+  const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));
+  const found = images.find(({ platform }) => platform?.architecture === architecture);
+  if (found !== undefined) return found.digest;
+  const there = images.map(({ platform }) => `${platform?.os}/${platform?.architecture}`);
+  const list = there.length === 0 ? 'none for linux or darwin' : printable(there.join(', '));
+  throw new ImageError('ImageNotFound', `${what} has no image for ${architecture}; it has: ${list}`);
+}
+
+const mediaTypeSchema = z.looseObject({ mediaType: z.string().optional() });
+
+/** The body says itself what it is, and so does the header: two answers could make two readers see two images. */
+function mediaTypeOf(document: unknown, contentType: string, what: string): string {
+  const header = contentType.split(';', 1).join('').trim().toLowerCase();
+  const { mediaType = '' } = check(mediaTypeSchema, document, what);
+  if (mediaType === '' || mediaType === header) return header;
+  if (!INDEXES.has(header) && !MANIFESTS.has(header)) return mediaType;
+  const words = `calls itself ${printable(mediaType)}, its registry calls it ${printable(header)}`;
+  throw new ImageError('ImageInvalid', `the manifest of ${what} ${words}`);
+}
+
+function parseJson(bytes: Buffer, what: string): unknown {
+  try {
+    return JSON.parse(bytes.toString('utf8'));
+  } catch (error) {
+    throw new ImageError('ImageInvalid', `the manifest of ${what} is not JSON`, { cause: error });
+  }
+}
+
+function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
+  const result = schema.safeParse(document);
+  if (result.success) return result.data;
+  const [issue] = result.error.issues;
+  const where = issue?.path.join('.') || 'its top';
+  throw new ImageError(
+    'ImageInvalid',
+    `the manifest of ${what} has a mistake at ${where}: ${issue?.message}`,
+  );
+}
+
+function descriptor(from: z.infer<typeof descriptorSchema>): Manifest['config'] {
+  const { annotations, ...rest } = from;
+  return annotations === undefined ? rest : { ...rest, annotations };
+}
+
+function printable(text: string): string {
+  return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, 200);
+}

@@ -1,0 +1,177 @@
+/** One repository of a registry, over HTTP. */
+import type { Readable } from 'node:stream';
+import { networkError, retrying } from '../retries.ts';
+import { ImageError } from '../store.ts';
+import { readBody } from './answers.ts';
+import { blobStream } from './blobstream.ts';
+import {
+  digestOf,
+  type Document,
+  MANIFEST_ACCEPT,
+  MANIFEST_LIMIT_BYTES,
+  parseManifest,
+  pick,
+} from './manifests.ts';
+import { isSha256 } from './reference.ts';
+import type { Session } from './session.ts';
+import type { Response } from './transport.ts';
+import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
+import { uploadBlob } from './upload.ts';
+
+/** Indexes that lead to indexes: one more than anybody publishes. */
+const INDEX_DEPTH = 3;
+
+interface Fetched {
+  digest: string;
+  document: Document;
+}
+
+export class HttpRepository implements Repository {
+  readonly name: string;
+  readonly #session: Session;
+
+  constructor(session: Session) {
+    this.#session = session;
+    this.name = session.name;
+  }
+
+  async head(reference: string, signal: AbortSignal): Promise<string> {
+    const response = await this.#session.ask(
+      { method: 'HEAD', at: `manifests/${reference}`, reference, headers: { accept: MANIFEST_ACCEPT } },
+      signal,
+    );
+    await response.body.dump();
+    const digest = digestHeader(response);
+    // Old registries don't tell it.
+    if (digest === undefined) return (await this.#manifest(reference, signal)).digest;
+    this.#checkDigest(reference, digest);
+    return digest;
+  }
+
+  async resolve(
+    reference: string,
+    architecture: 'amd64' | 'arm64',
+    signal: AbortSignal,
+  ): Promise<ResolvedManifest> {
+    let fetched = await this.#manifest(reference, signal);
+    const tagDigest = fetched.digest;
+    for (let depth = 0; depth <= INDEX_DEPTH; depth += 1) {
+      const { digest, document } = fetched;
+      if (document.kind === 'manifest') return { digest, tagDigest, manifest: document.manifest };
+      const chosen = pick(document.index, architecture, this.#session.named(reference));
+      fetched = await this.#manifest(chosen, signal);
+    }
+    throw new ImageError('ImageInvalid', `${this.#session.named(reference)} leads from index to index`);
+  }
+
+  async blob(descriptor: Descriptor, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
+    const { digest, size } = descriptor;
+    const what = this.#session.named(digest);
+    if (size > limitBytes) {
+      throw new ImageError(
+        'ImageInvalid',
+        `${what} has ${size} bytes, more than the ${limitBytes} that it may have`,
+      );
+    }
+    const chunks: Buffer[] = [];
+    for await (const chunk of this.stream(descriptor, { start: 0, end: size }, signal)) {
+      chunks.push(chunk as Buffer);
+    }
+    const content = Buffer.concat(chunks);
+    const found = digestOf(content);
+    if (found !== digest) throw new ImageError('DigestMismatch', `${what} came with the digest ${found}`);
+    return content;
+  }
+
+  stream(descriptor: Descriptor, range: { start: number; end: number }, signal: AbortSignal): Readable {
+    return blobStream(this.#session, descriptor, range, signal);
+  }
+
+  async has(digest: string, signal: AbortSignal): Promise<boolean> {
+    const response = await this.#session.ask(
+      { method: 'HEAD', at: `blobs/${digest}`, reference: digest, accept: [404] },
+      signal,
+    );
+    await response.body.dump();
+    return response.status !== 404;
+  }
+
+  async upload(blob: UploadBlob, signal: AbortSignal): Promise<void> {
+    if (await this.has(blob.digest, signal)) return;
+    await uploadBlob(this.#session, blob, signal);
+  }
+
+  async putManifest(tag: string, mediaType: string, bytes: Buffer, signal: AbortSignal): Promise<string> {
+    const response = await this.#session.ask(
+      {
+        method: 'PUT',
+        at: `manifests/${tag}`,
+        reference: tag,
+        headers: { 'content-type': mediaType },
+        body: () => bytes,
+        writes: true,
+      },
+      signal,
+    );
+    await response.body.dump();
+    const digest = digestOf(bytes);
+    const theirs = digestHeader(response);
+    if (theirs !== undefined && theirs !== digest) {
+      throw new ImageError(
+        'DigestMismatch',
+        `${this.#session.named(tag)} was written with the digest ${theirs}, not ${digest}`,
+      );
+    }
+    return digest;
+  }
+
+  async #manifest(reference: string, signal: AbortSignal): Promise<Fetched> {
+    return await retrying(async () => {
+      const response = await this.#session.once(
+        { method: 'GET', at: `manifests/${reference}`, reference, headers: { accept: MANIFEST_ACCEPT } },
+        signal,
+      );
+      return await this.#read(response, reference, signal);
+    }, signal);
+  }
+
+  async #read(response: Response, reference: string, signal: AbortSignal): Promise<Fetched> {
+    const what = this.#session.named(reference);
+    let bytes: Buffer | undefined;
+    try {
+      bytes = await readBody(response, MANIFEST_LIMIT_BYTES);
+    } catch (error) {
+      throw networkError(error, what, signal);
+    }
+    if (bytes === undefined) {
+      throw new ImageError(
+        'ImageInvalid',
+        `the manifest of ${what} is larger than ${MANIFEST_LIMIT_BYTES} bytes`,
+      );
+    }
+    const digest = digestOf(bytes);
+    this.#checkDigest(reference, digest);
+    const said = digestHeader(response);
+    if (said !== undefined && said !== digest) {
+      throw new ImageError(
+        'DigestMismatch',
+        `the manifest of ${what} has the digest ${digest}, its registry says ${said}`,
+      );
+    }
+    return { digest, document: parseManifest(bytes, String(response.headers['content-type'] ?? ''), what) };
+  }
+
+  /** A reference that is a digest names one content only. */
+  #checkDigest(reference: string, digest: string): void {
+    if (!reference.includes(':') || reference === digest) return;
+    throw new ImageError(
+      'DigestMismatch',
+      `${this.#session.named(reference)} came with the digest ${digest}`,
+    );
+  }
+}
+
+function digestHeader({ headers }: Response): string | undefined {
+  const digest = headers['docker-content-digest'];
+  return typeof digest === 'string' && isSha256(digest) ? digest : undefined;
+}

@@ -1,0 +1,201 @@
+/**
+ * What goes into `Authorization`. A registry says in its refusal what it wants: Basic, or a token of a server that it names
+ * (its realm).
+ *
+ * The realm gets the credentials that are for this registry, never others; and only over https with a verified certificate,
+ * on whatever host, as the token servers of large registries are on hosts of their own. A hostile registry learns nothing
+ * by that which it could not ask for itself. A realm with http is refused (nobody on the way is to read credentials or tokens)
+ * unless the registry itself is configured for plain http. A realm on an address of this host or its link is refused as
+ * everywhere, and a token server's redirects are not followed.
+ */
+import { z } from 'zod';
+import { SharedWork } from '../flight.ts';
+import { retrying } from '../retries.ts';
+import { ImageError } from '../store.ts';
+import { readBody, refusal } from './answers.ts';
+import { type Challenge, parseChallenges } from './challenge.ts';
+import { type Credential, fingerprint } from './credentials.ts';
+import { checkNoDowngrade, type Exchange, type Response, type Transport } from './transport.ts';
+
+/** The distribution specification's, for servers that do not say. */
+const EXPIRES_SECONDS = 60;
+/** A token is not used in the last of its seconds: it has to reach the server yet. */
+const MARGIN = 0.9;
+/** Some are larger than a header may be; none is larger than this. */
+const TOKEN_BODY_BYTES = 256 * 1024;
+const CLIENT_ID = 'berth';
+/** Tokens for so many repositories are kept; the oldest goes first. */
+const CACHE_LIMIT = 1024;
+
+const replySchema = z.object({
+  token: z.string().optional(),
+  access_token: z.string().optional(),
+  expires_in: z.number().nonnegative().optional(),
+});
+
+export interface Need {
+  /** The registry's API. */
+  registry: URL;
+  /** `repository:team/image:pull`. */
+  scopes: readonly string[];
+  credential: Credential | undefined;
+  /** Begins messages. */
+  what: string;
+}
+
+interface Entry {
+  header: string;
+  /** On the clock of `performance.now()`. */
+  expiresAt: number;
+  challenge: Challenge;
+}
+
+export class Tokens {
+  readonly #transport: Transport;
+  readonly #entries = new Map<string, Entry>();
+  readonly #flights = new Map<string, SharedWork<string>>();
+
+  constructor(transport: Transport) {
+    this.#transport = transport;
+  }
+
+  /** What to send first; undefined: nothing, and see what the registry wants. */
+  async current(need: Need, signal: AbortSignal): Promise<string | undefined> {
+    if (need.credential?.type === 'registryToken') return bearer(need.credential.token, need.what);
+    const entry = this.#entries.get(keyOf(need));
+    if (entry === undefined) return undefined;
+    if (performance.now() < entry.expiresAt) return entry.header;
+    return await this.#fetch(need, entry.challenge, signal);
+  }
+
+  /** What to send after a 401; undefined when there is nothing better than what was `sent`. */
+  async answer(
+    need: Need,
+    response: Response,
+    sent: string | undefined,
+    signal: AbortSignal,
+  ): Promise<string | undefined> {
+    if (need.credential?.type === 'registryToken') return undefined;
+    const known = this.#entries.get(keyOf(need))?.header;
+    // Another request has been through this meanwhile.
+    if (known !== undefined && known !== sent) return known;
+    this.#entries.delete(keyOf(need));
+    const challenges = parseChallenges(response.headers['www-authenticate']);
+    const token = challenges.find(({ scheme, parameters }) => scheme === 'bearer' && parameters.has('realm'));
+    if (token !== undefined) return await this.#fetch(need, token, signal);
+    const basic = challenges.find(({ scheme }) => scheme === 'basic');
+    return basic === undefined || sent !== undefined ? undefined : this.#basic(need, basic);
+  }
+
+  #basic(need: Need, challenge: Challenge): string | undefined {
+    if (need.credential?.type !== 'password') return undefined;
+    const header = basicOf(need.credential);
+    this.#remember(need, { header, expiresAt: Infinity, challenge });
+    return header;
+  }
+
+  /** Once for all who need the same at the same time. */
+  async #fetch(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
+    const key = keyOf(need);
+    let flight = this.#flights.get(key);
+    if (flight === undefined) {
+      flight = new SharedWork(async (shared) => {
+        try {
+          return await retrying(() => this.#ask(need, challenge, shared), shared);
+        } finally {
+          this.#flights.delete(key);
+        }
+      });
+      this.#flights.set(key, flight);
+    }
+    return await flight.wait(signal, () => undefined);
+  }
+
+  async #ask(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
+    const realm = realmOf(need, challenge);
+    const what = `${need.what}: token of ${realm.host}`;
+    const response = await this.#transport.send(tokenRequest(need, challenge, realm, what), signal);
+    if (response.status !== 200) {
+      throw await refusal(response, { what, registry: realm, hasCredential: need.credential !== undefined });
+    }
+    const { token, seconds } = parseReply(await readBody(response, TOKEN_BODY_BYTES), what);
+    const header = bearer(token, what);
+    const expiresAt = performance.now() + seconds * 1000 * MARGIN;
+    this.#remember(need, { header, expiresAt, challenge });
+    return header;
+  }
+
+  #remember(need: Need, entry: Entry): void {
+    const key = keyOf(need);
+    this.#entries.delete(key);
+    this.#entries.set(key, entry);
+    const [oldest] = this.#entries.keys();
+    if (this.#entries.size > CACHE_LIMIT && oldest !== undefined) this.#entries.delete(oldest);
+  }
+}
+
+function keyOf({ registry, scopes, credential }: Need): string {
+  return [registry.origin, fingerprint(credential), ...scopes].join(' ');
+}
+
+function realmOf(need: Need, challenge: Challenge): URL {
+  const text = challenge.parameters.get('realm') ?? '';
+  if (!URL.canParse(text)) {
+    throw new ImageError(
+      'ImageFetchFailed',
+      `${need.what}: the registry names no token server (realm) that could be asked`,
+    );
+  }
+  const realm = new URL(text);
+  realm.username = '';
+  realm.password = '';
+  checkNoDowngrade(need.registry, realm, `${need.what}: token`);
+  return realm;
+}
+
+/** Identity tokens are told in a form (OAuth 2), passwords as Basic; without either a token for everybody is asked for. */
+function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): Exchange {
+  const service = challenge.parameters.get('service');
+  const asked = challenge.parameters.get('scope')?.split(' ') ?? [];
+  const scopes = [...new Set([...need.scopes, ...asked])].filter((scope) => scope !== '');
+  const { credential } = need;
+  const common = { what, followsRedirects: false };
+  if (credential?.type === 'identityToken') {
+    const form = new URLSearchParams({ grant_type: 'refresh_token', client_id: CLIENT_ID });
+    if (service !== undefined) form.set('service', service);
+    form.set('scope', scopes.join(' '));
+    form.set('refresh_token', credential.token);
+    const headers = { 'content-type': 'application/x-www-form-urlencoded' };
+    return { ...common, method: 'POST', url: realm, headers, body: () => Buffer.from(form.toString()) };
+  }
+  const url = new URL(realm);
+  if (service !== undefined) url.searchParams.set('service', service);
+  for (const scope of scopes) url.searchParams.append('scope', scope);
+  const authorization = credential?.type === 'password' ? basicOf(credential) : undefined;
+  return { ...common, method: 'GET', url, headers: {}, authorization };
+}
+
+function parseReply(body: Buffer | undefined, what: string): { token: string; seconds: number } {
+  if (body === undefined)
+    throw new ImageError('ImageFetchFailed', `${what} is larger than ${TOKEN_BODY_BYTES} bytes`);
+  try {
+    const reply = replySchema.parse(JSON.parse(body.toString('utf8')));
+    const token = reply.token ?? reply.access_token;
+    if (token !== undefined) return { token, seconds: reply.expires_in ?? EXPIRES_SECONDS };
+  } catch (error) {
+    if (!(error instanceof SyntaxError || error instanceof z.ZodError)) throw error;
+  }
+  // Its content may be a token in another shape, so it is not told.
+  throw new ImageError('ImageFetchFailed', `${what} cannot be read`);
+}
+
+function bearer(token: string, what: string): string {
+  if (!/^[\x21-\x7e]+$/.test(token)) {
+    throw new ImageError('ImageAccessDenied', `${what}: the token has characters that none may have`);
+  }
+  return `Bearer ${token}`;
+}
+
+function basicOf({ username, password }: { username: string; password: string }): string {
+  return `Basic ${Buffer.from(`${username}:${password}`, 'utf8').toString('base64')}`;
+}

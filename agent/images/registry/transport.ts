@@ -1,0 +1,179 @@
+/** The one pool of connections to registries, their token servers and where they store blobs. HTTP/1.1: it is twice as fast here as 2. */
+import { readFileSync } from 'node:fs';
+import type { Readable } from 'node:stream';
+import { Agent, type Dispatcher, Pool, request } from 'undici';
+import { checkedLookup, checkLiteralAddress } from '../addresses.ts';
+import { networkError } from '../retries.ts';
+import { ImageError } from '../store.ts';
+import { apiHost } from './reference.ts';
+
+/** Long enough for a handshake with a busy server far away. */
+const CONNECT_TIMEOUT_MILLISECONDS = 15_000;
+/** A registry may have to check a blob of gigabytes before it answers, or fetch one itself. */
+const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
+/** A silent transfer is given up, and taken up again. */
+const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
+/** For each host. Four bring a 2-core host to its limit; several images may come from one registry at once. */
+const CONNECTIONS_PER_HOST = 32;
+const REDIRECT_LIMIT = 5;
+const REDIRECTS = new Set([301, 302, 303, 307, 308]);
+
+export interface RegistrySettings {
+  /** As in references: `registry.example:5000`. */
+  host: string;
+  /** PEM. In place of the public authorities, for this host alone. */
+  caFile?: string | undefined;
+  /** HTTP without TLS. */
+  plainHttp?: boolean | undefined;
+}
+
+export interface RegistriesOptions {
+  /** Only those that need settings; their addresses may also be of this host or its link. */
+  registries: readonly RegistrySettings[];
+  /** Addresses of this host and its link everywhere. */
+  allowLoopback: boolean;
+}
+
+export interface Exchange {
+  method: 'GET' | 'HEAD' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
+  url: URL;
+  headers: Readonly<Record<string, string>>;
+  /** Called each time the request is sent. */
+  body?: (() => Buffer | Readable) | undefined;
+  /** Sent to this host only, not to where it redirects. */
+  authorization?: string | undefined;
+  /** True when absent. */
+  followsRedirects?: boolean;
+  /** Begins messages. */
+  what: string;
+}
+
+export interface Response {
+  status: number;
+  headers: Dispatcher.ResponseData['headers'];
+  body: Dispatcher.ResponseData['body'];
+  /** Who answered, after redirects. */
+  url: URL;
+}
+
+export class Transport {
+  readonly #agent: Agent;
+  readonly #settings = new Map<string, RegistrySettings & { ca?: string }>();
+  readonly #allowLoopback: boolean;
+
+  /** Reads the files of authorities; throws when one cannot be read. */
+  constructor(options: RegistriesOptions) {
+    this.#allowLoopback = options.allowLoopback;
+    for (const settings of options.registries) {
+      const ca = settings.caFile === undefined ? {} : { ca: readFileSync(settings.caFile, 'utf8') };
+      const { host } = baseUrl(settings.host, settings.plainHttp);
+      this.#settings.set(host, { ...settings, ...ca });
+    }
+    this.#agent = new Agent({ factory: (origin) => new Pool(origin, this.#poolOptions(origin)) });
+  }
+
+  /** Where the API of a registry is. */
+  baseUrl(registry: string): URL {
+    const secure = baseUrl(registry, false);
+    return this.#settings.get(secure.host)?.plainHttp ? baseUrl(registry, true) : secure;
+  }
+
+  /** One request with its redirects; whatever is answered. Rejects with an ImageError or a TransientError. */
+  async send(exchange: Exchange, signal: AbortSignal): Promise<Response> {
+    try {
+      return await this.#follow(exchange, signal);
+    } catch (error) {
+      throw networkError(error, exchange.what, signal);
+    }
+  }
+
+  /** What is under way breaks off. */
+  async close(): Promise<void> {
+    await this.#agent.destroy();
+  }
+
+  async #follow(exchange: Exchange, signal: AbortSignal): Promise<Response> {
+    let { url } = exchange;
+    for (let hop = 0; hop <= REDIRECT_LIMIT; hop += 1) {
+      const response = await this.#exchange(exchange, url, signal);
+      if (!REDIRECTS.has(response.status) || exchange.followsRedirects === false) return response;
+      await response.body.dump();
+      url = nextUrl(exchange, url, response);
+    }
+    throw new ImageError('ImageFetchFailed', `${exchange.what} leads on more than ${REDIRECT_LIMIT} times`);
+  }
+
+  async #exchange(exchange: Exchange, url: URL, signal: AbortSignal): Promise<Response> {
+    if (!this.#isOpen(url.host)) checkLiteralAddress(url);
+    const { method, authorization } = exchange;
+    // Storage behind a registry refuses the registry's credentials, and must not see them.
+    const isOwn = url.origin === exchange.url.origin;
+    const headers = {
+      ...exchange.headers,
+      ...(authorization !== undefined && isOwn ? { authorization } : {}),
+    };
+    const {
+      statusCode,
+      headers: answered,
+      body,
+    } = await request(url, {
+      dispatcher: this.#agent,
+      method,
+      headers,
+      body: exchange.body?.() ?? null,
+      signal,
+    });
+    return { status: statusCode, headers: answered, body, url };
+  }
+
+  #isOpen(host: string): boolean {
+    return this.#allowLoopback || this.#settings.has(host);
+  }
+
+  #poolOptions(origin: string | URL): Pool.Options {
+    const { host } = typeof origin === 'string' ? new URL(origin) : origin;
+    const ca = this.#settings.get(host)?.ca;
+    return {
+      allowH2: false,
+      connections: CONNECTIONS_PER_HOST,
+      headersTimeout: HEADERS_TIMEOUT_MILLISECONDS,
+      bodyTimeout: BODY_IDLE_TIMEOUT_MILLISECONDS,
+      connect: {
+        timeout: CONNECT_TIMEOUT_MILLISECONDS,
+        ...(ca === undefined ? {} : { ca }),
+        ...(this.#isOpen(host) ? {} : { lookup: checkedLookup }),
+      },
+    };
+  }
+}
+
+/** Where a redirect leads. A method that writes is only repeated where the server asks for the same method. */
+function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): URL {
+  const { location } = headers;
+  const mayFollow = status >= 307 || exchange.method === 'GET' || exchange.method === 'HEAD';
+  if (typeof location !== 'string' || !URL.canParse(location, url.href) || !mayFollow) {
+    throw new ImageError(
+      'ImageFetchFailed',
+      `${exchange.what}: ${url.host} answered ${status} without a way on`,
+    );
+  }
+  const next = new URL(location, url);
+  // Credentials in an address would be a way around the rule that none go to other hosts.
+  next.username = '';
+  next.password = '';
+  checkNoDowngrade(url, next, exchange.what);
+  return next;
+}
+
+/** Only http and https, and never from https to http. Throws ImageError. */
+export function checkNoDowngrade(from: URL, to: URL, what: string): void {
+  if (to.protocol === 'https:' || (to.protocol === 'http:' && from.protocol === 'http:')) return;
+  throw new ImageError(
+    'ImageFetchFailed',
+    `${what}: ${from.host} leads from ${from.protocol}// to ${to.protocol}//${to.host}, which is refused`,
+  );
+}
+
+function baseUrl(registry: string, plainHttp: boolean | undefined): URL {
+  return new URL(`${plainHttp === true ? 'http' : 'https'}://${apiHost(registry)}`);
+}
