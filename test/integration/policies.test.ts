@@ -8,6 +8,7 @@ import {
   NAMESPACE_PREFIX,
   OPERATOR_USER,
   SYSTEM_NAMESPACE,
+  TASK_ANNOTATION,
 } from '../../api/v1alpha1/names.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
@@ -136,15 +137,6 @@ describe('a Pod that would command a host', () => {
     await expectAccepted(pod(machines, 'p', parts), AS_OPERATOR);
   });
 
-  it('is nobody else’s by owner reference either: a Job controls Pods with slots in berth-system alone', async () => {
-    const ownerReferences = [{ apiVersion: 'batch/v1', kind: 'Job', name: 'j', uid: 'u', controller: true }];
-    const parts = { ownerReferences, container: SLOT, spec: { tolerations: [HOST_TOLERATION] } };
-    await expectRefused(pod(custom, 'p', parts), AS_ADMIN, 'only the operator of Berth');
-    await expectAccepted(pod(SYSTEM_NAMESPACE, 'p', parts), AS_ADMIN);
-    const annotated = { ...parts, annotations: { 'berth.dev/machine': '{}' } };
-    await expectRefused(pod(SYSTEM_NAMESPACE, 'p', annotated), AS_ADMIN, 'berth.dev/machine');
-  });
-
   it('is not one that tolerates everything, as the DaemonSets of every cluster do', async () => {
     const everything = { spec: { tolerations: [{ operator: 'Exists' }] } };
     await expectAccepted(pod(elsewhere, 'p', everything), AS_TENANT);
@@ -215,36 +207,6 @@ describe('a machine’s Pod that is there already', () => {
       const path = '-o=jsonpath={.metadata.ownerReferences}';
       const { stdout } = await cluster.kubectl(['get', 'pod', name, '-n', machines, path]);
       return stdout === '';
-    });
-  });
-});
-
-describe('a Job in berth-system', () => {
-  const name = `cache-${suffix}`;
-
-  it('gets its Pod, with slot and toleration, from the Job controller', async () => {
-    const template = JSON.parse(pod(SYSTEM_NAMESPACE, name, { container: SLOT })) as { spec: object };
-    const job = {
-      apiVersion: 'batch/v1',
-      kind: 'Job',
-      metadata: { name, namespace: SYSTEM_NAMESPACE },
-      spec: {
-        backoffLimit: 0,
-        template: { spec: { ...template.spec, restartPolicy: 'Never', tolerations: [HOST_TOLERATION] } },
-      },
-    };
-    const { code, stderr } = await create(JSON.stringify(job), AS_ADMIN);
-    expect({ code, stderr }).toMatchObject({ code: 0 });
-    const selector = ['-n', SYSTEM_NAMESPACE, '-l', `job-name=${name}`];
-    await waitFor('the Pod of the Job', async () => {
-      const { stdout } = await cluster.kubectl(['get', 'pods', ...selector, '-o', 'name']);
-      return stdout.trim() !== '';
-    });
-    // The Job controller takes its finalizer off the Pod: an update that must pass too.
-    await cluster.kubectl(['delete', 'job', name, '-n', SYSTEM_NAMESPACE, '--wait=false']);
-    await waitFor('the Pod to go', async () => {
-      const { stdout } = await cluster.kubectl(['get', 'pods', ...selector, '-o', 'name']);
-      return stdout.trim() === '';
     });
   });
 });
@@ -372,12 +334,12 @@ describe('the policies', () => {
   it('compare with the names that the operator uses', async () => {
     const names: Record<string, string> = {
       operatorUser: OPERATOR_USER,
-      systemNamespace: SYSTEM_NAMESPACE,
       defaultNamespace: DEFAULT_NAMESPACE,
       namespacePrefix: NAMESPACE_PREFIX,
       keyPrefix: `${GROUP}/`,
       hostTaint: HOST_KEY,
       customPodsLabel: CUSTOM_PODS_LABEL,
+      taskAnnotation: TASK_ANNOTATION,
     };
     const variables = (await ownPolicies()).flatMap((policy) => policy.spec.variables);
     const compared = variables.filter((variable) => variable.name in names);
@@ -394,6 +356,7 @@ describe('the policies', () => {
     });
     expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
       ['berth-custom-pods', {}],
+      ['berth-jobs', {}],
       ['berth-kinds', {}],
       ['berth-pods', {}],
     ]);

@@ -1,0 +1,206 @@
+/** Jobs that command hosts are the operator's; their Pods are the Job controller's. */
+import { randomBytes } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { OPERATOR_USER, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import { type Pod, PODS } from '../../kube/core.ts';
+import { untilPodsAllowed } from '../cluster/simulation.ts';
+import type { Cluster } from '../cluster/index.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+
+const suffix = randomBytes(4).toString('hex');
+/** Served, for machines only. */
+const machines = `platform-jobs-${suffix}`;
+const elsewhere = `jobs-elsewhere-${suffix}`;
+const TENANT = `tenant-${suffix}`;
+
+const AS_ADMIN: string[] = [];
+const AS_TENANT = [`--as=${TENANT}`];
+const AS_OPERATOR = [`--as=${OPERATOR_USER}`];
+
+let cluster: Cluster;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  for (const namespace of [machines, elsewhere]) {
+    await cluster.createNamespace(namespace);
+    const binding = ['create', 'rolebinding', 'edit', '-n', namespace, '--clusterrole=admin'];
+    await cluster.kubectl([...binding, `--user=${TENANT}`]);
+  }
+  await Promise.all(
+    [machines, elsewhere, SYSTEM_NAMESPACE].map((namespace) => untilPodsAllowed(cluster.client(), namespace)),
+  );
+});
+
+afterAll(async () => {
+  await cluster.kubectl(['delete', 'namespace', machines, elsewhere, '--wait=false']);
+});
+
+interface Parts {
+  /** Of the Job itself. */
+  own?: object;
+  /** Of its Pods. */
+  metadata?: object;
+  container?: object;
+  spec?: object;
+}
+
+const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
+const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
+/** As the operator writes it. */
+const TASK: Parts = {
+  own: { labels: { 'berth.dev/workload': 'cache' } },
+  metadata: {
+    labels: { 'berth.dev/workload': 'cache' },
+    annotations: { 'berth.dev/task': '{"type":"uncache"}' },
+  },
+  container: SLOT,
+  spec: { tolerations: [HOST_TOLERATION], priorityClassName: 'system-node-critical' },
+};
+
+function job(namespace: string, name: string, parts: Parts): string {
+  const { own, metadata, container, spec } = parts;
+  return JSON.stringify({
+    apiVersion: 'batch/v1',
+    kind: 'Job',
+    metadata: { name, namespace, ...own },
+    spec: {
+      backoffLimit: 0,
+      template: {
+        metadata,
+        spec: {
+          restartPolicy: 'Never',
+          // No node has this label: the Pod stays Pending wherever the test runs.
+          nodeSelector: { 'example.com/nowhere': '' },
+          containers: [{ name: 'task', image: 'example.com/none', ...container }],
+          ...spec,
+        },
+      },
+    },
+  });
+}
+
+async function create(manifest: string, as: string[], ...more: string[]) {
+  return cluster.kubectl(['create', ...as, ...more, '-f', '-'], { input: manifest, allowFailure: true });
+}
+
+async function expectRefused(manifest: string, as: string[], ...says: string[]): Promise<void> {
+  const { code, stderr } = await create(manifest, as);
+  expect(code, 'the API server accepted it').not.toBe(0);
+  expect(stderr).toMatch(/ValidatingAdmissionPolicy 'berth-[a-z-]+'/);
+  for (const part of says) expect(stderr).toContain(part);
+}
+
+async function expectAccepted(manifest: string, as: string[], ...more: string[]): Promise<void> {
+  const { code, stderr } = await create(manifest, as, ...more);
+  expect({ code, stderr }).toMatchObject({ code: 0 });
+}
+
+const COMMANDS: [string, Parts, string][] = [
+  ['a task', { metadata: { annotations: { 'berth.dev/task': '{}' } } }, 'berth.dev/task'],
+  ['a machine', { metadata: { annotations: { 'berth.dev/machine': '{}' } } }, 'berth.dev/machine'],
+  ['a label of Berth', { metadata: { labels: { 'berth.dev/workload': 'cache' } } }, 'berth.dev/workload'],
+  ['a label of Berth on itself', { own: { labels: { 'berth.dev/workload': 'x' } } }, 'berth.dev/workload'],
+  ['a finalizer of Berth', { metadata: { finalizers: ['berth.dev/observed'] } }, 'berth.dev/'],
+  ['a slot', { container: SLOT }, 'berth.dev/'],
+  [
+    'a slot in an init container',
+    { spec: { initContainers: [{ name: 'i', image: 'i', ...SLOT }] } },
+    'berth.dev/',
+  ],
+  ['the host toleration', { spec: { tolerations: [HOST_TOLERATION] } }, 'berth.dev/host'],
+];
+
+describe('a Job that would command a host', () => {
+  it.for(COMMANDS)('with %s: refused to an admin and a tenant, everywhere', async ([, parts, says]) => {
+    await expectRefused(job(machines, 'j', parts), AS_TENANT, says, 'only the operator of Berth');
+    await expectRefused(job(elsewhere, 'j', parts), AS_ADMIN, says, 'only the operator of Berth');
+    await expectRefused(job(SYSTEM_NAMESPACE, 'j', parts), AS_ADMIN, says, 'only the operator of Berth');
+  });
+
+  it('is not made by way of a CronJob: its controller is no operator either', async () => {
+    const { spec } = JSON.parse(job(elsewhere, 'c', TASK)) as { spec: object };
+    const manifest = JSON.stringify({
+      apiVersion: 'batch/v1',
+      kind: 'CronJob',
+      metadata: { name: 'c', namespace: elsewhere },
+      spec: { schedule: '* * * * *', jobTemplate: { spec } },
+    });
+    const cron = 'system:serviceaccount:kube-system:cronjob-controller';
+    await expectAccepted(manifest, AS_TENANT, '--dry-run=server');
+    await expectRefused(
+      job(elsewhere, 'j', { ...TASK, own: {} }),
+      [`--as=${cron}`],
+      'only the operator of Berth',
+    );
+  });
+
+  it('cannot become one while it is suspended, when its template may be changed', async () => {
+    const manifest = JSON.parse(job(elsewhere, 'suspended', {})) as { spec: { suspend?: boolean } };
+    manifest.spec.suspend = true;
+    await expectAccepted(JSON.stringify(manifest), AS_TENANT);
+    const patched = await patch('suspended', AS_TENANT, {
+      spec: { template: { metadata: { annotations: { 'berth.dev/task': '{}' } } } },
+    });
+    expect(patched.code).not.toBe(0);
+    expect(patched.stderr).toContain('only the operator of Berth may set or change berth.dev/task');
+    expect(await patch('suspended', AS_TENANT, { metadata: { labels: { team: 'a' } } })).toMatchObject({
+      code: 0,
+    });
+  });
+
+  async function patch(name: string, as: string[], body: object) {
+    const target = ['patch', 'job', name, '-n', elsewhere, '--type=merge', '-p', JSON.stringify(body)];
+    return cluster.kubectl([...target, ...as], { allowFailure: true });
+  }
+
+  it('is nothing of people’s own work, which may use Jobs as ever', async () => {
+    await expectAccepted(job(elsewhere, 'own', {}), AS_TENANT);
+    const [pod] = await podsOf(elsewhere, 'own');
+    expect(pod?.metadata.annotations ?? {}).not.toHaveProperty('berth.dev/task');
+  });
+});
+
+async function podsOf(namespace: string, name: string): Promise<Pod[]> {
+  return waitFor(`the Pod of the Job ${name}`, async () => {
+    const { items } = await cluster.client().list(PODS, { namespace, labelSelector: `job-name=${name}` });
+    return items.length > 0 && items;
+  });
+}
+
+describe('a Pod that pretends that a Job owns it', () => {
+  const ownerReferences = [{ apiVersion: 'batch/v1', kind: 'Job', name: 'j', uid: 'u', controller: true }];
+
+  it.for([elsewhere, machines, SYSTEM_NAMESPACE])('in %s: refused to everybody', async (namespace) => {
+    const { spec } = JSON.parse(job(namespace, 'p', TASK)) as { spec: { template: { spec: object } } };
+    const commanding = { apiVersion: 'v1', kind: 'Pod', spec: spec.template.spec };
+    const metadata = { name: 'p', namespace, ownerReferences };
+    // Whichever of the two policies speaks first: in a served namespace there is one against all Pods of people's own.
+    const says = namespace === machines ? [] : ['only the operator of Berth'];
+    for (const as of namespace === SYSTEM_NAMESPACE ? [AS_ADMIN] : [AS_ADMIN, AS_TENANT]) {
+      await expectRefused(JSON.stringify({ ...commanding, metadata }), as, ...says);
+      const annotations = { 'berth.dev/task': '{}' };
+      const annotated = { ...commanding, metadata: { ...metadata, annotations } };
+      await expectRefused(JSON.stringify(annotated), as, ...says);
+    }
+  });
+});
+
+describe('a Job of the operator', () => {
+  it.for([SYSTEM_NAMESPACE, machines])('gets its Pod from the Job controller in %s', async (namespace) => {
+    const name = `task-${suffix}`;
+    await expectAccepted(job(namespace, name, TASK), AS_OPERATOR);
+    const [pod] = await podsOf(namespace, name);
+    expect(pod?.metadata).toMatchObject({
+      annotations: { 'berth.dev/task': '{"type":"uncache"}' },
+      labels: { 'berth.dev/workload': 'cache' },
+    });
+    expect(pod?.spec.containers[0]?.resources).toEqual(SLOT.resources);
+    // The Job controller takes its finalizer off the Pod: an update that must pass too.
+    await cluster.kubectl(['delete', 'job', name, '-n', namespace, '--wait=false']);
+    await waitFor('the Pod to go', async () => {
+      const { items } = await cluster.client().list(PODS, { namespace, labelSelector: `job-name=${name}` });
+      return items.length === 0;
+    });
+  });
+});
