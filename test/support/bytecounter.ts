@@ -1,0 +1,88 @@
+/** A way to a port that counts what goes over it and breaks connections off on cue. */
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
+
+export class ByteCounter {
+  readonly #server: Server;
+  readonly #to: number;
+  readonly #sockets = new Set<Socket>();
+  #cutAfter: number | undefined;
+  /** Of every connection: what came back from the port, and what went to it. TLS adds about 1 %. */
+  received = 0;
+  sent = 0;
+
+  private constructor(server: Server, to: number) {
+    this.#server = server;
+    this.#to = to;
+    server.on('connection', (near) => this.#take(near));
+  }
+
+  static async open(to: number): Promise<ByteCounter> {
+    const server = createServer({ pauseOnConnect: true }).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    return new ByteCounter(server, to);
+  }
+
+  get port(): number {
+    return (this.#server.address() as AddressInfo).port;
+  }
+
+  /** When so many more bytes have come from the port or gone to it, every connection breaks off, once. */
+  cutAfter(bytes: number): void {
+    this.#cutAfter = bytes;
+  }
+
+  /** The cut that was asked for has been made. */
+  get hasCut(): boolean {
+    return this.#cutAfter === undefined;
+  }
+
+  close(): void {
+    this.#server.close();
+    this.#breakOff();
+  }
+
+  #take(near: Socket): void {
+    const far = connect(this.#to, '127.0.0.1');
+    this.#keep(near, far);
+    this.#keep(far, near);
+    near.on('data', (chunk: Buffer) => {
+      this.sent += chunk.length;
+      this.#pass(chunk, near, far);
+    });
+    far.on('data', (chunk: Buffer) => {
+      this.received += chunk.length;
+      this.#pass(chunk, far, near);
+    });
+    near.resume();
+  }
+
+  #pass(chunk: Buffer, from: Socket, to: Socket): void {
+    if (this.#cutAfter !== undefined) {
+      this.#cutAfter -= chunk.length;
+      if (this.#cutAfter <= 0) {
+        this.#cutAfter = undefined;
+        this.#breakOff();
+        return;
+      }
+    }
+    if (to.write(chunk)) return;
+    from.pause();
+    to.once('drain', () => from.resume());
+  }
+
+  #keep(socket: Socket, other: Socket): void {
+    this.#sockets.add(socket);
+    // Its end follows.
+    socket.on('error', () => undefined);
+    socket.once('end', () => other.end());
+    socket.once('close', () => {
+      this.#sockets.delete(socket);
+      other.destroySoon();
+    });
+  }
+
+  #breakOff(): void {
+    for (const socket of this.#sockets) socket.resetAndDestroy();
+  }
+}
