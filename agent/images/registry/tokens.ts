@@ -9,7 +9,7 @@
  * everywhere, and a token server's redirects are not followed.
  */
 import { z } from 'zod';
-import { SharedWork } from '../flight.ts';
+import { Flights } from '../flight.ts';
 import { retrying } from '../retries.ts';
 import { ImageError } from '../store.ts';
 import { readBody, refusal } from './answers.ts';
@@ -53,7 +53,7 @@ interface Entry {
 export class Tokens {
   readonly #transport: Transport;
   readonly #entries = new Map<string, Entry>();
-  readonly #flights = new Map<string, SharedWork<string>>();
+  readonly #flights = new Flights<string>();
 
   constructor(transport: Transport) {
     this.#transport = transport;
@@ -96,19 +96,11 @@ export class Tokens {
 
   /** Once for all who need the same at the same time. */
   async #fetch(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
-    const key = keyOf(need);
-    let flight = this.#flights.get(key);
-    if (flight === undefined) {
-      flight = new SharedWork(async (shared) => {
-        try {
-          return await retrying(() => this.#ask(need, challenge, shared), shared);
-        } finally {
-          this.#flights.delete(key);
-        }
-      });
-      this.#flights.set(key, flight);
-    }
-    return await flight.wait(signal, () => undefined);
+    const waiting = { signal, onProgress: () => undefined };
+    const { result } = await this.#flights.join(keyOf(need), waiting, async (shared) => {
+      return await retrying(() => this.#ask(need, challenge, shared), shared);
+    });
+    return result;
   }
 
   async #ask(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
