@@ -89,7 +89,7 @@ function action(description: string) {
     .optional();
 }
 
-const imageStatusSchema = z
+export const imageStatusSchema = z
   .object({
     ...storedStatus(),
     ...commonStatus(),

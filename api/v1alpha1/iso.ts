@@ -46,7 +46,7 @@ const isoSpecSchema = z
   .meta(documented('What the ISO is.', SOURCE_IMMUTABLE));
 export type ISOSpec = z.infer<typeof isoSpecSchema>;
 
-const isoStatusSchema = z
+export const isoStatusSchema = z
   .object({ ...storedStatus(), ...commonStatus() })
   .meta({ description: 'What was last seen of the ISO; written by the operator.' });
 export type ISOStatus = z.infer<typeof isoStatusSchema>;

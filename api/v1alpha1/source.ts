@@ -71,6 +71,10 @@ export function storedStatus() {
     storageSize: report('Space that it takes in storage, as a quantity.', 32).optional(),
     digest: report('Digest of its content.', 256).optional(),
     content: contentSchema.optional(),
+    consistency: report(
+      'Of content that is a copy of a VM’s disk: FileSystem (its file systems were frozen by the guest’s agent for the moment of the copy), Crash (as after a power cut) or Stopped.',
+      32,
+    ).optional(),
     origin: report('Where its content came from.', 2048).optional(),
     progressPercent: count('Per cent of the current transfer that is done.', 100).optional(),
     lastUpdateTime: timestamp('When its content last changed.').optional(),
