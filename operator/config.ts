@@ -46,6 +46,18 @@ const metricsSchema = z
   })
   .prefault({});
 
+/** Where what is made in the cluster (copies of VMs' disks, files from web servers) is kept: one of the two, or nowhere. */
+const imageStorageSchema = z
+  .strictObject({
+    /** `registry.example/berth`: repositories below it are made as needed; hosts have its credentials. */
+    registry: z.strictObject({ prefix: z.string().regex(/^[^/\s]+(\/[a-z0-9._-]+)*$/) }).optional(),
+    /** Below the storage folder that every host mounts (`images.storageFolder` of its agent). */
+    folder: z.literal(true).optional(),
+  })
+  .refine(({ registry, folder }) => (registry === undefined) !== (folder === undefined), {
+    error: 'exactly one of registry and folder is needed',
+  });
+
 export const configSchema = z.strictObject({
   namespaces: z
     .strictObject({
@@ -57,11 +69,20 @@ export const configSchema = z.strictObject({
   osx_node_platform_quota_pod: z.number().int().min(0).max(1000).default(4),
   x86_node_platform_quota_pod: z.number().int().min(0).max(1000).default(16),
   vm_shared_disk_enabled: z.boolean().default(false),
+  /** How long a host may take until it has an image, from when it was first queued, over all its Jobs. */
+  cache_job_active_deadline_seconds: z.number().int().min(1).default(10_800),
+  /** Of one ImageCacheEntry at once: what a registry and its line are asked for. */
+  cacheJobsPerEntry: z.number().int().min(1).max(1000).default(5),
+  /** How long a cache Job may wait for a place on its host before the next host has its turn. */
+  cacheTurnSeconds: seconds(1, 60),
+  /** First wait before a host that failed is tried again; it doubles up to an hour. */
+  cacheRetrySeconds: seconds(1, 60),
   /** How long a host may be silent before its VMs are Failed/HostLost; from its Node's Ready turning Unknown. */
   hostLostTimeoutSeconds: seconds(1, 600),
   /** Of every machine's Pod, so that none preempts another and no DaemonSet preempts a VM. */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,
+  imageStorage: imageStorageSchema.optional(),
   workers: z.number().int().min(1).max(256).default(16),
   metrics: metricsSchema,
   health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),

@@ -1,19 +1,23 @@
 /** Every controller with the watches it needs, on one page. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { HOST_KEY, HOST_VALUE, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { HOST_KEY, HOST_VALUE, VM_UID_LABEL, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { Controller } from '../../kube/controller.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, NAMESPACES, type Node, NODES, PODS } from '../../kube/core.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { Informer } from '../../kube/informer.ts';
+import { JOBS } from '../../kube/job.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config.ts';
 import { VMMetrics } from '../metrics.ts';
 import { IMAGES, ISOS, VM_CONFIGS, VMS } from '../resources.ts';
 import { CertificateReconciler } from './certificates/controller.ts';
 import { HostReconciler } from './host/controller.ts';
+import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
+import { imagesAffected } from './image/dependents.ts';
+import { jobImage, JOBS_BY_IMAGE, podJob, PODS_BY_JOB } from './image/observe.ts';
 import { hostStateChanged, trimNode } from './host/view.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
@@ -43,11 +47,17 @@ export interface Controllers {
 export function createControllers(options: OperatorOptions): Controllers {
   const watches = declareWatches(options);
   const vm = vmController(options, watches);
+  const image = imageController(options, watches, {
+    kind: 'Image',
+    resource: IMAGES,
+    objects: watches.images,
+  });
+  const iso = imageController(options, watches, { kind: 'ISO', resource: ISOS, objects: watches.isos });
   const host = hostController(options, watches);
   const certificates = certificateController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
-    controllers: [vm, host, certificates],
+    controllers: [vm, image, iso, host, certificates],
   };
 }
 
@@ -55,6 +65,8 @@ type Watches = ReturnType<typeof declareWatches>;
 
 const VMS_BY_CONFIG = 'config';
 const VMS_BY_IMAGE = 'image';
+/** Jobs that do work on images, and their Pods. */
+const TASKS = `${WORKLOAD_LABEL} in (cache,image)`;
 
 function declareWatches({ client, logger }: OperatorOptions) {
   const base = { logger };
@@ -81,6 +93,16 @@ function declareWatches({ client, logger }: OperatorOptions) {
       ...base,
       labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
       transform: trimNode,
+    }),
+    jobs: new Informer(client, JOBS, {
+      ...base,
+      labelSelector: TASKS,
+      indexes: { [JOBS_BY_IMAGE]: jobImage },
+    }),
+    taskPods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: TASKS,
+      indexes: { [PODS_BY_JOB]: podJob },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
     requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, base),
@@ -138,6 +160,43 @@ function enqueueDependents(controller: Controller, watches: Watches): void {
         .forEach((pod) => controller.enqueue(keyOf(pod)));
     }
   });
+}
+
+function imageController(
+  options: OperatorOptions,
+  watches: Watches,
+  about: Pick<ImageControllerOptions, 'kind' | 'resource' | 'objects'>,
+): Controller {
+  const { client, config, recorder, registry, logger, clock } = options;
+  const consistency = new Consistency();
+  const reconciler = new ImageReconciler({
+    ...watches,
+    ...about,
+    client,
+    config,
+    recorder,
+    consistency,
+    clock,
+  });
+  const controller = new Controller({
+    name: about.kind.toLowerCase(),
+    workers: FEW_WORKERS,
+    reconcile: (key, context) => reconciler.reconcile(key, context),
+    ready: (key) => consistency.ready(key),
+    logger,
+    metrics: registry,
+  });
+  const enqueue = (keys: readonly string[]): void => keys.forEach((key) => controller.enqueue(key));
+  const affected = imagesAffected(about);
+  about.objects.cache.onChange(({ object }) => enqueue([keyOf(object), ...affected.byOrigin(object)]));
+  watches.jobs.cache.onChange(({ object }) => enqueue(affected.byJob(object)));
+  watches.taskPods.cache.onChange(({ object }) => enqueue(affected.byPod(object, watches.jobs)));
+  watches.vms.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || object.status?.firstRunningTime !== previous?.status?.firstRunningTime) {
+      enqueue(affected.byVM(object));
+    }
+  });
+  return controller;
 }
 
 function hostController(
