@@ -1,0 +1,124 @@
+/**
+ * Container images with a disk: a file below /disk, qcow2 or raw, in one of the layers.
+ *
+ * Layers are looked at from the uppermost down. The first one with a file directly below /disk gives the disk, and must have
+ * only that one; those below it are not fetched. What a layer takes away (whiteouts of the file, of /disk, or an opaque /disk)
+ * is not looked for further down.
+ */
+import { rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { z } from 'zod';
+import type { Descriptor, Repository } from '../registry/types.ts';
+import { ImageError } from '../store.ts';
+import { fetchBlob } from './blob.ts';
+import type { PlanPull, PullOptions, PullTarget } from './format.ts';
+import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
+import { type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
+
+const LAYER_TYPES: Record<string, LayerEncoding> = {
+  'application/vnd.oci.image.layer.v1.tar': 'none',
+  'application/vnd.oci.image.layer.v1.tar+gzip': 'gzip',
+  'application/vnd.oci.image.layer.v1.tar+zstd': 'zstd',
+  'application/vnd.docker.image.rootfs.diff.tar': 'none',
+  'application/vnd.docker.image.rootfs.diff.tar.gzip': 'gzip',
+  'application/vnd.docker.image.rootfs.diff.tar.zstd': 'zstd',
+};
+const CONFIG_TYPES = new Set([
+  'application/vnd.oci.image.config.v1+json',
+  'application/vnd.docker.container.image.v1+json',
+]);
+/** Configurations of the largest images in use have some tens of KiB. */
+const CONFIG_LIMIT_BYTES = 1024 * 1024;
+
+const configSchema = z.object({ rootfs: z.object({ diff_ids: z.array(z.string()) }) });
+
+interface RemoteLayer {
+  descriptor: Descriptor;
+  encoding: LayerEncoding;
+  diffId: string | undefined;
+}
+
+export const planContainerDisk: PlanPull = async (repository, { manifest, digest }, signal) => {
+  if (!CONFIG_TYPES.has(manifest.config.mediaType) || manifest.layers.length === 0) return undefined;
+  const encodings = manifest.layers.map(({ mediaType }) => LAYER_TYPES[mediaType]);
+  const config = encodings.every((encoding) => encoding !== undefined)
+    ? await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal)
+    : undefined;
+  if (config === undefined) return undefined;
+  const diffIds = diffIdsOf(config, manifest.layers.length);
+  const layers = manifest.layers.map((descriptor, index) => ({
+    descriptor,
+    encoding: encodings[index] ?? 'none',
+    diffId: diffIds?.[index],
+  }));
+  const downloadBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
+  const largest = Math.max(...layers.map(({ descriptor }) => descriptor.size));
+  return {
+    downloadBytes,
+    roomBytes: downloadBytes + largest,
+    run: async (target, options) => {
+      const journal = await openJournal(target.folder, digest);
+      try {
+        if (!(await isFinished(target))) await pull(repository, layers, { target, journal }, options);
+        await removeBlobs(target, layers.length);
+      } catch (error) {
+        // What was fetched is not what it should be: to go on from it would fail for ever.
+        if (isLasting(error)) await rm(target.folder, { recursive: true, force: true });
+        throw error;
+      } finally {
+        await journal.close();
+      }
+    },
+  };
+};
+
+/** Undefined for a configuration that does not list each layer: some tools write none. */
+function diffIdsOf(config: Buffer, layers: number): string[] | undefined {
+  let content: unknown;
+  try {
+    content = JSON.parse(config.toString('utf8'));
+  } catch (error) {
+    throw new ImageError('ImageInvalid', 'the configuration of the image is not JSON', { cause: error });
+  }
+  const parsed = configSchema.safeParse(content);
+  const diffIds = parsed.data?.rootfs.diff_ids;
+  return diffIds?.length === layers ? diffIds : undefined;
+}
+
+async function pull(
+  repository: Repository,
+  layers: readonly RemoteLayer[],
+  { target, journal }: { target: PullTarget; journal: Journal },
+  options: PullOptions,
+): Promise<void> {
+  const covering: Covering = { hidden: new Set(), opaque: false };
+  for (let index = layers.length - 1; index >= 0 && !covering.opaque; index -= 1) {
+    const remote = layers[index];
+    if (remote === undefined) break;
+    const { descriptor, encoding, diffId } = remote;
+    const layer: Layer = { path: blobPath(target, index), encoding, diffId };
+    await fetchBlob({ repository, descriptor }, layer.path, { journal, name: `layer ${index}` }, options);
+    if (await extractDisk(layer, unfinished(target), covering, options.signal)) {
+      await finish(target);
+      return;
+    }
+  }
+  throw new ImageError(
+    'ImageInvalid',
+    `${repository.name} has no disk: an image with a disk has one file below /disk, qcow2 or raw`,
+  );
+}
+
+async function removeBlobs(target: PullTarget, count: number): Promise<void> {
+  for (let index = 0; index < count; index += 1) await rm(blobPath(target, index), { force: true });
+}
+
+function blobPath({ folder }: PullTarget, index: number): string {
+  return join(folder, `layer-${index}`);
+}
+
+function isLasting(error: unknown): boolean {
+  return (
+    error instanceof ImageError && (error.reason === 'ImageInvalid' || error.reason === 'DigestMismatch')
+  );
+}

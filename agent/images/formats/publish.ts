@@ -1,0 +1,196 @@
+/** Publishes a disk as Berth's own artifact: what the registry has already is not sent again. */
+import { createHash } from 'node:crypto';
+import { type FileHandle, open } from 'node:fs/promises';
+import { promisify } from 'node:util';
+import { constants, zstdCompress } from 'node:zlib';
+import type { Descriptor, Repository } from '../registry/types.ts';
+import { ImageError } from '../store.ts';
+import { digestOf } from './artifact.ts';
+import type { Chunk } from './chunks.ts';
+import {
+  ARTIFACT_TYPE,
+  CHUNK_TYPE,
+  CONFIG_TYPE,
+  chunkSizeFor,
+  chunksAtOnce,
+  type DiskConfig,
+  LAYER_LIMIT,
+  MANIFEST_TYPE,
+  RAW_DIGEST,
+} from './disklayout.ts';
+import { dataExtents } from './extents.ts';
+import { inParallel } from './parallel.ts';
+import { isZero } from './sparse.ts';
+
+/** Changing it changes the blobs: what is in registries would be sent once more. */
+const COMPRESSION_LEVEL = 3;
+const COMPRESSION = {
+  params: {
+    [constants.ZSTD_c_compressionLevel]: COMPRESSION_LEVEL,
+    [constants.ZSTD_c_contentSizeFlag]: 1,
+    [constants.ZSTD_c_checksumFlag]: 1,
+  },
+  chunkSize: 1024 * 1024,
+};
+
+const compress = promisify(zstdCompress);
+
+export interface DiskToPublish {
+  repository: Repository;
+  tag: string;
+  /** A sparse raw file that nobody writes to. */
+  rawPath: string;
+  /** Bytes of the disk; the file may end before. */
+  virtualSize: number;
+  architecture: string;
+  os?: string | undefined;
+  /** By the digest of their content: of images that the repository may have, as their `chunks.json` tells. */
+  knownChunks?: ReadonlyMap<string, Pick<Chunk, 'digest' | 'size'>> | undefined;
+}
+
+export interface PublishOptions {
+  signal: AbortSignal;
+  /** Of the disk dealt with since the last call, holes included: `virtualSize` in the end. */
+  onBytes: (count: number) => void;
+}
+
+export interface PublishedDisk {
+  /** Of the manifest. */
+  digest: string;
+  /** What the artifact takes in the registry when nothing else shares its chunks. */
+  storageBytes: number;
+}
+
+/** Throws ImageError. */
+export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
+  const { repository, tag, virtualSize, architecture, os } = disk;
+  const chunkSize = chunkSizeFor(virtualSize);
+  const places = await publishChunks(disk, chunkSize, options);
+  const layers: Descriptor[] = [];
+  const layerOf = new Map<string, number>();
+  const map: DiskConfig['map'] = [];
+  for (const [index, layer] of [...places].sort(([a], [b]) => a - b)) {
+    const known = layerOf.get(layer.digest);
+    map.push([index, known ?? layers.length]);
+    if (known !== undefined) continue;
+    layerOf.set(layer.digest, layers.length);
+    layers.push(layer);
+  }
+  const config: DiskConfig = {
+    version: 1,
+    architecture,
+    ...(os !== undefined && { os }),
+    virtualSize,
+    chunkSize,
+    map,
+  };
+  const configBytes = Buffer.from(JSON.stringify(config));
+  const configDescriptor = await publishConfig(repository, configBytes, options.signal);
+  const manifest = Buffer.from(
+    JSON.stringify({
+      schemaVersion: 2,
+      mediaType: MANIFEST_TYPE,
+      artifactType: ARTIFACT_TYPE,
+      config: configDescriptor,
+      layers,
+    }),
+  );
+  const digest = await repository.putManifest(tag, MANIFEST_TYPE, manifest, options.signal);
+  const layerBytes = layers.reduce((sum, { size }) => sum + size, 0);
+  return { digest, storageBytes: layerBytes + configBytes.length + manifest.length };
+}
+
+async function publishConfig(
+  repository: Repository,
+  bytes: Buffer,
+  signal: AbortSignal,
+): Promise<Descriptor> {
+  const digest = await digestOf(bytes);
+  await repository.upload({ digest, size: bytes.length, content: () => bytes }, signal);
+  return { mediaType: CONFIG_TYPE, digest, size: bytes.length };
+}
+
+/** The layer of each chunk that is not zeros. */
+async function publishChunks(
+  disk: DiskToPublish,
+  chunkSize: number,
+  { signal, onBytes }: PublishOptions,
+): Promise<Map<number, Descriptor>> {
+  const { rawPath, virtualSize } = disk;
+  const indexes = await chunksWithData(rawPath, chunkSize, virtualSize, signal);
+  const workers = chunksAtOnce(chunkSize);
+  const buffers = Array.from({ length: workers }, () => Buffer.allocUnsafe(Math.min(chunkSize, virtualSize)));
+  const places = new Map<number, Descriptor>();
+  /** The same content in two chunks is sent once, also when both are dealt with at the same time. */
+  const layers = new Map<string, Promise<Descriptor>>();
+  let reported = 0;
+  const file = await open(rawPath, 'r');
+  try {
+    await inParallel(indexes, workers, signal, async (index, signal, worker) => {
+      const offset = index * chunkSize;
+      const length = Math.min(chunkSize, virtualSize - offset);
+      const bytes = (buffers[worker] ?? Buffer.alloc(length)).subarray(0, length);
+      await readChunk(file, bytes, offset);
+      if (!isZero(bytes)) {
+        const rawDigest = await digestOf(bytes);
+        const layer = layers.get(rawDigest) ?? publishChunk(disk, bytes, rawDigest, signal);
+        layers.set(rawDigest, layer);
+        places.set(index, await layer);
+        if (layers.size > LAYER_LIMIT) throw new ImageError('ImageInvalid', tooMuch(chunkSize));
+      }
+      reported += length;
+      onBytes(length);
+    });
+  } finally {
+    await file.close();
+  }
+  onBytes(virtualSize - reported);
+  return places;
+}
+
+function tooMuch(chunkSize: number): string {
+  return `a disk with more than ${LAYER_LIMIT * chunkSize} bytes of data cannot be published: registries refuse so large a manifest`;
+}
+
+async function chunksWithData(
+  path: string,
+  chunkSize: number,
+  virtualSize: number,
+  signal: AbortSignal,
+): Promise<Set<number>> {
+  const indexes = new Set<number>();
+  for await (const { start, length } of dataExtents(path, signal)) {
+    const end = Math.min(start + length, virtualSize);
+    for (let index = Math.floor(start / chunkSize); index * chunkSize < end; index += 1) indexes.add(index);
+  }
+  return indexes;
+}
+
+/** What lies beyond the file's end is zeros. */
+async function readChunk(file: FileHandle, into: Buffer, position: number): Promise<void> {
+  for (let at = 0; at < into.length; ) {
+    const { bytesRead } = await file.read(into, at, into.length - at, position + at);
+    if (bytesRead === 0) {
+      into.fill(0, at);
+      return;
+    }
+    at += bytesRead;
+  }
+}
+
+async function publishChunk(
+  { repository, knownChunks }: DiskToPublish,
+  raw: Buffer,
+  rawDigest: string,
+  signal: AbortSignal,
+): Promise<Descriptor> {
+  const annotations = { [RAW_DIGEST]: rawDigest };
+  const known = knownChunks?.get(rawDigest);
+  if (known !== undefined && (await repository.has(known.digest, signal))) {
+    return { mediaType: CHUNK_TYPE, digest: known.digest, size: known.size, annotations };
+  }
+  const bytes = await compress(raw, COMPRESSION);
+  const digest = `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
+  await repository.upload({ digest, size: bytes.length, content: () => bytes }, signal);
+  return { mediaType: CHUNK_TYPE, digest, size: bytes.length, annotations };
+}
