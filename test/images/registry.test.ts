@@ -138,12 +138,12 @@ describe('a registry with TLS and a password', () => {
 
   it('a wrong password is ImageAccessDenied, told without a word of it', async () => {
     const wrong = open('team/image', client, 'not-the-password');
-    const refused = expect(wrong.resolve('both', 'amd64', signal)).rejects;
-    await refused.toMatchObject({
+    const error: unknown = await wrong.resolve('both', 'amd64', signal).catch((reason: unknown) => reason);
+    expect(error).toMatchObject({
       reason: 'ImageAccessDenied',
       message: expect.stringMatching(/team\/image:both.*401.*UNAUTHORIZED.*credentials/) as string,
     });
-    await refused.not.toMatchObject({ message: expect.stringContaining('not-the-password') as string });
+    expect(String(error)).not.toContain('not-the-password');
   });
 
   it('without credentials it is ImageAccessDenied, with a hint', async () => {
