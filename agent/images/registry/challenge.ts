@@ -7,6 +7,7 @@ export interface Challenge {
   parameters: ReadonlyMap<string, string>;
 }
 
+const SCHEME = /[\w!#$%&'*+.^`|~-]+(?=[ \t,]|$)/y;
 const TOKEN = /[\w!#$%&'*+.^`|~-]+/y;
 const SPACE = /[ \t]*/y;
 const SEPARATORS = /[ \t,]*/y;
@@ -33,7 +34,7 @@ class Reader {
     const found: Challenge[] = [];
     for (;;) {
       this.#take(SEPARATORS);
-      const scheme = this.#take(TOKEN)?.[0];
+      const scheme = this.#take(SCHEME)?.[0];
       if (scheme === undefined) return found;
       this.#take(SPACE);
       found.push({ scheme: scheme.toLowerCase(), parameters: this.#parameters() });

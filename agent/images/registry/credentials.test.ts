@@ -1,0 +1,127 @@
+import * as fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { type Credential, fingerprint, Keyring } from './credentials.ts';
+
+function config(auths: Record<string, unknown>): string {
+  return JSON.stringify({ auths });
+}
+
+function basic(username: string, password = 'p'): { auth: string } {
+  return { auth: Buffer.from(`${username}:${password}`).toString('base64') };
+}
+
+function users(keyring: Keyring, registry: string, repository: string): string[] {
+  return keyring
+    .candidates(registry, repository)
+    .map((credential) => (credential.type === 'password' ? credential.username : credential.type));
+}
+
+describe('a keyring', () => {
+  it('gives the most specific first', () => {
+    const keyring = Keyring.parse([
+      config({
+        '*.example.com': basic('pattern'),
+        'quay.example.com': basic('host'),
+        'quay.example.com/a': basic('a'),
+        '*.example.com/a/b': basic('pattern-a-b'),
+      }),
+      config({ 'quay.example.com/a/b': basic('a-b'), 'quay.example.com/ab': basic('other') }),
+    ]);
+    expect(users(keyring, 'quay.example.com', 'a/b/c')).toEqual([
+      'a-b',
+      'pattern-a-b',
+      'a',
+      'host',
+      'pattern',
+    ]);
+    expect(users(keyring, 'quay.example.com', 'abc')).toEqual(['host', 'pattern']);
+    expect(users(keyring, 'other.example', 'a')).toEqual([]);
+  });
+
+  it('keeps the order of texts among equals, and one of each', () => {
+    const keyring = Keyring.parse([
+      config({ 'a.io': basic('one') }),
+      config({ 'https://a.io': basic('two') }),
+      config({ 'a.io': basic('one') }),
+    ]);
+    expect(users(keyring, 'a.io', 'x')).toEqual(['one', 'two']);
+  });
+
+  it.each([
+    ['https://index.docker.io/v1/', 'docker.io', true],
+    ['docker.io', 'docker.io', true],
+    ['registry-1.docker.io', 'docker.io', true],
+    ['https://a.io/v2/', 'a.io', true],
+    ['http://A.io', 'a.io', true],
+    ['a.io:443', 'a.io', false],
+    ['a.io', 'a.io:5000', false],
+    ['a.io:5000', 'a.io:5000', true],
+    ['*.a.io', 'x.a.io', true],
+    ['*.a.io', 'a.io', false],
+    ['*.a.io', 'y.x.a.io', false],
+    ['x*y.a.io', 'xzy.a.io', true],
+    ['x*y.a.io', 'xy.a.io', true],
+    ['xy*yz.a.io', 'xyz.a.io', false],
+    ['*.*.a.io:80', 'x.y.a.io:80', true],
+    ['*', 'a.io', false],
+    ['a.io.evil', 'a.io', false],
+  ])('%s is for %s: %s', (key, registry, expected) => {
+    const keyring = Keyring.parse([config({ [key]: basic('user') })]);
+    expect(users(keyring, registry, 'any/thing').length === 1).toBe(expected);
+  });
+
+  it.each<[unknown, Credential[]]>([
+    [basic('u', 'a:b:c'), [{ type: 'password', username: 'u', password: 'a:b:c' }]],
+    [{ username: 'u', password: '' }, [{ type: 'password', username: 'u', password: '' }]],
+    [{ ...basic('u'), identitytoken: 'i' }, [{ type: 'identityToken', token: 'i' }]],
+    [{ registrytoken: 'r' }, [{ type: 'registryToken', token: 'r' }]],
+    [{}, []],
+  ])('reads %j', (entry, expected) => {
+    expect(Keyring.parse([config({ 'a.io': entry })]).candidates('a.io', 'x')).toEqual(expected);
+  });
+
+  it.each([
+    ['secret', 'not JSON'],
+    ['{"auths": secret}', 'not JSON'],
+    ['{"secret": {}}', 'at auths'],
+    [config({ 'a.io': { auth: 7 } }), 'auths.a.io.auth'],
+    [config({ 'a.io': { auth: Buffer.from('secret').toString('base64') } }), 'auths["a.io"].auth'],
+    [config({ 'a.io': { password: 'secret' } }), 'only one of username and password'],
+  ])('tells what is wrong, not what is in it: %s', (text, part) => {
+    let message = '';
+    try {
+      Keyring.parse([config({}), text]);
+    } catch (error) {
+      message = String(error);
+    }
+    expect(message).toContain(part);
+    expect(message).toContain('2 of 2');
+    expect(message).not.toMatch(/"secret"|Unexpected|c2VjcmV0/);
+  });
+
+  it('any password comes out as it went in', () => {
+    const username = fc.string({ unit: 'grapheme', minLength: 1 }).filter((text) => !text.includes(':'));
+    fc.assert(
+      fc.property(username, fc.string({ unit: 'grapheme' }), (name, password) => {
+        const [credential] = Keyring.parse([config({ 'a.io': basic(name, password) })]).candidates(
+          'a.io',
+          'x',
+        );
+        expect(credential).toEqual({ type: 'password', username: name, password });
+      }),
+    );
+  });
+});
+
+it('fingerprints tell credentials apart, and tell nothing else', () => {
+  const all: (Credential | undefined)[] = [
+    undefined,
+    { type: 'password', username: 'a', password: 'bc' },
+    { type: 'password', username: 'ab', password: 'c' },
+    { type: 'identityToken', token: 'a' },
+    { type: 'registryToken', token: 'a' },
+  ];
+  const prints = all.map(fingerprint);
+  expect(new Set(prints).size).toBe(all.length);
+  expect(all.map(fingerprint)).toEqual(prints);
+});

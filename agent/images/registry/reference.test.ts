@@ -1,0 +1,96 @@
+import * as fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
+import { apiHost, join, parseReference } from './reference.ts';
+
+const DIGEST = `sha256:${'0123456789abcdef'.repeat(4)}`;
+
+describe('parseReference', () => {
+  it.each([
+    ['debian', { registry: 'docker.io', repository: 'library/debian', tag: 'latest' }],
+    ['index.docker.io/team/image:1', { registry: 'docker.io', repository: 'team/image', tag: '1' }],
+    ['ghcr.io/team/image', { registry: 'ghcr.io', repository: 'team/image', tag: 'latest' }],
+    ['Ghcr.io/team/image', { registry: 'ghcr.io', repository: 'team/image', tag: 'latest' }],
+    ['localhost:5000/x', { registry: 'localhost:5000', repository: 'x', tag: 'latest' }],
+    ['[::1]:5000/a/b:T', { registry: '[::1]:5000', repository: 'a/b', tag: 'T' }],
+    ['10.0.0.1/a__b/c--d.e:_1', { registry: '10.0.0.1', repository: 'a__b/c--d.e', tag: '_1' }],
+    [`quay.io/a@${DIGEST}`, { registry: 'quay.io', repository: 'a', digest: DIGEST }],
+    [`quay.io/a:1@${DIGEST}`, { registry: 'quay.io', repository: 'a', tag: '1', digest: DIGEST }],
+  ])('%s', (text, expected) => expect(parseReference(text)).toEqual(expected));
+
+  it.each([
+    ['ghcr.io/Team/image', '"Team/image"'],
+    ['ghcr.io/team//image', '"team//image"'],
+    ['ghcr.io/../image', '"../image"'],
+    ['ghcr.io/team/image?x=1', '"team/image?x=1"'],
+    ['ghcr.io/team/image:ta g', '"ta g"'],
+    [`ghcr.io/image:${'t'.repeat(129)}`, 'is no tag'],
+    ['ghcr.io/image:', '""'],
+    ['user@ghcr.io/image', 'is no digest'],
+    ['ghcr.io:port/image', '"ghcr.io:port"'],
+    ['gh_cr.io/image', '"gh_cr.io"'],
+    ['ghcr.io/image@sha256:1234', 'sha256:1234'],
+    [`ghcr.io/image@sha512:${'0'.repeat(128)}`, 'digests of sha512 are not supported'],
+    [`ghcr.io/image@${DIGEST}@${DIGEST}`, 'more than one'],
+    ['a'.repeat(513), 'longer than'],
+    ['', '"library/"'],
+  ])('refuses %s and names what is wrong', (text, part) => {
+    expect(() => parseReference(text)).toThrow(
+      expect.objectContaining({
+        reason: 'ImageSourceUnsupported',
+        message: expect.stringContaining(part) as string,
+      }),
+    );
+  });
+
+  it('never gives a part that could lead elsewhere in an address', () => {
+    const piece = fc.constantFrom(
+      'a',
+      'B',
+      '.',
+      '..',
+      '/',
+      ':',
+      '@',
+      '?',
+      '#',
+      '%2e',
+      ' ',
+      '-',
+      '_',
+      'io',
+      DIGEST,
+      '\\',
+    );
+    fc.assert(
+      fc.property(fc.array(piece, { maxLength: 10 }), (pieces) => {
+        let parsed: ReturnType<typeof parseReference>;
+        try {
+          parsed = parseReference(pieces.join(''));
+        } catch (error) {
+          expect(error).toMatchObject({ reason: 'ImageSourceUnsupported' });
+          return;
+        }
+        const reference = parsed.digest ?? parsed.tag ?? '';
+        const url = new URL(`/v2/${parsed.repository}/manifests/${reference}`, `https://${parsed.registry}`);
+        expect(url.pathname).toBe(`/v2/${parsed.repository}/manifests/${reference}`);
+        expect(url.search + url.hash + url.username).toBe('');
+      }),
+    );
+  });
+
+  it('is the same for a name and its normal form', () => {
+    for (const name of ['debian', 'quay.io/a/b:1', `x:5000/y@${DIGEST}`]) {
+      expect(parseReference(normaliseImageName(name))).toEqual(parseReference(name));
+    }
+  });
+});
+
+it('knows where the API of Docker Hub is', () => {
+  expect(apiHost('docker.io')).toBe('registry-1.docker.io');
+  expect(apiHost('quay.io')).toBe('quay.io');
+});
+
+it('joins names with tags and digests', () => {
+  expect([join('a/b', 'c'), join('a/b', DIGEST)]).toEqual(['a/b:c', `a/b@${DIGEST}`]);
+});

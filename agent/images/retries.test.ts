@@ -1,0 +1,55 @@
+import { describe, expect, it } from 'vitest';
+import { networkError, retryAfterMilliseconds, retrying, TransientError } from './retries.ts';
+import { ImageError } from './store.ts';
+
+const { signal } = new AbortController();
+
+describe('retrying', () => {
+  it('does again what may go better, and nothing else', async () => {
+    let calls = 0;
+    const result = await retrying(async () => {
+      calls += 1;
+      if (calls < 2) throw new TransientError(new ImageError('ImageFetchFailed', 'busy'));
+      return calls;
+    }, signal);
+    expect(result).toBe(2);
+    const hopeless = new ImageError('ImageNotFound', 'none');
+    let asked = 0;
+    const failing = retrying(async () => {
+      asked += 1;
+      throw hopeless;
+    }, signal);
+    await expect(failing).rejects.toBe(hopeless);
+    expect(asked).toBe(1);
+  });
+
+  it('ends with the reason of its signal while it waits', async () => {
+    const abort = new AbortController();
+    const busy = new TransientError(new ImageError('ImageFetchFailed', 'busy'), 20_000);
+    const waiting = retrying(async () => {
+      setImmediate(() => abort.abort(new Error('deleted')));
+      throw busy;
+    }, abort.signal);
+    await expect(waiting).rejects.toThrow('deleted');
+  });
+});
+
+it('an error of the network is told from one that stays', () => {
+  const reset = Object.assign(new Error('read ECONNRESET'), { code: 'ECONNRESET' });
+  expect(networkError(reset, 'x', signal)).toBeInstanceOf(TransientError);
+  expect(networkError(new AggregateError([reset], ''), 'x', signal)).toBeInstanceOf(TransientError);
+  expect(networkError(new Error('outer', { cause: reset }), 'x', signal)).toBeInstanceOf(TransientError);
+  const untrusted = Object.assign(new Error('no'), { code: 'SELF_SIGNED_CERT_IN_CHAIN' });
+  expect(networkError(untrusted, 'x', signal)).toMatchObject({
+    reason: 'ImageFetchFailed',
+    message: 'x: no: its certificate is not trusted here (SELF_SIGNED_CERT_IN_CHAIN)',
+  });
+});
+
+it('Retry-After is in seconds or a date', () => {
+  expect(retryAfterMilliseconds('7')).toBe(7000);
+  expect(retryAfterMilliseconds(new Date(Date.now() - 1000).toUTCString())).toBe(0);
+  expect(retryAfterMilliseconds(new Date(Date.now() + 60_000).toUTCString())).toBeGreaterThan(50_000);
+  expect(retryAfterMilliseconds('soon')).toBeUndefined();
+  expect(retryAfterMilliseconds(undefined)).toBeUndefined();
+});
