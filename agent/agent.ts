@@ -1,10 +1,10 @@
 /** The agent put together: identity, network, kubelet endpoints, Node, Pods, Lease and certificates, started in that order. */
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
 import { SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
 import { KubeClient } from '../kube/client.ts';
 import { EventRecorder } from '../kube/events.ts';
-import { createMetrics } from '../kube/metrics.ts';
 import { Transport } from '../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
 import type { Accelerator, Driver } from './drivers/driver.ts';
@@ -36,6 +36,8 @@ export interface HostParts {
   driver: Driver;
   images: ImageStore;
   network: Network;
+  /** Where the parts count, and the agent too. */
+  metrics: Registry;
 }
 
 /** This host cannot run what it is configured to run; said at start, not with the first VM. */
@@ -50,7 +52,7 @@ export async function runAgent(
   logger: Logger,
   signal: AbortSignal,
 ): Promise<void> {
-  const metrics = createMetrics();
+  const { metrics } = parts;
   const accelerators = await fitAccelerators(config, parts.driver);
   const identity = await takeIdentity({ config, logger, metrics, signal });
   const transport = new Transport(identity.connection, { metrics, userAgent: 'berth-agent' });

@@ -36,6 +36,16 @@ const bytes = z.string().transform((text, context) => {
 });
 const certificateSeconds = z.int().min(SHORTEST_CERTIFICATE_SECONDS).default(CERTIFICATE_SECONDS);
 
+const registry = z.strictObject({
+  /** As in references: `registry.example:5000`. */
+  host: z.string().regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'a host name, with a port where it has one'),
+  /** PEM, in place of the public authorities. */
+  caFile: path.optional(),
+  plainHttp: z.boolean().default(false),
+  /** A docker config, used for the cluster's own image storage only. */
+  credentialsFile: path.optional(),
+});
+
 const configSchema = z
   .strictObject({
     /** Name of the Node, and in the identity `system:node:NAME`. */
@@ -70,6 +80,14 @@ const configSchema = z
         /** Folders below which files may be used as images. */
         sharedRoots: z.array(path).max(16).default([]),
         allowLoopbackHttp: z.boolean().default(false),
+        /** What some registries need, and the cluster's own storage. Others need no entry here. */
+        registries: z.array(registry).max(64).default([]),
+        /** What all images together may take; without it what the disk holds. */
+        budget: bytes.optional(),
+        /** Kept free on the disk, since machines' disks grow: images beyond are removed or not fetched, and no more VMs placed here. */
+        minimumFree: bytes.prefault('2Gi'),
+        /** Where the cluster's image storage is a folder: where that is on this host. */
+        storageFolder: path.optional(),
       })
       .prefault({}),
     /** Kept for the host itself, taken from what the Node offers. */
@@ -135,6 +153,23 @@ function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
         ? {}
         : { clientCAFile: absolute(config.kubelet.clientCAFile) }),
     },
-    images: { ...config.images, sharedRoots: config.images.sharedRoots.map(absolute) },
+    images: absoluteImages(config.images, absolute),
+  };
+}
+
+function absoluteImages(
+  images: AgentConfig['images'],
+  absolute: (path: string) => string,
+): AgentConfig['images'] {
+  const { sharedRoots, storageFolder, registries } = images;
+  return {
+    ...images,
+    sharedRoots: sharedRoots.map(absolute),
+    ...(storageFolder === undefined ? {} : { storageFolder: absolute(storageFolder) }),
+    registries: registries.map(({ caFile, credentialsFile, ...rest }) => ({
+      ...rest,
+      ...(caFile === undefined ? {} : { caFile: absolute(caFile) }),
+      ...(credentialsFile === undefined ? {} : { credentialsFile: absolute(credentialsFile) }),
+    })),
   };
 }

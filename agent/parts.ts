@@ -1,16 +1,26 @@
 /** The drivers that this host's configuration names. */
 import type { Logger } from 'pino';
+import { createMetrics } from '../kube/metrics.ts';
 import type { HostParts } from './agent.ts';
 import type { AgentConfig } from './config.ts';
 import { QemuDriver } from './drivers/qemu/driver.ts';
 import { HostImageStore } from './images/hoststore.ts';
+import { nativeArchitecture } from './node/facts.ts';
 import { createNetwork, networkSchema } from './network/create.ts';
 
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
   const { dataDirectory, architecture } = config;
+  const metrics = createMetrics();
   return {
+    metrics,
     driver: new QemuDriver({ dataDirectory, architecture, logger: logger.child({ part: 'qemu' }) }),
-    images: await HostImageStore.open({ dataDirectory, ...config.images }),
+    images: await HostImageStore.open({
+      dataDirectory,
+      architecture: architecture ?? nativeArchitecture(),
+      ...config.images,
+      metrics,
+      logger: logger.child({ part: 'images' }),
+    }),
     network: createNetwork(networkSchema.parse(config.network), {
       dataDirectory,
       nodeAddress: config.address,

@@ -1,220 +1,220 @@
-/**
- * The images of one host, below `<data directory>/images`:
- * `sha256/<digest>` what was fetched, with `<digest>.json` beside it; `partial/` what is being fetched; `shared.json`
- * the digests of shared files.
- *
- * A shared file is used where it lies, as the read-only base of its clones: that takes no time and no space. It must
- * not be written to afterwards, as with any base image. Its digest is computed once, at its first use, and again
- * when device, inode, size or time of change differ.
- */
-
-import { randomUUID } from 'node:crypto';
-import { chmod, mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
-import { z } from 'zod';
-import { isMissing } from '../machines/folder.ts';
-import { download } from './fetch.ts';
-import { SharedWork } from './flight.ts';
+/** The images of one host. Where what lies is told in layout.ts. */
+import { readFileSync } from 'node:fs';
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { Access } from './access.ts';
+import { type Asked, Catalog, type Stored } from './catalog.ts';
+import { FileSource } from './filesource.ts';
+import { Holds } from './holds.ts';
+import { HttpSource } from './httpsource.ts';
 import { inspectImage } from './inspect.ts';
-import { fileDigest, fileIdentity, resolveBelowRoots } from './sharedfile.ts';
+import { type ImageId, Layout } from './layout.ts';
+import { Making } from './making.ts';
+import { imageMetrics } from './metrics.ts';
+import { Registries, type RegistrySettings } from './registry/client.ts';
+import { Keyring } from './registry/credentials.ts';
+import { RegistrySource } from './registrysource.ts';
+import { Space, type SpaceLimits } from './space.ts';
 import {
   type BaseImage,
   type BaseImageSource,
   type EnsureOptions,
+  type Holder,
   ImageError,
-  type ImageFormat,
   type ImageStore,
+  type StoredImage,
 } from './store.ts';
 
-export interface HostImageStoreOptions {
+/** What nobody announces: disks of machines that grow, fetches that were given up, what lost its holder while the agent was away. */
+const TIDY_MILLISECONDS = 60_000;
+
+export interface HostImageStoreOptions extends SpaceLimits {
   dataDirectory: string;
+  /** Guests' architecture where nobody says another. */
+  architecture: 'amd64' | 'arm64';
   /** Folders below which files may be used as images. */
   sharedRoots: readonly string[];
+  /** Where the cluster keeps images of its own, when it does so in a folder. */
+  storageFolder?: string | undefined;
   /** Fetch also from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;
+  /** `credentialsFile`: opens the cluster's own storage, and nothing else. */
+  registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
+  metrics: Registry;
+  logger: Logger;
 }
 
-/** Between being asked for and being named by a machine's record an image must not be collected. */
-const COLLECT_GRACE_MILLISECONDS = 600_000;
-const SHA256 = /^[0-9a-f]{64}$/;
-/** The oldest digests of shared files are forgotten, and computed again when needed. */
-const SHARED_LIMIT = 256;
-
-const metadataSchema = z.object({
-  names: z.array(z.string()),
-  sizeBytes: z.number(),
-  format: z.enum(['qcow2', 'raw']),
-  virtualSizeBytes: z.number(),
-});
-type Metadata = z.infer<typeof metadataSchema>;
-
-type Progress = (percent: number) => void;
-
 export class HostImageStore implements ImageStore {
-  readonly #folder: string;
   readonly #options: HostImageStoreOptions;
-  readonly #known = new Map<string, Metadata>();
-  readonly #flights = new Map<string, SharedWork<BaseImage>>();
-  readonly #askedAt = new Map<string, number>();
-  #shared = new Map<string, string>();
+  readonly #holds = new Holds();
+  readonly #catalog: Catalog;
+  readonly #registries: Registries;
+  readonly #registrySource: RegistrySource;
+  readonly #httpSource: HttpSource;
+  readonly #fileSource: FileSource;
+  readonly #space: Space;
 
-  private constructor(options: HostImageStoreOptions) {
-    this.#folder = join(options.dataDirectory, 'images');
+  private constructor(options: HostImageStoreOptions, layout: Layout) {
+    const { logger, allowLoopbackHttp: allowLoopback, registries } = options;
     this.#options = options;
+    const catalog = new Catalog(layout, this.#holds, logger);
+    const space = new Space({ ...options, layout, catalog, onEviction: () => metrics.evictions.inc() });
+    const metrics = imageMetrics(options.metrics, {
+      used: () => space.used(),
+      images: () => catalog.all().length,
+    });
+    const making = new Making({ layout, catalog, space, metrics });
+    this.#catalog = catalog;
+    this.#space = space;
+    this.#registries = new Registries({ registries, allowLoopback });
+    const access = new Access((reference, credential) => this.#registries.repository(reference, credential));
+    this.#registrySource = new RegistrySource({ catalog, making, access, metrics });
+    this.#httpSource = new HttpSource({ catalog, making, metrics, allowLoopback, logger });
+    this.#fileSource = new FileSource(catalog, layout.root);
   }
 
-  /** Finds what is there; what an earlier agent did not finish is removed. */
+  /** Finds what is there; what an earlier agent did not finish is taken up when it is asked for again. */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
-    const store = new HostImageStore(options);
-    await store.#load();
+    const layout = new Layout(options.dataDirectory);
+    await layout.prepare();
+    const store = new HostImageStore(options, layout);
+    await store.#catalog.load();
+    await store.#fileSource.load();
+    setInterval(() => store.#tidy(), TIDY_MILLISECONDS).unref();
     return store;
   }
 
   async ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage> {
-    const format = options.format ?? 'Auto';
+    const asked: Asked = {
+      names: namesOf(source, options.name),
+      architecture: options.architecture ?? this.#options.architecture,
+      holder: options.holder,
+    };
+    const before = this.#holds.imagesOf(asked.holder);
+    try {
+      const stored = await this.#find(source, options, asked);
+      const base = this.#catalog.baseOf(stored);
+      const { format = 'Auto' } = options;
+      // The same file may be asked for with another word on its format; what is qcow2 was found to be so by its content.
+      const isSure = format === 'Auto' && base.format === 'qcow2';
+      const inspected = isSure ? {} : await inspectImage(base.path, format);
+      await this.#catalog.assign(stored, asked);
+      return { ...base, ...inspected };
+    } catch (error) {
+      for (const id of this.#holds.imagesOf(asked.holder)) {
+        if (!before.includes(id)) this.#holds.drop(asked.holder, id);
+      }
+      throw error;
+    }
+  }
+
+  adopt(holder: Holder, path: string): void {
+    const stored = this.#catalog.byPath(path);
+    if (stored !== undefined) this.#holds.adopt(holder, stored.id);
+  }
+
+  cloned(holder: Holder): void {
+    this.#holds.cloned(holder);
+  }
+
+  release(holder: Holder): void {
+    const used = this.#holds.imagesOf(holder).flatMap((id) => this.#catalog.get(id) ?? []);
+    this.#holds.release(holder);
+    this.#beside(async () => {
+      for (const stored of used) await this.#catalog.released(stored);
+      await this.#catalog.sweep();
+    });
+  }
+
+  async remove(holder: Holder, signal: AbortSignal): Promise<void> {
+    for (const id of this.#holds.imagesOf(holder)) {
+      while (this.#holds.isDeploying(id)) await this.#holds.change(signal);
+      const stored = this.#catalog.get(id);
+      if (stored === undefined) this.#holds.drop(holder, id);
+      else await this.#catalog.unenter(holder, stored);
+    }
+    await this.#catalog.sweep();
+  }
+
+  images(): StoredImage[] {
+    return this.#catalog.list();
+  }
+
+  onChange(listener: () => void): void {
+    this.#catalog.onChange(listener);
+  }
+
+  async #find(source: BaseImageSource, options: EnsureOptions, asked: Asked): Promise<Stored> {
+    const { sharedRoots, storageFolder } = this.#options;
+    const { signal, onProgress, format = 'Auto', refresh = false, keyring } = options;
+    const holding = (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
+      this.#held(asked.holder, id, work);
+    const common = { signal, onProgress, format, architecture: asked.architecture, holding };
     switch (source.type) {
-      case 'sharedFile':
-        return await this.#once(`file ${format} ${source.path}`, options, async (signal) => {
-          return await this.#sharedFile(source.path, format, signal);
-        });
+      case 'registry': {
+        const request = { ...common, reference: source.reference, keyring, refresh, trusted: false };
+        return await this.#registrySource.ensure(request);
+      }
+      case 'storedArtifact': {
+        const own = { keyring: this.#ownKeyring(), refresh, trusted: true };
+        return await this.#registrySource.ensure({ ...common, reference: source.reference, ...own });
+      }
       case 'http':
-        return await this.#once(`http ${format} ${source.sha256}`, options, async (signal, onProgress) => {
-          return await this.#http(source, format, { signal, onProgress });
-        });
-      case 'registry':
-        throw new ImageError(
-          'ImageSourceUnsupported',
-          `images of registries cannot be fetched by this agent yet (${source.reference})`,
-        );
+        return await this.#httpSource.ensure({ ...common, url: source.url, sha256: source.sha256 });
+      case 'sharedFile': {
+        const file = { path: source.path, roots: sharedRoots, sha256: undefined };
+        return await this.#fileSource.ensure({ ...common, ...file });
+      }
+      case 'storedFile': {
+        const roots = storageFolder === undefined ? [] : [storageFolder];
+        return await this.#fileSource.ensure({ ...common, path: source.path, roots, sha256: source.sha256 });
+      }
       default:
         throw new ImageError('ImageSourceUnsupported', source.description);
     }
   }
 
-  images(): { names: string[]; sizeBytes: number }[] {
-    return [...this.#known].map(([digest, { names, sizeBytes }]) => ({
-      names: [...names, `sha256:${digest}`],
-      sizeBytes,
-    }));
-  }
-
-  async collect(inUse: Set<string>): Promise<void> {
-    for (const digest of this.#known.keys()) {
-      const path = this.#pathOf(digest);
-      const asked = this.#askedAt.get(path) ?? 0;
-      if (inUse.has(path) || Date.now() - asked < COLLECT_GRACE_MILLISECONDS) continue;
-      this.#known.delete(digest);
-      // The description first: a file without one is not in the store.
-      await rm(`${path}.json`, { force: true });
-      await rm(path, { force: true });
-    }
-  }
-
-  async #once(
-    key: string,
-    options: EnsureOptions,
-    work: (signal: AbortSignal, onProgress: Progress) => Promise<BaseImage>,
-  ): Promise<BaseImage> {
-    let flight = this.#flights.get(key);
-    if (flight === undefined) {
-      flight = new SharedWork(async (signal, onProgress) => {
-        try {
-          return await work(signal, onProgress);
-        } finally {
-          this.#flights.delete(key);
-        }
-      });
-      this.#flights.set(key, flight);
-    }
-    const image = await flight.wait(options.signal, options.onProgress);
-    this.#askedAt.set(image.path, Date.now());
-    return image;
-  }
-
-  async #sharedFile(path: string, format: ImageFormat, signal: AbortSignal): Promise<BaseImage> {
-    const real = await resolveBelowRoots(path, this.#options.sharedRoots);
-    const inspected = await inspectImage(real, format);
-    const identity = await fileIdentity(real);
-    let digest = this.#shared.get(identity);
-    if (digest === undefined) {
-      digest = await fileDigest(real, signal);
-      if ((await fileIdentity(real)) !== identity) {
-        throw new ImageError('ImageInvalid', `${path} was written to while it was read`);
-      }
-      this.#shared.set(identity, digest);
-      await this.#saveShared();
-    }
-    return { path: real, digest: `sha256:${digest}`, ...inspected };
-  }
-
-  async #http(
-    source: { url: string; sha256: string },
-    format: ImageFormat,
-    options: EnsureOptions,
-  ): Promise<BaseImage> {
-    const digest = source.sha256.toLowerCase();
-    if (!SHA256.test(digest)) throw new ImageError('ImageInvalid', `${source.sha256} is not a sha256`);
-    const path = this.#pathOf(digest);
-    const known = this.#known.get(digest);
-    if (known !== undefined) return await this.#fromStore(digest, known, format);
-    const partial = join(this.#folder, 'partial', randomUUID());
+  /** The image is the holder's from before `work` on, and stays so if that succeeds or it was his before. */
+  async #held<T>(holder: Holder, id: ImageId, work: () => Promise<T>): Promise<T> {
+    const isNew = this.#holds.add(holder, id);
     try {
-      const { allowLoopbackHttp: allowLoopback } = this.#options;
-      await download(source.url, digest, partial, { ...options, allowLoopback });
-      const inspected = await inspectImage(partial, format);
-      const { size } = await stat(partial);
-      await chmod(partial, 0o444);
-      await rename(partial, path);
-      const metadata = { names: [source.url], sizeBytes: size, ...inspected };
-      await writeAtomically(`${path}.json`, metadata);
-      this.#known.set(digest, metadata);
-      return { path, digest: `sha256:${digest}`, ...inspected };
-    } finally {
-      await rm(partial, { force: true });
-    }
-  }
-
-  /** The same file may be asked for with another word on its format. */
-  async #fromStore(digest: string, known: Metadata, format: ImageFormat): Promise<BaseImage> {
-    const path = this.#pathOf(digest);
-    const inspected = format === 'Auto' ? known : await inspectImage(path, format);
-    const { format: found, virtualSizeBytes } = inspected;
-    return { path, digest: `sha256:${digest}`, format: found, virtualSizeBytes };
-  }
-
-  async #load(): Promise<void> {
-    const images = join(this.#folder, 'sha256');
-    await rm(join(this.#folder, 'partial'), { recursive: true, force: true });
-    await mkdir(join(this.#folder, 'partial'), { recursive: true, mode: 0o700 });
-    await mkdir(images, { recursive: true, mode: 0o700 });
-    const files = new Set(await readdir(images));
-    for (const file of files) {
-      if (!SHA256.test(file)) continue;
-      if (files.has(`${file}.json`)) {
-        const text = await readFile(join(images, `${file}.json`), 'utf8');
-        this.#known.set(file, metadataSchema.parse(JSON.parse(text)));
-      } else await rm(join(images, file));
-    }
-    try {
-      const text = await readFile(join(this.#folder, 'shared.json'), 'utf8');
-      this.#shared = new Map(z.array(z.tuple([z.string(), z.string()])).parse(JSON.parse(text)));
+      return await work();
     } catch (error) {
-      if (!isMissing(error)) throw error;
+      if (isNew) this.#holds.drop(holder, id);
+      throw error;
     }
   }
 
-  async #saveShared(): Promise<void> {
-    this.#shared = new Map([...this.#shared].slice(-SHARED_LIMIT));
-    await writeAtomically(join(this.#folder, 'shared.json'), [...this.#shared]);
+  /** Read at each use: the file may have been written anew. */
+  #ownKeyring(): Keyring {
+    const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
+    return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));
   }
 
-  #pathOf(digest: string): string {
-    return join(this.#folder, 'sha256', digest);
+  #tidy(): void {
+    this.#beside(async () => {
+      await this.#catalog.sweep();
+      await this.#space.tidy();
+    });
+  }
+
+  #beside(work: () => Promise<void>): void {
+    work().catch((error: unknown) => {
+      this.#options.logger.error({ err: error }, 'work on the store of images failed');
+    });
   }
 }
 
-async function writeAtomically(path: string, content: unknown): Promise<void> {
-  const temporary = `${path}.${randomUUID()}.tmp`;
-  await writeFile(temporary, JSON.stringify(content), { mode: 0o600, flush: true });
-  await rename(temporary, path);
+function namesOf(source: BaseImageSource, object: string | undefined): string[] {
+  const names = object === undefined ? [] : [object];
+  switch (source.type) {
+    case 'registry':
+    case 'storedArtifact':
+      return [normaliseImageName(source.reference), ...names];
+    case 'http':
+      return object === undefined ? [source.url] : names;
+    default:
+      return names;
+  }
 }

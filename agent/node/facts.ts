@@ -61,10 +61,16 @@ export function bootId(): string {
   return firstLine('/proc/sys/kernel/random/boot_id');
 }
 
-/** Share of the data directory's file system that is free. */
-export async function freeDiskShare(dataDirectory: string): Promise<number> {
-  const disk = await statfs(dataDirectory);
-  return disk.blocks === 0 ? 1 : disk.bavail / disk.blocks;
+/** What is free of the data directory's file system. */
+export interface FreeDisk {
+  /** 0 to 1. */
+  share: number;
+  bytes: number;
+}
+
+export async function freeDisk(dataDirectory: string): Promise<FreeDisk> {
+  const { bavail, blocks, bsize } = await statfs(dataDirectory);
+  return { share: blocks === 0 ? 1 : bavail / blocks, bytes: bavail * bsize };
 }
 
 function osImage(): string {

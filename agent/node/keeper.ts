@@ -10,14 +10,12 @@ import { Informer } from '../../kube/informer.ts';
 import type { AgentConfig } from '../config.ts';
 import { timestamp } from '../time.ts';
 import { FIELD_MANAGER } from './constants.ts';
-import { freeDiskShare, type HostFacts } from './facts.ts';
+import { isDiskPressed } from './diskpressure.ts';
+import { freeDisk, type HostFacts } from './facts.ts';
 import { type HostState, labelsDiffer, newNode, nodeLabels, nodeStatus, statusDiffers } from './node.ts';
 
 /** How often the disk and the heartbeat's age are looked at. */
 const LOOK_MILLISECONDS = 30_000;
-/** A kubelet's threshold for evictions, and what clears it again: room for a difference, so that the condition does not flap. */
-const DISK_PRESSURE_BELOW = 0.05;
-const DISK_FINE_ABOVE = 0.08;
 /** The Node is not there and cannot be made: the API server's word may come late, but the host waits for its Node. */
 const REGISTERED_LOOK_MILLISECONDS = 20;
 
@@ -158,7 +156,7 @@ export class NodeKeeper {
   }
 
   async #diskPressure(): Promise<boolean> {
-    const free = await freeDiskShare(this.#options.config.dataDirectory);
-    return this.#state.diskPressure ? free < DISK_FINE_ABOVE : free < DISK_PRESSURE_BELOW;
+    const { dataDirectory, images } = this.#options.config;
+    return isDiskPressed(await freeDisk(dataDirectory), images.minimumFree, this.#state.diskPressure);
   }
 }

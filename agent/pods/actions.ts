@@ -3,7 +3,9 @@ import type { Desired, MachineImageSource } from '../../api/v1alpha1/machine.ts'
 import type { Pod } from '../../kube/core.ts';
 import { pause } from '../../kube/time.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
-import type { BaseImage, ImageFormat } from '../images/store.ts';
+import { describeSource } from '../images/describe.ts';
+import type { Keyring } from '../images/registry/credentials.ts';
+import type { BaseImage, Holder, ImageFormat } from '../images/store.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { timestamp } from '../time.ts';
 import type { Host } from './host.ts';
@@ -11,7 +13,7 @@ import type { MachineRecord } from './record.ts';
 import type { Runtime, Task, TaskKind } from './runtime.ts';
 
 /** A download tells its progress this often at most: every telling is a write to the API server. */
-const PROGRESS_MILLISECONDS = 1_000;
+const PROGRESS_MILLISECONDS = 2_000;
 /** Before a machine's network is given up: as many checks more, which repair, this far apart. */
 const HEAL_ATTEMPTS = 3;
 const HEAL_PAUSE_MILLISECONDS = 500;
@@ -39,11 +41,25 @@ export class NetworkFaultError extends Error {
 
 /** Fetches what the machine boots from and makes its disk. */
 async function create(action: Action): Promise<void> {
+  const holder: Holder = `machine/${action.record.uid}`;
+  try {
+    await makeDisk(action);
+    action.host.images.cloned(holder);
+  } catch (error) {
+    // Another attempt asks again; until then nobody need wait for this one.
+    action.host.images.release(holder);
+    throw error;
+  }
+}
+
+async function makeDisk(action: Action): Promise<void> {
   const { host, record, runtime, task } = action;
   const { machine } = record;
   const { folder } = runtime;
-  const base = await fetch(action, machine?.image, machine?.imageFormat ?? 'Auto');
-  const iso = await fetch(action, machine?.iso, 'Raw');
+  const keyring = await keyringOf(action);
+  const { image, imageFormat: format = 'Auto', imageName, iso: isoSource, isoName } = machine ?? {};
+  const base = await fetch(action, { source: image, format, name: imageName, keyring });
+  const iso = await fetch(action, { source: isoSource, format: 'Raw', name: isoName, keyring });
   task.abort.signal.throwIfAborted();
   task.phase = 'Cloning';
   task.progressPercent = undefined;
@@ -56,15 +72,25 @@ async function create(action: Action): Promise<void> {
   record.isoPath = isoPath;
   await host.driver.create(folder, launchPlan(action, { arguments: [], address: undefined }), base);
   host.records.update(record, { created: true, base, isoPath });
-  host.imagesChanged();
 }
 
-async function fetch(
-  action: Action,
-  source: MachineImageSource | undefined,
-  format: ImageFormat,
-): Promise<BaseImage | undefined> {
-  const { host, task } = action;
+/** What the secrets of a Pod open that boots from a registry; the others need none. */
+async function keyringOf({ host, pod, record }: Action): Promise<Keyring | undefined> {
+  const sources = [record.machine?.image, record.machine?.iso];
+  const isNeeded = sources.some((source) => source?.type === 'registry');
+  return isNeeded && pod !== undefined ? await host.keyring(pod) : undefined;
+}
+
+interface Wanted {
+  source: MachineImageSource | undefined;
+  format: ImageFormat;
+  name: string | undefined;
+  keyring: Keyring | undefined;
+}
+
+async function fetch(action: Action, wanted: Wanted): Promise<BaseImage | undefined> {
+  const { host, task, record } = action;
+  const { source, ...options } = wanted;
   if (source === undefined || source.type === 'empty') {
     return undefined;
   }
@@ -72,7 +98,9 @@ async function fetch(
   const began = toldAt;
   event(action, 'Normal', 'Pulling', 'Pull', `fetching ${describeSource(source)}`);
   const image = await host.images.ensure(source, {
-    format,
+    ...options,
+    architecture: record.machine?.architecture,
+    holder: `machine/${record.uid}`,
     signal: task.abort.signal,
     onProgress: (percent) => {
       task.progressPercent = Math.floor(percent);
@@ -85,19 +113,6 @@ async function fetch(
   const seconds = ((performance.now() - began) / 1000).toFixed(1);
   event(action, 'Normal', 'Pulled', 'Pull', `image is on the host as ${image.digest} after ${seconds} s`);
   return image;
-}
-
-function describeSource(source: Exclude<MachineImageSource, { type: 'empty' }>): string {
-  switch (source.type) {
-    case 'registry':
-      return source.reference;
-    case 'http':
-      return source.url;
-    case 'sharedFile':
-      return source.path;
-    default:
-      return source.description;
-  }
 }
 
 async function start(action: Action): Promise<void> {
@@ -175,6 +190,7 @@ async function release(action: Action): Promise<void> {
 async function remove(action: Action): Promise<void> {
   await action.host.driver.delete(action.runtime.folder);
   action.host.records.update(action.record, { created: false, base: undefined, isoPath: undefined });
+  action.host.images.release(`machine/${action.record.uid}`);
 }
 
 /** By the planner's name for the step. */

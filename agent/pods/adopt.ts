@@ -8,7 +8,7 @@ const STRAY_PREFIX = '/stray-';
 
 /**
  * Gives every machine folder and network attachment a record, so that what has no Pod is torn down like any other machine,
- * and makes known to the network which attachments are to be there.
+ * and makes known to the store which images machines run from, and to the network which attachments are to be there.
  */
 export async function adoptMachines(host: Host, machines: Machines): Promise<void> {
   const uids = [...(await host.driver.list()).map(({ uid }) => uid), ...(await host.network.attached())];
@@ -20,6 +20,7 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
       host.records.save({ ...record, created: true, released: false });
     }
   }
+  adoptImages(host);
   for (const record of host.records.list()) {
     const { machine, uid } = record;
     if (record.released || machine === undefined) {
@@ -35,6 +36,14 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
     } catch (error) {
       // The machine runs on; checks go on repairing, and a start attaches again.
       host.logger.error({ err: error, uid }, 'network of a machine found on this host not attached');
+    }
+  }
+}
+
+function adoptImages({ records, images }: Host): void {
+  for (const { uid, base, isoPath } of records.list()) {
+    for (const path of [base?.path, isoPath]) {
+      if (path !== undefined) images.adopt(`machine/${uid}`, path);
     }
   }
 }

@@ -1,8 +1,10 @@
 /** What the work on machines needs of its host. */
 import type { Logger } from 'pino';
+import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import type { Driver } from '../drivers/driver.ts';
+import type { Keyring } from '../images/registry/credentials.ts';
 import type { ImageStore } from '../images/store.ts';
 import type { Network } from '../network/network.ts';
 import type { HostCapacity } from './admission.ts';
@@ -30,6 +32,6 @@ export interface Host {
   /** The Lease is overdue. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText): void;
-  /** The store has another image. */
-  imagesChanged(): void;
+  /** What the pull secrets of a Pod open. Throws ImageError `PullSecretMissing`. */
+  keyring(pod: Readonly<Pod>): Promise<Keyring>;
 }

@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
-import { ACTIONS } from './actions.ts';
+import { ACTIONS, reasonOf } from './actions.ts';
 import type { Host } from './host.ts';
 import { type Observed, plan, type Step } from './plan.ts';
 import type { MachineFailure, MachineRecord } from './record.ts';
@@ -71,6 +71,7 @@ export class Machines {
   forget(record: Readonly<MachineRecord>): void {
     this.#runtimes.delete(record.uid);
     this.#host.records.remove(record.uid);
+    this.#host.images.release(`machine/${record.uid}`);
   }
 
   async drive(request: Request): Promise<Progress> {
@@ -194,7 +195,7 @@ export class Machines {
     switch (verdict.kind) {
       case 'retry':
         runtime.notBefore = now + verdict.afterMilliseconds;
-        runtime.trouble = verdict.message;
+        runtime.trouble = { reason: reasonOf(error), message: verdict.message };
         return;
       case 'end':
         this.#host.records.update(record, { end: verdict.end, endsInARow: record.endsInARow + 1 });

@@ -37,7 +37,7 @@ export interface Runtime {
   /** Failures in a row of the present step, the earliest time for its next try, and what to tell meanwhile. */
   attempts: number;
   notBefore: number;
-  trouble: string | undefined;
+  trouble: { reason: string | undefined; message: string } | undefined;
   /** The shortest grace seen so far in the Pod's deletion, and when it ends. */
   leaving: { graceSeconds: number; deadline: number } | undefined;
   readiness: Readiness | undefined;

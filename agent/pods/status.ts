@@ -31,6 +31,8 @@ export interface MachineView {
   phase: MachinePhase;
   /** For people, beside the phase. */
   message: string | undefined;
+  /** Why the image is not here yet, while that is being tried again. */
+  imageTrouble: string | undefined;
   progressPercent: number | undefined;
   record: Readonly<MachineRecord>;
   desired: Desired | undefined;
@@ -129,7 +131,7 @@ function containerState(view: MachineView): ContainerState {
   if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  return waiting(phase, view.message ?? percent(view.progressPercent));
+  return waiting(view.imageTrouble ?? phase, view.message ?? percent(view.progressPercent));
 }
 
 /** Without a failure of its own, the machine was ended with its Pod: never an exit code of 0, which a Job would count as done. */

@@ -16,10 +16,15 @@ export type Verdict =
   | { kind: 'end'; end: MachineEnd }
   | { kind: 'fail'; failure: MachineFailure };
 
-/** Faults that may pass by themselves: the source is away for a moment. */
-const PASSING: ReadonlySet<string> = new Set(['ImageFetchFailed']);
+/** Faults that may pass by themselves: the source is away for a moment, or others' disks are in the way. */
+const PASSING: ReadonlySet<string> = new Set(['ImageFetchFailed', 'DiskFull']);
+/** Faults that people mend where they are, without touching the VM: tried again until its deployment has taken too long. */
+const MENDABLE: ReadonlySet<string> = new Set(['PullSecretMissing', 'ImageAccessDenied']);
 /** A machine that has run is never given up for these: they lie outside it. */
 const OUTSIDE: ReadonlySet<string> = new Set(['PortTaken', 'NATSelfHealFailed', 'OutOfMemory']);
+
+/** Reasons of failures that carry none. */
+const UNNAMED = { create: 'CreateFailed', start: 'StartFailed' } as const;
 
 export interface FailedStep {
   kind: TaskKind;
@@ -39,20 +44,22 @@ export function verdictOf(step: FailedStep): Verdict {
     afterMilliseconds: Math.min(RETRY_FIRST_MILLISECONDS * 2 ** (attempts - 1), RETRY_CAP_MILLISECONDS),
     message,
   };
-  if (kind !== 'create' && kind !== 'start') {
+  const reason = reasonOf(error);
+  if (!isFirst(kind) || MENDABLE.has(reason ?? '')) {
     return retry;
   }
   if (record.everRan) {
     return kind === 'start' ? afterRun(step, retry) : retry;
   }
-  const reason = reasonOf(error);
   const passing = reason === undefined || PASSING.has(reason);
   return passing && attempts < FIRST_RUN_ATTEMPTS
     ? retry
-    : {
-        kind: 'fail',
-        failure: failed(reason ?? (kind === 'create' ? 'CreateFailed' : 'StartFailed'), message),
-      };
+    : { kind: 'fail', failure: failed(reason ?? UNNAMED[kind], message) };
+}
+
+/** Without these a machine never runs; the others are repeated until they succeed. */
+function isFirst(kind: TaskKind): kind is keyof typeof UNNAMED {
+  return kind === 'create' || kind === 'start';
 }
 
 function afterRun(step: FailedStep, retry: Verdict): Verdict {

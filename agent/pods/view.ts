@@ -21,6 +21,7 @@ export function viewOf(seen: Seen): MachineView {
   return {
     phase,
     message: messageOf(seen, phase),
+    imageTrouble: phase === 'Pulling' ? runtime.trouble?.reason : undefined,
     progressPercent: runtime.task?.progressPercent,
     record,
     desired,
@@ -60,7 +61,7 @@ function restingPhase({ runtime, step }: Progress): MachinePhase {
 function messageOf({ record, progress }: Seen, phase: MachinePhase): string | undefined {
   const { trouble } = progress.runtime;
   if (trouble !== undefined) {
-    return trouble;
+    return trouble.message;
   }
   const { end } = record;
   if (end === undefined || phase === 'Running') {

@@ -82,13 +82,16 @@ export class TestHost {
     this.#stop = stop;
     const { driver, images, network } = this;
     const logger = pino({ level: config.logLevel });
-    this.#ended = runAgent(config, { driver, images, network }, logger, stop.signal).catch(
-      (error: unknown) => {
-        if (!stop.signal.aborted) {
-          throw error;
-        }
-      },
-    );
+    this.#ended = runAgent(
+      config,
+      { driver, images, network, metrics: createMetrics() },
+      logger,
+      stop.signal,
+    ).catch((error: unknown) => {
+      if (!stop.signal.aborted) {
+        throw error;
+      }
+    });
     if (approve) {
       void approveRequests(this.#cluster, this.name, stop.signal);
     }

@@ -10,7 +10,7 @@ import type {
   MachineFolder,
   MachineState,
 } from '../../agent/drivers/driver.ts';
-import type { BaseImage, EnsureOptions, ImageStore } from '../../agent/images/store.ts';
+import type { BaseImage, EnsureOptions, Holder, ImageStore } from '../../agent/images/store.ts';
 import type { AttachOptions, GuestNetwork, Network, NetworkReport } from '../../agent/network/network.ts';
 
 const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
@@ -120,8 +120,11 @@ export class StandInImages implements ImageStore {
   /** A download that takes until this is resolved. */
   gate: Promise<void> = Promise.resolve();
   error: Error | undefined;
+  /** Who needs which file. */
+  readonly holders = new Map<Holder, string>();
 
   async ensure(_: MachineImageSource, o: EnsureOptions): Promise<BaseImage> {
+    this.holders.set(o.holder, IMAGE.path);
     o.onProgress(50);
     const given = new Promise<never>((_, reject) => {
       o.signal.addEventListener('abort', () => reject(o.signal.reason as Error));
@@ -137,8 +140,24 @@ export class StandInImages implements ImageStore {
     return [{ names: ['stand-in@sha256:0'], sizeBytes: 1024 }];
   }
 
-  async collect(): Promise<void> {
+  adopt(holder: Holder, path: string): void {
+    this.holders.set(holder, path);
+  }
+
+  cloned(): void {
+    // Nothing is ever removed.
+  }
+
+  release(holder: Holder): void {
+    this.holders.delete(holder);
+  }
+
+  async remove(): Promise<void> {
     // Nothing is kept.
+  }
+
+  onChange(): void {
+    // Nothing ever changes.
   }
 }
 

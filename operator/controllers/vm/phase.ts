@@ -77,10 +77,16 @@ export function podPhase(pod: Pod): Phase {
     return runningPhase(pod, reason, message);
   }
   return {
-    name: PRE_RUNNING.has(reason) ? reason : 'Scheduled',
+    name: preRunningPhase(pod, reason),
     reason: reason || 'Scheduled',
     message: message || `bound to host ${pod.spec.nodeName}`,
   };
+}
+
+/** While something is in its way the container's reason says what, and the condition still says where the machine stands. */
+function preRunningPhase(pod: Pod, waiting: string): string {
+  const candidates = [waiting, machineCondition(pod)?.reason ?? ''];
+  return candidates.find((phase) => PRE_RUNNING.has(phase)) ?? 'Scheduled';
 }
 
 /** The container's waiting state; empty while it is not waiting. */

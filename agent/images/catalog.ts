@@ -1,0 +1,218 @@
+/** The images of a store: what is there, by what it is found, who holds it, and what goes first when room is needed. */
+import type { Logger } from 'pino';
+import type { Holds } from './holds.ts';
+import type { ImageId, Layout, Metadata } from './layout.ts';
+import type { BaseImage, Holder, StoredImage } from './store.ts';
+
+const ENTRY = 'entry/';
+/** Files used where they lie that nobody holds: they take no room, but a place in this list. */
+const SHARED_LIMIT = 256;
+/** Of one image: many names for the same content are a mistake or an attack; the latest stay. */
+const NAMES_LIMIT = 64;
+/** Of Image and ISO objects; other names are references, which have their registry's host first. */
+const OBJECT = 'berth.dev/';
+
+export interface Stored {
+  readonly id: ImageId;
+  readonly metadata: Metadata;
+  /** Milliseconds since the epoch. */
+  usedAt: number;
+}
+
+/** What somebody asked for. */
+export interface Asked {
+  /** Normalised references, and names of Image objects. */
+  names: readonly string[];
+  architecture: 'amd64' | 'arm64';
+  holder: Holder;
+}
+
+export class Catalog {
+  readonly #layout: Layout;
+  readonly #holds: Holds;
+  readonly #logger: Logger;
+  readonly #images = new Map<ImageId, Stored>();
+  readonly #listeners: (() => void)[] = [];
+  #listed = '';
+  /** Writes follow one another: the last one tells how it is. */
+  #writes: Promise<unknown> = Promise.resolve();
+
+  constructor(layout: Layout, holds: Holds, logger: Logger) {
+    this.#layout = layout;
+    this.#holds = holds;
+    this.#logger = logger;
+  }
+
+  async load(): Promise<void> {
+    const found = await this.#layout.load((problem) => {
+      this.#logger.error(problem, 'description of an image cannot be read, leaving it alone');
+    });
+    for (const stored of found) {
+      this.#images.set(stored.id, stored);
+      for (const entry of stored.metadata.entries) this.#holds.add(`${ENTRY}${entry}`, stored.id);
+    }
+    this.#listed = JSON.stringify(this.list());
+  }
+
+  get(id: ImageId): Stored | undefined {
+    return this.#images.get(id);
+  }
+
+  all(): Stored[] {
+    return [...this.#images.values()];
+  }
+
+  /** After a crash in the midst of a name's move two have it: the one used last is meant. */
+  byName(name: string, architecture: Asked['architecture']): Stored | undefined {
+    return this.all()
+      .filter(({ metadata }) => metadata.names.includes(name) && metadata.architecture === architecture)
+      .toSorted((a, b) => b.usedAt - a.usedAt)[0];
+  }
+
+  byPath(path: string): Stored | undefined {
+    return this.all().find((stored) => this.#pathOf(stored) === path);
+  }
+
+  baseOf(stored: Stored): BaseImage {
+    const { digest, format, virtualSizeBytes } = stored.metadata;
+    return { path: this.#pathOf(stored), digest, format, virtualSizeBytes };
+  }
+
+  add(id: ImageId, metadata: Metadata): Stored {
+    const stored = { id, metadata, usedAt: Date.now() };
+    this.#images.set(id, stored);
+    this.#tell();
+    return stored;
+  }
+
+  /** The holder needs nothing of it any more: that was its last use. */
+  async released(stored: Stored): Promise<void> {
+    stored.usedAt = Date.now();
+    await this.#layout.touch(stored.id, new Date(stored.usedAt));
+  }
+
+  /** Its names mean this image from now on, and the holder has it; resolves when that will outlast the agent. */
+  async assign(stored: Stored, asked: Asked): Promise<void> {
+    stored.usedAt = Date.now();
+    const changed = new Set<Stored>();
+    for (const name of asked.names) this.#move(name, asked.architecture, stored, changed);
+    if (asked.holder.startsWith(ENTRY)) this.#enter(asked.holder, stored, changed);
+    await this.#layout.touch(stored.id, new Date(stored.usedAt));
+    // First where something is added: what a crash leaves is two of a thing, not none.
+    for (const one of [stored, ...changed].filter((candidate) => changed.has(candidate))) {
+      await this.save(one);
+    }
+    this.#tell();
+    await this.sweep();
+  }
+
+  /** The entry wants none of them any more; what no other entry wants loses its names. */
+  async unenter(holder: Holder, stored: Stored): Promise<void> {
+    const { metadata, id } = stored;
+    metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
+    this.#holds.drop(holder, id);
+    if (!this.#holds.isWanted(id)) metadata.names = [];
+    await this.save(stored);
+    this.#tell();
+  }
+
+  async save(stored: Stored): Promise<void> {
+    const write = async (): Promise<void> => {
+      // It may have gone meanwhile.
+      if (this.#images.get(stored.id) === stored) await this.#layout.save(stored.id, stored.metadata);
+    };
+    const written = this.#writes.then(write);
+    this.#writes = written.catch(() => undefined);
+    await written;
+  }
+
+  /** Out of the catalog at once; its room is free when this resolves. */
+  async discard(stored: Stored): Promise<void> {
+    this.#images.delete(stored.id);
+    this.#tell();
+    await this.#layout.discard(stored.id);
+  }
+
+  /** What has neither name nor holder is of no use to anybody; of files that lie elsewhere, only so many are remembered. */
+  async sweep(): Promise<void> {
+    const free = this.all().filter(({ id }) => !this.#holds.isHeld(id));
+    const nameless = free.filter(({ metadata }) => metadata.names.length === 0);
+    const shared = free.filter(({ metadata }) => metadata.path !== undefined);
+    const oldest = shared.toSorted((a, b) => b.usedAt - a.usedAt).slice(SHARED_LIMIT);
+    await Promise.all([...new Set([...nameless, ...oldest])].map((stored) => this.discard(stored)));
+  }
+
+  /** What may go when room is needed, that which has been of no use for the longest time first. */
+  evictable(): Stored[] {
+    return this.all()
+      .filter(({ id, metadata }) => metadata.sizeBytes > 0 && !this.#holds.isHeld(id))
+      .toSorted((a, b) => a.usedAt - b.usedAt);
+  }
+
+  /** Those of cache entries first, since a Node lists a limited number; else in an order that does not change with use. */
+  list(): StoredImage[] {
+    const listed = this.all().map(({ metadata }) => ({
+      names: namesOf(metadata),
+      sizeBytes: metadata.sizeBytes,
+      wanted: metadata.entries.length > 0,
+    }));
+    return listed
+      .filter(({ names }) => names.length > 0)
+      .toSorted(
+        (a, b) =>
+          Number(b.wanted) - Number(a.wanted) ||
+          b.sizeBytes - a.sizeBytes ||
+          (a.names[0] ?? '').localeCompare(b.names[0] ?? ''),
+      )
+      .map(({ names, sizeBytes }) => ({ names, sizeBytes }));
+  }
+
+  onChange(listener: () => void): void {
+    this.#listeners.push(listener);
+  }
+
+  #move(name: string, architecture: Asked['architecture'], to: Stored, changed: Set<Stored>): void {
+    for (const other of this.all()) {
+      const { metadata } = other;
+      if (other === to || metadata.architecture !== architecture || !metadata.names.includes(name)) continue;
+      metadata.names = metadata.names.filter((one) => one !== name);
+      changed.add(other);
+    }
+    if (to.metadata.names.includes(name)) return;
+    to.metadata.names = [...to.metadata.names, name].slice(-NAMES_LIMIT);
+    changed.add(to);
+  }
+
+  /** An entry has one image: what it had before is let go. */
+  #enter(holder: Holder, to: Stored, changed: Set<Stored>): void {
+    const entry = holder.slice(ENTRY.length);
+    for (const other of this.all()) {
+      if (other === to || !other.metadata.entries.includes(entry)) continue;
+      other.metadata.entries = other.metadata.entries.filter((one) => one !== entry);
+      this.#holds.drop(holder, other.id);
+      changed.add(other);
+    }
+    if (to.metadata.entries.includes(entry)) return;
+    to.metadata.entries = [...to.metadata.entries, entry];
+    changed.add(to);
+  }
+
+  #pathOf({ id, metadata }: Stored): string {
+    return metadata.path ?? this.#layout.disk(id);
+  }
+
+  #tell(): void {
+    const listed = JSON.stringify(this.list());
+    if (listed === this.#listed) return;
+    this.#listed = listed;
+    for (const listener of this.#listeners) listener();
+  }
+}
+
+function namesOf({ names, digest, repositories }: Metadata): string[] {
+  if (names.length === 0) return [];
+  const references = names.filter((name) => !name.startsWith(OBJECT));
+  const objects = names.filter((name) => name.startsWith(OBJECT)).map((name) => `${name}@${digest}`);
+  const pinned = repositories.flatMap(({ name, digests }) => digests.map((one) => `${name}@${one}`));
+  return [...new Set([...references, ...pinned, ...objects])];
+}

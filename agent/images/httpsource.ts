@@ -1,0 +1,100 @@
+/** Images over http: named by address and digest, so that who knows both has it already as good as in hand. */
+import { existsSync } from 'node:fs';
+import { rename, rm, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Logger } from 'pino';
+import type { Catalog, Stored } from './catalog.ts';
+import { download } from './fetch.ts';
+import { Flights } from './flight.ts';
+import type { PullTarget } from './formats/format.ts';
+import { fileId } from './layout.ts';
+import type { Making } from './making.ts';
+import type { ImageMetrics } from './metrics.ts';
+import { ImageError, type EnsureOptions, type ImageFormat } from './store.ts';
+import { compressionOf, digHoles, unpack } from './unpack.ts';
+
+const SHA256 = /^[0-9a-f]{64}$/;
+
+export interface HttpRequest extends Pick<EnsureOptions, 'signal' | 'onProgress'> {
+  url: string;
+  /** Of the file as it comes. */
+  sha256: string;
+  architecture: 'amd64' | 'arm64';
+  format: ImageFormat;
+  /** Does `work` while the asker holds the image. */
+  holding: (id: Stored['id'], work: () => Promise<Stored>) => Promise<Stored>;
+}
+
+export interface HttpSourceParts {
+  catalog: Catalog;
+  making: Making;
+  metrics: ImageMetrics;
+  allowLoopback: boolean;
+  logger: Logger;
+}
+
+export class HttpSource {
+  readonly #parts: HttpSourceParts;
+  readonly #flights = new Flights<Stored>();
+
+  constructor(parts: HttpSourceParts) {
+    this.#parts = parts;
+  }
+
+  async ensure(request: HttpRequest): Promise<Stored> {
+    const digest = request.sha256.toLowerCase();
+    if (!SHA256.test(digest)) throw new ImageError('ImageInvalid', `${request.sha256} is not a sha256`);
+    const id = fileId(digest);
+    return await request.holding(id, async () => {
+      const key = `${digest} ${request.url}`;
+      return this.#parts.catalog.get(id) ?? (await this.#fetch(key, { ...request, sha256: digest }));
+    });
+  }
+
+  async #fetch(key: string, request: HttpRequest): Promise<Stored> {
+    const { sha256, architecture, format } = request;
+    const { result } = await this.#flights.join(key, request, async (signal, onProgress) => {
+      const job = {
+        id: fileId(sha256),
+        key,
+        // Nobody says how large it will be: the disk is watched.
+        roomBytes: 0,
+        format,
+        metadata: { digest: `sha256:${sha256}`, architecture, names: [], repositories: [] },
+      };
+      return await this.#parts.making.make(
+        { ...job, run: (target, watched) => this.#run(request, target, { signal: watched, onProgress }) },
+        signal,
+      );
+    });
+    return result;
+  }
+
+  async #run(
+    { url, sha256 }: HttpRequest,
+    target: PullTarget,
+    { signal, onProgress }: Pick<HttpRequest, 'signal' | 'onProgress'>,
+  ): Promise<void> {
+    const { allowLoopback, metrics, logger } = this.#parts;
+    // Of an earlier attempt: it has its name only when it is whole.
+    if (existsSync(target.disk)) return;
+    const fetched = join(target.folder, 'download');
+    await download(url, sha256, fetched, { signal, onProgress, allowLoopback });
+    metrics.pulledBytes.inc((await stat(fetched)).size);
+    const compression = await compressionOf(fetched);
+    if (compression !== undefined) {
+      const unpacked = join(target.folder, 'unpacked');
+      await unpack(compression, fetched, unpacked, signal);
+      await rename(unpacked, target.disk);
+      await rm(fetched);
+      return;
+    }
+    try {
+      await digHoles(fetched);
+    } catch (error) {
+      // It takes more room than it might, and is as good.
+      logger.debug({ err: error, url }, 'zeros of an image not made into holes');
+    }
+    await rename(fetched, target.disk);
+  }
+}

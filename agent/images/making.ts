@@ -1,0 +1,86 @@
+/** From something to fetch to an image in the store: with room for it, taken up where it was cut, checked, then given its place. */
+import { stat } from 'node:fs/promises';
+import type { Catalog, Stored } from './catalog.ts';
+import type { PullTarget } from './formats/format.ts';
+import { inspectImage } from './inspect.ts';
+import type { ImageId, Layout, Metadata } from './layout.ts';
+import type { ImageMetrics } from './metrics.ts';
+import type { Space } from './space.ts';
+import { ImageError, type ImageErrorReason, type ImageFormat } from './store.ts';
+
+const STAT_BLOCK_BYTES = 512;
+/** What was fetched is of no use, or its room is needed; after anything else the fetch is taken up again later. */
+const HOPELESS: ReadonlySet<ImageErrorReason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
+
+export interface Job {
+  id: ImageId;
+  /** Of the place that it is fetched from: the same again finds what an earlier attempt left. */
+  key: string;
+  /** Bytes that it will take at most, as far as that is known beforehand. */
+  roomBytes: number;
+  format: ImageFormat;
+  metadata: Pick<Metadata, 'digest' | 'architecture' | 'names' | 'repositories'>;
+  /** Makes `target.disk`. */
+  run: (target: PullTarget, signal: AbortSignal) => Promise<void>;
+}
+
+export class Making {
+  readonly #layout: Layout;
+  readonly #catalog: Catalog;
+  readonly #space: Space;
+  readonly #metrics: ImageMetrics;
+
+  constructor(parts: { layout: Layout; catalog: Catalog; space: Space; metrics: ImageMetrics }) {
+    this.#layout = parts.layout;
+    this.#catalog = parts.catalog;
+    this.#space = parts.space;
+    this.#metrics = parts.metrics;
+  }
+
+  async make(job: Job, signal: AbortSignal): Promise<Stored> {
+    const { folder } = this.#layout.partial(job.key);
+    try {
+      const stored = await this.#make(job, signal);
+      this.#metrics.pulls.inc({ result: 'success' });
+      return stored;
+    } catch (thrown) {
+      this.#metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
+      const error = isFull(thrown) ? new ImageError('DiskFull', `no room for ${job.key}`) : thrown;
+      if (error instanceof ImageError && HOPELESS.has(error.reason)) await this.#layout.dropPartial(folder);
+      throw error;
+    }
+  }
+
+  async #make(job: Job, signal: AbortSignal): Promise<Stored> {
+    const target = this.#layout.partial(job.key);
+    await this.#layout.beginPartial(target.folder);
+    const finished = await this.#layout.finished(target.folder);
+    if (finished !== undefined) return await this.#place(job, finished);
+    const claim = { folder: target.folder, bytes: job.roomBytes };
+    await this.#space.within(claim, signal, (watched) => job.run(target, watched));
+    const inspected = await inspectImage(target.disk, job.format);
+    const { blocks } = await stat(target.disk);
+    const made = { version: 1 as const, ...job.metadata, ...inspected, entries: [] };
+    const metadata = { ...made, sizeBytes: blocks * STAT_BLOCK_BYTES };
+    await this.#layout.finish(target.folder, metadata);
+    return await this.#place(job, metadata);
+  }
+
+  async #place(job: Job, metadata: Metadata): Promise<Stored> {
+    const { folder } = this.#layout.partial(job.key);
+    const present = this.#catalog.get(job.id);
+    if (present !== undefined) {
+      // The same content came from another place meanwhile.
+      await this.#layout.dropPartial(folder);
+      return present;
+    }
+    this.#layout.place(folder, job.id);
+    const stored = this.#catalog.add(job.id, metadata);
+    await this.#layout.settle(job.id);
+    return stored;
+  }
+}
+
+function isFull(error: unknown): boolean {
+  return error instanceof Error && 'code' in error && (error.code === 'ENOSPC' || error.code === 'EDQUOT');
+}

@@ -1,0 +1,46 @@
+/** What a host's store of images counts. */
+import { Counter, Gauge, type Registry } from 'prom-client';
+
+export type ImageMetrics = ReturnType<typeof imageMetrics>;
+
+/** `used`: bytes that images take, asked for at each scrape. */
+export function imageMetrics(
+  registry: Registry,
+  usage: { used: () => Promise<number>; images: () => number },
+) {
+  const registers = [registry];
+  return {
+    bytes: new Gauge({
+      name: 'berth_image_store_bytes',
+      help: 'Bytes that the images of this host take on its disk, unfinished ones included',
+      registers,
+      async collect() {
+        this.set(await usage.used());
+      },
+    }),
+    images: new Gauge({
+      name: 'berth_image_store_images',
+      help: 'Images that are on this host',
+      registers,
+      collect() {
+        this.set(usage.images());
+      },
+    }),
+    evictions: new Counter({
+      name: 'berth_image_store_evictions_total',
+      help: 'Images removed from this host because their room was needed',
+      registers,
+    }),
+    pulls: new Counter({
+      name: 'berth_image_pulls_total',
+      help: 'Images fetched from registries and over http, by how that ended',
+      labelNames: ['result'] as const,
+      registers,
+    }),
+    pulledBytes: new Counter({
+      name: 'berth_image_pulled_bytes_total',
+      help: 'Bytes of images that came over the network',
+      registers,
+    }),
+  };
+}
