@@ -1,5 +1,6 @@
 /** A host whose agent is the test: a bare Node that nothing simulates. It runs, fails or ignores Pods as told. */
-import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import { MACHINE_CONTAINER, TASK_CONDITION, TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
+import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import {
@@ -12,6 +13,7 @@ import {
   PODS,
   type PodPhase,
 } from '../../kube/core.ts';
+import { JOB_NAME_LABEL } from '../../kube/job.ts';
 import type { Ref } from '../../kube/objects.ts';
 import { waitFor } from './wait.ts';
 
@@ -138,9 +140,40 @@ export class ActingHost {
     await this.#client.mergePatch(PODS, ref, { status: { conditions } }, { subresource: 'status' });
   }
 
-  async #report(ref: Ref, phase: PodPhase, state: ContainerState): Promise<void> {
+  /** The Pod of a Job, once it is bound to this host and says that it is being worked on. */
+  async beginTask(job: Ref, report: TaskReport = {}): Promise<Ref> {
+    const pod = await waitFor(`a Pod of Job ${job.name} on ${this.name}`, async () => {
+      const { items } = await this.#client.list(PODS, {
+        namespace: job.namespace ?? '',
+        labelSelector: `${JOB_NAME_LABEL}=${job.name}`,
+      });
+      return items.find(({ spec }) => spec.nodeName === this.name);
+    });
+    const ref = { namespace: job.namespace ?? '', name: pod.metadata.name };
+    await this.#report(ref, 'Running', { running: { startedAt: now() } }, TASK_CONTAINER);
+    const message = JSON.stringify(report);
+    await this.setPodCondition(ref, { type: TASK_CONDITION, status: 'True', reason: 'running', message });
+    return ref;
+  }
+
+  async finishTask(ref: Ref, report: TaskReport): Promise<void> {
+    const terminated = {
+      exitCode: 0,
+      reason: 'Completed',
+      message: JSON.stringify(report),
+      finishedAt: now(),
+    };
+    await this.#report(ref, 'Succeeded', { terminated }, TASK_CONTAINER);
+  }
+
+  async failTask(ref: Ref, reason: string, message: string): Promise<void> {
+    const terminated = { exitCode: 1, reason, message, finishedAt: now() };
+    await this.#report(ref, 'Failed', { terminated }, TASK_CONTAINER);
+  }
+
+  async #report(ref: Ref, phase: PodPhase, state: ContainerState, name = MACHINE_CONTAINER): Promise<void> {
     const container = {
-      name: MACHINE_CONTAINER,
+      name,
       image: 'guest',
       imageID: '',
       ready: state.running !== undefined,

@@ -1,0 +1,234 @@
+/** Images as the operator keeps them: real Jobs and a real scheduler; the one host's agent is the test. */
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
+import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
+import { isNotFound } from '../../kube/errors.ts';
+import { type Job, JOBS } from '../../kube/job.ts';
+import { IMAGES } from '../../operator/resources.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { ActingHost } from '../support/actinghost.ts';
+import { VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+const NAMESPACE = 'platform-default';
+const DIGEST = `sha256:${'a'.repeat(64)}`;
+const PINNED = `registry.example/team/disk@${DIGEST}`;
+const REPORT = { digest: DIGEST, sizeBytes: 64 * 1024 ** 3, storageBytes: 9 * 1024 ** 3 };
+
+let cluster: Cluster;
+let host: ActingHost;
+let vms: VMs;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-images-${process.pid}` });
+  await cluster.startOperator({ config: { imageStorage: { folder: true } } });
+  // One place for a machine: what images need must not wait for it.
+  host = await ActingHost.join(cluster.client(), 'mac1', { slots: 1 });
+  vms = new VMs(cluster);
+});
+
+afterAll(async () => {
+  await host?.silence();
+  await cluster?.stop();
+});
+
+function create(name: string, spec: ImageSpec): Promise<Image> {
+  return cluster.client().create(IMAGES, { metadata: { name, namespace: NAMESPACE }, spec });
+}
+
+function patch(name: string, spec: object): Promise<Image> {
+  return cluster.client().mergePatch(IMAGES, { namespace: NAMESPACE, name }, { spec });
+}
+
+async function untilImage(name: string, what: string, matches: (image: Image) => boolean): Promise<Image> {
+  let last: Image | undefined;
+  try {
+    return await waitFor(`Image ${name}: ${what}`, async () => {
+      last = await cluster.client().get(IMAGES, { namespace: NAMESPACE, name });
+      return matches(last) && last;
+    });
+  } catch (error) {
+    throw new Error(`${String(error)}; last seen: ${JSON.stringify(last?.status)}`, { cause: error });
+  }
+}
+
+function untilPhase(name: string, phase: string): Promise<Image> {
+  return untilImage(name, phase, ({ status }) => status?.phase === phase);
+}
+
+function condition(image: Image, type: string) {
+  return image.status?.conditions?.find((one) => one.type === type);
+}
+
+/** The image's Jobs for one kind of work, the last attempt last. */
+async function jobsOf(name: string, operation: string): Promise<Job[]> {
+  const { items } = await cluster.client().list(JOBS, { namespace: NAMESPACE });
+  return items
+    .filter(({ metadata }) => metadata.ownerReferences?.[0]?.name === name)
+    .filter(({ metadata }) => metadata.labels?.['berth.dev/operation'] === operation)
+    .sort((a, b) => a.metadata.name.localeCompare(b.metadata.name));
+}
+
+async function jobOf(name: string, operation: string, attempt = 1): Promise<Job> {
+  return await waitFor(`Job ${attempt} to ${operation} Image ${name}`, async () => {
+    const jobs = await jobsOf(name, operation);
+    return jobs.find(({ metadata }) => metadata.labels?.['berth.dev/attempt'] === String(attempt));
+  });
+}
+
+function taskOf(job: Job): Task {
+  return taskSchema.parse(JSON.parse(job.spec.template.metadata?.annotations?.[TASK_ANNOTATION] ?? ''));
+}
+
+async function machineOf(name: string): Promise<Machine> {
+  const pod = await waitFor(`the Pod of ${name}`, () => vms.pod(name));
+  return machineSchema.parse(JSON.parse(pod.metadata.annotations?.[MACHINE_ANNOTATION] ?? ''));
+}
+
+function ref(job: Job): { namespace: string; name: string } {
+  return { namespace: NAMESPACE, name: job.metadata.name };
+}
+
+describe('an Image of a registry', () => {
+  it('is fetched by a Job, shows its progress, and is Ready with its sizes, pinned by digest', async () => {
+    await create('disk', {
+      source: { registry: { reference: 'registry.example/team/disk:1' } },
+      imagePullSecrets: [{ name: 'regcred' }],
+    });
+    const job = await jobOf('disk', 'pull');
+    expect(taskOf(job)).toMatchObject({
+      type: 'import',
+      image: { source: { type: 'registry', reference: 'registry.example/team/disk:1' } },
+    });
+    expect(job.spec.template.spec.imagePullSecrets).toEqual([{ name: 'regcred' }]);
+    const pod = await host.beginTask(ref(job), { progressPercent: 40 });
+    await untilImage('disk', '40 per cent', ({ status }) => status?.progressPercent === 40);
+    const wide = await cluster.kubectl(['get', 'images', 'disk', '-n', NAMESPACE, '-o', 'wide']);
+    expect(wide.stdout).toMatch(/disk\s+Pulling\s+40/);
+    await host.finishTask(pod, { ...REPORT, reference: PINNED });
+    const { status } = await untilPhase('disk', 'Ready');
+    expect(status).toMatchObject({ size: '64Gi', storageSize: '9Gi', digest: DIGEST });
+    await vms.create('guest', { image: 'disk' });
+    expect(await machineOf('guest')).toMatchObject({
+      image: { type: 'registry', reference: PINNED },
+      imageName: 'berth.dev/platform-default/disk',
+    });
+  });
+
+  it('that cannot be fetched says why, and is tried again', async () => {
+    await create('locked', { source: { registry: { reference: 'registry.example/team/locked:1' } } });
+    const first = await host.beginTask(ref(await jobOf('locked', 'pull')));
+    await host.failTask(first, 'ImageAccessDenied', 'registry.example: wrong password');
+    const failed = await untilPhase('locked', 'Failed');
+    expect(condition(failed, 'Ready')).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
+    expect(condition(failed, 'Ready')?.message).toMatch(/wrong password; tried again at /);
+    const second = await host.beginTask(ref(await jobOf('locked', 'pull', 2)));
+    await host.finishTask(second, REPORT);
+    await untilPhase('locked', 'Ready');
+  });
+
+  it('is copied without moving anything', async () => {
+    await create('copy', { source: { copyOf: { name: 'disk' } } });
+    const { status } = await untilPhase('copy', 'Ready');
+    expect(status).toMatchObject({ content: { type: 'registry', reference: PINNED }, size: '64Gi' });
+    expect(await jobsOf('copy', 'pull')).toHaveLength(0);
+  });
+});
+
+describe('actions on an Image', () => {
+  it('a push is done once per value and says what it made, or why it failed', async () => {
+    const asked = ['2026-01-01T00:00:00Z', '2026-01-02T00:00:00Z'];
+    const push = { reference: 'registry.example/out:1', secretName: 'out' };
+    await patch('disk', { push: { ...push, requestedAt: asked[0] } });
+    const first = await jobOf('disk', 'push');
+    expect(first.spec.template.spec.imagePullSecrets).toEqual([{ name: 'out' }, { name: 'regcred' }]);
+    await host.failTask(await host.beginTask(ref(first)), 'ImageAccessDenied', 'may not write');
+    const failed = await untilImage(
+      'disk',
+      'a failed push',
+      (image) => condition(image, 'Pushed') !== undefined,
+    );
+    expect(condition(failed, 'Pushed')).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
+    expect(failed.status?.phase).toBe('Ready');
+
+    await patch('disk', { push: { ...push, requestedAt: asked[1] } });
+    const second = await waitFor('a second Job', async () =>
+      (await jobsOf('disk', 'push')).find((job) => job.metadata.name !== first.metadata.name),
+    );
+    const reference = `registry.example/out@${DIGEST}`;
+    await host.finishTask(await host.beginTask(ref(second)), { reference });
+    const done = await untilImage(
+      'disk',
+      'a push',
+      ({ status }) => status?.lastPush?.requestedAt === asked[1],
+    );
+    expect(done.status?.lastPush).toMatchObject({ result: 'Succeeded', reference });
+    expect(await jobsOf('disk', 'push')).toHaveLength(2);
+  });
+
+  it('a commit takes the disk of a VM on its full host; VMs made later get it', async () => {
+    // The host's only place is taken by this VM.
+    const guest = { namespace: NAMESPACE, name: 'guest' };
+    await host.waitForPod(guest);
+    await host.run(guest);
+    await vms.waitForPhase('guest', 'Running');
+    await patch('disk', { commit: { vmName: 'guest', requestedAt: '2026-01-03T00:00:00Z' } });
+    const job = await jobOf('disk', 'commit');
+    const task = taskOf(job);
+    expect(task).toMatchObject({ type: 'save', vm: { name: 'guest' }, target: { type: 'folder' } });
+    const pod = await host.beginTask(ref(job));
+    await untilPhase('disk', 'Updating');
+    await host.finishTask(pod, { ...REPORT, consistency: 'FileSystem' });
+    const { status } = await untilImage(
+      'disk',
+      'a commit',
+      (image) => image.status?.lastCommit?.finishedAt !== undefined,
+    );
+    const path = task.type === 'save' && task.target.type === 'folder' ? task.target.path : '';
+    const content = { type: 'storedFile', path, sha256: 'a'.repeat(64) };
+    expect(status).toMatchObject({ phase: 'Ready', content, consistency: 'FileSystem' });
+    expect((await machineOf('guest')).image).toMatchObject({ type: 'registry' });
+    await vms.create('later', { image: 'disk' });
+    expect((await machineOf('later')).image).toEqual(content);
+  });
+
+  it('a save makes a new Image of a VM; VMs that name it wait until it is there', async () => {
+    await create('saved', { source: { fromVM: { name: 'guest' } } });
+    await vms.create('early', { image: 'saved' });
+    await vms.waitForCondition('early', 'ImageReady', { status: 'False', reason: 'ImageNotReady' });
+    const pod = await host.beginTask(ref(await jobOf('saved', 'save')));
+    await host.finishTask(pod, { ...REPORT, consistency: 'Crash' });
+    const { status } = await untilPhase('saved', 'Ready');
+    expect(status).toMatchObject({ consistency: 'Crash', origin: 'disk of VM platform-default/guest' });
+    expect((await machineOf('early')).image).toMatchObject({ type: 'storedFile' });
+  });
+});
+
+describe('an Image that is deleted', () => {
+  it('goes with its Jobs, but not while a host prepares a VM from it', async () => {
+    // Both wait for the host's only place.
+    await vms.delete('later');
+    await vms.waitUntilGone('later');
+    await vms.delete('guest');
+    await host.end({ namespace: NAMESPACE, name: 'guest' });
+    const early = { namespace: NAMESPACE, name: 'early' };
+    await host.waitForPod(early);
+    await host.waiting(early, 'Pulling', '10%');
+    await vms.waitForPhase('early', 'Pulling');
+    await cluster.kubectl(['delete', 'image', 'saved', '-n', NAMESPACE, '--wait=false']);
+    const waits = await untilImage('saved', 'InUse', (image) => condition(image, 'InUse') !== undefined);
+    expect(condition(waits, 'InUse')?.message).toContain('early');
+    await host.run(early);
+    await waitFor('Image saved and its Jobs to be gone', async () => {
+      try {
+        await cluster.client().get(IMAGES, { namespace: NAMESPACE, name: 'saved' });
+        return false;
+      } catch (error) {
+        return isNotFound(error) && (await jobsOf('saved', 'save')).length === 0;
+      }
+    });
+    await vms.waitForPhase('early', 'Running');
+  });
+});
