@@ -67,13 +67,23 @@ const nodeStateSchema = z.object({
   node: report('Name of the Node.', 253),
   state: report('Queued, Caching, Removing, Failed or Outdated.', 64),
   message: report('For people.', 256).optional(),
+  queuedAt: timestamp('When work for the host was first wanted; the deadline counts from here.').optional(),
+  triedAt: timestamp('When the host’s turn last ended without a start, because it was full.').optional(),
+  failures: count('Failures in a row.').optional(),
+  retryAt: timestamp('When it is tried again.').optional(),
+  refresh: z
+    .boolean()
+    .meta({ description: 'Whether a newer image is to be looked for, though one is there.' })
+    .optional(),
 });
+export type NodeCacheState = z.infer<typeof nodeStateSchema>;
 
 export const imageCacheEntryStatusSchema = z
   .object({
     ...commonStatus(),
     normalizedReference: report('The one spelling of the image’s name.', IMAGE_NAME_LENGTH + 64).optional(),
     digest: report('Digest that hosts should have.', 256).optional(),
+    lastRefresh: timestamp('The last `refreshRequestedAt` that was taken up.').optional(),
     desired: count('Hosts that should have the image.').optional(),
     cached: count('Hosts that have it.').optional(),
     failed: count('Hosts where caching failed.').optional(),
@@ -87,16 +97,21 @@ export const imageCacheEntryStatusSchema = z
         'x-kubernetes-list-map-keys': ['node'],
       })
       .optional(),
+    failing: report('Hosts where caching failed, in words.', 512).optional(),
+    holders: z
+      .array(report('Name of a Node.', 253))
+      .max(MAXIMUM_NODES)
+      .meta({
+        description: 'Hosts that keep the image for this entry, or may: they are cleaned before it goes.',
+        'x-kubernetes-list-type': 'set',
+      })
+      .optional(),
   })
   .meta({ description: 'What was last seen of the image on its hosts; written by the operator.' });
 export type ImageCacheEntryStatus = z.infer<typeof imageCacheEntryStatusSchema>;
-/**
- * An ImageCacheEntry as the API server keeps it.
- * @public
- */
 export type ImageCacheEntry = ApiObject<ImageCacheEntrySpec, ImageCacheEntryStatus>;
 
-const IMAGE_CACHE_ENTRY_RESOURCE = kindResource('ImageCacheEntry', 'imagecacheentries', false);
+export const IMAGE_CACHE_ENTRY_RESOURCE = kindResource('ImageCacheEntry', 'imagecacheentries', false);
 
 function countColumn(name: string, field: string) {
   return {
@@ -121,13 +136,18 @@ export const IMAGE_CACHE_ENTRY_KIND: KindDefinition = {
       description: 'The image’s name in its one spelling.',
       jsonPath: '.status.normalizedReference',
     },
-    countColumn('Desired', 'desired'),
+    { name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' },
     countColumn('Cached', 'cached'),
-    countColumn('Failed', 'failed'),
-    conditionColumn('Ready', 'Ready', 'status'),
+    countColumn('Wanted', 'desired'),
     AGE_COLUMN,
+    wide(conditionColumn('Ready', 'Ready', 'reason')),
     wide(countColumn('Outdated', 'outdated')),
-    wide({ name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' }),
+    wide({
+      name: 'Failing',
+      type: 'string',
+      description: 'Hosts where caching failed.',
+      jsonPath: '.status.failing',
+    }),
     wide(conditionColumn('Message', 'Ready', 'message')),
   ],
 };

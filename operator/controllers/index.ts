@@ -12,13 +12,25 @@ import { JOBS } from '../../kube/job.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config.ts';
 import { VMMetrics } from '../metrics.ts';
-import { IMAGES, ISOS, VM_CONFIGS, VMS } from '../resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from '../resources.ts';
 import { CertificateReconciler } from './certificates/controller.ts';
 import { HostReconciler } from './host/controller.ts';
 import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { imagesAffected } from './image/dependents.ts';
 import { jobImage, JOBS_BY_IMAGE, podJob, PODS_BY_JOB } from './image/observe.ts';
 import { hostStateChanged, trimNode } from './host/view.ts';
+import { ImageCacheReconciler } from './imagecache/controller.ts';
+import { referenceOf } from './imagecache/image.ts';
+import { CacheMetrics } from './imagecache/metrics.ts';
+import {
+  ENTRIES_BY_REFERENCE,
+  ENTRIES_BY_UID,
+  entryUidOf,
+  hostOfJob,
+  JOBS_BY_HOST,
+  TASKS_BY_ENTRY,
+} from './imagecache/observe.ts';
+import { enqueueEntries } from './imagecache/watch.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
 
@@ -55,9 +67,10 @@ export function createControllers(options: OperatorOptions): Controllers {
   const iso = imageController(options, watches, { kind: 'ISO', resource: ISOS, objects: watches.isos });
   const host = hostController(options, watches);
   const certificates = certificateController(options, watches);
+  const imageCache = imageCacheController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
-    controllers: [vm, image, iso, host, certificates],
+    controllers: [vm, image, iso, imageCache, host, certificates],
   };
 }
 
@@ -97,12 +110,19 @@ function declareWatches({ client, logger }: OperatorOptions) {
     jobs: new Informer(client, JOBS, {
       ...base,
       labelSelector: TASKS,
-      indexes: { [JOBS_BY_IMAGE]: jobImage },
+      indexes: { [JOBS_BY_IMAGE]: jobImage, [TASKS_BY_ENTRY]: entryUidOf, [JOBS_BY_HOST]: hostOfJob },
     }),
     taskPods: new Informer(client, PODS, {
       ...base,
       labelSelector: TASKS,
-      indexes: { [PODS_BY_JOB]: podJob },
+      indexes: { [PODS_BY_JOB]: podJob, [TASKS_BY_ENTRY]: entryUidOf },
+    }),
+    entries: new Informer(client, IMAGE_CACHE_ENTRIES, {
+      ...base,
+      indexes: {
+        [ENTRIES_BY_UID]: ({ metadata: { uid = '' } }) => [uid],
+        [ENTRIES_BY_REFERENCE]: (entry) => [referenceOf(entry)],
+      },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
     requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, base),
@@ -228,6 +248,24 @@ function certificateController(
     metrics: registry,
   });
   requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
+  return controller;
+}
+
+function imageCacheController(options: OperatorOptions, watches: Watches): Controller {
+  const { client, config, recorder, registry, logger, clock, isLeader } = options;
+  const consistency = new Consistency();
+  const metrics = new CacheMetrics(registry, { isLeader, entries: () => watches.entries.cache.list() });
+  const sources = { ...watches, config, clock };
+  const reconciler = new ImageCacheReconciler({ ...sources, client, recorder, metrics, consistency });
+  const controller = new Controller({
+    name: 'imagecache',
+    workers: FEW_WORKERS,
+    reconcile: (key) => reconciler.reconcile(key),
+    ready: (key) => consistency.ready(key),
+    logger,
+    metrics: registry,
+  });
+  enqueueEntries(controller, sources);
   return controller;
 }
 

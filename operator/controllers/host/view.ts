@@ -3,13 +3,31 @@ import { NAT_READY_CONDITION } from '../../../api/v1alpha1/names.ts';
 import type { Node } from '../../../kube/core.ts';
 import { equal } from '../../mergepatch.ts';
 
-/** Without the list of images and the heartbeats, which only cost memory here. */
+/** Without the heartbeats and sizes of images, which only cost memory here. */
 export function trimNode(node: Node): Node {
-  const { images: _images, conditions = [], ...status } = node.status ?? {};
+  const { images = [], conditions = [], ...status } = node.status ?? {};
   const kept = conditions
     .filter(({ type }) => type === 'Ready' || type === NAT_READY_CONDITION)
     .map(({ lastHeartbeatTime: _heartbeat, ...condition }) => condition);
-  return { ...node, status: { ...status, conditions: kept } };
+  const named = images.map(({ names }) => ({ names: names.map(shared) }));
+  return { ...node, status: { ...status, images: named, conditions: kept } };
+}
+
+/** Names of images, some hundred bytes each, that many hosts have in common: kept once. */
+const names = new Map<string, string>();
+/** A fleet uses some hundreds; forgotten ones are only kept twice. */
+const NAMES_REMEMBERED = 10_000;
+
+function shared(name: string): string {
+  const known = names.get(name);
+  if (known !== undefined) {
+    return known;
+  }
+  if (names.size >= NAMES_REMEMBERED) {
+    names.clear();
+  }
+  names.set(name, name);
+  return name;
 }
 
 /** Whether the host turned silent or came back, was fenced, or moved: all that a VM's status reads of it. */

@@ -1,0 +1,409 @@
+/**
+ * The promises of an ImageCacheEntry over thousands of interleavings: what hosts, the scheduler, people and crashes of the
+ * operator do, in any order, against the pure plan. The world here is a model of the API server and of agents for one entry.
+ */
+import * as fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import type { ImageCacheEntry } from '../../../api/v1alpha1/imagecacheentry.ts';
+import { parseConfig } from '../../config.ts';
+import { mergeDiff } from '../../mergepatch.ts';
+import { resolveImage } from './image.ts';
+import { PARKED_SECONDS, buildJob } from './job.ts';
+import { type CacheJob, type Host, iso, type Observed } from './observed.ts';
+import { plan, type Start } from './plan.ts';
+import { bringsFacts } from './status.ts';
+import { turnOf } from './turn.ts';
+
+const LIMIT = 3;
+const REFERENCE = 'registry.example/guest:1';
+const config = parseConfig(
+  { cacheJobsPerEntry: LIMIT, cache_job_active_deadline_seconds: 600, hostLostTimeoutSeconds: 300 },
+  'test',
+);
+
+interface SimulatedHost {
+  tags: Set<string>;
+  silentSince: number | undefined;
+  isCordoned: boolean;
+  isFull: boolean;
+  digest: string | undefined;
+  /** By the agent's own books. */
+  holds: boolean;
+}
+
+interface SimulatedJob extends CacheJob {
+  isRefresh: boolean;
+}
+
+const ACTIONS = [
+  'reconcile',
+  'reconcile',
+  'reconcile',
+  'reconcileAndCrash',
+  'schedule',
+  'schedule',
+  'succeed',
+  'succeed',
+  'succeedInVain',
+  'fail',
+  'tick',
+  'wait',
+  'fill',
+  'silence',
+  'comeBack',
+  'cordon',
+  'removeNode',
+  'addNode',
+  'retag',
+  'targetAll',
+  'targetTag',
+  'moveTag',
+  'refresh',
+  'pullByVM',
+  'evict',
+] as const;
+type Action = (typeof ACTIONS)[number];
+
+class World {
+  now = Date.parse('2030-01-01T00:00:00Z');
+  readonly hosts = new Map<string, SimulatedHost>();
+  jobs: SimulatedJob[] = [];
+  tagDigest = 'sha256:1';
+  isReleased = false;
+  entry: ImageCacheEntry = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'ImageCacheEntry',
+    metadata: { name: 'guest', uid: 'entry-uid', generation: 1, creationTimestamp: '2030-01-01T00:00:00Z' },
+    spec: { reference: REFERENCE, targets: { all: true } },
+  };
+  #uids = 0;
+
+  constructor(count: number) {
+    for (let index = 0; index < count; index += 1) this.#addHost(`host-${index}`);
+  }
+
+  observe(): Observed {
+    return {
+      entry: this.entry,
+      reference: REFERENCE,
+      image: resolveImage(this.entry, undefined),
+      duplicateOf: undefined,
+      hosts: new Map([...this.hosts].map(([name, host]) => [name, viewOf(name, host)])),
+      freeSlots: (name) => (this.hosts.get(name)?.isFull === true ? 0 : 4),
+      jobs: this.jobs,
+      lingering: new Set(),
+      config,
+      now: this.now,
+    };
+  }
+
+  /** As the controller does it; a crash comes after the status at the latest. */
+  reconcile(crashes = false): { wrote: boolean } {
+    if (this.isReleased) return { wrote: false };
+    const observed = this.observe();
+    const planned = plan(observed);
+    const differs = mergeDiff(this.entry.status, planned.status) !== undefined;
+    const mustWrite = bringsFacts(this.entry.status, planned.status);
+    // What is only folded may be lost with the operator.
+    if (differs && (mustWrite || !crashes)) this.entry = { ...this.entry, status: planned.status };
+    if (crashes) return { wrote: differs };
+    this.jobs = this.jobs.filter((job) => !planned.deletes.includes(job));
+    for (const start of planned.starts) this.#create({ ...observed, entry: this.entry }, start);
+    this.isReleased = planned.isReleased;
+    return { wrote: differs || planned.deletes.length > 0 || planned.starts.length > 0 };
+  }
+
+  act(action: Action, pick: number): void {
+    const name = [...this.hosts.keys()][pick % Math.max(1, this.hosts.size)];
+    const host = name === undefined ? undefined : this.hosts.get(name);
+    const job = this.jobs[pick % Math.max(1, this.jobs.length)];
+    if (this.#actOnWorld(action)) return;
+    if (job !== undefined && this.#actOnJob(action, job)) return;
+    if (name !== undefined && host !== undefined) this.#actOnHost(action, name, host);
+  }
+
+  /** Everything answers and has room, and all work that is begun succeeds. Returns after how many rounds nothing was written. */
+  settle(rounds: number): number {
+    for (const host of this.hosts.values()) {
+      host.silentSince = undefined;
+      host.isCordoned = false;
+      host.isFull = false;
+    }
+    for (let round = 0; round < rounds; round += 1) {
+      const { wrote } = this.reconcile();
+      for (const job of [...this.jobs]) {
+        this.#actOnJob('schedule', job);
+        this.#actOnJob('succeed', this.jobs.find(({ uid }) => uid === job.uid) ?? job);
+      }
+      if (!wrote && this.jobs.length === 0 && !this.#waitsForRetry()) return round;
+      this.now += 61_000;
+    }
+    return rounds;
+  }
+
+  delete(): void {
+    this.entry = { ...this.entry, metadata: { ...this.entry.metadata, deletionTimestamp: iso(this.now) } };
+  }
+
+  isTarget(name: string): boolean {
+    const { all, tags = [] } = this.entry.spec.targets ?? {};
+    const isTagged = tags.some((tag) => this.hosts.get(name)?.tags.has(tag));
+    return this.entry.metadata.deletionTimestamp === undefined && (all === true || isTagged);
+  }
+
+  #waitsForRetry(): boolean {
+    return (this.entry.status?.nodes ?? []).some(({ state }) => state !== 'Outdated');
+  }
+
+  #addHost(name: string): void {
+    this.hosts.set(name, {
+      tags: new Set(),
+      silentSince: undefined,
+      isCordoned: false,
+      isFull: false,
+      digest: undefined,
+      holds: false,
+    });
+  }
+
+  #create(observed: Observed, start: Start): void {
+    const job = buildJob(observed, start);
+    if (job === undefined) return;
+    const name = job.metadata.name ?? '';
+    expect(
+      this.jobs.map((one) => one.name),
+      'one Job for each host and kind of work',
+    ).not.toContain(name);
+    const host = this.hosts.get(start.host);
+    const isRefresh = start.row.refresh === true;
+    if (start.type === 'cache') {
+      expect(host?.digest === undefined || isRefresh, 'no Job for a host that has the image').toBe(true);
+    }
+    expect(this.entry.status?.holders ?? [], 'written down before it is done').toContain(start.host);
+    this.#uids += 1;
+    this.jobs.push({
+      name,
+      uid: `job-${this.#uids}`,
+      host: start.host,
+      type: start.type,
+      createdAt: Math.floor(this.now / 1000) * 1000,
+      turn: turnOf(start.row),
+      isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
+      isScheduled: false,
+      outcome: { kind: 'waiting', message: '' },
+      isRefresh,
+    });
+  }
+
+  #replace(job: SimulatedJob, change: Partial<SimulatedJob>): void {
+    this.jobs = this.jobs.map((one) => (one.uid === job.uid ? { ...one, ...change } : one));
+  }
+
+  #actOnWorld(action: Action): boolean {
+    const { spec } = this.entry;
+    switch (action) {
+      case 'reconcile':
+      case 'reconcileAndCrash':
+        this.reconcile(action === 'reconcileAndCrash');
+        return true;
+      case 'tick':
+        this.now += 1_000;
+        return true;
+      case 'wait':
+        this.now += 100_000;
+        return true;
+      case 'targetAll':
+      case 'targetTag':
+        this.entry = {
+          ...this.entry,
+          spec: { ...spec, targets: action === 'targetAll' ? { all: true } : { tags: ['a'] } },
+        };
+        return true;
+      case 'moveTag':
+        this.tagDigest = `sha256:${Number(this.tagDigest.slice(7)) + 1}`;
+        return true;
+      case 'refresh':
+        this.entry = { ...this.entry, spec: { ...spec, refreshRequestedAt: iso(this.now) } };
+        return true;
+      case 'addNode':
+        if (this.hosts.size < 8) this.#addHost(`late-${this.now}`);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  #actOnJob(action: Action, job: SimulatedJob): boolean {
+    const host = this.hosts.get(job.host);
+    const answers = host?.silentSince === undefined && host !== undefined;
+    const isOver = job.outcome.kind === 'succeeded' || job.outcome.kind === 'failed';
+    switch (action) {
+      case 'schedule':
+        if (answers && !host.isCordoned && !(host.isFull && job.type === 'cache')) {
+          this.#replace(job, { isScheduled: true });
+        }
+        return true;
+      case 'succeed':
+      case 'succeedInVain':
+        if (answers && job.isScheduled && !isOver) {
+          if (action === 'succeed') this.#work(host, job);
+          const outcome = { kind: 'succeeded', report: {}, finishedAt: iso(this.now) } as const;
+          this.#replace(job, { outcome });
+        }
+        return true;
+      case 'fail':
+        if (job.isScheduled && !isOver) {
+          const outcome = {
+            kind: 'failed',
+            reason: 'ImageFetchFailed',
+            message: 'no',
+            finishedAt: undefined,
+          } as const;
+          this.#replace(job, { outcome });
+        }
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  #work(host: SimulatedHost, job: SimulatedJob): void {
+    host.holds = job.type === 'cache';
+    if (job.type === 'uncache') host.digest = undefined;
+    else if (host.digest === undefined || job.isRefresh) host.digest = this.tagDigest;
+  }
+
+  #actOnHost(action: Action, name: string, host: SimulatedHost): void {
+    switch (action) {
+      case 'fill':
+        host.isFull = !host.isFull;
+        break;
+      case 'silence':
+        host.silentSince ??= this.now;
+        break;
+      case 'comeBack':
+        host.silentSince = undefined;
+        break;
+      case 'cordon':
+        host.isCordoned = !host.isCordoned;
+        break;
+      case 'removeNode':
+        this.hosts.delete(name);
+        break;
+      case 'retag':
+        if (!host.tags.delete('a')) host.tags.add('a');
+        break;
+      case 'pullByVM':
+        host.digest ??= this.tagDigest;
+        break;
+      case 'evict':
+        if (!host.holds) host.digest = undefined;
+        break;
+      default:
+    }
+  }
+}
+
+function viewOf(name: string, host: SimulatedHost): Host {
+  const { tags, silentSince, isCordoned, digest } = host;
+  const repository = REFERENCE.replace(/:1$/, '');
+  const images = digest === undefined ? [] : [[REFERENCE, `${repository}@${digest}`]];
+  return { name, tags, silentSince, isCordoned, images };
+}
+
+const story = fc.array(fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), { maxLength: 120 });
+/** A story may leave so many hosts behind with retries of up to an hour, each round is a minute. */
+const ROUNDS = 400;
+
+function expectPromises(world: World): void {
+  const unparked = world.jobs.filter(({ isParked }) => !isParked);
+  expect(unparked.length, 'never more Jobs at once than the limit').toBeLessThanOrEqual(LIMIT);
+  for (const [name, host] of world.hosts) {
+    if (!host.holds) continue;
+    const isKnown = world.entry.status?.holders?.includes(name) === true;
+    const isParked = world.jobs.some((job) => job.isParked && job.host === name);
+    expect(isKnown || isParked, `nothing leaks on ${name}`).toBe(true);
+  }
+}
+
+function tell(world: World, actions: readonly (readonly [Action, number])[]): void {
+  for (const [action, pick] of actions) {
+    world.act(action, pick);
+    expectPromises(world);
+  }
+}
+
+describe('an ImageCacheEntry, whatever happens', () => {
+  it('keeps its limit, forgets no host, and ends with the image on its targets alone', () => {
+    fc.assert(
+      fc.property(story, (actions) => {
+        const world = new World(5);
+        tell(world, actions);
+        expect(world.settle(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
+        expectPromises(world);
+        for (const [name, host] of world.hosts) {
+          if (world.isTarget(name)) expect(host.digest, `${name} has the image`).toBeDefined();
+          else expect(host.holds, `${name} is clean`).toBe(false);
+        }
+        const { status } = world.entry;
+        expect(status?.cached).toBe((status?.desired ?? 0) - (status?.outdated ?? 0));
+        expect(status?.nodes?.filter(({ state }) => state !== 'Outdated') ?? []).toEqual([]);
+      }),
+      { numRuns: 400 },
+    );
+  });
+
+  it('idle-quiet: a world that stays as it is gives the same status and nothing to do', () => {
+    fc.assert(
+      fc.property(story, (actions) => {
+        const world = new World(5);
+        tell(world, actions);
+        world.reconcile();
+        world.reconcile();
+        const again = plan(world.observe());
+        expect(mergeDiff(world.entry.status, again.status)).toBeUndefined();
+        expect(again.starts).toEqual([]);
+        expect(again.deletes).toEqual([]);
+      }),
+      { numRuns: 300 },
+    );
+  });
+
+  it('no-orphan: goes only when no host that answers keeps anything for it', () => {
+    fc.assert(
+      fc.property(story, story, (before, after) => {
+        const world = new World(5);
+        tell(world, before);
+        world.delete();
+        tell(world, after);
+        world.settle(ROUNDS);
+        expect(world.isReleased, 'it goes in the end').toBe(true);
+        // What was parked for lost hosts runs once they are back.
+        for (const job of world.jobs) world.act('schedule', world.jobs.indexOf(job));
+        for (const job of world.jobs) world.act('succeed', world.jobs.indexOf(job));
+        for (const [name, host] of world.hosts) expect(host.holds, `${name} is clean`).toBe(false);
+      }),
+      { numRuns: 300 },
+    );
+  });
+
+  it('every target of hosts that only fail ends Failed, with all others cached', () => {
+    fc.assert(
+      fc.property(fc.subarray([0, 1, 2, 3, 4, 5]), (bad) => {
+        const world = new World(6);
+        const isBad = (job: SimulatedJob) => bad.includes(Number(job.host.slice(5)));
+        for (let round = 0; round < 60; round += 1) {
+          world.reconcile();
+          world.jobs.forEach((job, index) => {
+            world.act('schedule', index);
+            world.act(isBad(job) ? 'fail' : 'succeed', index);
+          });
+          world.now += 1_000;
+        }
+        expect(world.entry.status?.failed).toBe(bad.length);
+        expect(world.entry.status?.cached).toBe(6 - bad.length);
+      }),
+      { numRuns: 50 },
+    );
+  });
+});
