@@ -117,13 +117,21 @@ export class Catalog {
   }
 
   async save(stored: Stored): Promise<void> {
-    const write = async (): Promise<void> => {
-      // It may have gone meanwhile.
-      if (this.#images.get(stored.id) === stored) await this.#layout.save(stored.id, stored.metadata);
-    };
-    const written = this.#writes.then(write);
+    const written = this.#writes.then(() => this.#write(stored));
     this.#writes = written.catch(() => undefined);
     await written;
+  }
+
+  /** What has gone before or goes meanwhile need not be written down. */
+  async #write(stored: Stored): Promise<void> {
+    const isHere = (): boolean => this.#images.get(stored.id) === stored;
+    if (!isHere()) return;
+    try {
+      await this.#layout.save(stored.id, stored.metadata);
+    } catch (error) {
+      if (isHere()) throw error;
+    }
+    if (!this.#images.has(stored.id)) await this.#layout.discard(stored.id);
   }
 
   /** Out of the catalog at once; its room is free when this resolves. */

@@ -134,7 +134,8 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
+    // Others have their folder from the fetch.
+    if (metadata.path !== undefined) await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
     await writeAtomically(join(this.folder(id), METADATA), metadata);
   }
 

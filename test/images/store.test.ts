@@ -1,0 +1,238 @@
+/** A host's store of images against a real registry: who may have what, what is fetched and how often, what is kept for whom. */
+import { createHash } from 'node:crypto';
+import { readFile, mkdtemp, rm } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Registry } from 'prom-client';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import type { HostImageStore } from '../../agent/images/hoststore.ts';
+import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
+import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import { pushContainerDisk, writeRawDisk } from '../support/vmimages.ts';
+import { waitFor } from '../support/wait.ts';
+
+const DISK_MEBIBYTES = 8;
+const SHA256 = /^sha256:[0-9a-f]{64}$/;
+
+let folder: string;
+let registry: TestRegistry;
+/** Gives to everybody. */
+let open: TestRegistry;
+let data: string;
+let store: HostImageStore;
+let disks = 0;
+
+/** Another disk at each call, published under a tag. */
+async function publish(name: string, where = registry): Promise<{ reference: string; disk: string }> {
+  const disk = join(folder, `disk-${disks}`);
+  // Every other one differs in where its data lies.
+  await writeRawDisk(disk, DISK_MEBIBYTES + disks);
+  disks += 1;
+  return { reference: await pushContainerDisk(where, name, disk), disk };
+}
+
+async function digestOf(path: string): Promise<string> {
+  return createHash('sha256')
+    .update(await readFile(path))
+    .digest('hex');
+}
+
+/** GETs of blobs: what a pull is made of. */
+async function blobsFetched(where = registry): Promise<number> {
+  return (await where.requests()).filter(({ method, path }) => method === 'GET' && path.includes('/blobs/'))
+    .length;
+}
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-store-'));
+  registry = await startRegistry({ directory: join(folder, 'registry') });
+  open = await startRegistry({ directory: join(folder, 'open'), password: false });
+});
+
+afterAll(async () => {
+  await registry?.close();
+  await open?.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+beforeEach(async () => {
+  data = await mkdtemp(join(folder, 'data-'));
+  store = await openStore(data, [registry, open]);
+});
+
+afterEach(async () => {
+  await rm(data, { recursive: true });
+});
+
+describe('an image of a registry', () => {
+  it('is what was published, once for all who ask, and listed by name and digest', async () => {
+    const { reference, disk } = await publish('team/base:1');
+    const metrics = new Registry();
+    store = await openStore(data, [registry, open], { metrics });
+    const before = await blobsFetched();
+    const keyring = keyringOf(registry);
+    const percents: number[] = [];
+    const [first, second] = await Promise.all([
+      ensure(store, reference, 'machine/a', { keyring, onProgress: (percent) => percents.push(percent) }),
+      ensure(store, reference, 'machine/b', { keyring, name: 'berth.dev/team/base' }),
+    ]);
+    expect(first).toEqual(second);
+    expect(await digestOf(first.path)).toBe(await digestOf(disk));
+    expect(first).toMatchObject({ digest: expect.stringMatching(SHA256) as string, format: 'raw' });
+    expect(percents.at(-1)).toBe(100);
+    expect(percents).toEqual(percents.toSorted((a, b) => a - b));
+    const fetched = await blobsFetched();
+    const reopened = await openStore(data, [registry, open]);
+    for (const one of [store, reopened]) {
+      expect(one.images()).toEqual([
+        {
+          names: [
+            reference,
+            `${registry.host}/team/base@${first.digest}`,
+            `berth.dev/team/base@${first.digest}`,
+          ],
+          sizeBytes: expect.any(Number) as number,
+        },
+      ]);
+    }
+    expect(await ensure(reopened, reference, 'machine/c', { keyring })).toEqual(first);
+    // The layer and the configuration.
+    expect(fetched - before).toBe(2);
+    expect(await blobsFetched()).toBe(fetched);
+    const text = await metrics.metrics();
+    expect(text).toContain('berth_image_pulls_total{result="success"} 1');
+    expect(text).toMatch(/berth_image_store_bytes [1-9]/);
+    expect(text).toMatch(/berth_image_pulled_bytes_total [1-9]/);
+  });
+
+  it('serves nobody without a working secret, though it is here, and asks the registry no more than it must', async () => {
+    const { reference } = await publish('team/private:1');
+    const keyring = keyringOf(registry);
+    const { path, digest } = await ensure(store, reference, 'machine/a', { keyring });
+    const denied = { reason: 'ImageAccessDenied' };
+    const pinned = `${registry.host}/team/private@${digest}`;
+    for (const asked of [reference, pinned]) {
+      await expect(ensure(store, asked, 'machine/b')).rejects.toMatchObject(denied);
+      const wrong = { keyring: keyringOf(registry, 'wrong') };
+      await expect(ensure(store, asked, 'machine/b', wrong)).rejects.toMatchObject(denied);
+    }
+    const asked = (await registry.requests()).length;
+    expect((await ensure(store, reference, 'machine/c', { keyring })).path).toBe(path);
+    expect((await registry.requests()).length).toBe(asked);
+    // Another life of the agent remembers no answers.
+    const reopened = await openStore(data, [registry, open]);
+    await expect(ensure(reopened, reference, 'machine/b')).rejects.toMatchObject(denied);
+    await ensure(reopened, pinned, 'machine/c', { keyring });
+    const methods = (await registry.requests()).slice(asked).filter(({ status }) => status === 200);
+    expect(methods.map(({ method }) => method)).toEqual(['HEAD']);
+  });
+
+  it('is not given for its digest by a repository that does not have it', async () => {
+    const { reference } = await publish('team/secret:1');
+    const { digest } = await ensure(store, reference, 'machine/a', { keyring: keyringOf(registry) });
+    const elsewhere = `${open.host}/team/secret@${digest}`;
+    await expect(ensure(store, elsewhere, 'machine/b')).rejects.toMatchObject({ reason: 'ImageNotFound' });
+    const file = { type: 'http' as const, url: `${open.url}/v2/`, sha256: digest.replace('sha256:', '') };
+    await expect(ensure(store, file, 'machine/b')).rejects.toMatchObject({ name: 'ImageError' });
+  });
+
+  it('that was fetched without credentials serves everybody, also while the registry is away', async () => {
+    const { reference } = await publish('public/base:1', open);
+    const { path } = await ensure(store, reference, 'machine/a');
+    await open.stop();
+    try {
+      expect((await ensure(store, reference, 'machine/b', { keyring: keyringOf(registry) })).path).toBe(path);
+      expect((await ensure(await openStore(data, [open]), reference, 'machine/c')).path).toBe(path);
+    } finally {
+      await open.restart();
+    }
+  });
+
+  it('that is not there, or only with another tag, is ImageNotFound', async () => {
+    const keyring = keyringOf(registry);
+    await publish('team/tagged:1');
+    for (const name of ['team/none:1', 'team/tagged:2']) {
+      const refused = ensure(store, `${registry.host}/${name}`, 'machine/a', { keyring });
+      await expect(refused).rejects.toMatchObject({ reason: 'ImageNotFound' });
+    }
+    expect(store.images()).toEqual([]);
+  });
+
+  it('whose tag has moved is fetched anew when that is asked for, and the name with it', async () => {
+    const keyring = keyringOf(registry);
+    const { reference } = await publish('team/moving:1');
+    const old = await ensure(store, reference, 'entry/moving', { keyring });
+    await ensure(store, reference, 'machine/a', { keyring });
+    store.cloned('machine/a');
+    await publish('team/moving:1');
+    expect((await ensure(store, reference, 'machine/b', { keyring })).digest).toBe(old.digest);
+    store.release('machine/b');
+    const moved = await ensure(store, reference, 'entry/moving', { keyring, refresh: true });
+    expect(moved.digest).not.toBe(old.digest);
+    expect(store.images().map(({ names }) => names)).toEqual([
+      [reference, `${registry.host}/team/moving@${moved.digest}`],
+    ]);
+    // Its machine runs from the old one.
+    expect(existsSync(old.path)).toBe(true);
+    store.release('machine/a');
+    await waitFor('the old image to go with its last machine', () => !existsSync(old.path));
+    expect(existsSync(moved.path)).toBe(true);
+  });
+});
+
+describe('the removal for a cache entry', () => {
+  it('waits until what is being deployed is cloned, and leaves running machines their file', async () => {
+    const keyring = keyringOf(registry);
+    const { reference } = await publish('team/removed:1');
+    await ensure(store, reference, 'entry/e', { keyring });
+    const { path } = await ensure(store, reference, 'machine/a', { keyring });
+    const removal = { done: false };
+    const removed = store.remove('entry/e', new AbortController().signal).then(() => {
+      removal.done = true;
+    });
+    await ensure(store, reference, 'machine/b', { keyring });
+    store.cloned('machine/a');
+    expect(store.images()).toHaveLength(1);
+    expect(removal.done).toBe(false);
+    store.cloned('machine/b');
+    await removed;
+    expect(store.images()).toEqual([]);
+    expect(existsSync(path)).toBe(true);
+    const before = await blobsFetched();
+    // Somebody wants it again while machines run from it: nothing is fetched.
+    expect((await ensure(store, reference, 'machine/c', { keyring })).path).toBe(path);
+    expect(await blobsFetched()).toBe(before);
+    expect(store.images()).toHaveLength(1);
+  });
+
+  it('takes the file at once when nobody else has it; another entry keeps it', async () => {
+    const keyring = keyringOf(registry);
+    const { signal } = new AbortController();
+    const { reference } = await publish('team/two:1');
+    const { path } = await ensure(store, reference, 'entry/one', { keyring });
+    await ensure(store, reference, 'entry/two', { keyring });
+    const reopened = await openStore(data, [registry]);
+    await reopened.remove('entry/one', signal);
+    expect(reopened.images()).toHaveLength(1);
+    await reopened.remove('entry/two', signal);
+    expect(reopened.images()).toEqual([]);
+    expect(existsSync(path)).toBe(false);
+    await reopened.remove('entry/two', signal);
+  });
+
+  it('that is given up leaves all as it was', async () => {
+    const keyring = keyringOf(registry);
+    const { reference } = await publish('team/kept:1');
+    await ensure(store, reference, 'entry/e', { keyring });
+    await ensure(store, reference, 'machine/a', { keyring });
+    const giveUp = new AbortController();
+    const removed = store.remove('entry/e', giveUp.signal);
+    giveUp.abort(new Error('too late'));
+    await expect(removed).rejects.toThrow('too late');
+    expect(store.images()).toHaveLength(1);
+    store.release('machine/a');
+    await store.remove('entry/e', new AbortController().signal);
+    expect(store.images()).toEqual([]);
+  });
+});
