@@ -1,10 +1,20 @@
-/** Downloads over http and https: to addresses that were checked, with the digest known beforehand. */
-import { createHash } from 'node:crypto';
-import { createWriteStream } from 'node:fs';
-import { Transform } from 'node:stream';
-import { pipeline } from 'node:stream/promises';
-import { Agent, request } from 'undici';
+/**
+ * Downloads over http and https: from addresses that were checked, with the digest known beforehand. What an earlier call
+ * left is gone on with where the server can.
+ */
+import { createHash, type Hash } from 'node:crypto';
+import { constants, type FileHandle, open, readFile, rm, writeFile } from 'node:fs/promises';
+import { Agent, type Dispatcher, request } from 'undici';
+import { z } from 'zod';
+import { isMissing } from '../machines/folder.ts';
 import { checkedLookup, checkLiteralAddress } from './addresses.ts';
+import {
+  Attempts,
+  isTransientStatus,
+  networkError,
+  retryAfterMilliseconds,
+  TransientError,
+} from './retries.ts';
 import { ImageError } from './store.ts';
 
 /** A mirror may have to wake a disk; a silent one is given up. */
@@ -13,6 +23,8 @@ const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 const REDIRECT_LIMIT = 5;
 /** 1 TiB: larger than any image of a desktop system, and a bound for a stream that never ends. */
 const SIZE_LIMIT_BYTES = 1024 ** 4;
+/** Of what is there already. */
+const READ_BYTES = 1024 ** 2;
 
 export interface FetchOptions {
   /** 0–100, of the bytes to fetch. */
@@ -22,7 +34,19 @@ export interface FetchOptions {
   allowLoopback: boolean;
 }
 
-/** Streams `url` to `path`; nothing may use the file before this resolves. Throws {@link ImageError}. */
+/** Kept beside what has come of a file, for the next call. */
+const sourceSchema = z.object({
+  /** ETag or time of change: the rest is taken only of the same version. */
+  validator: z.string().optional(),
+  total: z.number().optional(),
+});
+type Source = z.infer<typeof sourceSchema>;
+
+/**
+ * Fetches `url` to `path` and syncs it. What is there already is gone on with; when this rejects, what has come stays for
+ * that, with `PATH.source` beside it, unless it is of no use. Nothing may use the file before this resolves. Throws
+ * {@link ImageError}.
+ */
 export async function download(
   url: string,
   sha256: string,
@@ -32,36 +56,187 @@ export async function download(
   const dispatcher = new Agent({
     headersTimeout: HEADERS_TIMEOUT_MILLISECONDS,
     bodyTimeout: BODY_IDLE_TIMEOUT_MILLISECONDS,
+    allowH2: false,
     // The addresses that are connected to are the ones that were checked: a second look-up could answer otherwise.
     connect: options.allowLoopback ? {} : { lookup: checkedLookup },
   });
   try {
-    const response = await follow(new URL(url), dispatcher, options);
-    const digest = await save(response, path, options);
-    if (digest !== sha256.toLowerCase()) {
-      throw new ImageError('DigestMismatch', `${url} has sha256 ${digest}, expected ${sha256}`);
+    const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
+    try {
+      const source = await readSource(path);
+      await new Download(file, {
+        url,
+        sha256: sha256.toLowerCase(),
+        path,
+        source,
+        options,
+        dispatcher,
+      }).run();
+      await file.sync();
+    } finally {
+      await file.close();
     }
+    await rm(sourceFile(path), { force: true });
   } catch (error) {
-    throw asImageError(error, url, options.signal);
+    const isWorthless = error instanceof ImageError && error.reason === 'DigestMismatch';
+    if (isWorthless) await Promise.all([path, sourceFile(path)].map((each) => rm(each, { force: true })));
+    throw error;
   } finally {
     await dispatcher.destroy();
   }
 }
 
-type Response = Awaited<ReturnType<typeof request>>;
+interface Parts {
+  url: string;
+  sha256: string;
+  path: string;
+  source: Source;
+  options: FetchOptions;
+  dispatcher: Dispatcher;
+}
 
-async function follow(first: URL, dispatcher: Agent, options: FetchOptions): Promise<Response> {
+class Download {
+  readonly #file: FileHandle;
+  readonly #parts: Parts;
+  #source: Source;
+  /** Of the first `#at` bytes of the file. */
+  #hash: Hash = createHash('sha256');
+  #at = 0;
+  #percent = 0;
+
+  constructor(file: FileHandle, parts: Parts) {
+    this.#file = file;
+    this.#parts = parts;
+    this.#source = parts.source;
+  }
+
+  async run(): Promise<void> {
+    await this.#readOld();
+    const hasOld = this.#at > 0;
+    if (hasOld && this.#isRight()) return;
+    if (this.#source.total !== undefined && this.#at >= this.#source.total) await this.#startOver();
+    await this.#fetch();
+    if (!this.#isRight() && hasOld) {
+      // What was there may have been of another version.
+      await this.#startOver();
+      await this.#fetch();
+    }
+    if (this.#isRight()) return;
+    const found = this.#hash.digest('hex');
+    const { url, sha256 } = this.#parts;
+    throw new ImageError('DigestMismatch', `${url} has sha256 ${found}, expected ${sha256}`);
+  }
+
+  async #fetch(): Promise<void> {
+    const { url, options } = this.#parts;
+    const attempts = new Attempts();
+    for (;;) {
+      try {
+        await this.#attempt(attempts);
+        return;
+      } catch (error) {
+        await attempts.failed(asFailure(error, url, options.signal), options.signal);
+      }
+    }
+  }
+
+  async #attempt(attempts: Attempts): Promise<void> {
+    const { url, options, dispatcher } = this.#parts;
+    const response = await follow(new URL(url), this.#headers(), { ...options, dispatcher });
+    await this.#begin(response);
+    for await (const chunk of response.body as AsyncIterable<Buffer>) {
+      await writeAll(this.#file, chunk, this.#at);
+      this.#hash.update(chunk);
+      this.#at += chunk.length;
+      attempts.progress(chunk.length);
+      this.#tell();
+      if (this.#at > SIZE_LIMIT_BYTES) {
+        throw new ImageError('ImageFetchFailed', `${url}: more than ${SIZE_LIMIT_BYTES} bytes`);
+      }
+    }
+    const { total } = this.#source;
+    if (total !== undefined && this.#at < total) {
+      throw new TransientError(new ImageError('ImageFetchFailed', `${url} broke off at byte ${this.#at}`));
+    }
+  }
+
+  #headers(): Record<string, string> {
+    // Encoded on the way, it would be other bytes than those that the digest is of.
+    const identity = { 'accept-encoding': 'identity' };
+    if (this.#at === 0) return identity;
+    const { validator } = this.#source;
+    const condition = validator === undefined ? {} : { 'if-range': validator };
+    return { ...identity, range: `bytes=${this.#at}-`, ...condition };
+  }
+
+  /** Goes on where the answer does: at the end of what is there, or at the beginning. */
+  async #begin({ statusCode, headers, body }: Response): Promise<void> {
+    if (statusCode === 206) {
+      const [, start, total] = /^bytes (\d+)-\d+\/(\d+)$/.exec(String(headers['content-range'])) ?? [];
+      if (Number(start) === this.#at) {
+        this.#source = { ...this.#source, total: Number(total) };
+        return;
+      }
+    }
+    const isWhole = statusCode === 200;
+    if (!isWhole) await body.dump();
+    await this.#startOver();
+    if (!isWhole) {
+      const words = `${this.#parts.url} answered ${statusCode} with another part than was asked for`;
+      throw new TransientError(new ImageError('ImageFetchFailed', words));
+    }
+    this.#source = sourceOf(headers);
+    await writeFile(sourceFile(this.#parts.path), JSON.stringify(this.#source), { mode: 0o600 });
+  }
+
+  async #startOver(): Promise<void> {
+    await this.#file.truncate(0);
+    this.#hash = createHash('sha256');
+    this.#at = 0;
+    this.#source = {};
+  }
+
+  async #readOld(): Promise<void> {
+    const buffer = Buffer.allocUnsafe(READ_BYTES);
+    for (;;) {
+      this.#parts.options.signal.throwIfAborted();
+      const { bytesRead } = await this.#file.read(buffer, 0, READ_BYTES, this.#at);
+      if (bytesRead === 0) return;
+      this.#hash.update(buffer.subarray(0, bytesRead));
+      this.#at += bytesRead;
+    }
+  }
+
+  #isRight(): boolean {
+    return this.#hash.copy().digest('hex') === this.#parts.sha256;
+  }
+
+  #tell(): void {
+    const { total = 0 } = this.#source;
+    const percent = total > 0 ? Math.min(100, Math.floor((this.#at * 100) / total)) : 0;
+    if (percent > this.#percent) this.#parts.options.onProgress(percent);
+    this.#percent = Math.max(percent, this.#percent);
+  }
+}
+
+type Response = Dispatcher.ResponseData;
+
+async function follow(
+  first: URL,
+  headers: Record<string, string>,
+  { dispatcher, signal, allowLoopback }: FetchOptions & { dispatcher: Dispatcher },
+): Promise<Response> {
   let url = first;
   for (let hop = 0; hop <= REDIRECT_LIMIT; hop += 1) {
-    checkUrl(url, options.allowLoopback);
-    const response = await request(url, { dispatcher, signal: options.signal });
+    checkUrl(url, allowLoopback);
+    const response = await request(url, { dispatcher, signal, headers });
     const { location } = response.headers;
-    if (response.statusCode === 200) return response;
+    // 416: what is there is longer than what there is.
+    if ([200, 206, 416].includes(response.statusCode)) return response;
     // An error handler must be there before the body is thrown away.
     await response.body.dump();
     if (response.statusCode < 300 || response.statusCode >= 400 || typeof location !== 'string') {
-      const reason = response.statusCode === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
-      throw new ImageError(reason, `${url.href} answered ${response.statusCode}`);
+      throw refusal(url, response);
     }
     const next = new URL(location, url);
     if (url.protocol === 'https:' && next.protocol !== 'https:') {
@@ -72,6 +247,13 @@ async function follow(first: URL, dispatcher: Agent, options: FetchOptions): Pro
   throw new ImageError('ImageFetchFailed', `${first.href} leads on more than ${REDIRECT_LIMIT} times`);
 }
 
+function refusal(url: URL, { statusCode, headers }: Response): Error {
+  const reason = statusCode === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
+  const error = new ImageError(reason, `${url.href} answered ${statusCode}`);
+  const isTransient = isTransientStatus(statusCode);
+  return isTransient ? new TransientError(error, retryAfterMilliseconds(headers['retry-after'])) : error;
+}
+
 /** Literal addresses are never looked up, so they are checked here. */
 function checkUrl(url: URL, allowLoopback: boolean): void {
   if (url.protocol !== 'http:' && url.protocol !== 'https:') {
@@ -80,35 +262,39 @@ function checkUrl(url: URL, allowLoopback: boolean): void {
   if (!allowLoopback) checkLiteralAddress(url);
 }
 
-/** The sha256 of what was written, in hexadecimal digits. */
-async function save(response: Response, path: string, { onProgress, signal }: FetchOptions): Promise<string> {
-  const total = Number(response.headers['content-length'] ?? 0);
-  const hash = createHash('sha256');
-  let received = 0;
-  let percent = 0;
-  const measure = new Transform({
-    transform(chunk: Buffer, _encoding, callback) {
-      hash.update(chunk);
-      received += chunk.length;
-      const now = total > 0 ? Math.min(100, Math.floor((received * 100) / total)) : 0;
-      if (now > percent) onProgress(now);
-      percent = Math.max(percent, now);
-      if (received > SIZE_LIMIT_BYTES) {
-        callback(new ImageError('ImageFetchFailed', `more than ${SIZE_LIMIT_BYTES} bytes`));
-      } else callback(null, chunk);
-    },
-  });
-  await pipeline(response.body, measure, createWriteStream(path, { mode: 0o600, flags: 'wx', flush: true }), {
-    signal,
-  });
-  return hash.digest('hex');
+/** A weak ETag says nothing of single bytes. */
+function sourceOf(headers: Response['headers']): Source {
+  const { etag, 'last-modified': changed, 'content-length': length } = headers;
+  const validator = typeof etag === 'string' && !etag.startsWith('W/') ? etag : changed;
+  return {
+    ...(typeof validator === 'string' ? { validator } : {}),
+    ...(typeof length === 'string' ? { total: Number(length) } : {}),
+  };
 }
 
-function asImageError(error: unknown, url: string, signal: AbortSignal): unknown {
-  if (error instanceof ImageError || signal.aborted) return error;
-  const cause = error instanceof Error && error.cause instanceof ImageError ? error.cause : undefined;
-  if (cause !== undefined) return cause;
+function sourceFile(path: string): string {
+  return `${path}.source`;
+}
+
+/** What cannot be read is as good as not there: the digest decides in the end. */
+async function readSource(path: string): Promise<Source> {
+  try {
+    return sourceSchema.parse(JSON.parse(await readFile(sourceFile(path), 'utf8')));
+  } catch (error) {
+    if (isMissing(error) || error instanceof SyntaxError || error instanceof z.ZodError) return {};
+    throw error;
+  }
+}
+
+async function writeAll(file: FileHandle, chunk: Buffer, position: number): Promise<void> {
+  for (let done = 0; done < chunk.length; ) {
+    const { bytesWritten } = await file.write(chunk, done, chunk.length - done, position + done);
+    done += bytesWritten;
+  }
+}
+
+function asFailure(error: unknown, url: string, signal: AbortSignal): unknown {
   const code = error instanceof Error && 'code' in error ? error.code : undefined;
-  if (code === 'ENOSPC') return new ImageError('DiskFull', `no room for ${url}`);
-  return new ImageError('ImageFetchFailed', `${url}: ${String(error)}`, { cause: error });
+  if (code === 'ENOSPC' || code === 'EDQUOT') return new ImageError('DiskFull', `no room for ${url}`);
+  return networkError(error, url, signal);
 }

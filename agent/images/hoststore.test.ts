@@ -183,7 +183,14 @@ describe('the image store', () => {
     });
 
     it('an image that breaks off is ImageFetchFailed, and nothing of it is used', async () => {
+      let answers = 0;
       const url = await serve((_request, response) => {
+        answers += 1;
+        // And is not to be had afterwards.
+        if (answers > 1) {
+          response.writeHead(403).end();
+          return;
+        }
         response.writeHead(200, { 'content-length': content.length });
         response.write(content.subarray(0, 1000));
         setImmediate(() => response.destroy());

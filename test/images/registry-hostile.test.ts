@@ -287,6 +287,15 @@ describe('a registry that', () => {
     expect(asked).toHaveLength(2);
   });
 
+  it('breaks off each time is given up after six tries', async () => {
+    const host = await serve((_request, response) => response.destroy());
+    await expect(open(host).head('v1', signal)).rejects.toMatchObject({
+      reason: 'ImageFetchFailed',
+      message: expect.stringContaining(`${host}/team/image:v1`) as string,
+    });
+    expect(asked).toHaveLength(6);
+  });
+
   it('explains itself without end is cut short', async () => {
     const host = await serve((_request, response) => {
       response.writeHead(404, { 'content-type': 'application/json' });
