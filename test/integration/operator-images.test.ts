@@ -23,8 +23,9 @@ let vms: VMs;
 
 beforeAll(async () => {
   cluster = await startCluster({ name: `operator-images-${process.pid}` });
-  await cluster.startOperator({ config: { imageStorage: { folder: true } } });
   // One place for a machine: what images need must not wait for it.
+  const config = { imageStorage: { folder: true }, osx_node_platform_quota_pod: 1 };
+  await cluster.startOperator({ config });
   host = await ActingHost.join(cluster.client(), 'mac1', { slots: 1 });
   vms = new VMs(cluster);
 });
