@@ -10,21 +10,20 @@ import { checkDigest, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import {
   ARTIFACT_TYPE,
-  CONFIG_TYPE,
+  checkLayers,
   chunksAtOnce,
   chunksOf,
   type DiskConfig,
   diskConfigSchema,
   invalid,
-  rawDigestsOf,
 } from './disklayout.ts';
 import type { PlanPull, PullOptions, PullTarget } from './format.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { inParallel } from './parallel.ts';
 import { writeSparse } from './sparse.ts';
 
-/** Of the largest map: some 9,000 pairs of numbers, and twice as many chunks of the same content. */
-const CONFIG_LIMIT_BYTES = 1024 * 1024;
+/** Of the most layers there can be, about 90 bytes each, and as much again for chunks of the same content. */
+const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /** Hashing so much takes less than a millisecond; in between others get their turn. */
 const HASH_BYTES = 1024 * 1024;
 
@@ -36,7 +35,7 @@ interface RemoteChunk extends Chunk {
 }
 
 export const planArtifact: PlanPull = async (repository, { manifest, digest }, signal) => {
-  if (manifest.artifactType !== ARTIFACT_TYPE && manifest.config.mediaType !== CONFIG_TYPE) return undefined;
+  if (manifest.artifactType !== ARTIFACT_TYPE) return undefined;
   const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
   const chunks = remoteChunks(config, manifest);
   return {
@@ -74,12 +73,12 @@ function parseConfig(bytes: Buffer): DiskConfig {
 }
 
 function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
-  const rawDigests = rawDigestsOf(manifest, config.chunkSize);
-  return chunksOf(config, manifest.layers.length).map(({ index, offset, length, layer }) => {
-    const [descriptor, rawDigest] = [manifest.layers[layer], rawDigests[layer]];
+  checkLayers(manifest, config);
+  return chunksOf(config['dev.berth.disk'], manifest.layers.length).map(({ layer, ...chunk }) => {
+    const [descriptor, rawDigest] = [manifest.layers[layer], config.rootfs.diff_ids[layer]];
     if (descriptor === undefined || rawDigest === undefined) throw invalid(`there is no layer ${layer}`);
     const { digest, size } = descriptor;
-    return { index, offset, length, rawDigest, digest, size, descriptor };
+    return { ...chunk, rawDigest, digest, size, descriptor };
   });
 }
 
@@ -98,12 +97,14 @@ async function pull(
   { target, journal }: { target: PullTarget; journal: Journal },
   options: PullOptions,
 ): Promise<void> {
+  const { virtualSize, chunkSize } = config['dev.berth.disk'];
   const path = unfinished(target);
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
   try {
-    await file.truncate(config.virtualSize);
+    await file.truncate(virtualSize);
+
     const written = new Map<string, number>();
-    await inParallel(chunks, chunksAtOnce(config.chunkSize), options.signal, async (chunk, signal) => {
+    await inParallel(chunks, chunksAtOnce(chunkSize), options.signal, async (chunk, signal) => {
       const name = String(chunk.index);
       const work = { repository, file, path, written, options: { ...options, signal } };
       if (journal.has(name)) spare(work, chunk);

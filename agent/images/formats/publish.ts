@@ -16,7 +16,6 @@ import {
   type DiskConfig,
   LAYER_LIMIT,
   MANIFEST_TYPE,
-  RAW_DIGEST,
 } from './disklayout.ts';
 import { dataExtents } from './extents.ts';
 import { inParallel } from './parallel.ts';
@@ -63,41 +62,49 @@ export interface PublishedDisk {
 
 /** Throws ImageError. */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
-  const { repository, tag, virtualSize, architecture, os } = disk;
+  const { repository, tag, virtualSize, architecture, os = 'unknown' } = disk;
+  const { signal } = options;
   const chunkSize = chunkSizeFor(virtualSize);
-  const places = await publishChunks(disk, chunkSize, options);
-  const layers: Descriptor[] = [];
-  const layerOf = new Map<string, number>();
-  const map: DiskConfig['map'] = [];
-  for (const [index, layer] of [...places].sort(([a], [b]) => a - b)) {
-    const known = layerOf.get(layer.digest);
-    map.push([index, known ?? layers.length]);
-    if (known !== undefined) continue;
-    layerOf.set(layer.digest, layers.length);
-    layers.push(layer);
-  }
+  const { layers, map } = arranged(await publishChunks(disk, chunkSize, options));
   const config: DiskConfig = {
-    version: 1,
     architecture,
-    ...(os !== undefined && { os }),
-    virtualSize,
-    chunkSize,
-    map,
+    os,
+    rootfs: { type: 'layers', diff_ids: layers.map(({ rawDigest }) => rawDigest) },
+    'dev.berth.disk': { version: 1, virtualSize, chunkSize, map },
   };
   const configBytes = Buffer.from(JSON.stringify(config));
-  const configDescriptor = await publishConfig(repository, configBytes, options.signal);
   const manifest = Buffer.from(
     JSON.stringify({
       schemaVersion: 2,
       mediaType: MANIFEST_TYPE,
       artifactType: ARTIFACT_TYPE,
-      config: configDescriptor,
-      layers,
+      config: await publishConfig(repository, configBytes, signal),
+      layers: layers.map(({ digest, size }) => ({ mediaType: CHUNK_TYPE, digest, size })),
     }),
   );
-  const digest = await repository.putManifest(tag, MANIFEST_TYPE, manifest, options.signal);
+  const digest = await repository.putManifest(tag, MANIFEST_TYPE, manifest, signal);
   const layerBytes = layers.reduce((sum, { size }) => sum + size, 0);
   return { digest, storageBytes: layerBytes + configBytes.length + manifest.length };
+}
+
+type Layer = Pick<Chunk, 'rawDigest' | 'digest' | 'size'>;
+
+/** Layers in the order in which the disk has their content first, so that the same disk is the same artifact. */
+function arranged(places: ReadonlyMap<number, Layer>): {
+  layers: Layer[];
+  map: DiskConfig['dev.berth.disk']['map'];
+} {
+  const indexes = new Map<string, number>();
+  const layers: Layer[] = [];
+  const map: DiskConfig['dev.berth.disk']['map'] = [];
+  for (const [chunk, layer] of [...places].sort(([a], [b]) => a - b)) {
+    const index = indexes.get(layer.rawDigest) ?? layers.length;
+    map.push([chunk, index]);
+    if (index < layers.length) continue;
+    indexes.set(layer.rawDigest, index);
+    layers.push(layer);
+  }
+  return { layers, map };
 }
 
 async function publishConfig(
@@ -115,14 +122,14 @@ async function publishChunks(
   disk: DiskToPublish,
   chunkSize: number,
   { signal, onBytes }: PublishOptions,
-): Promise<Map<number, Descriptor>> {
+): Promise<Map<number, Layer>> {
   const { rawPath, virtualSize } = disk;
   const indexes = await chunksWithData(rawPath, chunkSize, virtualSize, signal);
   const workers = chunksAtOnce(chunkSize);
   const buffers = Array.from({ length: workers }, () => Buffer.allocUnsafe(Math.min(chunkSize, virtualSize)));
-  const places = new Map<number, Descriptor>();
+  const places = new Map<number, Layer>();
   /** The same content in two chunks is sent once, also when both are dealt with at the same time. */
-  const layers = new Map<string, Promise<Descriptor>>();
+  const layers = new Map<string, Promise<Layer>>();
   let reported = 0;
   const file = await open(rawPath, 'r');
   try {
@@ -183,14 +190,13 @@ async function publishChunk(
   raw: Buffer,
   rawDigest: string,
   signal: AbortSignal,
-): Promise<Descriptor> {
-  const annotations = { [RAW_DIGEST]: rawDigest };
+): Promise<Layer> {
   const known = knownChunks?.get(rawDigest);
   if (known !== undefined && (await repository.has(known.digest, signal))) {
-    return { mediaType: CHUNK_TYPE, digest: known.digest, size: known.size, annotations };
+    return { rawDigest, digest: known.digest, size: known.size };
   }
   const bytes = await compress(raw, COMPRESSION);
   const digest = `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
   await repository.upload({ digest, size: bytes.length, content: () => bytes }, signal);
-  return { mediaType: CHUNK_TYPE, digest, size: bytes.length, annotations };
+  return { rawDigest, digest, size: bytes.length };
 }

@@ -48,10 +48,10 @@ async function read(archive: Buffer, pieceBytes = archive.length): Promise<strin
   return found;
 }
 
-async function shown({ path, type, content }: TarEntry): Promise<string> {
+async function shown(item: TarEntry): Promise<string> {
   const parts: Buffer[] = [];
-  for await (const bytes of content()) parts.push(bytes);
-  return `${type} ${path} ${Buffer.concat(parts).toString()}`;
+  for await (const bytes of item.content()) parts.push(bytes);
+  return `${item.type} ${item.path} ${Buffer.concat(parts).toString()}`;
 }
 
 describe('a tar archive', () => {

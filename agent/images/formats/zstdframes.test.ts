@@ -1,7 +1,7 @@
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { createZstdDecompress, zstdCompressSync, constants } from 'node:zlib';
-import fc from 'fast-check';
+import { array, assert, asyncProperty, boolean, constantFrom, integer, tuple, uint8Array } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { ZstdFrames } from './zstdframes.ts';
 
@@ -47,17 +47,17 @@ describe('zstd as it is published', () => {
   });
 
   it('gives what was encoded, wherever it is cut', async () => {
-    const content = fc.tuple(
-      fc.uint8Array({ maxLength: 300 }),
+    const content = tuple(
+      uint8Array({ maxLength: 300 }),
       // Blocks of more than one kind, and more than one block.
-      fc.constantFrom(0, 1, 700, 200_000),
-      fc.boolean(),
-      fc.boolean(),
+      constantFrom(0, 1, 700, 200_000),
+      boolean(),
+      boolean(),
     );
-    await fc.assert(
-      fc.asyncProperty(
-        fc.array(content, { minLength: 1, maxLength: 5 }),
-        fc.array(fc.integer({ min: 1, max: 4000 }), { minLength: 1, maxLength: 5 }),
+    await assert(
+      asyncProperty(
+        array(content, { minLength: 1, maxLength: 5 }),
+        array(integer({ min: 1, max: 4000 }), { minLength: 1, maxLength: 5 }),
         async (contents, pieces) => {
           const raws = contents.map(([raw, zeros]) => Buffer.concat([raw, Buffer.alloc(zeros)]));
           const frames = raws.map((raw, index) =>

@@ -1,0 +1,87 @@
+import { array, assert, boolean, integer, property, tuple, uint8Array } from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { AppleLz4Decoder } from '../../agent/images/formats/lz4.ts';
+import { ImageError } from '../../agent/images/store.ts';
+import { lz4Header, lz4Stream } from '../support/lz4.ts';
+
+/** Given in pieces of the lengths named, over and over. */
+function decode(stream: Buffer, size: number, pieces: readonly number[] = [stream.length]): Buffer {
+  const decoder = new AppleLz4Decoder(size);
+  const out: Buffer[] = [];
+  for (let at = 0, turn = 0; at < stream.length; turn += 1) {
+    const length = pieces[turn % pieces.length] ?? 1;
+    for (const piece of decoder.push(stream.subarray(at, at + length))) out.push(Buffer.from(piece));
+    at += length;
+  }
+  out.push(Buffer.from(decoder.end()));
+  return Buffer.concat(out);
+}
+
+const VECTOR = Buffer.concat([
+  lz4Header('bv41', 16, 11),
+  Buffer.from('4561626364040030', 'hex'),
+  Buffer.from('XYZ'),
+  lz4Header('bv4-', 3),
+  Buffer.from('END'),
+  Buffer.from('bv4$'),
+]);
+
+function changed(at: number, value: number): Buffer {
+  const bytes = Buffer.from(VECTOR);
+  bytes[at] = value;
+  return bytes;
+}
+
+describe('the LZ4 streams of Apple', () => {
+  it('are decoded as written by hand', () => {
+    expect(decode(VECTOR, 19).toString()).toBe('abcdabcdabcdaXYZEND');
+  });
+
+  it('give what was encoded, wherever they are cut', () => {
+    const words = uint8Array({ minLength: 1, maxLength: 40 });
+    const raws = array(tuple(words, integer({ min: 1, max: 300 })), { maxLength: 12 }).map((parts) =>
+      Buffer.concat(parts.flatMap(([word, times]) => Array<Uint8Array>(times).fill(word))),
+    );
+    assert(
+      property(
+        raws,
+        integer({ min: 1, max: 5000 }),
+        boolean(),
+        boolean(),
+        array(integer({ min: 1, max: 700 }), { minLength: 1, maxLength: 5 }),
+        (raw, blockBytes, stored, linked, pieces) => {
+          expect(decode(lz4Stream(raw, { blockBytes, stored, linked }), raw.length, pieces).equals(raw)).toBe(
+            true,
+          );
+        },
+      ),
+    );
+  });
+
+  it('may reach back over several pieces of output', () => {
+    const noise = Buffer.from(Array.from({ length: 60_000 }, (_, index) => (index * index * 31) >> 7));
+    const raw = Buffer.concat(Array<Buffer>(60).fill(noise));
+    const stream = lz4Stream(raw, { blockBytes: 1_500_000, linked: true });
+    expect(stream.length).toBeLessThan(raw.length / 10);
+    expect(decode(stream, raw.length, [65_536]).equals(raw)).toBe(true);
+  });
+
+  it.each([
+    ['that refer to what lies before their beginning', changed(17, 5), 19, 'before its beginning'],
+    ['that refer to where they are', changed(17, 0), 19, 'before its beginning'],
+    ['of an unknown block', changed(3, 0x32), 19, 'no known beginning'],
+    ['whose block gives more than it says', changed(4, 15), 18, 'more than it says'],
+    ['whose block gives less than it says', changed(4, 17), 20, 'less than it says'],
+    ['whose block is cut', changed(8, 10), 19, 'ends in the middle'],
+    ['whose literals are cut', changed(8, 3), 19, 'ends in the middle'],
+    ['that are cut', VECTOR.subarray(0, -1), 19, 'it ends in the middle'],
+    ['without an end', VECTOR.subarray(0, -4), 19, 'it ends in the middle'],
+    ['that go on behind their end', Buffer.concat([VECTOR, Buffer.from('b')]), 19, 'follows its end'],
+    ['that give more than they should', VECTOR, 18, 'more than it should'],
+    ['that give less than they should', VECTOR, 20, '1 bytes less'],
+  ])('%s are refused', (_what, stream, size, message) => {
+    expect(() => decode(stream, size)).toThrow(ImageError);
+    expect(() => decode(stream, size)).toThrow(message);
+    expect(() => decode(stream, size, [1])).toThrow(message);
+  });
+});

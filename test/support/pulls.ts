@@ -1,0 +1,77 @@
+/** Pulls of single images, without a store around them. */
+import { execFile } from 'node:child_process';
+import { stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import type { ContentLookup } from '../../agent/images/formats/format.ts';
+import { planPull } from '../../agent/images/formats/pull.ts';
+import { Registries } from '../../agent/images/registry/client.ts';
+import { Keyring } from '../../agent/images/registry/credentials.ts';
+import { parseReference } from '../../agent/images/registry/reference.ts';
+import type { Repository } from '../../agent/images/registry/types.ts';
+import type { TestRegistry } from './registry.ts';
+
+const run = promisify(execFile);
+const STAT_BLOCK_BYTES = 512;
+
+export function registriesFor({ host, caFile }: TestRegistry): Registries {
+  return new Registries({ registries: [{ host, caFile }], allowLoopback: false });
+}
+
+export function repositoryOf(registries: Registries, registry: TestRegistry, name: string): Repository {
+  const reference = parseReference(`${registry.host}/${name}`);
+  const keyring = Keyring.parse([registry.dockerConfigJson()]);
+  return registries.repository(reference, keyring.candidates(reference.registry, reference.repository)[0]);
+}
+
+export interface PullToRun {
+  folder: string;
+  tag?: string;
+  lookup?: ContentLookup;
+  /** Cut off when so many bytes have come. */
+  abortAfter?: number;
+}
+
+export interface Pulled {
+  disk: string;
+  /** Bytes, of what the plan said before. */
+  downloadBytes: number;
+  roomBytes: number;
+  fetched: number;
+  spared: number;
+}
+
+/** Rejects as the pull does; one that is cut off gives what it had fetched. */
+export async function pull(repository: Repository, options: PullToRun): Promise<Pulled> {
+  const { folder, tag = 'latest', lookup, abortAfter = Number.POSITIVE_INFINITY } = options;
+  const cut = new AbortController();
+  const resolved = await repository.resolve(tag, 'amd64', cut.signal);
+  const plan = await planPull(repository, resolved, cut.signal);
+  const { downloadBytes, roomBytes } = plan;
+  const pulled = { disk: join(folder, 'disk'), downloadBytes, roomBytes, fetched: 0, spared: 0 };
+  const onBytes = (count: number): void => {
+    pulled.fetched += count;
+    if (pulled.fetched >= abortAfter) cut.abort(new Error('cut off'));
+  };
+  const onSpared = (count: number): void => {
+    pulled.spared += count;
+  };
+  try {
+    await plan.run({ folder, disk: pulled.disk }, { signal: cut.signal, onBytes, onSpared, lookup });
+  } catch (error) {
+    if (error !== cut.signal.reason) throw error;
+  }
+  return pulled;
+}
+
+/** Throws unless both raw disks hold the same. */
+export async function compareDisks(one: string, other: string): Promise<void> {
+  const sizes = [(await stat(one)).size, (await stat(other)).size];
+  if (sizes[0] !== sizes[1]) throw new Error(`${one} and ${other} have ${sizes.join(' and ')} bytes`);
+  await run('qemu-img', ['compare', '-f', 'raw', '-F', 'raw', one, other]);
+}
+
+/** Bytes that a file takes on the disk. */
+export async function allocated(path: string): Promise<number> {
+  return (await stat(path)).blocks * STAT_BLOCK_BYTES;
+}
