@@ -10,8 +10,9 @@ import type { PullTarget } from './formats/format.ts';
 import { fileId } from './layout.ts';
 import type { Making } from './making.ts';
 import type { ImageMetrics } from './metrics.ts';
+import type { Watched } from './space.ts';
 import { ImageError, type EnsureOptions, type ImageFormat } from './store.ts';
-import { compressionOf, digHoles, unpack } from './unpack.ts';
+import { compressionOf, digHoles, unpack, unpackedLimit } from './unpack.ts';
 
 const SHA256 = /^[0-9a-f]{64}$/;
 
@@ -57,13 +58,13 @@ export class HttpSource {
       const job = {
         id: fileId(sha256),
         key,
-        // Nobody says how large it will be: the disk is watched.
+        // Told by the server's answer.
         roomBytes: 0,
         format,
         metadata: { digest: `sha256:${sha256}`, architecture, names: [], repositories: [] },
       };
       return await this.#parts.making.make(
-        { ...job, run: (target, watched) => this.#run(request, target, { signal: watched, onProgress }) },
+        { ...job, run: (target, watched) => this.#run(request, target, { ...watched, onProgress }) },
         signal,
       );
     });
@@ -73,18 +74,20 @@ export class HttpSource {
   async #run(
     { url, sha256 }: HttpRequest,
     target: PullTarget,
-    { signal, onProgress }: Pick<HttpRequest, 'signal' | 'onProgress'>,
+    { signal, need, onProgress }: Watched & Pick<HttpRequest, 'onProgress'>,
   ): Promise<void> {
     const { allowLoopback, metrics, logger } = this.#parts;
     // Of an earlier attempt: it has its name only when it is whole.
     if (existsSync(target.disk)) return;
     const fetched = join(target.folder, 'download');
-    await download(url, sha256, fetched, { signal, onProgress, allowLoopback });
-    metrics.pulledBytes.inc((await stat(fetched)).size);
+    await download(url, sha256, fetched, { signal, onProgress, onTotal: need, allowLoopback });
+    const { size } = await stat(fetched);
+    metrics.pulledBytes.inc(size);
     const compression = await compressionOf(fetched);
     if (compression !== undefined) {
       const unpacked = join(target.folder, 'unpacked');
-      await unpack(compression, fetched, unpacked, signal);
+      // How large that gets nobody says: the disk is watched.
+      await unpack(compression, { from: fetched, to: unpacked, limitBytes: unpackedLimit(size) }, signal);
       await rename(unpacked, target.disk);
       await rm(fetched);
       return;

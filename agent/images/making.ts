@@ -5,7 +5,7 @@ import type { PullTarget } from './formats/format.ts';
 import { inspectImage } from './inspect.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';
-import type { Space } from './space.ts';
+import type { Space, Watched } from './space.ts';
 import { ImageError, type ImageErrorReason, type ImageFormat } from './store.ts';
 
 const STAT_BLOCK_BYTES = 512;
@@ -21,7 +21,7 @@ export interface Job {
   format: ImageFormat;
   metadata: Pick<Metadata, 'digest' | 'architecture' | 'names' | 'repositories'>;
   /** Makes `target.disk`. */
-  run: (target: PullTarget, signal: AbortSignal) => Promise<void>;
+  run: (target: PullTarget, watched: Watched) => Promise<void>;
 }
 
 export class Making {

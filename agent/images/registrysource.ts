@@ -151,7 +151,7 @@ export class RegistrySource {
     };
     const counted = this.#counted(plan, onProgress);
     return await this.#parts.making.make(
-      { ...job, run: (target, watched) => plan.run(target, { ...counted, signal: watched }) },
+      { ...job, run: (target, watched) => plan.run(target, { ...counted, signal: watched.signal }) },
       signal,
     );
   }

@@ -22,10 +22,17 @@ export interface SpaceOptions extends SpaceLimits {
   onEviction: () => void;
 }
 
-/** Work under way in a folder, and the room that it will need there in all. */
+/** Work under way in a folder, and the room that it will need there in all, as far as is known yet. */
 interface Claim {
   readonly folder: string;
-  readonly bytes: number;
+  bytes: number;
+}
+
+export interface Watched {
+  /** Aborts when the disk gets full all the same. */
+  signal: AbortSignal;
+  /** It is found that the work needs so many bytes in all. Throws ImageError `DiskFull`. */
+  need: (bytes: number) => Promise<void>;
 }
 
 interface Evictable {
@@ -43,19 +50,20 @@ export class Space {
     this.#options = options;
   }
 
-  /**
-   * Does `work` in `folder`, for which there is room of `bytes` when it begins; its signal aborts when the disk gets full
-   * all the same. Throws ImageError `DiskFull`.
-   */
-  async within<T>(claim: Claim, signal: AbortSignal, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
+  /** Does `work` in `folder`, for which there is room of `bytes` when it begins. Throws ImageError `DiskFull`. */
+  async within<T>(claim: Claim, signal: AbortSignal, work: (watched: Watched) => Promise<T>): Promise<T> {
     const full = new AbortController();
-    await this.#inTurn(async () => {
-      await this.#makeRoom(claim);
-      this.#claims.add(claim);
-    });
+    const need = async (bytes: number): Promise<void> => {
+      await this.#inTurn(async () => {
+        claim.bytes = bytes;
+        await this.#makeRoom(claim);
+        this.#claims.add(claim);
+      });
+    };
+    await need(claim.bytes);
     const watch = setInterval(() => void this.#watch(full), WATCH_MILLISECONDS);
     try {
-      return await work(AbortSignal.any([signal, full.signal]));
+      return await work({ signal: AbortSignal.any([signal, full.signal]), need });
     } catch (error) {
       full.signal.throwIfAborted();
       throw error;
@@ -108,7 +116,8 @@ export class Space {
   /** How many bytes are too few for it, beside all that others were promised. */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
     const { budget = Number.POSITIVE_INFINITY } = this.#options;
-    const promised = await Promise.all([...this.#claims].map(remaining));
+    const others = [...this.#claims].filter((other) => other !== claim);
+    const promised = await Promise.all(others.map(remaining));
     const byDisk = (await this.#free()) - sum(promised);
     const byBudget = budget - (await this.used()) - sum(promised);
     const free = Math.max(0, Math.min(byDisk, byBudget));

@@ -1,7 +1,7 @@
 /** Disks that were published compressed. Told by their content, since the names of downloads say anything. */
 import { execFile, spawn } from 'node:child_process';
 import { createReadStream } from 'node:fs';
-import { open, stat } from 'node:fs/promises';
+import { open } from 'node:fs/promises';
 import type { Readable } from 'node:stream';
 import { finished, pipeline } from 'node:stream/promises';
 import { promisify } from 'node:util';
@@ -43,19 +43,28 @@ export async function compressionOf(path: string): Promise<Compression | undefin
   }
 }
 
+/** The most that a file of so many bytes may become. */
+export function unpackedLimit(bytes: number): number {
+  return Math.max(EXPANSION_FREE_BYTES, EXPANSION_LIMIT * bytes);
+}
+
+interface Unpacking {
+  from: string;
+  to: string;
+  limitBytes: number;
+}
+
 /** What `from` holds goes to `to`, without its zeros. Throws ImageError `ImageInvalid` for what is broken or far too large. */
 export async function unpack(
   compression: Compression,
-  from: string,
-  to: string,
+  unpacking: Unpacking,
   signal: AbortSignal,
 ): Promise<void> {
-  const limit = Math.max(EXPANSION_FREE_BYTES, EXPANSION_LIMIT * (await stat(from)).size);
   try {
-    if (compression === 'xz') await unpackXz(from, to, limit, signal);
+    if (compression === 'xz') await unpackXz(unpacking, signal);
     else {
-      const content = createReadStream(from, { highWaterMark: PIECE_BYTES });
-      const write = sink(to, limit);
+      const content = createReadStream(unpacking.from, { highWaterMark: PIECE_BYTES });
+      const write = sink(unpacking);
       if (compression === 'gzip') {
         await pipeline(content, createGunzip({ chunkSize: PIECE_BYTES }), write, { signal });
       } else {
@@ -72,16 +81,16 @@ export async function unpack(
   }
 }
 
-function sink(path: string, limit: number): (content: AsyncIterable<Buffer>) => Promise<void> {
+function sink({ to, limitBytes }: Unpacking): (content: AsyncIterable<Buffer>) => Promise<void> {
   return async (content) => {
-    const file = await open(path, 'w', 0o600);
+    const file = await open(to, 'w', 0o600);
     try {
       let position = 0;
       for await (const piece of content) {
-        if (position + piece.length > limit) {
+        if (position + piece.length > limitBytes) {
           throw new ImageError(
             'ImageInvalid',
-            `it unpacks to more than ${limit} bytes, far more than a disk of its size does`,
+            `it unpacks to more than ${limitBytes} bytes, far more than a disk of its size does`,
           );
         }
         await writeSparse({ file, fresh: true }, piece, position);
@@ -97,13 +106,13 @@ function sink(path: string, limit: number): (content: AsyncIterable<Buffer>) => 
 }
 
 /** With the program: Node has no decoder for it. */
-async function unpackXz(from: string, to: string, limit: number, signal: AbortSignal): Promise<void> {
+async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void> {
   const parameters = [
     '--decompress',
     '--stdout',
     `--memlimit-decompress=${XZ_MEMORY_LIMIT_BYTES}`,
     '--',
-    from,
+    unpacking.from,
   ];
   const child = spawn('xz', parameters, {
     stdio: ['ignore', 'pipe', 'pipe'],
@@ -117,7 +126,7 @@ async function unpackXz(from: string, to: string, limit: number, signal: AbortSi
   try {
     const [words] = await Promise.all([
       wordsOf(child.stderr),
-      pipeline(child.stdout, sink(to, limit), { signal }),
+      pipeline(child.stdout, sink(unpacking), { signal }),
     ]);
     const code = await ended.promise;
     if (code !== 0)

@@ -1,0 +1,107 @@
+import { execFileSync } from 'node:child_process';
+import { mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { compressionOf, digHoles, unpack, unpackedLimit } from './unpack.ts';
+
+const MEBIBYTE = 1024 ** 2;
+const LIMIT = 64 * MEBIBYTE;
+/** Some data, and a hole behind it that does not end where data would begin. */
+const DISK = Buffer.concat([
+  Buffer.alloc(MEBIBYTE, 'berth'),
+  Buffer.alloc(7 * MEBIBYTE),
+  Buffer.alloc(512, 1),
+]);
+const { signal } = new AbortController();
+
+describe.each([
+  ['xz', ['-0']],
+  ['gzip', ['-1']],
+  ['zstd', ['-1', '-q']],
+] as const)('a disk in %s', (program, options) => {
+  let folder: string;
+  let from: string;
+  let to: string;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-unpack-'));
+    from = join(folder, 'packed');
+    to = join(folder, 'disk');
+  });
+
+  afterEach(async () => {
+    await rm(folder, { recursive: true });
+  });
+
+  function pack(content: Buffer): Buffer {
+    return execFileSync(program, [...options, '-c'], { input: content, maxBuffer: LIMIT });
+  }
+
+  async function unpackAll(limitBytes = LIMIT): Promise<void> {
+    await unpack(program, { from, to, limitBytes }, signal);
+  }
+
+  it('is told by its content, and comes out as it was, its zeros taking no room', async () => {
+    await writeFile(from, pack(DISK));
+    expect(await compressionOf(from)).toBe(program);
+    await unpackAll();
+    expect((await readFile(to)).equals(DISK)).toBe(true);
+    expect((await stat(to)).blocks * 512).toBeLessThan(2 * MEBIBYTE);
+  });
+
+  it('of several parts comes out whole', async () => {
+    const parts = [DISK.subarray(0, 100), DISK.subarray(100, 3 * MEBIBYTE), DISK.subarray(3 * MEBIBYTE)];
+    await writeFile(from, Buffer.concat(parts.map(pack)));
+    await unpackAll();
+    expect((await readFile(to)).equals(DISK)).toBe(true);
+  });
+
+  it.each([
+    ['that is cut off', (packed: Buffer) => packed.subarray(0, packed.length - 9)],
+    [
+      'with a wrong byte',
+      (packed: Buffer) => Buffer.from(packed).fill(0xa5, packed.length - 20, packed.length - 4),
+    ],
+  ])('%s is ImageInvalid', async (_, broken) => {
+    await writeFile(from, broken(pack(DISK)));
+    await expect(unpackAll()).rejects.toMatchObject({ reason: 'ImageInvalid' });
+  });
+
+  it('that becomes larger than it may is ImageInvalid', async () => {
+    await writeFile(from, pack(DISK));
+    await expect(unpackAll(4 * MEBIBYTE)).rejects.toMatchObject({
+      reason: 'ImageInvalid',
+      message: expect.stringContaining(`${4 * MEBIBYTE} bytes`) as string,
+    });
+  });
+
+  it('is given up when nobody wants it any more', async () => {
+    await writeFile(from, pack(DISK));
+    const given = AbortSignal.abort(new Error('no longer wanted'));
+    await expect(unpack(program, { from, to, limitBytes: LIMIT }, given)).rejects.toThrow('no longer wanted');
+  });
+});
+
+describe('a file that is not compressed', () => {
+  it('is told from those that are, and gives the room of its zeros back', async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'berth-unpack-'));
+    try {
+      const path = join(folder, 'disk');
+      await writeFile(path, DISK);
+      expect(await compressionOf(path)).toBeUndefined();
+      await digHoles(path);
+      expect((await stat(path)).blocks * 512).toBeLessThan(2 * MEBIBYTE);
+      expect((await readFile(path)).equals(DISK)).toBe(true);
+      await truncate(path, 3);
+      expect(await compressionOf(path)).toBeUndefined();
+    } finally {
+      await rm(folder, { recursive: true });
+    }
+  });
+
+  it('may become as large as most disks are, and larger only by so many times', () => {
+    expect(unpackedLimit(1)).toBe(64 * 1024 ** 3);
+    expect(unpackedLimit(1024 ** 3)).toBe(400 * 1024 ** 3);
+  });
+});
