@@ -1,0 +1,123 @@
+/** Pulls that are cut: by a registry that goes and comes back, by a host that is killed. Counted is what comes over the network again. */
+import { spawn } from 'node:child_process';
+import { createHash, randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
+import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
+import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import { pushContainerDisk } from '../support/vmimages.ts';
+import { waitFor } from '../support/wait.ts';
+
+const MEBIBYTE = 1024 ** 2;
+const DISK_BYTES = 160 * MEBIBYTE;
+/** So much has come when the cut is made. */
+const CUT_BYTES = 100 * MEBIBYTE;
+/** Four connections, each with a part that is not whole yet; and what TLS adds. */
+const LOST_BYTES = 4 * 16 * MEBIBYTE + 0.03 * DISK_BYTES;
+const SOON = { intervalMilliseconds: 2 };
+
+/** An agent's store in a process of its own: it is given its settings in the environment, and pulls until it is killed. */
+const AGENT = `
+  const { openStore, ensure } = await import(process.env.STORES);
+  const { Keyring } = await import(process.env.CREDENTIALS);
+  const registry = JSON.parse(process.env.REGISTRY);
+  const store = await openStore(process.env.DATA, [registry]);
+  await ensure(store, process.env.REFERENCE, 'machine/killed', { keyring: Keyring.parse([process.env.SECRET]) });
+`;
+
+let folder: string;
+let registry: TestRegistry;
+let reference: string;
+let sha256: string;
+let data: string;
+
+async function digestOf(path: string): Promise<string> {
+  return createHash('sha256')
+    .update(await readFile(path))
+    .digest('hex');
+}
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-cuts-'));
+  registry = await startRegistry({ directory: join(folder, 'registry') });
+  const disk = join(folder, 'disk');
+  await writeFile(disk, randomBytes(DISK_BYTES));
+  sha256 = await digestOf(disk);
+  reference = await pushContainerDisk(registry, 'team/large:1', disk, { encoding: 'zstd' });
+  await rm(disk);
+});
+
+afterAll(async () => {
+  await registry?.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+beforeEach(async () => {
+  data = await mkdtemp(join(folder, 'data-'));
+});
+
+afterEach(async () => {
+  await rm(data, { recursive: true });
+});
+
+async function comeSince(received: number, bytes: number): Promise<void> {
+  await waitFor(`${bytes} bytes to come`, () => registry.traffic.received - received > bytes, SOON);
+}
+
+it('a registry that goes half-way and comes back: the pull goes on', async () => {
+  const store = await openStore(data, [registry]);
+  const before = registry.traffic.received;
+  const pulled = ensure(store, reference, 'machine/a', { keyring: keyringOf(registry) });
+  await comeSince(before, CUT_BYTES);
+  await registry.stop();
+  await registry.restart();
+  expect(await digestOf((await pulled).path)).toBe(sha256);
+  // Within a part too it goes on where it was.
+  expect(registry.traffic.received - before).toBeLessThan(DISK_BYTES * 1.1);
+});
+
+it('an agent killed half-way: nothing of it is used, and the next one fetches only what is missing', async () => {
+  const before = registry.traffic.received;
+  const child = spawn(process.execPath, ['--input-type=module', '--eval', AGENT], {
+    stdio: ['ignore', 'inherit', 'inherit'],
+    env: {
+      PATH: process.env['PATH'],
+      STORES: join(import.meta.dirname, '..', 'support', 'imagestores.ts'),
+      CREDENTIALS: join(import.meta.dirname, '..', '..', 'agent', 'images', 'registry', 'credentials.ts'),
+      REGISTRY: JSON.stringify({ host: registry.host, caFile: registry.caFile }),
+      DATA: data,
+      REFERENCE: reference,
+      SECRET: registry.dockerConfigJson(),
+    },
+  });
+  const ended = once(child, 'exit');
+  try {
+    await comeSince(before, CUT_BYTES);
+  } finally {
+    child.kill('SIGKILL');
+    await ended;
+  }
+  const store = await openStore(data, [registry]);
+  expect(store.images()).toEqual([]);
+  const { path } = await ensure(store, reference, 'machine/a', { keyring: keyringOf(registry) });
+  expect(await digestOf(path)).toBe(sha256);
+  expect(registry.traffic.received - before).toBeLessThan(DISK_BYTES + LOST_BYTES);
+  expect(await readdir(join(data, 'images', 'partial'))).toEqual([]);
+});
+
+it('a machine given up half-way ends the pull, and the next one goes on with it', async () => {
+  const store = await openStore(data, [registry]);
+  const before = registry.traffic.received;
+  const keyring = keyringOf(registry);
+  const gone = new AbortController();
+  const pulled = ensure(store, reference, 'machine/a', { keyring, signal: gone.signal });
+  const refused = expect(pulled).rejects.toThrow('deleted');
+  await comeSince(before, CUT_BYTES);
+  gone.abort(new Error('deleted'));
+  await refused;
+  expect(await digestOf((await ensure(store, reference, 'machine/b', { keyring })).path)).toBe(sha256);
+  expect(registry.traffic.received - before).toBeLessThan(DISK_BYTES + LOST_BYTES);
+});
