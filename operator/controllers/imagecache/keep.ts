@@ -51,7 +51,7 @@ function underWay(
   { job, wakeAt }: Verdict & { kind: 'underWay' },
 ): Decision {
   if (isLate(context, row)) {
-    return failed(context, row, overdue(context, row), [job]);
+    return failed(context, row, DEADLINE, [job]);
   }
   const { message: _message, ...rest } = row;
   const shown: NodeCacheState = job.isScheduled ? { ...rest, state: 'Caching' } : { ...row, state: 'Queued' };
@@ -125,7 +125,7 @@ function queued({ host, row, observed }: HostContext, refresh: boolean): Omit<De
 
 function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): Omit<Decision, 'deletes'> {
   if (isLate(context, row)) {
-    return failed(context, row, overdue(context, row), []);
+    return failed(context, row, DEADLINE, []);
   }
   const why = obstacle(context);
   const { message = why, ...rest } = row;
@@ -139,9 +139,7 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): O
 }
 
 function failed(context: HostContext, row: NodeCacheState, why: string, deletes: CacheJob[]): Decision {
-  // At the deadline its Job and Pod end in ways of their own.
-  const isOverdue = isLate(context, row) && !why.startsWith(DEADLINE);
-  const message = isOverdue ? `${overdue(context, row)}: ${why}` : why;
+  const message = isLate(context, row) ? overdue(context, row, why) : why;
   const next = failedRow(row, 'Failed', message, context.observed);
   const ended = { type: 'cache', result: 'failed' } as const;
   return { row: next, isHeld: true, deletes, ended, wakeAt: Date.parse(next.retryAt ?? '') };
@@ -155,10 +153,11 @@ function isLate(context: HostContext, row: NodeCacheState): boolean {
   return context.observed.now >= deadlineOf(context, row);
 }
 
-function overdue({ observed }: HostContext, { message }: NodeCacheState): string {
+/** With the last that is known of it: its Job and Pod may already have ended in ways of their own. */
+function overdue({ observed }: HostContext, { message }: NodeCacheState, why: string): string {
   const seconds = observed.config.cache_job_active_deadline_seconds;
-  const last = message === undefined ? '' : `: ${message}`;
-  return `${DEADLINE}: not done within ${seconds} s${last}`;
+  const last = why.startsWith(DEADLINE) ? message : why;
+  return `${DEADLINE}: not done within ${seconds} s${last === undefined ? '' : `: ${last}`}`;
 }
 
 function withRefresh(row: NodeCacheState, refresh: boolean): NodeCacheState {
