@@ -8,6 +8,7 @@ import { EventRecorder } from '../kube/events.ts';
 import { Transport } from '../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
 import type { Accelerator, Driver } from './drivers/driver.ts';
+import type { Publisher } from './images/publisher.ts';
 import type { ImageStore } from './images/store.ts';
 import { Authorizer } from './kubelet/authorizer.ts';
 import { KubeletServer } from './kubelet/server.ts';
@@ -35,6 +36,7 @@ import { knowsItsPods } from './pods/uptodate.ts';
 export interface HostParts {
   driver: Driver;
   images: ImageStore;
+  publisher: Publisher;
   network: Network;
   /** Where the parts count, and the agent too. */
   metrics: Registry;
@@ -87,7 +89,15 @@ export async function runAgent(
   };
   const tasks = new TaskRunner({
     directory: join(config.dataDirectory, 'tasks'),
-    work: taskWork({ images: parts.images, keyring: ({ pod }) => pullKeyring(client, pod) }),
+    work: taskWork({
+      ...host,
+      images: parts.images,
+      publisher: parts.publisher,
+      machines: () => host.records.list(),
+      directory: join(config.dataDirectory, 'tasks'),
+      architecture: facts.architecture,
+      keyring: ({ pod }) => host.keyring(pod),
+    }),
     logger,
     changed: (key) => pods.touchPod(key),
   });

@@ -5,21 +5,28 @@ import type { HostParts } from './agent.ts';
 import type { AgentConfig } from './config.ts';
 import { QemuDriver } from './drivers/qemu/driver.ts';
 import { HostImageStore } from './images/hoststore.ts';
+import { Publisher } from './images/publisher.ts';
 import { nativeArchitecture } from './node/facts.ts';
 import { createNetwork, networkSchema } from './network/create.ts';
 
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
   const { dataDirectory, architecture } = config;
   const metrics = createMetrics();
+  const images = await HostImageStore.open({
+    dataDirectory,
+    architecture: architecture ?? nativeArchitecture(),
+    ...config.images,
+    metrics,
+    logger: logger.child({ part: 'images' }),
+  });
   return {
     metrics,
     driver: new QemuDriver({ dataDirectory, architecture, logger: logger.child({ part: 'qemu' }) }),
-    images: await HostImageStore.open({
-      dataDirectory,
-      architecture: architecture ?? nativeArchitecture(),
-      ...config.images,
-      metrics,
-      logger: logger.child({ part: 'images' }),
+    images,
+    publisher: new Publisher({
+      registries: images.registries,
+      storageKeyring: () => images.storageKeyring(),
+      storageFolder: config.images.storageFolder,
     }),
     network: createNetwork(networkSchema.parse(config.network), {
       dataDirectory,

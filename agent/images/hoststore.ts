@@ -49,7 +49,8 @@ export class HostImageStore implements ImageStore {
   readonly #options: HostImageStoreOptions;
   readonly #holds = new Holds();
   readonly #catalog: Catalog;
-  readonly #registries: Registries;
+  /** The one pool of connections to registries of this host. */
+  readonly registries: Registries;
   readonly #registrySource: RegistrySource;
   readonly #httpSource: HttpSource;
   readonly #fileSource: FileSource;
@@ -67,8 +68,8 @@ export class HostImageStore implements ImageStore {
     const making = new Making({ layout, catalog, space, metrics });
     this.#catalog = catalog;
     this.#space = space;
-    this.#registries = new Registries({ registries, allowLoopback });
-    const access = new Access((reference, credential) => this.#registries.repository(reference, credential));
+    this.registries = new Registries({ registries, allowLoopback });
+    const access = new Access((reference, credential) => this.registries.repository(reference, credential));
     this.#registrySource = new RegistrySource({ catalog, making, access, metrics });
     this.#httpSource = new HttpSource({ catalog, making, metrics, allowLoopback, logger });
     this.#fileSource = new FileSource(catalog, layout.root);
@@ -137,6 +138,14 @@ export class HostImageStore implements ImageStore {
     await this.#catalog.sweep();
   }
 
+  async withRoom<T>(
+    claim: { folder: string; bytes: number },
+    signal: AbortSignal,
+    work: (signal: AbortSignal) => Promise<T>,
+  ): Promise<T> {
+    return await this.#space.within(claim, signal, async (watched) => await work(watched.signal));
+  }
+
   images(): StoredImage[] {
     return this.#catalog.list();
   }
@@ -157,7 +166,7 @@ export class HostImageStore implements ImageStore {
         return await this.#registrySource.ensure(request);
       }
       case 'storedArtifact': {
-        const own = { keyring: this.#ownKeyring(), refresh, trusted: true };
+        const own = { keyring: this.storageKeyring(), refresh, trusted: true };
         return await this.#registrySource.ensure({ ...common, reference: source.reference, ...own });
       }
       case 'http':
@@ -186,8 +195,8 @@ export class HostImageStore implements ImageStore {
     }
   }
 
-  /** Read at each use: the file may have been written anew. */
-  #ownKeyring(): Keyring {
+  /** What opens the cluster's own storage; read at each use, since the file may have been written anew. */
+  storageKeyring(): Keyring {
     const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
     return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));
   }

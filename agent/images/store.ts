@@ -58,6 +58,12 @@ export interface ImageStore {
    * machines run from loses its names now and its file with the last of them.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
+  /** Does other work that needs `bytes` in `folder` on this host, within the limits of the store. Throws ImageError `DiskFull`. */
+  withRoom<T>(
+    claim: { folder: string; bytes: number },
+    signal: AbortSignal,
+    work: (signal: AbortSignal) => Promise<T>,
+  ): Promise<T>;
   /** What is in the store, for `Node.status.images`. */
   images(): StoredImage[];
   /** Called when `images()` says something else. */

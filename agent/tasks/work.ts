@@ -1,16 +1,14 @@
 /** What each task does on this host. */
-import { stat } from 'node:fs/promises';
-import type { Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
+import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
 import { describeSource } from '../images/describe.ts';
 import type { Keyring } from '../images/registry/credentials.ts';
-import { type BaseImage, type Holder, ImageError, type ImageStore } from '../images/store.ts';
+import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
+import { parseReference } from '../images/registry/reference.ts';
+import { type BaseImage, type Holder, ImageError } from '../images/store.ts';
+import { allocated, type DiskHost, withImage, withMachine } from './disks.ts';
 import type { TaskContext, TaskWork } from './runner.ts';
 
-/** Blocks of a file are counted in these, whatever the file system's own are. */
-const STAT_BLOCK_BYTES = 512;
-
-export interface TaskHost {
-  images: ImageStore;
+export interface TaskHost extends DiskHost {
   /** What the pull secrets of the task's Pod open. */
   keyring: (context: TaskContext) => Promise<Keyring>;
 }
@@ -25,8 +23,13 @@ export function taskWork(host: TaskHost): TaskWork {
         return {};
       case 'import':
         return await importImage(host, task, context);
+      case 'save':
+        return await withMachine(host, task.vm, context, async (disk, options) => {
+          return await store(host, { target: task.target, disk, context }, options);
+        });
+      case 'push':
       default:
-        throw new ImageError('ImageSourceUnsupported', `this agent has no task "${task.type}" yet`);
+        return await push(host, task, context);
     }
   };
 }
@@ -40,17 +43,79 @@ async function cache(
   return await describe(await ensure(host, image, { context, holder: `entry/${entry}`, refresh }));
 }
 
+/** With a target the image is put there; else it is only seen that it can be fetched and what it is. */
 async function importImage(
   host: TaskHost,
-  task: Task & { type: 'import' },
+  { image, target }: Task & { type: 'import' },
   context: TaskContext,
+): Promise<TaskReport> {
+  return await held(host, image, context, async (base) => {
+    if (target === undefined) {
+      return { ...(await describe(base)), reference: pinned(host, image, base) };
+    }
+    const { architecture } = image;
+    return await withImage(host, { base, architecture }, context, async (disk, options) => {
+      return await store(host, { target, disk, context }, options);
+    });
+  });
+}
+
+async function push(
+  host: TaskHost,
+  { image, reference }: Task & { type: 'push' },
+  context: TaskContext,
+): Promise<TaskReport> {
+  const keyring = await host.keyring(context);
+  return await held(host, image, context, async (base) => {
+    const { architecture } = image;
+    return await withImage(host, { base, architecture }, context, async (disk, options) => {
+      context.log(`publishing as ${reference}`);
+      const published = await host.publisher.push({ reference, keyring }, disk, options);
+      context.log(`published: ${published.reference}`);
+      return { ...published, sizeBytes: disk.virtualSizeBytes };
+    });
+  });
+}
+
+async function store(
+  host: TaskHost,
+  { target, disk, context }: { target: StorageTarget; disk: RawDisk; context: TaskContext },
+  options: PublishingOptions,
+): Promise<TaskReport> {
+  context.log(`storing as ${target.type === 'registry' ? target.reference : target.path}`);
+  const published = await host.publisher.store(target, disk, options);
+  context.log(`stored: ${published.digest}, ${published.storageBytes} bytes`);
+  return { ...published, sizeBytes: disk.virtualSizeBytes };
+}
+
+/** Does `use` while the image is in the store. */
+async function held(
+  host: TaskHost,
+  image: TaskImage,
+  context: TaskContext,
+  use: (base: BaseImage) => Promise<TaskReport>,
 ): Promise<TaskReport> {
   const holder: Holder = `task/${context.uid}`;
   try {
-    return await describe(await ensure(host, task.image, { context, holder, refresh: true }));
+    return await use(await ensure(host, image, { context, holder, refresh: true }));
   } finally {
     host.images.release(holder);
   }
+}
+
+/** What the tag names now, by digest: of an image for several architectures that of the whole. */
+function pinned(host: TaskHost, { source }: TaskImage, base: BaseImage): string | undefined {
+  if (source.type !== 'registry') {
+    return undefined;
+  }
+  const { registry, repository } = parseReference(source.reference);
+  const prefix = `${registry}/${repository}@`;
+  const digests = host.images
+    .images()
+    .filter(({ names }) => names.includes(`${prefix}${base.digest}`))
+    .flatMap(({ names }) => names.filter((name) => name.startsWith(prefix)));
+  // Of several the newest is the last.
+  return digests.findLast((name) => name !== `${prefix}${base.digest}`) ?? digests[0];
 }
 
 interface Ensuring {
@@ -75,10 +140,6 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
 }
 
 async function describe(base: BaseImage): Promise<TaskReport> {
-  const { blocks } = await stat(base.path);
-  return {
-    digest: base.digest,
-    sizeBytes: base.virtualSizeBytes,
-    storageBytes: blocks * STAT_BLOCK_BYTES,
-  };
+  const { digest, virtualSizeBytes, path } = base;
+  return { digest, sizeBytes: virtualSizeBytes, storageBytes: await allocated(path) };
 }

@@ -5,6 +5,9 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { stringify } from 'yaml';
 import { runAgent } from '../../agent/agent.ts';
+import { Publisher } from '../../agent/images/publisher.ts';
+import { Registries } from '../../agent/images/registry/client.ts';
+import { Keyring } from '../../agent/images/registry/credentials.ts';
 import { loadConfig } from '../../agent/config.ts';
 import { type Machine, MACHINE_API_VERSION, type Desired } from '../../api/v1alpha1/machine.ts';
 import {
@@ -84,7 +87,7 @@ export class TestHost {
     const logger = pino({ level: config.logLevel });
     this.#ended = runAgent(
       config,
-      { driver, images, network, metrics: createMetrics() },
+      { driver, images, network, publisher: noPublisher(), metrics: createMetrics() },
       logger,
       stop.signal,
     ).catch((error: unknown) => {
@@ -237,4 +240,10 @@ export async function setDesired(client: KubeClient, pod: Pod, desired: Desired)
     { ...(namespace === undefined ? {} : { namespace }), name },
     { metadata: { annotations } },
   );
+}
+
+/** Nothing is published here. */
+function noPublisher(): Publisher {
+  const registries = new Registries({ registries: [], allowLoopback: false });
+  return new Publisher({ registries, storageKeyring: () => Keyring.parse([]), storageFolder: undefined });
 }

@@ -2,9 +2,11 @@
  * Stand-ins for what runs machines on a host: no hypervisor, no disks, no network. For tests of what the agent tells the
  * API server and in which order it works; what QEMU really does is tested with QEMU.
  */
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { writeFile } from 'node:fs/promises';
 import type {
   Accelerator,
+  CopyOptions,
+  DiskCopy,
   Driver,
   ExitReason,
   MachineFolder,
@@ -12,6 +14,7 @@ import type {
 } from '../../agent/drivers/driver.ts';
 import type { BaseImage, EnsureOptions, Holder, ImageStore } from '../../agent/images/store.ts';
 import type { AttachOptions, GuestNetwork, Network, NetworkReport } from '../../agent/network/network.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
 const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
 
@@ -71,6 +74,14 @@ export class StandInDriver implements Driver {
 
   async revert(folder: MachineFolder): Promise<void> {
     this.#set('revert', folder, { kind: 'stopped' });
+  }
+
+  async copyDisk(folder: MachineFolder, o: CopyOptions): Promise<DiskCopy> {
+    this.calls.push(`copyDisk ${folder.uid}`);
+    await writeFile(o.target, Buffer.alloc(IMAGE.virtualSizeBytes));
+    o.onProgress(100);
+    const running = this.machines.get(folder.uid)?.kind === 'running';
+    return { consistency: running ? 'Crash' : 'Stopped', virtualSizeBytes: IMAGE.virtualSizeBytes };
   }
 
   async delete(folder: MachineFolder): Promise<void> {
@@ -154,6 +165,10 @@ export class StandInImages implements ImageStore {
 
   async remove(): Promise<void> {
     // Nothing is kept.
+  }
+
+  withRoom<T>(_: object, signal: AbortSignal, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
+    return work(signal);
   }
 
   onChange(): void {

@@ -1,0 +1,124 @@
+/** Disks of this host as raw files that can be published: of images in the store, and of its machines. */
+import { mkdir, rm, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { TaskReport } from '../../api/v1alpha1/task.ts';
+import type { Driver } from '../drivers/driver.ts';
+import { convertToRaw } from '../drivers/qemu/convert.ts';
+import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
+import { FILES } from '../machines/folder.ts';
+import { type BaseImage, ImageError, type ImageStore } from '../images/store.ts';
+import type { MachineRecord } from '../pods/record.ts';
+import type { TaskContext } from './runner.ts';
+
+/** Blocks of a file are counted in these, whatever the file system's own are. */
+const STAT_BLOCK_BYTES = 512;
+/** Making the raw file is this share of the whole in per cent; publishing is the rest. */
+const COPY_PERCENT = 40;
+
+export interface DiskHost {
+  images: ImageStore;
+  publisher: Publisher;
+  driver: Driver;
+  /** Records of this host's machines. */
+  machines: () => readonly MachineRecord[];
+  machinesDirectory: string;
+  /** `<data directory>/tasks`. */
+  directory: string;
+  /** Of guests where nobody says another. */
+  architecture: 'amd64' | 'arm64';
+}
+
+/** Does something with a raw disk, and tells what came of it. */
+export type UseDisk = (disk: RawDisk, options: PublishingOptions) => Promise<TaskReport>;
+
+/** With an image of the store as a raw file: itself, or a copy that is removed afterwards. */
+export async function withImage(
+  host: DiskHost,
+  { base, architecture }: { base: BaseImage; architecture: RawDisk['architecture'] | undefined },
+  context: TaskContext,
+  use: UseDisk,
+): Promise<TaskReport> {
+  const { virtualSizeBytes } = base;
+  const disk = { path: base.path, virtualSizeBytes, architecture: architecture ?? host.architecture };
+  if (base.format === 'raw') {
+    return await use(disk, { signal: context.signal, onProgress: context.progress });
+  }
+  const source = {
+    driver: 'qcow2',
+    backing: null,
+    file: { driver: 'file', filename: base.path },
+  };
+  // A compressed one needs more: then what is free is watched.
+  return await withCopy(host, { bytes: await allocated(base.path), context }, async (path, options) => {
+    context.log('unpacking the image');
+    const name = `berth-task-${context.uid}`;
+    await convertToRaw(source, path, { ...options.copying, folder: host.directory, name });
+    return await use({ ...disk, path }, options.publishing);
+  });
+}
+
+/** With the disk of a machine, as it is at one moment. */
+export async function withMachine(
+  host: DiskHost,
+  vm: { namespace: string; name: string; uid: string },
+  context: TaskContext,
+  use: UseDisk,
+): Promise<TaskReport> {
+  const record = host.machines().find(({ machine }) => machine?.vm.uid === vm.uid);
+  if (record === undefined) {
+    throw new ImageError('ImageNotFound', `VM ${vm.namespace}/${vm.name} is not on this host`);
+  }
+  const folder = { uid: record.uid, path: join(host.machinesDirectory, record.uid) };
+  const bytes =
+    (await allocated(join(folder.path, FILES.disk))) + (record.base ? await allocated(record.base.path) : 0);
+  return await withCopy(host, { bytes, context }, async (target, options) => {
+    context.log(`copying the disk of VM ${vm.namespace}/${vm.name}`);
+    const { consistency, virtualSizeBytes } = await host.driver.copyDisk(folder, {
+      target,
+      ...options.copying,
+    });
+    context.log(CONSISTENCIES[consistency]);
+    const { architecture = host.architecture, os } = record.machine ?? {};
+    const report = await use({ path: target, virtualSizeBytes, architecture, os }, options.publishing);
+    return { ...report, consistency, message: CONSISTENCIES[consistency] };
+  });
+}
+
+const CONSISTENCIES = {
+  FileSystem: "copied while the guest's agent held its file systems still",
+  Crash: 'copied as after a power cut: no agent in the guest could hold its file systems still',
+  Stopped: 'copied while the machine was off',
+} as const;
+
+interface Halves {
+  copying: PublishingOptions;
+  publishing: PublishingOptions;
+}
+
+async function withCopy(
+  host: DiskHost,
+  { bytes, context }: { bytes: number; context: TaskContext },
+  use: (path: string, options: Halves) => Promise<TaskReport>,
+): Promise<TaskReport> {
+  const folder = join(host.directory, context.uid);
+  const path = join(folder, 'disk.raw');
+  await mkdir(folder, { recursive: true, mode: 0o700 });
+  try {
+    return await host.images.withRoom({ folder, bytes }, context.signal, async (signal) => {
+      const first = (percent: number): void => context.progress((percent * COPY_PERCENT) / 100);
+      const second = (percent: number): void =>
+        context.progress(COPY_PERCENT + (percent * (100 - COPY_PERCENT)) / 100);
+      return await use(path, {
+        copying: { signal, onProgress: first },
+        publishing: { signal, onProgress: second },
+      });
+    });
+  } finally {
+    await rm(path, { force: true });
+  }
+}
+
+/** Bytes that a file takes on the disk. */
+export async function allocated(path: string): Promise<number> {
+  return (await stat(path)).blocks * STAT_BLOCK_BYTES;
+}
