@@ -119,7 +119,7 @@ export function tarOf(items: readonly TarItem[]): Buffer {
     const header = Buffer.alloc(512);
     header.write(name, 0);
     header.write('0000444\0', 100);
-    header.write((size ?? content.length).toString(8).padStart(11, '0'), 124);
+    writeSize(header, size ?? content.length);
     header.write(type, 156, 'latin1');
     header.write(linkName, 157);
     header.write('ustar\x0000', 257, 'latin1');
@@ -129,6 +129,16 @@ export function tarOf(items: readonly TarItem[]): Buffer {
     return [header, content, Buffer.alloc((512 - (content.length % 512)) % 512)];
   });
   return Buffer.concat([...parts, Buffer.alloc(1024)]);
+}
+
+/** Octal, and from 8 GiB on binary, as GNU has it. */
+function writeSize(header: Buffer, size: number): void {
+  const octal = size.toString(8).padStart(11, '0');
+  if (octal.length <= 11) header.write(octal, 124);
+  else {
+    header[124] = 0x80;
+    header.writeBigUInt64BE(BigInt(size), 128);
+  }
 }
 
 export interface ContainerDiskOptions {

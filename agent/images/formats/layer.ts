@@ -115,6 +115,7 @@ class Walk {
   /** Of this layer: they concern the layers below it only. */
   readonly #hides = new Set<string>();
   #opaque = false;
+  #length = 0;
   #found: string | undefined;
 
   constructor(file: FileHandle, covering: Covering, limit: number) {
@@ -125,6 +126,9 @@ class Walk {
 
   async entry(entry: TarEntry): Promise<void> {
     const { path } = entry;
+    // Before it is decoded, which takes its time.
+    this.#length += entry.size;
+    if (this.#length > this.#limit) throw invalid(tooLarge(this.#limit));
     if (path === OPAQUE || path === `${WHITEOUT}disk` || path === `disk/${OPAQUE}`) this.#opaque = true;
     else if (path === 'disk') {
       if (entry.type !== 'folder') throw invalid('its /disk is not a folder');
@@ -157,7 +161,6 @@ class Walk {
   }
 
   async #write(entry: TarEntry): Promise<void> {
-    if (entry.size > this.#limit) throw invalid(tooLarge(this.#limit));
     await this.#file.truncate(entry.size);
     let position = 0;
     for await (const bytes of entry.content()) {

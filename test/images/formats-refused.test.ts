@@ -1,0 +1,365 @@
+/** Images that break the rules of their layout, in a real registry: each is refused with what is wrong, and leaves no disk. */
+import { execFile } from 'node:child_process';
+import { randomBytes } from 'node:crypto';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { gzipSync, zstdCompressSync } from 'node:zlib';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { publishDisk } from '../../agent/images/formats/publish.ts';
+import { inspectImage } from '../../agent/images/inspect.ts';
+import type { Registries } from '../../agent/images/registry/client.ts';
+import type { Manifest, Repository } from '../../agent/images/registry/types.ts';
+import type { ImageErrorReason } from '../../agent/images/store.ts';
+import { pull, registriesFor, repositoryOf } from '../support/pulls.ts';
+import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import {
+  containerImage,
+  type ImageToPush,
+  pushImage,
+  sha256,
+  tarOf,
+  tartImage,
+  writeRawDisk,
+} from '../support/vmimages.ts';
+
+const run = promisify(execFile);
+const MIB = 1024 * 1024;
+const { signal } = new AbortController();
+
+let root: string;
+let registry: TestRegistry;
+let registries: Registries;
+let repository: Repository;
+let folder: string;
+let count = 0;
+const disk = randomBytes(MIB);
+
+beforeAll(async () => {
+  root = await mkdtemp(join(tmpdir(), 'berth-refused-'));
+  registry = await startRegistry({ directory: join(root, 'registry') });
+  registries = registriesFor(registry);
+  repository = repositoryOf(registries, registry, 'refused');
+});
+
+afterAll(async () => {
+  await registries.close();
+  await registry.close();
+  await rm(root, { recursive: true, force: true });
+});
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(root, 'pull-'));
+});
+
+afterEach(async () => {
+  await rm(folder, { recursive: true, force: true });
+});
+
+async function pushed(image: ImageToPush): Promise<string> {
+  count += 1;
+  const tag = `image-${count}`;
+  await pushImage(repository, tag, image);
+  return tag;
+}
+
+/** What is left may serve a later attempt, but is never named as a disk. */
+async function expectRefused(tag: string, reason: ImageErrorReason, message: string): Promise<void> {
+  const pulled = pull(repository, { folder: join(folder, 'pull'), tag });
+  await expect(pulled).rejects.toMatchObject({ reason, message: expect.stringContaining(message) });
+  expect(await readdir(folder, { recursive: true })).not.toContain('pull/disk');
+}
+
+async function expectDisk(tag: string, content = disk): Promise<void> {
+  const pulled = await pull(repository, { folder: join(folder, 'pull'), tag });
+  expect((await readFile(pulled.disk)).equals(content)).toBe(true);
+}
+
+const file = { name: 'disk/disk.img', content: disk };
+const other = { name: 'disk/other.img', content: randomBytes(512) };
+
+describe('a container image', () => {
+  it.each([
+    ['leads out of its folder', [{ name: 'disk/../../escaped', content: disk }], 'leads out of its folder'],
+    ['is absolute', [{ name: '/disk/disk.img', content: disk }], 'absolute name'],
+    ['is a symbolic link', [{ ...file, type: '2', linkName: '/etc/passwd' }], 'is a link'],
+    ['is a hard link', [{ ...file, type: '1', linkName: 'etc/passwd' }], 'is a link'],
+    ['is a device', [{ ...file, type: '4' }], 'is a device'],
+    ['is sparse in a way that is not read', [{ ...file, type: 'S' }], 'sparse entry'],
+    ['lies in a folder that is a link', [{ name: 'disk', type: '2', linkName: 'etc' }], 'not a folder'],
+    ['lies deeper', [{ name: 'disk/a/disk.img', content: disk }], 'deeper than /disk'],
+    ['has another beside it', [file, other], 'more than one file'],
+    ['is nowhere', [{ name: 'etc/disk.img', content: disk }], 'has no disk'],
+    ['is a string that only begins so', [{ name: 'disks/disk.img', content: disk }], 'has no disk'],
+    ['is compressed', [{ ...file, content: gzipSync(disk) }], 'compressed (gzip)'],
+    ['claims 20 GB and has 1 MiB', [{ ...file, size: 20e9 }], 'expands to more than'],
+    ['claims 4 GB and has 1 MiB', [{ ...file, size: 4e9 }], 'before its file does'],
+  ])('whose disk %s', async (_what, items, message) => {
+    await expectRefused(await pushed(containerImage([tarOf(items)])), 'ImageInvalid', message);
+  });
+
+  it.each([
+    ['of 10 GB of zeros', { ...file, content: Buffer.alloc(0), size: 10e9 }],
+    ['beside its disk', { name: 'etc/x', size: 10e9 }],
+  ])('that is a bomb %s', async (_what, item) => {
+    const head = gzipSync(tarOf([item]).subarray(0, 512));
+    const zeros = gzipSync(Buffer.alloc(64 * MIB));
+    const bomb = Buffer.concat([head, ...Array<Buffer>(150).fill(zeros)]);
+    const tag = await pushed(containerImage([bomb], 'gzip'));
+    await expectRefused(tag, 'ImageInvalid', 'expands to more than 8589934592 bytes');
+  });
+
+  it.each([
+    ['zstd' as const, (tar: Buffer) => zstdCompressSync(tar).subarray(0, -5), 'zstd content is broken'],
+    ['gzip' as const, (tar: Buffer) => gzipSync(tar).subarray(0, -5), 'gzip content of the layer is broken'],
+    ['gzip' as const, (tar: Buffer) => zstdCompressSync(tar), 'gzip content of the layer is broken'],
+    ['zstd' as const, (tar: Buffer) => gzipSync(tar), 'it is not zstd'],
+  ])('whose %s layer is cut or something else', async (encoding, pack, message) => {
+    const tag = await pushed(containerImage([pack(tarOf([file]))], encoding));
+    await expectRefused(tag, 'ImageInvalid', message);
+  });
+
+  it('whose layer is of several zstd frames gives all of them', async () => {
+    const tar = tarOf([file]);
+    const parts = [tar.subarray(0, 700_000), tar.subarray(700_000)].map((part) => zstdCompressSync(part));
+    const tag = await pushed(containerImage([Buffer.concat(parts)], 'zstd', [sha256(tar)]));
+    await expectDisk(tag);
+  });
+
+  it('whose content is not what its configuration says', async () => {
+    const tag = await pushed(containerImage([gzipSync(tarOf([file]))], 'gzip', [sha256(disk)]));
+    await expectRefused(tag, 'ImageInvalid', "for the image's configuration");
+  });
+
+  it('whose blob is not what its digest says, until the registry gives the right one', async () => {
+    const layer = tarOf([file]);
+    const tag = await pushed(containerImage([layer]));
+    const hex = sha256(layer).slice('sha256:'.length);
+    const blob = join(
+      registry.directory,
+      `data/docker/registry/v2/blobs/sha256/${hex.slice(0, 2)}/${hex}/data`,
+    );
+    const wrong = Buffer.from(layer);
+    wrong[600_000] = (wrong[600_000] ?? 0) ^ 1;
+    await writeFile(blob, wrong);
+    await expectRefused(tag, 'DigestMismatch', sha256(wrong));
+    await writeFile(blob, layer);
+    await expectDisk(tag);
+  });
+
+  it('with a qcow2 file that names another is left to the inspection', async () => {
+    const qcow2 = join(folder, 'overlay.qcow2');
+    await run('qemu-img', [
+      'create',
+      '-q',
+      '-f',
+      'qcow2',
+      '-u',
+      '-b',
+      '/etc/passwd',
+      '-F',
+      'raw',
+      qcow2,
+      '1M',
+    ]);
+    const tag = await pushed(containerImage([tarOf([{ ...file, content: await readFile(qcow2) }])]));
+    const pulled = await pull(repository, { folder: join(folder, 'pull'), tag });
+    await expect(inspectImage(pulled.disk)).rejects.toThrow('names a backing file (/etc/passwd)');
+  });
+
+  it.each([
+    ['the uppermost that has one', [[other], [file], [{ name: 'etc/x' }]], 'found'],
+    ['not one that is replaced', [[{ ...file, content: other.content }], [file]], 'found'],
+    ['not one that is taken away', [[other], [{ name: 'disk/.wh.other.img' }]], 'has no disk'],
+    ['not one whose folder is taken away', [[other], [{ name: '.wh.disk' }]], 'has no disk'],
+    ['not one below an opaque folder', [[other], [{ name: 'disk/.wh..wh..opq' }]], 'has no disk'],
+    ['the one that is left', [[other, file], [{ name: 'disk/.wh.other.img' }]], 'found'],
+    ['one above those of a broken layer', [[{ name: '../x' }], [file]], 'found'],
+  ])('of several layers gives %s', async (_what, layers, expected) => {
+    const tag = await pushed(containerImage(layers.map((items) => tarOf(items))));
+    if (expected === 'found') await expectDisk(tag);
+    else await expectRefused(tag, 'ImageInvalid', expected);
+  });
+
+  it('that is no image at all is told by what it is', async () => {
+    const image = containerImage([randomBytes(10)]);
+    const tag = await pushed({
+      ...image,
+      config: { ...image.config, mediaType: 'application/vnd.example.config' },
+      layers: [{ mediaType: 'application/vnd.example.cake', bytes: randomBytes(10) }],
+    });
+    await expectRefused(tag, 'ImageInvalid', 'application/vnd.example.config, application/vnd.example.cake');
+  });
+});
+
+describe('a Tart image', () => {
+  let image: ImageToPush;
+  let wrong: Buffer;
+
+  beforeEach(async () => {
+    const raw = join(folder, 'raw');
+    await writeRawDisk(raw, 4);
+    image = await tartImage(raw, { layerBytes: MIB });
+    wrong = Buffer.from(image.layers[1]?.bytes ?? []);
+    wrong[1000] = (wrong[1000] ?? 0) ^ 1;
+  });
+
+  function withLayer(index: number, change: Partial<ImageToPush['layers'][number]>): ImageToPush {
+    const layers = image.layers.map((layer, at) => (at === index ? { ...layer, ...change } : layer));
+    return { ...image, layers };
+  }
+
+  const note = 'org.cirruslabs.tart.';
+
+  it('of the old layout', async () => {
+    const tag = await pushed(withLayer(1, { mediaType: 'application/vnd.cirruslabs.tart.disk.v1' }));
+    await expectRefused(tag, 'ImageInvalid', 'old layout');
+  });
+
+  it('whose disk is not raw', async () => {
+    const config = Buffer.from('{"diskFormat":"asif"}');
+    await expectRefused(await pushed(withLayer(0, { bytes: config })), 'ImageInvalid', '"asif"');
+  });
+
+  it('without NVRAM', async () => {
+    const tag = await pushed({ ...image, layers: image.layers.slice(0, -1) });
+    await expectRefused(tag, 'ImageInvalid', 'has 0 layers application/vnd.cirruslabs.tart.nvram.v1');
+  });
+
+  it.each([
+    ['without sizes', {}, 'uncompressed-size'],
+    ['without digests', { [`${note}uncompressed-size`]: '1048576' }, 'uncompressed-content-digest'],
+  ])('%s', async (_what, annotations, message) => {
+    await expectRefused(await pushed(withLayer(1, { annotations })), 'ImageInvalid', message);
+  });
+
+  it('whose sizes contradict each other', async () => {
+    const annotations = { [`${note}uncompressed-disk-size`]: '5242880' };
+    await expectRefused(
+      await pushed({ ...image, annotations }),
+      'ImageInvalid',
+      '5242880 bytes, and its layers',
+    );
+  });
+
+  it('whose layer has another content than it says', async () => {
+    const annotations = { ...image.layers[1]?.annotations };
+    annotations[`${note}uncompressed-content-digest`] = sha256(disk);
+    await expectRefused(await pushed(withLayer(1, { annotations })), 'DigestMismatch', 'gives sha256:');
+  });
+
+  it('whose stream is broken', async () => {
+    const cut = image.layers[1]?.bytes.subarray(0, -6) ?? Buffer.alloc(0);
+    await expectRefused(await pushed(withLayer(1, { bytes: cut })), 'ImageInvalid', 'LZ4 stream is broken');
+  });
+
+  it('whose blob is not what its digest says, until the registry gives the right one', async () => {
+    const tag = await pushed(image);
+    const layer = image.layers[1]?.bytes ?? Buffer.alloc(0);
+    const hex = sha256(layer).slice('sha256:'.length);
+    const blob = join(
+      registry.directory,
+      `data/docker/registry/v2/blobs/sha256/${hex.slice(0, 2)}/${hex}/data`,
+    );
+    await writeFile(blob, wrong);
+    await expectRefused(tag, 'DigestMismatch', sha256(wrong));
+    await writeFile(blob, layer);
+    await expectDisk(tag, await readFile(join(folder, 'raw')));
+  });
+});
+
+describe('a disk of our own', () => {
+  let manifest: Manifest;
+  let config: { rootfs: { diff_ids: string[] }; 'dev.berth.disk': { map: unknown; chunkSize: number } };
+
+  beforeEach(async () => {
+    const rawPath = join(folder, 'raw');
+    await writeFile(rawPath, Buffer.concat([disk, Buffer.alloc(15 * MIB), disk]));
+    const what = { repository, tag: 'own', rawPath, virtualSize: 17 * MIB, architecture: 'amd64' };
+    await publishDisk(what, { signal, onBytes: () => undefined });
+    manifest = (await repository.resolve('own', 'amd64', signal)).manifest;
+    config = JSON.parse((await repository.blob(manifest.config, MIB, signal)).toString()) as typeof config;
+  });
+
+  async function pushChanged(): Promise<string> {
+    const layers = await Promise.all(
+      manifest.layers.map(async (layer) => ({
+        mediaType: layer.mediaType,
+        bytes: await repository.blob(layer, 16 * MIB, signal),
+      })),
+    );
+    return await pushed({
+      config: { mediaType: manifest.config.mediaType, bytes: Buffer.from(JSON.stringify(config)) },
+      layers,
+      artifactType: 'application/vnd.berth.disk.v1',
+    });
+  }
+
+  it.each([
+    [
+      'out of order',
+      [
+        [1, 0],
+        [0, 1],
+      ],
+      'out of order',
+    ],
+    [
+      'beyond the disk',
+      [
+        [0, 0],
+        [2, 1],
+      ],
+      "beyond the disk's end",
+    ],
+    [
+      'twice',
+      [
+        [0, 0],
+        [0, 1],
+      ],
+      'out of order',
+    ],
+    [
+      'in a layer that is not there',
+      [
+        [0, 0],
+        [1, 2],
+      ],
+      'and there are 2',
+    ],
+    ['nowhere', [[0]], 'configuration of the disk artifact is not one'],
+  ])('with a chunk %s', async (_what, map, message) => {
+    config['dev.berth.disk'].map = map;
+    await expectRefused(await pushChanged(), 'ImageInvalid', message);
+  });
+
+  it('with chunks of 1 GiB', async () => {
+    config['dev.berth.disk'].chunkSize = 1024 * MIB;
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'chunkSize');
+  });
+
+  it('with a chunk that is shorter than it says', async () => {
+    config['dev.berth.disk'].map = [
+      [0, 1],
+      [1, 1],
+    ];
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'bytes, not');
+  });
+
+  it('with a chunk that gives more than it may', async () => {
+    config['dev.berth.disk'].map = [[1, 0]];
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'cannot be decoded');
+  });
+
+  it('with a chunk of another content', async () => {
+    config.rootfs.diff_ids[1] = sha256(Buffer.alloc(1));
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'gives sha256:');
+  });
+
+  it('with contents that nothing is said of', async () => {
+    config.rootfs.diff_ids.pop();
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'the digests of 1');
+  });
+});
