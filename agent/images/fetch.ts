@@ -3,11 +3,11 @@
  * left is gone on with where the server can.
  */
 import { createHash, type Hash } from 'node:crypto';
-import { constants, type FileHandle, open, readFile, rm, writeFile } from 'node:fs/promises';
+import { constants, type FileHandle, open, rm } from 'node:fs/promises';
 import { Agent, type Dispatcher, request } from 'undici';
-import { z } from 'zod';
-import { isMissing } from '../machines/folder.ts';
 import { checkedLookup, checkLiteralAddress } from './addresses.ts';
+import { readSource, type Source, sourceFile, sourceOf, writeSource } from './fetchsource.ts';
+import { writeAll } from './formats/sparse.ts';
 import {
   Attempts,
   isTransientStatus,
@@ -29,18 +29,12 @@ const READ_BYTES = 1024 ** 2;
 export interface FetchOptions {
   /** 0–100, of the bytes to fetch. */
   onProgress: (percent: number) => void;
+  /** Awaited before the first byte is written: how many there will be in all, where the server says it. */
+  onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
   /** Also from addresses of this host itself and of its link: for tests and mirrors on the host. */
   allowLoopback: boolean;
 }
-
-/** Kept beside what has come of a file, for the next call. */
-const sourceSchema = z.object({
-  /** ETag or time of change: the rest is taken only of the same version. */
-  validator: z.string().optional(),
-  total: z.number().optional(),
-});
-type Source = z.infer<typeof sourceSchema>;
 
 /**
  * Fetches `url` to `path` and syncs it. What is there already is gone on with; when this rejects, what has come stays for
@@ -144,6 +138,7 @@ class Download {
     const { url, options, dispatcher } = this.#parts;
     const response = await follow(new URL(url), this.#headers(), { ...options, dispatcher });
     await this.#begin(response);
+    await this.#announce(response);
     for await (const chunk of response.body as AsyncIterable<Buffer>) {
       await writeAll(this.#file, chunk, this.#at);
       this.#hash.update(chunk);
@@ -186,7 +181,19 @@ class Download {
       throw new TransientError(new ImageError('ImageFetchFailed', words));
     }
     this.#source = sourceOf(headers);
-    await writeFile(sourceFile(this.#parts.path), JSON.stringify(this.#source), { mode: 0o600 });
+    await writeSource(this.#parts.path, this.#source);
+  }
+
+  async #announce({ body }: Response): Promise<void> {
+    const { total } = this.#source;
+    if (total === undefined) return;
+    try {
+      await this.#parts.options.onTotal?.(total);
+    } catch (error) {
+      // Its end is an error of its own, of which nobody need hear.
+      body.on('error', () => undefined).destroy();
+      throw error;
+    }
   }
 
   async #startOver(): Promise<void> {
@@ -260,37 +267,6 @@ function checkUrl(url: URL, allowLoopback: boolean): void {
     throw new ImageError('ImageSourceUnsupported', `${url.protocol} is not http or https`);
   }
   if (!allowLoopback) checkLiteralAddress(url);
-}
-
-/** A weak ETag says nothing of single bytes. */
-function sourceOf(headers: Response['headers']): Source {
-  const { etag, 'last-modified': changed, 'content-length': length } = headers;
-  const validator = typeof etag === 'string' && !etag.startsWith('W/') ? etag : changed;
-  return {
-    ...(typeof validator === 'string' ? { validator } : {}),
-    ...(typeof length === 'string' ? { total: Number(length) } : {}),
-  };
-}
-
-function sourceFile(path: string): string {
-  return `${path}.source`;
-}
-
-/** What cannot be read is as good as not there: the digest decides in the end. */
-async function readSource(path: string): Promise<Source> {
-  try {
-    return sourceSchema.parse(JSON.parse(await readFile(sourceFile(path), 'utf8')));
-  } catch (error) {
-    if (isMissing(error) || error instanceof SyntaxError || error instanceof z.ZodError) return {};
-    throw error;
-  }
-}
-
-async function writeAll(file: FileHandle, chunk: Buffer, position: number): Promise<void> {
-  for (let done = 0; done < chunk.length; ) {
-    const { bytesWritten } = await file.write(chunk, done, chunk.length - done, position + done);
-    done += bytesWritten;
-  }
 }
 
 function asFailure(error: unknown, url: string, signal: AbortSignal): unknown {
