@@ -1,0 +1,65 @@
+import { array, assert, integer, property, uniqueArray } from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import { chunkSizeFor, chunksAtOnce, chunksOf, LAYER_LIMIT } from './disklayout.ts';
+
+const SECTOR = 512;
+const MIB = 1024 * 1024;
+const GIB = 1024 * MIB;
+
+describe('the chunks of a disk', () => {
+  const sizes = integer({ min: 1, max: 2 ** 31 }).map((sectors) => sectors * SECTOR);
+
+  it('lie side by side within the disk, and with all of them there is nothing else', () => {
+    assert(
+      property(integer({ min: 1, max: 5000 }), integer({ min: 1, max: 100 }), (sectors, chunkSectors) => {
+        const [virtualSize, chunkSize] = [sectors * SECTOR, chunkSectors * SECTOR];
+        const map = Array.from(
+          { length: Math.ceil(virtualSize / chunkSize) },
+          (_, index): [number, number] => [index, 0],
+        );
+        let end = 0;
+        for (const { offset, length } of chunksOf({ version: 1, virtualSize, chunkSize, map }, 1)) {
+          expect(offset).toBe(end);
+          expect(length).toBeGreaterThan(0);
+          end = offset + length;
+        }
+        expect(end).toBe(virtualSize);
+      }),
+    );
+  });
+
+  it('never overlap and never leave the disk, whatever a stranger writes', () => {
+    const maps = uniqueArray(integer({ min: 0, max: 300 }), { maxLength: 50 });
+    assert(
+      property(
+        sizes,
+        maps,
+        array(integer({ min: 0, max: 5 }), { maxLength: 50 }),
+        (virtualSize, map, layers) => {
+          const chunkSize = MIB;
+          const pairs = map.map((index, at): [number, number] => [index, layers[at] ?? 0]);
+          try {
+            let end = 0;
+            for (const chunk of chunksOf({ version: 1, virtualSize, chunkSize, map: pairs }, 4)) {
+              expect(chunk.offset).toBeGreaterThanOrEqual(end);
+              expect(chunk.layer).toBeLessThan(4);
+              end = chunk.offset + chunk.length;
+            }
+            expect(end).toBeLessThanOrEqual(virtualSize);
+          } catch (error) {
+            expect(error).toMatchObject({ reason: 'ImageInvalid' });
+          }
+        },
+      ),
+    );
+  });
+
+  it('are few enough for a manifest, and those in memory small enough', () => {
+    for (const virtualSize of [GIB, 100 * GIB, 128 * GIB, 129 * GIB, 1024 * GIB]) {
+      const chunkSize = chunkSizeFor(virtualSize);
+      expect(virtualSize / chunkSize).toBeLessThanOrEqual(LAYER_LIMIT);
+      expect(chunksAtOnce(chunkSize) * chunkSize).toBeLessThanOrEqual(128 * MIB);
+    }
+    expect([chunkSizeFor(128 * GIB), chunkSizeFor(129 * GIB)]).toEqual([16 * MIB, 64 * MIB]);
+  });
+});

@@ -1,0 +1,71 @@
+import { appendFile, mkdtemp, open, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { type Journal, openJournal } from './journal.ts';
+
+describe('the journal of a pull', () => {
+  let root: string;
+  let folder: string;
+
+  beforeEach(async () => {
+    root = await mkdtemp(join(tmpdir(), 'berth-journal-'));
+    folder = join(root, 'folder');
+  });
+
+  afterEach(async () => {
+    await rm(root, { recursive: true, force: true });
+  });
+
+  async function write(journal: Journal, ...entries: string[]): Promise<void> {
+    const file = await open(join(folder, 'data'), 'a');
+    await Promise.all(entries.map((entry) => journal.add(entry, file)));
+    await file.close();
+    await journal.close();
+  }
+
+  it('knows what was done, whoever opens it', async () => {
+    const first = await openJournal(folder, 'key');
+    expect(first.fresh).toBe(true);
+    await write(first, '1', '2', '17');
+    await write(await openJournal(folder, 'key'), '3');
+    const third = await openJournal(folder, 'key');
+    expect(third.fresh).toBe(false);
+    expect(['1', '2', '3', '17', '4', '7'].map((entry) => third.has(entry))).toEqual([
+      ...Array<boolean>(4).fill(true),
+      false,
+      false,
+    ]);
+    await third.close();
+  });
+
+  it('makes no entry of one that was cut and the next one', async () => {
+    await write(await openJournal(folder, 'key'), '5');
+    await appendFile(join(folder, 'journal'), '1');
+    await write(await openJournal(folder, 'key'), '7');
+    expect(await readFile(join(folder, 'journal'), 'utf8')).toBe('key\n5\n7\n');
+  });
+
+  it.each([
+    ['of another manifest', 'other\n1\n'],
+    ['cut in its first line', 'ke'],
+    ['empty', ''],
+  ])('%s begins anew, in an empty folder', async (_what, content) => {
+    await write(await openJournal(folder, 'key'), '1');
+    await writeFile(join(folder, 'journal'), content);
+    const journal = await openJournal(folder, 'key');
+    expect(journal).toMatchObject({ fresh: true });
+    expect(journal.has('1')).toBe(false);
+    await journal.close();
+    expect(await readdir(folder)).toEqual(['journal']);
+  });
+
+  it('does not say that something is done when it could not be written down', async () => {
+    const journal = await openJournal(folder, 'key');
+    const file = await open(join(folder, 'data'), 'a');
+    await file.close();
+    await expect(journal.add('1', file)).rejects.toThrow('closed');
+    expect(journal.has('1')).toBe(false);
+    await journal.close();
+  });
+});
