@@ -1,0 +1,210 @@
+/** Room for images, on a disk of its own that is small: asked for before, watched, made by removing what nobody holds. */
+import { execFileSync } from 'node:child_process';
+import { randomBytes, createHash } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdirSync } from 'node:fs';
+import { mkdtemp, open, readdir, rm, statfs, writeFile } from 'node:fs/promises';
+import { createServer, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Registry } from 'prom-client';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import type { HostImageStore, HostImageStoreOptions } from '../../agent/images/hoststore.ts';
+import type { BaseImageSource } from '../../agent/images/store.ts';
+import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
+import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import { pushContainerDisk } from '../support/vmimages.ts';
+import { waitFor } from '../support/wait.ts';
+
+const MEBIBYTE = 1024 ** 2;
+const DISK_MEBIBYTES = 64;
+const IMAGE_MEBIBYTES = 10;
+/** The first part of an answer that is then left to the test. */
+const FIRST_BYTES = 4 * MEBIBYTE;
+
+/** Undefined where a disk of its own can be had. */
+function whyNotHere(): string | undefined {
+  const point = join(tmpdir(), `berth-space-probe-${process.pid}`);
+  mkdirSync(point);
+  try {
+    mount(point);
+    execFileSync('umount', [point]);
+    return undefined;
+  } catch (error) {
+    return `no file system can be mounted: ${String(error)}`;
+  } finally {
+    execFileSync('rmdir', [point]);
+  }
+}
+
+function mount(point: string): void {
+  const size = `size=${DISK_MEBIBYTES}m`;
+  execFileSync('mount', ['-t', 'tmpfs', '-o', size, 'berth-test', point], { stdio: 'pipe' });
+}
+
+const missing = whyNotHere();
+
+describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () => {
+  let folder: string;
+  let disk: string;
+  let server: Server;
+  let url: string;
+  let registry: TestRegistry;
+  const contents = new Map<string, Buffer>();
+  /** Set: answers are begun, and left to the test. */
+  let held: PromiseWithResolvers<ServerResponse> | undefined;
+
+  beforeAll(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-space-'));
+    registry = await startRegistry({ directory: join(folder, 'registry') });
+    server = createServer(({ url: path = '' }, response) => {
+      const content = contents.get(path) ?? Buffer.alloc(0);
+      response.writeHead(200, { 'content-length': content.length });
+      if (held === undefined) {
+        response.end(content);
+        return;
+      }
+      response.write(content.subarray(0, FIRST_BYTES));
+      held.resolve(response);
+    }).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  });
+
+  afterAll(async () => {
+    server?.closeAllConnections();
+    server?.close();
+    await registry?.close();
+    await rm(folder, { recursive: true, force: true });
+  });
+
+  beforeEach(() => {
+    held = undefined;
+    disk = join(folder, 'disk');
+    mkdirSync(disk);
+    mount(disk);
+  });
+
+  afterEach(() => {
+    execFileSync('umount', ['--lazy', disk]);
+    execFileSync('rmdir', [disk]);
+  });
+
+  /** Of so many MiB, none of them zero. */
+  function image(name: string, mebibytes = IMAGE_MEBIBYTES): BaseImageSource {
+    const content = contents.get(`/${name}`) ?? randomBytes(mebibytes * MEBIBYTE);
+    contents.set(`/${name}`, content);
+    const sha256 = createHash('sha256').update(content).digest('hex');
+    return { type: 'http', url: `${url}/${name}`, sha256 };
+  }
+
+  async function openHere(options: Partial<HostImageStoreOptions> = {}): Promise<HostImageStore> {
+    return await openStore(disk, [registry], options);
+  }
+
+  function names(store: HostImageStore): string[] {
+    return store
+      .images()
+      .flatMap((one) => one.names.map((name) => name.slice(url.length + 1)))
+      .toSorted();
+  }
+
+  /** Fetched and let go again, so that it is there for nobody. */
+  async function leave(store: HostImageStore, name: string): Promise<void> {
+    await ensure(store, image(name), `machine/${name}`);
+    store.cloned(`machine/${name}`);
+    store.release(`machine/${name}`);
+  }
+
+  async function freeBytes(): Promise<number> {
+    const { bavail, bsize } = await statfs(disk);
+    return bavail * bsize;
+  }
+
+  async function partials(): Promise<string[]> {
+    return await readdir(join(disk, 'images', 'partial'));
+  }
+
+  it('goes by age, and is never taken from machines, their ISOs or cache entries', async () => {
+    const metrics = new Registry();
+    const store = await openHere({ budget: 45 * MEBIBYTE, metrics });
+    await ensure(store, image('machine'), 'machine/m');
+    await ensure(store, image('entry'), 'entry/e');
+    await leave(store, 'old');
+    await leave(store, 'new');
+    // Used once more: now the other one is the oldest.
+    await leave(store, 'old');
+    await ensure(store, image('wanted'), 'machine/w');
+    expect(names(store)).toEqual(['entry', 'machine', 'old', 'wanted']);
+    await ensure(store, image('another'), 'machine/w');
+    expect(names(store)).toEqual(['another', 'entry', 'machine', 'wanted']);
+    expect(await metrics.metrics()).toContain('berth_image_store_evictions_total 2');
+    // Also after a restart, once the machines are adopted.
+    const reopened = await openHere({ budget: 45 * MEBIBYTE });
+    const { path } = await ensure(store, image('machine'), 'machine/m');
+    reopened.adopt('machine/m', path);
+    await ensure(reopened, image('more'), 'machine/x');
+    expect(names(reopened)).toContain('machine');
+    expect(names(reopened)).toContain('entry');
+  });
+
+  it('that cannot be made is DiskFull with the numbers, and nothing is removed for it', async () => {
+    const store = await openHere({ budget: 25 * MEBIBYTE });
+    await leave(store, 'kept');
+    const refused = ensure(store, image('large', 30), 'machine/l');
+    await expect(refused).rejects.toMatchObject({
+      reason: 'DiskFull',
+      // 15 MiB, less what is noted beside a download.
+      message: expect.stringMatching(/needs 31457280 bytes, and 1572\d{4} are free/) as string,
+    });
+    expect(names(store)).toEqual(['kept']);
+    expect(await partials()).toEqual([]);
+  });
+
+  it('is that of the disk less what stays free, for images of registries as for others', async () => {
+    const store = await openHere({ minimumFree: 40 * MEBIBYTE });
+    const file = join(folder, 'raw');
+    await writeFile(file, randomBytes(30 * MEBIBYTE));
+    const reference = await pushContainerDisk(registry, 'team/large:1', file, { encoding: 'zstd' });
+    const keyring = keyringOf(registry);
+    const full = { reason: 'DiskFull' };
+    await expect(ensure(store, reference, 'machine/r', { keyring })).rejects.toMatchObject(full);
+    await expect(ensure(store, image('large', 30), 'machine/l')).rejects.toMatchObject(full);
+    expect(await partials()).toEqual([]);
+    expect(await freeBytes()).toBeGreaterThan(60 * MEBIBYTE);
+    await ensure(store, image('small', 5), 'machine/s');
+  });
+
+  it('promised to one is not given to another', async () => {
+    const store = await openHere();
+    held = Promise.withResolvers<ServerResponse>();
+    const first = ensure(store, image('first', 40), 'machine/a');
+    const response = await held.promise;
+    held = undefined;
+    await waitFor('the first bytes to come', async () => (await freeBytes()) < 62 * MEBIBYTE);
+    await expect(ensure(store, image('second', 40), 'machine/b')).rejects.toMatchObject({
+      reason: 'DiskFull',
+    });
+    response.end(contents.get('/first')?.subarray(FIRST_BYTES));
+    await first;
+    expect(names(store)).toEqual(['first']);
+  });
+
+  it('that others take meanwhile ends the fetch, and what had come gives its own back', async () => {
+    const store = await openHere({ minimumFree: 20 * MEBIBYTE });
+    held = Promise.withResolvers<ServerResponse>();
+    const pulled = ensure(store, image('slow', 30), 'machine/a').catch((error: unknown) => error);
+    await held.promise;
+    await waitFor('the first bytes to come', async () => (await freeBytes()) < 62 * MEBIBYTE);
+    // A machine's disk that grows.
+    const overlay = await open(join(disk, 'overlay'), 'w');
+    await overlay.write(randomBytes(40 * MEBIBYTE));
+    await overlay.close();
+    expect(await pulled).toMatchObject({
+      reason: 'DiskFull',
+      message: expect.stringContaining(`${20 * MEBIBYTE} bytes`) as string,
+    });
+    expect(await partials()).toEqual([]);
+  });
+});
