@@ -39,11 +39,40 @@ test('the least that must be said, and what follows from it', () => {
     bootstrapKubeconfig: join(directory, 'boot'),
     kubelet: { port: 0 },
     network: { driver: 'user', checkIntervalSeconds: 2 },
-    images: { sharedRoots: [], allowLoopbackHttp: false },
+    images: { sharedRoots: [], allowLoopbackHttp: false, registries: [], minimumFree: 2 * 1024 ** 3 },
     reserved: { cpu: 0, memory: 512 * 1024 * 1024 },
     cpuOvercommit: 1,
     fenceAfterSeconds: 40,
   });
+});
+
+test('paths of images count from the file, quantities are bytes', () => {
+  const text = `${LEAST}images:
+  sharedRoots: [shared]
+  storageFolder: storage
+  budget: 100Gi
+  minimumFree: 5Gi
+  registries:
+    - { host: "registry.example:5000", caFile: ca.crt, credentialsFile: /etc/berth/storage.json }
+`;
+  expect(loadConfig(write(text)).images).toEqual({
+    sharedRoots: [join(directory, 'shared')],
+    storageFolder: join(directory, 'storage'),
+    budget: 100 * 1024 ** 3,
+    minimumFree: 5 * 1024 ** 3,
+    allowLoopbackHttp: false,
+    registries: [
+      {
+        host: 'registry.example:5000',
+        caFile: join(directory, 'ca.crt'),
+        plainHttp: false,
+        credentialsFile: '/etc/berth/storage.json',
+      },
+    ],
+  });
+  expect(mistakes(`${LEAST}images: { registries: [{ host: "https://registry.example" }] }\n`)[0]).toMatch(
+    /^images\.registries\.0\.host: a host name/,
+  );
 });
 
 test('every mistake is named with its path', () => {
