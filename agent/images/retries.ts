@@ -53,8 +53,8 @@ export function isTransientStatus(status: number): boolean {
  * What a request ended with, as an ImageError or a TransientError; `what` begins its message. An aborted request ends with
  * the reason of its signal.
  */
-export function networkError(error: unknown, what: string, signal: AbortSignal): unknown {
-  if (signal.aborted) return signal.reason;
+export function networkError(error: unknown, what: string, signal?: AbortSignal): unknown {
+  if (signal?.aborted === true) return signal.reason;
   if (error instanceof TransientError) return error;
   const known = [error, causeOf(error)].find((candidate) => candidate instanceof ImageError);
   if (known !== undefined) return known;

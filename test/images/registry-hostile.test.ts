@@ -103,19 +103,20 @@ describe('a registry that', () => {
     response.writeHead(200, { 'content-type': type, 'content-length': bytes.length }).end(bytes);
   }
 
-  it.each(['v1', manifestDigest])(
-    'gives another manifest than it says for %s is DigestMismatch',
-    async (reference) => {
-      const host = await serve((_request, response) => {
-        response.setHeader('docker-content-digest', manifestDigest);
-        sendManifest(response, Buffer.concat([manifest, Buffer.from(' ')]));
-      });
-      await expect(open(host).resolve(reference, 'amd64', signal)).rejects.toMatchObject({
-        reason: 'DigestMismatch',
-        message: expect.stringContaining(manifestDigest) as string,
-      });
-    },
-  );
+  it.each([
+    ['v1', manifestDigest],
+    [manifestDigest, manifestDigest],
+    [manifestDigest, undefined],
+  ])('gives another manifest for %s, and says it is %s: DigestMismatch', async (reference, said) => {
+    const host = await serve((_request, response) => {
+      if (said !== undefined) response.setHeader('docker-content-digest', said);
+      sendManifest(response, Buffer.concat([manifest, Buffer.from(' ')]));
+    });
+    await expect(open(host).resolve(reference, 'amd64', signal)).rejects.toMatchObject({
+      reason: 'DigestMismatch',
+      message: expect.stringContaining(manifestDigest) as string,
+    });
+  });
 
   it('names another digest than was asked for is DigestMismatch', async () => {
     const host = await serve((_request, response) => {
@@ -174,6 +175,20 @@ describe('a registry that', () => {
     await expect(repository.resolve('v1', 'arm64', signal)).rejects.toMatchObject({
       reason: 'ImageNotFound',
       message: expect.stringContaining('linux/amd64') as string,
+    });
+  });
+
+  it('has images of other systems: they are passed over', async () => {
+    const other = { ...blob, platform: { os: 'windows', architecture: 'amd64' } };
+    const own = { ...describeContent(manifest), platform: { os: 'darwin', architecture: 'amd64' } };
+    const index = { schemaVersion: 2, mediaType: OCI_INDEX, manifests: [other, own] };
+    const host = await serve(({ url }, response) => {
+      if (url?.endsWith('/v1') === true)
+        sendManifest(response, Buffer.from(JSON.stringify(index)), OCI_INDEX);
+      else sendManifest(response);
+    });
+    await expect(open(host).resolve('v1', 'amd64', signal)).resolves.toMatchObject({
+      digest: manifestDigest,
     });
   });
 
@@ -313,6 +328,20 @@ describe('a registry that', () => {
         response.writeHead(401, { 'www-authenticate': `Bearer realm="${realm}",service="x"` }).end();
       });
     }
+
+    it('one without a word on scopes has it asked for what is needed', async () => {
+      const tokens = await serve((_request, response) => response.end('{"access_token":"x"}'));
+      const host = await challenging(`https://${tokens}/token`);
+      const repository = open(host);
+      await expect(repository.head('v1', signal)).rejects.toMatchObject({ reason: 'ImageAccessDenied' });
+      await expect(repository.putManifest('v1', OCI_MANIFEST, manifest, signal)).rejects.toMatchObject({
+        reason: 'ImageAccessDenied',
+      });
+      const scopes = asked
+        .filter((each) => each.startsWith('GET /token'))
+        .map((each) => new URL(each.slice('GET '.length), 'https://host').searchParams.getAll('scope'));
+      expect(scopes).toEqual([['repository:team/image:pull'], ['repository:team/image:pull,push']]);
+    });
 
     it('one without TLS is refused', async () => {
       const plain = await serve((_request, response) => response.end('{"token":"x"}'), false);

@@ -1,6 +1,6 @@
 /** What a registry's refusals mean. */
 import { z } from 'zod';
-import { isTransientStatus, retryAfterMilliseconds, TransientError } from '../retries.ts';
+import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from '../retries.ts';
 import { ImageError, type ImageErrorReason } from '../store.ts';
 import type { Response } from './transport.ts';
 
@@ -24,7 +24,7 @@ export interface Asked {
 /** An answer that is not what was wanted, as an error; its body is read, or thrown away. */
 export async function refusal(response: Response, asked: Asked): Promise<ImageError | TransientError> {
   const { status, url } = response;
-  const { code, message } = await readError(response);
+  const { code, message } = await readError(response, asked.what);
   const isOwn = url.origin === asked.registry.origin;
   const said = [code, message].filter((part) => part !== undefined && part !== '').join(': ');
   const words = [`${asked.what}: ${url.host} answered ${status}`];
@@ -38,15 +38,24 @@ export async function refusal(response: Response, asked: Asked): Promise<ImageEr
     : error;
 }
 
-/** Reads a body that is to be small. Undefined when it is larger than `limitBytes`. */
-export async function readBody(response: Response, limitBytes: number): Promise<Buffer | undefined> {
+/** Reads a body that is to be small. Undefined when it is larger than `limitBytes`. Rejects as {@link networkError} says. */
+export async function readBody(
+  response: Response,
+  limitBytes: number,
+  what: string,
+  signal?: AbortSignal,
+): Promise<Buffer | undefined> {
   const chunks: Buffer[] = [];
   let size = 0;
-  for await (const chunk of response.body as AsyncIterable<Buffer>) {
-    size += chunk.length;
-    // Leaving the loop closes the connection.
-    if (size > limitBytes) return undefined;
-    chunks.push(chunk);
+  try {
+    for await (const chunk of response.body as AsyncIterable<Buffer>) {
+      size += chunk.length;
+      // Leaving the loop closes the connection.
+      if (size > limitBytes) return undefined;
+      chunks.push(chunk);
+    }
+  } catch (error) {
+    throw networkError(error, what, signal);
   }
   return Buffer.concat(chunks);
 }
@@ -70,13 +79,14 @@ function hintFor(status: number, hasCredential: boolean): string {
 
 async function readError(
   response: Response,
+  what: string,
 ): Promise<{ code?: string | undefined; message?: string | undefined }> {
   let body: Buffer | undefined;
   try {
-    body = await readBody(response, ERROR_BODY_BYTES);
+    body = await readBody(response, ERROR_BODY_BYTES, what);
   } catch (error) {
     // What the status says is known whatever became of the rest.
-    return { message: `its message broke off: ${String(error)}` };
+    return { message: `its message broke off: ${error instanceof Error ? error.message : String(error)}` };
   }
   if (body === undefined || body.length === 0) return {};
   try {

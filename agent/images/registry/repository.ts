@@ -1,6 +1,6 @@
 /** One repository of a registry, over HTTP. */
 import type { Readable } from 'node:stream';
-import { networkError, retrying } from '../retries.ts';
+import { retrying } from '../retries.ts';
 import { ImageError } from '../store.ts';
 import { readBody } from './answers.ts';
 import { blobStream } from './blobstream.ts';
@@ -137,12 +137,7 @@ export class HttpRepository implements Repository {
 
   async #read(response: Response, reference: string, signal: AbortSignal): Promise<Fetched> {
     const what = this.#session.named(reference);
-    let bytes: Buffer | undefined;
-    try {
-      bytes = await readBody(response, MANIFEST_LIMIT_BYTES);
-    } catch (error) {
-      throw networkError(error, what, signal);
-    }
+    const bytes = await readBody(response, MANIFEST_LIMIT_BYTES, what, signal);
     if (bytes === undefined) {
       throw new ImageError(
         'ImageInvalid',

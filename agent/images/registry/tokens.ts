@@ -110,7 +110,7 @@ export class Tokens {
     if (response.status !== 200) {
       throw await refusal(response, { what, registry: realm, hasCredential: need.credential !== undefined });
     }
-    const { token, seconds } = parseReply(await readBody(response, TOKEN_BODY_BYTES), what);
+    const { token, seconds } = parseReply(await readBody(response, TOKEN_BODY_BYTES, what, signal), what);
     const header = bearer(token, what);
     const expiresAt = performance.now() + seconds * 1000 * MARGIN;
     this.#remember(need, { header, expiresAt, challenge });
