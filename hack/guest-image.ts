@@ -29,6 +29,7 @@ const MODULES = [
   'failover',
   'net_failover',
   'virtio_net',
+  'virtio_console',
   'button?',
   'evdev',
 ];

@@ -40,6 +40,22 @@ export interface Accelerator {
   accelerator: string;
 }
 
+export interface CopyOptions {
+  target: string;
+  signal: AbortSignal;
+  /** Called with 0 when the moment that the copy will show is over. */
+  onProgress: (percent: number) => void;
+}
+
+export interface DiskCopy {
+  /**
+   * `Stopped`: the machine did not run. `FileSystem`: the guest held its file systems still. `Crash`: as after a loss of
+   * power, which also holds for a suspended machine (what its memory held is not in the copy) and one that crashed.
+   */
+  consistency: 'FileSystem' | 'Crash' | 'Stopped';
+  virtualSizeBytes: number;
+}
+
 /**
  * The calls for one machine must not overlap: the agent works on one machine one step at a time. All of them may be
  * repeated after an agent died in the middle of one.
@@ -63,6 +79,14 @@ export interface Driver {
   resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /** A stopped machine's disk becomes as {@link create} made it. */
   revert(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void>;
+  /**
+   * The machine's whole disk as a raw file with holes at `target`, an absolute path on any file system, as it was at one
+   * moment; the guest runs on. The file is not flushed. It is removed when this rejects: with the signal's reason when that
+   * aborted, with {@link CopyError} else.
+   * May overlap with other calls: a second copy, create, start, resume and revert wait for its end; stop and suspend of
+   * a running machine, delete and close make it fail, and wait for that.
+   */
+  copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy>;
   /** Ends the process without grace and removes everything. */
   delete(folder: MachineFolder): Promise<void>;
   inspect(folder: MachineFolder): Promise<MachineState>;
@@ -83,6 +107,19 @@ export class StartError extends Error {
   readonly reason: StartReason;
 
   constructor(reason: StartReason, message: string) {
+    super(message);
+    this.reason = reason;
+  }
+}
+
+/** `NoMachine`, `NoDisk`: there is nothing to copy. `Interrupted`: the machine stopped, was suspended or ended meanwhile. */
+export type CopyReason = 'NoMachine' | 'NoDisk' | 'Interrupted' | 'CopyFailed';
+
+export class CopyError extends Error {
+  override readonly name = 'CopyError';
+  readonly reason: CopyReason;
+
+  constructor(reason: CopyReason, message: string) {
     super(message);
     this.reason = reason;
   }

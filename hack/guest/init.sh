@@ -44,7 +44,45 @@ disk_sectors=$(cat /sys/block/vda/size 2>/dev/null)
 PAGE
 mv /www/index.new /www/index.html
 SCRIPT
-# /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed)
+# A file system on the disk's second partition, where there is one, and something that writes to it without a pause:
+# each number is on the disk before the next, so that twenty successive ones show a disk as it was at one moment.
+cat >/bin/mount-data <<'SCRIPT'
+#!/bin/sh
+mkdir -p /data
+grep -q ' /data ' /proc/mounts || mount -t ext4 /dev/vda2 /data
+SCRIPT
+cat >/bin/write-on <<'SCRIPT'
+#!/bin/sh
+number=0
+while :; do
+  number=$((number + 1))
+  echo "$number" | dd of="/data/number-$((number % 20))" conv=fsync 2>/dev/null
+  echo "$number" >/var/run/number.new
+  mv /var/run/number.new /var/run/number
+  sleep 0.02
+done
+SCRIPT
+# A stand-in for the guest agent: only what freezes and thaws the file system above.
+cat >/bin/agent-stand-in <<'SCRIPT'
+#!/bin/sh
+for port in /sys/class/virtio-ports/*; do
+  [ "$(cat "$port/name")" = org.qemu.guest_agent.0 ] && exec 3<>"/dev/${port##*/}"
+done
+while :; do
+  # The port reads as ended while nobody is connected.
+  read -r line <&3 || { sleep 0.1; continue; }
+  answer=
+  case "$line" in
+    *guest-sync*) answer=$(echo "$line" | sed 's/.*"id": *\([0-9]*\).*/\1/') ;;
+    *guest-fsfreeze-freeze*) sleep "$(cat /var/run/agent)"; fsfreeze --freeze /data && answer=1 && echo freeze >>/var/run/freezes ;;
+    *guest-fsfreeze-thaw*) fsfreeze --unfreeze /data; echo thaw >>/var/run/freezes; answer=1 ;;
+  esac
+  if [ -n "$answer" ]; then echo "{\"return\": $answer}" >&3; else echo '{"error": {"class": "GenericError", "desc": "not done"}}' >&3; fi
+done
+SCRIPT
+# /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed), ?write (begins to),
+# ?number (that was written last), ?numbers (that the disk holds, and how it was mounted), ?agent=SECONDS (has the
+# stand-in let a freeze wait as long; starts it), ?freezes (that it did)
 cat >/www/cgi-bin/do <<'SCRIPT'
 #!/bin/sh
 printf 'Content-Type: text/plain\r\n\r\n'
@@ -61,6 +99,15 @@ case "$QUERY_STRING" in
     target=${QUERY_STRING#connect=}
     if nc -w 2 "${target%:*}" "${target##*:}" </dev/null >/dev/null 2>&1; then echo open; else echo closed; fi
     ;;
+  write) mount-data && (write-on >/dev/null 2>&1 </dev/null &) && echo writing ;;
+  number) cat /var/run/number ;;
+  numbers) mount-data && cat /data/number-*; dmesg | grep EXT4-fs ;;
+  agent=*)
+    [ -e /var/run/agent ] || (agent-stand-in >/dev/null 2>&1 </dev/null &)
+    echo "${QUERY_STRING#agent=}" >/var/run/agent
+    echo listening
+    ;;
+  freezes) cat /var/run/freezes ;;
   *) echo unknown ;;
 esac
 SCRIPT
@@ -85,7 +132,7 @@ echo "berth-guest: power button" >/dev/console
 sync
 poweroff -f
 SCRIPT
-chmod 755 /bin/save-record /bin/write-page /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
+chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/write-on /bin/agent-stand-in /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
 printf '%s' "$marker" >/var/run/marker
 [ -b $disk ] && save-record
 hostname berth-guest

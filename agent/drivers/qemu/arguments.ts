@@ -5,6 +5,8 @@ import type { LaunchPlan } from '../driver.ts';
 import { cpuModel, type Platform } from './platform.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
+/** What the guest's drive shows. */
+export const DISK_NODE = 'disk';
 
 export interface RunAs {
   uid: number;
@@ -97,21 +99,21 @@ function firmware({ platform }: CommandLine): string[] {
   ];
 }
 
-/** The base is named here, format included, rather than looked up: what a file says of itself is not to be trusted. */
 function disk(state: MachineFile): string[] {
   if (state.diskBytes === undefined) return [];
-  const backing = state.base === undefined ? {} : { backing: baseNode(state.base) };
   return [
-    ...blockdev({
-      'node-name': 'disk',
-      driver: 'qcow2',
-      discard: 'unmap',
-      'detect-zeroes': 'unmap',
-      file: file(FILES.disk),
-      ...backing,
-    }),
-    ...options('-device', 'virtio-blk-pci,drive=disk,bootindex=0'),
+    ...blockdev({ 'node-name': DISK_NODE, discard: 'unmap', 'detect-zeroes': 'unmap', ...diskNode(state) }),
+    ...options('-device', `virtio-blk-pci,drive=${DISK_NODE},bootindex=0`),
   ];
+}
+
+/**
+ * The machine's disk, for QEMU's programs that run in its folder. The base is named here, format included, rather than
+ * looked up: what a file says of itself is not to be trusted.
+ */
+export function diskNode(state: MachineFile): Record<string, unknown> {
+  const backing = state.base === undefined ? {} : { backing: baseNode(state.base) };
+  return { driver: 'qcow2', file: file(FILES.disk), ...backing };
 }
 
 function baseNode(base: { path: string; format: 'qcow2' | 'raw' }): Record<string, unknown> {

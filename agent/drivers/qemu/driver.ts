@@ -16,6 +16,8 @@ import {
 import { killForCertain } from '../../machines/process.ts';
 import {
   type Accelerator,
+  type CopyOptions,
+  type DiskCopy,
   type Driver,
   type LaunchPlan,
   type MachineFolder,
@@ -23,8 +25,10 @@ import {
   StartError,
 } from '../driver.ts';
 import type { RunAs } from './arguments.ts';
+import type { MachineContext } from './context.ts';
+import { DiskCopies } from './copies.ts';
 import { copySparse, createBlank, createOverlay, growDisk } from './disk.ts';
-import { Machine, type MachineContext } from './machine.ts';
+import { Machine } from './machine.ts';
 import type { Platform } from './platform.ts';
 import type { StopOptions } from './power.ts';
 import { probePlatforms } from './probe.ts';
@@ -50,6 +54,7 @@ export class QemuDriver implements Driver {
   readonly #logger: Logger;
   readonly #context: MachineContext;
   readonly #machines = new Map<string, Machine>();
+  readonly #diskCopies = new Map<string, DiskCopies>();
   readonly #consoles = new Map<string, ConsoleStore>();
   readonly #handlers: ((uid: string) => void)[] = [];
   #platforms: Promise<Platform[]> | undefined;
@@ -76,6 +81,10 @@ export class QemuDriver implements Driver {
   }
 
   async create(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
+    await this.#copies(folder).exclusively(async () => await this.#make(folder, plan, base));
+  }
+
+  async #make(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
     const platform = await this.#platformFor(plan.machine.architecture);
     await makeMachineFolder(this.#root, folder.path);
     const diskBytes = await makeDisk(folder, plan, base);
@@ -96,9 +105,16 @@ export class QemuDriver implements Driver {
   }
 
   async start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
+    if ((await this.inspect(folder)).kind === 'running') return;
+    const copies = this.#copies(folder);
+    await copies.exclusively(async () => {
+      await copies.tidy();
+      await this.#start(folder, plan);
+    });
+  }
+
+  async #start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
     const machine = this.#machine(folder);
-    const known = await machine.inspect();
-    if (known.kind === 'running') return;
     const state = await requireState(folder);
     const platform = await this.#platformFor(state.architecture);
     const wanted = plan.diskSizeBytes;
@@ -110,28 +126,56 @@ export class QemuDriver implements Driver {
   }
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
-    await this.#machine(folder).stop(options);
+    const machine = this.#machine(folder);
+    // The copy of a machine that does not run goes on.
+    if ((await machine.process()) === undefined) await machine.stop(options);
+    else await this.#ending(folder, 'stopped', async () => await machine.stop(options));
   }
 
   async suspend(folder: MachineFolder): Promise<void> {
-    await this.#machine(folder).suspend();
+    await this.#ending(folder, 'suspended', async () => await this.#machine(folder).suspend());
+  }
+
+  /** A copy reads from the process that is to end. */
+  async #ending(folder: MachineFolder, what: string, work: () => Promise<void>): Promise<void> {
+    const copies = this.#copies(folder);
+    await copies.interrupt(`the machine was ${what} while its disk was copied`);
+    await copies.exclusively(work);
   }
 
   async resume(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
-    const state = await requireState(folder);
-    await this.#machine(folder).resume(plan, await this.#platformFor(state.architecture));
+    const copies = this.#copies(folder);
+    await copies.exclusively(async () => {
+      await copies.tidy();
+      const state = await requireState(folder);
+      await this.#machine(folder).resume(plan, await this.#platformFor(state.architecture));
+    });
   }
 
   async revert(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
-    await this.#machine(folder).stop({ graceMilliseconds: 0 });
-    await this.create(folder, plan, base);
+    const copies = this.#copies(folder);
+    await copies.exclusively(async () => {
+      await this.#machine(folder).stop({ graceMilliseconds: 0 });
+      await copies.tidy();
+      await this.#make(folder, plan, base);
+    });
+  }
+
+  async copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy> {
+    return await this.#copies(folder).run(options);
   }
 
   async delete(folder: MachineFolder): Promise<void> {
+    await this.#ending(folder, 'deleted', async () => await this.#remove(folder));
+  }
+
+  async #remove(folder: MachineFolder): Promise<void> {
     const machine = this.#machine(folder);
     const identity = await machine.process();
     machine.close();
     if (identity !== undefined) await killForCertain(identity);
+    await this.#copies(folder).tidy();
+    this.#diskCopies.delete(folder.uid);
     this.#machines.delete(folder.uid);
     this.#consoles.get(folder.uid)?.close();
     this.#consoles.delete(folder.uid);
@@ -147,6 +191,7 @@ export class QemuDriver implements Driver {
       if (isMissing(error)) return { kind: 'absent' };
       throw error;
     }
+    await this.#copies(folder).tryTidy();
     return await this.#machine(folder).inspect();
   }
 
@@ -164,11 +209,13 @@ export class QemuDriver implements Driver {
   }
 
   async close(): Promise<void> {
+    const copies = [...this.#diskCopies.values()];
+    await Promise.all(copies.map(async (each) => await each.interrupt('the agent ended')));
     for (const machine of this.#machines.values()) machine.close();
     for (const store of this.#consoles.values()) store.close();
     this.#machines.clear();
+    this.#diskCopies.clear();
     this.#consoles.clear();
-    await Promise.resolve();
   }
 
   #machine(folder: MachineFolder): Machine {
@@ -178,6 +225,15 @@ export class QemuDriver implements Driver {
       this.#machines.set(folder.uid, machine);
     }
     return machine;
+  }
+
+  #copies(folder: MachineFolder): DiskCopies {
+    let copies = this.#diskCopies.get(folder.uid);
+    if (copies === undefined) {
+      copies = new DiskCopies(folder, this.#machine(folder), this.#context);
+      this.#diskCopies.set(folder.uid, copies);
+    }
+    return copies;
   }
 
   #console(folder: MachineFolder): ConsoleStore {

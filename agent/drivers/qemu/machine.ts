@@ -1,8 +1,6 @@
 /** One machine's life: what its folder says, its process, and the connection to it. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Logger } from 'pino';
-import type { CgroupTree } from '../../machines/cgroup.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import {
   findByArgument,
@@ -13,7 +11,8 @@ import {
 } from '../../machines/process.ts';
 import { StateFile } from '../../machines/statefile.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
-import { commandLine, processMark, type RunAs } from './arguments.ts';
+import { commandLine, processMark } from './arguments.ts';
+import type { MachineContext } from './context.ts';
 import { launch } from './launch.ts';
 import { restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
@@ -28,15 +27,6 @@ const START_TIMEOUT_MILLISECONDS = 60_000;
 const EXIT_NOTICE_MILLISECONDS = 500;
 /** States in which QEMU waits for somebody to say "go on": what an agent that died in the middle leaves behind. */
 const INTERRUPTED = new Set(['paused', 'prelaunch', 'postmigrate', 'finish-migrate']);
-
-export interface MachineContext {
-  logger: Logger;
-  cgroups: CgroupTree;
-  runAs: RunAs | undefined;
-  changed: (uid: string) => void;
-  /** Begins to keep the console of a machine that runs. */
-  tail: (folder: MachineFolder) => void;
-}
 
 export class Machine {
   readonly #folder: MachineFolder;
@@ -69,6 +59,12 @@ export class Machine {
     if (state === undefined || !state.live) return undefined;
     const identity = state.process ?? (await findByArgument(processMark(this.#folder.uid)));
     return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
+  }
+
+  /** The live hypervisor; undefined when there is none. */
+  async connect(): Promise<QmpConnection | undefined> {
+    const identity = await this.process();
+    return identity === undefined ? undefined : await this.#adopt(identity).qmp();
   }
 
   async start(plan: LaunchPlan, platform: Platform): Promise<void> {

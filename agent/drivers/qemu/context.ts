@@ -1,0 +1,15 @@
+import type { Logger } from 'pino';
+import type { CgroupTree } from '../../machines/cgroup.ts';
+import type { MachineFolder } from '../driver.ts';
+import type { RunAs } from './arguments.ts';
+
+/** What the machines of one driver share. */
+export interface MachineContext {
+  logger: Logger;
+  cgroups: CgroupTree;
+  /** Whom QEMU becomes; undefined where the agent is not root. */
+  runAs: RunAs | undefined;
+  changed: (uid: string) => void;
+  /** Begins to keep the console of a machine that runs. */
+  tail: (folder: MachineFolder) => void;
+}

@@ -1,0 +1,35 @@
+/** What a copy under way leaves when the agent dies, written down before it is made. */
+import { readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { z } from 'zod';
+import { isMissing } from '../../machines/folder.ts';
+
+/** Beside the state file, where the hypervisor may not write: what it names is removed. */
+const NAME = 'copy.json';
+
+const noteSchema = z.object({
+  /** Not complete; undefined once it is. */
+  target: z.string().optional(),
+  /** The guest's file systems may be frozen. */
+  frozen: z.boolean(),
+});
+export type CopyNote = z.infer<typeof noteSchema>;
+
+export async function readCopyNote(folder: string): Promise<CopyNote | undefined> {
+  try {
+    return noteSchema.parse(JSON.parse(await readFile(join(folder, NAME), 'utf8')));
+  } catch (error) {
+    if (isMissing(error)) return undefined;
+    throw error;
+  }
+}
+
+export async function writeCopyNote(folder: string, note: CopyNote): Promise<void> {
+  const file = join(folder, NAME);
+  await writeFile(`${file}.tmp`, JSON.stringify(note), { mode: 0o600 });
+  await rename(`${file}.tmp`, file);
+}
+
+export async function removeCopyNote(folder: string): Promise<void> {
+  await rm(join(folder, NAME), { force: true });
+}

@@ -1,0 +1,151 @@
+/**
+ * What a running machine's disk held at one moment, for reading while the guest writes on. A filter between the guest's
+ * drive and its disk puts what is about to be overwritten into a file aside; a view that joins both is served over a
+ * socket. When that file cannot be written (its file system is full), the view breaks and not the guest: a backup job
+ * would fail the guest's own write then. It also writes holes as they are, which that job does not.
+ */
+import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
+import { join } from 'node:path';
+import { isMissing } from '../../machines/folder.ts';
+import { DISK_NODE, type RunAs } from './arguments.ts';
+import { type QmpConnection, QmpError } from './qmp.ts';
+
+/** In the machine's folder; the hypervisor, which has given up its rights, may write there and nowhere else. */
+const FOLDER = 'copy';
+const OLD = join(FOLDER, 'old.raw');
+const SOCKET = join(FOLDER, 'nbd.sock');
+
+const OLD_NODE = 'copy-old';
+const FILTER_NODE = 'copy-filter';
+const VIEW_NODE = 'copy-view';
+const EXPORT = 'copy';
+
+/** A write of the guest waits so long for the file aside; some guests take their disk for broken after 60 s. */
+const WRITE_TIMEOUT_SECONDS = 30;
+/** An export is gone when the requests in flight are answered: one disk access. */
+const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
+const EXPORT_END_INTERVAL_MILLISECONDS = 10;
+
+interface Drive {
+  /** Path of the device in QEMU's object tree. */
+  path: string;
+  node: string;
+  sizeBytes: number;
+}
+
+/** All that takes time. The moment has not come yet. */
+export async function prepareSnapshot(
+  qmp: QmpConnection,
+  folder: string,
+  runAs: RunAs | undefined,
+): Promise<Drive> {
+  const drive = await requireDrive(qmp);
+  await makeFiles(folder, drive.sizeBytes, runAs);
+  await qmp.execute('blockdev-add', {
+    'node-name': OLD_NODE,
+    driver: 'raw',
+    file: { driver: 'file', filename: OLD },
+  });
+  await qmp.execute('blockdev-add', {
+    'node-name': FILTER_NODE,
+    driver: 'copy-before-write',
+    file: DISK_NODE,
+    target: OLD_NODE,
+    'on-cbw-error': 'break-snapshot',
+    'cbw-timeout': WRITE_TIMEOUT_SECONDS,
+  });
+  return drive;
+}
+
+/** The moment: a millisecond. */
+export async function takeSnapshot(qmp: QmpConnection, drive: Drive): Promise<void> {
+  await attach(qmp, drive, FILTER_NODE);
+}
+
+/** The view as a block node for QEMU's programs that run in the machine's folder. */
+export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, unknown>> {
+  await qmp.execute('blockdev-add', {
+    'node-name': VIEW_NODE,
+    driver: 'snapshot-access',
+    file: FILTER_NODE,
+  });
+  await qmp.execute('nbd-server-start', { addr: { type: 'unix', data: { path: SOCKET } } });
+  await qmp.execute('block-export-add', { type: 'nbd', id: EXPORT, 'node-name': VIEW_NODE, name: EXPORT });
+  const server = { type: 'unix', path: SOCKET };
+  return { driver: 'raw', file: { driver: 'nbd', export: EXPORT, server } };
+}
+
+/** The guest's drive is on its disk again, and nothing of a snapshot is left; from whichever point it had come to. */
+export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
+  await endExport(qmp);
+  const known = (await qmp.execute('query-named-block-nodes', { flat: true })) as { 'node-name'?: string }[];
+  const nodes = new Set(known.map((node) => node['node-name']));
+  if (nodes.has(VIEW_NODE)) await qmp.execute('blockdev-del', { 'node-name': VIEW_NODE });
+  const drive = await requireDrive(qmp);
+  if (drive.node !== DISK_NODE) await attach(qmp, drive, DISK_NODE);
+  for (const node of [FILTER_NODE, OLD_NODE]) {
+    if (nodes.has(node)) await qmp.execute('blockdev-del', { 'node-name': node });
+  }
+}
+
+/** Names one by one: what the hypervisor put in there besides is not followed. */
+export async function removeSnapshotFiles(folder: string): Promise<void> {
+  for (const name of [OLD, SOCKET]) await rm(join(folder, name), { force: true });
+  try {
+    await rmdir(join(folder, FOLDER));
+  } catch (error) {
+    if (!isMissing(error)) throw error;
+  }
+}
+
+async function makeFiles(folder: string, sizeBytes: number, runAs: RunAs | undefined): Promise<void> {
+  await removeSnapshotFiles(folder);
+  await mkdir(join(folder, FOLDER), { mode: 0o700 });
+  const old = await open(join(folder, OLD), 'wx', 0o600);
+  try {
+    await old.truncate(sizeBytes);
+    if (runAs !== undefined) await old.chown(runAs.uid, runAs.gid);
+  } finally {
+    await old.close();
+  }
+  if (runAs !== undefined) await chown(join(folder, FOLDER), runAs.uid, runAs.gid);
+}
+
+async function requireDrive(qmp: QmpConnection): Promise<Drive> {
+  const drives = (await qmp.execute('query-block')) as {
+    qdev?: string;
+    inserted?: { 'node-name'?: string; image: { 'virtual-size': number } };
+  }[];
+  for (const { qdev, inserted } of drives) {
+    const node = inserted?.['node-name'];
+    if (qdev === undefined || inserted === undefined) continue;
+    if (node === DISK_NODE || node === FILTER_NODE) {
+      return { path: qdev, node, sizeBytes: inserted.image['virtual-size'] };
+    }
+  }
+  throw new Error('the hypervisor knows no drive with the disk of the machine');
+}
+
+async function attach(qmp: QmpConnection, drive: Drive, node: string): Promise<void> {
+  await qmp.execute('qom-set', { path: drive.path, property: 'drive', value: node });
+}
+
+async function endExport(qmp: QmpConnection): Promise<void> {
+  if (await isExported(qmp)) await qmp.execute('block-export-del', { id: EXPORT, mode: 'hard' });
+  const deadline = Date.now() + EXPORT_END_TIMEOUT_MILLISECONDS;
+  while (await isExported(qmp)) {
+    if (Date.now() >= deadline) throw new Error('the hypervisor does not let go of the snapshot');
+    await new Promise((resolve) => setTimeout(resolve, EXPORT_END_INTERVAL_MILLISECONDS));
+  }
+  try {
+    await qmp.execute('nbd-server-stop');
+  } catch (error) {
+    // There is no command that tells whether it runs.
+    if (!(error instanceof QmpError) || !error.message.includes('not running')) throw error;
+  }
+}
+
+async function isExported(qmp: QmpConnection): Promise<boolean> {
+  const exports = (await qmp.execute('query-block-exports')) as { id: string }[];
+  return exports.some(({ id }) => id === EXPORT);
+}
