@@ -5,7 +5,8 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 export class ByteCounter {
   readonly #server: Server;
   readonly #to: number;
-  readonly #sockets = new Set<Socket>();
+  /** The caller's, and the one to the port that belongs to it. */
+  readonly #sockets = new Map<Socket, Socket>();
   #cutAfter: number | undefined;
   /** Of every connection: what came back from the port, and what went to it. TLS adds about 1 %. */
   received = 0;
@@ -39,13 +40,15 @@ export class ByteCounter {
 
   close(): void {
     this.#server.close();
-    this.#breakOff();
+    for (const pair of this.#sockets) for (const socket of pair) socket.destroy();
   }
 
   #take(near: Socket): void {
     const far = connect(this.#to, '127.0.0.1');
-    this.#keep(near, far);
-    this.#keep(far, near);
+    this.#sockets.set(near, far);
+    join(near, far);
+    join(far, near);
+    near.once('close', () => this.#sockets.delete(near));
     near.on('data', (chunk: Buffer) => {
       this.sent += chunk.length;
       this.#pass(chunk, near, far);
@@ -71,18 +74,18 @@ export class ByteCounter {
     to.once('drain', () => from.resume());
   }
 
-  #keep(socket: Socket, other: Socket): void {
-    this.#sockets.add(socket);
-    // Its end follows.
-    socket.on('error', () => undefined);
-    socket.once('end', () => other.end());
-    socket.once('close', () => {
-      this.#sockets.delete(socket);
-      other.destroySoon();
-    });
-  }
-
+  /** What has come this way arrives, and nothing after it. */
   #breakOff(): void {
-    for (const socket of this.#sockets) socket.resetAndDestroy();
+    for (const [near, far] of this.#sockets) {
+      far.resetAndDestroy();
+      near.destroySoon();
+    }
   }
+}
+
+function join(socket: Socket, other: Socket): void {
+  // Its end follows.
+  socket.on('error', () => undefined);
+  socket.once('end', () => other.end());
+  socket.once('close', () => other.destroySoon());
 }
