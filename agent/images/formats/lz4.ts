@@ -18,6 +18,10 @@ const MAGIC_LZ4 = 0x31347662;
 const MAGIC_STORED = 0x2d347662;
 const MAGIC_END = 0x24347662;
 
+/** Of a sequence whose two lengths fit into its token: input with one byte of the next one, and output. */
+const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
+const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
+
 /** What the next byte of the stream is, or `MATCH`: output is to be repeated before the next byte. */
 const HEADER = 0;
 const STORED = 1;
@@ -114,7 +118,40 @@ export class AppleLz4Decoder {
     return byte;
   }
 
+  /**
+   * Sequences whose two lengths fit into their tokens, while all of one lies in input and output: most of them, at several times
+   * the speed of the single steps. Leaves to those whatever else comes, also what is wrong.
+   */
+  #shortSequences(): void {
+    const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];
+    const lastAt = Math.min(input.length, begin + this.#blockInput) - SHORT_INPUT_BYTES;
+    const lastTo = Math.min(out.length, start + this.#blockOutput) - SHORT_OUTPUT_BYTES;
+    const floor = Math.max(0, start - (this.#size - this.#left));
+    let at = begin;
+    let to = start;
+    while (at <= lastAt && to <= lastTo) {
+      const token = input[at] as number;
+      const literals = token >> 4;
+      const match = token & LONG;
+      if (literals === LONG || match === LONG) break;
+      const offsetAt = at + 1 + literals;
+      const offset = (input[offsetAt] as number) | ((input[offsetAt + 1] as number) << 8);
+      const from = to + literals - offset;
+      if (offset === 0 || from < floor) break;
+      for (let i = 0; i < literals; i += 1) out[to + i] = input[at + 1 + i] as number;
+      to += literals;
+      for (let i = 0; i < match + MIN_MATCH; i += 1) out[to + i] = out[from + i] as number;
+      to += match + MIN_MATCH;
+      at = offsetAt + 2;
+    }
+    this.#at = at;
+    this.#blockInput -= at - begin;
+    this.#give(to - start);
+  }
+
   #token(): void {
+    this.#shortSequences();
+    if (this.#at === this.#input.length || this.#position === this.#out.length) return;
     const token = this.#byte();
     this.#literals = token >> 4;
     this.#match = token & LONG;
