@@ -97,14 +97,11 @@ test(
 );
 
 test(
-  'an image of a registry: Failed, since hosts cannot fetch it yet',
+  'an image of a registry at an address of the host itself, which the host was not told of: Failed',
   async () => {
-    const message = /images of registries cannot be fetched by this agent yet/;
-    await expectFailure(
-      'registry',
-      { image: 'registry.example/guest:1' },
-      { reason: 'ImageSourceUnsupported', message },
-    );
+    const message = /127\.0\.0\.1, an address of this host or its link/;
+    const reason = 'ImageFetchFailed';
+    await expectFailure('registry', { image: '127.0.0.1:5000/guest:1' }, { reason, message });
   },
   TEST_MILLISECONDS,
 );

@@ -1,0 +1,153 @@
+/** VMs from images of a private registry, as their user writes and sees them, with real guests. */
+import { execFile } from 'node:child_process';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { Registries } from '../../agent/images/registry/client.ts';
+import { Keyring } from '../../agent/images/registry/credentials.ts';
+import { NODES } from '../../kube/core.ts';
+import { guestFile } from '../support/images.ts';
+import { PASSWORD, startRegistry, type TestRegistry, USER } from '../support/registry.ts';
+import { pushContainerDisk, pushTart } from '../support/vmimages.ts';
+import { waitFor } from '../support/wait.ts';
+import { freePort, page } from './qemu-guest.ts';
+import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
+
+const TEST_MILLISECONDS = 300_000;
+/** Name of the Secret with the registry's password. */
+const SECRET = 'pull';
+
+let folder: string;
+let registry: TestRegistry;
+let world: World;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-images-'));
+  registry = await startRegistry({ directory: join(folder, 'registry') });
+  const { host, caFile } = registry;
+  world = await World.start({
+    name: 'images',
+    architecture: 'amd64',
+    hosts: { host: '127.0.0.1' },
+    images: { registries: [{ host, caFile }] },
+  });
+  await makeSecret(SECRET, PASSWORD);
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => {
+  await world?.stop();
+  await registry?.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+async function makeSecret(name: string, password: string): Promise<void> {
+  const login = [
+    `--docker-server=${registry.host}`,
+    `--docker-username=${USER}`,
+    `--docker-password=${password}`,
+  ];
+  await world.kubectl('create', 'secret', 'docker-registry', name, ...login);
+}
+
+/** `kubectl apply` of a VM that serves its page at the port. */
+async function apply(name: string, image: string, secret: string, port: number): Promise<void> {
+  const manifest = `
+apiVersion: berth.dev/v1alpha1
+kind: VM
+metadata: {name: ${name}, namespace: ${world.vms.namespace}}
+spec:
+  image: ${image}
+  imagePullSecrets: [{name: ${secret}}]
+  cpu: 1
+  memory: 256Mi
+  ports: ["${port}:80"]
+  readiness: {type: Port, port: 80}
+`;
+  await world.cluster.kubectl(['apply', '-f', '-'], { input: manifest });
+}
+
+/** What the host lists of an image's repository. */
+async function listed(repository: string): Promise<string[]> {
+  const { status } = await world.cluster.client().get(NODES, { name: 'host' });
+  return (status?.images ?? []).flatMap(({ names }) => names).filter((name) => name.includes(repository));
+}
+
+async function fetchedBlobs(repository: string): Promise<string[]> {
+  const asked = await registry.requests();
+  return asked
+    .filter(({ method, path }) => method === 'GET' && path.startsWith(`/v2/${repository}/blobs/`))
+    .map(({ path }) => path);
+}
+
+test(
+  'a container disk, pulled with a secret by two VMs at once: fetched once, both boot, and the host lists it',
+  async () => {
+    const image = await pushContainerDisk(registry, 'team/guest:1', await guestFile('amd64'));
+    const [port, otherPort] = [await freePort(), await freePort()];
+    await Promise.all([apply('one', image, SECRET, port), apply('two', image, SECRET, otherPort)]);
+    await Promise.all([world.waitForCondition('Ready', 'one'), world.waitForCondition('Ready', 'two')]);
+    expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64' });
+    expect(await page(otherPort)).toMatchObject({ boots: '1' });
+    const blobs = await fetchedBlobs('team/guest');
+    expect(new Set(blobs).size).toBe(blobs.length);
+    const { status } = await world.vms.get('one');
+    const digest = status?.image?.digest ?? '';
+    expect(digest).toMatch(/^sha256:[0-9a-f]{64}$/);
+    await waitFor('the Node to list the image', async () => (await listed('team/guest')).length > 0, STEP);
+    expect(await listed('team/guest')).toEqual([image, `${registry.host}/team/guest@${digest}`]);
+    await world.kubectl('delete', '--wait=false', 'vm', 'one', 'two');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a secret with a wrong password, or none: the VM says so and waits, though the image is on the host; with the right one it runs',
+  async () => {
+    const image = `${registry.host}/team/guest:1`;
+    await makeSecret('wrong', 'not the password');
+    await apply('denied', image, 'wrong', await freePort());
+    const port = await freePort();
+    await apply('patient', image, 'later', port);
+    const denied = { status: 'False', reason: 'ImageAccessDenied' } as const;
+    const { message } = await world.vms.waitForCondition('denied', 'ImageReady', denied, STEP);
+    expect(message).toContain(`${registry.host}/team/guest`);
+    const missing = { status: 'False', reason: 'PullSecretMissing' } as const;
+    const waiting = await world.vms.waitForCondition('patient', 'ImageReady', missing, STEP);
+    expect(waiting.message).toContain('there is no pull secret later');
+    expect((await world.vms.get('patient')).status?.phase).toBe('Pulling');
+    expect(await world.kubectl('get', 'vm', 'denied', '-o', 'wide')).toMatch(
+      /^denied +Pulling +False +ImageAccessDenied /m,
+    );
+    await makeSecret('later', PASSWORD);
+    await world.waitForCondition('Ready', 'patient');
+    expect(await page(port)).toMatchObject({ boots: '1' });
+    expect((await world.vms.get('denied')).status?.phase).toBe('Pulling');
+    await world.kubectl('delete', '--wait=false', 'vm', 'denied', 'patient');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  "a VM image in Tart's layout boots",
+  async () => {
+    const raw = join(folder, 'guest.raw');
+    const parameters = ['convert', '-f', 'qcow2', '-O', 'raw', await guestFile('amd64'), raw];
+    await promisify(execFile)('qemu-img', parameters);
+    const { host, caFile } = registry;
+    const registries = new Registries({ registries: [{ host, caFile }], allowLoopback: true });
+    try {
+      const [credential] = Keyring.parse([registry.dockerConfigJson()]).candidates(host, 'team/tart');
+      const repository = registries.repository({ registry: host, repository: 'team/tart' }, credential);
+      await pushTart(repository, 'v1', raw, { layerBytes: 16 * 1024 ** 2 });
+    } finally {
+      await registries.close();
+    }
+    const port = await freePort();
+    await apply('tart', `${host}/team/tart:v1`, SECRET, port);
+    await world.vms.waitForCondition('tart', 'Ready', { status: 'True' }, BOOT);
+    expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64' });
+  },
+  TEST_MILLISECONDS,
+);
