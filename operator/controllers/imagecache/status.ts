@@ -126,19 +126,22 @@ function readiness(
  * follows from the world and may wait for the next write.
  */
 export function bringsFacts(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): boolean {
-  const { nodes = [], holders, digest, lastRefresh, observedGeneration } = last ?? {};
-  const known = new Map(nodes.map((row) => [row.node, factsOf(row)]));
+  const known = last?.nodes ?? [];
+  const rows = next.nodes ?? [];
+  const factsByNode = (list: readonly NodeCacheState[]) =>
+    new Map(list.map((row) => [row.node, factsOf(row)]));
+  const before = factsByNode(known);
+  const after = factsByNode(rows);
   return (
-    !equal(
-      { holders, digest, lastRefresh, observedGeneration },
-      {
-        holders: next.holders,
-        digest: next.digest,
-        lastRefresh: next.lastRefresh,
-        observedGeneration: next.observedGeneration,
-      },
-    ) || (next.nodes ?? []).some((row) => !equal(known.get(row.node), factsOf(row)))
+    !equal(ownFacts(last), ownFacts(next)) ||
+    rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
+    // That a host has an image shows on its Node; that it has looked for a newer one does not.
+    known.some(({ node, refresh }) => refresh === true && !after.has(node))
   );
+}
+
+function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCacheEntryStatus = {}): object {
+  return { holders, digest, lastRefresh, observedGeneration };
 }
 
 /** A host that is only outdated has none. */
