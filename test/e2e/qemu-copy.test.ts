@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { DiskCopy, LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
+import { findByArgument } from '../../agent/machines/process.ts';
 import { waitFor } from '../support/wait.ts';
 import { type CopyJob, UNDER_WAY } from './qemu-copy-agent.ts';
 import {
@@ -140,16 +141,15 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await tell(port, 'marker=before');
     const least = await number();
     const started = performance.now();
-    let waited = 0;
     const { end } = await begun();
-    waited = performance.now() - started;
+    const waited = performance.now() - started;
+    const reader = await waitFor('the reader', async () => await findByArgument(`berth-copy-${uid}`), {
+      intervalMilliseconds: 1,
+    });
+    process.kill(reader.pid, 'SIGSTOP');
     await tell(port, 'marker=after');
     const most = await number();
-    let over = false;
-    void end.then(() => {
-      over = true;
-    });
-    expect(over).toBe(false);
+    process.kill(reader.pid, 'SIGCONT');
     expect(await end).toEqual({ consistency: 'Crash', virtualSizeBytes: COPY_DISK_BYTES });
     expect(waited).toBeGreaterThan(SYNC_LIMIT_MILLISECONDS - SLACK_MILLISECONDS);
     expect(waited).toBeLessThan(SYNC_LIMIT_MILLISECONDS + SLACK_MILLISECONDS);

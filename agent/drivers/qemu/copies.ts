@@ -13,11 +13,10 @@ import {
 import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { convertToRaw } from './convert.ts';
-import { type CopyNote, readCopyNote, removeCopyNote, writeCopyNote } from './copynote.ts';
+import { readCopyNote, removeCopyNote, writeCopyNote } from './copynote.ts';
 import { requirePlainDisk } from './disk.ts';
 import { thaw, whileFrozen } from './guestagent.ts';
 import type { Machine } from './machine.ts';
-import type { QmpConnection } from './qmp.ts';
 import {
   dropSnapshot,
   prepareSnapshot,
@@ -36,6 +35,7 @@ export class DiskCopies {
   /** Waiting ones included. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   #last: Promise<unknown> = Promise.resolve();
+  #copying = false;
   #tidied = false;
   #tidying: Promise<void> | undefined;
   #nextTidy = 0;
@@ -73,7 +73,10 @@ export class DiskCopies {
     }
   }
 
-  /** Removes what an agent that died in the middle of a copy has left. */
+  /**
+   * Removes what an agent that died in the middle of a copy has left. A guest that does not say that its file systems are
+   * thawed holds up nobody; it is asked again at the next call.
+   */
   async tidy(): Promise<void> {
     if (this.#tidied) return;
     this.#tidying ??= this.#clear();
@@ -84,13 +87,13 @@ export class DiskCopies {
     }
   }
 
-  /** The same for who only looks: a failure is said in the log, and it is tried again some other time. */
+  /** The same for who only looks, at any time: a failure is said in the log. */
   async tryTidy(): Promise<void> {
-    if (Date.now() < this.#nextTidy) return;
+    if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) return;
+    this.#nextTidy = Date.now() + TIDY_INTERVAL_MILLISECONDS;
     try {
       await this.tidy();
     } catch (error) {
-      this.#nextTidy = Date.now() + TIDY_INTERVAL_MILLISECONDS;
       const { uid } = this.#folder;
       this.#context.logger.warn({ uid, error: String(error) }, 'remains of a copy of the disk not removed');
     }
@@ -105,8 +108,13 @@ export class DiskCopies {
     const turn = this.exclusively(async () => {
       signal.throwIfAborted();
       signal.removeEventListener('abort', giveUp);
-      await this.tidy();
-      return await this.#copy(options);
+      this.#copying = true;
+      try {
+        await this.tidy();
+        return await this.#copy(options);
+      } finally {
+        this.#copying = false;
+      }
     });
     try {
       return await Promise.race([turn, waiting.promise]);
@@ -116,29 +124,42 @@ export class DiskCopies {
   }
 
   async #copy(options: CopyOptions): Promise<DiskCopy> {
-    const { path, uid } = this.#folder;
+    const { uid } = this.#folder;
     const file = await this.#machine.state.read();
     if (file === undefined) throw new CopyError('NoMachine', `there is no machine ${uid}`);
     if (file.diskBytes === undefined) throw new CopyError('NoDisk', 'the machine has no disk');
     const state = await this.#machine.inspect();
     const running = state.kind === 'running';
-    await writeCopyNote(path, { target: options.target, frozen: false });
+    await this.#note({ target: options.target });
     try {
       const consistency = running
         ? await this.#copyRunning(options)
         : await this.#copyStill(file, state, options);
       const { size } = await stat(options.target);
-      const note = await readCopyNote(path);
-      await writeCopyNote(path, { frozen: note?.frozen ?? false });
+      await this.#note({ target: undefined });
       return { consistency, virtualSizeBytes: size };
     } catch (error) {
       throw await this.#explained(error, running, options.signal);
     } finally {
-      // Until nothing is left, every look at the machine tries again.
-      this.#tidied = false;
-      this.#nextTidy = 0;
-      await this.tryTidy();
+      await this.#finish();
     }
+  }
+
+  /** The same way as for an agent that died. What fails is left to who looks at the machine. */
+  async #finish(): Promise<void> {
+    this.#tidied = false;
+    try {
+      await this.tidy();
+    } catch (error) {
+      const { uid } = this.#folder;
+      this.#context.logger.warn({ uid, error: String(error) }, 'a copy of the disk left something behind');
+    }
+  }
+
+  async #note(change: { target?: string | undefined; frozen?: boolean }): Promise<void> {
+    const { path } = this.#folder;
+    const known = (await readCopyNote(path)) ?? { frozen: false };
+    await writeCopyNote(path, { ...known, ...change });
   }
 
   async #copyRunning({ target, signal, onProgress }: CopyOptions): Promise<DiskCopy['consistency']> {
@@ -147,7 +168,7 @@ export class DiskCopies {
     const qmp = await this.#machine.connect();
     if (qmp === undefined) throw new Error('the hypervisor has ended');
     const drive = await prepareSnapshot(qmp, path, runAs);
-    const remember = async (frozen: boolean) => await writeCopyNote(path, { target, frozen });
+    const remember = async (frozen: boolean) => await this.#note({ frozen });
     const { frozen, problems } = await whileFrozen(
       { folder: path, signal, remember },
       async () => await takeSnapshot(qmp, drive),
@@ -189,19 +210,24 @@ export class DiskCopies {
       if (reader !== undefined) await killForCertain(reader);
       if (note.target !== undefined) await rm(note.target, { force: true });
       const qmp = await this.#machine.connect();
-      if (qmp !== undefined) await letGuestGo(qmp, path, note);
+      const thawed = qmp === undefined || !note.frozen || (await this.#thaw());
+      if (qmp !== undefined) await dropSnapshot(qmp);
       await removeSnapshotFiles(path);
+      if (!thawed) return await this.#note({ target: undefined });
       await removeCopyNote(path);
     }
     this.#tidied = true;
   }
-}
 
-async function letGuestGo(qmp: QmpConnection, folder: string, { frozen }: CopyNote): Promise<void> {
-  try {
-    if (frozen) await thaw(folder);
-  } finally {
-    await dropSnapshot(qmp);
+  async #thaw(): Promise<boolean> {
+    const { path, uid } = this.#folder;
+    try {
+      await thaw(path);
+      return true;
+    } catch (error) {
+      this.#context.logger.error({ uid, error: String(error) }, 'file systems of the guest not thawed');
+      return false;
+    }
   }
 }
 

@@ -13,7 +13,7 @@ const noteSchema = z.object({
   /** The guest's file systems may be frozen. */
   frozen: z.boolean(),
 });
-export type CopyNote = z.infer<typeof noteSchema>;
+type CopyNote = z.infer<typeof noteSchema>;
 
 export async function readCopyNote(folder: string): Promise<CopyNote | undefined> {
   try {

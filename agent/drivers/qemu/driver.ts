@@ -133,7 +133,10 @@ export class QemuDriver implements Driver {
   }
 
   async suspend(folder: MachineFolder): Promise<void> {
-    await this.#ending(folder, 'suspended', async () => await this.#machine(folder).suspend());
+    await this.#ending(folder, 'suspended', async () => {
+      await this.#copies(folder).tidy();
+      await this.#machine(folder).suspend();
+    });
   }
 
   /** A copy reads from the process that is to end. */

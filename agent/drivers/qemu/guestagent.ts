@@ -11,10 +11,11 @@ const SYNC_TIMEOUT_MILLISECONDS = 3_000;
 const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
 /** The agent works through its commands one by one, so a thaw may have to wait for the end of a late freeze. */
 const THAW_TIMEOUT_MILLISECONDS = 10_000;
-/** Of one thaw, each over a connection of its own. */
+/** Each over a connection of its own. Only one where somebody waits for the end, to stop the guest: {@link thaw} tries again. */
 const THAW_ATTEMPTS = 3;
 /** guest-sync takes any 64-bit number; JSON is exact up to 53 bits, randomInt up to 48. */
 const SYNC_ID_LIMIT = 2 ** 48 - 1;
+const SILENT = 'the guest agent does not answer: file systems may be frozen';
 
 export interface FreezeOptions {
   folder: string;
@@ -54,7 +55,7 @@ export async function whileFrozen(options: FreezeOptions, work: () => Promise<vo
     await work();
   } finally {
     try {
-      await thawOver(port, folder);
+      await thawOver(port, folder, signal.aborted ? 1 : THAW_ATTEMPTS);
       await remember(false);
     } catch (error) {
       freeze.problems.push(String(error));
@@ -63,22 +64,22 @@ export async function whileFrozen(options: FreezeOptions, work: () => Promise<vo
   return freeze;
 }
 
-/** Ends a freeze that an agent which died had begun. Throws when the guest does not say that it did. */
+/** Ends a freeze that was not ended for certain. Throws when the guest does not say that it did. */
 export async function thaw(folder: string): Promise<void> {
   const port = await Port.open(folder);
-  if (port === undefined) throw new Error('the guest agent does not answer, file systems may be frozen');
-  await thawOver(port, folder);
+  if (port === undefined) throw new Error(SILENT);
+  await thawOver(port, folder, 1);
 }
 
-async function thawOver(first: Port, folder: string): Promise<void> {
+async function thawOver(first: Port, folder: string, attempts: number): Promise<void> {
   let port: Port | undefined = first;
   for (let attempt = 1; ; attempt += 1) {
     try {
-      if (port === undefined) throw new Error('the guest agent does not answer, file systems may be frozen');
+      if (port === undefined) throw new Error(SILENT);
       await port.execute('guest-fsfreeze-thaw', THAW_TIMEOUT_MILLISECONDS);
       return;
     } catch (error) {
-      if (attempt === THAW_ATTEMPTS) throw error;
+      if (attempt === attempts) throw error;
     } finally {
       port?.close();
     }
