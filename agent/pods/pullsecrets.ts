@@ -2,11 +2,16 @@
 import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
+import { Backoff, pause } from '../../kube/time.ts';
 import { Keyring } from '../images/registry/credentials.ts';
 import { ImageError } from '../images/store.ts';
 
 const TYPE = 'kubernetes.io/dockerconfigjson';
 const KEY = '.dockerconfigjson';
+/** The API server's authorizer of nodes hears of a Pod by a watch of its own: mostly milliseconds after the host does. */
+const LAG_MILLISECONDS = 10_000;
+const LAG_FIRST_MILLISECONDS = 50;
+const LAG_CAP_MILLISECONDS = 1_000;
 
 /**
  * Of all secrets that the Pod names, in their order. Throws ImageError `PullSecretMissing` when one is not there, may not be
@@ -35,14 +40,21 @@ async function read(client: KubeClient, ref: { name: string; namespace: string }
 }
 
 async function get(client: KubeClient, ref: { name: string; namespace: string }): Promise<Secret> {
-  try {
-    return await client.get(SECRETS, ref);
-  } catch (error) {
-    // Whether the authorizer has not seen the Pod yet or the secret is not there: either passes by itself, or not at all.
-    if (isNotFound(error) || isForbidden(error)) {
-      throw missing(`there is no pull secret ${ref.name} in ${ref.namespace} that this host may read`);
+  const tries = new Backoff({
+    firstMilliseconds: LAG_FIRST_MILLISECONDS,
+    capMilliseconds: LAG_CAP_MILLISECONDS,
+  });
+  const began = performance.now();
+  for (;;) {
+    try {
+      return await client.get(SECRETS, ref);
+    } catch (error) {
+      if (!isNotFound(error) && !isForbidden(error)) throw error;
+      if (isNotFound(error) || performance.now() - began >= LAG_MILLISECONDS) {
+        throw missing(`there is no pull secret ${ref.name} in ${ref.namespace} that this host may read`);
+      }
     }
-    throw error;
+    await pause(tries.next());
   }
 }
 

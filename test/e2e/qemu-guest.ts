@@ -14,6 +14,7 @@ import { waitFor } from '../support/wait.ts';
 
 /** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 9 s (arm64). */
 export const BOOT_DEADLINE_MILLISECONDS = 90_000;
+const LOOPBACK = '127.0.0.1';
 const GUEST_DISK_BYTES = 64 * 1024 * 1024;
 const MEBIBYTE = 1024 * 1024;
 /** With less, UEFI finds no room for the arm64 kernel, which is not compressed. */
@@ -103,8 +104,8 @@ export async function freePort(): Promise<number> {
 }
 
 /** The guest's own report, once its web server answers. */
-export async function page(port: number): Promise<Record<string, string>> {
-  const text = await waitFor('the guest to serve its page', async () => await get(port, '/'), {
+export async function page(port: number, address = LOOPBACK): Promise<Record<string, string>> {
+  const text = await waitFor('the guest to serve its page', async () => await get(port, '/', address), {
     deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS,
   });
   return Object.fromEntries(
@@ -122,9 +123,9 @@ export async function tell(port: number, action: string): Promise<string> {
   });
 }
 
-async function get(port: number, path: string): Promise<string | undefined> {
+async function get(port: number, path: string, address = LOOPBACK): Promise<string | undefined> {
   try {
-    const response = await fetch(`http://127.0.0.1:${port}${path}`, { signal: AbortSignal.timeout(2_000) });
+    const response = await fetch(`http://${address}:${port}${path}`, { signal: AbortSignal.timeout(2_000) });
     return response.ok ? await response.text() : undefined;
   } catch (error) {
     // Not up yet: QEMU's forwarding closes the connection, or nobody listens.

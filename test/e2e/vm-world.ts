@@ -29,6 +29,9 @@ export interface WorldOptions {
   /** Name and IP address of each host; addresses of the loopback network, so that hosts have ports of their own. */
   hosts: Record<string, string>;
   agentConfig?: Record<string, unknown>;
+  /** Of the agents' section `images`, beside their shared folder. */
+  images?: Record<string, unknown>;
+  operatorConfig?: Record<string, unknown>;
 }
 
 export class World {
@@ -59,11 +62,12 @@ export class World {
   }
 
   static async #furnish(cluster: Cluster, image: string, options: WorldOptions): Promise<World> {
-    const { architecture, hosts, agentConfig } = options;
+    const { architecture, hosts, agentConfig, operatorConfig } = options;
     const shared = await shareGuest(cluster, image);
-    const world = new World(cluster, await cluster.startOperator(), shared);
+    const operator = await cluster.startOperator(operatorConfig && { config: operatorConfig });
+    const world = new World(cluster, operator, shared);
     const joinHost = async ([nodeName, address]: [string, string]): Promise<void> => {
-      const images = { sharedRoots: [shared] };
+      const images = { sharedRoots: [shared], ...options.images };
       const config = { architecture, address, cpuOvercommit: CPU_OVERCOMMIT, images, ...agentConfig };
       world.hosts.set(nodeName, await AgentProcess.start(cluster, { nodeName, config }));
     };
