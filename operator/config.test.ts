@@ -8,6 +8,8 @@ describe('the configuration', () => {
       osx_node_platform_quota_pod: 4,
       x86_node_platform_quota_pod: 16,
       vm_shared_disk_enabled: false,
+      cache_job_active_deadline_seconds: 10_800,
+      cacheJobsPerEntry: 5,
       hostLostTimeoutSeconds: 600,
       defaults: { cpu: 2, memory: '4Gi', deployTimeoutSeconds: 600 },
     });

@@ -32,8 +32,10 @@ export function plan(observed: Observed): Plan {
   const targets = targetsOf(observed);
   const digest = newestDigest(observed);
   const refreshBegins = isRefreshAsked(observed);
+  const { nodes = [], holders: held = [] } = observed.entry.status ?? {};
+  const stored = { rows: new Map(nodes.map((row) => [row.node, row])), holders: new Set(held) };
   const decisions = hostsOf(observed, targets).map((name) => {
-    const context = contextOf(observed, name, { digest, refreshBegins });
+    const context = contextOf(observed, name, { digest, refreshBegins }, stored);
     return 'host' in context ? decide(context, targets) : context;
   });
   const deletes = decisions.flatMap((decision) => decision.deletes);
@@ -47,6 +49,12 @@ export function plan(observed: Observed): Plan {
     isReleased: observed.entry.metadata.deletionTimestamp !== undefined && holders.length === 0,
     wakeAt: soonest(decisions.map(({ wakeAt }) => wakeAt)),
   };
+}
+
+/** The entry's status, by host. */
+interface Stored {
+  readonly rows: ReadonlyMap<string, NodeCacheState>;
+  readonly holders: ReadonlySet<string>;
 }
 
 type Named = Decision & { readonly node: string };
@@ -68,8 +76,8 @@ function contextOf(
   observed: Observed,
   name: string,
   common: Pick<HostContext, 'digest' | 'refreshBegins'>,
+  { rows, holders }: Stored,
 ): HostContext | Named {
-  const { status = {} } = observed.entry;
   const jobs = observed.jobs.filter((job) => job.host === name);
   const host = observed.hosts.get(name);
   if (host === undefined) {
@@ -79,8 +87,8 @@ function contextOf(
     ...common,
     observed,
     host,
-    row: status.nodes?.find(({ node }) => node === name),
-    isHeld: status.holders?.includes(name) === true,
+    row: rows.get(name),
+    isHeld: holders.has(name),
     jobs,
   };
 }
