@@ -99,9 +99,8 @@ export class Catalog {
     if (asked.holder.startsWith(ENTRY)) this.#enter(asked.holder, stored, changed);
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
     // First where something is added: what a crash leaves is two of a thing, not none.
-    for (const one of [stored, ...changed].filter((candidate) => changed.has(candidate))) {
-      await this.save(one);
-    }
+    if (changed.delete(stored)) await this.save(stored);
+    for (const other of changed) await this.save(other);
     this.#tell();
     await this.sweep();
   }

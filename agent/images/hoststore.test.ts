@@ -172,7 +172,7 @@ describe('the image store', () => {
       await ensure(source, await open());
       expect(requests).toBe(1);
       expect(await readFile(images[0]?.path ?? '')).toEqual(content);
-      expect(store.images()).toEqual([{ names: [url], sizeBytes: RAW_BYTES }]);
+      expect(store.images()).toEqual([{ names: [`sha256:${sha256}`], sizeBytes: RAW_BYTES }]);
     });
 
     it('an image with another digest is DigestMismatch, and nothing of it stays', async () => {

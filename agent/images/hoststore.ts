@@ -222,7 +222,7 @@ function namesOf(source: BaseImageSource, object: string | undefined): string[] 
     case 'storedArtifact':
       return [normaliseImageName(source.reference), ...names];
     case 'http':
-      return object === undefined ? [source.url] : names;
+      return object === undefined ? [`sha256:${source.sha256.toLowerCase()}`] : names;
     default:
       return names;
   }

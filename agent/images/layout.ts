@@ -189,8 +189,8 @@ export class Layout {
     const found: { folder: string; sizeBytes: number; usedAt: number }[] = [];
     for (const name of await listFolders(root)) {
       const folder = join(root, name);
-      const { mtimeMs } = await stat(folder);
-      found.push({ folder, sizeBytes: await allocated(folder), usedAt: mtimeMs });
+      const usedAt = await changedAt(folder);
+      if (usedAt !== undefined) found.push({ folder, sizeBytes: await allocated(folder), usedAt });
     }
     return found;
   }
@@ -220,6 +220,16 @@ async function entriesOf(folder: string): Promise<string[]> {
     return await readdir(folder, { recursive: true });
   } catch (error) {
     if (isMissing(error)) return [];
+    throw error;
+  }
+}
+
+/** In milliseconds since the epoch; undefined for what has gone. */
+async function changedAt(path: string): Promise<number | undefined> {
+  try {
+    return (await stat(path)).mtimeMs;
+  } catch (error) {
+    if (isMissing(error)) return undefined;
     throw error;
   }
 }

@@ -53,11 +53,13 @@ export class Making {
 
   async #make(job: Job, signal: AbortSignal): Promise<Stored> {
     const target = this.#layout.partial(job.key);
-    await this.#layout.beginPartial(target.folder);
     const finished = await this.#layout.finished(target.folder);
     if (finished !== undefined) return await this.#place(job, finished);
     const claim = { folder: target.folder, bytes: job.roomBytes };
-    await this.#space.within(claim, signal, (watched) => job.run(target, watched));
+    await this.#space.within(claim, signal, async (watched) => {
+      await this.#layout.beginPartial(target.folder);
+      await job.run(target, watched);
+    });
     const inspected = await inspectImage(target.disk, job.format);
     const { blocks } = await stat(target.disk);
     const made = { version: 1 as const, ...job.metadata, ...inspected, entries: [] };

@@ -1,6 +1,7 @@
 /** Images of registries: found on the host when the asker may have them, else fetched. */
 import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
 import type { Access } from './access.ts';
+import { contentFor } from './bases.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { Flights } from './flight.ts';
 import type { PullPlan } from './formats/format.ts';
@@ -17,6 +18,8 @@ import { ImageError, type EnsureOptions, type ImageFormat } from './store.ts';
 const TRIES = 2;
 /** Of one repository: what its tags named while they named this image. */
 const DIGESTS_LIMIT = 16;
+/** Of one image: the repositories that gave it last; to others it is fetched again. */
+const ORIGINS_LIMIT = 64;
 
 /** One image that is asked for. */
 export interface RegistryRequest extends Pick<EnsureOptions, 'signal' | 'onProgress'> {
@@ -139,7 +142,11 @@ export class RegistrySource {
     }
   }
 
-  async #fetch(key: string, { repository, resolved }: Found, request: RegistryRequest): Promise<Stored> {
+  async #fetch(
+    key: string,
+    { reference, repository, resolved }: Found,
+    request: RegistryRequest,
+  ): Promise<Stored> {
     const { signal, format, architecture, onProgress } = request;
     const plan = await planPull(repository, resolved, signal);
     const job = {
@@ -149,9 +156,10 @@ export class RegistrySource {
       format,
       metadata: { digest: resolved.digest, architecture, names: [], repositories: [] },
     };
-    const counted = this.#counted(plan, onProgress);
+    const lookup = await contentFor(nameOf(reference), this.#parts.catalog);
+    const options = { ...this.#counted(plan, onProgress), lookup };
     return await this.#parts.making.make(
-      { ...job, run: (target, watched) => plan.run(target, { ...counted, signal: watched.signal }) },
+      { ...job, run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }) },
       signal,
     );
   }
@@ -194,7 +202,7 @@ function digestsOf({ digest, tagDigest }: ResolvedManifest): string[] {
 function noteOrigin(stored: Stored, seen: Origin): boolean {
   const known = originOf(stored, seen.name);
   if (known === undefined) {
-    stored.metadata.repositories.push(seen);
+    stored.metadata.repositories = [...stored.metadata.repositories, seen].slice(-ORIGINS_LIMIT);
     return true;
   }
   const digests = [...new Set([...known.digests, ...seen.digests])].slice(-DIGESTS_LIMIT);

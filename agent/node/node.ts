@@ -9,8 +9,8 @@ import { type HostFacts, KUBELET_VERSION } from './facts.ts';
 
 /** A kubelet's own number; slots are what really limits machines. */
 const PODS = 110;
-/** A kubelet lists as many. */
-const IMAGES_LISTED = 50;
+/** A kubelet lists 50, at which an image of a cache entry could be missing; these many take some 50 KiB. */
+const IMAGES_LISTED = 200;
 /** How long an unchanged status may stay unwritten: a kubelet's period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
 

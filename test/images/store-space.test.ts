@@ -11,7 +11,7 @@ import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import type { HostImageStore, HostImageStoreOptions } from '../../agent/images/hoststore.ts';
-import type { BaseImageSource } from '../../agent/images/store.ts';
+import type { BaseImage, BaseImageSource, Holder } from '../../agent/images/store.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { pushContainerDisk } from '../support/vmimages.ts';
@@ -99,6 +99,15 @@ describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () =>
     return { type: 'http', url: `${url}/${name}`, sha256 };
   }
 
+  async function take(
+    store: HostImageStore,
+    holder: Holder,
+    name: string,
+    mebibytes?: number,
+  ): Promise<BaseImage> {
+    return await ensure(store, image(name, mebibytes), holder, { name: `berth.dev/team/${name}` });
+  }
+
   async function openHere(options: Partial<HostImageStoreOptions> = {}): Promise<HostImageStore> {
     return await openStore(disk, [registry], options);
   }
@@ -106,13 +115,13 @@ describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () =>
   function names(store: HostImageStore): string[] {
     return store
       .images()
-      .flatMap((one) => one.names.map((name) => name.slice(url.length + 1)))
+      .flatMap((one) => one.names.map((name) => name.replace(/^berth\.dev\/team\/|@.*$/g, '')))
       .toSorted();
   }
 
   /** Fetched and let go again, so that it is there for nobody. */
   async function leave(store: HostImageStore, name: string): Promise<void> {
-    await ensure(store, image(name), `machine/${name}`);
+    await take(store, `machine/${name}`, name);
     store.cloned(`machine/${name}`);
     store.release(`machine/${name}`);
   }
@@ -129,22 +138,22 @@ describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () =>
   it('goes by age, and is never taken from machines, their ISOs or cache entries', async () => {
     const metrics = new Registry();
     const store = await openHere({ budget: 45 * MEBIBYTE, metrics });
-    await ensure(store, image('machine'), 'machine/m');
-    await ensure(store, image('entry'), 'entry/e');
+    await take(store, 'machine/m', 'machine');
+    await take(store, 'entry/e', 'entry');
     await leave(store, 'old');
     await leave(store, 'new');
     // Used once more: now the other one is the oldest.
     await leave(store, 'old');
-    await ensure(store, image('wanted'), 'machine/w');
+    await take(store, 'machine/w', 'wanted');
     expect(names(store)).toEqual(['entry', 'machine', 'old', 'wanted']);
-    await ensure(store, image('another'), 'machine/w');
+    await take(store, 'machine/w', 'another');
     expect(names(store)).toEqual(['another', 'entry', 'machine', 'wanted']);
     expect(await metrics.metrics()).toContain('berth_image_store_evictions_total 2');
     // Also after a restart, once the machines are adopted.
     const reopened = await openHere({ budget: 45 * MEBIBYTE });
-    const { path } = await ensure(store, image('machine'), 'machine/m');
+    const { path } = await take(store, 'machine/m', 'machine');
     reopened.adopt('machine/m', path);
-    await ensure(reopened, image('more'), 'machine/x');
+    await take(reopened, 'machine/x', 'more');
     expect(names(reopened)).toContain('machine');
     expect(names(reopened)).toContain('entry');
   });
@@ -152,7 +161,7 @@ describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () =>
   it('that cannot be made is DiskFull with the numbers, and nothing is removed for it', async () => {
     const store = await openHere({ budget: 25 * MEBIBYTE });
     await leave(store, 'kept');
-    const refused = ensure(store, image('large', 30), 'machine/l');
+    const refused = take(store, 'machine/l', 'large', 30);
     await expect(refused).rejects.toMatchObject({
       reason: 'DiskFull',
       // 15 MiB, less what is noted beside a download.
@@ -170,20 +179,20 @@ describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () =>
     const keyring = keyringOf(registry);
     const full = { reason: 'DiskFull' };
     await expect(ensure(store, reference, 'machine/r', { keyring })).rejects.toMatchObject(full);
-    await expect(ensure(store, image('large', 30), 'machine/l')).rejects.toMatchObject(full);
+    await expect(take(store, 'machine/l', 'large', 30)).rejects.toMatchObject(full);
     expect(await partials()).toEqual([]);
     expect(await freeBytes()).toBeGreaterThan(60 * MEBIBYTE);
-    await ensure(store, image('small', 5), 'machine/s');
+    await take(store, 'machine/s', 'small', 5);
   });
 
   it('promised to one is not given to another', async () => {
     const store = await openHere();
     held = Promise.withResolvers<ServerResponse>();
-    const first = ensure(store, image('first', 40), 'machine/a');
+    const first = take(store, 'machine/a', 'first', 40);
     const response = await held.promise;
     held = undefined;
     await waitFor('the first bytes to come', async () => (await freeBytes()) < 62 * MEBIBYTE);
-    await expect(ensure(store, image('second', 40), 'machine/b')).rejects.toMatchObject({
+    await expect(take(store, 'machine/b', 'second', 40)).rejects.toMatchObject({
       reason: 'DiskFull',
     });
     response.end(contents.get('/first')?.subarray(FIRST_BYTES));
@@ -194,7 +203,7 @@ describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () =>
   it('that others take meanwhile ends the fetch, and what had come gives its own back', async () => {
     const store = await openHere({ minimumFree: 20 * MEBIBYTE });
     held = Promise.withResolvers<ServerResponse>();
-    const pulled = ensure(store, image('slow', 30), 'machine/a').catch((error: unknown) => error);
+    const pulled = take(store, 'machine/a', 'slow', 30).catch((error: unknown) => error);
     await held.promise;
     await waitFor('the first bytes to come', async () => (await freeBytes()) < 62 * MEBIBYTE);
     // A machine's disk that grows.

@@ -1,14 +1,16 @@
 /** A host's store of images against a real registry: who may have what, what is fetched and how often, what is kept for whom. */
-import { createHash } from 'node:crypto';
-import { readFile, mkdtemp, rm } from 'node:fs/promises';
+import { createCipheriv, createHash } from 'node:crypto';
+import { readFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { existsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { publishDisk } from '../../agent/images/formats/publish.ts';
 import type { HostImageStore } from '../../agent/images/hoststore.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import { registriesFor, repositoryOf } from '../support/pulls.ts';
 import { pushContainerDisk, writeRawDisk } from '../support/vmimages.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -36,6 +38,12 @@ async function digestOf(path: string): Promise<string> {
   return createHash('sha256')
     .update(await readFile(path))
     .digest('hex');
+}
+
+/** The same for the same seed, and not to be compressed. */
+function chunkOf(seed: number, bytes: number): Buffer {
+  const key = createHash('sha256').update(`chunk ${seed}`).digest();
+  return createCipheriv('aes-256-ctr', key, Buffer.alloc(16)).update(Buffer.alloc(bytes));
 }
 
 /** GETs of blobs: what a pull is made of. */
@@ -178,6 +186,45 @@ describe('an image of a registry', () => {
     store.release('machine/a');
     await waitFor('the old image to go with its last machine', () => !existsSync(old.path));
     expect(existsSync(moved.path)).toBe(true);
+  });
+});
+
+describe('an image that has pieces in common with one that is here', () => {
+  const CHUNK_BYTES = 16 * 1024 ** 2;
+
+  /** A disk of four chunks as Berth publishes them, the first of them another one with each number. */
+  async function publishVersion(repository: string, number: number): Promise<string> {
+    const registries = registriesFor(registry);
+    const rawPath = join(folder, 'version');
+    try {
+      const chunks = [number, 101, 102, 103].map((seed) => chunkOf(seed, CHUNK_BYTES));
+      await writeFile(rawPath, Buffer.concat(chunks));
+      const disk = { rawPath, virtualSize: 4 * CHUNK_BYTES, architecture: 'amd64' };
+      const where = { repository: repositoryOf(registries, registry, repository), tag: String(number) };
+      await publishDisk(
+        { ...disk, ...where },
+        { signal: new AbortController().signal, onBytes: () => undefined },
+      );
+    } finally {
+      await registries.close();
+    }
+    return `${registry.host}/${repository}:${number}`;
+  }
+
+  it('takes them from there when both are of one repository, and only then', async () => {
+    const keyring = keyringOf(registry);
+    const [first, second] = [await publishVersion('team/family', 1), await publishVersion('team/family', 2)];
+    const foreign = await publishVersion('team/stranger', 3);
+    const took = async (reference: string): Promise<number> => {
+      const before = registry.traffic.received;
+      const { path } = await ensure(store, reference, 'machine/a', { keyring });
+      const piece = (await readFile(path)).subarray(CHUNK_BYTES, 2 * CHUNK_BYTES);
+      expect(piece.equals(chunkOf(101, CHUNK_BYTES))).toBe(true);
+      return registry.traffic.received - before;
+    };
+    expect(await took(first)).toBeGreaterThan(4 * CHUNK_BYTES);
+    expect(await took(second)).toBeLessThan(1.1 * CHUNK_BYTES);
+    expect(await took(foreign)).toBeGreaterThan(4 * CHUNK_BYTES);
   });
 });
 

@@ -1,0 +1,42 @@
+/** What of an image is on this host already, in images that have pieces in common with it. */
+import { existsSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import type { Catalog, Stored } from './catalog.ts';
+import { lookupIn, readChunkTable } from './formats/chunks.ts';
+import type { ContentLookup } from './formats/format.ts';
+
+/** Those used last: more are seldom of the same family, and their tables are read each time. */
+const BASES_LIMIT = 8;
+const TABLE = 'chunks.json';
+
+/**
+ * Looks in images of the same repository and in those that everybody may have: a digest alone must not bring out what
+ * somebody else's image holds.
+ */
+export async function contentFor(repository: string, catalog: Catalog): Promise<ContentLookup> {
+  const bases = catalog
+    .all()
+    .filter((stored) => mayGive(stored, repository) && existsSync(join(folderOf(stored, catalog), TABLE)))
+    .toSorted((a, b) => b.usedAt - a.usedAt)
+    .slice(0, BASES_LIMIT);
+  const disks = await Promise.all(
+    bases.map(async (stored) => ({
+      disk: catalog.baseOf(stored).path,
+      chunks: await readChunkTable(folderOf(stored, catalog)),
+    })),
+  );
+  const find = lookupIn(disks);
+  return (...asked) => {
+    const place = find(...asked);
+    // It may have been removed since.
+    return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
+  };
+}
+
+function mayGive({ metadata }: Stored, repository: string): boolean {
+  return metadata.repositories.some(({ name, open }) => open || name === repository);
+}
+
+function folderOf(stored: Stored, catalog: Catalog): string {
+  return dirname(catalog.baseOf(stored).path);
+}
