@@ -9,7 +9,7 @@ import { basename, join } from 'node:path';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { HostImageStore } from './hoststore.ts';
+import { HostImageStore, type HostImageStoreOptions } from './hoststore.ts';
 import type { BaseImage, BaseImageSource } from './store.ts';
 
 const RAW_BYTES = 1024 * 1024;
@@ -33,7 +33,10 @@ describe('the image store', () => {
     await rm(directory, { recursive: true, force: true });
   });
 
-  async function open(allowLoopbackHttp = true): Promise<HostImageStore> {
+  async function open(
+    allowLoopbackHttp = true,
+    options: Partial<HostImageStoreOptions> = {},
+  ): Promise<HostImageStore> {
     return await HostImageStore.open({
       dataDirectory: join(directory, 'data'),
       sharedRoots: [shared],
@@ -43,6 +46,7 @@ describe('the image store', () => {
       minimumFree: 0,
       metrics: new Registry(),
       logger: pino({ level: 'silent' }),
+      ...options,
     });
   }
 
@@ -155,6 +159,39 @@ describe('the image store', () => {
     });
   });
 
+  describe("files of the cluster's image storage", () => {
+    it('are used where they lie when they are what they should be', async () => {
+      const content = Buffer.alloc(RAW_BYTES, 9);
+      await writeFile(join(shared, 'stored'), content);
+      const sha256 = createHash('sha256').update(content).digest('hex');
+      const source: BaseImageSource = { type: 'storedFile', path: 'stored', sha256 };
+      const elsewhere = ensure(source);
+      await expect(elsewhere).rejects.toMatchObject({ reason: 'ImageSourceUnsupported' });
+      const host = await open(true, { storageFolder: shared });
+      expect(await ensure(source, host)).toMatchObject({ path: join(shared, 'stored') });
+      await expect(ensure({ ...source, sha256: '0'.repeat(64) }, host)).rejects.toMatchObject({
+        reason: 'DigestMismatch',
+      });
+    });
+  });
+
+  it('a file that a cache entry wants is listed by its Image, also after a restart, until the entry lets go', async () => {
+    await writeFile(join(shared, 'disk.raw'), Buffer.alloc(RAW_BYTES, 4));
+    const { signal } = new AbortController();
+    const options = { signal, onProgress: () => undefined };
+    const source: BaseImageSource = { type: 'sharedFile', path: 'disk.raw' };
+    const name = 'berth.dev/team/disk';
+    const { digest } = await store.ensure(source, { ...options, holder: 'entry/e', name });
+    const reopened = await open();
+    expect(reopened.images()).toEqual([{ names: [`${name}@${digest}`], sizeBytes: 0 }]);
+    const changes: number[] = [];
+    reopened.onChange(() => changes.push(reopened.images().length));
+    await reopened.remove('entry/e', signal);
+    expect(changes).toEqual([0]);
+    expect((await open()).images()).toEqual([]);
+    expect(await readFile(join(shared, 'disk.raw'))).toHaveLength(RAW_BYTES);
+  });
+
   describe('http', () => {
     const content = Buffer.alloc(RAW_BYTES, 3);
     const sha256 = createHash('sha256').update(content).digest('hex');
@@ -236,6 +273,29 @@ describe('the image store', () => {
           message: expect.stringContaining('allowLoopbackHttp') as string,
         });
       }
+    });
+
+    it('an image that comes compressed is known by the digest of what came, and used unpacked', async () => {
+      const packed = execFileSync('xz', ['-0', '-c'], { input: content });
+      const digest = createHash('sha256').update(packed).digest('hex');
+      const url = await serve((_request, response) => response.end(packed));
+      const image = await ensure({ type: 'http', url: `${url}/disk.img`, sha256: digest });
+      expect(image).toMatchObject({ digest: `sha256:${digest}`, format: 'raw', virtualSizeBytes: RAW_BYTES });
+      expect((await readFile(image.path)).equals(content)).toBe(true);
+      expect(await stored()).toHaveLength(3);
+    });
+
+    it('a disk that names other files is not used', async () => {
+      const path = join(directory, 'hostile.qcow2');
+      qemuImg('create', '-q', '-f', 'qcow2', '-b', '/etc/passwd', '-F', 'raw', '-u', path, '1M');
+      const hostile = await readFile(path);
+      const digest = createHash('sha256').update(hostile).digest('hex');
+      const url = await serve((_request, response) => response.end(hostile));
+      await expect(ensure({ type: 'http', url, sha256: digest })).rejects.toMatchObject({
+        reason: 'ImageInvalid',
+        message: expect.stringContaining('backing file') as string,
+      });
+      expect(await stored()).toEqual([]);
     });
 
     it('404 is ImageNotFound', async () => {

@@ -1,0 +1,72 @@
+import { expect, test } from 'vitest';
+import { Flights } from './flight.ts';
+
+interface Begun {
+  signal: AbortSignal;
+  onProgress: (percent: number) => void;
+  end: PromiseWithResolvers<string>;
+}
+
+/** Work that the test ends. */
+function setUp(): { flights: Flights<string>; begun: Begun[]; join: (signal?: AbortSignal) => Asked } {
+  const flights = new Flights<string>();
+  const begun: Begun[] = [];
+  function join(signal = new AbortController().signal): Asked {
+    const percents: number[] = [];
+    const options = { signal, onProgress: (percent: number) => percents.push(percent) };
+    const result = flights.join('key', options, async (own, onProgress) => {
+      const end = Promise.withResolvers<string>();
+      begun.push({ signal: own, onProgress, end });
+      return await end.promise;
+    });
+    return { result: result.catch((error: unknown) => error), percents };
+  }
+  return { flights, begun, join };
+}
+
+interface Asked {
+  result: Promise<unknown>;
+  percents: number[];
+}
+
+test('is done once for all who ask, each of whom hears how far it is', async () => {
+  const { begun, join } = setUp();
+  const first = join();
+  begun[0]?.onProgress(30);
+  const second = join();
+  begun[0]?.onProgress(60);
+  begun[0]?.end.resolve('done');
+  expect(await first.result).toEqual({ result: 'done', joined: false });
+  expect(await second.result).toEqual({ result: 'done', joined: true });
+  expect([first.percents, second.percents]).toEqual([
+    [30, 60],
+    [30, 60],
+  ]);
+  expect(begun).toHaveLength(1);
+  join();
+  expect(begun).toHaveLength(2);
+});
+
+test('is given up when the last one leaves, and not begun again before it has ended', async () => {
+  const { begun, join } = setUp();
+  const [one, other] = [new AbortController(), new AbortController()];
+  const [first, second] = [join(one.signal), join(other.signal)];
+  one.abort('first left');
+  expect(await first.result).toBe('first left');
+  expect(begun[0]?.signal.aborted).toBe(false);
+  other.abort('second left');
+  expect(await second.result).toBe('second left');
+  expect(begun[0]?.signal.aborted).toBe(true);
+  const third = join();
+  expect(begun).toHaveLength(1);
+  begun[0]?.end.reject(new Error('given up'));
+  await expect.poll(() => begun.length).toBe(2);
+  begun[1]?.end.resolve('done');
+  expect(await third.result).toEqual({ result: 'done', joined: false });
+});
+
+test('is not begun for one who has left already', async () => {
+  const { begun, join } = setUp();
+  expect(await join(AbortSignal.abort('left')).result).toBe('left');
+  expect(begun).toEqual([]);
+});

@@ -1,0 +1,33 @@
+import { describe, expect, test } from 'vitest';
+import { ImageError, type ImageErrorReason } from '../images/store.ts';
+import { newRecord } from './record.ts';
+import { type Verdict, verdictOf } from './verdict.ts';
+
+/** Of a first deployment's step that failed so many times in a row. */
+function verdictOn(reason: ImageErrorReason, attempts: number): Verdict {
+  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, ports: [] };
+  const record = newRecord({ uid: 'u', key: 'n/u', machine: undefined, claim });
+  const error = new ImageError(reason, 'in words');
+  return verdictOf({ kind: 'create', error, record, desired: undefined, attempts, now: 0 });
+}
+
+describe('an image that cannot be had', () => {
+  test.each(['PullSecretMissing', 'ImageAccessDenied'] as const)(
+    '%s is tried again for as long as the VM may take: people mend it beside the VM',
+    (reason) => {
+      const first = { kind: 'retry', afterMilliseconds: 1_000, message: 'in words' };
+      expect(verdictOn(reason, 1)).toEqual(first);
+      expect(verdictOn(reason, 100)).toEqual({ ...first, afterMilliseconds: 60_000 });
+    },
+  );
+
+  test.each(['ImageFetchFailed', 'DiskFull'] as const)('%s is tried again a few times', (reason) => {
+    expect(verdictOn(reason, 3)).toMatchObject({ kind: 'retry' });
+    expect(verdictOn(reason, 4)).toMatchObject({ kind: 'fail', failure: { reason, message: 'in words' } });
+  });
+
+  test.each(['ImageNotFound', 'ImageInvalid', 'DigestMismatch', 'ImageSourceUnsupported'] as const)(
+    '%s is final',
+    (reason) => expect(verdictOn(reason, 1)).toMatchObject({ kind: 'fail', failure: { reason } }),
+  );
+});
