@@ -74,7 +74,7 @@ export class ImageCacheReconciler {
 
   async #execute(observed: Observed, planned: Plan): Promise<Result> {
     const { entry } = observed;
-    const held = planned.isReleased ? undefined : await this.#writeStatus(entry, planned.status);
+    const held = await this.#writeStatus(entry, planned.status);
     for (const job of planned.deletes) {
       await this.#executor.deleteJob(job);
     }
