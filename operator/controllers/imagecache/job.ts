@@ -65,10 +65,13 @@ function cacheTask(
   return { ...holder, type: 'cache', image: image.task, refresh };
 }
 
-/** Of the time since the host was first queued. */
+/**
+ * What is left since the host was first queued. Times of Jobs are whole seconds, cut off: with one more, the operator's own
+ * deadline comes first, and it knows what the host waited for.
+ */
 function remaining({ config, now }: Observed, { row }: Start): number {
   const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;
-  return Math.max(1, Math.ceil(config.cache_job_active_deadline_seconds - spent));
+  return Math.max(0, Math.ceil(config.cache_job_active_deadline_seconds - spent)) + 1;
 }
 
 function removal({ isParked }: Start): number {

@@ -1,0 +1,289 @@
+import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { NODES } from '../../kube/core.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { CacheEntries, readyOf, rowOf } from '../support/cacheentries.ts';
+import { CacheSimulator } from '../support/cachesimulator.ts';
+import { JobHistory } from '../support/jobhistory.ts';
+import { faultsIn } from '../support/operatorlog.ts';
+import { numbered, VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+const HOSTS = 12;
+const LIMIT = 5;
+/** Short enough to wait for, long enough for a Job of a busy cluster to be scheduled in. */
+const CONFIG = {
+  osx_node_platform_quota_pod: 1,
+  cacheTurnSeconds: 4,
+  cacheRetrySeconds: 2,
+  leaderElection: { leaseDurationSeconds: 3, renewDeadlineSeconds: 2, retryPeriodSeconds: 0.5 },
+};
+const SHORT_DEADLINE_SECONDS = 10;
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let simulator: CacheSimulator;
+let history: JobHistory;
+let entries: CacheEntries;
+const hosts = numbered('host', HOSTS);
+const logs: string[] = [];
+
+async function startOperator(more: object = {}): Promise<void> {
+  operator = await cluster.startOperator({
+    config: { ...CONFIG, ...more },
+    name: `operator-${logs.length}`,
+  });
+  logs.push(operator.logFile);
+}
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-imagecache-${process.pid}`, hosts: HOSTS });
+  simulator = await CacheSimulator.start(cluster.client());
+  history = await JobHistory.start(cluster.client());
+  entries = new CacheEntries(cluster);
+  await startOperator();
+});
+
+afterAll(async () => {
+  history?.stop();
+  simulator?.stop();
+  await cluster?.stop();
+});
+
+afterEach(async () => {
+  for (const host of hosts) simulator.conduct(host, {});
+  await deleteAll();
+  await waitFor('every Job to be gone', () => history.present === 0);
+});
+
+/** no-orphan: after each test nothing keeps anything for an entry. */
+async function deleteAll(): Promise<void> {
+  const names = (await entries.list()).map(({ metadata }) => metadata.name);
+  await Promise.all(names.map((name) => entries.delete(name)));
+  for (const name of names) await entries.waitUntilGone(name);
+  expect(hosts.filter((host) => simulator.holds(host).length > 0)).toEqual([]);
+}
+
+async function kubectlGet(...more: string[]): Promise<string[][]> {
+  const { stdout } = await cluster.kubectl(['get', 'ice', ...more]);
+  return stdout
+    .trim()
+    .split('\n')
+    .map((row) => row.split(/\s{2,}/));
+}
+
+describe('an ImageCacheEntry for all hosts', () => {
+  const reference = 'registry.example/all:1';
+
+  it('is on every one of them, by at most five Jobs at once; one that joins gets it too', async () => {
+    for (const host of hosts) simulator.conduct(host, { delayMilliseconds: 300 });
+    await entries.create('all', { reference, targets: { all: true } });
+    await entries.waitUntilCached('all', HOSTS);
+    expect(history.mostOf('all')).toBe(LIMIT);
+    for (const { status } of (await cluster.client().list(NODES)).items) {
+      expect(status?.images?.flatMap(({ names }) => names)).toContain(reference);
+    }
+    const [joined = ''] = await cluster.addHosts(1);
+    hosts.push(joined);
+    const entry = await entries.waitUntilCached('all', HOSTS + 1);
+    expect(entry.status).toMatchObject({ desired: HOSTS + 1, digest: simulator.digest(reference) });
+    expect(entry.status?.nodes).toBeUndefined();
+
+    const [head, row] = await kubectlGet();
+    expect(head).toEqual(['NAME', 'IMAGE', 'DIGEST', 'CACHED', 'WANTED', 'AGE']);
+    expect(row?.slice(0, 5)).toEqual(['all', reference, simulator.digest(reference), '13', '13']);
+    const { stdout } = await cluster.kubectl(['describe', 'ice', 'all']);
+    expect(stdout).toMatch(/Normal\s+Cached\s.*12 of 12 hosts have the image/);
+  });
+
+  it('asks nothing of a host that has the image already', async () => {
+    const [first = ''] = hosts;
+    await simulator.pull(first, reference);
+    const before = simulator.done.length;
+    await entries.create('all', { reference, targets: { nodes: hosts.slice(0, 3) } });
+    await entries.waitUntilCached('all', 3);
+    expect(simulator.done.slice(before).toSorted()).toEqual([
+      `cache host-1 ${reference}`,
+      `cache host-2 ${reference}`,
+    ]);
+  });
+
+  it('goes on where it was when the operator is killed in the middle, and fetches nothing twice', async () => {
+    for (const host of hosts) simulator.conduct(host, { delayMilliseconds: 500 });
+    const before = simulator.done.length;
+    await entries.create('killed', { reference: 'registry.example/killed:1', targets: { all: true } });
+    await entries.waitFor('killed', 'some hosts to have it', ({ status }) => (status?.cached ?? 0) >= 3);
+    await operator.kill('SIGKILL');
+    await operator.stopped;
+    await startOperator();
+    await entries.waitUntilCached('killed', hosts.length);
+    expect(simulator.done.slice(before).toSorted()).toEqual(
+      hosts.map((host) => `cache ${host} registry.example/killed:1`).toSorted(),
+    );
+    expect(history.mostOf('killed')).toBeLessThanOrEqual(LIMIT);
+  });
+});
+
+describe('hosts that hold things up', () => {
+  it('full: go to the end of the queue, and hold up nobody', async () => {
+    const full = hosts.slice(0, 6);
+    const vms = new VMs(cluster);
+    await Promise.all(full.map((node) => vms.create(`on-${node}`, { placement: { node } })));
+    for (const node of full) await vms.waitForPhase(`on-${node}`, 'Running');
+    await entries.create('busy', { reference: 'registry.example/busy:1', targets: { all: true } });
+    const free = hosts.length - full.length;
+    await entries.waitFor('busy', 'all free hosts to have it', ({ status }) => status?.cached === free);
+    const entry = await entries.waitFor('busy', 'each full host to have had its turn', (candidate) =>
+      full.every((host) => rowOf(candidate, host)?.message?.startsWith('HostFull: ') === true),
+    );
+    expect(new Set(full.map((host) => rowOf(entry, host)?.state))).toEqual(new Set(['Queued']));
+    expect(readyOf(entry)).toMatchObject({ status: 'False', reason: 'Caching' });
+    await Promise.all(full.map((node) => vms.delete(`on-${node}`)));
+    await entries.waitUntilCached('busy', hosts.length);
+    expect(history.mostOf('busy')).toBeLessThanOrEqual(LIMIT);
+  });
+
+  it('failing: said in kubectl get and in an Event, tried again later, and no other host waits for it', async () => {
+    const fails = { reason: 'ImageAccessDenied', message: 'the registry wants a password' };
+    simulator.conduct('host-2', { fails });
+    await entries.create('denied', { reference: 'registry.example/denied:1', targets: { all: true } });
+    const failed = await entries.waitFor(
+      'denied',
+      'one host to have failed twice, all others to have it',
+      (entry) => entry.status?.cached === hosts.length - 1 && (rowOf(entry, 'host-2')?.failures ?? 0) >= 2,
+    );
+    expect(rowOf(failed, 'host-2')?.message).toBe('ImageAccessDenied: the registry wants a password');
+    expect(readyOf(failed)?.message).toContain('host-2');
+    const { stdout } = await cluster.kubectl(['describe', 'ice', 'denied']);
+    expect(stdout).toMatch(/Warning\s+CachingFailed\s.*host host-2: ImageAccessDenied: the registry wants/);
+    simulator.conduct('host-2', {});
+    await entries.waitUntilCached('denied', hosts.length);
+  });
+
+  it('stuck: Failed at the deadline, its slot free again, and tried again', async () => {
+    await operator.stop();
+    await startOperator({ cache_job_active_deadline_seconds: SHORT_DEADLINE_SECONDS });
+    simulator.conduct('host-3', { hangs: true });
+    await entries.create('stuck', { reference: 'registry.example/stuck:1', targets: { all: true } });
+    const failed = await entries.waitFor(
+      'stuck',
+      'one host to fail, all others to have it',
+      ({ status }) => status?.failed === 1 && status.cached === hosts.length - 1,
+    );
+    expect(rowOf(failed, 'host-3')?.message).toMatch(/^DeadlineExceeded: not done within 10 s/);
+    const [head, row] = await kubectlGet('-o', 'wide');
+    expect(row?.[head?.indexOf('FAILING') ?? 0]).toBe('host-3');
+    const vms = new VMs(cluster);
+    await vms.create('instead', { placement: { node: 'host-3' } });
+    await vms.waitForPhase('instead', 'Running');
+    await vms.delete('instead');
+    await vms.waitUntilGone('instead');
+    simulator.conduct('host-3', {});
+    await entries.waitUntilCached('stuck', hosts.length);
+    await operator.stop();
+    await startOperator();
+  });
+});
+
+describe('removal', () => {
+  it('cleans the hosts that leave the targets, and all of them when the entry is deleted', async () => {
+    for (const host of hosts.slice(0, 4)) await cluster.kubectl(['label', 'node', host, 'tag.berth.dev/ci=']);
+    const created = await entries.create('tagged', {
+      reference: 'registry.example/tagged:1',
+      targets: { tags: ['ci'] },
+    });
+    await entries.waitUntilCached('tagged', 4);
+    simulator.conduct('host-0', { hangs: true });
+    await cluster.kubectl(['label', 'node', 'host-0', 'host-1', 'tag.berth.dev/ci-']);
+    await waitFor('host-1 to be clean', () => simulator.holds('host-1').length === 0);
+    const leaving = await entries.waitFor('tagged', 'only host-0 to be left', ({ status }) => {
+      return status?.nodes?.length === 1 && status.desired === 2;
+    });
+    expect(rowOf(leaving, 'host-0')).toMatchObject({ state: 'Removing' });
+    expect(leaving.status).toMatchObject({ cached: 2, failed: 0 });
+
+    await entries.delete('tagged');
+    await waitFor('host-2 and host-3 to be clean', () =>
+      ['host-2', 'host-3'].every((host) => simulator.holds(host).length === 0),
+    );
+    expect(simulator.holds('host-0')).toEqual([created.metadata.uid]);
+    expect(readyOf(await entries.get('tagged'))).toMatchObject({ status: 'False', reason: 'Removing' });
+    // A hanging Pod is taken away by hand; the operator tries again.
+    simulator.conduct('host-0', {});
+    await cluster.kubectl([
+      'delete',
+      'pods',
+      '-n',
+      'berth-system',
+      '-l',
+      'berth.dev/workload=cache',
+      '--wait=false',
+    ]);
+    await entries.waitUntilGone('tagged');
+    expect(simulator.holds('host-0')).toEqual([]);
+    await cluster.kubectl(['label', 'nodes', '--all', 'tag.berth.dev/ci-']);
+  });
+});
+
+describe('names', () => {
+  it('every spelling is the one image: the oldest entry has it, the next takes over when that goes', async () => {
+    const spellings = [' debian', 'docker.io/library/debian:latest', 'INDEX.docker.io/library/debian'];
+    const targets = { nodes: ['host-0'] };
+    for (const [index, reference] of spellings.entries()) {
+      await entries.create(`spelling-${index}`, { reference: reference.trimStart(), targets });
+    }
+    const first = await entries.waitUntilCached('spelling-0', 1);
+    expect(first.status?.normalizedReference).toBe('docker.io/library/debian:latest');
+    for (const name of ['spelling-1', 'spelling-2']) {
+      const duplicate = await entries.waitFor(
+        name,
+        'to be a duplicate',
+        (entry) =>
+          entry.status?.conditions?.some(({ type, status }) => type === 'Accepted' && status === 'False') ===
+          true,
+      );
+      expect(readyOf(duplicate)).toMatchObject({ status: 'False', reason: 'DuplicateOf' });
+      expect(readyOf(duplicate)?.message).toContain('spelling-0');
+      expect(duplicate.status).toMatchObject({ desired: 0, cached: 0 });
+    }
+    await entries.delete('spelling-0');
+    await entries.waitUntilGone('spelling-0');
+    await entries.waitUntilCached('spelling-1', 1);
+    expect(simulator.holds('host-0')).toEqual([(await entries.get('spelling-1')).metadata.uid]);
+  });
+
+  it('a tag that moved: Outdated where the older image is, until a newer one is asked for', async () => {
+    const reference = 'registry.example/moving:latest';
+    const older = simulator.digest(reference);
+    await entries.create('moving', { reference, targets: { nodes: hosts.slice(0, 4) } });
+    await entries.waitUntilCached('moving', 4);
+    simulator.moveTag(reference, 'second');
+    // Lost, and so fetched again: this is how anybody can know that the tag has moved.
+    await simulator.lose('host-0', reference);
+    const entry = await entries.waitFor('moving', 'three hosts to be outdated', ({ status }) => {
+      return status?.outdated === 3 && status.cached === 1;
+    });
+    expect(entry.status?.digest).toBe(simulator.digest(reference));
+    expect(rowOf(entry, 'host-1')).toEqual({ node: 'host-1', state: 'Outdated', message: `has ${older}` });
+    expect(readyOf(entry)).toMatchObject({ status: 'False', reason: 'Outdated' });
+    const before = simulator.done.length;
+    const refreshRequestedAt = new Date().toISOString();
+    await entries.patch('moving', { refreshRequestedAt });
+    const refreshed = await entries.waitUntilCached('moving', 4);
+    expect(refreshed.status).toMatchObject({ outdated: 0, lastRefresh: refreshRequestedAt });
+    expect(simulator.done.slice(before)).toHaveLength(4);
+  });
+
+  it('an Image that is not there: the entry waits and says so', async () => {
+    const imageRef = { namespace: 'platform-default', name: 'nowhere' };
+    await entries.create('waiting', { imageRef, targets: { all: true } });
+    const entry = await entries.waitFor('waiting', 'a reason', (one) => readyOf(one) !== undefined);
+    expect(readyOf(entry)).toMatchObject({ status: 'False', reason: 'ImageNotFound' });
+    expect(entry.status?.normalizedReference).toBe('berth.dev/platform-default/nowhere');
+  });
+});
+
+describe('the operator', () => {
+  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+    expect(logs.flatMap(faultsIn)).toEqual([]);
+  });
+});

@@ -1,0 +1,58 @@
+/** Every Job that ever was, from a watch that began before the first of them. */
+import { pino } from 'pino';
+import { WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { Informer } from '../../kube/informer.ts';
+import { JOBS } from '../../kube/job.ts';
+import { ENTRY_NAME_LABEL } from '../../operator/controllers/imagecache/names.ts';
+
+/** Of ImageCacheEntries, by the name of the entry. */
+export class JobHistory {
+  readonly #stopping = new AbortController();
+  readonly #here = new Map<string, Set<string>>();
+  readonly #most = new Map<string, number>();
+  #all = 0;
+
+  static async start(client: KubeClient): Promise<JobHistory> {
+    const history = new JobHistory();
+    const jobs = new Informer(client, JOBS, {
+      logger: pino({ level: 'silent' }),
+      labelSelector: `${WORKLOAD_LABEL}=cache`,
+    });
+    jobs.cache.onChange(({ type, object: { metadata } }) => {
+      const { uid = '', labels = {} } = metadata;
+      history.#record(type, labels[ENTRY_NAME_LABEL] ?? '', uid);
+    });
+    jobs.start(history.#stopping.signal);
+    await jobs.synced;
+    return history;
+  }
+
+  /** The greatest number of Jobs that the entry had at any moment, ended ones included. */
+  mostOf(entry: string): number {
+    return this.#most.get(entry) ?? 0;
+  }
+
+  /** How many there are now, of all entries. */
+  get present(): number {
+    return [...this.#here.values()].reduce((sum, { size }) => sum + size, 0);
+  }
+
+  /** How many there ever were. */
+  get all(): number {
+    return this.#all;
+  }
+
+  stop(): void {
+    this.#stopping.abort(new Error('the test is over'));
+  }
+
+  #record(type: 'added' | 'updated' | 'deleted', entry: string, uid: string): void {
+    const here = this.#here.get(entry) ?? new Set();
+    this.#here.set(entry, here);
+    if (type === 'deleted') here.delete(uid);
+    else here.add(uid);
+    if (type === 'added') this.#all += 1;
+    this.#most.set(entry, Math.max(this.mostOf(entry), here.size));
+  }
+}
