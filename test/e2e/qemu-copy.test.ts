@@ -1,7 +1,7 @@
 /** Copies of a machine's whole disk, with a real guest that writes all the time. */
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { access, mkdir, readdir, readFile } from 'node:fs/promises';
+import { access, mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { DiskCopy, LaunchPlan } from '../../agent/drivers/driver.ts';
@@ -257,6 +257,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   });
 
   it('of a stopped machine survives a start, which waits, and an agent that died', async () => {
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
     await killedAgent(async (output) => output.includes(UNDER_WAY));
     const { end } = await begun();
     const started = host.driver.start(folder(), plan);
@@ -274,6 +275,21 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await expect(access(target)).rejects.toThrow('ENOENT');
     expect(await host.driver.list()).toEqual([]);
     expect(await copy().catch((error: unknown) => error)).toMatchObject({ reason: 'NoMachine' });
+  });
+
+  it('does not read the files that the disk names', async () => {
+    const secret = join(host.directory, 'secret');
+    await writeFile(secret, 'secret'.padEnd(4096));
+    await host.driver.create(folder(), { ...plan, diskSizeBytes: 4096 }, undefined);
+    const disk = join(folder().path, 'disk.qcow2');
+    execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', '-F', 'raw', '-b', secret, disk]);
+    expect(await copy()).toEqual({ consistency: 'Stopped', virtualSizeBytes: 4096 });
+    expect(await readFile(target)).toEqual(Buffer.alloc(4096));
+    const dataFile = `data_file=${secret},data_file_raw=on`;
+    execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', '-o', dataFile, disk, '4096']);
+    await writeFile(secret, 'secret'.padEnd(4096));
+    await expect(copy()).rejects.toThrow('names a data file');
+    await expect(host.driver.start(folder(), plan)).rejects.toThrow('names a data file');
   });
 
   it('of a machine without one is refused', async () => {

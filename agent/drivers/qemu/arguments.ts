@@ -112,8 +112,8 @@ function disk(state: MachineFile): string[] {
  * looked up: what a file says of itself is not to be trusted.
  */
 export function diskNode(state: MachineFile): Record<string, unknown> {
-  const backing = state.base === undefined ? {} : { backing: baseNode(state.base) };
-  return { driver: 'qcow2', file: file(FILES.disk), ...backing };
+  const backing = state.base === undefined ? null : baseNode(state.base);
+  return { driver: 'qcow2', file: file(FILES.disk), backing };
 }
 
 function baseNode(base: { path: string; format: 'qcow2' | 'raw' }): Record<string, unknown> {

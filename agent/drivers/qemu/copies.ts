@@ -14,7 +14,7 @@ import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { convertToRaw } from './convert.ts';
 import { readCopyNote, removeCopyNote, writeCopyNote } from './copynote.ts';
-import { requirePlainDisk } from './disk.ts';
+import { requireOwnData } from './disk.ts';
 import { thaw, whileFrozen } from './guestagent.ts';
 import type { Machine } from './machine.ts';
 import {
@@ -186,7 +186,7 @@ export class DiskCopies {
     { target, signal, onProgress }: CopyOptions,
   ): Promise<DiskCopy['consistency']> {
     const { path, uid } = this.#folder;
-    await requirePlainDisk(join(path, FILES.disk));
+    await requireOwnData(join(path, FILES.disk));
     onProgress(0);
     await convertToRaw(diskNode(file), target, { folder: path, name: processName(uid), signal, onProgress });
     const lostPower = state.kind === 'suspended' || (state.kind === 'exited' && state.reason === 'Crashed');

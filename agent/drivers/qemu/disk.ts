@@ -2,6 +2,8 @@
 import { execFile } from 'node:child_process';
 import { open } from 'node:fs/promises';
 import { promisify } from 'node:util';
+import { isMissing } from '../../machines/folder.ts';
+import { StartError } from '../driver.ts';
 
 const execute = promisify(execFile);
 
@@ -9,9 +11,8 @@ const execute = promisify(execFile);
 const METADATA_TIMEOUT_MILLISECONDS = 30_000;
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 const COPY_BYTES = 1024 * 1024;
-/** The fields up to the incompatible features, of which bit 2 says that the data lie in another file. */
+/** The fields up to the incompatible features (from version 3 on), of which bit 2 says that the data lie in another file. */
 const QCOW2_HEADER_BYTES = 80;
-const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const QCOW2_DATA_FILE = 1 << 2;
 
 /** A qcow2 at `path` that shows `base` and keeps what is written to it. */
@@ -56,20 +57,22 @@ export async function copySparse(from: string, to: string): Promise<void> {
 }
 
 /**
- * A machine's disk was written by its hypervisor, which a guest may have taken over. Throws where its header would make
- * a reader with our rights open another file; the backing file that it names is of no account, readers are given ours.
+ * A machine's disk was written by its hypervisor, which a guest may have taken over. Throws {@link StartError} when its
+ * header would make a reader, who still has our rights, open another file for the data. The backing file it names is of
+ * no account, readers are given ours; what is missing or no qcow2 they refuse themselves.
  */
-export async function requirePlainDisk(path: string): Promise<void> {
-  const file = await open(path, 'r');
+export async function requireOwnData(path: string): Promise<void> {
+  let file: Awaited<ReturnType<typeof open>>;
   try {
-    const { buffer, bytesRead } = await file.read(Buffer.alloc(QCOW2_HEADER_BYTES), 0, QCOW2_HEADER_BYTES, 0);
-    const version = buffer.readUInt32BE(4);
-    if (bytesRead < QCOW2_HEADER_BYTES || !buffer.subarray(0, 4).equals(QCOW2_MAGIC) || version !== 3) {
-      throw new Error('the disk of the machine is no qcow2 image of version 3');
-    }
-    if (buffer.readUInt32BE(32) !== 0) throw new Error('the disk of the machine is encrypted');
-    if ((buffer.readUInt32BE(76) & QCOW2_DATA_FILE) !== 0) {
-      throw new Error('the disk of the machine names a data file');
+    file = await open(path, 'r');
+  } catch (error) {
+    if (isMissing(error)) return;
+    throw error;
+  }
+  try {
+    const { buffer } = await file.read(Buffer.alloc(QCOW2_HEADER_BYTES), 0, QCOW2_HEADER_BYTES, 0);
+    if (buffer.readUInt32BE(4) >= 3 && (buffer.readUInt32BE(76) & QCOW2_DATA_FILE) !== 0) {
+      throw new StartError('DiskInvalid', 'the disk of the machine names a data file');
     }
   } finally {
     await file.close();

@@ -13,6 +13,7 @@ import { StateFile } from '../../machines/statefile.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
 import { commandLine, processMark } from './arguments.ts';
 import type { MachineContext } from './context.ts';
+import { requireOwnData } from './disk.ts';
 import { launch } from './launch.ts';
 import { restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
@@ -145,6 +146,7 @@ export class Machine {
     if (state === undefined) throw new Error(`machine ${this.#folder.uid} has no state`);
     const { cpu, memoryBytes } = state.launched ?? plan;
     const { uid, path } = this.#folder;
+    if (state.diskBytes !== undefined) await requireOwnData(join(path, FILES.disk));
     const { runAs } = this.#context;
     const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
     const { exited, identity } = await launch(
