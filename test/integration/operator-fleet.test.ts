@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { writesBetween, writesByResource } from '../support/apiwrites.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, numbered, VMs } from '../support/vms.ts';
@@ -44,22 +45,6 @@ async function waitForRunning(count: number): Promise<string[]> {
 async function deleteAndWait(names: readonly string[]): Promise<void> {
   await Promise.all(names.map((name) => vms.delete(name)));
   for (const name of names) await vms.waitUntilGone(name, FLEET);
-}
-
-/** Requests that changed something, by resource, since the API server started. */
-async function writesByResource(): Promise<Map<string, number>> {
-  const { body } = await cluster.client().raw('GET', '/metrics');
-  const counts = new Map<string, number>();
-  for (const line of String(body).split('\n')) {
-    const match = /^apiserver_request_total\{(.*)\} (\S+)$/.exec(line);
-    const [, labels = '', value = '0'] = match ?? [];
-    const verb = /verb="([A-Z]+)"/.exec(labels)?.[1] ?? '';
-    const resource = /resource="([^"]*)"/.exec(labels)?.[1] ?? '';
-    if (['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE'].includes(verb)) {
-      counts.set(resource, (counts.get(resource) ?? 0) + Number(value));
-    }
-  }
-  return counts;
 }
 
 describe('40 VMs on 8 hosts of 4 berths', () => {
@@ -132,12 +117,12 @@ describe('50 VMs at rest', () => {
     await vms.createMany(numbered('quiet', 50));
     await waitForRunning(50);
     // Events are told some seconds after what they tell of; then there is nothing left to say.
-    let before = await writesByResource();
+    let before = await writesByResource(cluster);
     await waitFor(
       'the last Events and statuses to be written',
       async () => {
-        const now = await writesByResource();
-        const isQuiet = difference(before, now).length === 0;
+        const now = await writesByResource(cluster);
+        const isQuiet = writesBetween(before, now).length === 0;
         before = now;
         return isQuiet;
       },
@@ -146,15 +131,8 @@ describe('50 VMs at rest', () => {
     expect(before.get('vms'), 'the writes of VMs are counted').toBeGreaterThan(0);
     const until = performance.now() + QUIET_MILLISECONDS;
     await waitFor('the quiet time to pass', () => performance.now() >= until);
-    expect(difference(before, await writesByResource())).toEqual([]);
+    expect(writesBetween(before, await writesByResource(cluster))).toEqual([]);
   });
-
-  function difference(before: Map<string, number>, after: Map<string, number>): string[] {
-    const allowed = new Set(['leases', 'nodes']);
-    return [...after]
-      .filter(([resource, count]) => !allowed.has(resource) && count !== (before.get(resource) ?? 0))
-      .map(([resource, count]) => `${resource}: ${count - (before.get(resource) ?? 0)}`);
-  }
 });
 
 describe('the operator', () => {

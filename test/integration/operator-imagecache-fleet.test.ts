@@ -1,0 +1,87 @@
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { NODES } from '../../kube/core.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { writesBetween, writesByResource } from '../support/apiwrites.ts';
+import { CacheEntries } from '../support/cacheentries.ts';
+import { CacheSimulator } from '../support/cachesimulator.ts';
+import { JobHistory } from '../support/jobhistory.ts';
+import { faultsIn } from '../support/operatorlog.ts';
+import { numbered } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+const HOSTS = 50;
+const ENTRIES = 20;
+const LIMIT = 5;
+/** A thousand Jobs take the control plane half a minute of two idle cores. */
+const SETTLE = { deadlineMilliseconds: 240_000, intervalMilliseconds: 500 };
+/** Events are told some seconds after what they tell of; then there is nothing left to say. */
+const LAST_WORDS = { deadlineMilliseconds: 60_000, intervalMilliseconds: 2_000 };
+const QUIET_MILLISECONDS = 10_000;
+
+let cluster: Cluster;
+let operator: OperatorProcess;
+let simulator: CacheSimulator;
+let history: JobHistory;
+let entries: CacheEntries;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-cachefleet-${process.pid}`, hosts: HOSTS });
+  simulator = await CacheSimulator.start(cluster.client());
+  history = await JobHistory.start(cluster.client());
+  operator = await cluster.startOperator();
+  entries = new CacheEntries(cluster);
+});
+
+afterAll(async () => {
+  history?.stop();
+  simulator?.stop();
+  await cluster?.stop();
+});
+
+describe('20 entries for all of 50 hosts', () => {
+  const names = numbered('entry', ENTRIES);
+
+  it('settle: 1,000 Jobs, of no entry more than five at once', { timeout: 300_000 }, async () => {
+    const began = performance.now();
+    for (const name of names) {
+      await entries.create(name, { reference: `registry.example/${name}:1`, targets: { all: true } });
+    }
+    await waitFor(
+      'every host to have every image',
+      async () => (await entries.list()).every(({ status }) => status?.cached === HOSTS),
+      SETTLE,
+    );
+    process.stderr.write(`1,000 cache Jobs: ${((performance.now() - began) / 1000).toFixed(1)} s\n`);
+    await waitFor('every Job to be gone', () => history.present === 0);
+    expect(Math.max(...names.map((name) => history.mostOf(name)))).toBe(LIMIT);
+    expect(simulator.done).toHaveLength(HOSTS * ENTRIES);
+    expect(new Set(simulator.done).size).toBe(HOSTS * ENTRIES);
+    const { items } = await cluster.client().list(NODES);
+    expect(new Set(items.map(({ status }) => status?.images?.length))).toEqual(new Set([ENTRIES]));
+  });
+
+  it('idle-quiet: then nothing is written but Leases and heartbeats', async () => {
+    let before = await writesByResource(cluster);
+    await waitFor(
+      'the last Events and statuses to be written',
+      async () => {
+        const now = await writesByResource(cluster);
+        const isQuiet = writesBetween(before, now).length === 0;
+        before = now;
+        return isQuiet;
+      },
+      LAST_WORDS,
+    );
+    const statuses = before.get('imagecacheentries') ?? 0;
+    expect(statuses, 'the writes of entries are counted').toBeGreaterThan(0);
+    // One for each host would be a thousand.
+    expect(statuses, 'most changes of a status are folded').toBeLessThan((HOSTS * ENTRIES) / 2);
+    const until = performance.now() + QUIET_MILLISECONDS;
+    await waitFor('the quiet time to pass', () => performance.now() >= until);
+    expect(writesBetween(before, await writesByResource(cluster))).toEqual([]);
+  });
+
+  it('has all the rights it needs, and none of its writes was refused as invalid', () => {
+    expect(faultsIn(operator.logFile)).toEqual([]);
+  });
+});
