@@ -1,6 +1,6 @@
 /** Disks that Berth itself has published: chunks are fetched in parallel, each verified and written to its place. */
 import { createHash } from 'node:crypto';
-import { constants, type FileHandle, open } from 'node:fs/promises';
+import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { zstdDecompress } from 'node:zlib';
@@ -19,11 +19,14 @@ import {
 } from './disklayout.ts';
 import type { PlanPull, PullOptions, PullTarget } from './format.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
-import { inParallel } from './parallel.ts';
-import { writeSparse } from './sparse.ts';
+import { inParallel, Slots } from './parallel.ts';
+import { release } from './release.ts';
+import { type SparseFile, writeSparse } from './sparse.ts';
 
 /** Of the most layers there can be, about 90 bytes each, and as much again for chunks of the same content. */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
+/** Chunks that are decoded and written while others come: each takes the memory of a whole one. */
+const DECODED_AT_ONCE = 2;
 /** Hashing so much takes less than a millisecond; in between others get their turn. */
 const HASH_BYTES = 1024 * 1024;
 
@@ -84,10 +87,12 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
 
 interface Work {
   repository: Repository;
-  file: FileHandle;
+  /** Not fresh when an earlier call may have left something here, be it a copy that was not verified any more. */
+  disk: SparseFile;
   path: string;
   /** Where a content is on the disk already, for a second chunk of it. */
   written: Map<string, number>;
+  decoding: Slots;
   options: PullOptions;
 }
 
@@ -104,9 +109,11 @@ async function pull(
     await file.truncate(virtualSize);
 
     const written = new Map<string, number>();
+    const disk = { file, fresh: journal.fresh };
+    const decoding = new Slots(DECODED_AT_ONCE);
     await inParallel(chunks, chunksAtOnce(chunkSize), options.signal, async (chunk, signal) => {
       const name = String(chunk.index);
-      const work = { repository, file, path, written, options: { ...options, signal } };
+      const work = { repository, disk, path, written, decoding, options: { ...options, signal } };
       if (journal.has(name)) spare(work, chunk);
       else {
         await makeChunk(work, chunk);
@@ -125,24 +132,28 @@ function spare({ written, options }: Work, { digest, size }: Chunk): void {
 }
 
 async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
-  const { file, path, written, options } = work;
+  const { disk, path, written, options } = work;
   const same = written.get(chunk.digest);
   const local =
     same === undefined
       ? options.lookup?.(chunk.rawDigest, chunk.offset, chunk.length)
       : { path, offset: same };
-  // What an earlier call left here is of the same verified content: zeros need not be written.
-  const to = { file, fresh: true, position: chunk.offset };
+  const to = { ...disk, position: chunk.offset };
   if (local !== undefined && (await copyLocal(local, chunk, to, options.signal))) {
     spare(work, chunk);
     return;
   }
-  const raw = await fetchChunk(work, chunk);
-  await writeSparse({ file, fresh: local === undefined }, raw, chunk.offset);
+  const compressed = await fetchChunk(work, chunk);
+  await work.decoding.run(async () => {
+    const raw = await decode(compressed, chunk);
+    release(compressed);
+    await writeSparse({ ...disk, fresh: disk.fresh && local === undefined }, raw, chunk.offset);
+    release(raw);
+  });
 }
 
-async function fetchChunk({ repository, options }: Work, chunk: RemoteChunk): Promise<Buffer> {
-  const { descriptor, length, rawDigest } = chunk;
+/** The layer, verified. */
+async function fetchChunk({ repository, options }: Work, { descriptor }: RemoteChunk): Promise<Buffer> {
   const compressed = Buffer.allocUnsafe(descriptor.size);
   const hash = createHash('sha256');
   let at = 0;
@@ -153,13 +164,18 @@ async function fetchChunk({ repository, options }: Work, chunk: RemoteChunk): Pr
     options.onBytes(bytes.length);
   }
   checkDigest({ repository, descriptor }, hash);
-  const raw = await decode(compressed, length, descriptor);
+  return compressed;
+}
+
+/** What the layer gives, verified. */
+async function decode(compressed: Buffer, { digest, rawDigest, length }: RemoteChunk): Promise<Buffer> {
+  const raw = await decompressed(compressed, digest, length);
   const found = await digestOf(raw);
-  if (found !== rawDigest) throw invalid(`${descriptor.digest} gives ${found}, not ${rawDigest}`);
+  if (found !== rawDigest) throw invalid(`${digest} gives ${found}, not ${rawDigest}`);
   return raw;
 }
 
-async function decode(compressed: Buffer, length: number, { digest }: Descriptor): Promise<Buffer> {
+async function decompressed(compressed: Buffer, digest: string, length: number): Promise<Buffer> {
   try {
     // The room in one piece: it would otherwise be made of many, at a third of the speed.
     const raw = await decompress(compressed, { maxOutputLength: length + 1, chunkSize: length + 1 });

@@ -25,7 +25,7 @@ export const LAYER_LIMIT = 20_000;
 const DISK_LIMIT_BYTES = 64 * 1024 * GIB;
 const SECTOR_BYTES = 512;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
-/** Raw chunks (and as much again, compressed) that may be in memory, and how many at once where they are small. */
+/** Chunks that may be in memory, and how many at once where they are small. */
 const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;
 
@@ -59,7 +59,7 @@ export function chunksAtOnce(chunkSize: number): number {
 }
 
 /** The most that zstd makes of so many bytes (its own bound, rounded up). */
-function compressedLimit(length: number): number {
+export function compressedLimit(length: number): number {
   return length + Math.ceil(length / 256) + 1024;
 }
 

@@ -1,5 +1,4 @@
 /** Publishes a disk as Berth's own artifact: what the registry has already is not sent again. */
-import { createHash } from 'node:crypto';
 import { type FileHandle, open } from 'node:fs/promises';
 import { promisify } from 'node:util';
 import { constants, zstdCompress } from 'node:zlib';
@@ -13,12 +12,14 @@ import {
   CONFIG_TYPE,
   chunkSizeFor,
   chunksAtOnce,
+  compressedLimit,
   type DiskConfig,
   LAYER_LIMIT,
   MANIFEST_TYPE,
 } from './disklayout.ts';
 import { dataExtents } from './extents.ts';
 import { inParallel } from './parallel.ts';
+import { release } from './release.ts';
 import { isZero } from './sparse.ts';
 
 /** Changing it changes the blobs: what is in registries would be sent once more. */
@@ -29,8 +30,10 @@ const COMPRESSION = {
     [constants.ZSTD_c_contentSizeFlag]: 1,
     [constants.ZSTD_c_checksumFlag]: 1,
   },
-  chunkSize: 1024 * 1024,
 };
+
+/** Each takes the memory of a whole one, compressed and not, and the connection's. */
+const CHUNKS_AT_ONCE = 3;
 
 const compress = promisify(zstdCompress);
 
@@ -125,8 +128,9 @@ async function publishChunks(
 ): Promise<Map<number, Layer>> {
   const { rawPath, virtualSize } = disk;
   const indexes = await chunksWithData(rawPath, chunkSize, virtualSize, signal);
-  const workers = chunksAtOnce(chunkSize);
-  const buffers = Array.from({ length: workers }, () => Buffer.allocUnsafe(Math.min(chunkSize, virtualSize)));
+  const workers = Math.min(CHUNKS_AT_ONCE, chunksAtOnce(chunkSize));
+  const length = Math.min(chunkSize, virtualSize);
+  const rooms = Array.from({ length: workers }, () => new Room(length));
   const places = new Map<number, Layer>();
   /** The same content in two chunks is sent once, also when both are dealt with at the same time. */
   const layers = new Map<string, Promise<Layer>>();
@@ -136,11 +140,12 @@ async function publishChunks(
     await inParallel(indexes, workers, signal, async (index, signal, worker) => {
       const offset = index * chunkSize;
       const length = Math.min(chunkSize, virtualSize - offset);
-      const bytes = (buffers[worker] ?? Buffer.alloc(length)).subarray(0, length);
+      const room = rooms[worker] ?? new Room(length);
+      const bytes = room.raw.subarray(0, length);
       await readChunk(file, bytes, offset);
       if (!isZero(bytes)) {
         const rawDigest = await digestOf(bytes);
-        const layer = layers.get(rawDigest) ?? publishChunk(disk, bytes, rawDigest, signal);
+        const layer = layers.get(rawDigest) ?? publishChunk(disk, { room, bytes, rawDigest }, signal);
         layers.set(rawDigest, layer);
         places.set(index, await layer);
         if (layers.size > LAYER_LIMIT) throw new ImageError('ImageInvalid', tooMuch(chunkSize));
@@ -153,6 +158,17 @@ async function publishChunks(
   }
   onBytes(virtualSize - reported);
   return places;
+}
+
+/** For one chunk at a time, used again for the next: garbage of this size would be in memory several times over. */
+class Room {
+  readonly raw: Buffer;
+  readonly compressed: Buffer;
+
+  constructor(length: number) {
+    this.raw = Buffer.allocUnsafe(length);
+    this.compressed = Buffer.allocUnsafe(compressedLimit(length));
+  }
 }
 
 function tooMuch(chunkSize: number): string {
@@ -187,16 +203,18 @@ async function readChunk(file: FileHandle, into: Buffer, position: number): Prom
 
 async function publishChunk(
   { repository, knownChunks }: DiskToPublish,
-  raw: Buffer,
-  rawDigest: string,
+  { room, bytes, rawDigest }: { room: Room; bytes: Buffer; rawDigest: string },
   signal: AbortSignal,
 ): Promise<Layer> {
   const known = knownChunks?.get(rawDigest);
   if (known !== undefined && (await repository.has(known.digest, signal))) {
     return { rawDigest, digest: known.digest, size: known.size };
   }
-  const bytes = await compress(raw, COMPRESSION);
-  const digest = `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
-  await repository.upload({ digest, size: bytes.length, content: () => bytes }, signal);
-  return { rawDigest, digest, size: bytes.length };
+  const result = await compress(bytes, { ...COMPRESSION, chunkSize: room.compressed.length });
+  const size = result.copy(room.compressed);
+  release(result);
+  const content = room.compressed.subarray(0, size);
+  const digest = await digestOf(content);
+  await repository.upload({ digest, size, content: () => content }, signal);
+  return { rawDigest, digest, size };
 }
