@@ -1,7 +1,10 @@
 /** A host's store of images against a real registry: who may have what, what is fetched and how often, what is kept for whom. */
 import { createCipheriv, createHash } from 'node:crypto';
 import { readFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { once } from 'node:events';
 import { existsSync } from 'node:fs';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Registry } from 'prom-client';
@@ -15,6 +18,7 @@ import { pushContainerDisk, writeRawDisk } from '../support/vmimages.ts';
 import { waitFor } from '../support/wait.ts';
 
 const DISK_MEBIBYTES = 8;
+const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 
 let folder: string;
@@ -141,6 +145,26 @@ describe('an image of a registry', () => {
     const { digest } = await ensure(store, reference, 'machine/a', { keyring: keyringOf(registry) });
     const elsewhere = `${open.host}/team/secret@${digest}`;
     await expect(ensure(store, elsewhere, 'machine/b')).rejects.toMatchObject({ reason: 'ImageNotFound' });
+    // Who knows a manifest can make a registry that shows it.
+    const manifest = await registry.skopeo('inspect', '--raw', `docker://${reference}`);
+    const hostile = createServer(({ url = '' }, response) => {
+      if (!url.includes('/manifests/')) response.writeHead(404).end();
+      else response.writeHead(200, { 'content-type': OCI_MANIFEST }).end(manifest);
+    }).listen(0, '127.0.0.1');
+    try {
+      await once(hostile, 'listening');
+      const host = `127.0.0.1:${(hostile.address() as AddressInfo).port}`;
+      const { caFile } = registry;
+      const registries = [
+        { host, plainHttp: true },
+        { host: registry.host, caFile },
+      ];
+      const reopened = await openStore(data, [], { registries });
+      const shown = ensure(reopened, `${host}/team/secret@${digest}`, 'machine/b');
+      await expect(shown).rejects.toMatchObject({ name: 'ImageError' });
+    } finally {
+      hostile.close();
+    }
     const file = { type: 'http' as const, url: `${open.url}/v2/`, sha256: digest.replace('sha256:', '') };
     await expect(ensure(store, file, 'machine/b')).rejects.toMatchObject({ name: 'ImageError' });
   });
