@@ -12,6 +12,7 @@ import { inspectImage } from '../../agent/images/inspect.ts';
 import type { Registries } from '../../agent/images/registry/client.ts';
 import type { Manifest, Repository } from '../../agent/images/registry/types.ts';
 import type { ImageErrorReason } from '../../agent/images/store.ts';
+import { lz4Stream } from '../support/lz4.ts';
 import { pull, registriesFor, repositoryOf } from '../support/pulls.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import {
@@ -200,9 +201,9 @@ describe('a Tart image', () => {
   beforeEach(async () => {
     const raw = join(folder, 'raw');
     await writeRawDisk(raw, 4);
-    image = await tartImage(raw, { layerBytes: MIB });
-    wrong = Buffer.from(image.layers[1]?.bytes ?? []);
-    wrong[1000] = (wrong[1000] ?? 0) ^ 1;
+    image = await tartImage(raw, { layerBytes: 2 * MIB });
+    // Data where zeros should be, and as long.
+    wrong = lz4Stream(Buffer.concat([Buffer.alloc(MIB), (await readFile(raw)).subarray(0, MIB)]));
   });
 
   function withLayer(index: number, change: Partial<ImageToPush['layers'][number]>): ImageToPush {

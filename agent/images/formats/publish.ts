@@ -1,5 +1,6 @@
 /** Publishes a disk as Berth's own artifact: what the registry has already is not sent again. */
 import { type FileHandle, open } from 'node:fs/promises';
+import { Readable } from 'node:stream';
 import { promisify } from 'node:util';
 import { constants, zstdCompress } from 'node:zlib';
 import type { Descriptor, Repository } from '../registry/types.ts';
@@ -32,6 +33,8 @@ const COMPRESSION = {
   },
 };
 
+/** Handed to the connection at a time. */
+const UPLOAD_BYTES = 256 * 1024;
 /** Each takes the memory of a whole one, compressed and not, and the connection's. */
 const CHUNKS_AT_ONCE = 3;
 
@@ -215,6 +218,11 @@ async function publishChunk(
   release(result);
   const content = room.compressed.subarray(0, size);
   const digest = await digestOf(content);
-  await repository.upload({ digest, size, content: () => content }, signal);
+  await repository.upload({ digest, size, content: () => Readable.from(pieces(content)) }, signal);
   return { rawDigest, digest, size };
+}
+
+/** Given to the connection as a whole, it would be encrypted as a whole beforehand, and be in memory twice more. */
+function* pieces(bytes: Buffer): Generator<Buffer, void, undefined> {
+  for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) yield bytes.subarray(at, at + UPLOAD_BYTES);
 }
