@@ -26,6 +26,18 @@ const VECTOR = Buffer.concat([
   Buffer.from('bv4$'),
 ]);
 
+/** Its first sequence refers back so far; it has one byte to refer to. */
+function referring(offset: number): Buffer {
+  const first = Buffer.from([0x14, 0x61, offset, 0]);
+  const rest = Buffer.concat([Buffer.from([0xf0, 76]), Buffer.alloc(91, 0x62)]);
+  return Buffer.concat([
+    lz4Header('bv41', 100, first.length + rest.length),
+    first,
+    rest,
+    Buffer.from('bv4$'),
+  ]);
+}
+
 function changed(at: number, value: number): Buffer {
   const bytes = Buffer.from(VECTOR);
   bytes[at] = value;
@@ -35,6 +47,10 @@ function changed(at: number, value: number): Buffer {
 describe('the LZ4 streams of Apple', () => {
   it('are decoded as written by hand', () => {
     expect(decode(VECTOR, 19).toString()).toBe('abcdabcdabcdaXYZEND');
+  });
+
+  it('may repeat one byte', () => {
+    expect(decode(referring(1), 100).toString()).toBe(`${'a'.repeat(9)}${'b'.repeat(91)}`);
   });
 
   it('give what was encoded, wherever they are cut', () => {
@@ -69,6 +85,8 @@ describe('the LZ4 streams of Apple', () => {
   it.each([
     ['that refer to what lies before their beginning', changed(17, 5), 19, 'before its beginning'],
     ['that refer to where they are', changed(17, 0), 19, 'before its beginning'],
+    ['that refer before their beginning in a long block', referring(2), 100, 'before its beginning'],
+    ['that refer to where they are in a long block', referring(0), 100, 'before its beginning'],
     ['of an unknown block', changed(3, 0x32), 19, 'no known beginning'],
     ['whose block gives more than it says', changed(4, 15), 18, 'more than it says'],
     ['whose block gives less than it says', changed(4, 17), 20, 'less than it says'],
