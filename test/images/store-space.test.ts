@@ -3,13 +3,13 @@ import { execFileSync } from 'node:child_process';
 import { randomBytes, createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdirSync } from 'node:fs';
-import { mkdtemp, open, readdir, rm, statfs, writeFile } from 'node:fs/promises';
+import { mkdtemp, open, readdir, rm, statfs, utimes, writeFile } from 'node:fs/promises';
 import { createServer, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Registry } from 'prom-client';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { HostImageStore, HostImageStoreOptions } from '../../agent/images/hoststore.ts';
 import type { BaseImage, BaseImageSource, Holder } from '../../agent/images/store.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
@@ -20,6 +20,8 @@ import { waitFor } from '../support/wait.ts';
 const MEBIBYTE = 1024 ** 2;
 const DISK_MEBIBYTES = 64;
 const IMAGE_MEBIBYTES = 10;
+/** In it the store looks after itself once. */
+const MINUTE_MILLISECONDS = 60_000;
 /** The first part of an answer that is then left to the test. */
 const FIRST_BYTES = 4 * MEBIBYTE;
 
@@ -215,5 +217,42 @@ describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () =>
       message: expect.stringContaining(`${20 * MEBIBYTE} bytes`) as string,
     });
     expect(await partials()).toEqual([]);
+  });
+
+  describe('without anybody asking for an image', () => {
+    beforeEach(() => {
+      vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
+    });
+
+    afterEach(() => {
+      vi.useRealTimers();
+    });
+
+    it('is given back to machines whose disks grow', async () => {
+      const store = await openHere({ minimumFree: 20 * MEBIBYTE });
+      await leave(store, 'left');
+      await take(store, 'machine/m', 'kept');
+      await writeFile(join(disk, 'overlay'), randomBytes(30 * MEBIBYTE));
+      await vi.advanceTimersByTimeAsync(MINUTE_MILLISECONDS);
+      await waitFor('the image that nobody holds to go', () => names(store).join() === 'kept');
+    });
+
+    it('is taken back from fetches that nobody went on with for a day', async () => {
+      const store = await openHere();
+      for (const name of ['forgotten', 'fresh']) {
+        held = Promise.withResolvers<ServerResponse>();
+        const gone = new AbortController();
+        const given = ensure(store, image(name), 'machine/a', { signal: gone.signal });
+        await held.promise;
+        gone.abort(new Error('deleted'));
+        await expect(given).rejects.toThrow('deleted');
+      }
+      const [old = '', ...others] = await partials();
+      expect(others).toHaveLength(1);
+      const twoDaysAgo = new Date(Date.now() - 2 * 24 * 60 * MINUTE_MILLISECONDS);
+      await utimes(join(disk, 'images', 'partial', old), twoDaysAgo, twoDaysAgo);
+      await vi.advanceTimersByTimeAsync(MINUTE_MILLISECONDS);
+      await waitFor('the old one to go', async () => (await partials()).join() === others.join());
+    });
   });
 });
