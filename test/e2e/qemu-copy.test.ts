@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { DiskCopy, LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
-import { findByArgument } from '../../agent/machines/process.ts';
+import { findByArgument, type ProcessIdentity } from '../../agent/machines/process.ts';
 import { waitFor } from '../support/wait.ts';
 import { type CopyJob, UNDER_WAY } from './qemu-copy-agent.ts';
 import {
@@ -98,12 +98,17 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     return Number(await tell(port, 'number'));
   }
 
+  /** The process that reads the disk for the copy under way. */
+  async function reader(): Promise<ProcessIdentity | undefined> {
+    return await findByArgument(`berth-copy-${uid}`);
+  }
+
   async function freezes(): Promise<string[]> {
     return (await tell(port, 'freezes')).trim().split('\n');
   }
 
   /** An agent of its own copies the disk, and is killed when `when` says so; ours is let go of before. */
-  async function killedAgent(when: (output: string) => Promise<boolean>): Promise<void> {
+  async function killedAgent(when: (output: string) => boolean | Promise<boolean>): Promise<void> {
     await host.driver.close();
     const job: CopyJob = { dataDirectory: host.directory, folder: folder(), target };
     const script = new URL('./qemu-copy-agent.ts', import.meta.url).pathname;
@@ -126,6 +131,10 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     await host.restartAgent();
   }
 
+  function underWay(output: string): boolean {
+    return output.includes(UNDER_WAY);
+  }
+
   async function mayBeFrozen(): Promise<boolean> {
     try {
       const note = await readFile(join(folder().path, 'copy.json'), 'utf8');
@@ -143,13 +152,11 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     const started = performance.now();
     const { end } = await begun();
     const waited = performance.now() - started;
-    const reader = await waitFor('the reader', async () => await findByArgument(`berth-copy-${uid}`), {
-      intervalMilliseconds: 1,
-    });
-    process.kill(reader.pid, 'SIGSTOP');
+    const { pid } = await waitFor('the reader', reader, { intervalMilliseconds: 1 });
+    process.kill(pid, 'SIGSTOP');
     await tell(port, 'marker=after');
     const most = await number();
-    process.kill(reader.pid, 'SIGCONT');
+    process.kill(pid, 'SIGCONT');
     expect(await end).toEqual({ consistency: 'Crash', virtualSizeBytes: COPY_DISK_BYTES });
     expect(waited).toBeGreaterThan(SYNC_LIMIT_MILLISECONDS - SLACK_MILLISECONDS);
     expect(waited).toBeLessThan(SYNC_LIMIT_MILLISECONDS + SLACK_MILLISECONDS);
@@ -216,7 +223,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   });
 
   it('is cleared away when the agent died in its middle, also with a frozen guest', async () => {
-    await killedAgent(async (output) => output.includes(UNDER_WAY));
+    await killedAgent(underWay);
     expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running', guestStarted: true });
     await expectNothingLeft();
     await expectWriting();
@@ -258,7 +265,11 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
 
   it('of a stopped machine survives a start, which waits, and an agent that died', async () => {
     await host.driver.stop(folder(), { graceMilliseconds: 0 });
-    await killedAgent(async (output) => output.includes(UNDER_WAY));
+    await killedAgent(underWay);
+    expect(await reader()).toBeDefined();
+    await host.driver.start(folder(), plan);
+    await expectNothingLeft();
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
     const { end } = await begun();
     const started = host.driver.start(folder(), plan);
     expect(await end).toEqual({ consistency: 'Stopped', virtualSizeBytes: COPY_DISK_BYTES });
