@@ -41,7 +41,7 @@ function hypervisors(agent = world.one): Promise<number[]> {
 describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
   const on = { placement: { node: 'one' } };
 
-  test('in Pulling: the image is fetched again, what was half fetched is gone, and the machine runs', async () => {
+  test('in Pulling: the half of the image that is here is gone on with, and the machine runs', async () => {
     world.downloads.holdBack();
     await world.makeVM('pulling', on);
     await world.downloads.waitForHeld();

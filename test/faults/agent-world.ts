@@ -141,9 +141,9 @@ async function textOf(file: string): Promise<string | undefined> {
   }
 }
 
-/** What a host holds of machines: records, folders, half-fetched images. */
+/** What a host holds of machines: records, folders. */
 export async function tracesOn({ dataDirectory }: AgentProcess): Promise<string[]> {
-  const folders = ['pods', 'machines', 'images/partial'];
+  const folders = ['pods', 'machines'];
   const found = await Promise.all(
     folders.map(async (folder) =>
       (await readdir(join(dataDirectory, folder))).map((name) => `${folder}/${name}`),
