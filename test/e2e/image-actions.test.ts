@@ -1,13 +1,17 @@
 /** What a person makes of a VM's disk: saved, committed and pushed while the guest writes, and deployed elsewhere. */
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { execFile } from 'node:child_process';
+import { copyFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { SECRETS } from '../../kube/core.ts';
 import { IMAGES } from '../../operator/resources.ts';
+import { Downloads } from '../support/downloads.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { waitFor } from '../support/wait.ts';
+import { makeCopyDisk } from './qemu-copy-disk.ts';
 import { freePort, page, tell } from './qemu-guest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
@@ -29,7 +33,10 @@ beforeAll(async () => {
     name: 'image-actions',
     architecture: 'amd64',
     hosts: { one: '127.0.0.1', two: OTHER_ADDRESS },
-    images: { registries: [{ host: registry.host, caFile: registry.caFile, credentialsFile }] },
+    images: {
+      allowLoopbackHttp: true,
+      registries: [{ host: registry.host, caFile: registry.caFile, credentialsFile }],
+    },
     operatorConfig: { imageStorage: { registry: { prefix: `${registry.host}/storage` } } },
   });
   await world.cluster.client().create(SECRETS, {
@@ -37,10 +44,19 @@ beforeAll(async () => {
     type: 'kubernetes.io/dockerconfigjson',
     stringData: { '.dockerconfigjson': registry.dockerConfigJson() },
   });
+  // Behind the guest image a file system, to which the guest writes without a pause.
+  await makeCopyDisk(join(world.shared, 'guest.qcow2'), join(world.shared, 'writer.raw'));
+  await world.makeImage('writer', 'writer.raw');
   port = await freePort();
   const placement = { node: 'one' };
-  await world.makeVM('source', { ports: [`${port}:80`], readiness: { type: 'Port', port: 80 }, placement });
+  await world.makeVM('source', {
+    image: 'writer',
+    ports: [`${port}:80`],
+    readiness: { type: 'Port', port: 80 },
+    placement,
+  });
   await world.waitForCondition('Ready', 'source');
+  expect(await tell(port, 'write')).toBe('writing\n');
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
@@ -70,13 +86,17 @@ function untilReady(name: string): Promise<Image> {
   return untilImage(name, ({ status }) => status?.phase === 'Ready');
 }
 
-/** A VM of an image on the other host, and its page. */
+/** A VM of an image on the other host: its page, and that its disk shows one moment of the guest that wrote to it. */
 async function deploy(name: string, image: string): Promise<Record<string, string>> {
   const own = await freePort();
   const readiness = { type: 'Port' as const, port: 80 };
   await world.makeVM(name, { image, ports: [`${own}:80`], readiness, placement: { node: 'two' } });
   await world.waitForCondition('Ready', name);
-  return await page(own, OTHER_ADDRESS);
+  const text = await tell(own, 'numbers', OTHER_ADDRESS);
+  const numbers = (text.match(/^\d+$/gm) ?? []).map(Number).toSorted((a, b) => a - b);
+  const last = numbers.at(-1) ?? 0;
+  expect(numbers.slice(1)).toEqual(Array.from({ length: 19 }, (_, index) => last - 18 + index));
+  return { ...(await page(own, OTHER_ADDRESS)), mounted: text };
 }
 
 test(
@@ -85,11 +105,13 @@ test(
     expect(await tell(port, 'marker=before')).toBe('saved\n');
     await create('saved', { source: { fromVM: { name: 'source' } } });
     const { status } = await untilReady('saved');
-    expect(status).toMatchObject({ consistency: 'Crash', size: '64Mi' });
+    expect(status).toMatchObject({ consistency: 'Crash', size: '1Gi' });
     expect(status?.content?.reference).toMatch(/\/storage\/platform-default\/saved@sha256:/);
     expect(await tell(port, 'marker=after')).toBe('saved\n');
     expect(await page(port)).toMatchObject({ boots: '1', marker: 'after' });
-    expect(await deploy('copy', 'saved')).toMatchObject({ boots: '2', marker: 'before' });
+    const copy = await deploy('copy', 'saved');
+    expect(copy).toMatchObject({ boots: '2', marker: 'before' });
+    expect(copy['mounted']).toContain('recovery complete');
     const jobs = await world.kubectl('get', 'jobs', '-o', 'name');
     const job = jobs.split('\n').find((name) => name.includes('image-save')) ?? '';
     expect(await world.kubectl('logs', job)).toMatch(
@@ -105,6 +127,7 @@ test(
   async () => {
     const { digest: before } = (await untilReady('saved')).status ?? {};
     expect(await tell(port, 'marker=committed')).toBe('saved\n');
+    expect(await tell(port, 'agent=0')).toBe('listening\n');
     const requestedAt = new Date().toISOString();
     const commit = { vmName: 'source', requestedAt };
     await world.kubectl(
@@ -120,8 +143,11 @@ test(
       (image) => image.status?.lastCommit?.requestedAt === requestedAt,
     );
     expect(status).toMatchObject({ phase: 'Ready', lastCommit: { result: 'Succeeded' } });
+    expect(status?.consistency).toBe('FileSystem');
     expect(status?.digest).not.toBe(before);
-    expect(await deploy('later', 'saved')).toMatchObject({ marker: 'committed' });
+    const later = await deploy('later', 'saved');
+    expect(later).toMatchObject({ marker: 'committed' });
+    expect(later['mounted']).not.toContain('recovery complete');
     await world.kubectl('delete', 'vm', 'later');
   },
   TEST_MILLISECONDS,
@@ -180,12 +206,33 @@ test(
   TEST_MILLISECONDS,
 );
 
+test(
+  'a packed file of a web server is kept in the storage: VMs are made of it when the server is gone',
+  async () => {
+    const file = join(directory, 'guest.qcow2');
+    await copyFile(join(world.shared, 'guest.qcow2'), file);
+    await promisify(execFile)('xz', [file]);
+    const downloads = await Downloads.serve(`${file}.xz`);
+    await create('packed', { source: { http: downloads.next() } });
+    const { status } = await untilReady('packed');
+    await downloads.close();
+    expect(status?.content).toMatchObject({ type: 'storedArtifact' });
+    const own = await freePort();
+    await world.makeVM('unpacked', { image: 'packed', ports: [`${own}:80`], placement: { node: 'two' } });
+    expect(await page(own, OTHER_ADDRESS)).toMatchObject({ boots: '1' });
+  },
+  TEST_MILLISECONDS,
+);
+
 test('kubectl tells the story of an Image', async () => {
   const table = await world.kubectl('get', 'images', '-o', 'wide');
-  expect(table).toMatch(/^saved +Ready +64Mi /m);
+  expect(table).toMatch(/^saved +Ready +1Gi /m);
   await waitFor(
     'events of Image saved',
-    async () => /CommitSucceeded[^]*PushSucceeded/.test(await world.kubectl('describe', 'image', 'saved')),
+    async () => {
+      const story = await world.kubectl('describe', 'image', 'saved');
+      return ['CommitSucceeded', 'PushSucceeded', 'PushFailed'].every((reason) => story.includes(reason));
+    },
     STEP,
   );
 });

@@ -117,8 +117,9 @@ export async function page(port: number, address = LOOPBACK): Promise<Record<str
 }
 
 /** `/cgi-bin/do?ACTION` of the guest. */
-export async function tell(port: number, action: string): Promise<string> {
-  return await waitFor(`the guest to do ${action}`, async () => await get(port, `/cgi-bin/do?${action}`), {
+export async function tell(port: number, action: string, address = LOOPBACK): Promise<string> {
+  const ask = async () => await get(port, `/cgi-bin/do?${action}`, address);
+  return await waitFor(`the guest to do ${action}`, ask, {
     deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS,
   });
 }

@@ -92,6 +92,31 @@ function ref(job: Job): { namespace: string; name: string } {
   return { namespace: NAMESPACE, name: job.metadata.name };
 }
 
+describe('of hosts with a free place', () => {
+  it('the scheduler prefers the one that has the image', async () => {
+    const image = 'registry.example/team/near:1';
+    const images = [{ names: [image, `registry.example/team/near@${DIGEST}`], sizeBytes: 30 * 1024 ** 3 }];
+    const client = cluster.client();
+    const others = ['mac2', 'mac3', 'mac4', 'mac5', 'mac6'];
+    const hosts = await Promise.all(
+      others.map((name) => ActingHost.join(client, name, { slots: 1, ...(name === 'mac4' && { images }) })),
+    );
+    try {
+      await Promise.all([host, ...hosts].map((one) => one.placeable()));
+      await vms.create('near', { image });
+      const { spec } = await waitFor('VM near to be placed', async () => {
+        const pod = await vms.pod('near');
+        return pod.spec.nodeName !== undefined && pod;
+      });
+      expect(spec.nodeName).toBe('mac4');
+      await vms.delete('near');
+      await hosts[2]?.end({ namespace: NAMESPACE, name: 'near' });
+    } finally {
+      for (const one of hosts) await one.remove();
+    }
+  });
+});
+
 describe('an Image of a registry', () => {
   it('is fetched by a Job, shows its progress, and is Ready with its sizes, pinned by digest', async () => {
     await create('disk', {

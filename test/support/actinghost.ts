@@ -4,6 +4,7 @@ import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import {
+  type ContainerImage,
   type ContainerState,
   LEASES,
   type Node,
@@ -26,6 +27,8 @@ export interface HostPlan {
   slots?: number;
   architecture?: 'arm64' | 'amd64';
   taints?: NonNullable<Node['spec']>['taints'];
+  /** What its store holds. */
+  images?: ContainerImage[];
 }
 
 export class ActingHost {
@@ -49,6 +52,16 @@ export class ActingHost {
     });
     host.beat();
     return host;
+  }
+
+  /** The control plane has seen the new Node and lets Pods be placed on it. */
+  async placeable(): Promise<this> {
+    await waitFor(`host ${this.name} to be placeable`, async () => {
+      const { spec = {}, status = {} } = await this.#client.get(NODES, { name: this.name });
+      const isNew = spec.taints?.some(({ key }) => key.startsWith('node.kubernetes.io/')) ?? false;
+      return !isNew && status.allocatable?.['berth.dev/slot'] !== undefined;
+    });
+    return this;
   }
 
   /** Heartbeats begin, or begin again after a silence. */
@@ -198,7 +211,10 @@ export class ActingHost {
   }
 }
 
-function bareNode(name: string, { slots = 4, architecture = 'arm64', taints = [] }: HostPlan): Node {
+function bareNode(
+  name: string,
+  { slots = 4, architecture = 'arm64', taints = [], images = [] }: HostPlan,
+): Node {
   const resources = { cpu: '16', memory: '64Gi', pods: '110', 'berth.dev/slot': String(slots) };
   const ready = { type: 'Ready', status: 'True' as const, reason: 'AgentReady' };
   return {
@@ -220,6 +236,7 @@ function bareNode(name: string, { slots = 4, architecture = 'arm64', taints = []
       conditions: [{ ...ready, lastHeartbeatTime: now(), lastTransitionTime: now() }],
       addresses: [{ type: 'InternalIP', address: '192.0.2.9' }],
       nodeInfo: { architecture, operatingSystem: 'linux' },
+      images,
     },
   };
 }
