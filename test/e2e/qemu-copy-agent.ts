@@ -9,20 +9,8 @@ export interface CopyJob {
   target: string;
 }
 
-/** Written when the process that reads the disk is there; it is held, and outlives this one. */
+/** Written when the process that reads the disk is held in its middle; it outlives this one. */
 export const UNDER_WAY = 'under way\n';
-/** Short beside the time that reading takes. */
-const LOOK_INTERVAL_MILLISECONDS = 1;
-
-function holdReader(): void {
-  const timer = setInterval(() => {
-    const children = readFileSync(`/proc/self/task/${process.pid}/children`, 'utf8').trim();
-    if (children === '') return;
-    process.kill(Number(children), 'SIGSTOP');
-    clearInterval(timer);
-    process.stdout.write(UNDER_WAY);
-  }, LOOK_INTERVAL_MILLISECONDS);
-}
 
 if (import.meta.main) {
   const { dataDirectory, folder, target } = JSON.parse(process.argv[2] ?? '') as CopyJob;
@@ -31,7 +19,10 @@ if (import.meta.main) {
     target,
     signal: AbortSignal.timeout(60_000),
     onProgress: (percent) => {
-      if (percent === 0) holdReader();
+      if (percent === 0) return;
+      const reader = readFileSync(`/proc/self/task/${process.pid}/children`, 'utf8').trim();
+      process.kill(Number(reader), 'SIGSTOP');
+      process.stdout.write(UNDER_WAY);
     },
   });
 }
