@@ -15,6 +15,8 @@ const TTL_SECONDS = 3600;
 const REMOVAL_SECONDS = 900;
 /** A host that is away for longer is set up anew. */
 export const PARKED_SECONDS = 30 * 24 * 3600;
+/** Kubernetes' own default: where the entry is gone, the Job controller tries again in the operator's place. */
+const PARKED_RETRIES = 6;
 
 export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undefined {
   const { entry, image, config } = observed;
@@ -25,7 +27,7 @@ export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undef
     return undefined;
   }
   const isCaching = start.type === 'cache';
-  return taskJob({
+  const job = taskJob({
     metadata: {
       name: jobName(start.type, uid, start.host),
       namespace: config.namespaces.system,
@@ -47,6 +49,7 @@ export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undef
     ttlSecondsAfterFinished: TTL_SECONDS,
     priorityClassName: config.priorityClassName,
   });
+  return start.isParked ? { ...job, spec: { ...job.spec, backoffLimit: PARKED_RETRIES } } : job;
 }
 
 function taskOf({ entry, image }: Observed, { type, row }: Start): Task | undefined {

@@ -24,7 +24,7 @@ export function keep(context: HostContext): Decision {
 }
 
 function step(context: HostContext, verdict: Verdict, job: CacheJob | undefined): Decision {
-  const { row, observed } = context;
+  const { row } = context;
   const jobs = job === undefined ? [] : [job];
   if (row === undefined || verdict.kind === 'none') {
     return { ...atRest(context), deletes: jobs };
@@ -34,15 +34,22 @@ function step(context: HostContext, verdict: Verdict, job: CacheJob | undefined)
       return underWay(context, row, verdict);
     case 'failed':
       return failed(context, row, verdict.message, jobs);
-    case 'full': {
-      const message = `HostFull: its job was not scheduled within ${observed.config.cacheTurnSeconds} s`;
-      const tried: NodeCacheState = { ...row, state: 'Queued', triedAt: iso(observed.now), message };
-      return { row: tried, isHeld: true, deletes: jobs, ended: { type: 'cache', result: 'unscheduled' } };
-    }
+    case 'full':
+      return full(context, row, jobs);
     case 'succeeded':
     default:
       return succeeded(context, row, verdict, jobs);
   }
+}
+
+function full(context: HostContext, row: NodeCacheState, jobs: CacheJob[]): Decision {
+  const { now, config } = context.observed;
+  const message = `HostFull: its job was not scheduled within ${config.cacheTurnSeconds} s`;
+  if (isLate(context, row)) {
+    return failed(context, row, message, jobs);
+  }
+  const tried: NodeCacheState = { ...row, state: 'Queued', triedAt: iso(now), message };
+  return { row: tried, isHeld: true, deletes: jobs, ended: { type: 'cache', result: 'unscheduled' } };
 }
 
 function underWay(

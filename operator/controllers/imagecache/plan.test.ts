@@ -264,7 +264,8 @@ class World {
         }
         break;
       case 'fail':
-        if (job.isScheduled && !isOver) {
+        // The Job controller tries a parked one again.
+        if (job.isScheduled && !isOver && !job.isParked) {
           const outcome = {
             kind: 'failed',
             reason: 'ImageFetchFailed',
@@ -305,7 +306,7 @@ function viewOf(name: string, host: SimulatedHost): Host {
 }
 
 const story = fc.array(fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), { maxLength: 150, size: 'max' });
-/** A story may leave so many hosts behind with retries of up to an hour, each round is a minute. */
+/** Minutes: retries wait up to an hour. */
 const ROUNDS = 400;
 
 function expectPromises(world: World): void {
@@ -319,19 +320,19 @@ function expectPromises(world: World): void {
   }
 }
 
-function tell(world: World, actions: readonly (readonly [Action, number])[]): void {
+function tell(world: World, actions: readonly (readonly [Action, number])[]): World {
   for (const [action, pick] of actions) {
     world.act(action, pick);
     expectPromises(world);
   }
+  return world;
 }
 
 describe('an ImageCacheEntry, whatever happens', () => {
   it('keeps its limit, forgets no host, and ends with the image on its targets alone', () => {
     fc.assert(
       fc.property(story, (actions) => {
-        const world = new World(5);
-        tell(world, actions);
+        const world = tell(new World(5), actions);
         expect(world.settle(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
         expectPromises(world);
         for (const [name, host] of world.hosts) {
@@ -349,8 +350,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
   it('idle-quiet: a world that stays as it is gives the same status and nothing to do', () => {
     fc.assert(
       fc.property(story, (actions) => {
-        const world = new World(5);
-        tell(world, actions);
+        const world = tell(new World(5), actions);
         for (let second = 0; second < 3; second += 1) {
           world.reconcile();
           world.pass(1_000);
@@ -367,8 +367,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
   it('no-orphan: goes only when no host that answers keeps anything for it', () => {
     fc.assert(
       fc.property(story, story, (before, after) => {
-        const world = new World(5);
-        tell(world, before);
+        const world = tell(new World(5), before);
         world.delete();
         tell(world, after);
         world.settle(ROUNDS);
