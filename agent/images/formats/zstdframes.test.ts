@@ -1,6 +1,6 @@
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
-import { createZstdDecompress, zstdCompressSync, constants } from 'node:zlib';
+import { constants, createZstdDecompress, zstdCompressSync } from 'node:zlib';
 import { array, assert, asyncProperty, boolean, constantFrom, integer, tuple, uint8Array } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { ZstdFrames } from './zstdframes.ts';
