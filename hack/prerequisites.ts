@@ -21,6 +21,7 @@ const PACKAGES: Readonly<Record<string, string>> = {
   'docker-registry': 'docker-registry',
   skopeo: 'skopeo',
   zstd: 'zstd',
+  e2fsprogs: 'mkfs.ext4',
   'xz-utils': 'xz',
   'busybox-static': 'busybox',
   xorriso: 'xorriso',

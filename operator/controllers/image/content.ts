@@ -22,12 +22,11 @@ export function contentOf(object: Image | ISO): ImageContent | undefined {
   }
   const name = imageObjectName(object);
   const digest = object.status?.digest;
-  const named = digest === undefined ? name : `${name}@${digest}`;
-  const { registry } = object.spec.source;
   return {
     source,
     name,
-    containerImage: registry === undefined ? named : normaliseImageName(registry.reference),
+    containerImage:
+      source.type === 'registry' ? source.reference : digest === undefined ? name : `${name}@${digest}`,
     format: ('format' in object.spec ? object.spec.format : undefined) ?? 'Auto',
   };
 }
