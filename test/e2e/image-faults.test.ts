@@ -39,8 +39,8 @@ beforeAll(async () => {
   world = await World.start({
     name: 'image-faults',
     architecture: 'amd64',
-    hosts: { host: '127.0.0.1' },
-    images: { registries: [settings] },
+    hosts: { host: '127.0.0.1', small: '127.0.0.2' },
+    images: (host) => ({ registries: [settings], ...(host === 'small' && { budget: '8Mi' }) }),
   });
   await makeSecret(NAMESPACE, 'right', registry.dockerConfigJson());
   await makeSecret(NAMESPACE, 'wrong', registry.dockerConfigJson('guessed'));
@@ -91,7 +91,7 @@ async function newestBlob(): Promise<string> {
 async function tell(name: string, reference: string, secret = 'right'): Promise<Record<string, string>> {
   const client = world.cluster.client();
   const imagePullSecrets = [{ name: secret }];
-  await world.makeVM(name, { image: reference, imagePullSecrets });
+  await world.makeVM(name, { image: reference, imagePullSecrets, placement: { node: 'host' } });
   const source = { registry: { reference } };
   await client.create(IMAGES, {
     metadata: { name, namespace: NAMESPACE },
@@ -214,6 +214,28 @@ test(
 );
 
 test(
+  'a host without room for it',
+  async () => {
+    const reference = await pushContainerDisk(registry, 'team/large:1', await guestFile('amd64'));
+    const imagePullSecrets = [{ name: 'right' }];
+    await world.makeVM('large', { image: reference, imagePullSecrets, placement: { node: 'small' } });
+    const client = world.cluster.client();
+    const spec = { reference, targets: { nodes: ['small'] }, pullSecretName: 'right' };
+    await client.create(IMAGE_CACHE_ENTRIES, { metadata: { name: 'large' }, spec });
+    const full = { status: 'False', reason: 'DiskFull' } as const;
+    const { message } = await world.vms.waitForCondition('large', 'ImageReady', full, STEP);
+    expect(message).toMatch(/needs \d+ bytes, and \d+ are free for images on this host/);
+    await waitFor('the entry to say so', async () => {
+      const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name: 'large' });
+      return status?.nodes?.find(({ node, message: told }) => node === 'small' && told?.includes('DiskFull'));
+    });
+    await client.delete(IMAGE_CACHE_ENTRIES, { name: 'large' });
+    await world.kubectl('delete', '--wait=false', 'vm', 'large');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
   'nothing partial is ever left to be used',
   async () => {
     const { dataDirectory } = world.host('host');
@@ -230,8 +252,9 @@ test(
     registry.traffic.cutAfter(Math.floor(size / 2));
     const port = await freePort();
     const before = registry.traffic.received;
-    const vm = { image: reference, imagePullSecrets: [{ name: 'right' }], ports: [`${port}:80`] };
-    await world.makeVM('patient', vm);
+    const imagePullSecrets = [{ name: 'right' }];
+    const placement = { node: 'host' };
+    await world.makeVM('patient', { image: reference, imagePullSecrets, ports: [`${port}:80`], placement });
     await waitFor('the connection to be cut', () => registry.traffic.hasCut, STEP);
     await registry.stop();
     const agent = world.host('host');

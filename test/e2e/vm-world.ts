@@ -29,8 +29,8 @@ export interface WorldOptions {
   /** Name and IP address of each host; addresses of the loopback network, so that hosts have ports of their own. */
   hosts: Record<string, string>;
   agentConfig?: Record<string, unknown>;
-  /** Of the agents' section `images`, beside their shared folder. */
-  images?: Record<string, unknown>;
+  /** Of the agents' section `images`, beside their shared folder; by the host's name where they differ. */
+  images?: Record<string, unknown> | ((host: string) => Record<string, unknown>);
   operatorConfig?: Record<string, unknown>;
 }
 
@@ -67,7 +67,8 @@ export class World {
     const operator = await cluster.startOperator(operatorConfig && { config: operatorConfig });
     const world = new World(cluster, operator, shared);
     const joinHost = async ([nodeName, address]: [string, string]): Promise<void> => {
-      const images = { sharedRoots: [shared], ...options.images };
+      const own = typeof options.images === 'function' ? options.images(nodeName) : options.images;
+      const images = { sharedRoots: [shared], ...own };
       const config = { architecture, address, cpuOvercommit: CPU_OVERCOMMIT, images, ...agentConfig };
       world.hosts.set(nodeName, await AgentProcess.start(cluster, { nodeName, config }));
     };
