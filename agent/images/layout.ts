@@ -12,6 +12,7 @@ import { existsSync, renameSync } from 'node:fs';
 import { chmod, mkdir, open, readdir, readFile, rename, rm, stat, utimes, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { z } from 'zod';
+import { allocatedBytes } from './allocated.ts';
 import { isMissing, listFolders } from '../machines/folder.ts';
 
 /** The digest of a manifest and that of a file are never taken for each other: who knows the one need not be let to the other. */
@@ -27,7 +28,6 @@ const KEPT = new Set([DISK, METADATA, 'chunks.json', 'nvram.bin']);
 /** Disks of strangers: hypervisors open them before they give up their rights. */
 const FOLDER_MODE = 0o700;
 const DISK_MODE = 0o444;
-const STAT_BLOCK_BYTES = 512;
 
 const metadataSchema = z.object({
   version: z.literal(1),
@@ -236,7 +236,7 @@ async function changedAt(path: string): Promise<number | undefined> {
 
 async function blocksOf(path: string): Promise<number> {
   try {
-    return (await stat(path)).blocks * STAT_BLOCK_BYTES;
+    return await allocatedBytes(path);
   } catch (error) {
     if (isMissing(error)) return 0;
     throw error;

@@ -1,5 +1,5 @@
 /** From something to fetch to an image in the store: with room for it, taken up where it was cut, checked, then given its place. */
-import { stat } from 'node:fs/promises';
+import { allocatedBytes } from './allocated.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import type { PullTarget } from './formats/format.ts';
 import { inspectImage } from './inspect.ts';
@@ -8,7 +8,6 @@ import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 import { ImageError, type ImageErrorReason, type ImageFormat } from './store.ts';
 
-const STAT_BLOCK_BYTES = 512;
 /** What was fetched is of no use, or its room is needed; after anything else the fetch is taken up again later. */
 const HOPELESS: ReadonlySet<ImageErrorReason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
 
@@ -61,9 +60,9 @@ export class Making {
       await job.run(target, watched);
     });
     const inspected = await inspectImage(target.disk, job.format);
-    const { blocks } = await stat(target.disk);
+    const sizeBytes = await allocatedBytes(target.disk);
     const made = { version: 1 as const, ...job.metadata, ...inspected, entries: [] };
-    const metadata = { ...made, sizeBytes: blocks * STAT_BLOCK_BYTES };
+    const metadata = { ...made, sizeBytes };
     await this.#layout.finish(target.folder, metadata);
     return await this.#place(job, metadata);
   }

@@ -1,10 +1,11 @@
 /** Where disks go from this host: to registries as Berth's own artifact, or into the cluster's storage folder. */
 import { execFile } from 'node:child_process';
-import { chmod, mkdir, rename, rm, stat } from 'node:fs/promises';
+import { chmod, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import { promisify } from 'node:util';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { Access } from './access.ts';
+import { allocatedBytes } from './allocated.ts';
 import { publishDisk } from './formats/publish.ts';
 import type { Registries } from './registry/client.ts';
 import type { Keyring } from './registry/credentials.ts';
@@ -14,8 +15,6 @@ import { ImageError } from './store.ts';
 
 const execute = promisify(execFile);
 
-/** Blocks of a file are counted in these, whatever the file system's own are. */
-const STAT_BLOCK_BYTES = 512;
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
 /** A disk as a raw file that may be sparse, and that nobody writes to. */
@@ -114,9 +113,9 @@ export class Publisher {
       await convert(disk.path, partial, signal);
       await chmod(partial, 0o444);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
-      const { blocks } = await stat(partial);
+      const storageBytes = await allocatedBytes(partial);
       await rename(partial, file);
-      return { reference: undefined, digest, storageBytes: blocks * STAT_BLOCK_BYTES };
+      return { reference: undefined, digest, storageBytes };
     } finally {
       await rm(partial, { force: true });
     }

@@ -1,17 +1,16 @@
 /** Disks of this host as raw files that can be published: of images in the store, and of its machines. */
-import { mkdir, rm, stat } from 'node:fs/promises';
+import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Driver } from '../drivers/driver.ts';
 import { convertToRaw } from '../drivers/qemu/convert.ts';
+import { allocatedBytes } from '../images/allocated.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { FILES } from '../machines/folder.ts';
 import { type BaseImage, ImageError, type ImageStore } from '../images/store.ts';
 import type { MachineRecord } from '../pods/record.ts';
 import type { TaskContext } from './runner.ts';
 
-/** Blocks of a file are counted in these, whatever the file system's own are. */
-const STAT_BLOCK_BYTES = 512;
 /** Making the raw file is this share of the whole in per cent; publishing is the rest. */
 const COPY_PERCENT = 40;
 
@@ -49,7 +48,7 @@ export async function withImage(
     file: { driver: 'file', filename: base.path },
   };
   // A compressed one needs more: then what is free is watched.
-  return await withCopy(host, { bytes: await allocated(base.path), context }, async (path, options) => {
+  return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('unpacking the image');
     const name = `berth-task-${context.uid}`;
     await convertToRaw(source, path, { ...options.copying, folder: host.directory, name });
@@ -70,7 +69,8 @@ export async function withMachine(
   }
   const folder = { uid: record.uid, path: join(host.machinesDirectory, record.uid) };
   const bytes =
-    (await allocated(join(folder.path, FILES.disk))) + (record.base ? await allocated(record.base.path) : 0);
+    (await allocatedBytes(join(folder.path, FILES.disk))) +
+    (record.base ? await allocatedBytes(record.base.path) : 0);
   return await withCopy(host, { bytes, context }, async (target, options) => {
     context.log(`copying the disk of VM ${vm.namespace}/${vm.name}`);
     const { consistency, virtualSizeBytes } = await host.driver.copyDisk(folder, {
@@ -116,9 +116,4 @@ async function withCopy(
   } finally {
     await rm(path, { force: true });
   }
-}
-
-/** Bytes that a file takes on the disk. */
-export async function allocated(path: string): Promise<number> {
-  return (await stat(path)).blocks * STAT_BLOCK_BYTES;
 }

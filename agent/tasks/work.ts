@@ -1,11 +1,12 @@
 /** What each task does on this host. */
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
+import { allocatedBytes } from '../images/allocated.ts';
 import { describeSource } from '../images/describe.ts';
 import type { Keyring } from '../images/registry/credentials.ts';
 import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { parseReference } from '../images/registry/reference.ts';
 import { type BaseImage, type Holder, ImageError } from '../images/store.ts';
-import { allocated, type DiskHost, withImage, withMachine } from './disks.ts';
+import { type DiskHost, withImage, withMachine } from './disks.ts';
 import type { TaskContext, TaskWork } from './runner.ts';
 
 export interface TaskHost extends DiskHost {
@@ -141,5 +142,5 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
 
 async function describe(base: BaseImage): Promise<TaskReport> {
   const { digest, virtualSizeBytes, path } = base;
-  return { digest, sizeBytes: virtualSizeBytes, storageBytes: await allocated(path) };
+  return { digest, sizeBytes: virtualSizeBytes, storageBytes: await allocatedBytes(path) };
 }
