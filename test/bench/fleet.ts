@@ -109,7 +109,7 @@ async function readTemplate(client: KubeClient): Promise<Template> {
 }
 
 /** The operator has written to every host what it offers, and nothing since the last look. */
-async function hostsAreReady(client: KubeClient): Promise<void> {
+export async function hostsAreReady(client: KubeClient): Promise<void> {
   const written = async (): Promise<number> => (await countWrites(client)).get('APPLY nodes/status') ?? 0;
   let last = -1;
   await waitFor(

@@ -7,6 +7,9 @@ const TICKS_A_SECOND = 100;
 /** Fields of /proc/PID/stat after the name, which may hold anything: utime and stime. */
 const USER_TIME = 11;
 const SYSTEM_TIME = 12;
+/** The same of children that have ended: cutime and cstime. */
+const CHILDREN_USER_TIME = 13;
+const CHILDREN_SYSTEM_TIME = 14;
 const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
 
 /** Writes so far, by verb and resource such as `PATCH vms/status`. */
@@ -14,8 +17,18 @@ export type WriteCounts = ReadonlyMap<string, number>;
 
 /** CPU seconds of a process so far. */
 export function cpuSeconds(pid: number): number {
-  const fields = readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ').at(-1)?.split(' ') ?? [];
+  const fields = statOf(pid);
   return (Number(fields[USER_TIME]) + Number(fields[SYSTEM_TIME])) / TICKS_A_SECOND;
+}
+
+/** Of everything that this process has started and that has ended. */
+export function cpuSecondsOfChildren(): number {
+  const fields = statOf(process.pid);
+  return (Number(fields[CHILDREN_USER_TIME]) + Number(fields[CHILDREN_SYSTEM_TIME])) / TICKS_A_SECOND;
+}
+
+function statOf(pid: number): string[] {
+  return readFileSync(`/proc/${pid}/stat`, 'utf8').split(') ').at(-1)?.split(' ') ?? [];
 }
 
 /** The most memory that a process ever held, in MB of 1024². */

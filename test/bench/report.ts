@@ -83,12 +83,12 @@ export function quantile(values: readonly number[], part: number): number {
   return values.toSorted((a, b) => a - b)[Math.floor(values.length * part)] ?? Number.NaN;
 }
 
-function milliseconds(value: number): string {
+export function milliseconds(value: number): string {
   return `${value.toFixed(0)} ms`;
 }
 
-/** Columns side by side, the first to the left. */
-function format(rows: readonly string[][]): string {
+/** Columns side by side. */
+export function format(rows: readonly string[][]): string {
   const widths = (rows[0] ?? []).map((_, column) => Math.max(...rows.map((row) => row[column]?.length ?? 0)));
   return rows
     .map((row) =>
@@ -104,7 +104,7 @@ function sum(counts: Record<string, number>): number {
   return Object.values(counts).reduce((total, count) => total + count, 0);
 }
 
-function seconds(value: number): string {
+export function seconds(value: number): string {
   return `${value.toFixed(2)} s`;
 }
 

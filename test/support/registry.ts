@@ -44,6 +44,8 @@ export interface LoggedRequest {
 export interface TestRegistry {
   /** For references: `127.0.0.1:PORT`. */
   readonly host: string;
+  /** The registry itself, without the counter of bytes before it: for measurements, and only without a password. */
+  readonly directHost: string;
   readonly url: string;
   /** Of the authority; there without TLS too. */
   readonly caFile: string;
@@ -82,6 +84,7 @@ export async function startRegistry(options: RegistryOptions): Promise<TestRegis
   await writeFile(authFile, dockerConfigJson(), { mode: 0o600 });
   const registry: TestRegistry = {
     host,
+    directHost: `127.0.0.1:${port}`,
     url,
     caFile,
     directory,

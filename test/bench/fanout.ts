@@ -1,0 +1,68 @@
+/** One image onto many simulated hosts that each take a fixed time for it. */
+import { bundle } from '../../hack/bundle.ts';
+import { startCluster } from '../cluster/index.ts';
+import { CacheEntries } from '../support/cacheentries.ts';
+import { CacheSimulator } from '../support/cachesimulator.ts';
+import { JobHistory } from '../support/jobhistory.ts';
+import { waitFor } from '../support/wait.ts';
+import { hostsAreReady } from './fleet.ts';
+import { countWrites, cpuSeconds, difference, peakMegabytes } from './measure.ts';
+
+/** What the operator lets one entry have at once where its config says nothing else. */
+const AT_ONCE = 5;
+const HOST_MILLISECONDS = 200;
+const LIMIT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 20 };
+/** Hosts' own. */
+const HEARTBEATS = /leases|nodes|events/;
+
+export interface FanOut {
+  hosts: number;
+  atOnce: number;
+  /** From the entry's create until its status says that every host has the image. */
+  seconds: number;
+  /** With Jobs that cost nothing but what the hosts take. */
+  idealSeconds: number;
+  mostAtOnce: number;
+  cpuSeconds: number;
+  peakMegabytes: number;
+  /** Everybody's, by verb and resource, until the last Job is gone. */
+  writesPerHost: Record<string, number>;
+}
+
+export async function measureFanOut(hosts: number): Promise<FanOut> {
+  await bundle();
+  const cluster = await startCluster({ name: 'bench-cache', hosts });
+  try {
+    const simulator = await CacheSimulator.start(cluster.client());
+    const history = await JobHistory.start(cluster.client());
+    simulator.usual = { delayMilliseconds: HOST_MILLISECONDS };
+    try {
+      const { pid } = await cluster.startOperator({ bundle: true });
+      await hostsAreReady(cluster.client());
+      const before = { writes: await countWrites(cluster.client()), cpu: cpuSeconds(pid) };
+      const entries = new CacheEntries(cluster);
+      const began = performance.now();
+      await entries.create('bench', { reference: 'registry.example/guest:latest', targets: { all: true } });
+      await entries.waitUntilCached('bench', hosts, LIMIT);
+      const seconds = (performance.now() - began) / 1000;
+      await waitFor('every Job to be gone', () => history.present === 0);
+      const written = difference(before.writes, await countWrites(cluster.client()));
+      const counted = Object.entries(written).filter(([key]) => !HEARTBEATS.test(key));
+      return {
+        hosts,
+        atOnce: AT_ONCE,
+        seconds,
+        idealSeconds: (Math.ceil(hosts / AT_ONCE) * HOST_MILLISECONDS) / 1000,
+        mostAtOnce: history.mostOf('bench'),
+        cpuSeconds: cpuSeconds(pid) - before.cpu,
+        peakMegabytes: peakMegabytes(pid),
+        writesPerHost: Object.fromEntries(counted.map(([key, count]) => [key, count / hosts])),
+      };
+    } finally {
+      history.stop();
+      simulator.stop();
+    }
+  } finally {
+    await cluster.stop();
+  }
+}

@@ -1,0 +1,130 @@
+/**
+ * What is measured of images in a process of its own, so that its memory and CPU time are its own:
+ *
+ *     node imageprocess.js pull|publish|ceiling '{"host": …}'
+ *
+ * `pull` and `publish` are the agent's parts; `ceiling` fetches the artifact's blobs over TLS, hashes and decodes them as many
+ * at a time and throws them away. Prints an Outcome as JSON.
+ */
+import { createHash } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { stat } from 'node:fs/promises';
+import { promisify } from 'node:util';
+import { zstdDecompress } from 'node:zlib';
+import { pino } from 'pino';
+import { Registry } from 'prom-client';
+import { Agent, request } from 'undici';
+import { HostImageStore } from '../../agent/images/hoststore.ts';
+import { Publisher } from '../../agent/images/publisher.ts';
+import { Keyring } from '../../agent/images/registry/credentials.ts';
+import { peakMegabytes } from './measure.ts';
+
+/** As many as the agent works on. */
+const AT_ONCE = 4;
+/** The largest chunk of a disk of this size. */
+const CHUNK_BYTES = 16 * 1024 * 1024;
+const STAT_BLOCK_BYTES = 512;
+const MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
+
+export interface Errand {
+  /** Of the registry. */
+  host: string;
+  caFile: string;
+  /** Below it. */
+  repository: string;
+  /** The agent's, of its own. */
+  dataDirectory: string;
+  /** The raw disk to publish. */
+  disk: string;
+  virtualBytes: number;
+}
+
+export interface Outcome {
+  seconds: number;
+  /** Of this process at its highest, in MB of 1024². */
+  peakMegabytes: number;
+  /** On the disk, or thrown away. */
+  bytes: number;
+}
+
+type Work = (errand: Errand) => Promise<number>;
+
+const { signal } = new AbortController();
+
+async function openStore({ dataDirectory, host, caFile }: Errand): Promise<HostImageStore> {
+  return await HostImageStore.open({
+    dataDirectory,
+    architecture: 'amd64',
+    sharedRoots: [],
+    allowLoopbackHttp: false,
+    registries: [{ host, caFile }],
+    minimumFree: 0,
+    metrics: new Registry(),
+    logger: pino({ level: 'silent' }),
+  });
+}
+
+async function pull(errand: Errand): Promise<number> {
+  const store = await openStore(errand);
+  const source = { type: 'registry' as const, reference: `${errand.host}/${errand.repository}:latest` };
+  const onProgress = (): void => undefined;
+  const { path } = await store.ensure(source, { holder: 'machine/bench', onProgress, signal });
+  await store.registries.close();
+  return (await stat(path)).blocks * STAT_BLOCK_BYTES;
+}
+
+async function publish(errand: Errand): Promise<number> {
+  const { registries } = await openStore(errand);
+  const storageKeyring = (): Keyring => Keyring.parse([]);
+  const publisher = new Publisher({ registries, storageKeyring, storageFolder: undefined });
+  const { storageBytes } = await publisher.push(
+    { reference: `${errand.host}/${errand.repository}:latest`, keyring: storageKeyring() },
+    { path: errand.disk, virtualSizeBytes: errand.virtualBytes, architecture: 'amd64' },
+    { signal, onProgress: () => undefined },
+  );
+  await registries.close();
+  return storageBytes;
+}
+
+async function ceiling({ host, caFile, repository }: Errand): Promise<number> {
+  const connect = { ca: readFileSync(caFile, 'utf8') };
+  const dispatcher = new Agent({ connect, connections: AT_ONCE, allowH2: false });
+  const at = (path: string): string => `https://${host}/v2/${repository}/${path}`;
+  const { body } = await request(at('manifests/latest'), { dispatcher, headers: { accept: MANIFEST } });
+  const { layers } = (await body.json()) as { layers: { digest: string; size: number }[] };
+  const left = layers.values();
+  const decode = promisify(zstdDecompress);
+  let bytes = 0;
+  const work = async (): Promise<void> => {
+    for (const { digest, size } of left) {
+      const compressed = Buffer.allocUnsafe(size);
+      const hash = createHash('sha256');
+      let length = 0;
+      const blob = await request(at(`blobs/${digest}`), { dispatcher });
+      for await (const piece of blob.body as AsyncIterable<Buffer>) {
+        length += piece.copy(compressed, length);
+        hash.update(piece);
+      }
+      if (`sha256:${hash.digest('hex')}` !== digest) throw new Error(`${digest} came wrong`);
+      const raw = await decode(compressed, { chunkSize: CHUNK_BYTES + 1 });
+      createHash('sha256').update(raw).digest();
+      bytes += raw.length;
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, work));
+  await dispatcher.close();
+  return bytes;
+}
+
+const WORKS: Readonly<Record<string, Work>> = { pull, publish, ceiling };
+
+if (import.meta.main) {
+  const [name = '', errand = ''] = process.argv.slice(2);
+  const work = WORKS[name];
+  if (work === undefined) throw new Error(`there is no work "${name}"`);
+  const began = performance.now();
+  const bytes = await work(JSON.parse(errand) as Errand);
+  const seconds = (performance.now() - began) / 1000;
+  const outcome: Outcome = { seconds, bytes, peakMegabytes: peakMegabytes(process.pid) };
+  process.stdout.write(`${JSON.stringify(outcome)}\n`);
+}
