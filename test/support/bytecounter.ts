@@ -8,6 +8,7 @@ export class ByteCounter {
   /** The caller's, and the one to the port that belongs to it. */
   readonly #sockets = new Map<Socket, Socket>();
   #cutAfter: number | undefined;
+  #isHeld = false;
   /** Of every connection: what came back from the port, and what went to it. TLS adds about 1 %. */
   received = 0;
   sent = 0;
@@ -38,6 +39,17 @@ export class ByteCounter {
     return this.#cutAfter === undefined;
   }
 
+  /** From now on nothing more comes from callers, who wait; until `release`. */
+  hold(): void {
+    this.#isHeld = true;
+    for (const near of this.#sockets.keys()) near.pause();
+  }
+
+  release(): void {
+    this.#isHeld = false;
+    for (const near of this.#sockets.keys()) near.resume();
+  }
+
   close(): void {
     this.#server.close();
     for (const pair of this.#sockets) for (const socket of pair) socket.destroy();
@@ -57,7 +69,7 @@ export class ByteCounter {
       this.received += chunk.length;
       this.#pass(chunk, far, near);
     });
-    near.resume();
+    if (!this.#isHeld) near.resume();
   }
 
   #pass(chunk: Buffer, from: Socket, to: Socket): void {
