@@ -6,7 +6,7 @@ import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
-import { IMAGES } from '../../operator/resources.ts';
+import { IMAGES, ISOS } from '../../operator/resources.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { VMs } from '../support/vms.ts';
@@ -160,6 +160,29 @@ describe('an Image of a registry', () => {
     const { status } = await untilPhase('copy', 'Ready');
     expect(status).toMatchObject({ content: { type: 'registry', reference: PINNED }, size: '64Gi' });
     expect(await jobsOf('copy', 'pull')).toHaveLength(0);
+  });
+});
+
+describe('an ISO', () => {
+  it('is fetched like an Image, and a VM boots from it', async () => {
+    const http = { url: 'https://images.example/installer.iso', sha256: 'b'.repeat(64) };
+    const metadata = { name: 'installer', namespace: NAMESPACE };
+    await cluster.client().create(ISOS, { metadata, spec: { source: { http } } });
+    const job = await jobOf('installer', 'pull');
+    // What comes from a web server is kept in the image storage.
+    expect(taskOf(job)).toMatchObject({ type: 'import', target: { type: 'folder' } });
+    await host.finishTask(await host.beginTask(ref(job)), REPORT);
+    await waitFor('the ISO to be Ready', async () => {
+      const { status } = await cluster.client().get(ISOS, metadata);
+      return status?.phase === 'Ready' && status.content?.type === 'storedFile';
+    });
+    await vms.create('setup', { iso: 'installer', diskSize: '40Gi', powerState: 'Stopped' });
+    expect(await machineOf('setup')).toMatchObject({
+      iso: { type: 'storedFile' },
+      isoName: 'berth.dev/platform-default/installer',
+    });
+    await vms.delete('setup');
+    await vms.waitUntilGone('setup');
   });
 });
 

@@ -132,6 +132,13 @@ describe('an image', () => {
     expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'DigestMismatch' });
   });
 
+  it('that is an empty disk is Ready at once, and takes no room', () => {
+    const world = new World({ source: { empty: { size: '40Gi' } } });
+    world.step();
+    expect(world.jobs).toHaveLength(0);
+    expect(world.object.status).toMatchObject({ phase: 'Ready', size: '40Gi', storageSize: '0' });
+  });
+
   it('that is a copy takes over the content of its origin, once there is some', () => {
     const world = new World({ source: { copyOf: { name: 'other' } } });
     world.step();
