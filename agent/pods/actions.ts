@@ -7,6 +7,7 @@ import { describeSource } from '../images/describe.ts';
 import type { Keyring } from '../images/registry/credentials.ts';
 import type { BaseImage, Holder, ImageFormat } from '../images/store.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
+import { reasonOf, messageOf } from '../errors.ts';
 import { timestamp } from '../time.ts';
 import type { Host } from './host.ts';
 import type { MachineRecord } from './record.ts';
@@ -286,15 +287,4 @@ function event(
   if (action.pod !== undefined) {
     action.host.event(action.pod, { type, reason, action: verb, message });
   }
-}
-
-/** The machine-readable reason that the drivers' errors carry. */
-export function reasonOf(error: unknown): string | undefined {
-  return error instanceof Error && 'reason' in error && typeof error.reason === 'string'
-    ? error.reason
-    : undefined;
-}
-
-export function messageOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }

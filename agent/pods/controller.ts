@@ -15,7 +15,7 @@ import type { Host } from './host.ts';
 import { Machines, type Progress } from './machines.ts';
 import { ENDED_FROM_OUTSIDE, type MachineRecord, newRecord } from './record.ts';
 import { type PodRole, refusalOf, roleOf } from './role.ts';
-import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from './podstatus.ts';
+import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../podstatus.ts';
 import { type MachineView, machineStatus } from './status.ts';
 import { isEnded, leavingOf, podTimes } from './times.ts';
 import { questionFor, ReadinessProber } from './readiness.ts';

@@ -2,7 +2,8 @@
 import { join } from 'node:path';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
-import { ACTIONS, reasonOf } from './actions.ts';
+import { reasonOf } from '../errors.ts';
+import { ACTIONS } from './actions.ts';
 import type { Host } from './host.ts';
 import { type Observed, plan, type Step } from './plan.ts';
 import type { MachineFailure, MachineRecord } from './record.ts';

@@ -10,7 +10,7 @@ import {
   STOPPED_EXIT_CODE,
   stamp,
   waiting,
-} from './podstatus.ts';
+} from '../podstatus.ts';
 import type { MachineFailure, MachineRecord } from './record.ts';
 
 /** What people read in the STATUS column and in the VM's phase. */

@@ -1,6 +1,7 @@
 /** Disks of this host as raw files that can be published: of images in the store, and of its machines. */
 import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Driver } from '../drivers/driver.ts';
 import { convertToRaw } from '../drivers/qemu/convert.ts';
@@ -8,18 +9,24 @@ import { allocatedBytes } from '../images/allocated.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { FILES } from '../machines/folder.ts';
 import { type BaseImage, ImageError, type ImageStore } from '../images/store.ts';
-import type { MachineRecord } from '../pods/record.ts';
 import type { TaskContext } from './runner.ts';
 
 /** Making the raw file is this share of the whole in per cent; publishing is the rest. */
 const COPY_PERCENT = 40;
 
+/** A machine by its Pod's uid. */
+export interface MachineOnHost {
+  uid: string;
+  machine: Machine | undefined;
+  base: BaseImage | undefined;
+}
+
 export interface DiskHost {
   images: ImageStore;
   publisher: Publisher;
   driver: Driver;
-  /** Records of this host's machines. */
-  machines: () => readonly MachineRecord[];
+  /** This host's machines, with what each was made from. */
+  machines: () => readonly MachineOnHost[];
   machinesDirectory: string;
   /** `<data directory>/tasks`. */
   directory: string;

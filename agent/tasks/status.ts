@@ -1,7 +1,7 @@
 /** The Pod status that says how a task stands. Pure. */
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
-import { condition, emptyContainer, frame, lastWords, stamp } from '../pods/podstatus.ts';
+import { condition, emptyContainer, frame, lastWords, stamp } from '../podstatus.ts';
 import { timestamp } from '../time.ts';
 import type { TaskState } from './runner.ts';
 

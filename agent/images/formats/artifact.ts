@@ -2,8 +2,7 @@
 import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
-import { promisify } from 'node:util';
-import { zstdDecompress } from 'node:zlib';
+import { createZstdDecompress } from 'node:zlib';
 import type { Descriptor, Manifest, Repository } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
 import { checkDigest, streamOf } from './blob.ts';
@@ -19,18 +18,16 @@ import {
 } from './disklayout.ts';
 import type { PlanPull, PullOptions, PullTarget } from './format.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
-import { inParallel, Slots } from './parallel.ts';
+import { inParallel } from './parallel.ts';
 import { release } from './release.ts';
 import { type SparseFile, writeSparse } from './sparse.ts';
 
 /** Of the most layers there can be, about 90 bytes each, and as much again for chunks of the same content. */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
-/** Chunks that are decoded and written while others come: each takes the memory of a whole one. */
-const DECODED_AT_ONCE = 2;
+/** Decoded, hashed and written at a time. */
+const PIECE_BYTES = 512 * 1024;
 /** Hashing so much takes less than a millisecond; in between others get their turn. */
 const HASH_BYTES = 1024 * 1024;
-
-const decompress = promisify(zstdDecompress);
 
 interface RemoteChunk extends Chunk {
   index: number;
@@ -92,7 +89,8 @@ interface Work {
   path: string;
   /** Where a content is on the disk already, for a second chunk of it. */
   written: Map<string, number>;
-  decoding: Slots;
+  /** For the layer of one chunk at a time, and for the next one's after it: garbage of this size would be in memory several times over. */
+  room: Buffer;
   options: PullOptions;
 }
 
@@ -104,25 +102,53 @@ async function pull(
 ): Promise<void> {
   const { virtualSize, chunkSize } = config['dev.berth.disk'];
   const path = unfinished(target);
+  const width = chunksAtOnce(chunkSize);
+  const notes = new Notes();
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
   try {
     await file.truncate(virtualSize);
-
     const written = new Map<string, number>();
     const disk = { file, fresh: journal.fresh };
-    const decoding = new Slots(DECODED_AT_ONCE);
-    await inParallel(chunks, chunksAtOnce(chunkSize), options.signal, async (chunk, signal) => {
+    const largest = Math.max(0, ...chunks.map(({ size }) => size));
+    const rooms = Array.from({ length: width }, () => Buffer.allocUnsafe(largest));
+    await inParallel(chunks, width, options.signal, async (chunk, signal, worker) => {
       const name = String(chunk.index);
-      const work = { repository, disk, path, written, decoding, options: { ...options, signal } };
+      const room = rooms[worker] ?? Buffer.allocUnsafe(largest);
+      const work = { repository, disk, path, written, room, options: { ...options, signal } };
       if (journal.has(name)) spare(work, chunk);
       else {
         await makeChunk(work, chunk);
-        await journal.add(name, file);
+        await notes.add(worker, journal.add(name, file));
       }
       written.set(chunk.digest, chunk.offset);
     });
+    await notes.all();
   } finally {
+    await notes.ended();
     await file.close();
+  }
+}
+
+/** One entry of a journal under way for each worker, so that the next chunk comes while the disk takes this one. */
+class Notes {
+  readonly #byWorker = new Map<number, Promise<void>>();
+
+  /** Returns when the worker's entry before this one is on the disk; throws when that failed. */
+  async add(worker: number, entry: Promise<void>): Promise<void> {
+    const before = this.#byWorker.get(worker);
+    this.#byWorker.set(worker, entry);
+    // Thrown to whoever waits for it: at the worker's next entry, or in the end.
+    entry.catch(() => undefined);
+    await before;
+  }
+
+  async all(): Promise<void> {
+    await Promise.all(this.#byWorker.values());
+  }
+
+  /** Well or not. */
+  async ended(): Promise<void> {
+    await Promise.allSettled(this.#byWorker.values());
   }
 }
 
@@ -144,45 +170,49 @@ async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
     return;
   }
   const compressed = await fetchChunk(work, chunk);
-  await work.decoding.run(async () => {
-    const raw = await decode(compressed, chunk);
-    release(compressed);
-    await writeSparse({ ...disk, fresh: disk.fresh && local === undefined }, raw, chunk.offset);
-    release(raw);
-  });
+  await writeDecoded({ ...disk, fresh: disk.fresh && local === undefined }, compressed, chunk);
 }
 
 /** The layer, verified. */
-async function fetchChunk({ repository, options }: Work, { descriptor }: RemoteChunk): Promise<Buffer> {
-  const compressed = Buffer.allocUnsafe(descriptor.size);
+async function fetchChunk({ repository, room, options }: Work, { descriptor }: RemoteChunk): Promise<Buffer> {
   const hash = createHash('sha256');
   let at = 0;
   const range = { start: 0, end: descriptor.size };
   for await (const bytes of streamOf(repository, descriptor, range, options.signal)) {
-    at += bytes.copy(compressed, at);
+    at += bytes.copy(room, at);
     hash.update(bytes);
     options.onBytes(bytes.length);
   }
   checkDigest({ repository, descriptor }, hash);
-  return compressed;
+  return room.subarray(0, at);
 }
 
-/** What the layer gives, verified. */
-async function decode(compressed: Buffer, { digest, rawDigest, length }: RemoteChunk): Promise<Buffer> {
-  const raw = await decompressed(compressed, digest, length);
-  const found = await digestOf(raw);
+/** Writes what the layer gives to its place; verified when it returns. */
+async function writeDecoded(
+  disk: SparseFile,
+  compressed: Buffer,
+  { digest, rawDigest, offset, length }: RemoteChunk,
+): Promise<void> {
+  const hash = createHash('sha256');
+  let at = 0;
+  for await (const bytes of decoded(compressed, digest)) {
+    if (at + bytes.length > length) throw invalid(`${digest} gives more than ${length} bytes`);
+    hash.update(bytes);
+    await writeSparse(disk, bytes, offset + at);
+    at += bytes.length;
+    release(bytes);
+  }
+  if (at < length) throw invalid(`${digest} gives ${at} bytes, not ${length}`);
+  const found = `sha256:${hash.digest('hex')}`;
   if (found !== rawDigest) throw invalid(`${digest} gives ${found}, not ${rawDigest}`);
-  return raw;
 }
 
-async function decompressed(compressed: Buffer, digest: string, length: number): Promise<Buffer> {
+async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buffer, void, undefined> {
+  const decoder = createZstdDecompress({ chunkSize: PIECE_BYTES });
+  decoder.end(compressed);
   try {
-    // The room in one piece: it would otherwise be made of many, at a third of the speed.
-    const raw = await decompress(compressed, { maxOutputLength: length + 1, chunkSize: length + 1 });
-    if (raw.length === length) return raw;
-    throw invalid(`${digest} gives ${raw.length} bytes, not ${length}`);
+    yield* decoder as AsyncIterable<Buffer>;
   } catch (error) {
-    if (error instanceof ImageError) throw error;
     throw new ImageError('ImageInvalid', `${digest} cannot be decoded: ${String(error)}`, { cause: error });
   }
 }

@@ -1,8 +1,7 @@
 /** Publishes a disk as Berth's own artifact: what the registry has already is not sent again. */
 import { type FileHandle, open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
-import { promisify } from 'node:util';
-import { constants, zstdCompress } from 'node:zlib';
+import { constants, createZstdCompress } from 'node:zlib';
 import type { Descriptor, Repository } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
 import { digestOf } from './artifact.ts';
@@ -26,6 +25,8 @@ import { isZero } from './sparse.ts';
 /** Changing it changes the blobs: what is in registries would be sent once more. */
 const COMPRESSION_LEVEL = 3;
 const COMPRESSION = {
+  /** Of the result, copied away at a time. */
+  chunkSize: 1024 * 1024,
   params: {
     [constants.ZSTD_c_compressionLevel]: COMPRESSION_LEVEL,
     [constants.ZSTD_c_contentSizeFlag]: 1,
@@ -37,8 +38,6 @@ const COMPRESSION = {
 const UPLOAD_BYTES = 256 * 1024;
 /** Each takes the memory of a whole one, compressed and not, and the connection's. */
 const CHUNKS_AT_ONCE = 3;
-
-const compress = promisify(zstdCompress);
 
 export interface DiskToPublish {
   repository: Repository;
@@ -213,13 +212,23 @@ async function publishChunk(
   if (known !== undefined && (await repository.has(known.digest, signal))) {
     return { rawDigest, digest: known.digest, size: known.size };
   }
-  const result = await compress(bytes, { ...COMPRESSION, chunkSize: room.compressed.length });
-  const size = result.copy(room.compressed);
-  release(result);
-  const content = room.compressed.subarray(0, size);
+  const content = await compress(bytes, room.compressed);
+  const size = content.length;
   const digest = await digestOf(content);
   await repository.upload({ digest, size, content: () => Readable.from(pieces(content)) }, signal);
   return { rawDigest, digest, size };
+}
+
+/** The part of `into` that was written to. */
+async function compress(bytes: Buffer, into: Buffer): Promise<Buffer> {
+  const encoder = createZstdCompress(COMPRESSION);
+  encoder.end(bytes);
+  let length = 0;
+  for await (const piece of encoder as AsyncIterable<Buffer>) {
+    length += piece.copy(into, length);
+    release(piece);
+  }
+  return into.subarray(0, length);
 }
 
 /** Given to the connection as a whole, it would be encrypted as a whole beforehand, and be in memory twice more. */

@@ -6,9 +6,9 @@ import type { ObjectMeta, Unsaved } from '../../../kube/objects.ts';
 import { API_VERSION } from '../../../api/v1alpha1/names.ts';
 import { taskJob } from '../taskjob.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
-import { type Blocked, dueOperation, type Operation } from './operation.ts';
+import { dueOperation, type Operation } from './operation.ts';
 import { type ImageFacts, latest, settle } from './settle.ts';
-import { imageStatus } from './status.ts';
+import { imageStatus, type Progress } from './status.ts';
 
 /** Between tries to fetch an image, doubled up to the cap: a registry that comes back is noticed within minutes. */
 const RETRY_FIRST_MILLISECONDS = 10_000;
@@ -33,16 +33,6 @@ export interface ImagePlan {
   readonly status: ImageStatus;
   /** When to look again though nothing changes. */
   readonly wakeMilliseconds: number | undefined;
-}
-
-/** How the operation that is due stands. */
-export interface Progress {
-  readonly operation: Operation | undefined;
-  readonly blocked: Blocked | undefined;
-  /** Of its last attempt. */
-  readonly job: ImageJob | undefined;
-  /** When it failed: milliseconds since the epoch; undefined when it is not tried again, or has not failed. */
-  readonly retryAt: number | undefined;
 }
 
 export function planImage(observed: ObservedImage): ImagePlan {

@@ -2,8 +2,18 @@
 import type { ImageStatus } from '../../../api/v1alpha1/image.ts';
 import { type ConditionDraft, stampConditions } from '../../conditions.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
-import type { Progress } from './plan.ts';
+import type { Blocked, Operation } from './operation.ts';
 import type { ImageFacts } from './settle.ts';
+
+/** How the operation that is due stands. */
+export interface Progress {
+  readonly operation: Operation | undefined;
+  readonly blocked: Blocked | undefined;
+  /** Of its last attempt. */
+  readonly job: ImageJob | undefined;
+  /** When it failed: milliseconds since the epoch; undefined when it is not tried again, or has not failed. */
+  readonly retryAt: number | undefined;
+}
 
 export function imageStatus(observed: ObservedImage, facts: ImageFacts, progress: Progress): ImageStatus {
   const { object, now } = observed;

@@ -6,7 +6,7 @@ import type {
   Pod,
   PodCondition,
   PodStatus,
-} from '../../kube/core.ts';
+} from '../kube/core.ts';
 
 /** A kubelet keeps as much of a termination message. */
 const MESSAGE_LENGTH = 4096;
