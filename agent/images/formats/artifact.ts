@@ -25,7 +25,7 @@ import { type SparseFile, writeSparse } from './sparse.ts';
 /** Of the most layers there can be, about 90 bytes each, and as much again for chunks of the same content. */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /** Decoded, hashed and written at a time. */
-const PIECE_BYTES = 512 * 1024;
+const PIECE_BYTES = 256 * 1024;
 /** Hashing so much takes less than a millisecond; in between others get their turn. */
 const HASH_BYTES = 1024 * 1024;
 

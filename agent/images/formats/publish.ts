@@ -26,7 +26,7 @@ import { isZero } from './sparse.ts';
 const COMPRESSION_LEVEL = 3;
 const COMPRESSION = {
   /** Of the result, copied away at a time. */
-  chunkSize: 1024 * 1024,
+  chunkSize: 256 * 1024,
   params: {
     [constants.ZSTD_c_compressionLevel]: COMPRESSION_LEVEL,
     [constants.ZSTD_c_contentSizeFlag]: 1,
