@@ -13,7 +13,7 @@ import { isAlreadyExists, isForbidden, isNotFound } from '../../../kube/errors.t
 import type { EventRecorder } from '../../../kube/events.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { type Job, JOBS } from '../../../kube/job.ts';
-import { keyOf, type Resource } from '../../../kube/objects.ts';
+import { keyOf, type Resource, type Unsaved } from '../../../kube/objects.ts';
 import type { OperatorConfig } from '../../config.ts';
 import { mergeDiff } from '../../mergepatch.ts';
 import { FIELD_MANAGER } from '../../resources.ts';
@@ -73,7 +73,7 @@ export class ImageReconciler {
     const observed = observeImage(this.#options, object);
     const { createJob, status, wakeMilliseconds } = planImage(observed);
     const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
-    await this.#writeStatus(object, status);
+    await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
     const wake = refused === undefined ? wakeMilliseconds : REFUSED_RECHECK_MILLISECONDS;
     return wake === undefined ? undefined : { requeueAfterMilliseconds: wake };
   }
@@ -109,14 +109,10 @@ export class ImageReconciler {
   }
 
   /** The server's words when it refuses. */
-  async #createJob(
-    object: Image | ISO,
-    job: Parameters<KubeClient['create']>[1],
-    logger: Logger,
-  ): Promise<string | undefined> {
+  async #createJob(object: Image | ISO, job: Unsaved<Job>, logger: Logger): Promise<string | undefined> {
     const { client, jobs, consistency } = this.#options;
     try {
-      const created = await client.create(JOBS, job as never, { fieldManager: FIELD_MANAGER });
+      const created = await client.create(JOBS, job, { fieldManager: FIELD_MANAGER });
       consistency.wrote(keyOf(object), jobs, created.metadata.resourceVersion ?? '');
       logger.info({ job: created.metadata.name }, 'work on an image begins');
       return undefined;

@@ -132,6 +132,12 @@ describe('an image', () => {
     expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'DigestMismatch' });
   });
 
+  it('whose Job the API server refuses says so in its words', () => {
+    const { status } = planImage(new World({}).observed(), 'exceeded quota');
+    const ready = status.conditions?.find(({ type }) => type === 'Ready');
+    expect(ready).toMatchObject({ status: 'False', reason: 'JobRefused', message: 'exceeded quota' });
+  });
+
   it('that is an empty disk is Ready at once, and takes no room', () => {
     const world = new World({ source: { empty: { size: '40Gi' } } });
     world.step();

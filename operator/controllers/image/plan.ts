@@ -35,10 +35,11 @@ export interface ImagePlan {
   readonly wakeMilliseconds: number | undefined;
 }
 
-export function planImage(observed: ObservedImage): ImagePlan {
+/** `refused`: why the API server does not take the Job that is due, in its own words. */
+export function planImage(observed: ObservedImage, refused?: string): ImagePlan {
   const facts = blockedAction(observed, settle(observed));
   const settled = withFacts(observed, facts);
-  const progress = progressOf(settled);
+  const progress = { ...progressOf(settled), refused };
   const status = imageStatus(settled, facts, progress);
   const { operation, job, retryAt } = progress;
   // Also work that nobody asks for any more ends first.
@@ -53,7 +54,7 @@ export function planImage(observed: ObservedImage): ImagePlan {
   return { createJob, status, wakeMilliseconds: undefined };
 }
 
-function progressOf(observed: ObservedImage): Progress {
+function progressOf(observed: ObservedImage): Omit<Progress, 'refused'> {
   const due = dueOperation(observed);
   if (due?.kind !== 'operation') {
     return { operation: undefined, blocked: due, job: undefined, retryAt: undefined };

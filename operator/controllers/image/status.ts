@@ -13,6 +13,8 @@ export interface Progress {
   readonly job: ImageJob | undefined;
   /** When it failed: milliseconds since the epoch; undefined when it is not tried again, or has not failed. */
   readonly retryAt: number | undefined;
+  /** Why no Job could be made for it. */
+  readonly refused: string | undefined;
 }
 
 export function imageStatus(observed: ObservedImage, facts: ImageFacts, progress: Progress): ImageStatus {
@@ -58,7 +60,10 @@ function summary(observed: ObservedImage, { content }: ImageFacts, progress: Pro
   return underWay(progress, observed.now);
 }
 
-function underWay({ job, retryAt }: Progress, now: number): Summary {
+function underWay({ job, retryAt, refused }: Progress, now: number): Summary {
+  if (refused !== undefined) {
+    return { phase: 'Pending', reason: 'JobRefused', message: refused };
+  }
   const outcome = job?.outcome ?? { kind: 'waiting', message: '' };
   switch (outcome.kind) {
     case 'failed': {
@@ -83,11 +88,12 @@ function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phas
   return { type: 'Ready', status: content === undefined ? 'False' : 'True', reason, message };
 }
 
-function reconciling(phase: string, { operation, job, retryAt }: Progress): ConditionDraft | undefined {
+function reconciling(phase: string, progress: Progress): ConditionDraft | undefined {
+  const { operation, job, retryAt, refused } = progress;
   const over = job?.outcome.kind === 'failed' && retryAt === undefined;
   return operation === undefined || over
     ? undefined
-    : { type: 'Reconciling', status: 'True', reason: phase, message: operation.type };
+    : { type: 'Reconciling', status: 'True', reason: phase, message: refused ?? operation.type };
 }
 
 function stalled(
