@@ -1,4 +1,5 @@
 /** `node agent/main.ts --config FILE`: makes this machine a host until it is told to stop; machines run on afterwards. */
+import '../kube/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';

@@ -1,5 +1,5 @@
 /** `node operator/main.ts [--config FILE] [--kubeconfig FILE]`: the operator's process. */
-import './heap.ts';
+import '../kube/heap.ts';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
 import { ConfigError, loadConfig } from './config.ts';

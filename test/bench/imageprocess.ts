@@ -6,6 +6,7 @@
  * `pull` and `publish` are the agent's parts; `ceiling` fetches the artifact's blobs over TLS, hashes and decodes them as many
  * at a time and throws them away. Prints an Outcome as JSON.
  */
+import '../../kube/heap.ts';
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
