@@ -1,11 +1,12 @@
 /** How long the clone of a base image takes: what the driver makes of a machine before its start. */
-import { mkdtemp, open, rm } from 'node:fs/promises';
+import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import type { LaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
+import { withFolder } from './folder.ts';
 
 const GIB = 1024 ** 3;
 const BASES_GIB = [1, 10, 100];
@@ -20,7 +21,10 @@ export interface Clones {
 
 /** Clones of each base in turns, so that whatever else the machine does meets all of them. */
 export async function measureClones(parent: string, count: number): Promise<Clones[]> {
-  const dataDirectory = await mkdtemp(join(parent, 'berth-bench-'));
+  return await withFolder(parent, async (folder) => await measureIn(folder, count));
+}
+
+async function measureIn(dataDirectory: string, count: number): Promise<Clones[]> {
   const driver = new QemuDriver({ dataDirectory, architecture: 'amd64', logger: pino({ level: 'silent' }) });
   try {
     // It asks what the host can run once.
@@ -39,7 +43,6 @@ export async function measureClones(parent: string, count: number): Promise<Clon
     return bases.map(({ clones }) => clones);
   } finally {
     await driver.close();
-    await rm(dataDirectory, { recursive: true, force: true });
   }
 }
 

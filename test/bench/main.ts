@@ -17,6 +17,11 @@ import { fleetTable, startsTable } from './report.ts';
 
 const CLONES = 20;
 const FAN_OUT_HOSTS = 50;
+const ENDING_SIGNALS = [
+  ['SIGHUP', 129],
+  ['SIGINT', 130],
+  ['SIGTERM', 143],
+] as const;
 
 interface Settings {
   vms: number;
@@ -82,6 +87,8 @@ async function main(): Promise<void> {
   process.stdout.write(`${JSON.stringify(results)}\n`);
 }
 
+// What was begun for the measurement is ended and removed at exit.
+for (const [signal, code] of ENDING_SIGNALS) process.once(signal, () => process.exit(code));
 try {
   await main();
 } catch (error) {
