@@ -101,3 +101,13 @@ test('a file that is not there, and one that is not YAML, are said in words', ()
   expect(() => loadConfig(join(directory, 'none.yaml'))).toThrow(/ENOENT/);
   expect(mistakes('a: [')).toHaveLength(1);
 });
+
+test('name and address from the environment where the file leaves them out, as a DaemonSet needs', () => {
+  const file = write('dataDirectory: data\nbootstrapKubeconfig: boot\n');
+  const environment = { BERTH_NODE_NAME: 'node-1.example.org-vms', BERTH_ADDRESS: '192.0.2.7' };
+  expect(loadConfig(file, environment)).toMatchObject({
+    nodeName: 'node-1-example-org-vms',
+    address: '192.0.2.7',
+  });
+  expect(loadConfig(write(LEAST), environment)).toMatchObject({ nodeName: 'mac1', address: '192.0.2.1' });
+});

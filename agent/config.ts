@@ -46,7 +46,7 @@ const registry = z.strictObject({
   credentialsFile: path.optional(),
 });
 
-const configSchema = z
+export const configSchema = z
   .strictObject({
     /** Name of the Node, and in the identity `system:node:NAME`. */
     nodeName,
@@ -94,6 +94,11 @@ const configSchema = z
     reserved: z
       .strictObject({ cpu: z.number().min(0).default(0), memory: bytes.prefault('512Mi') })
       .prefault({}),
+    /**
+     * What the Node offers to machines at most. For an agent in a Pod: what the Pod asks its own node for, so that the
+     * same memory is not promised by two Nodes.
+     */
+    offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
     cpuOvercommit: z.number().min(1).max(64).default(1),
     /** Guests of another architecture than the machine's own run emulated. */
     architecture: z.enum(['amd64', 'arm64']).optional(),
@@ -117,8 +122,14 @@ export class ConfigError extends Error {
   }
 }
 
-/** Reads and checks a configuration file; relative paths in it count from its own folder. Throws {@link ConfigError}. */
-export function loadConfig(file: string): AgentConfig {
+type Environment = Readonly<Record<string, string | undefined>>;
+
+/**
+ * Reads and checks a configuration file; relative paths in it count from its own folder. What differs from host to host
+ * may come from the environment (BERTH_NODE_NAME, BERTH_ADDRESS) where the file leaves it out: a DaemonSet has one file
+ * for all. Throws {@link ConfigError}.
+ */
+export function loadConfig(file: string, environment: Environment = process.env): AgentConfig {
   let document: unknown;
   try {
     document = parse(readFileSync(file, 'utf8'));
@@ -128,7 +139,7 @@ export function loadConfig(file: string): AgentConfig {
     }
     throw error;
   }
-  const result = configSchema.safeParse(document ?? {});
+  const result = configSchema.safeParse(withEnvironment(document ?? {}, environment));
   if (!result.success) {
     throw new ConfigError(
       file,
@@ -136,6 +147,19 @@ export function loadConfig(file: string): AgentConfig {
     );
   }
   return withAbsolutePaths(result.data, dirname(resolve(file)));
+}
+
+/** Names of Kubernetes nodes may have dots, which a host's may not: its name is a label's value and a certificate's. */
+function withEnvironment(document: unknown, environment: Environment): unknown {
+  if (typeof document !== 'object' || Array.isArray(document)) {
+    return document;
+  }
+  const { BERTH_NODE_NAME: name, BERTH_ADDRESS: host } = environment;
+  return {
+    ...(name === undefined ? {} : { nodeName: name.replaceAll('.', '-') }),
+    ...(host === undefined ? {} : { address: host }),
+    ...document,
+  };
 }
 
 function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {

@@ -28,9 +28,15 @@ export function allocatable(
   config: AgentConfig,
   facts: HostFacts,
 ): { cpuMillis: number; memoryBytes: number } {
+  const { offered, reserved } = config;
+  const cpus = Math.min(facts.cpus, offered.cpu ?? Infinity) * config.cpuOvercommit;
+  const memoryBytes = facts.memoryBytes - reserved.memory;
   return {
-    cpuMillis: Math.max(0, Math.floor((facts.cpus * config.cpuOvercommit - config.reserved.cpu) * 1000)),
-    memoryBytes: Math.max(0, facts.memoryBytes - config.reserved.memory),
+    cpuMillis: Math.max(
+      0,
+      Math.floor(Math.min(cpus, facts.cpus * config.cpuOvercommit - reserved.cpu) * 1000),
+    ),
+    memoryBytes: Math.max(0, Math.min(memoryBytes, offered.memory ?? Infinity)),
   };
 }
 
