@@ -1,9 +1,17 @@
-/** `node operator/main.ts [--config FILE] [--kubeconfig FILE]`: the operator's process. */
+/**
+ * `node operator/main.ts [--config FILE] [--kubeconfig FILE]`: the operator's process.
+ * `node operator/main.ts uninstall …`: removes what operator and agents wrote, see uninstall.ts.
+ */
 import '../kube/heap.ts';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
 import { ConfigError, loadConfig } from './config.ts';
+import { KubeClient } from '../kube/client.ts';
+import { loadConnection } from '../kube/credentials.ts';
+import { createMetrics } from '../kube/metrics.ts';
+import { Transport } from '../kube/transport.ts';
 import { Operator } from './operator.ts';
+import { readUninstallOptions, RefusedError, uninstall } from './uninstall.ts';
 
 /** What is wrong with the configuration is the caller's to mend. */
 const EXIT_CONFIGURATION = 2;
@@ -36,12 +44,27 @@ async function main(): Promise<void> {
   process.once('SIGINT', stop);
 }
 
+async function runUninstall(args: readonly string[]): Promise<void> {
+  const options = readUninstallOptions(args);
+  const transport = new Transport(await loadConnection(), {
+    metrics: createMetrics(),
+    userAgent: 'berth-uninstall',
+  });
+  try {
+    await uninstall(new KubeClient(transport), options, pino({ name: 'berth-uninstall' }));
+  } finally {
+    await transport.close();
+  }
+}
+
+const [, , command, ...rest] = process.argv;
 try {
-  await main();
+  await (command === 'uninstall' ? runUninstall(rest) : main());
 } catch (error) {
   const isMistake = error instanceof ConfigError || (error instanceof TypeError && 'code' in error);
+  const isForPeople = isMistake || error instanceof RefusedError;
   process.stderr.write(
-    `${error instanceof Error ? (isMistake ? error.message : error.stack) : String(error)}\n`,
+    `${error instanceof Error ? (isForPeople ? error.message : error.stack) : String(error)}\n`,
   );
   process.exit(isMistake ? EXIT_CONFIGURATION : EXIT_FAILURE);
 }

@@ -1,0 +1,109 @@
+{{- define "berth.labels" -}}
+app.kubernetes.io/name: berth
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- end }}
+
+{{/* Of one component: (list $ "operator") */}}
+{{- define "berth.selector" -}}
+app.kubernetes.io/name: berth
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* (list $ .Values.operator.image) */}}
+{{- define "berth.image" -}}
+{{- $image := index . 1 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default (index . 0).Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "berth.priorityClass" -}}
+{{- if .Values.priorityClass.create -}}
+{{ .Values.priorityClass.name }}
+{{- else -}}
+{{ .Values.config.priorityClassName | default "system-node-critical" }}
+{{- end -}}
+{{- end }}
+
+{{- define "berth.certificateSecret" -}}
+{{- if .Values.certificate.certManager.enabled -}}
+berth-operator-certificate
+{{- else -}}
+{{ .Values.certificate.secretName }}
+{{- end -}}
+{{- end }}
+
+{{- define "berth.serviceName" -}}
+berth-operator.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/* The operator's configuration file. */}}
+{{- define "berth.operatorConfig" -}}
+{{- $metrics := dict "address" ":8443" "dnsNames" (list (include "berth.serviceName" .) "localhost") -}}
+{{- if include "berth.certificateSecret" . -}}
+{{- $_ := set $metrics "certificateFile" "/etc/berth/tls/tls.crt" -}}
+{{- $_ := set $metrics "keyFile" "/etc/berth/tls/tls.key" -}}
+{{- end -}}
+{{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "prefix" .Values.namespaces.prefix -}}
+{{- $own := dict "namespaces" $namespaces "metrics" $metrics "health" (dict "address" ":8081") "priorityClassName" (include "berth.priorityClass" .) -}}
+{{- toYaml (merge $own (deepCopy .Values.config)) -}}
+{{- end }}
+
+{{/* The agent's, without what differs from host to host. */}}
+{{- define "berth.agentConfig" -}}
+{{- $share := .Values.agent.share -}}
+{{- $own := dict "dataDirectory" .Values.agent.hostPath "bootstrapKubeconfig" "/etc/berth/bootstrap/kubeconfig" "offered" (dict "cpu" $share.cpu "memory" $share.memory) -}}
+{{- $usual := dict "kubelet" (dict "clientCAFile" "/etc/berth/bootstrap/ca.crt") -}}
+{{- toYaml (merge $own (deepCopy .Values.agent.config) $usual) -}}
+{{- end }}
+
+{{/* Documents of a file below files/, with the release's namespace and labels: (list $ "files/rbac/operator.yaml") */}}
+{{- define "berth.documents" -}}
+{{- $root := index . 0 -}}
+{{- $labels := include "berth.labels" $root | fromYaml -}}
+{{- range $text := splitList "\n---\n" ($root.Files.Get (index . 1)) -}}
+{{- $document := $text | replace "berth-system" $root.Release.Namespace | fromYaml -}}
+{{- $_ := set $document.metadata "labels" (merge (dict) ($document.metadata.labels | default dict) $labels) }}
+---
+{{ toYaml $document }}
+{{- end }}
+{{- end }}
+
+{{/* A quantity of CPU, such as 1, 0.5 or 100m, in thousandths. */}}
+{{- define "berth.milliCPU" -}}
+{{- $text := toString . -}}
+{{- if hasSuffix "m" $text -}}
+{{ trimSuffix "m" $text | int }}
+{{- else -}}
+{{ mulf (float64 $text) 1000 | int }}
+{{- end -}}
+{{- end }}
+
+{{/* A quantity of memory in bytes. */}}
+{{- define "berth.bytes" -}}
+{{- $text := toString . -}}
+{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 -}}
+{{- $digits := regexFind "^[0-9.]+" $text -}}
+{{- $unit := trimPrefix $digits $text -}}
+{{- if $unit -}}
+{{- if not (hasKey $units $unit) -}}
+{{- fail (printf "agent.resources.requests.memory and agent.share.memory: not a quantity with Ki, Mi, Gi, Ti, k, M, G or T: %s" $text) -}}
+{{- end -}}
+{{ mulf (float64 $digits) (get $units $unit) | int64 }}
+{{- else -}}
+{{ int64 (float64 $digits) }}
+{{- end -}}
+{{- end }}
+
+{{/* Annotations of what the uninstall hook needs, by its weight. What failed stays, so that its log can be read. */}}
+{{- define "berth.hook" -}}
+helm.sh/hook: pre-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}

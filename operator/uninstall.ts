@@ -1,0 +1,177 @@
+/**
+ * `node operator/main.ts uninstall`: what the chart's hook runs before anything of the release is deleted. Refuses while
+ * there are VMs, or deletes them when told to; then ends operator and agents and removes what these two wrote:
+ * Nodes and Leases. Safe to repeat.
+ */
+import { parseArgs } from 'node:util';
+import type { Logger } from 'pino';
+import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
+import { kinds } from '../api/v1alpha1/kinds.ts';
+import { API_VERSION, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { LEASES, NODES, PODS } from '../kube/core.ts';
+import { isNotFound } from '../kube/errors.ts';
+import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
+import { pause } from '../kube/time.ts';
+
+/** Kinds that machines stand behind. */
+const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
+/** Named in the refusal; who has more gets a number for the rest. */
+const NAMES_SHOWN = 10;
+/** Deletion takes a guest's own shutdown, seconds at least. */
+const LOOK_MILLISECONDS = 1_000;
+const OPERATOR = 'berth-operator';
+const AGENT = 'berth-agent';
+const NODE_LEASES = 'kube-node-lease';
+
+const DEPLOYMENTS = workload('Deployment', 'deployments');
+const DAEMON_SETS = workload('DaemonSet', 'daemonsets');
+
+export interface UninstallOptions {
+  /** Where operator and agents are. */
+  readonly namespace: string;
+  /** Name of the release, by which its Pods are known. */
+  readonly instance: string;
+  /** Delete VMs instead of refusing. */
+  readonly drain: boolean;
+  /** The kinds go too: no object of any may be left, since nobody would be there to let go of its finalizers. */
+  readonly allKinds: boolean;
+  readonly timeoutMilliseconds: number;
+}
+
+/** Why nothing was removed; for people. */
+export class RefusedError extends Error {
+  override readonly name = 'RefusedError';
+}
+
+/** From the arguments after `uninstall`. @throws TypeError for unknown ones. */
+export function readUninstallOptions(args: readonly string[]): UninstallOptions {
+  const { values } = parseArgs({
+    args: [...args],
+    options: {
+      namespace: { type: 'string', default: 'berth-system' },
+      instance: { type: 'string', default: 'berth' },
+      'timeout-seconds': { type: 'string', default: '600' },
+      drain: { type: 'boolean', default: false },
+      'all-kinds': { type: 'boolean', default: false },
+    },
+  });
+  return {
+    namespace: values.namespace,
+    instance: values.instance,
+    drain: values.drain,
+    allKinds: values['all-kinds'],
+    timeoutMilliseconds: Number(values['timeout-seconds']) * 1000,
+  };
+}
+
+/** @throws RefusedError when there is what must not be removed, or what doesn't end in time. */
+export async function uninstall(
+  client: KubeClient,
+  options: UninstallOptions,
+  logger: Logger,
+): Promise<void> {
+  const signal = AbortSignal.timeout(options.timeoutMilliseconds);
+  const wanted = kinds(DEFAULT_DISPLAY_DPI_MAXIMUM)
+    .filter(({ kind }) => options.allKinds || MACHINE_KINDS.has(kind))
+    .map(({ kind, plural, namespaced }) =>
+      resource<KubeObject>({ apiVersion: API_VERSION, kind, plural, namespaced }),
+    );
+  if (options.drain) {
+    await drain(client, wanted, signal, logger);
+  } else {
+    const left = await namesOf(client, wanted);
+    if (left.length > 0) throw refusal(left);
+  }
+  await endPrograms(client, options, signal, logger);
+  await removeHosts(client, logger);
+  await client.delete(LEASES, { namespace: options.namespace, name: OPERATOR });
+}
+
+function refusal(left: readonly string[]): RefusedError {
+  const more = left.length > NAMES_SHOWN ? ` and ${left.length - NAMES_SHOWN} more` : '';
+  return new RefusedError(
+    `Berth is not removed while these exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
+      'Delete them, or upgrade the release with uninstall.drain=true to have them deleted, disks and all.',
+  );
+}
+
+async function namesOf(client: KubeClient, resources: readonly Resource<KubeObject>[]): Promise<string[]> {
+  const found: string[] = [];
+  for (const one of resources) {
+    const objects = await listIfKnown(client, one);
+    found.push(...objects.map((object) => `${one.kind} ${keyOf(object)}`));
+  }
+  return found;
+}
+
+/** A kind whose definition is gone already has no objects. */
+async function listIfKnown(client: KubeClient, one: Resource<KubeObject>): Promise<KubeObject[]> {
+  try {
+    return (await client.list(one)).items;
+  } catch (error) {
+    if (isNotFound(error)) return [];
+    throw error;
+  }
+}
+
+/** Machines first: what they were made from is let go of afterwards. */
+async function drain(
+  client: KubeClient,
+  resources: readonly Resource<KubeObject>[],
+  signal: AbortSignal,
+  logger: Logger,
+): Promise<void> {
+  const machines = resources.filter(({ kind }) => MACHINE_KINDS.has(kind));
+  for (const group of [machines, resources.filter((one) => !machines.includes(one))]) {
+    for (const one of group) {
+      for (const { metadata } of await listIfKnown(client, one)) {
+        logger.info({ kind: one.kind, name: metadata.name, namespace: metadata.namespace }, 'deleting');
+        await client.delete(one, metadata, { uid: metadata.uid });
+      }
+    }
+    await untilNone(() => namesOf(client, group), signal);
+  }
+}
+
+/** Agents would make their Nodes again, and the operator its Lease. Helm finds both gone, which is what it wants. */
+async function endPrograms(
+  client: KubeClient,
+  { namespace, instance }: UninstallOptions,
+  signal: AbortSignal,
+  logger: Logger,
+): Promise<void> {
+  await client.delete(DAEMON_SETS, { namespace, name: AGENT }, { propagationPolicy: 'Background' });
+  await client.delete(DEPLOYMENTS, { namespace, name: OPERATOR }, { propagationPolicy: 'Background' });
+  logger.info('waiting for operator and agents to end');
+  const labelSelector = `app.kubernetes.io/instance=${instance},app.kubernetes.io/component in (operator,agent)`;
+  await untilNone(async () => {
+    const { items } = await client.list(PODS, { namespace, labelSelector });
+    return items.map((pod) => `Pod ${keyOf(pod)}`);
+  }, signal);
+}
+
+async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
+  const { items } = await client.list(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
+  for (const { metadata, status } of items) {
+    await client.delete(NODES, metadata, { uid: metadata.uid });
+    await client.delete(LEASES, { namespace: NODE_LEASES, name: metadata.name });
+    const runs = status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True');
+    const note = runs ? 'host removed; where its agent is not stopped it comes back' : 'host removed';
+    logger.info({ node: metadata.name }, note);
+  }
+}
+
+/** @throws RefusedError with what is left when the time is over. */
+async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Promise<void> {
+  for (let left = await look(); left.length > 0; left = await look()) {
+    if (signal.aborted) {
+      throw new RefusedError(`not gone in time: ${left.slice(0, NAMES_SHOWN).join(', ')}`);
+    }
+    await pause(LOOK_MILLISECONDS);
+  }
+}
+
+function workload(kind: string, plural: string): Resource<KubeObject> {
+  return resource<KubeObject>({ apiVersion: 'apps/v1', kind, plural, namespaced: true });
+}
