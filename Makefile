@@ -59,6 +59,10 @@ verify: $(PACKAGES) ## Check that the generated files are current
 bundle: $(PACKAGES) ## Bundle the programs into dist/
 	node hack/bundle.ts
 
+.PHONY: images
+images: $(PACKAGES) ## Build the container images into dist/images/: BASE=image TAG=0.1.0 REGISTRY=localhost
+	@node hack/images.ts $(if $(BASE),--base '$(BASE)') $(if $(TAG),--tag '$(TAG)') $(if $(REGISTRY),--registry '$(REGISTRY)')
+
 .PHONY: bench
 bench: $(PACKAGES) ## Measure: 1,000 VMs on 600 simulated hosts
 	@node test/bench/main.ts

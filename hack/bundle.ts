@@ -15,8 +15,19 @@ export async function bundle(): Promise<void> {
   );
 }
 
+export interface BundleFormat {
+  /** `.js` when absent. Outside a package of type `module`, `.mjs` tells Node what it is. */
+  extension?: '.js' | '.mjs';
+  /** Write maps too, as by default. */
+  sourcemap?: boolean;
+}
+
 /** Writes `NAME.js` into the folder for each `NAME: path of its entry`. */
-export async function bundleInto(folder: string, entryPoints: Record<string, string>): Promise<void> {
+export async function bundleInto(
+  folder: string,
+  entryPoints: Record<string, string>,
+  { extension = '.js', sourcemap = true }: BundleFormat = {},
+): Promise<void> {
   await build({
     entryPoints,
     outdir: folder,
@@ -27,7 +38,8 @@ export async function bundleInto(folder: string, entryPoints: Record<string, str
     // V8 keeps the text in memory, 8 MB more of it without this. Names stay, for stack traces that people read.
     minifyWhitespace: true,
     minifySyntax: true,
-    sourcemap: 'linked',
+    sourcemap: sourcemap && 'linked',
+    outExtension: { '.js': extension },
     legalComments: 'none',
     logLevel: 'warning',
     // CommonJS packages ask for Node's own modules by require, which ES modules don't have.

@@ -1,0 +1,75 @@
+/** A base image from distribution packages, for machines that can reach a package mirror but no registry of images. */
+import { createHash } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { copyFile, mkdir, mkdtemp, readFile, rename, rm } from 'node:fs/promises';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+import { run } from '../guest/run.ts';
+import type { Builder } from './builder.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+const SUITE = 'bookworm';
+/** 200 packages over a slow line, unpacked on a busy machine; 40 s on an idle one. */
+const BOOTSTRAP_TIMEOUT_MILLISECONDS = 900_000;
+/** Neither programs nor people read these in a container; licences stay. */
+const LEFT_OUT = ['/usr/share/doc/*', '/usr/share/man/*', '/usr/share/locale/*', '/usr/share/info/*'];
+const KEPT = ['/usr/share/doc/*/copyright'];
+
+/** Makes the image, or finds it made, and returns its name. It holds the agent's packages too. Needs mmdebstrap. */
+export async function distributionBase(builder: Builder, progress: (text: string) => void): Promise<string> {
+  const packages = await agentPackages();
+  const bootstrap = bootstrapArguments(packages);
+  const recipe = await readFile(join(import.meta.dirname, 'base.Dockerfile'));
+  const key = createHash('sha256')
+    .update(JSON.stringify([bootstrap, process.version]))
+    .update(recipe)
+    .digest('hex')
+    .slice(0, 16);
+  const tag = `localhost/berth-base:${key}`;
+  if (await builder.has(tag)) return tag;
+  const folder = join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'berth', 'base', key);
+  if (!existsSync(join(folder, 'root.tar'))) {
+    progress(`making a root file system of Debian ${SUITE}: ${packages.join(', ')}`);
+    await makeContext(folder, bootstrap);
+  }
+  await builder.build({ tag, file: join(import.meta.dirname, 'base.Dockerfile'), context: folder });
+  return tag;
+}
+
+/** Exactly what the Dockerfile would install. */
+async function agentPackages(): Promise<string[]> {
+  const architecture = process.arch === 'x64' ? 'amd64' : process.arch;
+  const { stdout } = await run('sh', [join(import.meta.dirname, 'agent-packages.sh'), architecture], {
+    timeoutMilliseconds: BOOTSTRAP_TIMEOUT_MILLISECONDS,
+  });
+  return stdout.trim().split(/\s+/);
+}
+
+function bootstrapArguments(packages: readonly string[]): string[] {
+  return [
+    '--variant=essential',
+    '--format=tar',
+    // A crash while it is made means that it is made again.
+    '--dpkgopt=force-unsafe-io',
+    ...LEFT_OUT.map((path) => `--dpkgopt=path-exclude=${path}`),
+    ...KEPT.map((path) => `--dpkgopt=path-include=${path}`),
+    // The library that Node.js needs; the rest of it is essential.
+    `--include=${['libstdc++6', ...packages].join(',')}`,
+    SUITE,
+  ];
+}
+
+async function makeContext(folder: string, bootstrap: readonly string[]): Promise<void> {
+  await mkdir(join(folder, '..'), { recursive: true });
+  const work = await mkdtemp(`${folder}-`);
+  try {
+    await run('mmdebstrap', [...bootstrap, join(work, 'root.tar')], {
+      timeoutMilliseconds: BOOTSTRAP_TIMEOUT_MILLISECONDS,
+    });
+    await copyFile(join(ROOT, 'node_modules', 'node', 'bin', 'node'), join(work, 'node'));
+    await rm(folder, { recursive: true, force: true });
+    await rename(work, folder);
+  } finally {
+    await rm(work, { recursive: true, force: true });
+  }
+}

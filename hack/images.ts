@@ -1,0 +1,160 @@
+/**
+ * Builds the images of the operator and the agent, and writes them to `dist/images/NAME.tar` (OCI archives).
+ *
+ *     node hack/images.ts [--base IMAGE] [--tag TAG] [--registry PREFIX]
+ *
+ * Without --base the Dockerfile's own, and where that cannot be pulled one made from distribution packages.
+ */
+import { createHash } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { copyFile, mkdir, readdir, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import packageJson from '../package.json' with { type: 'json' };
+import { bundleInto } from './bundle.ts';
+import { run } from './guest/run.ts';
+import { distributionBase } from './image/base.ts';
+import { type Builder, findBuilder } from './image/builder.ts';
+import { billOfMaterials } from './image/sbom.ts';
+
+const ROOT = join(import.meta.dirname, '..');
+const CONTEXT = join(ROOT, 'dist', 'image');
+const ARCHIVES = join(ROOT, 'dist', 'images');
+const DOCKERFILE = join(ROOT, 'Dockerfile');
+const RECIPES = join(import.meta.dirname, 'image');
+const GIT_TIMEOUT_MILLISECONDS = 10_000;
+
+export const IMAGE_NAMES = ['operator', 'agent'] as const;
+export type ImageName = (typeof IMAGE_NAMES)[number];
+
+export interface ImageOptions {
+  /** Image to build on: Debian with Node.js 24 at /usr/local/bin/node. */
+  base?: string | undefined;
+  /** The package's version when absent. */
+  tag?: string | undefined;
+  /** `localhost` when absent. */
+  registry?: string | undefined;
+  progress: (text: string) => void;
+}
+
+export interface BuiltImage {
+  /** As containers name it: `localhost/berth-operator:0.1.0`. */
+  reference: string;
+  /** Path of the OCI archive. */
+  archive: string;
+}
+
+/** Builds what has changed since the last time; the archives of the same sources and base are left as they are. */
+export async function buildImages(options: ImageOptions): Promise<Record<ImageName, BuiltImage>> {
+  const builder = await findBuilder();
+  await makeContext();
+  const base = options.base ?? (await chooseBase(builder, options.progress));
+  const { registry = 'localhost', tag = packageJson.version } = options;
+  const build = async (name: ImageName): Promise<BuiltImage> => {
+    const image = {
+      reference: `${registry}/berth-${name}:${tag}`,
+      archive: join(ARCHIVES, `berth-${name}.tar`),
+    };
+    await buildImage(builder, { name, base, image, progress: options.progress });
+    return image;
+  };
+  return { operator: await build('operator'), agent: await build('agent') };
+}
+
+/** Everything that the Dockerfile copies, in one folder. */
+async function makeContext(): Promise<void> {
+  await rm(CONTEXT, { recursive: true, force: true });
+  const entries = IMAGE_NAMES.map((name) => [name, join(ROOT, name, 'main.ts')]);
+  await bundleInto(CONTEXT, Object.fromEntries(entries), { extension: '.mjs', sourcemap: false });
+  const scripts = (await readdir(RECIPES)).filter((file) => file.endsWith('.sh'));
+  for (const script of scripts) await copyFile(join(RECIPES, script), join(CONTEXT, script));
+  await copyFile(join(ROOT, 'LICENSE'), join(CONTEXT, 'LICENSE'));
+  await writeFile(join(CONTEXT, 'sbom.cdx.json'), await billOfMaterials(ROOT, process.versions.node));
+}
+
+async function chooseBase(builder: Builder, progress: (text: string) => void): Promise<string> {
+  const official = /^ARG BASE=(.*)$/m.exec(await readFile(DOCKERFILE, 'utf8'))?.[1] ?? '';
+  if (await builder.has(official)) return official;
+  try {
+    await builder.pull(official);
+    return official;
+  } catch (error) {
+    const reason = error instanceof Error ? (error.message.trim().split('\n').at(-1) ?? '') : String(error);
+    progress(`${official} cannot be pulled (${reason}); distribution packages take its place`);
+    return await distributionBase(builder, progress);
+  }
+}
+
+interface Step {
+  name: ImageName;
+  base: string;
+  image: BuiltImage;
+  progress: (text: string) => void;
+}
+
+async function buildImage(builder: Builder, { name, base, image, progress }: Step): Promise<void> {
+  const labels = await revisionLabels(base);
+  const inputs = await inputsOf(name, { reference: image.reference, labels });
+  const stamp = `${image.archive}.inputs`;
+  if (existsSync(image.archive) && existsSync(stamp) && (await readFile(stamp, 'utf8')) === inputs) {
+    progress(`${image.reference} is up to date`);
+    return;
+  }
+  const began = performance.now();
+  await mkdir(ARCHIVES, { recursive: true });
+  await rm(stamp, { force: true });
+  await builder.build({
+    tag: image.reference,
+    file: DOCKERFILE,
+    context: CONTEXT,
+    target: name,
+    arguments: { BASE: base },
+    labels,
+  });
+  await builder.save(image.reference, `${image.archive}.partial`);
+  await rename(`${image.archive}.partial`, image.archive);
+  await writeFile(stamp, inputs);
+  const seconds = ((performance.now() - began) / 1000).toFixed(1);
+  const megabytes = ((await stat(image.archive)).size / 1e6).toFixed(1);
+  progress(`${image.reference}: ${megabytes} MB, ${seconds} s by ${builder.name}, ${image.archive}`);
+}
+
+async function revisionLabels(base: string): Promise<Record<string, string>> {
+  const git = async (...parameters: string[]): Promise<string> =>
+    (
+      await run('git', parameters, { cwd: ROOT, timeoutMilliseconds: GIT_TIMEOUT_MILLISECONDS })
+    ).stdout.trim();
+  return {
+    'org.opencontainers.image.version': packageJson.version,
+    'org.opencontainers.image.revision': await git('rev-parse', 'HEAD'),
+    // Of the sources rather than of the build, so that the same sources give the same label.
+    'org.opencontainers.image.created': await git('log', '-1', '--format=%cI'),
+    'org.opencontainers.image.base.name': base,
+  };
+}
+
+async function inputsOf(name: ImageName, settings: object): Promise<string> {
+  const hash = createHash('sha256')
+    .update(JSON.stringify(settings))
+    .update(await readFile(DOCKERFILE));
+  const others = IMAGE_NAMES.filter((other) => other !== name).map((other) => `${other}.mjs`);
+  const files = (await readdir(CONTEXT)).filter((file) => !others.includes(file)).sort();
+  for (const file of files) hash.update(file).update(await readFile(join(CONTEXT, file)));
+  return hash.digest('hex');
+}
+
+async function main(): Promise<void> {
+  const { values } = parseArgs({
+    options: { base: { type: 'string' }, tag: { type: 'string' }, registry: { type: 'string' } },
+  });
+  await buildImages({ ...values, progress: (text) => process.stdout.write(`images: ${text}\n`) });
+}
+
+if (import.meta.main) {
+  try {
+    await main();
+  } catch (error) {
+    process.stderr.write(`images: ${error instanceof Error ? error.message : String(error)}\n`);
+    process.exitCode = 1;
+  }
+}
