@@ -150,7 +150,7 @@ export async function runAgent(
   await keeper.start(signal);
   await pods.start(signal);
   if (identity.isNode) {
-    running.push(...keepCertificates({ config, client, transport, kubelet, logger, signal }));
+    running.push(...keepCertificates({ config, client, transport, kubelet, metrics, logger, signal }));
   }
   await Promise.all(running);
   await drainAndClose([keeper, pods], [kubelet, parts.network, parts.driver, transport]);

@@ -217,6 +217,12 @@ function declareClient(registers: Registry[]) {
       labelNames: ['resource'] as const,
       registers,
     }),
+    certificateEnd: new Gauge({
+      name: 'berth_certificate_expiration_timestamp_seconds',
+      help: 'When a certificate that this process uses ends: serving, what it answers with; client, what it is to the API server',
+      labelNames: ['certificate'] as const,
+      registers,
+    }),
     eventsSent: new Counter({
       name: 'berth_events_total',
       help: 'Events by what became of them',

@@ -10,6 +10,7 @@ import type { AddressInfo } from 'node:net';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { type Authorizer, bearerToken } from './authorization.ts';
+import { runtimeMetrics } from './metrics.ts';
 import { type CertificateProvider, serveCertificate } from './servingcertificate.ts';
 
 /** A scraper sends one short request; what takes longer wants to hold the connection. */
@@ -60,6 +61,8 @@ export async function serveMetrics(o: MetricsServerOptions): Promise<RunningServ
     logger: o.logger,
     signal: ended.signal,
     lookMilliseconds: o.lookMilliseconds,
+    onServed: (notAfter) =>
+      runtimeMetrics(o.metrics).certificateEnd.set({ certificate: 'serving' }, notAfter.getTime() / 1000),
   });
   const running = await listen(server, o.listen);
   return {

@@ -63,6 +63,8 @@ export interface ServeCertificateOptions {
   logger: Logger;
   signal: AbortSignal;
   lookMilliseconds?: number | undefined;
+  /** Told when what is served ends, at the start and after each change. */
+  onServed?: (notAfter: Date) => void;
 }
 
 /**
@@ -72,6 +74,7 @@ export interface ServeCertificateOptions {
 export async function serveCertificate(server: Server, o: ServeCertificateOptions): Promise<void> {
   let current = await o.provider();
   setContext(server, current);
+  o.onServed?.(validityOf(current.certificate).notAfter);
   void follow();
 
   async function follow(): Promise<void> {
@@ -88,7 +91,9 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
   function replaced(next: ServingCertificate): ServingCertificate {
     if (next.certificate !== current.certificate || next.key !== current.key) {
       setContext(server, next);
-      o.logger.info({ notAfter: validityOf(next.certificate).notAfter }, 'serving certificate replaced');
+      const { notAfter } = validityOf(next.certificate);
+      o.onServed?.(notAfter);
+      o.logger.info({ notAfter }, 'serving certificate replaced');
     }
     return next;
   }

@@ -1,8 +1,10 @@
 /** The agent's two certificates over its life: taken up, asked for, replaced where they are used. */
 import type { Logger } from 'pino';
-import { createKey, selfSigned } from '../../kube/certificates.ts';
+import type { Registry } from 'prom-client';
+import { createKey, selfSigned, validityOf } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
+import { runtimeMetrics } from '../../kube/metrics.ts';
 import type { Transport } from '../../kube/transport.ts';
 import type { AgentConfig } from '../config.ts';
 import type { KubeletServer } from '../kubelet/server.ts';
@@ -34,31 +36,37 @@ export interface CertificateUsers {
   client: KubeClient;
   transport: Transport;
   kubelet: KubeletServer;
+  metrics: Registry;
   logger: Logger;
   signal: AbortSignal;
 }
 
 /** Renews both until the signal aborts; the Node must be in the cluster, since serving certificates are approved by its addresses. */
 export function keepCertificates(users: CertificateUsers): Promise<void>[] {
-  const { config, client, transport, kubelet, logger, signal } = users;
+  const { config, transport, kubelet, metrics, logger, signal } = users;
   const { nodeName, certificates, address } = config;
   const files = identityFiles(config.dataDirectory);
-  const serving = readPair(files.serving);
+  const client = readPair(files.client);
+  const stored = readPair(files.serving);
+  const serving = isUsable(stored, nodeName) ? stored : undefined;
+  tellEnd(metrics, 'client', client);
+  tellEnd(metrics, 'serving', serving);
   const ask = (request: Omit<CertificateRequest, 'nodeName'>) => (signal: AbortSignal) =>
-    requestCertificate(client, { nodeName, ...request }, signal);
+    requestCertificate(users.client, { nodeName, ...request }, signal);
   return [
     keepRenewed({
-      current: readPair(files.client),
+      current: client,
       request: ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds }),
       use: async (certificate) => {
         writePair(files.client, certificate);
+        tellEnd(metrics, 'client', certificate);
         transport.replaceCredentials(await loadConnection({ kubeconfigPath: files.kubeconfig }));
       },
       logger: logger.child({ certificate: 'client' }),
       signal,
     }),
     keepRenewed({
-      current: isUsable(serving, nodeName) ? serving : undefined,
+      current: serving,
       request: ask({
         kind: 'serving',
         ipAddresses: [address],
@@ -66,10 +74,18 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
       }),
       use: async (certificate) => {
         writePair(files.serving, certificate);
+        tellEnd(metrics, 'serving', certificate);
         kubelet.replaceCertificate(certificate);
       },
       logger: logger.child({ certificate: 'serving' }),
       signal,
     }),
   ];
+}
+
+function tellEnd(metrics: Registry, which: 'client' | 'serving', current: Certificate | undefined): void {
+  if (current !== undefined) {
+    const seconds = validityOf(current.certificate).notAfter.getTime() / 1000;
+    runtimeMetrics(metrics).certificateEnd.set({ certificate: which }, seconds);
+  }
 }
