@@ -85,7 +85,7 @@ describe('the toolchain', () => {
       progress: quiet,
     };
     const tools = await resolveTools(options);
-    expect(TOOLS.every((tool) => existsSync(tools[tool]))).toBe(true);
+    expect(TOOLS.every((tool) => existsSync(tools[tool as keyof typeof tools]))).toBe(true);
     expect(build.calls).toBe(TOOL_GROUPS.length);
     expect(await resolveTools(options)).toEqual(tools);
     expect(build.calls).toBe(TOOL_GROUPS.length);

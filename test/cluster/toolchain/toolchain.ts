@@ -7,9 +7,18 @@ import { messageOf } from '../../support/errors.ts';
 import { buildTools } from './build.ts';
 import { downloadTools, type Progress } from './download.ts';
 import { withLock } from './lock.ts';
-import { cacheKey, TOOL_GROUPS, type Tool, type ToolGroup } from './tools.ts';
+import {
+  CHART_TOOL_GROUPS,
+  type ChartTool,
+  cacheKey,
+  type ClusterTool,
+  TOOL_GROUPS,
+  type Tool,
+  type ToolGroup,
+} from './tools.ts';
 
-export type Tools = Readonly<Record<Tool, string>>;
+export type Tools = Readonly<Record<ClusterTool, string>>;
+export type ChartTools = Readonly<Record<ChartTool, string>>;
 
 /** Nothing gave the programs. The message says what was tried and what to install. */
 export class ToolchainError extends Error {
@@ -41,8 +50,20 @@ export function cacheDirectory(
   return join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'berth');
 }
 
-/** Paths of all programs; the first call on a machine downloads or builds them, which takes minutes. */
+/** Paths of a cluster's programs; the first call on a machine downloads or builds them, which takes minutes. */
 export async function resolveTools(options: ToolchainOptions = {}): Promise<Tools> {
+  return (await resolveGroups(TOOL_GROUPS, options)) as Tools;
+}
+
+/** Paths of what renders and checks the chart; the first call on a machine builds them. */
+export async function resolveChartTools(options: ToolchainOptions = {}): Promise<ChartTools> {
+  return (await resolveGroups(CHART_TOOL_GROUPS, options)) as ChartTools;
+}
+
+async function resolveGroups(
+  groups: readonly ToolGroup[],
+  options: ToolchainOptions,
+): Promise<Partial<Record<Tool, string>>> {
   const how: How = {
     environment: process.env,
     progress: toStandardError,
@@ -51,7 +72,7 @@ export async function resolveTools(options: ToolchainOptions = {}): Promise<Tool
     ...options,
   };
   const found: Partial<Record<Tool, string>> = {};
-  for (const group of TOOL_GROUPS) {
+  for (const group of groups) {
     const tools = Object.keys(group.packages) as Tool[];
     Object.assign(found, await givenTools(tools, how.environment['KUBEBUILDER_ASSETS']));
     const missing = tools.filter((tool) => found[tool] === undefined);
@@ -60,14 +81,17 @@ export async function resolveTools(options: ToolchainOptions = {}): Promise<Tool
     await fill(group, missing, directory, how);
     for (const tool of missing) found[tool] = join(directory, tool);
   }
-  return found as Tools;
+  return found;
 }
 
 function toStandardError(line: string): void {
   process.stderr.write(`toolchain: ${line}\n`);
 }
 
-async function givenTools(tools: readonly Tool[], directory: string | undefined): Promise<Partial<Tools>> {
+async function givenTools(
+  tools: readonly Tool[],
+  directory: string | undefined,
+): Promise<Partial<Record<Tool, string>>> {
   if (!directory) return {};
   const present = await Promise.all(tools.map((tool) => isExecutable(join(directory, tool))));
   return Object.fromEntries(
@@ -111,7 +135,7 @@ async function downloadOrBuild(
   how: How,
 ): Promise<void> {
   const failures: string[] = [];
-  for (const step of ['download', 'build'] as const) {
+  for (const step of group.isBuiltOnly ? (['build'] as const) : (['download', 'build'] as const)) {
     try {
       await how.sources[step](group, tools, directory, how.progress);
       return;

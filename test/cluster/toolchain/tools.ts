@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 
-export type Tool =
+export type ClusterTool =
   | 'etcd'
   | 'kube-apiserver'
   | 'kube-controller-manager'
@@ -11,15 +11,22 @@ export type Tool =
   | 'kubectl'
   | 'kwok';
 
+/** What renders and checks the chart. */
+export type ChartTool = 'helm' | 'kubeconform';
+
+export type Tool = ClusterTool | ChartTool;
+
 /** Programs that are released and built together. */
 export interface ToolGroup {
-  readonly name: 'kubernetes' | 'etcd' | 'kwok';
+  readonly name: 'kubernetes' | 'etcd' | 'kwok' | 'helm' | 'kubeconform';
   readonly version: string;
   /** Go package of each program. */
   readonly packages: Readonly<Partial<Record<Tool, string>>>;
   readonly ldflags: string;
   /** Said before a build, so that nobody thinks it hangs. */
   readonly coldBuild: string;
+  /** Only those who change the chart need it, so nothing but the build is kept up. */
+  readonly isBuiltOnly?: true;
 }
 
 const KUBERNETES_VERSION = 'v1.36.3';
@@ -58,6 +65,25 @@ export const TOOL_GROUPS: readonly ToolGroup[] = [
     packages: { kwok: 'sigs.k8s.io/kwok/cmd/kwok' },
     ldflags: '-s -w',
     coldBuild: 'about 50 s on 2 cores',
+  },
+];
+
+export const CHART_TOOL_GROUPS: readonly ToolGroup[] = [
+  {
+    name: 'helm',
+    version: 'v4.3.1',
+    packages: { helm: 'helm.sh/helm/v4/cmd/helm' },
+    ldflags: '-s -w',
+    coldBuild: 'about 100 s on 2 cores',
+    isBuiltOnly: true,
+  },
+  {
+    name: 'kubeconform',
+    version: 'v0.8.0',
+    packages: { kubeconform: 'github.com/yannh/kubeconform/cmd/kubeconform' },
+    ldflags: '-s -w',
+    coldBuild: 'about 10 s on 2 cores',
+    isBuiltOnly: true,
   },
 ];
 
