@@ -88,10 +88,8 @@ export class NatHost {
     return new NatHost({ net, cluster, operator, agent, downloads }, kubeletPort);
   }
 
-  /** `guest`, and `gated` for {@link downloads} to hold back. */
-  async makeImages(): Promise<void> {
+  async makeImage(): Promise<void> {
     await createImage(this.cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
-    await createImage(this.cluster, 'gated', { http: this.downloads.next() });
   }
 
   /** The guest's page, asked for from beyond the host. */

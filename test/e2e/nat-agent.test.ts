@@ -3,6 +3,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { isAlive } from '../../agent/machines/process.ts';
 import { NAT_READY_CONDITION, NAT_TAINT, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { NODES } from '../../kube/core.ts';
+import { createImage } from '../support/images.ts';
 import { readMetrics } from '../support/operatorlog.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
@@ -48,7 +49,7 @@ describe.skipIf(missing !== undefined)('nat from the agent to the VM', () => {
   beforeAll(async () => {
     host = await NatHost.start(ends);
     vms = new VMs(host.cluster, NAMESPACE);
-    await host.makeImages();
+    await host.makeImage();
     await makeVM('steady', 'guest', PORT);
     await vms.waitForCondition('steady', 'Ready', { status: 'True' }, BOOT);
     uid = (await vms.pod('steady')).metadata.uid ?? '';
@@ -164,7 +165,9 @@ describe.skipIf(missing !== undefined)('nat from the agent to the VM', () => {
 
   test('repair made impossible during a deployment: VM gone, told, counted, host tainted until it heals, nothing left over', async () => {
     const faulty = await host.metric(checks('faulty'));
+    // Before the Image, or the host has it already when the VM comes.
     host.downloads.holdBack();
+    await createImage(host.cluster, 'gated', { http: host.downloads.next() });
     await makeVM('doomed', 'gated', DOOMED_PORT);
     await vms.waitForPhase('doomed', 'Pulling');
     const doomed = (await vms.pod('doomed')).metadata.uid ?? '';
