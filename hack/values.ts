@@ -73,7 +73,7 @@ const metrics = z.strictObject({
   port,
   readers: z
     .array(z.strictObject({ name: text.min(1), namespace: text.min(1) }))
-    .meta({ examples: [[{ name: 'prometheus', namespace: 'monitoring' }]] }),
+    .meta({ examples: [[{ name: 'prometheus-k8s', namespace: 'monitoring' }]] }),
   serviceMonitor: z.strictObject(monitor),
   hosts: z.strictObject(monitor),
   rules: z.strictObject({ enabled: z.boolean(), labels, runbooks: text }),

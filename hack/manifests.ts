@@ -1,0 +1,34 @@
+/**
+ * Renders the chart into one file for `kubectl apply --server-side`: `dist/install.yaml`.
+ *
+ *   manifests.ts [--output FILE] [HELM OPTION…]      e.g. --set displayDPIMaximum=320
+ *
+ * Hooks are Helm's and left out: before deleting what was applied, delete the VMs (docs/install.md).
+ */
+import { execFile } from 'node:child_process';
+import { mkdir, writeFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { promisify } from 'node:util';
+import { resolveChartTools } from '../test/cluster/toolchain/toolchain.ts';
+
+const ROOT = join(import.meta.dirname, '..');
+/** All kinds and policies together are some 150 KB. */
+const OUTPUT_BYTES = 16 * 1024 * 1024;
+
+async function main(args: readonly string[]): Promise<void> {
+  const at = args.indexOf('--output');
+  const output = at < 0 ? join(ROOT, 'dist', 'install.yaml') : (args[at + 1] ?? '');
+  const rest = at < 0 ? args : args.toSpliced(at, 2);
+  const { helm } = await resolveChartTools();
+  const fixed = ['--namespace', 'berth-system', '--no-hooks', '--set', 'namespaces.createSystem=true'];
+  const { stdout } = await promisify(execFile)(
+    helm,
+    ['template', 'berth', join(ROOT, 'charts', 'berth'), ...fixed, ...rest],
+    { maxBuffer: OUTPUT_BYTES },
+  );
+  await mkdir(dirname(output), { recursive: true });
+  await writeFile(output, stdout);
+  process.stdout.write(`${output}\n`);
+}
+
+await main(process.argv.slice(2));

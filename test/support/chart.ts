@@ -1,0 +1,83 @@
+/** The chart as helm renders it, in the tests. */
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import { parseAllDocuments } from 'yaml';
+import type { KubeObject } from '../../kube/objects.ts';
+import { resolveChartTools } from '../cluster/toolchain/toolchain.ts';
+
+export const CHART = join(import.meta.dirname, '..', '..', 'charts', 'berth');
+const OUTPUT_BYTES = 16 * 1024 * 1024;
+
+/** A manifest; its parts are looked at as they come. */
+export type Manifest = KubeObject & Record<string, any>; // oxlint-disable-line typescript/no-explicit-any
+
+export interface Outcome {
+  code: number;
+  stdout: string;
+  stderr: string;
+}
+
+export function run(file: string, args: readonly string[], input = ''): Promise<Outcome> {
+  return new Promise((resolve, reject) => {
+    const child = execFile(file, args, { maxBuffer: OUTPUT_BYTES }, (error, stdout, stderr) => {
+      if (error !== null && typeof error.code !== 'number') reject(error);
+      else resolve({ code: child.exitCode ?? 1, stdout, stderr });
+    });
+    child.stdin?.end(input);
+  });
+}
+
+export async function helm(args: readonly string[], input?: string): Promise<Outcome> {
+  return run((await resolveChartTools()).helm, args, input);
+}
+
+/** `helm template` with these values over the chart's own. */
+export function template(
+  values: object = {},
+  options: { namespace?: string; args?: readonly string[] } = {},
+): Promise<Outcome> {
+  const { namespace = 'berth-system', args = [] } = options;
+  const fixed = ['template', 'berth', CHART, '--namespace', namespace, '--values', '-'];
+  // JSON, since YAML as helm reads it takes `yes` for a boolean.
+  return helm([...fixed, ...args], JSON.stringify(values));
+}
+
+/** What {@link template} renders, as objects; rejects with helm's words when it fails. */
+export async function manifests(
+  values: object = {},
+  options: { namespace?: string; args?: readonly string[] } = {},
+): Promise<Manifest[]> {
+  const { code, stdout, stderr } = await template(values, options);
+  if (code !== 0) throw new Error(stderr);
+  return parseManifests(stdout);
+}
+
+/** Documents of a YAML file that are not empty. */
+export function parseManifests(text: string): Manifest[] {
+  return parseAllDocuments(text)
+    .map((document) => document.toJS() as Manifest | null)
+    .filter((document) => document !== null);
+}
+
+export function find(objects: readonly Manifest[], kind: string, name: string): Manifest {
+  const found = objects.find((one) => one.kind === kind && one.metadata.name === name);
+  if (found === undefined) throw new Error(`no ${kind} ${name} among what was rendered`);
+  return found;
+}
+
+/** Everything that can be turned on, turned on. */
+export const EVERYTHING = {
+  agent: { enabled: true, nodeSelector: { 'berth.dev/machines': 'true' } },
+  priorityClass: { create: true },
+  certificate: { certManager: { enabled: true, issuerRef: { name: 'authority' } } },
+  metrics: {
+    readers: [{ name: 'prometheus', namespace: 'monitoring' }],
+    serviceMonitor: { enabled: true },
+    hosts: { enabled: true },
+    rules: { enabled: true },
+    dashboard: { enabled: true },
+  },
+  networkPolicy: { enabled: true },
+  namespaces: { createSystem: true },
+  uninstall: { drain: true },
+};
