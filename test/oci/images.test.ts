@@ -1,0 +1,107 @@
+/** The images as somebody meets them who pulls, scans or runs them. */
+import { existsSync } from 'node:fs';
+import { mkdtemp, readdir, readFile, rm, stat } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import packageLock from '../../package-lock.json' with { type: 'json' };
+import type { ImageName } from '../../hack/images.ts';
+import { whyNoContainers } from './host.ts';
+import { BUILD_MILLISECONDS, builtImage, type UnpackedImage } from './image.ts';
+
+const OPERATOR_LIMIT_BYTES = 200e6;
+
+const unfit = whyNoContainers();
+let folder: string;
+let images: Record<ImageName, UnpackedImage>;
+
+beforeAll(async () => {
+  if (unfit !== undefined) return;
+  folder = await mkdtemp(join(tmpdir(), 'berth-images-'));
+  images = {
+    operator: await builtImage('operator', join(folder, 'operator')),
+    agent: await builtImage('agent', join(folder, 'agent')),
+  };
+}, BUILD_MILLISECONDS);
+
+afterAll(async () => {
+  if (folder !== undefined) await rm(folder, { recursive: true, force: true });
+});
+
+describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
+  test('says what it is, and of which sources', async ({ skip }) => {
+    if (unfit !== undefined) skip(unfit);
+    const { config } = images[name];
+    expect(images[name].name).toMatch(new RegExp(`^localhost/berth-${name}:\\d+\\.\\d+\\.\\d+$`));
+    expect(config.Entrypoint).toEqual(['/usr/local/bin/node', `/opt/berth/${name}.mjs`]);
+    expect(config.Cmd).toEqual(['--config', `/etc/berth/${name}.yaml`]);
+    expect(config.Labels).toMatchObject({
+      'org.opencontainers.image.title': `Berth ${name}`,
+      'org.opencontainers.image.licenses': 'Apache-2.0',
+      'org.opencontainers.image.version': expect.stringMatching(/^\d+\.\d+\.\d+$/) as string,
+      'org.opencontainers.image.revision': expect.stringMatching(/^[0-9a-f]{40}$/) as string,
+      'org.opencontainers.image.created': expect.stringMatching(/^\d{4}-\d\d-\d\dT/) as string,
+    });
+  });
+
+  test('carries the licence and a bill of materials with every package that the program may hold', async ({
+    skip,
+  }) => {
+    if (unfit !== undefined) skip(unfit);
+    const own = join(images[name].root, 'opt', 'berth');
+    expect(await readFile(join(own, 'LICENSE'), 'utf8')).toContain('Apache License');
+    const bill = JSON.parse(await readFile(join(own, 'sbom.cdx.json'), 'utf8')) as {
+      bomFormat: string;
+      components: { name: string; version: string; licenses?: unknown[] }[];
+    };
+    expect(bill.bomFormat).toBe('CycloneDX');
+    const listed = new Set(bill.components.map((component) => `${component.name}@${component.version}`));
+    expect(listed).toContain(`node@${process.versions.node}`);
+    for (const dependency of Object.keys(packageLock.packages[''].dependencies)) {
+      const locked = packageLock.packages as Record<string, { version?: string }>;
+      expect(listed).toContain(`${dependency}@${locked[`node_modules/${dependency}`]?.version}`);
+    }
+  });
+
+  test('keeps the list of its Debian packages for scanners', async ({ skip }) => {
+    if (unfit !== undefined) skip(unfit);
+    const database = join(images[name].root, 'var', 'lib', 'dpkg');
+    const file = name === 'operator' ? join('status.d', 'libc6') : 'status';
+    expect(await readFile(join(database, file), 'utf8')).toMatch(/^Package: libc6\n(?:.+\n)*Version: /m);
+  });
+});
+
+test('the operator is small, without a shell, and nobody in particular', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  const { root, bytes, config } = images.operator;
+  process.stderr.write(`operator image: ${(bytes / 1e6).toFixed(1)} MB, agent image: `);
+  process.stderr.write(`${(images.agent.bytes / 1e6).toFixed(1)} MB\n`);
+  expect(bytes).toBeLessThan(OPERATOR_LIMIT_BYTES);
+  expect(config.User).toBe('65532:65532');
+  expect(Object.keys(config.ExposedPorts ?? {})).toEqual(['8081/tcp', '8443/tcp']);
+  const files = await readdir(root, { recursive: true, withFileTypes: true });
+  const programs: string[] = [];
+  const unsafe: string[] = [];
+  for (const file of files.filter((entry) => entry.isFile())) {
+    const path = join(file.parentPath, file.name);
+    const { mode } = await stat(path);
+    // Neither set-user-ID programs nor files that others may write to.
+    if ((mode & 0o6002) !== 0) unsafe.push(path);
+    if ((mode & 0o111) !== 0 && !/\.so(\.\d+)*$/.test(path)) programs.push(path.slice(root.length));
+  }
+  expect(programs).toEqual(['/usr/local/bin/node']);
+  expect(unsafe).toEqual([]);
+});
+
+test('the agent has the programs that it calls', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  const { root, config } = images.agent;
+  expect(config.User).toBe('0:0');
+  const folders = config.Env.find((entry) => entry.startsWith('PATH='))?.slice('PATH='.length) ?? '';
+  const called = ['qemu-img', 'xz', 'ip', 'nft', 'conntrack', 'dnsmasq', 'unshare', 'nsenter'];
+  const hypervisor = process.arch === 'arm64' ? 'qemu-system-aarch64' : 'qemu-system-x86_64';
+  const missing = [...called, hypervisor].filter(
+    (program) => !folders.split(':').some((path) => existsSync(join(root, path, program))),
+  );
+  expect(missing).toEqual([]);
+});

@@ -1,0 +1,146 @@
+/** The operator as a Pod runs it: from its image, with a ServiceAccount's files, as nobody, with nothing to write to. */
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { get } from 'node:http';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { stringify } from 'yaml';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { freePorts } from '../cluster/ports.ts';
+import { requestToken } from '../cluster/tokens.ts';
+import { VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+import { Container, type Mount } from './container.ts';
+import { ContainerHost, whyNoContainers } from './host.ts';
+import { BUILD_MILLISECONDS, builtImage, type UnpackedImage } from './image.ts';
+
+const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount';
+/** From the request for a container to the first thing that the operator does for the cluster. */
+const FIRST_RECONCILE_MILLISECONDS = 2_000;
+/** The best of these counts: other tests may have the processors during one. */
+const STARTS = 3;
+const ERROR_LEVEL = 50;
+
+const unfit = whyNoContainers();
+let cluster: Cluster;
+let host: ContainerHost;
+let image: UnpackedImage;
+let mounts: Mount[];
+let healthPort: number;
+let operator: Container | undefined;
+
+beforeAll(async () => {
+  if (unfit !== undefined) return;
+  cluster = await startCluster({ name: `oci-operator-${process.pid}` });
+  image = await builtImage('operator', join(cluster.directory, 'image'));
+  host = await ContainerHost.start(cluster.directory);
+  mounts = await makeMounts();
+}, BUILD_MILLISECONDS);
+
+afterAll(async () => {
+  await operator?.remove();
+  await cluster?.stop();
+});
+
+/** What a kubelet mounts: the account's token, and the configuration. */
+async function makeMounts(): Promise<Mount[]> {
+  const account = join(cluster.directory, 'serviceaccount');
+  const configuration = join(cluster.directory, 'configuration');
+  await mkdir(account);
+  await mkdir(configuration);
+  await writeFile(join(account, 'token'), await requestToken(cluster.client(), 'berth-operator', false));
+  await writeFile(join(account, 'namespace'), 'berth-system');
+  await writeFile(join(account, 'ca.crt'), await readFile(join(cluster.directory, 'pki', 'ca.crt')));
+  const [metrics, health] = (await freePorts(2)) as [number, number];
+  healthPort = health;
+  const config = {
+    metrics: { address: `127.0.0.1:${metrics}` },
+    health: { address: `127.0.0.1:${health}` },
+  };
+  await writeFile(join(configuration, 'operator.yaml'), stringify(config));
+  return [
+    { source: account, destination: SERVICE_ACCOUNT },
+    { source: configuration, destination: '/etc/berth' },
+  ];
+}
+
+async function start(name: string): Promise<Container> {
+  const { hostname, port } = new URL(cluster.server);
+  const environment = { KUBERNETES_SERVICE_HOST: hostname, KUBERNETES_SERVICE_PORT: port };
+  return await Container.start(host, { name, image, environment, mounts });
+}
+
+async function readyz(): Promise<string> {
+  return await new Promise((resolve, reject) => {
+    get(`http://127.0.0.1:${healthPort}/readyz`, (response) => {
+      text(response).then((body) => resolve(`${response.statusCode} ${body.trim()}`), reject);
+    }).once('error', reject);
+  });
+}
+
+/** Starts an operator, ends it again, and says how long its first act took to come. */
+async function firstReconcile(name: string): Promise<number> {
+  // A host that has just come has no slots yet: the first thing to do is to give it some.
+  await cluster.addHosts(1, { slots: undefined });
+  const started = await start(name);
+  try {
+    const act = await waitFor('the first reconcile', () =>
+      started.log().find(({ msg }) => msg === 'setting the resources of a host'),
+    );
+    await started.stop();
+    return act.time - started.askedAt;
+  } catch (error) {
+    throw new Error(started.lastWords(), { cause: error });
+  } finally {
+    await started.remove();
+  }
+}
+
+test('acts within 2 s of its start', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  const times: number[] = [];
+  for (let round = 0; round < STARTS; round += 1) times.push(await firstReconcile(`operator-${round}`));
+  process.stderr.write(`start to first reconcile: ${times.map((time) => `${time} ms`).join(', ')}\n`);
+  expect(Math.min(...times)).toBeLessThan(FIRST_RECONCILE_MILLISECONDS);
+});
+
+test('runs a VM on a simulated host', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  operator = await start('operator');
+  await waitFor('the operator to be ready', async () => (await readyz()).startsWith('200'));
+  const vms = new VMs(cluster);
+  await vms.create('x');
+  await vms.waitForPhase('x', 'Running');
+  expect(operator.log().filter(({ level }) => level >= ERROR_LEVEL)).toEqual([]);
+});
+
+test('needs no rights of the machine, and writes nothing', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  const status = await operator?.proc('status');
+  expect(status).toMatch(/^Uid:\t65532\t65532\t65532\t65532$/m);
+  expect(status).toMatch(/^Gid:\t65532\t65532\t65532\t65532$/m);
+  expect(status).toMatch(/^CapEff:\t0+$/m);
+  expect(status).toMatch(/^CapBnd:\t0+$/m);
+  expect(status).toMatch(/^NoNewPrivs:\t1$/m);
+  const tables = (await operator?.proc('mountinfo'))?.trim().split('\n') ?? [];
+  const files = tables
+    .map((line) => line.split(' '))
+    .filter((fields) => fields.at(-3) === 'ext4' || fields[4] === '/');
+  expect(files.length).toBeGreaterThan(0);
+  for (const fields of files) expect(fields[5]).toMatch(/^ro(,|$)/);
+});
+
+test('ends when it is asked to, and gives its lease back', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  await operator?.stop();
+  const lease = await cluster.kubectl([
+    '-n',
+    'berth-system',
+    'get',
+    'lease',
+    'berth-operator',
+    '-o',
+    'jsonpath={.spec.holderIdentity}',
+  ]);
+  expect(lease.stdout).toBe('');
+});
