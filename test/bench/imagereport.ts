@@ -16,7 +16,7 @@ export function pullsTable({
   rounds,
   containerDisk,
 }: Pulls): string {
-  const of = (key: keyof Pulls['rounds'][number]): Measured => median(rounds.map((round) => round[key]));
+  const of = (key: keyof Pulls['rounds'][number]): Measured => together(rounds.map((round) => round[key]));
   const [artifact, skopeo, disk, ceiling] = [of('artifact'), of('skopeo'), of('disk'), of('ceiling')];
   const least = Math.max(disk.seconds, ceiling.seconds);
   const row = (label: string, measured: Measured, target = ''): string[] => [
@@ -77,12 +77,19 @@ export function fanOutTable(fanOut: FanOut): string {
   ]);
 }
 
-/** The one of median time. */
-function median(all: readonly Measured[]): Measured {
-  const sorted = all.toSorted((a, b) => a.seconds - b.seconds);
-  const found = sorted[Math.floor(sorted.length / 2)];
-  if (found === undefined) throw new Error('nothing was measured');
-  return found;
+/** The mean of each but memory, of which the most counts. */
+function together(all: readonly Measured[]): Measured {
+  const of = (key: 'seconds' | 'cpuSeconds' | 'peakMegabytes' | 'bytes'): number[] =>
+    all.flatMap((one) => one[key] ?? []);
+  const mean = (values: readonly number[]): number =>
+    values.reduce((sum, value) => sum + value, 0) / values.length;
+  const [cpu, memory] = [of('cpuSeconds'), of('peakMegabytes')];
+  return {
+    seconds: mean(of('seconds')),
+    bytes: mean(of('bytes')),
+    ...(cpu.length > 0 ? { cpuSeconds: mean(cpu) } : {}),
+    ...(memory.length > 0 ? { peakMegabytes: Math.max(...memory) } : {}),
+  };
 }
 
 function gigabytes(bytes: number): string {

@@ -3,7 +3,7 @@
  * started by hand; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated hosts. Prints
  * tables for people and the same numbers as JSON.
  *
- *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout] [--vms 1000] [--hosts 600] [--starts 20] [--pulls 3]
+ *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout] [--vms 1000] [--hosts 600] [--starts 20] [--pulls 2]
  *         [--folder /var/tmp]
  */
 import { parseArgs } from 'node:util';
@@ -68,7 +68,7 @@ async function main(): Promise<void> {
       vms: { type: 'string', default: '1000' },
       hosts: { type: 'string', default: '600' },
       starts: { type: 'string', default: '20' },
-      pulls: { type: 'string', default: '3' },
+      pulls: { type: 'string', default: '2' },
       folder: { type: 'string', default: '/var/tmp' },
     },
   });
