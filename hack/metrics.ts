@@ -1,0 +1,92 @@
+/**
+ * Writes the tables of docs/metrics.md from the metrics that the code declares, so that none is forgotten.
+ *
+ *   metrics.ts            writes them
+ *   metrics.ts --check    exits 1 when they are not current
+ */
+import { readFile, writeFile } from 'node:fs/promises';
+import { globSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+
+const ROOT = join(import.meta.dirname, '..');
+const PAGE = join(ROOT, 'docs', 'metrics.md');
+
+interface Metric {
+  name: string;
+  type: string;
+  help: string;
+  labels: string[];
+}
+
+const DECLARATION =
+  /new (Counter|Gauge|Histogram)(?:<[^>]*>)?\(\{\s*name: '([^']+)',\s*help:\s*'([^']+)',(?:\s*labelNames(?:: \[([^\]]*)\])?(?: as const)?,)?/g;
+/** Several declarations may share their labels, by a constant above them. */
+const SHARED_LABELS = /const labelNames = \[([^\]]*)\]/g;
+
+/** Metrics that the files of a folder declare. @throws Error for a declaration that is written in another way. */
+export async function metricsOf(folder: string): Promise<Metric[]> {
+  const files = globSync(`${folder}/**/*.ts`, { cwd: ROOT }).filter((file) => !file.endsWith('.test.ts'));
+  const found: Metric[] = [];
+  for (const file of files.toSorted()) {
+    const text = await readFile(join(ROOT, file), 'utf8');
+    const metrics = [...text.matchAll(DECLARATION)].map((match) => metricOf(text, match));
+    const declared = text.match(/new (?:Counter|Gauge|Histogram)[<(]/g)?.length ?? 0;
+    if (metrics.length !== declared) {
+      throw new Error(
+        `${file}: ${declared} metrics, of which ${metrics.length} begin with name, help, labelNames`,
+      );
+    }
+    found.push(...metrics);
+  }
+  return found.toSorted((a, b) => a.name.localeCompare(b.name));
+}
+
+function metricOf(text: string, match: RegExpExecArray): Metric {
+  const [whole, type = '', name = '', help = '', own] = match;
+  const shared = [...text.slice(0, match.index).matchAll(SHARED_LABELS)].at(-1)?.[1] ?? '';
+  const labels = own ?? (whole.trimEnd().endsWith('labelNames,') ? shared : '');
+  return {
+    name,
+    type: type.toLowerCase(),
+    help,
+    labels: [...labels.matchAll(/'([^']+)'/g)].map(([, one]) => one ?? ''),
+  };
+}
+
+function table(metrics: readonly Metric[]): string {
+  const rows = metrics.map(
+    ({ name, type, help, labels }) =>
+      `| \`${name}\` | ${type} | ${labels.map((one) => `\`${one}\``).join(', ')} | ${help.replace(/\.$/, '')} |`,
+  );
+  return ['| metric | type | labels | what |', '| --- | --- | --- | --- |', ...rows].join('\n');
+}
+
+async function page(current: string): Promise<string> {
+  let text = current;
+  for (const [name, folder] of [
+    ['operator', 'operator'],
+    ['agent', 'agent'],
+    ['both', 'kube'],
+  ] as const) {
+    const between = new RegExp(`(<!-- ${name} -->\n)[^]*?(<!-- end -->)`);
+    if (!between.test(text)) throw new Error(`docs/metrics.md: no place for ${name}`);
+    const rows = table(await metricsOf(folder));
+    text = text.replace(between, (_, begin: string, end: string) => `${begin}\n${rows}\n\n${end}`);
+  }
+  return text;
+}
+
+async function main(): Promise<number> {
+  const { values } = parseArgs({ options: { check: { type: 'boolean', default: false } } });
+  const current = await readFile(PAGE, 'utf8');
+  const wanted = await page(current);
+  if (values.check && wanted !== current) {
+    console.error('docs/metrics.md is not what the code declares: run make generate');
+    return 1;
+  }
+  if (!values.check) await writeFile(PAGE, wanted);
+  return 0;
+}
+
+if (import.meta.main) process.exitCode = await main();

@@ -1,0 +1,188 @@
+/** What the chart renders is what the harness installs, and what its values say. */
+import { execFile } from 'node:child_process';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { readdir, readFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { beforeAll, describe, expect, test } from 'vitest';
+import { parse } from 'yaml';
+import { loadConfig as loadAgentConfig } from '../../agent/config.ts';
+import { parseConfig } from '../../operator/config.ts';
+import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests } from '../support/chart.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+
+let defaults: Manifest[];
+let everything: Manifest[];
+
+beforeAll(async () => {
+  defaults = await manifests();
+  everything = await manifests(EVERYTHING);
+});
+
+async function filesOf(folder: string): Promise<Manifest[]> {
+  const names = (await readdir(folder)).filter((name) => name.endsWith('.yaml'));
+  const texts = await Promise.all(names.map((name) => readFile(join(folder, name), 'utf8')));
+  return texts.flatMap(parseManifests);
+}
+
+/** Without what only the chart adds: labels of its own, and that Helm keeps it. */
+function bare({ metadata, ...rest }: Manifest): object {
+  const labels = Object.entries(metadata.labels ?? {}).filter(
+    ([key]) => !key.startsWith('app.kubernetes.io/') && key !== 'helm.sh/chart',
+  );
+  const { labels: _, annotations, ...others } = metadata;
+  const kept = Object.entries(annotations ?? {}).filter(([key]) => key !== 'helm.sh/resource-policy');
+  return {
+    ...rest,
+    metadata: { ...others, ...(labels.length > 0 && { labels: Object.fromEntries(labels) }) },
+    annotations: Object.fromEntries(kept),
+  };
+}
+
+function isKind({ kind }: Manifest): boolean {
+  return kind === 'CustomResourceDefinition';
+}
+
+function kindsOf(objects: readonly Manifest[]): Record<string, object> {
+  return Object.fromEntries(objects.filter(isKind).map((one) => [one.metadata.name, bare(one)]));
+}
+
+describe('the same as the harness installs', () => {
+  test.each(['policies', 'rbac'])('%s', async (part) => {
+    const files = await filesOf(join(CHART, 'files', part));
+    expect(files.length).toBeGreaterThan(7);
+    const objects = await manifests({ namespaces: { createSystem: true } });
+    for (const file of files) {
+      expect(bare(find(objects, file.kind, file.metadata.name))).toEqual(bare(file));
+    }
+  });
+
+  test('kinds', async () => {
+    const files = await filesOf(join(ROOT, 'crds'));
+    expect(kindsOf(defaults)).toEqual(kindsOf(files));
+  });
+
+  test('kinds for displays of 320 DPI', async () => {
+    const generate = join(ROOT, 'hack', 'generate.ts');
+    const args = [generate, '--display-dpi-maximum', '320'];
+    const { stdout } = await promisify(execFile)(process.execPath, args, { maxBuffer: 4 * 1024 * 1024 });
+    const rendered = await manifests({ displayDPIMaximum: 320 });
+    expect(kindsOf(rendered)).toEqual(kindsOf(parseManifests(stdout)));
+  });
+});
+
+function variables(objects: readonly Manifest[], policy: string): Record<string, string> {
+  const { spec } = find(objects, 'ValidatingAdmissionPolicy', policy);
+  const list = spec.variables as { name: string; expression: string }[];
+  return Object.fromEntries(list.map(({ name, expression }) => [name, expression]));
+}
+
+test('another namespace, and names of what is served, reach configuration, policies and rights alike', async () => {
+  const objects = await manifests(
+    { namespaces: { default: 'fleet-main', prefix: 'fleet-' }, config: { priorityClassName: 'machines' } },
+    { namespace: 'machinery' },
+  );
+  const config = parse(find(objects, 'ConfigMap', 'berth-operator')['data']['operator.yaml']) as object;
+  expect(config).toMatchObject({
+    namespaces: { system: 'machinery', default: 'fleet-main', prefix: 'fleet-' },
+    priorityClassName: 'machines',
+  });
+  expect(variables(objects, 'berth-pods')['operatorUser']).toBe(
+    "'system:serviceaccount:machinery:berth-operator'",
+  );
+  expect(variables(objects, 'berth-custom-pods')).toMatchObject({
+    defaultNamespace: "'fleet-main'",
+    namespacePrefix: "'fleet-'",
+    machinePriorityClass: "'machines'",
+  });
+  expect(variables(objects, 'berth-kinds')).toMatchObject({ namespacePrefix: "'fleet-'" });
+  const [subject] = find(objects, 'ClusterRoleBinding', 'berth-operator')['subjects'];
+  expect(subject).toEqual({ kind: 'ServiceAccount', name: 'berth-operator', namespace: 'machinery' });
+  // Descriptions of the kinds speak of the usual one.
+  const others = objects.filter((one) => !isKind(one)).map((one) => JSON.stringify(one));
+  expect(others.filter((text) => text.includes('berth-system'))).toEqual([]);
+});
+
+describe('configuration files are ones that the programs take', () => {
+  test('the operator', () => {
+    for (const objects of [defaults, everything]) {
+      const text = find(objects, 'ConfigMap', 'berth-operator')['data']['operator.yaml'] as string;
+      expect(parseConfig(parse(text), 'operator.yaml')).toMatchObject({
+        osx_node_platform_quota_pod: 4,
+        cache_job_active_deadline_seconds: 10_800,
+        vm_shared_disk_enabled: false,
+        metrics: { address: ':8443' },
+      });
+    }
+  });
+
+  test('the agent, whose Pod asks its node for what the host offers to machines', () => {
+    const folder = mkdtempSync(join(tmpdir(), 'berth-agent-config-'));
+    try {
+      const file = join(folder, 'agent.yaml');
+      writeFileSync(file, find(everything, 'ConfigMap', 'berth-agent')['data']['agent.yaml']);
+      const [container] = find(everything, 'DaemonSet', 'berth-agent')['spec'].template.spec.containers;
+      const names = (container.env as { name: string }[]).map(({ name }) => name);
+      expect(names).toEqual(['KUBERNETES_NODE', 'BERTH_NODE_NAME', 'BERTH_ADDRESS']);
+      const environment = { BERTH_NODE_NAME: 'node-1-berth', BERTH_ADDRESS: '192.0.2.1' };
+      const config = loadAgentConfig(file, environment);
+      expect(config).toMatchObject({ nodeName: 'node-1-berth', offered: { cpu: 4, memory: 8 * 1024 ** 3 } });
+      expect(container.resources.requests).toEqual({
+        cpu: '4100m',
+        memory: String(8 * 1024 ** 3 + 256 * 1024 ** 2),
+      });
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
+});
+
+test('a new configuration makes new Pods, and nothing else does', async () => {
+  const checksum = (objects: readonly Manifest[], kind: string, name: string) =>
+    find(objects, kind, name)['spec'].template.metadata.annotations['checksum/config'] as string;
+  const changed = await manifests({ ...EVERYTHING, config: { osx_node_platform_quota_pod: 2 } });
+  expect(checksum(changed, 'Deployment', 'berth-operator')).not.toBe(
+    checksum(everything, 'Deployment', 'berth-operator'),
+  );
+  expect(checksum(changed, 'DaemonSet', 'berth-agent')).toBe(
+    checksum(everything, 'DaemonSet', 'berth-agent'),
+  );
+});
+
+test('kinds and the default namespace are kept at uninstall unless one asks otherwise', async () => {
+  const policy = (object: Manifest) => object.metadata.annotations?.['helm.sh/resource-policy'];
+  expect(new Set(defaults.filter(isKind).map(policy))).toEqual(new Set(['keep']));
+  expect(policy(find(defaults, 'Namespace', 'platform-default'))).toBe('keep');
+  const removed = await manifests({ crds: { keep: false } });
+  expect(new Set(removed.filter(isKind).map(policy))).toEqual(new Set([undefined]));
+  const [container] = find(removed, 'Job', 'berth-uninstall')['spec'].template.spec.containers;
+  expect(container.args).toContain('--all-kinds');
+  expect((await manifests({ crds: { enabled: false } })).some(isKind)).toBe(false);
+});
+
+test('a bootstrap token is one that the API server takes', () => {
+  const tokens = everything.filter(({ type }) => type === 'bootstrap.kubernetes.io/token');
+  expect(tokens).toHaveLength(1);
+  const { 'token-id': id, 'token-secret': secret } = tokens[0]?.['stringData'] as Record<string, string>;
+  expect(id).toMatch(/^[a-z0-9]{6}$/);
+  expect(secret).toMatch(/^[a-z0-9]{16}$/);
+  expect(tokens[0]?.metadata).toMatchObject({ name: `bootstrap-token-${id}`, namespace: 'kube-system' });
+  expect(find(everything, 'Secret', 'berth-agent-bootstrap')['stringData'].token).toBe(`${id}.${secret}`);
+});
+
+test('install.yaml has everything but the hooks, and its namespaces', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'berth-manifests-'));
+  try {
+    const file = join(folder, 'install.yaml');
+    await promisify(execFile)(process.execPath, [join(ROOT, 'hack', 'manifests.ts'), '--output', file]);
+    const objects = parseManifests(await readFile(file, 'utf8'));
+    const hooks = defaults.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] !== undefined);
+    expect(objects).toHaveLength(defaults.length - hooks.length + 1);
+    const namespace = find(objects, 'Namespace', 'berth-system');
+    expect(namespace.metadata.labels).toMatchObject({ 'pod-security.kubernetes.io/enforce': 'privileged' });
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+});

@@ -1,0 +1,81 @@
+/** Alerts: promtool's own tests of them, and that each has a runbook. */
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { parse } from 'yaml';
+import { EVERYTHING, find, manifests, run } from '../support/chart.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+
+interface Rules {
+  groups: { rules: { alert: string; expr: string; annotations: Record<string, string> }[] }[];
+}
+
+let folder: string;
+let rules: Rules;
+
+beforeAll(async () => {
+  folder = mkdtempSync(join(tmpdir(), 'berth-rules-'));
+  const rendered = await manifests(EVERYTHING);
+  rules = find(rendered, 'PrometheusRule', 'berth')['spec'] as Rules;
+  writeFileSync(join(folder, 'rules.yaml'), JSON.stringify(rules));
+});
+
+afterAll(() => {
+  rmSync(folder, { recursive: true });
+});
+
+test('promtool finds nothing wrong', async () => {
+  const { code, stdout, stderr } = await run('promtool', ['check', 'rules', join(folder, 'rules.yaml')]);
+  expect(`${stdout}${stderr}`).toMatch(/SUCCESS: 8 rules found/);
+  expect(code).toBe(0);
+});
+
+test('each alert comes when it should and not before', async () => {
+  const file = join(folder, 'rules.test.yaml');
+  writeFileSync(file, readFileSync(join(import.meta.dirname, 'rules.test.yaml'), 'utf8'));
+  const { code, stdout, stderr } = await run('promtool', ['test', 'rules', file]);
+  expect(`${stdout}${stderr}`).toContain('SUCCESS');
+  expect(code).toBe(0);
+  const tested = readFileSync(file, 'utf8');
+  for (const { alert } of alerts()) expect(tested).toContain(`alertname: ${alert}`);
+});
+
+test('each alert has a runbook', () => {
+  const text = readFileSync(join(ROOT, 'docs', 'runbooks.md'), 'utf8');
+  const anchors = text
+    .split('\n')
+    .filter((line) => line.startsWith('## '))
+    .map((line) => line.slice('## '.length).toLowerCase());
+  for (const { annotations } of alerts()) {
+    const [address, anchor = ''] = (annotations['runbook_url'] ?? '').split('#');
+    expect(address).toBe('https://berth.dev/docs/runbooks.md');
+    expect(anchors).toContain(anchor);
+  }
+  expect(anchors).toHaveLength(alerts().length);
+});
+
+test('alerts and dashboard ask for metrics that exist', async () => {
+  const documented = readFileSync(join(ROOT, 'docs', 'metrics.md'), 'utf8');
+  const rendered = await manifests(EVERYTHING);
+  const dashboard = find(rendered, 'ConfigMap', 'berth-dashboard')['data']['berth.json'] as string;
+  const board = JSON.parse(dashboard) as { panels: { targets: { expr: string }[] }[] };
+  const asked = [
+    ...alerts().map(({ expr }) => expr),
+    ...board.panels.flatMap(({ targets }) => targets.map(({ expr }) => expr)),
+  ].join('\n');
+  const names = new Set(asked.match(/\b(berth|controller_runtime|leader)_[a-z_]+\b/g));
+  expect(names.size).toBeGreaterThan(8);
+  for (const name of names) expect(documented).toContain(`\`${name.replace(/_(bucket|count|sum)$/, '')}\``);
+});
+
+function alerts(): Rules['groups'][number]['rules'] {
+  return rules.groups.flatMap((group) => group.rules);
+}
+
+test('the file in the chart is one that promtool reads as it is', async () => {
+  const file = join(ROOT, 'charts', 'berth', 'files', 'monitoring', 'rules.yaml');
+  expect((await run('promtool', ['check', 'rules', file])).code).toBe(0);
+  expect((parse(readFileSync(file, 'utf8')) as Rules).groups).toHaveLength(1);
+});
