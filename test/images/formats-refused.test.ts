@@ -351,7 +351,7 @@ describe('a disk of our own', () => {
 
   it('with a chunk that gives more than it may', async () => {
     config['dev.berth.disk'].map = [[1, 0]];
-    await expectRefused(await pushChanged(), 'ImageInvalid', 'cannot be decoded');
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'gives more than');
   });
 
   it('with a chunk of another content', async () => {
