@@ -1,0 +1,154 @@
+/** The agent as a DaemonSet's Pod runs it: privileged, from its image, which is gone when the Pod is. Its machines are not. */
+import { existsSync } from 'node:fs';
+import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { stringify } from 'yaml';
+import { readMachineFile } from '../../agent/machines/folder.ts';
+import { NODES } from '../../kube/core.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { freePort, page } from '../e2e/qemu-guest.ts';
+import { createImage, guestFile, shareGuest } from '../support/images.ts';
+import { VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+import { Container } from './container.ts';
+import { ContainerHost, whyNoContainers } from './host.ts';
+import { BUILD_MILLISECONDS, builtImage } from './image.ts';
+
+const NODE = 'daemon';
+const VM = 'x';
+/** The probe of the accelerator runs a guest; then two certificates and a Node. */
+const JOIN = { deadlineMilliseconds: 60_000 };
+/** An emulated guest; 5 s on an idle machine. */
+const BOOT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 200 };
+
+const unfit = whyNoContainers() ?? (process.arch === 'x64' ? undefined : 'the guest is for x86');
+let cluster: Cluster;
+let host: ContainerHost;
+let vms: VMs;
+let agent: Container;
+let dataDirectory: string;
+let guestPort: number;
+
+beforeAll(async () => {
+  if (unfit !== undefined) return;
+  const guest = await guestFile('amd64');
+  cluster = await startCluster({ name: `oci-agent-${process.pid}`, operator: true });
+  vms = new VMs(cluster);
+  dataDirectory = join(cluster.directory, 'data');
+  host = await ContainerHost.start(cluster.directory);
+  await mkdir(dataDirectory);
+  await shareGuest(cluster, guest);
+  await createImage(cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
+  await configure();
+}, BUILD_MILLISECONDS);
+
+afterAll(async () => {
+  await agent?.remove();
+  await cluster?.stop();
+});
+
+/** What the DaemonSet's ConfigMap and Secret hold. */
+async function configure(): Promise<void> {
+  const folder = join(cluster.directory, 'configuration');
+  const { kubeconfig } = await cluster.createAgentBootstrap();
+  const config = {
+    nodeName: NODE,
+    address: '127.0.0.1',
+    dataDirectory,
+    bootstrapKubeconfig: 'bootstrap.kubeconfig',
+    kubelet: { clientCAFile: 'ca.crt' },
+    images: { sharedRoots: [join(cluster.directory, 'images')] },
+    cpuOvercommit: 8,
+  };
+  await mkdir(folder);
+  await writeFile(join(folder, 'agent.yaml'), stringify(config));
+  await writeFile(join(folder, 'bootstrap.kubeconfig'), await readFile(kubeconfig));
+  await writeFile(join(folder, 'ca.crt'), await readFile(join(cluster.directory, 'pki', 'ca.crt')));
+}
+
+/** From a root file system of its own, as each Pod has one. */
+async function startAgent(name: string): Promise<Container> {
+  const images = join(cluster.directory, 'images');
+  return await Container.start(host, {
+    name,
+    image: await builtImage('agent', join(cluster.directory, name)),
+    privileged: true,
+    mounts: [
+      { source: join(cluster.directory, 'configuration'), destination: '/etc/berth' },
+      { source: dataDirectory, destination: dataDirectory, writable: true },
+      { source: images, destination: images },
+    ],
+  });
+}
+
+/** What a deleted Pod leaves: nothing. */
+async function deletePod(container: Container, name: string): Promise<void> {
+  await container.remove();
+  await rm(join(cluster.directory, name), { recursive: true });
+}
+
+/** The process of the VM's machine, as the host counts. */
+async function machineProcess(): Promise<number> {
+  const { metadata } = await vms.pod(VM);
+  const state = await readMachineFile(join(dataDirectory, 'machines', metadata.uid ?? ''));
+  return state?.process?.pid ?? 0;
+}
+
+async function ofMachine(file: string): Promise<string> {
+  return await readFile(host.proc(String(await machineProcess()), file), 'utf8');
+}
+
+test('joins from its image, and runs a guest', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  agent = await startAgent('agent');
+  await waitFor(
+    'the host to join',
+    async () => (await cluster.client().get(NODES, { name: NODE })).status?.allocatable?.['berth.dev/slot'],
+    JOIN,
+  ).catch((error: unknown) => {
+    throw new Error(agent.lastWords(), { cause: error });
+  });
+  guestPort = await freePort();
+  await vms.create(VM, {
+    image: 'guest',
+    cpu: 1,
+    memory: '256Mi',
+    ports: [`${guestPort}:80`],
+  });
+  await vms.waitForPhase(VM, 'Running', undefined, BOOT);
+  expect(await page(guestPort)).toMatchObject({ boots: '1' });
+});
+
+test('gives a machine a control group of its own, and no rights', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  const { metadata } = await vms.pod(VM);
+  const groups = (await ofMachine('cgroup')).trim().split('\n');
+  // The unified hierarchy beside v1's controllers, and what the container's runtime leaves alone.
+  expect(groups.filter((line) => line.includes('berth-'))).toEqual([]);
+  expect(groups.some((line) => line.endsWith(`/berth/${metadata.uid}`))).toBe(true);
+  expect(await ofMachine('status')).toMatch(/^CapEff:\t0+$/m);
+});
+
+test('leaves machines running when its Pod is deleted, and a new Pod goes on with them', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  const before = { process: await machineProcess(), page: await page(guestPort) };
+  await deletePod(agent, 'agent');
+  expect(await page(guestPort)).toMatchObject({ boot_id: before.page['boot_id'] });
+  agent = await startAgent('next');
+  expect(await machineProcess()).toBe(before.process);
+  // Only who has found the machine can have its memory written, and the guest tells whether it was booted since.
+  await vms.patch(VM, { powerState: 'Suspended' });
+  await vms.waitForPhase(VM, 'Suspended', undefined, BOOT);
+  await vms.patch(VM, { powerState: 'Running' });
+  await vms.waitForPhase(VM, 'Running', undefined, BOOT);
+  expect(await page(guestPort)).toMatchObject({ boot_id: before.page['boot_id'], boots: '1' });
+});
+
+test('ends a machine that an earlier Pod had started', async ({ skip }) => {
+  if (unfit !== undefined) skip(unfit);
+  const machine = await machineProcess();
+  await vms.delete(VM);
+  await vms.waitUntilGone(VM, BOOT);
+  expect(existsSync(host.proc(String(machine)))).toBe(false);
+});
