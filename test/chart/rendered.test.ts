@@ -165,10 +165,11 @@ test('kinds and the default namespace are kept at uninstall unless one asks othe
 test('a bootstrap token is one that the API server takes', () => {
   const tokens = everything.filter(({ type }) => type === 'bootstrap.kubernetes.io/token');
   expect(tokens).toHaveLength(1);
-  const { 'token-id': id, 'token-secret': secret } = tokens[0]?.['stringData'] as Record<string, string>;
+  const token = find(everything, 'Secret', tokens[0]?.metadata.name ?? '');
+  const { 'token-id': id, 'token-secret': secret } = token['stringData'] as Record<string, string>;
   expect(id).toMatch(/^[a-z0-9]{6}$/);
   expect(secret).toMatch(/^[a-z0-9]{16}$/);
-  expect(tokens[0]?.metadata).toMatchObject({ name: `bootstrap-token-${id}`, namespace: 'kube-system' });
+  expect(token.metadata).toMatchObject({ name: `bootstrap-token-${id}`, namespace: 'kube-system' });
   expect(find(everything, 'Secret', 'berth-agent-bootstrap')['stringData'].token).toBe(`${id}.${secret}`);
 });
 

@@ -1,0 +1,238 @@
+/** install.yaml on a real API server, and the uninstall hook with the rights that the chart gives it. */
+import { spawn } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { parse } from 'yaml';
+import { VMS } from '../../operator/resources.ts';
+import { LEASES, NODES } from '../../kube/core.ts';
+import { isNotFound } from '../../kube/errors.ts';
+import { resource } from '../../kube/objects.ts';
+import type { Cluster } from '../cluster/index.ts';
+import { writeKubeconfig } from '../cluster/kubeconfig.ts';
+import { requestToken } from '../cluster/tokens.ts';
+import { EVERYTHING, find, type Manifest, manifests, template } from '../support/chart.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+const SYSTEM = 'berth-system';
+const DEPLOYMENTS = resource<Manifest>({
+  apiVersion: 'apps/v1',
+  kind: 'Deployment',
+  plural: 'deployments',
+  namespaced: true,
+});
+const OWN_KINDS = /^(monitoring\.coreos\.com|cert-manager\.io)\//;
+
+let cluster: Cluster;
+let folder: string;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  folder = mkdtempSync(join(tmpdir(), 'berth-install-'));
+});
+
+afterAll(() => {
+  rmSync(folder, { recursive: true });
+});
+
+function documents(objects: readonly Manifest[]): string {
+  return objects.map((one) => JSON.stringify(one)).join('\n---\n');
+}
+
+async function apply(objects: readonly Manifest[], ...args: string[]): Promise<string> {
+  const fixed = ['apply', '--server-side', '--force-conflicts', '-f', '-'];
+  const { stdout, stderr } = await cluster.kubectl([...fixed, ...args], { input: documents(objects) });
+  return `${stdout}${stderr}`;
+}
+
+async function installed(): Promise<void> {
+  const { stdout } = await template({ namespaces: { createSystem: true } }, { args: ['--no-hooks'] });
+  await cluster.kubectl(['apply', '--server-side', '--force-conflicts', '-f', '-'], { input: stdout });
+}
+
+describe('install.yaml', () => {
+  test('is taken as it is, and again', async () => {
+    await installed();
+    await installed();
+    const operator = await cluster.client().get(DEPLOYMENTS, { namespace: SYSTEM, name: 'berth-operator' });
+    expect(operator['spec'].replicas).toBe(2);
+    await waitFor('the Deployment to make its Pods', async () => {
+      const { stdout } = await cluster.kubectl([
+        '-n',
+        SYSTEM,
+        'get',
+        'pods',
+        '-l',
+        'app.kubernetes.io/component=operator',
+        '-o',
+        'name',
+      ]);
+      return stdout.trim().split('\n').length === 2;
+    });
+  });
+
+  test('and so is all that can be turned on, but kinds of other projects', async () => {
+    const objects = (await manifests(EVERYTHING)).filter(({ apiVersion }) => !OWN_KINDS.test(apiVersion));
+    const said = await apply(objects, '--dry-run=server');
+    expect(said).toContain('daemonset.apps/berth-agent');
+    expect(said).not.toMatch(/warning/i);
+  });
+
+  test('the operator and the hook pass Pod Security "restricted", the agent does not', async () => {
+    const namespace = 'restricted';
+    await cluster.kubectl(['create', 'namespace', namespace]);
+    await cluster.kubectl(['label', 'namespace', namespace, 'pod-security.kubernetes.io/enforce=restricted']);
+    await cluster.kubectl(['-n', namespace, 'create', 'serviceaccount', 'any']);
+    const objects = await manifests(EVERYTHING);
+    const pod = ({ spec }: Manifest): Manifest => ({
+      apiVersion: 'v1',
+      kind: 'Pod',
+      metadata: { name: 'judged', namespace },
+      spec: { ...spec.template.spec, serviceAccountName: 'any' },
+    });
+    for (const [kind, name] of [
+      ['Deployment', 'berth-operator'],
+      ['Job', 'berth-uninstall'],
+    ] as const) {
+      expect(await apply([pod(find(objects, kind, name))], '--dry-run=server')).toContain('pod/judged');
+    }
+    const agent = pod(find(objects, 'DaemonSet', 'berth-agent'));
+    await expect(apply([agent], '--dry-run=server')).rejects.toThrow(/violates PodSecurity "restricted/);
+    await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+  });
+});
+
+describe('uninstall', () => {
+  /** Runs the hook's program as its Job does, with the token of the ServiceAccount that the chart makes. */
+  async function runHook(values: object, ...more: string[]): Promise<{ code: number; said: string }> {
+    const objects = await manifests(values);
+    const hooks = objects.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] === 'pre-delete');
+    const [container] = find(hooks, 'Job', 'berth-uninstall')['spec'].template.spec.containers;
+    await apply(hooks.filter(({ kind }) => kind !== 'Job'));
+    const kubeconfig = join(folder, 'uninstall.kubeconfig');
+    const { clusters } = parse(readFileSync(cluster.kubeconfig, 'utf8')) as {
+      clusters: { cluster: Record<string, string> }[];
+    };
+    const authority = clusters[0]?.cluster['certificate-authority-data'] ?? '';
+    writeKubeconfig(kubeconfig, {
+      server: cluster.server,
+      authority: Buffer.from(authority, 'base64').toString(),
+      user: { kind: 'token', token: await requestToken(cluster.client(), 'berth-uninstall', false) },
+    });
+    const args = [join(ROOT, 'operator', 'main.ts'), ...(container.args as string[]), ...more];
+    const child = spawn(process.execPath, args, {
+      env: { ...process.env, KUBECONFIG: kubeconfig },
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+    let said = '';
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.setEncoding('utf8').on('data', (text: string) => {
+        said += text;
+      });
+    }
+    return new Promise((resolve, reject) => {
+      child.once('error', reject);
+      child.once('close', (code) => resolve({ code: code ?? 1, said }));
+    });
+  }
+
+  async function isThere(
+    type: Parameters<ReturnType<Cluster['client']>['get']>[0],
+    name: string,
+    namespace?: string,
+  ): Promise<boolean> {
+    try {
+      await cluster.client().get(type, namespace === undefined ? { name } : { name, namespace });
+      return true;
+    } catch (error) {
+      if (isNotFound(error)) return false;
+      throw error;
+    }
+  }
+
+  async function vm(name: string): Promise<void> {
+    await apply([
+      {
+        apiVersion: 'berth.dev/v1alpha1',
+        kind: 'VM',
+        metadata: { name, namespace: 'platform-default' },
+        spec: { image: 'none' },
+      },
+    ]);
+  }
+
+  async function hostWithLeases(): Promise<void> {
+    const lease = (name: string, namespace: string): Manifest => ({
+      apiVersion: 'coordination.k8s.io/v1',
+      kind: 'Lease',
+      metadata: { name, namespace },
+      spec: { holderIdentity: name },
+    });
+    await apply([
+      {
+        apiVersion: 'v1',
+        kind: 'Node',
+        metadata: { name: 'former-host', labels: { 'berth.dev/host': 'true' } },
+      },
+      { apiVersion: 'v1', kind: 'Node', metadata: { name: 'somebody-elses' } },
+      lease('former-host', 'kube-node-lease'),
+      lease('somebody-elses', 'kube-node-lease'),
+      lease('berth-operator', SYSTEM),
+    ]);
+  }
+
+  test('refuses while there is a VM, says which, and changes nothing', async () => {
+    await installed();
+    await hostWithLeases();
+    await vm('still-here');
+    const { code, said } = await runHook({});
+    expect(said).toContain('VM platform-default/still-here');
+    expect(said).toContain('uninstall.drain=true');
+    expect(code).toBe(1);
+    expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(true);
+    expect(await isThere(NODES, 'former-host')).toBe(true);
+  });
+
+  test('drains when told to, ends the operator, and removes hosts and Leases, but not those of others', async () => {
+    const { code, said } = await runHook({ uninstall: { drain: true } });
+    expect(said).toContain('"name":"still-here"');
+    expect({ code, said }).toMatchObject({ code: 0 });
+    expect(await isThere(VMS, 'still-here', 'platform-default')).toBe(false);
+    expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(false);
+    expect(await isThere(NODES, 'former-host')).toBe(false);
+    expect(await isThere(LEASES, 'former-host', 'kube-node-lease')).toBe(false);
+    expect(await isThere(LEASES, 'berth-operator', SYSTEM)).toBe(false);
+    expect(await isThere(NODES, 'somebody-elses')).toBe(true);
+    expect(await isThere(LEASES, 'somebody-elses', 'kube-node-lease')).toBe(true);
+    expect(await runHook({})).toMatchObject({ code: 0 });
+  });
+
+  test('a VM that does not end in time is named', async () => {
+    await vm('stuck');
+    const finalizers = { metadata: { finalizers: ['example.org/held'] } };
+    const at = { namespace: 'platform-default', name: 'stuck' };
+    await cluster.client().mergePatch(VMS, at, finalizers);
+    const { code, said } = await runHook({ uninstall: { drain: true } }, '--timeout-seconds=2');
+    await cluster.client().mergePatch(VMS, at, { metadata: { finalizers: [] } });
+    expect(said).toContain('not gone in time: VM platform-default/stuck');
+    expect(code).toBe(1);
+  });
+
+  test('kinds that go too: an Image is in the way', async () => {
+    const image = {
+      apiVersion: 'berth.dev/v1alpha1',
+      kind: 'Image',
+      metadata: { name: 'left', namespace: 'platform-default' },
+      spec: { source: { registry: { reference: 'registry.example/left:1' } } },
+    };
+    await apply([image]);
+    expect((await runHook({})).code).toBe(0);
+    const { code, said } = await runHook({ crds: { keep: false } });
+    await cluster.kubectl(['-n', 'platform-default', 'delete', 'image', 'left']);
+    expect(said).toContain('Image platform-default/left');
+    expect(code).toBe(1);
+  });
+});

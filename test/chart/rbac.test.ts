@@ -1,0 +1,378 @@
+/** Who may do what, asked of a real API server, and tried where it matters most. */
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { NODES, PODS, SECRETS, SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
+import { resource } from '../../kube/objects.ts';
+import type { Cluster } from '../cluster/index.ts';
+import { EVERYTHING, find, type Manifest, manifests } from '../support/chart.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+
+const OWN = 'platform-rbac-own';
+const OTHER = 'platform-rbac-other';
+const ELSEWHERE = 'rbac-elsewhere';
+const SYSTEM = 'berth-system';
+const HOST = 'rbac-host';
+const NEIGHBOUR = 'rbac-neighbour';
+const CLUSTER_ROLES = resource<Manifest>({
+  apiVersion: 'rbac.authorization.k8s.io/v1',
+  kind: 'ClusterRole',
+  plural: 'clusterroles',
+  namespaced: false,
+});
+
+interface Person {
+  user: string;
+  groups?: string[];
+}
+
+const account = (namespace: string, name: string): Person => ({
+  user: `system:serviceaccount:${namespace}:${name}`,
+  groups: ['system:serviceaccounts', `system:serviceaccounts:${namespace}`, 'system:authenticated'],
+});
+const VIEWER: Person = { user: 'rbac-viewer', groups: ['system:authenticated'] };
+const EDITOR: Person = { user: 'rbac-editor', groups: ['system:authenticated'] };
+const ADMIN: Person = { user: 'rbac-admin', groups: ['system:authenticated'] };
+const OPERATOR = account(SYSTEM, 'berth-operator');
+const READER = account('monitoring', 'prometheus');
+const UNINSTALL = account(SYSTEM, 'berth-uninstall');
+const BOOTSTRAP: Person = {
+  user: 'system:bootstrap:abcdef',
+  groups: ['system:bootstrappers:berth', 'system:authenticated'],
+};
+const AGENT: Person = { user: `system:node:${HOST}`, groups: ['system:nodes', 'system:authenticated'] };
+
+let cluster: Cluster;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  for (const namespace of [OWN, OTHER, ELSEWHERE]) await cluster.createNamespace(namespace);
+  const objects = await manifests(EVERYTHING);
+  const isRight = ({ kind }: Manifest) => /^(Cluster)?Role(Binding)?$/.test(kind);
+  await apply(objects.filter(isRight));
+  await apply([
+    binding('RoleBinding', 'view', VIEWER),
+    binding('RoleBinding', 'edit', EDITOR),
+    binding('ClusterRoleBinding', 'admin', ADMIN),
+  ]);
+  await waitFor('the parts to be in the role edit', async () => {
+    const { rules } = await cluster.client().get(CLUSTER_ROLES, { name: 'edit' });
+    return JSON.stringify(rules).includes('vmconfigs');
+  });
+});
+
+afterAll(async () => {
+  await cluster.kubectl(['delete', 'namespace', OWN, OTHER, ELSEWHERE, '--wait=false']);
+  await cluster.kubectl(['delete', 'node', HOST, NEIGHBOUR, '--ignore-not-found']);
+  await cluster.kubectl(['delete', 'clusterrolebinding', 'rbac-test', '--ignore-not-found']);
+});
+
+async function apply(objects: readonly Manifest[]): Promise<void> {
+  const input = objects.map((one) => JSON.stringify(one)).join('\n---\n');
+  await cluster.kubectl(['apply', '--server-side', '--force-conflicts', '-f', '-'], { input });
+}
+
+function binding(kind: 'RoleBinding' | 'ClusterRoleBinding', role: string, { user }: Person): Manifest {
+  const subject = { apiGroup: 'rbac.authorization.k8s.io', kind: 'User', name: user };
+  return {
+    apiVersion: 'rbac.authorization.k8s.io/v1',
+    kind,
+    metadata: kind === 'RoleBinding' ? { name: `rbac-${role}`, namespace: OWN } : { name: 'rbac-test' },
+    roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: role },
+    subjects: [subject],
+  };
+}
+
+/** `verb resource[/subresource][.group] [in NAMESPACE]`, or `get /path`. */
+async function may(who: Person, what: string): Promise<boolean> {
+  const [verb = '', target = '', , namespace] = what.split(' ');
+  const [, resource = '', subresource, group] = /^([a-z]+)(?:\/([a-z]+))?(?:\.(.+))?$/.exec(target) ?? [];
+  const attributes = { verb, resource, ...clean({ subresource, group, namespace }) };
+  const { status } = await cluster.client().create(SUBJECT_ACCESS_REVIEWS, {
+    metadata: {},
+    spec: {
+      user: who.user,
+      groups: who.groups ?? [],
+      ...(target.startsWith('/')
+        ? { nonResourceAttributes: { path: target, verb } }
+        : { resourceAttributes: attributes }),
+    },
+  });
+  return status?.allowed === true;
+}
+
+function clean(values: Record<string, string | undefined>): Record<string, string> {
+  return Object.fromEntries(
+    Object.entries(values).filter((entry): entry is [string, string] => entry[1] !== undefined),
+  );
+}
+
+const KINDS = ['vms', 'vmconfigs', 'images', 'isos', 'emulators'];
+
+describe('the table', () => {
+  const table: [string, Person, string[], string[]][] = [
+    [
+      'view in a namespace',
+      VIEWER,
+      KINDS.flatMap((kind) => [`get ${kind}.berth.dev in ${OWN}`, `watch ${kind}.berth.dev in ${OWN}`]),
+      [
+        ...KINDS.map((kind) => `create ${kind}.berth.dev in ${OWN}`),
+        `get vms.berth.dev in ${OTHER}`,
+        'list imagecacheentries.berth.dev',
+      ],
+    ],
+    [
+      'edit in a namespace',
+      EDITOR,
+      KINDS.flatMap((kind) =>
+        ['create', 'patch', 'delete', 'list'].map((verb) => `${verb} ${kind}.berth.dev in ${OWN}`),
+      ),
+      [
+        ...KINDS.flatMap((kind) => [
+          `create ${kind}.berth.dev in ${OTHER}`,
+          `get ${kind}.berth.dev in ${OTHER}`,
+          `patch ${kind}/status.berth.dev in ${OWN}`,
+        ]),
+        'list vms.berth.dev',
+        'get nodes',
+        'patch nodes',
+        'create imagecacheentries.berth.dev',
+        `get secrets in ${SYSTEM}`,
+        `create jobs.batch in ${SYSTEM}`,
+        'get /metrics',
+      ],
+    ],
+    [
+      'admin of the cluster',
+      ADMIN,
+      ['create imagecacheentries.berth.dev', 'list vms.berth.dev', `delete vms.berth.dev in ${OTHER}`],
+      [`patch vms/status.berth.dev in ${OTHER}`, 'patch imagecacheentries/status.berth.dev', 'patch nodes'],
+    ],
+    [
+      'operator',
+      OPERATOR,
+      [
+        `delete vms.berth.dev in ${OWN}`,
+        `patch vms/status.berth.dev in ${OWN}`,
+        `create pods in ${OWN}`,
+        `create jobs.batch in ${SYSTEM}`,
+        'patch nodes/status',
+        `update leases.coordination.k8s.io in ${SYSTEM}`,
+        'create tokenreviews.authentication.k8s.io',
+      ],
+      [
+        `get secrets in ${OWN}`,
+        `get secrets in ${SYSTEM}`,
+        `create vms.berth.dev in ${OWN}`,
+        `delete images.berth.dev in ${OWN}`,
+        `patch pods/status in ${OWN}`,
+        `create pods/exec in ${OWN}`,
+        'create nodes',
+        'delete nodes',
+        'delete namespaces',
+        `update leases.coordination.k8s.io in kube-system`,
+        'create clusterroles.rbac.authorization.k8s.io',
+        'escalate clusterroles.rbac.authorization.k8s.io',
+        'impersonate users',
+        'create certificatesigningrequests.certificates.k8s.io',
+        'get /metrics',
+      ],
+    ],
+    [
+      'reader of metrics',
+      READER,
+      ['get /metrics', 'get nodes/metrics', 'list nodes'],
+      [
+        'post /metrics',
+        'get /debug/pprof',
+        'get nodes/proxy',
+        'patch nodes',
+        `list pods in ${SYSTEM}`,
+        `get configmaps in ${SYSTEM}`,
+        `list vms.berth.dev in ${OWN}`,
+        `get secrets in ${SYSTEM}`,
+      ],
+    ],
+    [
+      'uninstall that drains',
+      UNINSTALL,
+      [
+        'delete nodes',
+        `delete vms.berth.dev in ${OWN}`,
+        'delete leases.coordination.k8s.io in kube-node-lease',
+      ],
+      [
+        'patch nodes',
+        `get secrets in ${SYSTEM}`,
+        `delete pods in ${SYSTEM}`,
+        `delete deployments.apps in ${SYSTEM}`,
+        `delete leases.coordination.k8s.io in ${SYSTEM}`,
+        'delete namespaces',
+        'delete customresourcedefinitions.apiextensions.k8s.io',
+      ],
+    ],
+    [
+      'bootstrap token',
+      BOOTSTRAP,
+      ['create certificatesigningrequests.certificates.k8s.io'],
+      [
+        'approve signers.certificates.k8s.io',
+        'update certificatesigningrequests/approval.certificates.k8s.io',
+        'get nodes',
+        'create nodes',
+        `list pods in ${OWN}`,
+        `get secrets in ${SYSTEM}`,
+      ],
+    ],
+    [
+      'host',
+      AGENT,
+      [
+        'create nodes',
+        'create certificatesigningrequests.certificates.k8s.io',
+        `patch pods/status in ${OWN}`,
+      ],
+      [
+        'delete nodes',
+        `list secrets in ${OWN}`,
+        'list secrets',
+        `create vms.berth.dev in ${OWN}`,
+        `get vms.berth.dev in ${OWN}`,
+        `create pods/exec in ${OWN}`,
+        'update certificatesigningrequests/approval.certificates.k8s.io',
+      ],
+    ],
+  ];
+
+  test.each(table)('%s', async (_who, person, allowed, refused) => {
+    const answers = async (list: readonly string[]): Promise<string[]> => {
+      const yes: string[] = [];
+      for (const what of list) if (await may(person, what)) yes.push(what);
+      return yes;
+    };
+    expect(await answers(allowed)).toEqual(allowed);
+    expect(await answers(refused)).toEqual([]);
+  });
+
+  test('no right of the chart has a wildcard, and none reads Secrets', async () => {
+    const objects = await manifests(EVERYTHING);
+    const roles = objects.filter(({ kind }) => kind === 'ClusterRole' || kind === 'Role');
+    expect(roles.length).toBeGreaterThan(7);
+    for (const role of roles) {
+      expect(JSON.stringify(role['rules'])).not.toContain('*');
+      expect(JSON.stringify(role['rules'])).not.toContain('secrets');
+    }
+    const bound = objects
+      .filter(({ kind }) => kind.endsWith('RoleBinding'))
+      .map((one) => one['roleRef'].name as string);
+    expect(bound.filter((name) => !name.startsWith('berth-'))).toEqual(['system:node-bootstrapper']);
+  });
+
+  test('ServiceAccounts of the chart: the agent’s has no rights at all', async () => {
+    const objects = await manifests(EVERYTHING);
+    expect(find(objects, 'ServiceAccount', 'berth-agent')['automountServiceAccountToken']).toBe(false);
+    const subjects = objects
+      .filter(({ kind }) => kind.endsWith('RoleBinding'))
+      .flatMap((one) => one['subjects'] as { name: string }[])
+      .map(({ name }) => name);
+    expect(subjects).not.toContain('berth-agent');
+  });
+});
+
+describe('tried', () => {
+  async function as(
+    who: Person,
+    args: readonly string[],
+    input?: object,
+  ): Promise<{ code: number; said: string }> {
+    const impersonation = [`--as=${who.user}`, ...(who.groups ?? []).map((group) => `--as-group=${group}`)];
+    const { code, stdout, stderr } = await cluster.kubectl([...impersonation, ...args], {
+      allowFailure: true,
+      input: JSON.stringify(input ?? {}),
+    });
+    return { code, said: `${stdout}${stderr}` };
+  }
+
+  const vm = (namespace: string): object => ({
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'VM',
+    metadata: { name: 'tried', namespace },
+    spec: { image: 'none' },
+  });
+
+  test('edit in a namespace makes VMs there and nowhere else, and changes no Node', async () => {
+    expect(await as(EDITOR, ['create', '-f', '-'], vm(OWN))).toMatchObject({ code: 0 });
+    expect((await as(EDITOR, ['create', '-f', '-'], vm(OTHER))).said).toContain('forbidden');
+    const status = ['-n', OWN, 'patch', 'vm', 'tried', '--subresource=status', '--type=merge', '-p'];
+    expect((await as(EDITOR, [...status, '{"status":{"phase":"Running"}}'])).said).toContain('forbidden');
+    expect((await as(EDITOR, ['get', 'nodes'])).said).toContain('forbidden');
+    expect(await as(EDITOR, ['-n', OWN, 'delete', 'vm', 'tried'])).toMatchObject({ code: 0 });
+  });
+
+  test('a reader of metrics reads no Pod, and a host’s metrics but not its machines', async () => {
+    expect((await as(READER, ['get', 'pods', '-A'])).said).toContain('forbidden');
+    expect((await as(READER, ['get', '--raw', '/api/v1/nodes/none/proxy/metrics'])).said).toContain(
+      'forbidden',
+    );
+  });
+
+  describe('a host', () => {
+    beforeAll(async () => {
+      const client = cluster.client();
+      for (const name of [HOST, NEIGHBOUR]) {
+        await client.create(NODES, { metadata: { name, labels: { 'berth.dev/host': 'true' } } });
+      }
+      for (const name of ['named', 'other']) {
+        await client.create(SECRETS, { metadata: { name, namespace: ELSEWHERE }, stringData: { a: 'b' } });
+      }
+      for (const nodeName of [HOST, NEIGHBOUR]) {
+        await client.create(PODS, {
+          metadata: { name: nodeName, namespace: ELSEWHERE },
+          spec: {
+            nodeName,
+            automountServiceAccountToken: false,
+            tolerations: [{ operator: 'Exists' }],
+            containers: [{ name: 'any', image: 'any' }],
+            ...(nodeName === HOST && { volumes: [{ name: 'a', secret: { secretName: 'named' } }] }),
+          },
+        });
+      }
+    });
+
+    /** One PATCH; kubectl's other ways read first, which a host may not either. */
+    const patch = (object: Manifest, ...args: string[]) =>
+      as(AGENT, ['apply', '--server-side', '--force-conflicts', ...args, '-f', '-'], object);
+
+    test('changes its own Node and not another', async () => {
+      const node = (name: string, label: string): Manifest => ({
+        apiVersion: 'v1',
+        kind: 'Node',
+        metadata: { name, labels: { [label]: 'yes' } },
+      });
+      expect(await patch(node(HOST, 'berth.dev/tried'))).toMatchObject({ code: 0 });
+      expect((await patch(node(NEIGHBOUR, 'berth.dev/tried'))).said).toMatch(/not allowed to modify node/);
+      expect((await as(AGENT, ['delete', 'node', NEIGHBOUR])).said).toContain('forbidden');
+      const dedicated = await patch(node(HOST, 'berth.node-restriction.kubernetes.io/namespace'));
+      expect(dedicated.said).toContain('is not allowed to modify labels');
+    });
+
+    test('tells the status of its own Pods alone', async () => {
+      const tell = (name: string) => {
+        const metadata = { name, namespace: ELSEWHERE };
+        const object = { apiVersion: 'v1', kind: 'Pod', metadata, status: { message: 'tried' } };
+        return patch(object, '--subresource=status');
+      };
+      expect(await tell(HOST)).toMatchObject({ code: 0 });
+      expect((await tell(NEIGHBOUR)).said).toContain('forbidden');
+    });
+
+    test('reads the Secrets that its own Pods name, and no other', async () => {
+      const read = (name: string) => ['-n', ELSEWHERE, 'get', 'secret', name, '-o', 'name'];
+      await waitFor(
+        'the authorizer to know the Pod',
+        async () => (await as(AGENT, read('named'))).code === 0,
+      );
+      expect((await as(AGENT, read('other'))).said).toContain('forbidden');
+      expect((await as(AGENT, ['-n', ELSEWHERE, 'get', 'secrets'])).said).toContain('forbidden');
+    });
+  });
+});
