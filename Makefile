@@ -24,13 +24,15 @@ demo: $(PACKAGES) ## Run a real VM on this machine (ARCH=arm64 for an ARM host)
 demo-down: $(PACKAGES) ## End the demo and remove everything it made
 	@node hack/demo.ts down
 
-.PHONY: test unit integration harness e2e faults nat
+.PHONY: test unit integration chart harness e2e faults nat
 test: $(PACKAGES) prerequisites ## Run all tests; the last line counts them
 	@node hack/test.ts
 unit: $(PACKAGES) ## Tests beside the code, seconds
 	@node hack/test.ts unit
 integration: $(PACKAGES) ## Tests against a real API server
 	@node hack/test.ts integration
+chart: $(PACKAGES) prerequisites ## Tests of the Helm chart, on a real API server
+	@node hack/test.ts chart
 harness: $(PACKAGES) ## Tests of the cluster harness itself
 	@node hack/test.ts harness
 e2e: $(PACKAGES) prerequisites ## Tests with real guests
@@ -44,7 +46,7 @@ nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)
 prerequisites: $(PACKAGES) ## Check for the distribution packages that tests need, install them in CI
 	@node hack/prerequisites.ts
 
-.PHONY: lint format generate verify bundle
+.PHONY: lint format generate verify manifests bundle
 lint: $(PACKAGES) ## Check format, lint rules, types and dead code
 	biome format .
 	oxlint --type-aware
@@ -52,10 +54,16 @@ lint: $(PACKAGES) ## Check format, lint rules, types and dead code
 	knip
 format: $(PACKAGES) ## Format the sources
 	biome format --write .
-generate: $(PACKAGES) ## Write the generated files (crds/)
+generate: $(PACKAGES) ## Write the generated files (crds/, the chart's schema and kinds, docs/metrics.md)
 	node hack/generate.ts
+	node hack/values.ts
+	node hack/metrics.ts
 verify: $(PACKAGES) ## Check that the generated files are current
 	node hack/generate.ts --check
+	node hack/values.ts --check
+	node hack/metrics.ts --check
+manifests: $(PACKAGES) ## Render the chart into dist/install.yaml for kubectl: HELM_ARGS='--set displayDPIMaximum=320'
+	@node hack/manifests.ts $(HELM_ARGS)
 bundle: $(PACKAGES) ## Bundle the programs into dist/
 	node hack/bundle.ts
 

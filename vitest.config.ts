@@ -45,6 +45,15 @@ export default defineConfig({
       },
       {
         test: {
+          name: 'chart',
+          include: ['test/chart/**/*.test.ts'],
+          globalSetup: ['test/support/shared-cluster.ts'],
+          sequence: { groupOrder: 7 },
+          ...oneAtATime,
+        },
+      },
+      {
+        test: {
           name: 'harness',
           include: ['test/harness/**/*.test.ts'],
           sequence: { groupOrder: 3 },

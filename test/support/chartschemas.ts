@@ -37,17 +37,24 @@ export const SCHEMA_PATTERN = '{{.Group}}_{{.ResourceAPIVersion}}_{{.ResourceKin
 
 export async function writeSchemas(client: KubeClient, folder: string): Promise<void> {
   await mkdir(folder, { recursive: true });
-  const { body } = await client.raw('GET', '/openapi/v3');
-  const { paths } = body as { paths: Record<string, { serverRelativeURL: string }> };
+  const { paths } = JSON.parse(await textOf(client, '/openapi/v3')) as {
+    paths: Record<string, { serverRelativeURL: string }>;
+  };
   for (const [path, { serverRelativeURL }] of Object.entries(paths)) {
     if (/^apis?\/.*v\d/.test(path)) await writeGroup(client, serverRelativeURL, folder);
   }
   await writeOthers(folder);
 }
 
+/** The API server calls these documents text. */
+async function textOf(client: KubeClient, url: string): Promise<string> {
+  const { status, body } = await client.raw('GET', url);
+  if (status !== 200) throw new Error(`GET ${url}: ${status}`);
+  return typeof body === 'string' ? body : JSON.stringify(body);
+}
+
 async function writeGroup(client: KubeClient, url: string, folder: string): Promise<void> {
-  const { body } = await client.raw('GET', url);
-  const text = JSON.stringify(body).replaceAll('#/components/schemas/', '#/definitions/');
+  const text = (await textOf(client, url)).replaceAll('#/components/schemas/', '#/definitions/');
   const { components } = JSON.parse(text) as { components?: { schemas?: Record<string, Schema> } };
   const definitions = components?.schemas ?? {};
   for (const schema of Object.values(definitions)) makeStrict(schema);
