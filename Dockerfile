@@ -5,7 +5,8 @@ ARG BASE=docker.io/library/node:24-bookworm-slim
 FROM ${BASE} AS base
 
 FROM base AS operator-files
-RUN --mount=type=bind,target=/context sh /context/operator-files.sh /files
+COPY libraries.sh operator-files.sh /tmp/
+RUN sh /tmp/operator-files.sh /files
 
 # Node.js, the libraries that it loads, and the operator: no shell, no package manager, nothing that is written to.
 FROM scratch AS operator
@@ -22,8 +23,11 @@ LABEL org.opencontainers.image.title="Berth operator" \
 
 # Root, since machines need taps, bridges, control groups and mounts; QEMU itself gives that up.
 FROM base AS agent
-RUN --mount=type=bind,target=/context sh /context/install-packages.sh
-COPY LICENSE sbom.cdx.json agent.mjs /opt/berth/
+COPY agent-packages.sh install-packages.sh libraries.sh machine-files.sh /opt/berth/build/
+RUN sh /opt/berth/build/install-packages.sh && sh /opt/berth/build/machine-files.sh > /opt/berth/machine-files
+COPY LICENSE sbom.cdx.json machine.sh agent.mjs /opt/berth/
+# With these the agent gives machines a root of their own, so that they outlive its container.
+ENV BERTH_MACHINE_FILES=/opt/berth/machine-files BERTH_MACHINE_SCRIPT=/opt/berth/machine.sh
 ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 USER 0:0
 ENTRYPOINT ["/usr/local/bin/node", "/opt/berth/agent.mjs"]

@@ -6,6 +6,7 @@ import type { AgentConfig } from './config.ts';
 import { QemuDriver } from './drivers/qemu/driver.ts';
 import { HostImageStore } from './images/hoststore.ts';
 import { Publisher } from './images/publisher.ts';
+import { ownRoot } from './machines/ownroot.ts';
 import { nativeArchitecture } from './node/facts.ts';
 import { createNetwork, networkSchema } from './network/create.ts';
 
@@ -19,9 +20,17 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     metrics,
     logger: logger.child({ part: 'images' }),
   });
+  const { sharedRoots, storageFolder } = config.images;
+  const log = logger.child({ part: 'qemu' });
+  const readable = storageFolder === undefined ? sharedRoots : [...sharedRoots, storageFolder];
   return {
     metrics,
-    driver: new QemuDriver({ dataDirectory, architecture, logger: logger.child({ part: 'qemu' }) }),
+    driver: new QemuDriver({
+      dataDirectory,
+      architecture,
+      logger: log,
+      ownRoot: await ownRoot({ dataDirectory, readable, logger: log }),
+    }),
     images,
     publisher: new Publisher({
       registries: images.registries,

@@ -6,4 +6,4 @@ case $1 in
   arm64) echo qemu-system-arm qemu-efi-aarch64 ;;
   *) echo "no hypervisor is packed for $1" >&2; exit 1 ;;
 esac
-echo qemu-utils xz-utils iproute2 nftables conntrack dnsmasq-base
+echo mount qemu-utils xz-utils iproute2 nftables conntrack dnsmasq-base

@@ -120,13 +120,17 @@ test('joins from its image, and runs a guest', async ({ skip }) => {
   expect(await page(guestPort)).toMatchObject({ boots: '1' });
 });
 
-test('gives a machine a control group of its own, and no rights', async ({ skip }) => {
+test('gives a machine a control group and a root of its own, and no rights', async ({ skip }) => {
   if (unfit !== undefined) skip(unfit);
   const { metadata } = await vms.pod(VM);
   const groups = (await ofMachine('cgroup')).trim().split('\n');
   // The unified hierarchy beside v1's controllers, and what the container's runtime leaves alone.
   expect(groups.filter((line) => line.includes('berth-'))).toEqual([]);
   expect(groups.some((line) => line.endsWith(`/berth/${metadata.uid}`))).toBe(true);
+  const mounts = await ofMachine('mountinfo');
+  expect(mounts).toContain(` ${join(dataDirectory, 'machines', metadata.uid ?? '')} rw,`);
+  for (const path of ['agent/root', 'configuration'])
+    expect(mounts).not.toContain(join(cluster.directory, path));
   expect(await ofMachine('status')).toMatch(/^CapEff:\t0+$/m);
 });
 

@@ -1,5 +1,6 @@
 import type { Logger } from 'pino';
 import type { CgroupTree } from '../../machines/cgroup.ts';
+import type { OwnRoot } from '../../machines/ownroot.ts';
 import type { MachineFolder } from '../driver.ts';
 import type { RunAs } from './arguments.ts';
 
@@ -7,6 +8,8 @@ import type { RunAs } from './arguments.ts';
 export interface MachineContext {
   logger: Logger;
   cgroups: CgroupTree;
+  /** Where machines don't share the agent's. */
+  ownRoot: OwnRoot | undefined;
   /** Whom QEMU becomes; undefined where the agent is not root. */
   runAs: RunAs | undefined;
   changed: (uid: string) => void;

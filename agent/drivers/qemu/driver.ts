@@ -13,6 +13,7 @@ import {
   makeMachineFolder,
   readMachineFile,
 } from '../../machines/folder.ts';
+import type { OwnRoot } from '../../machines/ownroot.ts';
 import { killForCertain } from '../../machines/process.ts';
 import {
   type Accelerator,
@@ -41,6 +42,8 @@ export interface QemuDriverOptions {
   architecture?: 'amd64' | 'arm64' | undefined;
   /** Whom QEMU becomes once everything is opened. Used only where the agent is root; see {@link DEFAULT_RUN_AS}. */
   runAs?: RunAs;
+  /** For machines that are to outlive the agent's container. */
+  ownRoot?: OwnRoot | undefined;
 }
 
 /** In the range that Debian's policy reserves and gives to nobody (65000–65533), so that it owns nothing anywhere. */
@@ -67,6 +70,7 @@ export class QemuDriver implements Driver {
     this.#context = {
       logger: options.logger,
       cgroups: new CgroupTree(options.logger),
+      ownRoot: options.ownRoot,
       runAs: process.getuid?.() === 0 ? (options.runAs ?? DEFAULT_RUN_AS) : undefined,
       changed: (uid) => {
         for (const handler of this.#handlers) handler(uid);

@@ -2,10 +2,10 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { open, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { CgroupTree } from '../../machines/cgroup.ts';
 import { FILES } from '../../machines/folder.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
 import { type MachineFolder, StartError } from '../driver.ts';
+import type { MachineContext } from './context.ts';
 
 /** How a process that this agent started ended; a found one does not tell. */
 export interface ExitStatus {
@@ -21,18 +21,18 @@ export interface Launched {
 /** Modules of QEMU (accelerators, displays) are found by its own built-in path. */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 
-/** A session and group of its own, output to a file, a control group of its own. Throws {@link StartError}. */
+/** A session and group of its own, output to a file, a control group of its own, and a root of its own where there is one. Throws {@link StartError}. */
 export async function launch(
   folder: MachineFolder,
-  binary: string,
-  parameters: string[],
-  cgroups: CgroupTree,
+  command: [string, ...string[]],
+  { cgroups, ownRoot }: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
 ): Promise<Launched> {
+  const [program, ...parameters] = ownRoot?.enclose(folder.path, command) ?? command;
   const path = join(folder.path, FILES.log);
   await rm(path, { force: true });
   const log = await open(path, 'a', 0o600);
   try {
-    const child = spawn(binary, parameters, {
+    const child = spawn(program, parameters, {
       cwd: folder.path,
       detached: true,
       stdio: ['ignore', log.fd, log.fd],

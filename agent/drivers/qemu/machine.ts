@@ -149,12 +149,7 @@ export class Machine {
     if (state.diskBytes !== undefined) await requireOwnData(join(path, FILES.disk));
     const { runAs } = this.#context;
     const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
-    const { exited, identity } = await launch(
-      this.#folder,
-      platform.binary,
-      parameters,
-      this.#context.cgroups,
-    );
+    const { exited, identity } = await launch(this.#folder, [platform.binary, ...parameters], this.#context);
     const ended = new AbortController();
     exited.then(
       () => ended.abort(),

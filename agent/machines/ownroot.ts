@@ -1,0 +1,135 @@
+/**
+ * A root file system for machines, apart from the agent's: where the agent runs in a container, its files vanish with
+ * it, and machines that hold them would keep what the container's runtime takes away. The files that the hypervisor
+ * needs are copied to the data directory, once for each version of the image.
+ */
+import { createHash } from 'node:crypto';
+import { copyFile, mkdir, readFile, readlink, rename, rm } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import type { Logger } from 'pino';
+import { isMissing, listFolders, readMachineFile } from './folder.ts';
+
+export interface OwnRoot {
+  /** The program and arguments that run `command` in it; only `folder` can be written to. */
+  enclose(folder: string, command: readonly string[]): [string, ...string[]];
+}
+
+export interface OwnRootOptions {
+  dataDirectory: string;
+  /** Folders that machines read besides the data directory; those that are missing are left out. */
+  readable: readonly string[];
+  logger: Logger;
+}
+
+/** What the image says of itself, by its environment: a list of files as `sha256sum` writes it, and machine.sh. */
+interface ImageFiles {
+  list: string;
+  script: string;
+}
+
+/** Undefined outside of the agent's image, and where the container cannot see its host. */
+export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefined> {
+  const { BERTH_MACHINE_FILES: list, BERTH_MACHINE_SCRIPT: script } = process.env;
+  if (list === undefined || script === undefined || !(await canOutlive(options.logger))) return undefined;
+  return await prepare({ list, script }, options);
+}
+
+/** With the host's process ids the first process is the host's, and its mounts aren't ours. */
+async function canOutlive(logger: Logger): Promise<boolean> {
+  const consequence = 'machines end with this container';
+  try {
+    const [own, host] = await Promise.all([readlink('/proc/self/ns/mnt'), readlink('/proc/1/ns/mnt')]);
+    if (own === host) logger.warn(`the container has process ids of its own: ${consequence}`);
+    return own !== host;
+  } catch (error) {
+    if (!(error instanceof Error && 'code' in error)) throw error;
+    logger.warn({ error: error.message }, `the container may not look at its host: ${consequence}`);
+    return false;
+  }
+}
+
+async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): Promise<OwnRoot> {
+  const { dataDirectory, readable, logger } = options;
+  const runtimes = join(dataDirectory, 'runtime');
+  const runtime = await installRuntime(list, runtimes);
+  const removed = await removeUnused(runtimes, { keep: runtime, machines: join(dataDirectory, 'machines') });
+  logger.info({ runtime, removed }, 'machines have a root of their own');
+  const folders = [dataDirectory, ...readable];
+  return {
+    enclose: (folder, command) => [
+      'unshare',
+      '--mount',
+      '--ipc',
+      'sh',
+      script,
+      runtime,
+      folder,
+      ...folders,
+      '--',
+      ...command,
+    ],
+  };
+}
+
+/** Copies the listed files below `runtimes`, unless they are there, whole; the folder's path. */
+export async function installRuntime(list: string, runtimes: string): Promise<string> {
+  const text = await readFile(list, 'utf8');
+  const name = createHash('sha256').update(text).digest('hex').slice(0, 16);
+  const target = join(runtimes, name);
+  const files = [...text.matchAll(/^([0-9a-f]{64}) [ *](\/.*)$/gm)].map(([, sum = '', path = '']) => ({
+    sum,
+    path,
+  }));
+  if (await isWhole(target, files)) return target;
+  const partial = `${target}.partial`;
+  await rm(partial, { recursive: true, force: true });
+  for (const { path } of files) {
+    await mkdir(dirname(join(partial, path)), { recursive: true });
+    await copyFile(path, join(partial, path));
+  }
+  await rm(target, { recursive: true, force: true });
+  await rename(partial, target);
+  return target;
+}
+
+/** A host that crashed may have kept the names and lost what was in the files. */
+async function isWhole(target: string, files: readonly { sum: string; path: string }[]): Promise<boolean> {
+  for (const { sum, path } of files) {
+    const content = await readIfThere(join(target, path));
+    if (content === undefined || createHash('sha256').update(content).digest('hex') !== sum) return false;
+  }
+  return true;
+}
+
+async function readIfThere(path: string): Promise<Buffer | undefined> {
+  try {
+    return await readFile(path);
+  } catch (error) {
+    if (isMissing(error)) return undefined;
+    throw error;
+  }
+}
+
+/** Removes what no machine runs from; names of the folders. Machines of earlier versions of the image keep theirs. */
+export async function removeUnused(
+  runtimes: string,
+  { keep, machines }: { keep: string; machines: string },
+): Promise<string[]> {
+  const mounts = await mountsOf(machines);
+  const unused = (await listFolders(runtimes)).filter(
+    (name) => join(runtimes, name) !== keep && !mounts.some((table) => table.includes(`/runtime/${name}/`)),
+  );
+  for (const name of unused) await rm(join(runtimes, name), { recursive: true });
+  return unused;
+}
+
+/** One text for each machine that has a process. */
+async function mountsOf(machines: string): Promise<string[]> {
+  const tables: string[] = [];
+  for (const uid of await listFolders(machines)) {
+    const state = await readMachineFile(join(machines, uid));
+    const table = await readIfThere(`/proc/${state?.process?.pid ?? 0}/mountinfo`);
+    if (table !== undefined) tables.push(table.toString('utf8'));
+  }
+  return tables;
+}

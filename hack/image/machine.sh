@@ -1,0 +1,42 @@
+#!/bin/sh
+# machine.sh RUNTIME FOLDER [READABLE...] -- PROGRAM [ARGUMENT...]
+#
+# Runs a program in a root of its own, in a mount namespace that the caller has made: the files of RUNTIME, devices,
+# the READABLE folders and the writable FOLDER at their own paths. Nothing of the container's file system is held, so
+# the program outlives it.
+set -eu
+runtime=$1
+folder=$2
+shift 2
+root=/mnt
+
+# show TYPE SOURCE PATH OPTIONS: TYPE is bind or rbind.
+show() {
+  mkdir -p "$root$3"
+  mount "--$1" "$2" "$root$3"
+  # The host may have forbidden programs on the disk that the files are copied to.
+  mount -o "remount,bind,$4" "$root$3"
+}
+
+mount -t tmpfs -o mode=755,size=1m machine "$root"
+mkdir "$root/proc" "$root/dev" "$root/etc" "$root/old"
+mkdir -m 1777 "$root/tmp"
+for part in "$runtime"/*; do
+  show bind "$part" "/${part##*/}" ro,nosuid,nodev,exec
+done
+while [ "$1" != -- ]; do
+  if [ -d "$1" ]; then show rbind "$1" "$1" ro,nosuid,nodev,noexec; fi
+  shift
+done
+shift
+show bind "$folder" "$folder" rw,nosuid,nodev,noexec
+# For guests in user-mode networks, whose names the hypervisor looks up.
+cat /proc/1/root/etc/resolv.conf > "$root/etc/resolv.conf" || echo 'the host has no resolv.conf' >&2
+mount -t proc proc "$root/proc"
+mount -t devtmpfs devices "$root/dev"
+
+cd "$root"
+pivot_root . old
+cd "$folder"
+/usr/bin/umount --lazy /old
+exec "$@"
