@@ -51,7 +51,7 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
     options: {
       namespace: { type: 'string', default: 'berth-system' },
       instance: { type: 'string', default: 'berth' },
-      'timeout-seconds': { type: 'string', default: '600' },
+      'timeout-seconds': { type: 'string', default: '240' },
       drain: { type: 'boolean', default: false },
       'all-kinds': { type: 'boolean', default: false },
     },

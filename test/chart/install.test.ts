@@ -6,13 +6,13 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { VMS } from '../../operator/resources.ts';
-import { LEASES, NODES } from '../../kube/core.ts';
+import { LEASES, NAMESPACES, NODES, SECRETS } from '../../kube/core.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { resource } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { writeKubeconfig } from '../cluster/kubeconfig.ts';
 import { requestToken } from '../cluster/tokens.ts';
-import { EVERYTHING, find, type Manifest, manifests, template } from '../support/chart.ts';
+import { CHART, EVERYTHING, find, helm, type Manifest, manifests, template } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -46,6 +46,20 @@ async function apply(objects: readonly Manifest[], ...args: string[]): Promise<s
   const fixed = ['apply', '--server-side', '--force-conflicts', '-f', '-'];
   const { stdout, stderr } = await cluster.kubectl([...fixed, ...args], { input: documents(objects) });
   return `${stdout}${stderr}`;
+}
+
+async function isThere(
+  type: Parameters<ReturnType<Cluster['client']>['get']>[0],
+  name: string,
+  namespace?: string,
+): Promise<boolean> {
+  try {
+    await cluster.client().get(type, namespace === undefined ? { name } : { name, namespace });
+    return true;
+  } catch (error) {
+    if (isNotFound(error)) return false;
+    throw error;
+  }
 }
 
 async function installed(): Promise<void> {
@@ -105,6 +119,46 @@ describe('install.yaml', () => {
   });
 });
 
+describe('helm', () => {
+  async function release(args: readonly string[], values?: object): Promise<string> {
+    const where = ['--namespace', SYSTEM, '--kubeconfig', cluster.kubeconfig];
+    const given = values === undefined ? [] : ['--values', '-'];
+    const { code, stdout, stderr } = await helm([...args, ...where, ...given], JSON.stringify(values));
+    if (code !== 0) throw new Error(`helm ${args[0]}: ${stderr}`);
+    return stdout;
+  }
+
+  async function token(): Promise<string | undefined> {
+    const { data } = await cluster
+      .client()
+      .get(SECRETS, { namespace: SYSTEM, name: 'berth-agent-bootstrap' });
+    return data?.['token'];
+  }
+
+  test('install, upgrade with the same bootstrap token, uninstall that keeps what people made', async () => {
+    const values = { agent: EVERYTHING.agent };
+    // The harness has put the same things there before.
+    const over = ['--take-ownership', '--force-conflicts'];
+    expect(await release(['install', 'berth', CHART, ...over], values)).toContain(
+      'is in namespace berth-system',
+    );
+    const before = await token();
+    const changed = { ...values, config: { osx_node_platform_quota_pod: 2 } };
+    await release(['upgrade', 'berth', CHART, '--force-conflicts'], changed);
+    expect(await token()).toBe(before);
+    const config = await cluster.kubectl(['-n', SYSTEM, 'get', 'configmap', 'berth-operator', '-o', 'yaml']);
+    expect(config.stdout).toContain('osx_node_platform_quota_pod: 2');
+    await release(['uninstall', 'berth', '--no-hooks']);
+    expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(false);
+    expect(await isThere(SECRETS, 'berth-agent-bootstrap', SYSTEM)).toBe(false);
+    expect(await isThere(NAMESPACES, 'platform-default')).toBe(true);
+    await cluster.kubectl(['get', 'crd', 'vms.berth.dev', 'images.berth.dev']);
+    // What was kept is this release's still.
+    await release(['install', 'berth', CHART], values);
+    await release(['uninstall', 'berth', '--no-hooks']);
+  });
+});
+
 describe('uninstall', () => {
   /** Runs the hook's program as its Job does, with the token of the ServiceAccount that the chart makes. */
   async function runHook(values: object, ...more: string[]): Promise<{ code: number; said: string }> {
@@ -137,20 +191,6 @@ describe('uninstall', () => {
       child.once('error', reject);
       child.once('close', (code) => resolve({ code: code ?? 1, said }));
     });
-  }
-
-  async function isThere(
-    type: Parameters<ReturnType<Cluster['client']>['get']>[0],
-    name: string,
-    namespace?: string,
-  ): Promise<boolean> {
-    try {
-      await cluster.client().get(type, namespace === undefined ? { name } : { name, namespace });
-      return true;
-    } catch (error) {
-      if (isNotFound(error)) return false;
-      throw error;
-    }
   }
 
   async function vm(name: string): Promise<void> {
