@@ -54,6 +54,15 @@ export default defineConfig({
       },
       {
         test: {
+          name: 'oci',
+          include: ['test/oci/**/*.test.ts'],
+          globalSetup: ['test/oci/setup.ts'],
+          sequence: { groupOrder: 8 },
+          ...oneAtATime,
+        },
+      },
+      {
+        test: {
           name: 'harness',
           include: ['test/harness/**/*.test.ts'],
           sequence: { groupOrder: 3 },

@@ -3,12 +3,8 @@ import { execFile } from 'node:child_process';
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 import { promisify } from 'node:util';
-import { buildImages, type ImageName } from '../../hack/images.ts';
 
 const execute = promisify(execFile);
-
-/** The base image may have to be made first, which takes a minute or two; else what has changed is built in 10 s. */
-export const BUILD_MILLISECONDS = 900_000;
 
 /** Of the specification's `config`, what a runtime acts on. */
 export interface ImageConfig {
@@ -35,13 +31,8 @@ interface Descriptor {
   annotations?: Record<string, string>;
 }
 
-/** Builds what has changed, and unpacks one into `folder`, which is made. Only root can, since files keep their owners. */
-export async function builtImage(name: ImageName, folder: string): Promise<UnpackedImage> {
-  const built = await buildImages({ progress: (text) => process.stderr.write(`images: ${text}\n`) });
-  return await unpack(built[name].archive, folder);
-}
-
-async function unpack(archive: string, folder: string): Promise<UnpackedImage> {
+/** Unpacks into `folder`, which is made. Only root can, since files keep their owners. */
+export async function unpackImage(archive: string, folder: string): Promise<UnpackedImage> {
   const layout = join(folder, 'layout');
   const root = join(folder, 'root');
   await mkdir(layout, { recursive: true });
@@ -63,6 +54,14 @@ async function unpack(archive: string, folder: string): Promise<UnpackedImage> {
     root,
     bytes: Number.parseInt(stdout, 10),
   };
+}
+
+/** The same image with a root file system of its own below `folder`. */
+export async function copyImage(image: UnpackedImage, folder: string): Promise<UnpackedImage> {
+  const root = join(folder, 'root');
+  await mkdir(folder, { recursive: true });
+  await execute('cp', ['--archive', '--reflink=auto', image.root, root]);
+  return { ...image, root };
 }
 
 function blob({ digest }: Descriptor): string {

@@ -1,38 +1,18 @@
 /** The images as somebody meets them who pulls, scans or runs them. */
 import { existsSync } from 'node:fs';
-import { mkdtemp, readdir, readFile, rm, stat } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import packageLock from '../../package-lock.json' with { type: 'json' };
-import type { ImageName } from '../../hack/images.ts';
-import { whyNoContainers } from './host.ts';
-import { BUILD_MILLISECONDS, builtImage, type UnpackedImage } from './image.ts';
+import { image, unfit } from './provided.ts';
 
 const OPERATOR_LIMIT_BYTES = 200e6;
-
-const unfit = whyNoContainers();
-let folder: string;
-let images: Record<ImageName, UnpackedImage>;
-
-beforeAll(async () => {
-  if (unfit !== undefined) return;
-  folder = await mkdtemp(join(tmpdir(), 'berth-images-'));
-  images = {
-    operator: await builtImage('operator', join(folder, 'operator')),
-    agent: await builtImage('agent', join(folder, 'agent')),
-  };
-}, BUILD_MILLISECONDS);
-
-afterAll(async () => {
-  if (folder !== undefined) await rm(folder, { recursive: true, force: true });
-});
 
 describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
   test('says what it is, and of which sources', async ({ skip }) => {
     if (unfit !== undefined) skip(unfit);
-    const { config } = images[name];
-    expect(images[name].name).toMatch(new RegExp(`^localhost/berth-${name}:\\d+\\.\\d+\\.\\d+$`));
+    const { config } = image(name);
+    expect(image(name).name).toMatch(new RegExp(`^localhost/berth-${name}:\\d+\\.\\d+\\.\\d+$`));
     expect(config.Entrypoint).toEqual(['/usr/local/bin/node', `/opt/berth/${name}.mjs`]);
     expect(config.Cmd).toEqual(['--config', `/etc/berth/${name}.yaml`]);
     expect(config.Labels).toMatchObject({
@@ -48,7 +28,7 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
     skip,
   }) => {
     if (unfit !== undefined) skip(unfit);
-    const own = join(images[name].root, 'opt', 'berth');
+    const own = join(image(name).root, 'opt', 'berth');
     expect(await readFile(join(own, 'LICENSE'), 'utf8')).toContain('Apache License');
     const bill = JSON.parse(await readFile(join(own, 'sbom.cdx.json'), 'utf8')) as {
       bomFormat: string;
@@ -65,7 +45,7 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
 
   test('keeps the list of its Debian packages for scanners', async ({ skip }) => {
     if (unfit !== undefined) skip(unfit);
-    const database = join(images[name].root, 'var', 'lib', 'dpkg');
+    const database = join(image(name).root, 'var', 'lib', 'dpkg');
     const file = name === 'operator' ? join('status.d', 'libc6') : 'status';
     expect(await readFile(join(database, file), 'utf8')).toMatch(/^Package: libc6\n(?:.+\n)*Version: /m);
   });
@@ -73,9 +53,9 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
 
 test('the operator is small, without a shell, and nobody in particular', async ({ skip }) => {
   if (unfit !== undefined) skip(unfit);
-  const { root, bytes, config } = images.operator;
+  const { root, bytes, config } = image('operator');
   process.stderr.write(`operator image: ${(bytes / 1e6).toFixed(1)} MB, agent image: `);
-  process.stderr.write(`${(images.agent.bytes / 1e6).toFixed(1)} MB\n`);
+  process.stderr.write(`${(image('agent').bytes / 1e6).toFixed(1)} MB\n`);
   expect(bytes).toBeLessThan(OPERATOR_LIMIT_BYTES);
   expect(config.User).toBe('65532:65532');
   expect(Object.keys(config.ExposedPorts ?? {})).toEqual(['8081/tcp', '8443/tcp']);
@@ -95,7 +75,7 @@ test('the operator is small, without a shell, and nobody in particular', async (
 
 test('the agent has the programs that it calls', async ({ skip }) => {
   if (unfit !== undefined) skip(unfit);
-  const { root, config } = images.agent;
+  const { root, config } = image('agent');
   expect(config.User).toBe('0:0');
   const folders = config.Env.find((entry) => entry.startsWith('PATH='))?.slice('PATH='.length) ?? '';
   const called = ['qemu-img', 'xz', 'ip', 'nft', 'conntrack', 'dnsmasq', 'unshare', 'nsenter'];

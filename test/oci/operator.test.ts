@@ -11,8 +11,8 @@ import { requestToken } from '../cluster/tokens.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 import { Container, type Mount } from './container.ts';
-import { ContainerHost, whyNoContainers } from './host.ts';
-import { BUILD_MILLISECONDS, builtImage, type UnpackedImage } from './image.ts';
+import { ContainerHost } from './host.ts';
+import { image, unfit } from './provided.ts';
 
 const SERVICE_ACCOUNT = '/var/run/secrets/kubernetes.io/serviceaccount';
 /** From the request for a container to the first thing that the operator does for the cluster. */
@@ -21,10 +21,8 @@ const FIRST_RECONCILE_MILLISECONDS = 2_000;
 const STARTS = 3;
 const ERROR_LEVEL = 50;
 
-const unfit = whyNoContainers();
 let cluster: Cluster;
 let host: ContainerHost;
-let image: UnpackedImage;
 let mounts: Mount[];
 let healthPort: number;
 let operator: Container | undefined;
@@ -32,10 +30,9 @@ let operator: Container | undefined;
 beforeAll(async () => {
   if (unfit !== undefined) return;
   cluster = await startCluster({ name: `oci-operator-${process.pid}` });
-  image = await builtImage('operator', join(cluster.directory, 'image'));
   host = await ContainerHost.start(cluster.directory);
   mounts = await makeMounts();
-}, BUILD_MILLISECONDS);
+});
 
 afterAll(async () => {
   await operator?.remove();
@@ -67,7 +64,7 @@ async function makeMounts(): Promise<Mount[]> {
 async function start(name: string): Promise<Container> {
   const { hostname, port } = new URL(cluster.server);
   const environment = { KUBERNETES_SERVICE_HOST: hostname, KUBERNETES_SERVICE_PORT: port };
-  return await Container.start(host, { name, image, environment, mounts });
+  return await Container.start(host, { name, image: image('operator'), environment, mounts });
 }
 
 async function readyz(): Promise<string> {

@@ -1,0 +1,112 @@
+/** The copy of the image's files that machines run from: made once, mended, and kept as long as a machine needs it. */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { installRuntime, removeUnused } from './ownroot.ts';
+
+let folder: string;
+let list: string;
+let runtimes: string;
+let sleeper: ChildProcess | undefined;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-ownroot-'));
+  list = join(folder, 'list');
+  runtimes = join(folder, 'runtime');
+  await mkdir(join(folder, 'image', 'lib'), { recursive: true });
+  await writeFile(join(folder, 'image', 'hypervisor'), 'program', { mode: 0o755 });
+  await writeFile(join(folder, 'image', 'lib', 'with space.so'), 'library');
+  await writeList();
+});
+
+afterEach(async () => {
+  sleeper?.kill('SIGKILL');
+  sleeper = undefined;
+  await rm(folder, { recursive: true });
+});
+
+/** As `sha256sum` writes it. */
+async function writeList(): Promise<void> {
+  const lines: string[] = [];
+  for (const name of ['hypervisor', join('lib', 'with space.so')]) {
+    const path = join(folder, 'image', name);
+    const sum = createHash('sha256')
+      .update(await readFile(path))
+      .digest('hex');
+    lines.push(`${sum}  ${path}\n`);
+  }
+  await writeFile(list, lines.join(''));
+}
+
+/** Where the copy of a file lies. */
+function copyOf(runtime: string, name: string): string {
+  return join(runtime, folder, 'image', name);
+}
+
+test('has the files at their own paths, to be run as they were', async () => {
+  const runtime = await installRuntime(list, runtimes);
+  expect(await readFile(copyOf(runtime, join('lib', 'with space.so')), 'utf8')).toBe('library');
+  expect((await stat(copyOf(runtime, 'hypervisor'))).mode & 0o777).toBe(0o755);
+  expect(await readdir(runtimes)).toHaveLength(1);
+});
+
+test('is left alone when it is whole, and mended when the host lost what was in it', async () => {
+  const runtime = await installRuntime(list, runtimes);
+  const { ino } = await stat(copyOf(runtime, 'hypervisor'));
+  expect(await installRuntime(list, runtimes)).toBe(runtime);
+  expect((await stat(copyOf(runtime, 'hypervisor'))).ino).toBe(ino);
+  await writeFile(copyOf(runtime, 'hypervisor'), '');
+  expect(await installRuntime(list, runtimes)).toBe(runtime);
+  expect(await readFile(copyOf(runtime, 'hypervisor'), 'utf8')).toBe('program');
+});
+
+test('is another one for another image, and the old one goes when no machine runs from it', async () => {
+  const old = await installRuntime(list, runtimes);
+  await writeFile(join(folder, 'image', 'hypervisor'), 'next');
+  await writeList();
+  const keep = await installRuntime(list, runtimes);
+  expect(keep).not.toBe(old);
+  expect(await readFile(copyOf(old, 'hypervisor'), 'utf8')).toBe('program');
+  expect(await removeUnused(runtimes, { keep, machines: join(folder, 'machines') })).toHaveLength(1);
+  expect(existsSync(old)).toBe(false);
+  expect(existsSync(keep)).toBe(true);
+});
+
+test('is kept while a machine runs from it', async ({ skip }) => {
+  if (process.platform !== 'linux' || process.getuid?.() !== 0) skip('only root can mount');
+  const old = await installRuntime(list, runtimes);
+  const mounted = join(folder, 'mounted');
+  await mkdir(mounted);
+  const program = [
+    'sh',
+    '-c',
+    'mount --bind "$1" "$2" && echo mounted && exec sleep infinity',
+    'sh',
+    join(old, folder),
+    mounted,
+  ];
+  sleeper = spawn('unshare', ['--mount', ...program], { stdio: ['ignore', 'pipe', 'inherit'] });
+  await new Promise((resolve) => sleeper?.stdout?.once('data', resolve));
+  const machine = join(folder, 'machines', 'one');
+  await mkdir(machine, { recursive: true });
+  await writeFile(join(machine, 'state.json'), JSON.stringify(machineState(sleeper.pid ?? 0)));
+  const unused = { keep: join(runtimes, 'other'), machines: join(folder, 'machines') };
+  expect(await removeUnused(runtimes, unused)).toEqual([]);
+  expect(existsSync(copyOf(old, 'hypervisor'))).toBe(true);
+});
+
+function machineState(pid: number): object {
+  return {
+    version: 1,
+    architecture: 'amd64',
+    machineType: 'pc-q35-7.2',
+    intent: 'run',
+    process: { pid, startTime: '1', bootId: 'boot' },
+    live: true,
+    suspended: false,
+  };
+}
