@@ -18,14 +18,17 @@ import {
 } from './disklayout.ts';
 import type { PlanPull, PullOptions, PullTarget } from './format.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
+import { DirectFile } from './direct.ts';
 import { inParallel } from './parallel.ts';
 import { release } from './release.ts';
 import { type SparseFile, writeSparse } from './sparse.ts';
 
 /** Of the most layers there can be, about 90 bytes each, and as much again for chunks of the same content. */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
-/** Decoded, hashed and written at a time. */
+/** Decoded and hashed at a time. */
 const PIECE_BYTES = 256 * 1024;
+/** Written at a time: with less, a disk spends its time on the requests. */
+const WRITE_BYTES = 1024 * 1024;
 /** Hashing so much takes less than a millisecond; in between others get their turn. */
 const HASH_BYTES = 1024 * 1024;
 
@@ -89,6 +92,8 @@ interface Work {
   path: string;
   /** Where a content is on the disk already, for a second chunk of it. */
   written: Map<string, number>;
+  /** For what is decoded until there is enough to write; undefined where nothing is gained by that. */
+  piece: Buffer | undefined;
   /** For the layer of one chunk at a time, and for the next one's after it: garbage of this size would be in memory several times over. */
   room: Buffer;
   options: PullOptions;
@@ -105,16 +110,18 @@ async function pull(
   const width = chunksAtOnce(chunkSize);
   const notes = new Notes();
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
+  const direct = await DirectFile.open(path, { count: width, bytes: WRITE_BYTES });
   try {
     await file.truncate(virtualSize);
     const written = new Map<string, number>();
-    const disk = { file, fresh: journal.fresh };
+    const disk = { file, fresh: journal.fresh, direct };
     const largest = Math.max(0, ...chunks.map(({ size }) => size));
     const rooms = Array.from({ length: width }, () => Buffer.allocUnsafe(largest));
     await inParallel(chunks, width, options.signal, async (chunk, signal, worker) => {
       const name = String(chunk.index);
       const room = rooms[worker] ?? Buffer.allocUnsafe(largest);
-      const work = { repository, disk, path, written, room, options: { ...options, signal } };
+      const piece = direct?.rooms[worker];
+      const work = { repository, disk, path, written, piece, room, options: { ...options, signal } };
       if (journal.has(name)) spare(work, chunk);
       else {
         await makeChunk(work, chunk);
@@ -125,6 +132,7 @@ async function pull(
     await notes.all();
   } finally {
     await notes.ended();
+    await direct?.close();
     await file.close();
   }
 }
@@ -164,13 +172,14 @@ async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
     same === undefined
       ? options.lookup?.(chunk.rawDigest, chunk.offset, chunk.length)
       : { path, offset: same };
-  const to = { ...disk, position: chunk.offset };
+  const to = { file: disk.file, fresh: disk.fresh, position: chunk.offset };
   if (local !== undefined && (await copyLocal(local, chunk, to, options.signal))) {
     spare(work, chunk);
     return;
   }
   const compressed = await fetchChunk(work, chunk);
-  await writeDecoded({ ...disk, fresh: disk.fresh && local === undefined }, compressed, chunk);
+  const target = { ...disk, fresh: disk.fresh && local === undefined };
+  await writeDecoded({ target, piece: work.piece }, compressed, chunk);
 }
 
 /** The layer, verified. */
@@ -189,22 +198,44 @@ async function fetchChunk({ repository, room, options }: Work, { descriptor }: R
 
 /** Writes what the layer gives to its place; verified when it returns. */
 async function writeDecoded(
-  disk: SparseFile,
+  { target, piece }: { target: SparseFile; piece: Buffer | undefined },
   compressed: Buffer,
   { digest, rawDigest, offset, length }: RemoteChunk,
 ): Promise<void> {
   const hash = createHash('sha256');
   let at = 0;
-  for await (const bytes of decoded(compressed, digest)) {
+  for await (const bytes of gathered(decoded(compressed, digest), piece)) {
     if (at + bytes.length > length) throw invalid(`${digest} gives more than ${length} bytes`);
     hash.update(bytes);
-    await writeSparse(disk, bytes, offset + at);
+    await writeSparse(target, bytes, offset + at);
     at += bytes.length;
-    release(bytes);
   }
   if (at < length) throw invalid(`${digest} gives ${at} bytes, not ${length}`);
   const found = `sha256:${hash.digest('hex')}`;
   if (found !== rawDigest) throw invalid(`${digest} gives ${found}, not ${rawDigest}`);
+}
+
+/** In `piece`, as often as that is full, and what is left in the end; as they come without one. */
+async function* gathered(
+  pieces: AsyncIterable<Buffer>,
+  piece: Buffer | undefined,
+): AsyncGenerator<Buffer, void, undefined> {
+  let filled = 0;
+  for await (const bytes of pieces) {
+    if (piece === undefined) yield bytes;
+    else {
+      for (let at = 0; at < bytes.length; ) {
+        const copied = bytes.copy(piece, filled, at);
+        filled += copied;
+        at += copied;
+        if (filled < piece.length) continue;
+        yield piece;
+        filled = 0;
+      }
+    }
+    release(bytes);
+  }
+  if (piece !== undefined && filled > 0) yield piece.subarray(0, filled);
 }
 
 async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buffer, void, undefined> {

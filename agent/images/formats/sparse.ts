@@ -1,5 +1,6 @@
 /** Writing disks such that what is zero takes no room. */
 import type { FileHandle } from 'node:fs/promises';
+import type { DirectFile } from './direct.ts';
 
 /** The unit in which holes are kept: that of qcow2's clusters, and a whole number of any file system's blocks. */
 const HOLE_BYTES = 64 * 1024;
@@ -17,6 +18,8 @@ export interface SparseFile {
   file: FileHandle;
   /** Nothing was ever written to it, so that zeros need not be written either. */
   fresh: boolean;
+  /** The same file, where what is written lies in one of its rooms. */
+  direct?: DirectFile | undefined;
 }
 
 /** Writes `bytes` at `position`, leaving out whole blocks of zeros. `bytes` may be reused when it returns. */
@@ -28,12 +31,16 @@ export async function writeSparse(target: SparseFile, bytes: Buffer, position: n
     const end = Math.min(at + HOLE_BYTES - ((position + at) % HOLE_BYTES), bytes.length);
     const hole = await isHole(target, bytes.subarray(at, end), position + at);
     if (hole && dataFrom !== undefined) {
-      await writeAll(target.file, bytes.subarray(dataFrom, at), position + dataFrom);
+      await writeData(target, bytes.subarray(dataFrom, at), position + dataFrom);
       dataFrom = undefined;
     } else if (!hole) dataFrom ??= at;
     at = end;
   }
-  if (dataFrom !== undefined) await writeAll(target.file, bytes.subarray(dataFrom), position + dataFrom);
+  if (dataFrom !== undefined) await writeData(target, bytes.subarray(dataFrom), position + dataFrom);
+}
+
+async function writeData({ file, direct }: SparseFile, bytes: Buffer, position: number): Promise<void> {
+  await writeAll(direct?.takes(bytes, position) === true ? direct.file : file, bytes, position);
 }
 
 async function isHole(target: SparseFile, block: Buffer, position: number): Promise<boolean> {
