@@ -1,12 +1,16 @@
 /** install.yaml on a real API server, and the uninstall hook with the rights that the chart gives it. */
 import { spawn } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { VMS } from '../../operator/resources.ts';
-import { LEASES, NAMESPACES, NODES, SECRETS } from '../../kube/core.ts';
+import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, SECRETS } from '../../kube/core.ts';
+import { KubeClient } from '../../kube/client.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { Transport } from '../../kube/transport.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { resource } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster/index.ts';
@@ -135,13 +139,52 @@ describe('helm', () => {
     return data?.['token'];
   }
 
+  /** What a Pod of the DaemonSet finds below /etc/berth/bootstrap. */
+  async function bootstrapFolder(): Promise<string> {
+    const { data: secret } = await cluster
+      .client()
+      .get(SECRETS, { namespace: SYSTEM, name: 'berth-agent-bootstrap' });
+    const config = { namespace: SYSTEM, name: 'berth-agent' };
+    const { data } = await cluster.client().get(CONFIG_MAPS, config);
+    const authority = await cluster
+      .client()
+      .get(CONFIG_MAPS, { namespace: SYSTEM, name: 'kube-root-ca.crt' });
+    writeFileSync(join(folder, 'kubeconfig'), data?.['kubeconfig'] ?? '');
+    writeFileSync(join(folder, 'ca.crt'), authority.data?.['ca.crt'] ?? '');
+    writeFileSync(join(folder, 'token'), Buffer.from(secret?.['token'] ?? '', 'base64'));
+    return folder;
+  }
+
+  /** Whether what a host joins with may do it, asked in its name. */
+  async function bootstrapMay(attributes: object): Promise<boolean | undefined> {
+    const connection = await loadConnection({ kubeconfigPath: join(await bootstrapFolder(), 'kubeconfig') });
+    const transport = new Transport(connection, { metrics: createMetrics(), userAgent: 'test' });
+    const { body } = await new KubeClient(transport).raw(
+      'POST',
+      '/apis/authorization.k8s.io/v1/selfsubjectaccessreviews',
+      {
+        body: {
+          apiVersion: 'authorization.k8s.io/v1',
+          kind: 'SelfSubjectAccessReview',
+          spec: { resourceAttributes: attributes },
+        },
+      },
+    );
+    await transport.close();
+    return (body as { status?: { allowed?: boolean } }).status?.allowed;
+  }
+
   test('install, upgrade with the same bootstrap token, uninstall that keeps what people made', async () => {
-    const values = { agent: EVERYTHING.agent };
+    const values = { agent: { ...EVERYTHING.agent, apiServer: cluster.server } };
     // The harness has put the same things there before.
     const over = ['--take-ownership', '--force-conflicts'];
     expect(await release(['install', 'berth', CHART, ...over], values)).toContain(
       'is in namespace berth-system',
     );
+    const requests = { group: 'certificates.k8s.io', resource: 'certificatesigningrequests' };
+    expect(await bootstrapMay({ verb: 'create', ...requests })).toBe(true);
+    expect(await bootstrapMay({ verb: 'create', resource: 'nodes' })).toBe(false);
+    expect(await bootstrapMay({ verb: 'list', resource: 'secrets' })).toBe(false);
     const before = await token();
     const changed = { ...values, config: { osx_node_platform_quota_pod: 2 } };
     await release(['upgrade', 'berth', CHART, '--force-conflicts'], changed);

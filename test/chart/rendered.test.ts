@@ -173,6 +173,12 @@ test('a bootstrap token is one that the API server takes', () => {
   expect(find(everything, 'Secret', 'berth-agent-bootstrap')['stringData'].token).toBe(`${id}.${secret}`);
 });
 
+test('the chart has the version of the programs', async () => {
+  const chart = parse(await readFile(join(CHART, 'Chart.yaml'), 'utf8')) as Record<string, string>;
+  const { version } = JSON.parse(await readFile(join(ROOT, 'package.json'), 'utf8')) as { version: string };
+  expect(chart).toMatchObject({ version, appVersion: version });
+});
+
 test('install.yaml has everything but the hooks, and its namespaces', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'berth-manifests-'));
   try {
