@@ -1,5 +1,6 @@
 /**
- * Builds the images of the operator and the agent, and writes them to `dist/images/NAME.tar` (OCI archives).
+ * Builds the images of the operator and the agent, and writes them to `dist/images/NAME.tar`, for `ctr images import`:
+ * as an OCI archive, or in docker's older format where that is all that docker can write.
  *
  *     node hack/images.ts [--base IMAGE] [--tag TAG] [--registry PREFIX]
  *
@@ -40,7 +41,7 @@ export interface ImageOptions {
 export interface BuiltImage {
   /** As containers name it: `localhost/berth-operator:0.1.0`. */
   reference: string;
-  /** Path of the OCI archive. */
+  /** Path of the archive. */
   archive: string;
 }
 
@@ -94,9 +95,10 @@ interface Step {
 
 async function buildImage(builder: Builder, { name, base, image, progress }: Step): Promise<void> {
   const labels = await revisionLabels(base);
-  const inputs = await inputsOf(name, { reference: image.reference, labels });
+  const inputs = await inputsOf(name, { reference: image.reference, labels, builder: builder.name });
   const stamp = `${image.archive}.inputs`;
-  if (existsSync(image.archive) && existsSync(stamp) && (await readFile(stamp, 'utf8')) === inputs) {
+  const isWritten = existsSync(image.archive) && existsSync(stamp);
+  if (isWritten && (await readFile(stamp, 'utf8')) === inputs && (await builder.has(image.reference))) {
     progress(`${image.reference} is up to date`);
     return;
   }

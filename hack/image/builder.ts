@@ -20,7 +20,7 @@ export interface Builder {
   /** Rejects with the registry's or the network's words. */
   pull(reference: string): Promise<void>;
   build(build: Build): Promise<void>;
-  /** Writes an OCI archive that `ctr images import` names like the image. */
+  /** Writes an archive that `ctr images import` names like the image. */
   save(tag: string, archive: string): Promise<void>;
 }
 

@@ -90,7 +90,7 @@ export class Container {
   /** Kills all of the container's control group, as runtimes do, and takes away what was made for it. */
   async remove(): Promise<void> {
     await this.#runc('delete', '--force', this.#id);
-    await rm(this.#bundle, { recursive: true });
+    await rm(this.#bundle, { recursive: true, force: true });
   }
 
   get #id(): string {

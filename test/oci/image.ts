@@ -1,5 +1,6 @@
-/** Images as registries and container runtimes see them: read from the OCI archives that `make images` writes. */
+/** Images as registries and container runtimes see them: read from the archives that `make images` writes. */
 import { execFile } from 'node:child_process';
+import { existsSync } from 'node:fs';
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { basename, dirname, join } from 'node:path';
 import { promisify } from 'node:util';
@@ -26,6 +27,13 @@ export interface UnpackedImage {
   bytes: number;
 }
 
+/** What both formats come down to; paths in the unpacked archive. */
+interface Contents {
+  name: string;
+  config: string;
+  layers: string[];
+}
+
 interface Descriptor {
   digest: string;
   annotations?: Record<string, string>;
@@ -38,22 +46,37 @@ export async function unpackImage(archive: string, folder: string): Promise<Unpa
   await mkdir(layout, { recursive: true });
   await mkdir(root);
   await execute('tar', ['--extract', '--file', archive, '--directory', layout]);
-  const read = async <T>(path: string): Promise<T> =>
-    JSON.parse(await readFile(join(layout, path), 'utf8')) as T;
-  const index = await read<{ manifests: Descriptor[] }>('index.json');
-  const [top] = index.manifests;
-  if (top === undefined || index.manifests.length !== 1) throw new Error(`${archive}: not exactly one image`);
-  const manifest = await read<{ config: Descriptor; layers: Descriptor[] }>(blob(top));
-  const { config } = await read<{ config: ImageConfig }>(blob(manifest.config));
-  for (const layer of manifest.layers) await applyLayer(join(layout, blob(layer)), root);
+  // Docker writes its own list of contents, and newer ones that of an OCI archive beside it.
+  const contents = existsSync(join(layout, 'manifest.json')) ? dockerContents : ociContents;
+  const { name, config, layers } = await contents(layout);
+  const document = await readJson<{ config: ImageConfig }>(join(layout, config));
+  for (const layer of layers) await applyLayer(join(layout, layer), root);
   await rm(layout, { recursive: true });
   const { stdout } = await execute('du', ['--summarize', '--bytes', root]);
+  return { name, config: document.config, root, bytes: Number.parseInt(stdout, 10) };
+}
+
+async function dockerContents(layout: string): Promise<Contents> {
+  const path = join(layout, 'manifest.json');
+  const [image] = await readJson<{ Config: string; RepoTags: string[]; Layers: string[] }[]>(path);
+  if (image === undefined) throw new Error(`${path} lists no image`);
+  return { name: image.RepoTags[0] ?? '', config: image.Config, layers: image.Layers };
+}
+
+async function ociContents(layout: string): Promise<Contents> {
+  const path = join(layout, 'index.json');
+  const [image] = (await readJson<{ manifests: Descriptor[] }>(path)).manifests;
+  if (image === undefined) throw new Error(`${path} lists no image`);
+  const manifest = await readJson<{ config: Descriptor; layers: Descriptor[] }>(join(layout, blob(image)));
   return {
-    name: top.annotations?.['io.containerd.image.name'] ?? '',
-    config,
-    root,
-    bytes: Number.parseInt(stdout, 10),
+    name: image.annotations?.['io.containerd.image.name'] ?? '',
+    config: blob(manifest.config),
+    layers: manifest.layers.map(blob),
   };
+}
+
+async function readJson<T>(path: string): Promise<T> {
+  return JSON.parse(await readFile(path, 'utf8')) as T;
 }
 
 /** The same image with a root file system of its own below `folder`. */
