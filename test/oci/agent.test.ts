@@ -41,6 +41,9 @@ beforeAll(async () => {
   dataDirectory = join(cluster.directory, 'data');
   host = await ContainerHost.start(cluster.directory);
   await mkdir(dataDirectory);
+  // As hosts are that run nothing from their data disks: the hypervisor is to start nevertheless.
+  await host.run('mount', '--bind', dataDirectory, dataDirectory);
+  await host.run('mount', '-o', 'remount,bind,nosuid,nodev,noexec', dataDirectory);
   await shareGuest(cluster, guest);
   await createImage(cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
   await configure();
@@ -131,6 +134,7 @@ test('gives a machine a control group and a root of its own, and no rights', asy
   expect(groups.filter((line) => line.includes('berth-'))).toEqual([]);
   expect(groups.some((line) => line.endsWith(`/berth/${metadata.uid}`))).toBe(true);
   const mounts = await ofMachine('mountinfo');
+  expect(mounts).toMatch(/ \/usr ro,nosuid,nodev,relatime /);
   expect(mounts).toContain(` ${join(dataDirectory, 'machines', metadata.uid ?? '')} rw,`);
   for (const path of ['agent/root', 'configuration'])
     expect(mounts).not.toContain(join(cluster.directory, path));

@@ -2,9 +2,11 @@
  * A host for containers: processes and mounts of its own, network and files of this machine. Its end is the end of all
  * that runs on it, whatever becomes of the test.
  */
+import { execFile } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
+import { promisify } from 'node:util';
 import { startProcess } from '../cluster/processes.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -44,6 +46,12 @@ export class ContainerHost {
   /** The arguments with which a program runs there. */
   command(program: string, ...parameters: string[]): [string, ...string[]] {
     return ['nsenter', `--target=${this.#pid}`, '--pid', '--mount', '--', program, ...parameters];
+  }
+
+  /** Runs a program there to its end; rejects with what it wrote. */
+  async run(program: string, ...parameters: string[]): Promise<void> {
+    const [file, ...rest] = this.command(program, ...parameters);
+    await promisify(execFile)(file, rest);
   }
 
   /** Path from here of a file of its `/proc`: its processes are counted there. */
