@@ -74,7 +74,7 @@ audit: $(PACKAGES) ## Known vulnerabilities of what the images hold (asks the re
 	@npm audit --omit=dev
 
 .PHONY: bench
-bench: $(PACKAGES) ## Measure: 1,000 VMs on 600 simulated hosts
+bench: $(PACKAGES) ## Measure: VMs on simulated hosts, starts, pulls, clones, the image cache
 	@node test/bench/main.ts
 
 .PHONY: cluster-up cluster-down
