@@ -63,10 +63,13 @@ const imageCacheEntrySpecSchema = z
   );
 export type ImageCacheEntrySpec = z.infer<typeof imageCacheEntrySpecSchema>;
 
+/** Longest word on one host. */
+export const NODE_MESSAGE_LENGTH = 256;
+
 const nodeStateSchema = z.object({
   node: report('Name of the Node.', 253),
   state: report('Queued, Caching, Removing, Failed or Outdated.', 64),
-  message: report('For people.', 256).optional(),
+  message: report('For people.', NODE_MESSAGE_LENGTH).optional(),
   queuedAt: timestamp('When work for the host was first wanted; the deadline counts from here.').optional(),
   triedAt: timestamp('When the host’s turn last ended without a start, because it was full.').optional(),
   failures: count('Failures in a row.').optional(),

@@ -1,10 +1,13 @@
 /** How the Job of a host stands, and what a failure means for its next turn. */
-import type { NodeCacheState } from '../../../api/v1alpha1/imagecacheentry.ts';
+import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../../api/v1alpha1/imagecacheentry.ts';
+import { keepEnd } from '../../../api/v1alpha1/status.ts';
 import type { OperatorConfig } from '../../config.ts';
 import { type CacheJob, iso, type Observed } from './observed.ts';
 
 /** A registry that is away for a night is asked some ten times. */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
+/** Of a message that is too long, what it begins with: the reason is there, and the last words in the end. */
+const BEGINNING_LENGTH = 60;
 
 export type Verdict =
   /** There is no Job, or one that has been reckoned with already. */
@@ -60,9 +63,17 @@ export function failedRow(
   return {
     node: row.node,
     state,
-    message,
+    message: shortened(message),
     failures,
     retryAt: iso(now + wait),
     ...(row.refresh === true && { refresh: true }),
   };
+}
+
+function shortened(message: string): string {
+  if (message.length <= NODE_MESSAGE_LENGTH) {
+    return message;
+  }
+  const beginning = message.slice(0, BEGINNING_LENGTH);
+  return `${beginning}…${keepEnd(message, NODE_MESSAGE_LENGTH - BEGINNING_LENGTH - 1)}`;
 }
