@@ -148,7 +148,7 @@ function realmOf(need: Need, challenge: Challenge): URL {
 /** Identity tokens are told in a form (OAuth 2), passwords as Basic; without either a token for everybody is asked for. */
 function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): Exchange {
   const service = challenge.parameters.get('service');
-  const asked = challenge.parameters.get('scope')?.split(' ') ?? [];
+  const asked = challenge.parameters.get('scope')?.split(' ').map(inOrder) ?? [];
   const scopes = [...new Set([...need.scopes, ...asked])].filter((scope) => scope !== '');
   const { credential } = need;
   const common = { what, followsRedirects: false };
@@ -190,4 +190,10 @@ function bearer(token: string, what: string): string {
 
 function basicOf({ username, password }: { username: string; password: string }): string {
   return `Basic ${Buffer.from(`${username}:${password}`, 'utf8').toString('base64')}`;
+}
+
+/** Registries name the actions of a scope (`repository:team/image:push,pull`) in any order. */
+function inOrder(scope: string): string {
+  const at = scope.lastIndexOf(':') + 1;
+  return scope.slice(0, at) + scope.slice(at).split(',').toSorted().join(',');
 }
