@@ -83,6 +83,8 @@ export class NatWorld {
     this.host = `${name}-${process.pid}-h`;
     this.world = `${name}-${process.pid}-w`;
     for (const namespace of [this.host, this.world]) execFileSync('ip', ['netns', 'add', namespace]);
+    // A new namespace begins with the machine's own setting, which other programs may have changed.
+    this.inHost('sysctl', '--quiet', '--write', 'net.ipv4.ip_forward=0');
     this.inHost('ip', 'link', 'set', 'lo', 'up');
     this.inHost('ip', 'link', 'add', 'uplink', 'type', 'veth', 'peer', 'name', 'uplink', 'netns', this.world);
     this.inHost('ip', 'address', 'add', `${HOST_ADDRESS}/24`, 'dev', 'uplink');
