@@ -91,12 +91,9 @@ export async function runAgent(
     directory: join(config.dataDirectory, 'tasks'),
     work: taskWork({
       ...host,
-      images: parts.images,
       publisher: parts.publisher,
       machines: () => host.records.list(),
-      directory: join(config.dataDirectory, 'tasks'),
       architecture: facts.architecture,
-      keyring: ({ pod }) => host.keyring(pod),
     }),
     logger,
     changed: (key) => pods.touchPod(key),

@@ -1,5 +1,5 @@
 /** Disks of this host as raw files that can be published: of images in the store, and of its machines. */
-import { mkdir, rm } from 'node:fs/promises';
+import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
@@ -28,8 +28,6 @@ export interface DiskHost {
   /** This host's machines, with what each was made from. */
   machines: () => readonly MachineOnHost[];
   machinesDirectory: string;
-  /** `<data directory>/tasks`. */
-  directory: string;
   /** Of guests where nobody says another. */
   architecture: 'amd64' | 'arm64';
 }
@@ -58,7 +56,7 @@ export async function withImage(
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('unpacking the image');
     const name = `berth-task-${context.uid}`;
-    await convertToRaw(source, path, { ...options.copying, folder: host.directory, name });
+    await convertToRaw(source, path, { ...options.copying, folder: context.folder, name });
     return await use({ ...disk, path }, options.publishing);
   });
 }
@@ -107,9 +105,8 @@ async function withCopy(
   { bytes, context }: { bytes: number; context: TaskContext },
   use: (path: string, options: Halves) => Promise<TaskReport>,
 ): Promise<TaskReport> {
-  const folder = join(host.directory, context.uid);
+  const { folder } = context;
   const path = join(folder, 'disk.raw');
-  await mkdir(folder, { recursive: true, mode: 0o700 });
   try {
     return await host.images.withRoom({ folder, bytes }, context.signal, async (signal) => {
       const first = (percent: number): void => context.progress((percent * COPY_PERCENT) / 100);

@@ -21,6 +21,8 @@ export interface TaskContext {
   /** Its Pods' uid names what belongs to the task. */
   uid: string;
   pod: Readonly<Pod>;
+  /** Its own, for its log and what it needs on the way; removed with the Pod. */
+  folder: string;
   signal: AbortSignal;
   /** One line for `kubectl logs`. */
   log: (line: string) => void;
@@ -80,7 +82,7 @@ export class TaskRunner {
     running.console.start();
     this.#running.set(uid, running);
     const progress = throttled(running, () => changed(key));
-    const context = { uid, pod, signal: running.abort.signal, log, progress };
+    const context = { uid, pod, folder, signal: running.abort.signal, log, progress };
     void this.#run(running, task, context);
   }
 

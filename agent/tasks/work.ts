@@ -11,7 +11,7 @@ import type { TaskContext, TaskWork } from './runner.ts';
 
 export interface TaskHost extends DiskHost {
   /** What the pull secrets of the task's Pod open. */
-  keyring: (context: TaskContext) => Promise<Keyring>;
+  keyring: (pod: TaskContext['pod']) => Promise<Keyring>;
 }
 
 export function taskWork(host: TaskHost): TaskWork {
@@ -66,7 +66,7 @@ async function push(
   { image, reference }: Task & { type: 'push' },
   context: TaskContext,
 ): Promise<TaskReport> {
-  const keyring = await host.keyring(context);
+  const keyring = await host.keyring(context.pod);
   return await held(host, image, context, async (base) => {
     const { architecture } = image;
     return await withImage(host, { base, architecture }, context, async (disk, options) => {
@@ -132,7 +132,7 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
     throw new ImageError('ImageSourceUnsupported', 'an empty disk needs no fetching');
   }
   context.log(`fetching ${describeSource(source)}`);
-  const keyring = await host.keyring(context);
+  const keyring = await host.keyring(context.pod);
   const { signal, progress: onProgress } = context;
   const options = { format, architecture, name, keyring, holder, refresh, signal, onProgress };
   const base = await host.images.ensure(source, options);
