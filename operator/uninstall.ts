@@ -1,18 +1,19 @@
 /**
  * `node operator/main.ts uninstall`: what the chart's hook runs before anything of the release is deleted. Refuses while
- * there are VMs, or deletes them when told to; then ends operator and agents and removes what these two wrote:
- * Nodes and Leases. Safe to repeat.
+ * there are VMs, or deletes them when told to; then ends operator and agents and removes what these two wrote: Nodes, Leases
+ * and the finalizers of what is kept. Safe to repeat.
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
 import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
-import { API_VERSION, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
+import { API_VERSION, GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { LEASES, NODES, PODS } from '../kube/core.ts';
-import { isNotFound } from '../kube/errors.ts';
+import { isConflict, isNotFound } from '../kube/errors.ts';
 import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
 import { pause } from '../kube/time.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './resources.ts';
 
 /** Kinds that machines stand behind. */
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
@@ -23,6 +24,8 @@ const LOOK_MILLISECONDS = 1_000;
 const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
 const NODE_LEASES = 'kube-node-lease';
+/** Of what is kept, those that the operator puts a finalizer on. */
+const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
 
 const DEPLOYMENTS = workload('Deployment', 'deployments');
 const DAEMON_SETS = workload('DaemonSet', 'daemonsets');
@@ -85,6 +88,7 @@ export async function uninstall(
   }
   await endPrograms(client, options, signal, logger);
   await removeHosts(client, logger);
+  await untilNone(() => releaseKept(client), signal);
   await client.delete(LEASES, { namespace: options.namespace, name: OPERATOR });
 }
 
@@ -159,6 +163,37 @@ async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
     const runs = status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True');
     const note = runs ? 'host removed; where its agent is not stopped it comes back' : 'host removed';
     logger.info({ node: metadata.name }, note);
+  }
+}
+
+/**
+ * Only a running operator takes its finalizers off: what is kept could never be deleted. A later one puts them on again.
+ * Answers with what has changed meanwhile and is to be looked at again.
+ */
+async function releaseKept(client: KubeClient): Promise<string[]> {
+  const changed: string[] = [];
+  for (const one of HELD_KINDS) {
+    for (const object of await listIfKnown(client, one)) {
+      const isReleased = await release(client, one, object);
+      changed.push(...(isReleased ? [] : [`finalizers of ${one.kind} ${keyOf(object)}`]));
+    }
+  }
+  return changed;
+}
+
+/** False when the object has changed since it was read. */
+async function release(client: KubeClient, one: Resource<KubeObject>, object: KubeObject): Promise<boolean> {
+  const { uid, resourceVersion, finalizers = [] } = object.metadata;
+  const others = finalizers.filter((name) => !name.startsWith(`${GROUP}/`));
+  if (others.length === finalizers.length) return true;
+  try {
+    const metadata = { uid, resourceVersion, finalizers: others };
+    await client.mergePatch(one, object.metadata, { metadata });
+    return true;
+  } catch (error) {
+    if (isNotFound(error)) return true;
+    if (isConflict(error)) return false;
+    throw error;
   }
 }
 

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
-import { VMS } from '../../operator/resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VMS } from '../../operator/resources.ts';
 import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, SECRETS } from '../../kube/core.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
@@ -302,6 +302,44 @@ describe('uninstall', () => {
     await cluster.client().mergePatch(VMS, at, { metadata: { finalizers: [] } });
     expect(said).toContain('not gone in time: VM platform-default/stuck');
     expect(code).toBe(1);
+  });
+
+  test('what is kept has no finalizer of ours any more, so that it can be deleted with nobody there', async () => {
+    const client = cluster.client();
+    const finalizers = ['berth.dev/held', 'example.org/held'];
+    const namespace = 'platform-default';
+    const registry = { reference: 'registry.example/kept:1' };
+    const http = { url: 'https://images.example/kept.iso', sha256: 'b'.repeat(64) };
+    const cached = { ...registry, targets: { all: true } };
+    await client.create(IMAGES, {
+      metadata: { name: 'kept', namespace, finalizers },
+      spec: { source: { registry } },
+    });
+    await client.create(IMAGES, {
+      metadata: { name: 'deleted-before', namespace, finalizers: ['berth.dev/held'] },
+      spec: { source: { registry } },
+    });
+    await client.delete(IMAGES, { name: 'deleted-before', namespace });
+    await client.create(ISOS, {
+      metadata: { name: 'kept', namespace, finalizers },
+      spec: { source: { http } },
+    });
+    await client.create(IMAGE_CACHE_ENTRIES, { metadata: { name: 'kept', finalizers }, spec: cached });
+    const { code, said } = await runHook({});
+    expect({ code, said }).toMatchObject({ code: 0 });
+    expect(await isThere(IMAGES, 'deleted-before', namespace)).toBe(false);
+    const kept = [
+      await client.get(IMAGES, { name: 'kept', namespace }),
+      await client.get(ISOS, { name: 'kept', namespace }),
+      await client.get(IMAGE_CACHE_ENTRIES, { name: 'kept' }),
+    ];
+    for (const { kind, metadata } of kept) {
+      expect(metadata.finalizers, kind).toEqual(['example.org/held']);
+      const at = metadata.namespace === undefined ? [] : ['-n', metadata.namespace];
+      const patch = JSON.stringify({ metadata: { finalizers: [] } });
+      await cluster.kubectl(['patch', kind, metadata.name, ...at, '--type=merge', '-p', patch]);
+      await cluster.kubectl(['delete', kind, metadata.name, ...at, '--timeout=20s']);
+    }
   });
 
   test('kinds that go too: an Image is in the way', async () => {

@@ -199,8 +199,13 @@ describe('the table', () => {
         'delete nodes',
         `delete vms.berth.dev in ${OWN}`,
         'delete leases.coordination.k8s.io in kube-node-lease',
+        `patch images.berth.dev in ${OWN}`,
+        `patch isos.berth.dev in ${OWN}`,
+        'patch imagecacheentries.berth.dev',
       ],
       [
+        `patch vms.berth.dev in ${OWN}`,
+        `patch images/status.berth.dev in ${OWN}`,
         'patch nodes',
         `get secrets in ${SYSTEM}`,
         `delete pods in ${SYSTEM}`,
