@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { join } from 'node:path';
 import { waitFor } from '../support/wait.ts';
-import { writeCredentials } from './pki.ts';
+import { type NodeIdentity, writeCredentials } from './pki.ts';
 import { freePorts } from './ports.ts';
 import { isAlive, readRecord, startProcess } from './processes.ts';
 import type { Tools } from './toolchain/toolchain.ts';
@@ -25,29 +25,37 @@ export interface ControlPlaneOptions {
   tools: Tools;
   /** How long a node may be silent before it counts as lost; Kubernetes' own value is 50. */
   nodeMonitorGracePeriodSeconds?: number | undefined;
+  /** Where it runs, for nodes that are to reach it; loopback alone when absent. */
+  network?: ControlPlaneNetwork | undefined;
+}
+
+export interface ControlPlaneNetwork {
+  /** As `ip netns` lists it. */
+  namespace: string;
+  /** Of the API server there; it answers on loopback too. */
+  address: string;
+  nodes: readonly NodeIdentity[];
+  /** Makes a loopback port of that namespace one of ours, with the same number. */
+  expose: (port: number) => Promise<void>;
 }
 
 /** Starts everything, resolves once it is ready. Writes `kubeconfig`, logs and pid files. */
 export async function startControlPlane(options: ControlPlaneOptions): Promise<void> {
   const [etcdPort, etcdPeerPort, serverPort] = (await freePorts(3)) as [number, number, number];
   const server = `https://127.0.0.1:${serverPort}`;
-  await writeCredentials(options.name, options.directory, server);
-  const etcd = etcdArguments(options.directory, etcdPort, etcdPeerPort);
-  await startProcess(options.directory, { name: 'etcd', file: options.tools.etcd, arguments: etcd });
-  await startProcess(options.directory, {
-    name: 'kube-apiserver',
-    file: options.tools['kube-apiserver'],
-    arguments: serverArguments(options.directory, serverPort, etcdPort),
-  });
+  const { network } = options;
+  await writeCredentials(options.name, options.directory, { server, ...network });
+  const start = async (name: keyof Tools, parameters: string[]): Promise<void> => {
+    const inside = network === undefined ? [] : ['nsenter', `--net=/run/netns/${network.namespace}`];
+    const [file = '', ...rest] = [...inside, options.tools[name], ...parameters];
+    await startProcess(options.directory, { name, file, arguments: rest });
+  };
+  await start('etcd', etcdArguments(options.directory, etcdPort, etcdPeerPort));
+  await start('kube-apiserver', serverArguments(options, serverPort, etcdPort));
+  await network?.expose(serverPort);
   await waitUntilReady(options.directory, server);
-  for (const name of ['kube-controller-manager', 'kube-scheduler'] as const) {
-    await startProcess(options.directory, {
-      name,
-      file: options.tools[name],
-      arguments:
-        name === 'kube-scheduler' ? schedulerArguments(options.directory) : controllerArguments(options),
-    });
-  }
+  await start('kube-controller-manager', controllerArguments(options));
+  await start('kube-scheduler', schedulerArguments(options.directory));
 }
 
 /** Resolves when the server's own start-up work is done too: RBAC bootstrap, priority classes. */
@@ -109,12 +117,11 @@ function etcdArguments(directory: string, port: number, peerPort: number): strin
   ];
 }
 
-function serverArguments(directory: string, port: number, etcdPort: number): string[] {
-  const pki = join(directory, 'pki');
+function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: number): string[] {
+  const pki = join(options.directory, 'pki');
   return [
     `--etcd-servers=http://127.0.0.1:${etcdPort}`,
-    '--bind-address=127.0.0.1',
-    '--advertise-address=127.0.0.1',
+    ...addressArguments(options.network),
     `--secure-port=${port}`,
     `--cert-dir=${pki}`,
     `--tls-cert-file=${join(pki, 'kube-apiserver.crt')}`,
@@ -132,12 +139,16 @@ function serverArguments(directory: string, port: number, etcdPort: number): str
     '--enable-admission-plugins=NodeRestriction',
     '--enable-bootstrap-token-auth',
     '--allow-privileged',
-    // A loopback address may not stand in Endpoints.
-    '--endpoint-reconciler-type=none',
     '--max-requests-inflight=1600',
     '--max-mutating-requests-inflight=800',
     '--profiling=false',
   ];
+}
+
+function addressArguments(network: ControlPlaneNetwork | undefined): string[] {
+  if (network !== undefined) return ['--bind-address=0.0.0.0', `--advertise-address=${network.address}`];
+  // A loopback address may not stand in Endpoints.
+  return ['--bind-address=127.0.0.1', '--advertise-address=127.0.0.1', '--endpoint-reconciler-type=none'];
 }
 
 function controllerArguments(options: ControlPlaneOptions): string[] {

@@ -7,6 +7,9 @@ import { RunningCluster } from './cluster.ts';
 import { startControlPlane } from './controlplane.ts';
 import { install, uninstall } from './install.ts';
 import { kubectlFor } from './kubectl.ts';
+import { bringUpNodes, type NodeCluster, type NodeClusterOptions } from './nodes/cluster.ts';
+import { removeGroups } from './nodes/groups.ts';
+import { removeNamespaces } from './nodes/network.ts';
 import {
   isAlive,
   killAllSync,
@@ -30,6 +33,8 @@ import {
 import { resolveTools } from './toolchain/toolchain.ts';
 import type { Cluster, ClusterOptions } from './types.ts';
 
+export type { NodeCluster } from './nodes/cluster.ts';
+export type { ClusterNode } from './nodes/node.ts';
 export type { OperatorProcess } from './operator.ts';
 export type { Cluster, ClusterOptions } from './types.ts';
 
@@ -41,6 +46,18 @@ const ENDING_SIGNALS = [
 
 /** Starts a cluster with the CRDs, policies and rights of Berth. One of the same name is stopped first. */
 export async function startCluster(options: ClusterOptions): Promise<Cluster> {
+  return await begin(options, (directory) => bringUp(options, directory));
+}
+
+/** Starts a cluster with nodes of its own, in which nothing is installed. One of the same name is stopped first. */
+export async function startNodeCluster(options: NodeClusterOptions): Promise<NodeCluster> {
+  return await begin(options, (directory) => bringUpNodes(options, directory, end));
+}
+
+async function begin<C>(
+  options: Pick<ClusterOptions, 'name' | 'stateDirectory' | 'lasting'>,
+  bringUp: (directory: string) => Promise<C>,
+): Promise<C> {
   const directory = directoryOf(options.name, options.stateDirectory);
   await stopCluster(options.name, options.stateDirectory);
   await sweep(CLUSTERS);
@@ -50,7 +67,7 @@ export async function startCluster(options: ClusterOptions): Promise<Cluster> {
     killAtExit(directory);
   }
   try {
-    return await bringUp(options, directory);
+    return await bringUp(directory);
   } catch (error) {
     // The folder stays: its logs say why. The next start or stop of this name removes it.
     await stopProcesses(directory);
@@ -101,8 +118,10 @@ async function end(cluster: RunningCluster): Promise<void> {
 }
 
 async function remove(directory: string): Promise<void> {
-  await stopProcesses(directory);
   const state = readState(directory);
+  await stopProcesses(directory);
+  for (const namespace of state?.namespaces ?? []) await removeGroups(namespace);
+  await removeNamespaces(state?.namespaces ?? []);
   if (state?.container !== undefined) await removeContainer(state.container);
   if (state?.provider === 'kubeconfig') {
     await uninstall(kubectlFor(state.tools.kubectl, join(directory, 'kubeconfig')));

@@ -2,7 +2,7 @@
 import { generateKeyPairSync } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Authority, createAuthority, createKey, issue } from '../../kube/certificates.ts';
+import { type Authority, createAuthority, createKey, issue, type Subject } from '../../kube/certificates.ts';
 import { type KeyAndCertificate, writeKubeconfig } from './kubeconfig.ts';
 
 /** A cluster for trying, tests or benchmarks is not kept longer. */
@@ -14,38 +14,70 @@ const COMPONENT_USERS = {
   'kube-scheduler': 'system:kube-scheduler',
 } as const;
 
+/** A node with a kubelet. */
+export interface NodeIdentity {
+  name: string;
+  address: string;
+}
+
+export interface CredentialsOptions {
+  /** Address of the API server in kubeconfigs. */
+  server: string;
+  /** Another address that it answers at. */
+  address?: string;
+  nodes?: readonly NodeIdentity[];
+}
+
 /** Fills `DIRECTORY/pki` and writes the administrator's `DIRECTORY/kubeconfig`. */
-export async function writeCredentials(name: string, directory: string, server: string): Promise<void> {
+export async function writeCredentials(
+  name: string,
+  directory: string,
+  { server, address, nodes = [] }: CredentialsOptions,
+): Promise<void> {
   const pki = join(directory, 'pki');
   mkdirSync(pki, { recursive: true, mode: 0o700 });
   const authority = await createAuthority({ commonName: `berth-${name}`, days: VALIDITY_DAYS });
   writePair(pki, 'ca', { key: authority.key.pem, certificate: authority.certificate });
   writeServiceAccountKeys(pki);
-  writePair(pki, 'kube-apiserver', await serverPair(authority));
+  writePair(pki, 'kube-apiserver', await apiServerPair(authority, address));
   writePair(pki, 'kubelet-client', await clientPair(authority, 'kube-apiserver-kubelet-client'));
   const admin = await clientPair(authority, 'berth-admin', ['system:masters']);
   writePair(pki, 'admin', admin);
   const content = { server, authority: authority.certificate };
   writeKubeconfig(join(directory, 'kubeconfig'), { ...content, user: { kind: 'certificate', pair: admin } });
-  for (const [component, user] of Object.entries(COMPONENT_USERS)) {
-    const pair = await clientPair(authority, user);
+  const kubeconfig = (component: string, pair: KeyAndCertificate, from = server): void =>
     writeKubeconfig(join(pki, `${component}.kubeconfig`), {
       ...content,
+      server: from,
       user: { kind: 'certificate', pair },
     });
+  for (const [component, user] of Object.entries(COMPONENT_USERS)) {
+    kubeconfig(component, await clientPair(authority, user));
+  }
+  if (address === undefined) return;
+  const beyond = `https://${address}:${new URL(server).port}`;
+  kubeconfig('kube-proxy', await clientPair(authority, 'system:kube-proxy'), beyond);
+  for (const node of nodes) {
+    writePair(
+      pki,
+      node.name,
+      await serverPair(authority, { commonName: node.name, ipAddresses: [node.address] }),
+    );
+    kubeconfig(node.name, await clientPair(authority, `system:node:${node.name}`, ['system:nodes']), beyond);
   }
 }
 
-async function serverPair(authority: Authority): Promise<KeyAndCertificate> {
-  const key = await createKey();
-  const certificate = await issue(authority, {
-    key,
+function apiServerPair(authority: Authority, address: string | undefined): Promise<KeyAndCertificate> {
+  return serverPair(authority, {
     commonName: 'kube-apiserver',
     dnsNames: ['localhost', 'kubernetes', 'kubernetes.default', 'kubernetes.default.svc'],
-    ipAddresses: ['127.0.0.1', '10.96.0.1'],
-    days: VALIDITY_DAYS,
-    usages: ['server'],
+    ipAddresses: ['127.0.0.1', '10.96.0.1', ...(address === undefined ? [] : [address])],
   });
+}
+
+async function serverPair(authority: Authority, subject: Subject): Promise<KeyAndCertificate> {
+  const key = await createKey();
+  const certificate = await issue(authority, { ...subject, key, days: VALIDITY_DAYS, usages: ['server'] });
   return { key: key.pem, certificate };
 }
 

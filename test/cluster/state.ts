@@ -14,6 +14,8 @@ export interface ClusterState {
   lasting: boolean;
   /** Container that runs it, for provider `docker`. */
   container?: string;
+  /** Network namespaces that were made for it; control groups of the same names belong to its nodes. */
+  namespaces?: string[];
 }
 
 /** Where clusters live unless told otherwise. */

@@ -12,6 +12,8 @@ import {
   type ChartTool,
   cacheKey,
   type ClusterTool,
+  NODE_TOOL_GROUPS,
+  type NodeTool,
   TOOL_GROUPS,
   type Tool,
   type ToolGroup,
@@ -19,6 +21,7 @@ import {
 
 export type Tools = Readonly<Record<ClusterTool, string>>;
 export type ChartTools = Readonly<Record<ChartTool, string>>;
+export type NodeTools = Readonly<Record<NodeTool, string>>;
 
 /** Nothing gave the programs. The message says what was tried and what to install. */
 export class ToolchainError extends Error {
@@ -58,6 +61,11 @@ export async function resolveTools(options: ToolchainOptions = {}): Promise<Tool
 /** Paths of what renders and checks the chart; the first call on a machine builds them. */
 export async function resolveChartTools(options: ToolchainOptions = {}): Promise<ChartTools> {
   return (await resolveGroups(CHART_TOOL_GROUPS, options)) as ChartTools;
+}
+
+/** Absolute paths of what makes a machine a node. */
+export async function resolveNodeTools(options: ToolchainOptions = {}): Promise<NodeTools> {
+  return (await resolveGroups(NODE_TOOL_GROUPS, options)) as NodeTools;
 }
 
 async function resolveGroups(

@@ -14,7 +14,10 @@ export type ClusterTool =
 /** What renders and checks the chart. */
 export type ChartTool = 'helm' | 'kubeconform';
 
-export type Tool = ClusterTool | ChartTool;
+/** What makes a machine a node. */
+export type NodeTool = 'kubelet' | 'kube-proxy';
+
+export type Tool = ClusterTool | ChartTool | NodeTool;
 
 /** Programs that are released and built together. */
 export interface ToolGroup {
@@ -84,6 +87,16 @@ export const CHART_TOOL_GROUPS: readonly ToolGroup[] = [
     ldflags: '-s -w',
     coldBuild: 'about 10 s on 2 cores',
     isBuiltOnly: true,
+  },
+];
+
+export const NODE_TOOL_GROUPS: readonly ToolGroup[] = [
+  {
+    name: 'kubernetes',
+    version: KUBERNETES_VERSION,
+    packages: { kubelet: 'k8s.io/kubernetes/cmd/kubelet', 'kube-proxy': 'k8s.io/kubernetes/cmd/kube-proxy' },
+    ldflags: `-s -w ${VERSION_FLAGS}`,
+    coldBuild: 'about 40 s on 2 cores after the control plane',
   },
 ];
 

@@ -1,0 +1,103 @@
+/** What the programs of a node are told, in their own files: containerd, kubelet and kube-proxy as a distribution would set them up. */
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { stringify } from 'yaml';
+import type { NodeAddress } from './network.ts';
+
+/** In a node's `/run`, which is its own. */
+export const CONTAINERD_SOCKET = '/run/containerd/containerd.sock';
+/** Holds a Pod's namespaces; made by images.ts. */
+export const PAUSE_IMAGE = 'localhost/berth-pause:1';
+/** Where Debian's containernetworking-plugins are. */
+export const NETWORK_PLUGINS = '/usr/lib/cni';
+
+/** Writes all of them into the node's folder. `pki` is the folder of the cluster's keys. */
+export function writeConfiguration(folder: string, node: NodeAddress, pki: string): void {
+  const write = (name: string, text: string): void =>
+    writeFileSync(join(folder, name), text, { mode: 0o600 });
+  write('containerd.toml', containerd(folder));
+  write('10-pods.conflist', JSON.stringify(podNetwork(node)));
+  write('kubelet.yaml', stringify(kubelet(node, pki)));
+  write('kube-proxy.yaml', stringify(kubeProxy(node, pki)));
+}
+
+function containerd(folder: string): string {
+  return `version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "${PAUSE_IMAGE}"
+  # Where this machine is a container itself, its root may not lower the scores.
+  restrict_oom_score_adj = true
+  disable_hugetlb_controller = true
+
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "${NETWORK_PLUGINS}"
+  conf_dir = "${folder}"
+`;
+}
+
+function podNetwork(node: NodeAddress): object {
+  return {
+    cniVersion: '1.0.0',
+    name: 'pods',
+    plugins: [
+      {
+        type: 'bridge',
+        bridge: 'cni0',
+        isGateway: true,
+        ipMasq: true,
+        hairpinMode: true,
+        ipam: {
+          type: 'host-local',
+          ranges: [[{ subnet: node.podRange }]],
+          routes: [{ dst: '0.0.0.0/0' }],
+        },
+      },
+      { type: 'portmap', capabilities: { portMappings: true } },
+    ],
+  };
+}
+
+function kubelet(node: NodeAddress, pki: string): object {
+  return {
+    apiVersion: 'kubelet.config.k8s.io/v1beta1',
+    kind: 'KubeletConfiguration',
+    address: node.address,
+    containerRuntimeEndpoint: `unix://${CONTAINERD_SOCKET}`,
+    authentication: {
+      anonymous: { enabled: false },
+      webhook: { enabled: true },
+      x509: { clientCAFile: join(pki, 'ca.crt') },
+    },
+    authorization: { mode: 'Webhook' },
+    tlsCertFile: join(pki, `${node.name}.crt`),
+    tlsPrivateKeyFile: join(pki, `${node.name}.key`),
+    // The node shares its control groups and its disk with this machine.
+    failCgroupV1: false,
+    cgroupDriver: 'cgroupfs',
+    cgroupsPerQOS: false,
+    enforceNodeAllocatable: [],
+    localStorageCapacityIsolation: false,
+    evictionHard: { 'memory.available': '0%', 'nodefs.available': '0%', 'imagefs.available': '0%' },
+    imageGCHighThresholdPercent: 100,
+    oomScoreAdj: 0,
+    failSwapOn: false,
+    // Names are not looked up by anybody here.
+    clusterDNS: [],
+    resolvConf: '',
+  };
+}
+
+function kubeProxy(node: NodeAddress, pki: string): object {
+  return {
+    apiVersion: 'kubeproxy.config.k8s.io/v1alpha1',
+    kind: 'KubeProxyConfiguration',
+    mode: 'nftables',
+    hostnameOverride: node.name,
+    clientConnection: { kubeconfig: join(pki, 'kube-proxy.kubeconfig') },
+    // The kernel's limit is the machine's, not the node's.
+    conntrack: { maxPerCore: 0, min: 0 },
+  };
+}

@@ -1,0 +1,90 @@
+/**
+ * The network of a cluster with nodes of its own: one namespace for the control plane, which is also the world beyond
+ * the nodes, and one for each node, joined by a bridge. The machine's own network is not touched.
+ */
+import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
+
+/** Of the control plane; nodes count on from 11. */
+const NETWORK = '10.200.0';
+const FIRST_NODE = 11;
+const BRIDGE = 'nodes';
+/** Pods of node 0 are in 10.244.1.0/24. */
+const PODS = '10.244';
+
+export const CONTROL_ADDRESS = `${NETWORK}.1`;
+
+export interface NodeAddress {
+  /** Of the node, of its folder and in its namespace's name. */
+  name: string;
+  /** As `ip netns` lists it. */
+  namespace: string;
+  address: string;
+  /** Where its Pods get their addresses. */
+  podRange: string;
+}
+
+/** Where a cluster of this name has its control plane. */
+export function controlNamespace(cluster: string): string {
+  return `${cluster}-control`;
+}
+
+/** Names and addresses of that many nodes. */
+export function nodeAddresses(cluster: string, count: number): NodeAddress[] {
+  return Array.from({ length: count }, (_, index) => ({
+    name: `node${index + 1}`,
+    namespace: `${cluster}-node${index + 1}`,
+    address: `${NETWORK}.${FIRST_NODE + index}`,
+    podRange: `${PODS}.${index + 1}.0/24`,
+  }));
+}
+
+/** Makes the namespaces and what joins them. */
+export async function createNetwork(cluster: string, nodes: readonly NodeAddress[]): Promise<void> {
+  const control = controlNamespace(cluster);
+  await addNamespace(control);
+  await ip(control, 'link', 'add', BRIDGE, 'type', 'bridge');
+  await ip(control, 'address', 'add', `${CONTROL_ADDRESS}/24`, 'dev', BRIDGE);
+  await ip(control, 'link', 'set', BRIDGE, 'up');
+  for (const node of nodes) await addNode(control, node);
+  for (const node of nodes) {
+    await ip(control, 'route', 'add', node.podRange, 'via', node.address);
+    for (const other of nodes) {
+      if (other !== node) await ip(node.namespace, 'route', 'add', other.podRange, 'via', other.address);
+    }
+  }
+}
+
+/** Deletes namespaces, and with them all that is in them; nothing may run there any more. Those that are gone are fine. */
+export async function removeNamespaces(names: readonly string[]): Promise<void> {
+  const { stdout } = await run('ip', '-json', 'netns', 'list');
+  const there = (stdout.trim() === '' ? [] : JSON.parse(stdout)) as { name: string }[];
+  for (const { name } of there) if (names.includes(name)) await run('ip', 'netns', 'delete', name);
+}
+
+async function addNode(control: string, { name, namespace, address }: NodeAddress): Promise<void> {
+  await addNamespace(namespace);
+  await ip(control, 'link', 'add', name, 'type', 'veth', 'peer', 'name', 'eth0', 'netns', namespace);
+  await ip(control, 'link', 'set', name, 'master', BRIDGE, 'up');
+  await ip(namespace, 'address', 'add', `${address}/24`, 'dev', 'eth0');
+  await ip(namespace, 'link', 'set', 'eth0', 'up');
+  await ip(namespace, 'route', 'add', 'default', 'via', CONTROL_ADDRESS);
+  await inside(namespace, 'sysctl', '--quiet', '--write', 'net.ipv4.ip_forward=1');
+}
+
+async function addNamespace(name: string): Promise<void> {
+  await run('ip', 'netns', 'add', name);
+  await ip(name, 'link', 'set', 'lo', 'up');
+}
+
+async function ip(namespace: string, ...parameters: string[]): Promise<void> {
+  await inside(namespace, 'ip', ...parameters);
+}
+
+async function inside(namespace: string, program: string, ...parameters: string[]): Promise<void> {
+  await run('nsenter', `--net=/run/netns/${namespace}`, program, ...parameters);
+}
+
+async function run(program: string, ...parameters: string[]): Promise<{ stdout: string }> {
+  return await promisify(execFile)(program, parameters);
+}
