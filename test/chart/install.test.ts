@@ -334,7 +334,7 @@ describe('uninstall', () => {
       await client.get(IMAGE_CACHE_ENTRIES, { name: 'kept' }),
     ];
     for (const { kind, metadata } of kept) {
-      expect(metadata.finalizers, kind).toEqual(['example.org/held']);
+      expect(metadata.finalizers).toEqual(['example.org/held']);
       const at = metadata.namespace === undefined ? [] : ['-n', metadata.namespace];
       const patch = JSON.stringify({ metadata: { finalizers: [] } });
       await cluster.kubectl(['patch', kind, metadata.name, ...at, '--type=merge', '-p', patch]);

@@ -1,6 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../operator/resources.ts';
 import { CacheEntries, readyOf, rowOf } from '../support/cacheentries.ts';
 import { CacheSimulator } from '../support/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
@@ -120,6 +121,31 @@ describe('an ImageCacheEntry for all hosts', () => {
       hosts.map((host) => `cache ${host} registry.example/killed:1`).toSorted(),
     );
     expect(history.mostOf('killed')).toBeLessThanOrEqual(LIMIT);
+  });
+});
+
+describe('an entry that an uninstallation has let go of', () => {
+  it('is held again by a later operator, which asks its hosts for nothing, and removes it from them', async () => {
+    const names = ['kept', 'kept-twice'];
+    for (const name of names) {
+      await entries.create(name, {
+        reference: 'registry.example/kept:1',
+        targets: { nodes: hosts.slice(0, 3) },
+      });
+    }
+    await entries.waitUntilCached('kept', 3);
+    const holder = (await entries.get('kept')).metadata.uid;
+    const done = simulator.done.length;
+    await operator.stop();
+    for (const name of names) {
+      await cluster.client().mergePatch(IMAGE_CACHE_ENTRIES, { name }, { metadata: { finalizers: [] } });
+    }
+    await startOperator();
+    await entries.waitFor('kept', 'to be held', ({ metadata }) => metadata.finalizers !== undefined);
+    await entries.waitUntilCached('kept', 3);
+    expect(readyOf(await entries.get('kept-twice'))?.reason).toBe('DuplicateOf');
+    expect(simulator.done).toHaveLength(done);
+    for (const host of hosts.slice(0, 3)) expect(simulator.holds(host)).toEqual([holder]);
   });
 });
 

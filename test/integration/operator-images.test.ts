@@ -155,6 +155,14 @@ describe('an Image of a registry', () => {
     await untilPhase('locked', 'Ready');
   });
 
+  it('that an uninstallation has let go of is held again by a later operator', async () => {
+    const metadata = { finalizers: [] };
+    await cluster.client().mergePatch(IMAGES, { namespace: NAMESPACE, name: 'disk' }, { metadata });
+    const held = await untilImage('disk', 'to be held', (one) => one.metadata.finalizers !== undefined);
+    expect(held.metadata.finalizers).toEqual(['berth.dev/image']);
+    expect(held.status?.phase).toBe('Ready');
+  });
+
   it('is copied without moving anything', async () => {
     await create('copy', { source: { copyOf: { name: 'disk' } } });
     const { status } = await untilPhase('copy', 'Ready');
