@@ -35,8 +35,8 @@ chart: $(PACKAGES) prerequisites ## Tests of the Helm chart, on a real API serve
 	@node hack/test.ts chart
 harness: $(PACKAGES) ## Tests of the cluster harness itself
 	@node hack/test.ts harness
-e2e: $(PACKAGES) prerequisites ## Tests with real guests
-	@node hack/test.ts e2e
+e2e: $(PACKAGES) prerequisites ## Tests with real guests, and on a cluster of real nodes (root)
+	@node hack/test.ts e2e installed
 faults: $(PACKAGES) prerequisites ## Tests that kill things at the worst moment
 	@node hack/test.ts faults
 nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)

@@ -73,8 +73,16 @@ export default defineConfig({
         test: {
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
-          exclude: ['test/e2e/nat*.test.ts'],
+          exclude: ['test/e2e/nat*.test.ts', 'test/e2e/installed/**'],
           sequence: { groupOrder: 4 },
+          ...oneAtATime,
+        },
+      },
+      {
+        test: {
+          name: 'installed',
+          include: ['test/e2e/installed/**/*.test.ts'],
+          sequence: { groupOrder: 9 },
           ...oneAtATime,
         },
       },

@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import type { RunSummary } from '../test/support/reporter.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-const PROJECTS = ['unit', 'integration', 'images', 'chart', 'oci', 'harness', 'e2e', 'faults', 'nat'];
+const PROJECTS = ['unit', 'integration', 'images', 'chart', 'oci', 'harness', 'e2e', 'installed', 'faults', 'nat'];
 const REPORTER = join(ROOT, 'test', 'support', 'reporter.ts');
 
 interface ProjectResult extends RunSummary {

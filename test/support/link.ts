@@ -19,11 +19,11 @@ export class Link {
     server.on('connection', (near) => this.#take(near));
   }
 
-  /** From port 0: from any that is free. */
-  static async open(from: End, to: End): Promise<Link> {
+  /** From port 0: from any that is free. A port is one of `address`. */
+  static async open(from: End, to: End, address = '127.0.0.1'): Promise<Link> {
     const server = createServer({ pauseOnConnect: true });
     const link = new Link(server, to);
-    if (typeof from === 'number') server.listen(from, '127.0.0.1');
+    if (typeof from === 'number') server.listen(from, address);
     else server.listen(from);
     await once(server, 'listening');
     return link;

@@ -16,6 +16,8 @@ export interface RelayOptions {
   port: number;
   /** In the other one; the same when absent. */
   portThere?: number;
+  /** Of that port, for direction `in`; loopback when absent. */
+  addressThere?: string;
   /** Holds the socket; short, since a socket's path has 107 characters at most. */
   directory: string;
 }
@@ -30,11 +32,12 @@ export class Relay {
   }
 
   static async open(options: RelayOptions): Promise<Relay> {
-    const { namespace, port, portThere = port, direction, directory } = options;
+    const { namespace, port, portThere = port, addressThere, direction, directory } = options;
     const path = join(directory, `${direction}-${port}.sock`);
     const [from, to] = direction === 'in' ? [portThere, path] : [path, portThere];
     const script = new URL(import.meta.url).pathname;
-    const inside = [`--net=/run/netns/${namespace}`, process.execPath, script, String(from), String(to)];
+    const ends = [String(from), String(to), ...(direction === 'in' && addressThere ? [addressThere] : [])];
+    const inside = [`--net=/run/netns/${namespace}`, process.execPath, script, ...ends];
     const child = spawn('nsenter', inside, { stdio: ['ignore', 'inherit', 'inherit', 'ipc'] });
     const ready = once(child, 'message');
     const ended = once(child, 'exit').then(() => Promise.reject(new Error(`no relay in ${namespace}`)));
@@ -54,12 +57,12 @@ export class Relay {
 }
 
 function parseEnd(text: string | undefined): End {
-  if (text === undefined) throw new Error('usage: relay FROM TO');
+  if (text === undefined) throw new Error('usage: relay FROM TO [ADDRESS]');
   return /^\d+$/.test(text) ? Number(text) : text;
 }
 
 if (import.meta.main) {
-  await Link.open(parseEnd(process.argv[2]), parseEnd(process.argv[3]));
+  await Link.open(parseEnd(process.argv[2]), parseEnd(process.argv[3]), process.argv[4]);
   process.send?.('ready');
   process.once('disconnect', () => process.exit());
 }

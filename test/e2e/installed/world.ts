@@ -1,0 +1,176 @@
+/**
+ * A cluster of real nodes on which Berth is to be installed as people do it: images that containerd has, helm or kubectl,
+ * and guests that are reached over the nodes' addresses.
+ */
+import { execFile } from 'node:child_process';
+
+import { promisify } from 'node:util';
+import type { Pod } from '../../../kube/core.ts';
+import { LEASES, NODES, PODS } from '../../../kube/core.ts';
+import { buildImages } from '../../../hack/images.ts';
+import { type Cluster, type ClusterNode, type NodeCluster, startNodeCluster } from '../../cluster/index.ts';
+import { CONTROL_ADDRESS } from '../../cluster/nodes/network.ts';
+import { helm } from '../../support/chart.ts';
+import { Downloads } from '../../support/downloads.ts';
+import { createImage, guestFile } from '../../support/images.ts';
+import { Relay } from '../../support/relay.ts';
+import { VMs } from '../../support/vms.ts';
+import { waitFor } from '../../support/wait.ts';
+
+export const SYSTEM = 'berth-system';
+/** An emulated guest beside the whole cluster; 5 s on an idle machine. */
+export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
+/** Pods that are made anew, on a busy machine. */
+export const ROLLOUT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 100 };
+/** Everything may have to be built first: kubelet, images, guest. */
+export const SET_UP_MILLISECONDS = 1_200_000;
+/** A page on the same machine. */
+const PAGE_SECONDS = '2';
+/** Of the API server, inside: no name is looked up on these nodes. */
+const SERVER = 'https://10.96.0.1:443';
+
+/** Values for the images that were built here, and for nodes this small. */
+export const VALUES = {
+  operator: { image: { repository: 'localhost/berth-operator' } },
+  agent: {
+    enabled: true,
+    image: { repository: 'localhost/berth-agent' },
+    nodeSelector: { 'berth.dev/machines': 'true' },
+    share: { cpu: 1, memory: '2Gi' },
+    apiServer: SERVER,
+    // Guests do little, and there are few processors.
+    config: { network: { driver: 'nat' }, cpuOvercommit: 8 },
+  },
+};
+
+export class Installed {
+  readonly cluster: Cluster;
+  readonly nodes: readonly ClusterNode[];
+  readonly vms: VMs;
+  readonly #namespace: string;
+  readonly #downloads: Downloads;
+
+  private constructor({ cluster, nodes, namespace }: NodeCluster, downloads: Downloads) {
+    this.cluster = cluster;
+    this.nodes = nodes;
+    this.vms = new VMs(cluster);
+    this.#namespace = namespace;
+    this.#downloads = downloads;
+  }
+
+  /** Two nodes with Berth's images and the label of hosts. What was started is in `ends`, to be run from the last to the first. */
+  static async start(name: string, ends: (() => Promise<void>)[]): Promise<Installed> {
+    const guest = await guestFile('amd64');
+    const images = await buildImages({ progress: (text) => process.stderr.write(`images: ${text}\n`) });
+    const parts = await startNodeCluster({ name: `${name}-${process.pid}`, nodes: 2 });
+    const { cluster, nodes, namespace } = parts;
+    ends.push(() => cluster.stop());
+    const downloads = await Downloads.serve(guest);
+    ends.push(() => downloads.close());
+    const relay = await Relay.open({
+      namespace,
+      direction: 'in',
+      port: downloads.port,
+      addressThere: CONTROL_ADDRESS,
+      directory: cluster.directory,
+    });
+    ends.push(() => relay.close());
+    const installed = new Installed(parts, downloads);
+    for (const { archive } of Object.values(images)) await installed.importImages(archive);
+    await cluster.kubectl(['label', 'nodes', ...nodes.map((node) => node.name), 'berth.dev/machines=true']);
+    return installed;
+  }
+
+  async importImages(archive: string): Promise<void> {
+    await Promise.all(this.nodes.map((node) => node.importImages(archive)));
+  }
+
+  /** helm with these values; rejects with what it says when it fails. */
+  async helm(args: readonly string[], values?: object): Promise<string> {
+    const where = ['--namespace', SYSTEM, '--kubeconfig', this.cluster.kubeconfig];
+    const given = values === undefined ? [] : ['--values', '-'];
+    const { code, stdout, stderr } = await helm([...args, ...where, ...given], JSON.stringify(values));
+    if (code !== 0) throw new Error(`helm ${args[0]}: ${stderr}${stdout}`);
+    return stdout;
+  }
+
+  /** Resolves when operator and agents run as they are now described, and every node is a host. */
+  async rolledOut(): Promise<void> {
+    const status = ['rollout', 'status', '--namespace', SYSTEM, '--timeout=110s'];
+    await this.cluster.kubectl([...status, 'deployment/berth-operator']);
+    await this.cluster.kubectl([...status, 'daemonset/berth-agent']);
+    for (const { name } of this.nodes) await this.hostIsReady(`${name}-berth`);
+  }
+
+  async hostIsReady(name: string): Promise<void> {
+    await waitFor(
+      `host ${name} to be Ready`,
+      async () => {
+        const { status } = await this.cluster.client().get(NODES, { name });
+        const ready = status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True');
+        return ready && status?.allocatable?.['berth.dev/slot'] !== undefined;
+      },
+      ROLLOUT,
+    );
+  }
+
+  /** An Image that every host fetches over the network. */
+  async createGuestImage(name: string): Promise<void> {
+    const { url, sha256 } = this.#downloads.next();
+    const { port, pathname } = new URL(url);
+    await createImage(this.cluster, name, {
+      http: { url: `http://${CONTROL_ADDRESS}:${port}${pathname}`, sha256 },
+    });
+  }
+
+  /** Creates a VM of an Image, with its page on a port of the host. */
+  async createVM(name: string, image: string, port: number): Promise<void> {
+    await this.vms.create(name, {
+      image,
+      cpu: 1,
+      memory: '128Mi',
+      ports: [`${port}:80`],
+      readiness: { type: 'Port', port: 80 },
+    });
+  }
+
+  /** What a Ready VM's guest says, asked from beyond the nodes. */
+  async page(name: string, port: number): Promise<Record<string, string>> {
+    const { status } = await this.vms.get(name);
+    const text = await this.fromOutside(
+      'curl',
+      '--silent',
+      '--show-error',
+      '--max-time',
+      PAGE_SECONDS,
+      `http://${status?.hostAddress}:${port}/`,
+    );
+    return Object.fromEntries(
+      text.split('\n').flatMap((line) => {
+        const at = line.indexOf('=');
+        return at < 0 ? [] : [[line.slice(0, at), line.slice(at + 1)]];
+      }),
+    );
+  }
+
+  /** Output of a program that runs beyond the nodes. */
+  async fromOutside(program: string, ...parameters: string[]): Promise<string> {
+    const inside = [`--net=/run/netns/${this.#namespace}`, program, ...parameters];
+    return (await promisify(execFile)('nsenter', inside)).stdout;
+  }
+
+  async pods(component: 'operator' | 'agent'): Promise<Pod[]> {
+    const { items } = await this.cluster.client().list(PODS, {
+      namespace: SYSTEM,
+      labelSelector: `app.kubernetes.io/component=${component}`,
+    });
+    return items;
+  }
+
+  /** Name of the operator's Pod that leads; undefined while none does. */
+  async leader(): Promise<string | undefined> {
+    const { spec } = await this.cluster.client().get(LEASES, { namespace: SYSTEM, name: 'berth-operator' });
+    const pods = await this.pods('operator');
+    return pods.find((pod) => spec?.holderIdentity?.startsWith(pod.metadata.name))?.metadata.name;
+  }
+}
