@@ -47,10 +47,8 @@ export interface Network {
   check(): Promise<NetworkReport>;
   /** Uids attached. A driver whose attachments leave traces on the host (`nat`) knows them after a restart of the agent too. */
   attached(): Promise<string[]>;
-  /** Lets go of what lives in this process; machines keep their network. */
+  /** Lets go of what lives in this process. Machines keep their network; where there are none, the host is left as it was before. */
   close(): Promise<void>;
-  /** Removes everything, attachments included. */
-  tearDown(): Promise<void>;
 }
 
 /** A reserved port is held by something else on this host. */

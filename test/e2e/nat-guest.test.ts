@@ -87,7 +87,6 @@ describe.skipIf(missing !== undefined)('nat with real guests', () => {
   });
 
   afterAll(async () => {
-    await host.do('tearDown');
     await net.remove();
   });
 

@@ -31,6 +31,7 @@ export const actions = {
   detach: (uid: string) => nat().detach(uid),
   address: (uid: string) => nat().address(uid),
   attached: () => nat().attached(),
+  close: () => nat().close(),
   check: () => nat().check(),
   /** Quiet checks, one after the other; the cost is this process' own CPU time and that of the commands it ran. */
   async checks(count: number): Promise<{ repaired: string[]; faults: string[]; cpuMilliseconds: number }> {
@@ -43,9 +44,6 @@ export const actions = {
       faults.push(...report.faults);
     }
     return { repaired, faults, cpuMilliseconds: (cpuMilliseconds() - before) / count };
-  },
-  async tearDown(): Promise<void> {
-    await nat().tearDown();
   },
   /** Answers every request with the address it came from. */
   serveHttp(port: number): Promise<void> {

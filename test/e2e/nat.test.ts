@@ -324,15 +324,20 @@ describe.skipIf(missing !== undefined)('nat', () => {
     await b.resolve('10.214.0.1', { deadlineMilliseconds: 5_000 });
     await echoes('to every address of the host');
     expect(b.received).toEqual(['to every address of the host']);
-    await other.do('tearDown');
+    await other.do('detach', 'b');
+    await other.do('close');
     expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
     expect(net.inHost('ip', '-brief', 'link')).not.toContain('berth1');
   });
 
-  test('nothing is left after tearDown, and forwarding is as it was', async () => {
+  test('nothing is left when it is closed without machines, and forwarding is as it was', async () => {
     await guest('a', [reservation('UDP', 5353, 53)]);
     const pid = readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8').trim();
-    await host.do('tearDown');
+    await host.do('close');
+    expect(net.inHost('nft', 'list', 'tables')).toContain('berth');
+    await host.do('open', net.natOptions());
+    await host.do('detach', 'a');
+    await host.do('close');
     expect(net.inHost('ip', '-brief', 'link').match(/^\S+/gm)).toEqual([
       'lo',
       expect.stringMatching(/^uplink@/),

@@ -216,8 +216,4 @@ export class StandInNetwork implements Network {
   async close(): Promise<void> {
     // Nothing is held.
   }
-
-  async tearDown(): Promise<void> {
-    this.attachments.clear();
-  }
 }

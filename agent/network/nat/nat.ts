@@ -151,17 +151,15 @@ export class NatNetwork implements Network {
     return { ...report, repaired };
   }
 
-  async close(): Promise<void> {
-    await this.#inTurn(async () => this.#state.close());
-  }
-
-  tearDown(): Promise<void> {
+  close(): Promise<void> {
     return this.#inTurn(async () => {
-      if (this.#forwardingBefore === undefined) await this.#load();
-      const attachments = this.#all();
-      this.#attachments.clear();
+      const isSetUp = this.#forwardingBefore !== undefined;
+      if (!isSetUp || this.#attachments.size > 0) {
+        this.#state.close();
+        return;
+      }
+      // Nobody else will clean up: this may be the host's last agent.
       await this.#state.remove();
-      for (const attachment of attachments) await this.#forget(attachment);
       if (this.#forwardingBefore === false) await writeFile(FORWARDING_SWITCH, '0');
       await this.#file.remove();
     });

@@ -68,10 +68,6 @@ export class UserNetwork implements Network {
     this.#ports.clear();
   }
 
-  async tearDown(): Promise<void> {
-    this.#ports.clear();
-  }
-
   #forward(port: MachinePort): string {
     return `hostfwd=${port.protocol.toLowerCase()}:${this.#hostAddress}:${port.hostPort}-:${port.guestPort}`;
   }
