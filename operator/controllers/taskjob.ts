@@ -3,6 +3,7 @@ import {
   DEDICATED_KEY,
   HOST_KEY,
   HOST_VALUE,
+  NAT_TAINT,
   SLOT_RESOURCE,
   TASK_ANNOTATION,
   TASK_CONTAINER,
@@ -100,9 +101,11 @@ function nodeAffinity({ nodeName, architecture, dedicatedTo }: TaskJobOptions): 
   };
 }
 
+/** Images go by the host's own network: one whose NAT is broken gets them, and lets go of them. */
 function tolerations(dedicatedTo: string): Toleration[] {
   return [
     { key: HOST_KEY, operator: 'Equal', value: HOST_VALUE, effect: 'NoSchedule' },
+    { key: NAT_TAINT, operator: 'Exists', effect: 'NoSchedule' },
     dedicatedTo === '*'
       ? { key: DEDICATED_KEY, operator: 'Exists', effect: 'NoSchedule' }
       : { key: DEDICATED_KEY, operator: 'Equal', value: dedicatedTo, effect: 'NoSchedule' },

@@ -1,7 +1,9 @@
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
+import { NAT_READY_CONDITION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../operator/resources.ts';
+import { setNodeCondition } from '../support/actinghost.ts';
 import { CacheEntries, readyOf, rowOf } from '../support/cacheentries.ts';
 import { CacheSimulator } from '../support/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
@@ -106,6 +108,27 @@ describe('an ImageCacheEntry for all hosts', () => {
       `cache host-1 ${reference}`,
       `cache host-2 ${reference}`,
     ]);
+  });
+
+  it('is on a host whose NAT is broken too, and removed from it', async () => {
+    const [name = ''] = hosts;
+    const client = cluster.client();
+    const natReady = { type: NAT_READY_CONDITION, reason: 'Tested', message: '' };
+    const isTainted = async () => {
+      const { spec } = await client.get(NODES, { name });
+      return spec?.taints?.some(({ key }) => key === NAT_TAINT) === true;
+    };
+    await setNodeCondition(client, name, { ...natReady, status: 'False' });
+    await waitFor('the taint', isTainted);
+    const reference = 'registry.example/without-nat:1';
+    await entries.create('without-nat', { reference, targets: { nodes: [name] } });
+    await entries.waitUntilCached('without-nat', 1);
+    await entries.delete('without-nat');
+    await entries.waitUntilGone('without-nat');
+    expect(simulator.holds(name)).toEqual([]);
+    expect(await isTainted()).toBe(true);
+    await setNodeCondition(client, name, { ...natReady, status: 'True' });
+    await waitFor('no taint', async () => !(await isTainted()));
   });
 
   it('goes on where it was when the operator is killed in the middle, and fetches nothing twice', async () => {

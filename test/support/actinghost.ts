@@ -92,20 +92,7 @@ export class ActingHost {
   }
 
   async setCondition(condition: Omit<PodCondition, 'lastTransitionTime'>): Promise<void> {
-    await waitFor(`condition ${condition.type} of host ${this.name} to be written`, async () => {
-      const node = await this.#client.get(NODES, { name: this.name });
-      const others = node.status?.conditions?.filter(({ type }) => type !== condition.type) ?? [];
-      const written = { ...condition, lastTransitionTime: now(), lastHeartbeatTime: now() };
-      // With the resourceVersion: the controller-manager and the operator write conditions and resources of the Node too.
-      const metadata = { resourceVersion: node.metadata.resourceVersion };
-      await this.#client.mergePatch(
-        NODES,
-        { name: this.name },
-        { metadata, status: { conditions: [...others, written] } },
-        { subresource: 'status' },
-      );
-      return true;
-    });
+    await setNodeCondition(this.#client, this.name, condition);
   }
 
   /** Waits for the Pod to be bound to this host. */
@@ -209,6 +196,23 @@ export class ActingHost {
       if (!isNotFound(error)) process.stderr.write(`heartbeat of ${this.name}: ${String(error)}\n`);
     }
   }
+}
+
+export async function setNodeCondition(
+  client: KubeClient,
+  name: string,
+  condition: Omit<PodCondition, 'lastTransitionTime'>,
+): Promise<void> {
+  await waitFor(`condition ${condition.type} of host ${name} to be written`, async () => {
+    const node = await client.get(NODES, { name });
+    const others = node.status?.conditions?.filter(({ type }) => type !== condition.type) ?? [];
+    const written = { ...condition, lastTransitionTime: now(), lastHeartbeatTime: now() };
+    // With the resourceVersion: the controller-manager and the operator write conditions and resources of the Node too.
+    const metadata = { resourceVersion: node.metadata.resourceVersion };
+    const status = { conditions: [...others, written] };
+    await client.mergePatch(NODES, { name }, { metadata, status }, { subresource: 'status' });
+    return true;
+  });
 }
 
 function bareNode(
