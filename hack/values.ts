@@ -76,7 +76,11 @@ const metrics = z.strictObject({
     .meta({ examples: [[{ name: 'prometheus-k8s', namespace: 'monitoring' }]] }),
   serviceMonitor: z.strictObject(monitor),
   hosts: z.strictObject(monitor),
-  rules: z.strictObject({ enabled: z.boolean(), labels, runbooks: text }),
+  rules: z.strictObject({
+    enabled: z.boolean(),
+    labels,
+    runbooks: text.regex(/^(https?:\/\/.+)?$/).meta({ examples: ['https://wiki.example/runbooks.md'] }),
+  }),
   dashboard: z.strictObject({ enabled: z.boolean(), labels, annotations: labels }),
 });
 
