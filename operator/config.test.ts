@@ -30,6 +30,13 @@ describe('the configuration', () => {
     expect(text).toMatch(/^config\.yaml: defaults\.memory: is not a quantity such as 4Gi$/m);
     expect(text).toMatch(/surprise/);
   });
+
+  it.each(['certificateFile', 'keyFile'])('refuses %s alone', (field) => {
+    const half = { metrics: { [field]: '/etc/berth/tls/file.pem' } };
+    expect(messageOf(() => parseConfig(half, 'config.yaml'))).toBe(
+      'config.yaml: metrics: certificateFile and keyFile belong together: give both, or neither',
+    );
+  });
 });
 
 function messageOf(call: () => unknown): string {

@@ -44,6 +44,9 @@ const metricsSchema = z
     /** Lifetime of a self-made certificate; it is replaced at two thirds of it. */
     certificateLifetimeSeconds: seconds(1, 90 * 24 * 3600),
   })
+  .refine(({ certificateFile, keyFile }) => (certificateFile === undefined) === (keyFile === undefined), {
+    error: 'certificateFile and keyFile belong together: give both, or neither',
+  })
   .prefault({});
 
 /** Where what is made in the cluster (copies of VMs' disks, files from web servers) is kept: one of the two, or nowhere. */
