@@ -11,13 +11,13 @@ import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { isNotFound } from '../../kube/errors.ts';
 import { resource } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { writeKubeconfig } from '../cluster/kubeconfig.ts';
 import { requestToken } from '../cluster/tokens.ts';
 import { CHART, EVERYTHING, find, helm, type Manifest, manifests, template } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { isGone } from '../support/objects.ts';
 import { waitFor } from '../support/wait.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
@@ -57,13 +57,8 @@ async function isThere(
   name: string,
   namespace?: string,
 ): Promise<boolean> {
-  try {
-    await cluster.client().get(type, namespace === undefined ? { name } : { name, namespace });
-    return true;
-  } catch (error) {
-    if (isNotFound(error)) return false;
-    throw error;
-  }
+  const ref = namespace === undefined ? { name } : { name, namespace };
+  return !(await isGone(() => cluster.client().get(type, ref)));
 }
 
 async function installed(): Promise<void> {

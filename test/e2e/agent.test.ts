@@ -5,8 +5,8 @@ import { StartError } from '../../agent/drivers/driver.ts';
 import { MACHINE_CONDITION, DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { LEASES, NODES, type Pod, PODS } from '../../kube/core.ts';
-import { isNotFound } from '../../kube/errors.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
+import { isGone } from '../support/objects.ts';
 import { waitFor } from '../support/wait.ts';
 import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from './agent-host.ts';
 
@@ -41,16 +41,8 @@ async function waitForPod(name: string, what: string, test: (pod: Pod) => boolea
   });
 }
 
-async function gone(name: string): Promise<true> {
-  return waitFor(`${name} to be gone`, async () => {
-    try {
-      await read(name);
-      return false;
-    } catch (error) {
-      if (isNotFound(error)) return true;
-      throw error;
-    }
-  });
+async function gone(name: string): Promise<void> {
+  await waitFor(`${name} to be gone`, () => isGone(() => read(name)));
 }
 
 function waiting(pod: Pod): string | undefined {

@@ -1,7 +1,7 @@
 /** Ends of a VM that are not `kubectl delete vm`, with real guests: what is said of it, and that nothing stays on the host. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { NAMESPACES } from '../../kube/core.ts';
-import { isNotFound } from '../../kube/errors.ts';
+import { isGone } from '../support/objects.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 import { freePort } from './qemu-guest.ts';
@@ -70,14 +70,8 @@ test(
   TEST_MILLISECONDS,
 );
 
-async function namespaceIsGone(): Promise<boolean> {
-  try {
-    await world.cluster.client().get(NAMESPACES, { name: NAMESPACE });
-    return false;
-  } catch (error) {
-    if (isNotFound(error)) return true;
-    throw error;
-  }
+function namespaceIsGone(): Promise<boolean> {
+  return isGone(() => world.cluster.client().get(NAMESPACES, { name: NAMESPACE }));
 }
 
 test(

@@ -1,20 +1,18 @@
 /** Images that break the rules of their layout, in a real registry: each is refused with what is wrong, and leaves no disk. */
 import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { gzipSync, zstdCompressSync } from 'node:zlib';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { publishDisk } from '../../agent/images/formats/publish.ts';
 import { inspectImage } from '../../agent/images/inspect.ts';
-import type { Registries } from '../../agent/images/registry/client.ts';
 import type { Manifest, Repository } from '../../agent/images/registry/types.ts';
 import type { ImageErrorReason } from '../../agent/images/store.ts';
 import { lz4Stream } from '../support/lz4.ts';
-import { pull, registriesFor, repositoryOf } from '../support/pulls.ts';
-import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import { pull, PullWorld } from '../support/pulls.ts';
+import type { TestRegistry } from '../support/registry.ts';
 import {
   containerImage,
   type ImageToPush,
@@ -29,34 +27,26 @@ const run = promisify(execFile);
 const MIB = 1024 * 1024;
 const { signal } = new AbortController();
 
-let root: string;
+let world: PullWorld;
 let registry: TestRegistry;
-let registries: Registries;
 let repository: Repository;
 let folder: string;
 let count = 0;
 const disk = randomBytes(MIB);
 
 beforeAll(async () => {
-  root = await mkdtemp(join(tmpdir(), 'berth-refused-'));
-  registry = await startRegistry({ directory: join(root, 'registry') });
-  registries = registriesFor(registry);
-  repository = repositoryOf(registries, registry, 'refused');
+  world = await PullWorld.start();
+  registry = world.registry;
+  repository = world.repository('refused');
 });
 
-afterAll(async () => {
-  await registries.close();
-  await registry.close();
-  await rm(root, { recursive: true, force: true });
-});
+afterAll(() => world.end());
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(root, 'pull-'));
+  folder = await world.folder();
 });
 
-afterEach(async () => {
-  await rm(folder, { recursive: true, force: true });
-});
+afterEach(() => rm(folder, { recursive: true }));
 
 async function pushed(image: ImageToPush): Promise<string> {
   count += 1;

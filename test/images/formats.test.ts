@@ -1,18 +1,16 @@
 /** Disks out of a real registry, in every layout that is read. */
 import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
-import { mkdtemp, open, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { open, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { constants, zstdCompressSync } from 'node:zlib';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { lookupIn, readChunkTable } from '../../agent/images/formats/chunks.ts';
 import { type DiskToPublish, publishDisk } from '../../agent/images/formats/publish.ts';
-import type { Registries } from '../../agent/images/registry/client.ts';
 import type { Repository } from '../../agent/images/registry/types.ts';
-import { allocated, compareDisks, pull, registriesFor, repositoryOf } from '../support/pulls.ts';
-import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import { allocated, compareDisks, pull, PullWorld } from '../support/pulls.ts';
+import type { TestRegistry } from '../support/registry.ts';
 import { pushContainerDisk, pushTart, sha256, writeRawDisk } from '../support/vmimages.ts';
 
 const run = promisify(execFile);
@@ -22,9 +20,8 @@ const NOISE_MIB = 128;
 const CHUNK = 16 * MIB;
 const { signal } = new AbortController();
 
-let root: string;
+let world: PullWorld;
 let registry: TestRegistry;
-let registries: Registries;
 /** 96 MiB, every second one a hole. */
 let disk: string;
 /** 128 MiB that do not compress. */
@@ -32,31 +29,24 @@ let noise: string;
 let folder: string;
 
 beforeAll(async () => {
-  root = await mkdtemp(join(tmpdir(), 'berth-formats-'));
-  registry = await startRegistry({ directory: join(root, 'registry') });
-  registries = registriesFor(registry);
-  disk = join(root, 'disk.raw');
+  world = await PullWorld.start();
+  registry = world.registry;
+  disk = join(world.root, 'disk.raw');
   await writeRawDisk(disk, DISK_MIB);
-  noise = join(root, 'noise.raw');
+  noise = join(world.root, 'noise.raw');
   await writeFile(noise, randomBytes(NOISE_MIB * MIB));
 });
 
-afterAll(async () => {
-  await registries.close();
-  await registry.close();
-  await rm(root, { recursive: true, force: true });
-});
+afterAll(() => world.end());
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(root, 'pull-'));
+  folder = await world.folder();
 });
 
-afterEach(async () => {
-  await rm(folder, { recursive: true, force: true });
-});
+afterEach(() => rm(folder, { recursive: true }));
 
 function repository(name: string): Repository {
-  return repositoryOf(registries, registry, name);
+  return world.repository(name);
 }
 
 async function expectSame(pulled: string, source = disk): Promise<void> {

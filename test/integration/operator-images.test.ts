@@ -4,11 +4,11 @@ import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
-import { isNotFound } from '../../kube/errors.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { IMAGES, ISOS } from '../../operator/resources.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
+import { isGone, waitForObject } from '../support/objects.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -43,16 +43,9 @@ function patch(name: string, spec: object): Promise<Image> {
   return cluster.client().mergePatch(IMAGES, { namespace: NAMESPACE, name }, { spec });
 }
 
-async function untilImage(name: string, what: string, matches: (image: Image) => boolean): Promise<Image> {
-  let last: Image | undefined;
-  try {
-    return await waitFor(`Image ${name}: ${what}`, async () => {
-      last = await cluster.client().get(IMAGES, { namespace: NAMESPACE, name });
-      return matches(last) && last;
-    });
-  } catch (error) {
-    throw new Error(`${String(error)}; last seen: ${JSON.stringify(last?.status)}`, { cause: error });
-  }
+function untilImage(name: string, what: string, matches: (image: Image) => boolean): Promise<Image> {
+  const get = () => cluster.client().get(IMAGES, { namespace: NAMESPACE, name });
+  return waitForObject(`Image ${name}: ${what}`, get, matches);
 }
 
 function untilPhase(name: string, phase: string): Promise<Image> {
@@ -279,12 +272,8 @@ describe('an Image that is deleted', () => {
     expect(condition(waits, 'InUse')?.message).toContain('early');
     await host.run(early);
     await waitFor('Image saved and its Jobs to be gone', async () => {
-      try {
-        await cluster.client().get(IMAGES, { namespace: NAMESPACE, name: 'saved' });
-        return false;
-      } catch (error) {
-        return isNotFound(error) && (await jobsOf('saved', 'save')).length === 0;
-      }
+      const saved = () => cluster.client().get(IMAGES, { namespace: NAMESPACE, name: 'saved' });
+      return (await isGone(saved)) && (await jobsOf('saved', 'save')).length === 0;
     });
     await vms.waitForPhase('early', 'Running');
   });

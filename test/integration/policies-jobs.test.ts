@@ -1,10 +1,11 @@
 /** Jobs that command hosts are the operator's; their Pods are the Job controller's. */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { OPERATOR_USER, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { untilPodsAllowed } from '../cluster/simulation.ts';
 import type { Cluster } from '../cluster/index.ts';
+import { admissionOf, AS_ADMIN, AS_OPERATOR, HOST_TOLERATION, SLOT } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -14,11 +15,10 @@ const machines = `platform-jobs-${suffix}`;
 const elsewhere = `jobs-elsewhere-${suffix}`;
 const TENANT = `tenant-${suffix}`;
 
-const AS_ADMIN: string[] = [];
 const AS_TENANT = [`--as=${TENANT}`];
-const AS_OPERATOR = [`--as=${OPERATOR_USER}`];
 
 let cluster: Cluster;
+const { expectRefused, expectAccepted, expectCreated, patch } = admissionOf(() => cluster);
 
 beforeAll(async () => {
   cluster = await sharedCluster();
@@ -45,8 +45,6 @@ interface Parts {
   spec?: object;
 }
 
-const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
-const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
 /** As the operator writes it. */
 const TASK: Parts = {
   own: { labels: { 'berth.dev/workload': 'cache' } },
@@ -80,22 +78,6 @@ function job(namespace: string, name: string, parts: Parts): string {
   });
 }
 
-async function create(manifest: string, as: string[], ...more: string[]) {
-  return cluster.kubectl(['create', ...as, ...more, '-f', '-'], { input: manifest, allowFailure: true });
-}
-
-async function expectRefused(manifest: string, as: string[], ...says: string[]): Promise<void> {
-  const { code, stderr } = await create(manifest, as);
-  expect(code, 'the API server accepted it').not.toBe(0);
-  expect(stderr).toMatch(/ValidatingAdmissionPolicy 'berth-[a-z-]+'/);
-  for (const part of says) expect(stderr).toContain(part);
-}
-
-async function expectAccepted(manifest: string, as: string[], ...more: string[]): Promise<void> {
-  const { code, stderr } = await create(manifest, as, ...more);
-  expect({ code, stderr }).toMatchObject({ code: 0 });
-}
-
 const COMMANDS: [string, Parts, string][] = [
   ['a task', { metadata: { annotations: { 'berth.dev/task': '{}' } } }, 'berth.dev/task'],
   ['a machine', { metadata: { annotations: { 'berth.dev/machine': '{}' } } }, 'berth.dev/machine'],
@@ -127,7 +109,7 @@ describe('a Job that would command a host', () => {
       spec: { schedule: '* * * * *', jobTemplate: { spec } },
     });
     const cron = 'system:serviceaccount:kube-system:cronjob-controller';
-    await expectAccepted(manifest, AS_TENANT, '--dry-run=server');
+    await expectAccepted(manifest, AS_TENANT);
     await expectRefused(
       job(elsewhere, 'j', { ...TASK, own: {} }),
       [`--as=${cron}`],
@@ -138,24 +120,19 @@ describe('a Job that would command a host', () => {
   it('cannot become one while it is suspended, when its template may be changed', async () => {
     const manifest = JSON.parse(job(elsewhere, 'suspended', {})) as { spec: { suspend?: boolean } };
     manifest.spec.suspend = true;
-    await expectAccepted(JSON.stringify(manifest), AS_TENANT);
-    const patched = await patch('suspended', AS_TENANT, {
+    await expectCreated(JSON.stringify(manifest), AS_TENANT);
+    const target = ['job', 'suspended', '-n', elsewhere];
+    const patched = await patch(target, AS_TENANT, {
       spec: { template: { metadata: { annotations: { 'berth.dev/task': '{}' } } } },
     });
     expect(patched.code).not.toBe(0);
     expect(patched.stderr).toContain('only the operator of Berth may set or change berth.dev/task');
-    expect(await patch('suspended', AS_TENANT, { metadata: { labels: { team: 'a' } } })).toMatchObject({
-      code: 0,
-    });
+    const labelled = await patch(target, AS_TENANT, { metadata: { labels: { team: 'a' } } });
+    expect(labelled).toMatchObject({ code: 0 });
   });
 
-  async function patch(name: string, as: string[], body: object) {
-    const target = ['patch', 'job', name, '-n', elsewhere, '--type=merge', '-p', JSON.stringify(body)];
-    return cluster.kubectl([...target, ...as], { allowFailure: true });
-  }
-
   it('is nothing of people’s own work, which may use Jobs as ever', async () => {
-    await expectAccepted(job(elsewhere, 'own', {}), AS_TENANT);
+    await expectCreated(job(elsewhere, 'own', {}), AS_TENANT);
     const [pod] = await podsOf(elsewhere, 'own');
     expect(pod?.metadata.annotations ?? {}).not.toHaveProperty('berth.dev/task');
   });
@@ -189,7 +166,7 @@ describe('a Pod that pretends that a Job owns it', () => {
 describe('a Job of the operator', () => {
   it.for([SYSTEM_NAMESPACE, machines])('gets its Pod from the Job controller in %s', async (namespace) => {
     const name = `task-${suffix}`;
-    await expectAccepted(job(namespace, name, TASK), AS_OPERATOR);
+    await expectCreated(job(namespace, name, TASK), AS_OPERATOR);
     const [pod] = await podsOf(namespace, name);
     expect(pod?.metadata).toMatchObject({
       annotations: { 'berth.dev/task': '{"type":"uncache"}' },

@@ -10,7 +10,9 @@ import {
   SYSTEM_NAMESPACE,
   TASK_ANNOTATION,
 } from '../../api/v1alpha1/names.ts';
+import { untilPodsAllowed } from '../cluster/simulation.ts';
 import type { Cluster } from '../cluster/index.ts';
+import { admissionOf, AS_ADMIN, AS_OPERATOR, HOST_TOLERATION, SLOT } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -22,18 +24,10 @@ const machines = `platform-machines-${suffix}`;
 const elsewhere = `elsewhere-${suffix}`;
 const TENANT = `tenant-${suffix}`;
 
-const AS_ADMIN: string[] = [];
 const AS_TENANT = [`--as=${TENANT}`];
-const AS_OPERATOR = [`--as=${OPERATOR_USER}`];
 
 let cluster: Cluster;
-
-async function waitForServiceAccount(namespace: string): Promise<void> {
-  await waitFor(`the default ServiceAccount of ${namespace}`, async () => {
-    const { stdout } = await cluster.kubectl(['get', 'serviceaccounts', '-n', namespace, '-o', 'name']);
-    return stdout.includes('/default');
-  });
-}
+const { expectRefused, expectAccepted, expectCreated, patch } = admissionOf(() => cluster);
 
 beforeAll(async () => {
   cluster = await sharedCluster();
@@ -53,7 +47,8 @@ beforeAll(async () => {
     }
   }
   await cluster.kubectl(['label', 'namespace', custom, 'berth.dev/custom-pods=true']);
-  await Promise.all([custom, machines, elsewhere, SYSTEM_NAMESPACE].map(waitForServiceAccount));
+  const namespaces = [custom, machines, elsewhere, SYSTEM_NAMESPACE];
+  await Promise.all(namespaces.map((namespace) => untilPodsAllowed(cluster.client(), namespace)));
 });
 
 afterAll(async () => {
@@ -91,26 +86,6 @@ function pod(namespace: string, name: string, parts: PodParts = {}): string {
     },
   });
 }
-
-async function create(manifest: string, as: string[], ...more: string[]) {
-  return cluster.kubectl(['create', ...as, ...more, '-f', '-'], { input: manifest, allowFailure: true });
-}
-
-async function expectRefused(manifest: string, as: string[], ...says: string[]): Promise<void> {
-  const { code, stderr } = await create(manifest, as);
-  expect(code, 'the API server accepted it').not.toBe(0);
-  expect(stderr).toMatch(/ValidatingAdmissionPolicy 'berth-[a-z-]+'/);
-  for (const part of says) expect(stderr).toContain(part);
-}
-
-/** Through the whole of admission, without storing it. */
-async function expectAccepted(manifest: string, as: string[]): Promise<void> {
-  const { code, stderr } = await create(manifest, as, '--dry-run=server');
-  expect({ code, stderr }).toMatchObject({ code: 0 });
-}
-
-const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
-const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
 
 const COMMANDS: [string, PodParts, string][] = [
   ['the annotation of a machine', { annotations: { 'berth.dev/machine': '{}' } }, 'berth.dev/machine'],
@@ -161,10 +136,7 @@ describe('a machine’s Pod that is there already', () => {
     await cluster.kubectl(['create', ...AS_OPERATOR, '-f', '-'], { input: manifest });
   });
 
-  async function patch(as: string[], body: object) {
-    const target = ['patch', 'pod', name, '-n', machines, '--type=merge', '-p', JSON.stringify(body)];
-    return cluster.kubectl([...target, ...as], { allowFailure: true });
-  }
+  const target = ['pod', name, '-n', machines];
 
   it.for<[string, object, string]>([
     [
@@ -177,7 +149,7 @@ describe('a machine’s Pod that is there already', () => {
     ['add a finalizer', { finalizers: ['berth.dev/observed', 'berth.dev/other'] }, 'berth.dev/other'],
   ])('nobody but the operator may %s', async ([, metadata, says]) => {
     for (const as of [AS_ADMIN, AS_TENANT]) {
-      const { code, stderr } = await patch(as, { metadata });
+      const { code, stderr } = await patch(target, as, { metadata });
       expect(code).not.toBe(0);
       expect(stderr).toContain('only the operator of Berth');
       expect(stderr).toContain(says);
@@ -185,9 +157,9 @@ describe('a machine’s Pod that is there already', () => {
   });
 
   it('may be labelled by an admin, and commanded by the operator', async () => {
-    const labelled = await patch(AS_ADMIN, { metadata: { labels: { team: 'a' } } });
+    const labelled = await patch(target, AS_ADMIN, { metadata: { labels: { team: 'a' } } });
     expect(labelled).toMatchObject({ code: 0 });
-    const commanded = await patch(AS_OPERATOR, {
+    const commanded = await patch(target, AS_OPERATOR, {
       metadata: { annotations: { 'berth.dev/desired': '{"a":1}' } },
     });
     expect(commanded).toMatchObject({ code: 0 });
@@ -267,8 +239,7 @@ describe('Pods of people’s own in a served namespace', () => {
   });
 
   it('get no privileged ephemeral container later', async () => {
-    const { code, stderr } = await create(pod(custom, 'debugged'), AS_TENANT);
-    expect({ code, stderr }).toMatchObject({ code: 0 });
+    await expectCreated(pod(custom, 'debugged'), AS_TENANT);
     const ephemeral = (securityContext: object) =>
       cluster.kubectl(
         [

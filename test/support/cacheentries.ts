@@ -4,9 +4,9 @@ import type {
   ImageCacheEntrySpec,
   NodeCacheState,
 } from '../../api/v1alpha1/imagecacheentry.ts';
-import { isNotFound } from '../../kube/errors.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../operator/resources.ts';
 import type { Cluster } from '../cluster/index.ts';
+import { isGone, waitForObject } from './objects.ts';
 import { waitFor, type WaitOptions } from './wait.ts';
 
 export class CacheEntries {
@@ -38,19 +38,7 @@ export class CacheEntries {
   }
 
   async waitUntilGone(name: string, options?: WaitOptions): Promise<void> {
-    await waitFor(
-      `entry ${name} to be gone`,
-      async () => {
-        try {
-          await this.get(name);
-          return false;
-        } catch (error) {
-          if (isNotFound(error)) return true;
-          throw error;
-        }
-      },
-      options,
-    );
+    await waitFor(`entry ${name} to be gone`, () => isGone(() => this.get(name)), options);
   }
 
   /** So many hosts have the image, and they are all that should. */
@@ -63,25 +51,13 @@ export class CacheEntries {
     );
   }
 
-  async waitFor(
+  waitFor(
     name: string,
     what: string,
     matches: (entry: ImageCacheEntry) => boolean,
     options?: WaitOptions,
   ): Promise<ImageCacheEntry> {
-    let last: ImageCacheEntry | undefined;
-    try {
-      return await waitFor(
-        `entry ${name}: ${what}`,
-        async () => {
-          last = await this.get(name);
-          return matches(last) && last;
-        },
-        options,
-      );
-    } catch (error) {
-      throw new Error(`${String(error)}; last seen: ${JSON.stringify(last?.status)}`, { cause: error });
-    }
+    return waitForObject(`entry ${name}: ${what}`, () => this.get(name), matches, options);
   }
 }
 

@@ -1,6 +1,7 @@
 /** Pulls of single images, without a store around them. */
 import { execFile } from 'node:child_process';
-import { stat } from 'node:fs/promises';
+import { mkdtemp, rm, stat } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import type { ContentLookup } from '../../agent/images/formats/format.ts';
@@ -9,7 +10,7 @@ import { Registries } from '../../agent/images/registry/client.ts';
 import { Keyring } from '../../agent/images/registry/credentials.ts';
 import { parseReference } from '../../agent/images/registry/reference.ts';
 import type { Repository } from '../../agent/images/registry/types.ts';
-import type { TestRegistry } from './registry.ts';
+import { startRegistry, type TestRegistry } from './registry.ts';
 
 const run = promisify(execFile);
 const STAT_BLOCK_BYTES = 512;
@@ -22,6 +23,39 @@ export function repositoryOf(registries: Registries, registry: TestRegistry, nam
   const reference = parseReference(`${registry.host}/${name}`);
   const keyring = Keyring.parse([registry.dockerConfigJson()]);
   return registries.repository(reference, keyring.candidates(reference.registry, reference.repository)[0]);
+}
+
+/** A registry, and folders to pull into. */
+export class PullWorld {
+  readonly root: string;
+  readonly registry: TestRegistry;
+  readonly #registries: Registries;
+
+  private constructor(root: string, registry: TestRegistry) {
+    this.root = root;
+    this.registry = registry;
+    this.#registries = registriesFor(registry);
+  }
+
+  static async start(): Promise<PullWorld> {
+    const root = await mkdtemp(join(tmpdir(), 'berth-pulls-'));
+    return new PullWorld(root, await startRegistry({ directory: join(root, 'registry') }));
+  }
+
+  repository(name: string): Repository {
+    return repositoryOf(this.#registries, this.registry, name);
+  }
+
+  /** A new one, gone with the world at the latest. */
+  folder(): Promise<string> {
+    return mkdtemp(join(this.root, 'pull-'));
+  }
+
+  async end(): Promise<void> {
+    await this.#registries.close();
+    await this.registry.close();
+    await rm(this.root, { recursive: true, force: true });
+  }
 }
 
 export interface PullToRun {

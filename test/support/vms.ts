@@ -1,10 +1,9 @@
 /** VMs of one namespace, as a test makes and watches them. */
 import type { VM, VMSpec } from '../../api/v1alpha1/vm.ts';
-import { isNotFound } from '../../kube/errors.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
-import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { VMS } from '../../operator/resources.ts';
 import type { Cluster } from '../cluster/index.ts';
+import { isGone, waitForObject } from './objects.ts';
 import { waitFor, type WaitOptions } from './wait.ts';
 
 type Condition = NonNullable<NonNullable<VM['status']>['conditions']>[number];
@@ -94,48 +93,21 @@ export class VMs {
     return conditionOf(vm, type) as Condition;
   }
 
-  async waitForVM(
-    name: string,
-    what: string,
-    matches: (vm: VM) => boolean,
-    options?: WaitOptions,
-  ): Promise<VM> {
-    let last: VM | undefined;
-    try {
-      return await waitFor(
-        what,
-        async () => {
-          last = await this.get(name);
-          return matches(last) && last;
-        },
-        options,
-      );
-    } catch (error) {
-      throw new Error(`${String(error)}; last seen: ${JSON.stringify(last?.status)}`, { cause: error });
-    }
+  waitForVM(name: string, what: string, matches: (vm: VM) => boolean, options?: WaitOptions): Promise<VM> {
+    return waitForObject(what, () => this.get(name), matches, options);
   }
 
   /** Neither the VM nor its Pod is there any more. */
   async waitUntilGone(name: string, options?: WaitOptions): Promise<void> {
     await waitFor(
       `VM ${name} and its Pod to be gone`,
-      async () => (await this.#isGone(VMS, name)) && (await this.#isGone(PODS, name)),
+      async () => (await isGone(() => this.get(name))) && (await isGone(() => this.pod(name))),
       options,
     );
   }
 
   async waitUntilPodGone(name: string): Promise<void> {
-    await waitFor(`Pod ${name} to be gone`, () => this.#isGone(PODS, name));
-  }
-
-  async #isGone<T extends KubeObject>(type: Resource<T>, name: string): Promise<boolean> {
-    try {
-      await this.#cluster.client().get(type, this.#ref(name));
-      return false;
-    } catch (error) {
-      if (isNotFound(error)) return true;
-      throw error;
-    }
+    await waitFor(`Pod ${name} to be gone`, () => isGone(() => this.pod(name)));
   }
 
   #ref(name: string): { namespace: string; name: string } {

@@ -1,0 +1,50 @@
+/** What the API server says to a manifest of somebody's, by kubectl as people send it. */
+import { expect } from 'vitest';
+import { OPERATOR_USER } from '../../api/v1alpha1/names.ts';
+import type { Cluster } from '../cluster/index.ts';
+import type { KubectlResult } from '../cluster/kubectl.ts';
+
+/** Arguments of kubectl that say who asks. */
+export type As = readonly string[];
+export const AS_ADMIN: As = [];
+export const AS_OPERATOR: As = [`--as=${OPERATOR_USER}`];
+
+/** Parts of a Pod that only the operator may ask for. */
+export const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
+export const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
+
+export interface Admission {
+  /** By one of our policies, in words with all of `says` in them. */
+  readonly expectRefused: (manifest: string, as: As, ...says: string[]) => Promise<void>;
+  /** Through the whole of admission, without storing it. */
+  readonly expectAccepted: (manifest: string, as: As) => Promise<void>;
+  readonly expectCreated: (manifest: string, as: As) => Promise<void>;
+  /** A merge patch of `KIND NAME -n NAMESPACE`. */
+  readonly patch: (target: readonly string[], as: As, body: object) => Promise<KubectlResult>;
+}
+
+/** `cluster` is asked for when it is needed: set-up makes it later than files are read. */
+export function admissionOf(cluster: () => Cluster): Admission {
+  const create = (manifest: string, as: As, ...more: string[]) =>
+    cluster().kubectl(['create', ...as, ...more, '-f', '-'], { input: manifest, allowFailure: true });
+
+  async function expectCreated(manifest: string, as: As, ...more: string[]): Promise<void> {
+    const { code, stderr } = await create(manifest, as, ...more);
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+  }
+
+  return {
+    async expectRefused(manifest, as, ...says) {
+      const { code, stderr } = await create(manifest, as);
+      expect(code, 'the API server accepted it').not.toBe(0);
+      expect(stderr).toMatch(/ValidatingAdmissionPolicy 'berth-[a-z-]+'/);
+      for (const part of says) expect(stderr).toContain(part);
+    },
+    expectAccepted: (manifest, as) => expectCreated(manifest, as, '--dry-run=server'),
+    expectCreated,
+    patch(target, as, body) {
+      const patch = ['--type=merge', '-p', JSON.stringify(body)];
+      return cluster().kubectl(['patch', ...target, ...patch, ...as], { allowFailure: true });
+    },
+  };
+}

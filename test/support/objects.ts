@@ -1,0 +1,36 @@
+/** Objects of a cluster, as tests wait for them. */
+import { isNotFound } from '../../kube/errors.ts';
+import { waitFor, type WaitOptions } from './wait.ts';
+
+/** Whether what `get` asks for is not there any more; rejects for every other fault. */
+export async function isGone(get: () => Promise<unknown>): Promise<boolean> {
+  try {
+    await get();
+    return false;
+  } catch (error) {
+    if (isNotFound(error)) return true;
+    throw error;
+  }
+}
+
+/** As {@link waitFor}; in vain it tells the object's last status too. */
+export async function waitForObject<T extends { status?: unknown }>(
+  what: string,
+  get: () => Promise<T>,
+  matches: (object: T) => boolean,
+  options?: WaitOptions,
+): Promise<T> {
+  let last: T | undefined;
+  try {
+    return await waitFor(
+      what,
+      async () => {
+        last = await get();
+        return matches(last) && last;
+      },
+      options,
+    );
+  } catch (error) {
+    throw new Error(`${String(error)}; last seen: ${JSON.stringify(last?.status)}`, { cause: error });
+  }
+}
