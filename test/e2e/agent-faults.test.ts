@@ -73,6 +73,7 @@ test('a host that is denied says why and gives up', async () => {
     );
   await expect(host.ended()).rejects.toThrow('NodeExists: delete Node denied first');
   hosts.splice(0);
+  await expect(host.remove()).rejects.toThrow('NodeExists');
 });
 
 test('a machine that nobody saw run is destroyed when the host is cut off, and runs when it is back; others run on', async () => {

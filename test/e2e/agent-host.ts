@@ -122,9 +122,13 @@ export class TestHost {
       );
   }
 
+  /** Rejects when the agent has given up; its folder is gone then too. */
   async remove(): Promise<void> {
-    await this.stop();
-    await rm(this.#directory, { recursive: true, force: true });
+    try {
+      await this.stop();
+    } finally {
+      await rm(this.#directory, { recursive: true, force: true });
+    }
   }
 }
 
