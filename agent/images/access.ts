@@ -1,5 +1,6 @@
 /** Whether somebody may have an image of a registry: what the registry itself says to his own credentials. */
 import { type Credential, fingerprint, type Keyring } from './registry/credentials.ts';
+import type { Registries } from './registry/client.ts';
 import type { Reference } from './registry/reference.ts';
 import type { Repository } from './registry/types.ts';
 import { ImageError } from './store.ts';
@@ -9,43 +10,50 @@ const REMEMBERED_MILLISECONDS = 5 * 60_000;
 /** The oldest is forgotten, and asked again. */
 const REMEMBERED_LIMIT = 4_096;
 
-export type OpenRepository = (reference: Reference, credential: Credential | undefined) => Repository;
-
 export interface Opened<T> {
   answer: T;
   repository: Repository;
-  /** Without credentials: everybody may have it. */
-  anonymous: boolean;
+  /** Undefined: everybody may have it. */
+  credential: Credential | undefined;
+}
+
+/** Asks a repository with each of the credentials that fit, until one opens it. */
+export async function ask<T>(
+  registries: Registries,
+  { reference, keyring }: { reference: Reference; keyring: Keyring | undefined },
+  question: (repository: Repository) => Promise<T>,
+): Promise<Opened<T>> {
+  let denial: ImageError | undefined;
+  for (const credential of credentialsFor(reference, keyring)) {
+    const repository = registries.repository(reference, credential);
+    try {
+      return { answer: await question(repository), repository, credential };
+    } catch (error) {
+      if (!(error instanceof ImageError) || error.reason !== 'ImageAccessDenied') throw error;
+      denial ??= error;
+    }
+  }
+  throw denial ?? new TypeError('nothing was tried, not even to ask without credentials');
 }
 
 export class Access {
-  readonly #open: OpenRepository;
+  readonly #registries: Registries;
   /** By repository and credential: when it was seen to be open, in milliseconds since the process began. */
   readonly #seen = new Map<string, number>();
 
-  constructor(open: OpenRepository) {
-    this.#open = open;
+  constructor(registries: Registries) {
+    this.#registries = registries;
   }
 
-  /** Asks a repository with each of the credentials that fit, until one opens it; that it does is remembered. */
+  /** As {@link ask}; which credential opened it is remembered. */
   async ask<T>(
     reference: Reference,
     keyring: Keyring | undefined,
     question: (repository: Repository) => Promise<T>,
   ): Promise<Opened<T>> {
-    let denial: ImageError | undefined;
-    for (const credential of credentialsFor(reference, keyring)) {
-      const repository = this.#open(reference, credential);
-      try {
-        const answer = await question(repository);
-        this.#remember(keyOf(reference, credential));
-        return { answer, repository, anonymous: credential === undefined };
-      } catch (error) {
-        if (!(error instanceof ImageError) || error.reason !== 'ImageAccessDenied') throw error;
-        denial ??= error;
-      }
-    }
-    throw denial ?? new TypeError('nothing was tried, not even to ask without credentials');
+    const opened = await ask(this.#registries, { reference, keyring }, question);
+    this.#remember(keyOf(reference, opened.credential));
+    return opened;
   }
 
   /** Whether the registry has lately opened the repository to one of the credentials. */

@@ -69,7 +69,7 @@ export class HostImageStore implements ImageStore {
     this.#catalog = catalog;
     this.#space = space;
     this.registries = new Registries({ registries, allowLoopback });
-    const access = new Access((reference, credential) => this.registries.repository(reference, credential));
+    const access = new Access(this.registries);
     this.#registrySource = new RegistrySource({ catalog, making, access, metrics });
     this.#httpSource = new HttpSource({ catalog, making, metrics, allowLoopback, logger });
     this.#fileSource = new FileSource(catalog, layout.root);

@@ -4,7 +4,7 @@ import { chmod, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import { promisify } from 'node:util';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
-import { Access } from './access.ts';
+import { ask } from './access.ts';
 import { allocatedBytes } from './allocated.ts';
 import { publishDisk } from './formats/publish.ts';
 import type { Registries } from './registry/client.ts';
@@ -48,13 +48,9 @@ export interface PublisherOptions {
 
 export class Publisher {
   readonly #options: PublisherOptions;
-  readonly #access: Access;
 
   constructor(options: PublisherOptions) {
     this.#options = options;
-    this.#access = new Access((reference, credential) =>
-      options.registries.repository(reference, credential),
-    );
   }
 
   /** Into the cluster's image storage. */
@@ -74,13 +70,15 @@ export class Publisher {
     disk: RawDisk,
     { signal, onProgress }: PublishingOptions,
   ): Promise<Published> {
+    const { registries } = this.#options;
+    const { keyring } = to;
     const reference = parseReference(to.reference);
     if (reference.tag === undefined) {
       throw new ImageError('ImageInvalid', `${to.reference} has no tag to publish under`);
     }
     const { tag } = reference;
     const { path: rawPath, virtualSizeBytes: virtualSize, architecture, os } = disk;
-    const { answer } = await this.#access.ask(reference, to.keyring, async (repository) => {
+    const { answer } = await ask(registries, { reference, keyring }, async (repository) => {
       let done = 0;
       const onBytes = (count: number): void => {
         done += count;

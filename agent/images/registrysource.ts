@@ -99,8 +99,8 @@ export class RegistrySource {
     const { access, catalog } = this.#parts;
     if (trusted || origin.open || access.isKnown(reference, keyring)) return;
     const { digest } = stored.metadata;
-    const { anonymous } = await access.ask(reference, keyring, (one) => one.head(digest, signal));
-    if (!anonymous) return;
+    const { credential } = await access.ask(reference, keyring, (one) => one.head(digest, signal));
+    if (credential !== undefined) return;
     origin.open = true;
     await catalog.save(stored);
   }
@@ -111,14 +111,15 @@ export class RegistrySource {
     const opened = await access.ask(reference, keyring, (one) => {
       return one.resolve(reference.digest ?? reference.tag ?? 'latest', architecture, signal);
     });
-    const { answer: resolved, repository, anonymous } = opened;
+    const { answer: resolved, repository, credential } = opened;
+    const open = credential === undefined;
     const id = manifestId(resolved.digest);
     return await request.holding(id, async () => {
       const present = catalog.get(id);
       // Only what this very repository gave proves that it has the content, and not the digest alone.
       const isHere = present !== undefined && originOf(present, nameOf(reference)) !== undefined;
       const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
-      if (noteOrigin(stored, { name: nameOf(reference), open: anonymous, digests: digestsOf(resolved) })) {
+      if (noteOrigin(stored, { name: nameOf(reference), open, digests: digestsOf(resolved) })) {
         await catalog.save(stored);
       }
       return stored;

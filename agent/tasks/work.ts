@@ -41,7 +41,8 @@ async function cache(
   context: TaskContext,
 ): Promise<TaskReport> {
   const { image, entry, refresh } = task;
-  return await describe(await ensure(host, image, { context, holder: `entry/${entry}`, refresh }));
+  const keyring = await host.keyring(context.pod);
+  return await describe(await ensure(host, image, { context, holder: `entry/${entry}`, refresh, keyring }));
 }
 
 /** With a target the image is put there; else it is only seen that it can be fetched and what it is. */
@@ -66,8 +67,7 @@ async function push(
   { image, reference }: Task & { type: 'push' },
   context: TaskContext,
 ): Promise<TaskReport> {
-  const keyring = await host.keyring(context.pod);
-  return await held(host, image, context, async (base) => {
+  return await held(host, image, context, async (base, keyring) => {
     const { architecture } = image;
     return await withImage(host, { base, architecture }, context, async (disk, options) => {
       context.log(`publishing as ${reference}`);
@@ -94,11 +94,12 @@ async function held(
   host: TaskHost,
   image: TaskImage,
   context: TaskContext,
-  use: (base: BaseImage) => Promise<TaskReport>,
+  use: (base: BaseImage, keyring: Keyring) => Promise<TaskReport>,
 ): Promise<TaskReport> {
   const holder: Holder = `task/${context.uid}`;
+  const keyring = await host.keyring(context.pod);
   try {
-    return await use(await ensure(host, image, { context, holder, refresh: true }));
+    return await use(await ensure(host, image, { context, holder, refresh: true, keyring }), keyring);
   } finally {
     host.images.release(holder);
   }
@@ -123,16 +124,16 @@ interface Ensuring {
   context: TaskContext;
   holder: Holder;
   refresh: boolean;
+  keyring: Keyring;
 }
 
 async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Promise<BaseImage> {
-  const { context, holder, refresh } = ensuring;
+  const { context, holder, refresh, keyring } = ensuring;
   const { source, format, architecture, name } = image;
   if (source.type === 'empty') {
     throw new ImageError('ImageSourceUnsupported', 'an empty disk needs no fetching');
   }
   context.log(`fetching ${describeSource(source)}`);
-  const keyring = await host.keyring(context.pod);
   const { signal, progress: onProgress } = context;
   const options = { format, architecture, name, keyring, holder, refresh, signal, onProgress };
   const base = await host.images.ensure(source, options);
