@@ -28,6 +28,7 @@ async function main(): Promise<void> {
   const operator = await Operator.start({
     config,
     kubeconfigPath: values.kubeconfig,
+    podName: process.env['BERTH_POD_NAME'],
     logger,
     onLost: () => exit(EXIT_FAILURE),
   });

@@ -7,6 +7,7 @@ import { Authorizer } from '../kube/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { type Connection, loadConnection } from '../kube/credentials.ts';
 import { EventRecorder } from '../kube/events.ts';
+import type { Controller } from '../kube/controller.ts';
 import { type LeaderElection, runLeaderElection } from '../kube/lease.ts';
 import { createMetrics } from '../kube/metrics.ts';
 import { type RunningServer, serveHealth, serveMetrics } from '../kube/serving.ts';
@@ -18,6 +19,7 @@ import {
 import { Transport } from '../kube/transport.ts';
 import type { OperatorConfig } from './config.ts';
 import { type Controllers, createControllers } from './controllers/index.ts';
+import { leaderLabel } from './leaderlabel.ts';
 
 const LEASE_NAME = 'berth-operator';
 /** How long running reconciles may take at a clean stop: well inside the 30 s that Kubernetes gives a Pod. */
@@ -27,6 +29,8 @@ const DAY_SECONDS = 24 * 3600;
 export interface OperatorStart {
   readonly config: OperatorConfig;
   readonly kubeconfigPath: string | undefined;
+  /** Name of the Pod that this process is; undefined outside of a cluster. */
+  readonly podName: string | undefined;
   readonly logger: Logger;
   /** The lease is lost: the process must end at once. */
   readonly onLost: () => void;
@@ -38,6 +42,7 @@ export class Operator {
   readonly #client: KubeClient;
   readonly #leaseClient: KubeClient;
   readonly #controllers: Controllers;
+  readonly #leaderLabel: Controller | undefined;
   readonly #identity = `${hostname()}-${randomUUID()}`;
   readonly #candidacy = new AbortController();
   readonly #working = new AbortController();
@@ -71,6 +76,16 @@ export class Operator {
       clock: Date.now,
       isLeader: () => this.#isWorking,
     });
+    this.#leaderLabel =
+      start.podName === undefined
+        ? undefined
+        : leaderLabel({
+            client: this.#leaseClient,
+            pod: { namespace: config.namespaces.system, name: start.podName },
+            isLeader: () => this.#isWorking,
+            metrics: this.#registry,
+            logger,
+          });
   }
 
   /** Resolves when the servers listen and the candidacy has begun; the caches may still be filling. */
@@ -107,6 +122,8 @@ export class Operator {
   /** Leader and standby alike keep their caches warm; only the leader's controllers run. */
   #watch(): void {
     const { informers } = this.#controllers;
+    this.#leaderLabel?.start(this.#watching.signal);
+    this.#enqueueLabel();
     for (const informer of informers) {
       informer.start(this.#watching.signal);
     }
@@ -144,6 +161,12 @@ export class Operator {
     for (const controller of this.#controllers.controllers) {
       controller.start(this.#working.signal);
     }
+    this.#enqueueLabel();
+  }
+
+  #enqueueLabel(): void {
+    const { podName } = this.#start;
+    if (podName !== undefined) this.#leaderLabel?.enqueue(podName);
   }
 
   /** Finishes what has begun, gives the lease back, then ends the watches and the servers. */

@@ -5,6 +5,8 @@ export const API_VERSION = `${GROUP}/v1alpha1`;
 /** On every host's Node: label and taint, both with this key. */
 export const HOST_KEY = 'berth.dev/host';
 export const HOST_VALUE = 'true';
+/** On the operator's Pod that leads. */
+export const LEADER_LABEL = 'berth.dev/leader';
 /** Prefix of a host's tags: `tag.berth.dev/<tag>`. */
 export const TAG_LABEL_PREFIX = 'tag.berth.dev/';
 /** Taint on a host whose NAT could not be healed. */

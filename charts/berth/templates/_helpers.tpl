@@ -59,7 +59,7 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- define "berth.agentConfig" -}}
 {{- $share := .Values.agent.share -}}
 {{- $own := dict "dataDirectory" .Values.agent.hostPath "bootstrapKubeconfig" "/etc/berth/bootstrap/kubeconfig" "offered" (dict "cpu" $share.cpu "memory" $share.memory) -}}
-{{- $usual := dict "kubelet" (dict "clientCAFile" "/etc/berth/bootstrap/ca.crt") -}}
+{{- $usual := dict "kubelet" (dict "clientCAFile" "/etc/berth/bootstrap/ca.crt" "port" 10350) -}}
 {{- toYaml (merge $own (deepCopy .Values.agent.config) $usual) -}}
 {{- end }}
 
