@@ -24,13 +24,15 @@ demo: $(PACKAGES) ## Run a real VM on this machine (ARCH=arm64 for an ARM host)
 demo-down: $(PACKAGES) ## End the demo and remove everything it made
 	@node hack/demo.ts down
 
-.PHONY: test unit integration chart harness e2e faults nat
+.PHONY: test unit integration docker chart harness e2e faults nat
 test: $(PACKAGES) prerequisites ## Run all tests; the last line counts them
 	@node hack/test.ts
 unit: $(PACKAGES) ## Tests beside the code, seconds
 	@node hack/test.ts unit
 integration: $(PACKAGES) ## Tests against a real API server
 	@node hack/test.ts integration
+docker: $(PACKAGES) prerequisites ## The same against a control plane in containers
+	@node hack/test.ts docker
 chart: $(PACKAGES) prerequisites ## Tests of the Helm chart, on a real API server
 	@node hack/test.ts chart
 harness: $(PACKAGES) ## Tests of the cluster harness itself

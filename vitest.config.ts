@@ -1,4 +1,5 @@
 import { defineConfig } from 'vitest/config';
+import { whyNoDocker } from './test/docker/host.ts';
 
 /** A single step of a real cluster or guest; a test that waits longer says so itself. */
 const REAL_PARTS_MILLISECONDS = 120_000;
@@ -13,6 +14,9 @@ const realParts = {
 
 /** Tests that start emulated guests or measure time run one file at a time. */
 const oneAtATime = { ...realParts, fileParallelism: false };
+
+/** Run a second time, on a control plane in containers; where that cannot be, the tests in test/docker say why. */
+const INTO_CONTAINERS = whyNoDocker() === undefined ? ['test/integration/**/*.test.ts'] : [];
 
 export default defineConfig({
   test: {
@@ -59,6 +63,17 @@ export default defineConfig({
           globalSetup: ['test/oci/setup.ts'],
           sequence: { groupOrder: 8 },
           ...oneAtATime,
+        },
+      },
+      {
+        test: {
+          name: 'docker',
+          include: ['test/docker/**/*.test.ts', ...INTO_CONTAINERS],
+          globalSetup: ['test/docker/setup.ts'],
+          setupFiles: ['test/docker/environment.ts'],
+          sequence: { groupOrder: 10 },
+          maxWorkers: 2,
+          ...realParts,
         },
       },
       {

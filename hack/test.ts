@@ -8,7 +8,19 @@ import { join } from 'node:path';
 import type { RunSummary } from '../test/support/reporter.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-const PROJECTS = ['unit', 'integration', 'images', 'chart', 'oci', 'harness', 'e2e', 'installed', 'faults', 'nat'];
+const PROJECTS = [
+  'unit',
+  'integration',
+  'images',
+  'chart',
+  'oci',
+  'docker',
+  'harness',
+  'e2e',
+  'installed',
+  'faults',
+  'nat',
+];
 const REPORTER = join(ROOT, 'test', 'support', 'reporter.ts');
 
 interface ProjectResult extends RunSummary {
@@ -31,12 +43,11 @@ async function runProject(project: string): Promise<ProjectResult> {
   return { project, seconds, ...readSummary(path, code) };
 }
 
-/** In plain processes unless told: tests stop single components, and the API server calls agents on loopback. */
 function vitest(args: readonly string[], summary: string): Promise<number> {
   const child = spawn(process.execPath, [join(ROOT, 'node_modules', 'vitest', 'vitest.mjs'), ...args], {
     cwd: ROOT,
     stdio: ['ignore', 'inherit', 'inherit'],
-    env: { BERTH_CLUSTER: 'processes', ...process.env, BERTH_TEST_SUMMARY: summary },
+    env: { ...process.env, BERTH_TEST_SUMMARY: summary },
   });
   return new Promise((resolve, reject) => {
     child.once('error', reject);
@@ -53,7 +64,7 @@ function readSummary(path: string, code: number): RunSummary {
     process.stderr.write(`no results: ${error instanceof Error ? error.message : String(error)}\n`);
     return { ...summary, failed: 1 };
   }
-  if (summary.passed === 0 && summary.failed === 0) return { ...summary, failed: 1 };
+  if (summary.passed + summary.failed + summary.skipped.length === 0) return { ...summary, failed: 1 };
   return code === 0 ? summary : { ...summary, failed: Math.max(summary.failed, 1) };
 }
 

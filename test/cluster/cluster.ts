@@ -11,8 +11,9 @@ import { createHosts, type HostOptions } from './hosts.ts';
 import { writeFileAtomically, writeKubeconfig } from './kubeconfig.ts';
 import { type Kubectl, type KubectlOptions, type KubectlResult, kubectlFor } from './kubectl.ts';
 import { ensureKwok } from './kwok.ts';
+import { launch } from './launch.ts';
 import { type OperatorOptions, type OperatorProcess, startOperator } from './operator.ts';
-import { type ProcessRecord, readRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
+import { type ProcessRecord, readRecord, signalProcess, stopProcess } from './processes.ts';
 import { untilPodsAllowed, untilSimulated } from './simulation.ts';
 import type { ClusterState } from './state.ts';
 import { renewRegularly, requestToken } from './tokens.ts';
@@ -118,8 +119,8 @@ export class RunningCluster implements Cluster {
   }
 
   component(name: Component): ComponentProcess {
-    if (this.#state.provider !== 'processes') {
-      throw new Error(`${name} cannot be reached here; set BERTH_CLUSTER=processes for plain processes`);
+    if (this.#state.provider === 'kubeconfig') {
+      throw new Error(`${name} of a cluster that was given cannot be reached; leave BERTH_CLUSTER unset`);
     }
     const record = readRecord(this.directory, name);
     return {
@@ -133,8 +134,8 @@ export class RunningCluster implements Cluster {
 
   async #restart(record: ProcessRecord, signal: NodeJS.Signals): Promise<void> {
     await stopProcess(this.directory, record, signal);
-    const { name, file, arguments: args } = record;
-    await startProcess(this.directory, { name, file, arguments: args });
+    const { name, file, arguments: args, image } = record;
+    await launch(this.directory, { name, file, arguments: args, image });
     await waitUntilReady(this.directory, this.server);
   }
 

@@ -1,11 +1,12 @@
-/** kube-apiserver, etcd, controller-manager and scheduler as plain processes on loopback. */
+/** kube-apiserver, etcd, controller-manager and scheduler on loopback: plain processes, or each in a container. */
 import { readFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { join } from 'node:path';
 import { waitFor } from '../support/wait.ts';
+import { launch } from './launch.ts';
 import { type NodeIdentity, writeCredentials } from './pki.ts';
 import { freePorts } from './ports.ts';
-import { isAlive, readRecord, startProcess } from './processes.ts';
+import { isAlive, readRecord } from './processes.ts';
 import type { Tools } from './toolchain/toolchain.ts';
 
 /** Client-go's defaults (20, 30) would make these two the bottleneck of every burst. */
@@ -25,6 +26,8 @@ export interface ControlPlaneOptions {
   tools: Tools;
   /** How long a node may be silent before it counts as lost; Kubernetes' own value is 50. */
   nodeMonitorGracePeriodSeconds?: number | undefined;
+  /** Image of containers for the programs, which are its files `/NAME`; plain processes when absent. */
+  image?: string | undefined;
   /** Where it runs, for nodes that are to reach it; loopback alone when absent. */
   network?: ControlPlaneNetwork | undefined;
 }
@@ -47,8 +50,9 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<v
   await writeCredentials(options.name, options.directory, { server, ...network });
   const start = async (name: keyof Tools, parameters: string[]): Promise<void> => {
     const inside = network === undefined ? [] : ['nsenter', `--net=/run/netns/${network.namespace}`];
-    const [file = '', ...rest] = [...inside, options.tools[name], ...parameters];
-    await startProcess(options.directory, { name, file, arguments: rest });
+    const program = options.image === undefined ? options.tools[name] : `/${name}`;
+    const [file = '', ...rest] = [...inside, program, ...parameters];
+    await launch(options.directory, { name, file, arguments: rest, image: options.image });
   };
   await start('etcd', etcdArguments(options.directory, etcdPort, etcdPeerPort));
   await start('kube-apiserver', serverArguments(options, serverPort, etcdPort));

@@ -18,9 +18,8 @@ import {
   startTimeOf,
   stopProcess,
 } from './processes.ts';
-import { removeContainer, startContainer } from './providers/docker.ts';
 import { copyKubeconfig } from './providers/existing.ts';
-import { chooseProvider } from './providers/provider.ts';
+import { chooseProvider, type Provider } from './providers/provider.ts';
 import {
   CLUSTERS,
   type ClusterState,
@@ -30,7 +29,7 @@ import {
   writeOwner,
   writeState,
 } from './state.ts';
-import { resolveTools } from './toolchain/toolchain.ts';
+import { resolveTools, type Tools } from './toolchain/toolchain.ts';
 import type { Cluster, ClusterOptions } from './types.ts';
 
 export type { NodeCluster } from './nodes/cluster.ts';
@@ -54,7 +53,11 @@ export async function startNodeCluster(options: NodeClusterOptions): Promise<Nod
   return await begin(options, (directory) => bringUpNodes(options, directory, end));
 }
 
-async function begin<C>(
+/**
+ * Runs `bringUp` in the folder of that name, after ending what was there. Processes that it records there end with this
+ * one at the latest, unless they are to last.
+ */
+export async function begin<C>(
   options: Pick<ClusterOptions, 'name' | 'stateDirectory' | 'lasting'>,
   bringUp: (directory: string) => Promise<C>,
 ): Promise<C> {
@@ -89,13 +92,11 @@ export async function stopCluster(name: string, stateDirectory?: string): Promis
 }
 
 async function bringUp(options: ClusterOptions, directory: string): Promise<Cluster> {
-  const { provider, tried } = await chooseProvider();
-  const tools = await resolveTools({ tried });
-  const lasting = options.lasting ?? false;
-  const state: ClusterState = { name: options.name, provider, tools, lasting };
-  if (provider === 'processes') await startControlPlane({ ...options, directory, tools });
-  else if (provider === 'docker') state.container = await startContainer(directory, lasting);
-  else await copyKubeconfig(tools.kubectl, directory);
+  const provider = chooseProvider();
+  const tools = await resolveTools();
+  const state: ClusterState = { name: options.name, provider, tools, lasting: options.lasting ?? false };
+  if (provider === 'kubeconfig') await copyKubeconfig(tools.kubectl, directory);
+  else await startControlPlane({ ...options, directory, tools, image: await imageFor(provider, tools) });
   writeState(directory, state);
   const cluster = await RunningCluster.open(directory, state, end);
   await install(kubectlFor(tools.kubectl, cluster.kubeconfig), {
@@ -113,6 +114,12 @@ async function bringUp(options: ClusterOptions, directory: string): Promise<Clus
   return cluster;
 }
 
+async function imageFor(provider: Provider, tools: Tools): Promise<string | undefined> {
+  if (provider !== 'docker') return undefined;
+  const { controlPlaneImage } = await import('./providers/docker.ts');
+  return await controlPlaneImage(tools);
+}
+
 async function end(cluster: RunningCluster): Promise<void> {
   await remove(cluster.directory);
 }
@@ -122,7 +129,6 @@ async function remove(directory: string): Promise<void> {
   await stopProcesses(directory);
   for (const namespace of state?.namespaces ?? []) await removeGroups(namespace);
   await removeNamespaces(state?.namespaces ?? []);
-  if (state?.container !== undefined) await removeContainer(state.container);
   if (state?.provider === 'kubeconfig') {
     await uninstall(kubectlFor(state.tools.kubectl, join(directory, 'kubeconfig')));
   }

@@ -3,8 +3,16 @@
  * A record holds the start time too: a process id that meanwhile belongs to somebody else is never killed.
  */
 import { execFile, spawn } from 'node:child_process';
-import { closeSync, existsSync, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
-import { mkdir, readdir, rm } from 'node:fs/promises';
+import {
+  closeSync,
+  existsSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  writeFileSync,
+} from 'node:fs';
+import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { startTimeIn } from '../../agent/machines/process.ts';
@@ -24,6 +32,8 @@ export interface ProcessPlan {
   arguments: readonly string[];
   /** Added to this process's environment. Not for secrets: it is stored. */
   environment?: Readonly<Record<string, string>>;
+  /** Runs in a container of this image, where `file` is; absent for a program of this machine. */
+  image?: string | undefined;
 }
 
 export type ProcessRecord = ProcessPlan & ProcessIdentity;
@@ -35,7 +45,6 @@ const KILL_MILLISECONDS = 10_000;
 
 /** Starts a process of its own session that outlives this one. */
 export async function startProcess(directory: string, plan: ProcessPlan): Promise<ProcessRecord> {
-  await mkdir(join(directory, 'processes'), { recursive: true });
   const log = openSync(join(directory, `${plan.name}.log`), 'a', 0o600);
   try {
     const child = spawn(plan.file, plan.arguments, {
@@ -49,13 +58,23 @@ export async function startProcess(directory: string, plan: ProcessPlan): Promis
     if (child.pid === undefined) return await failed;
     failed.catch(() => undefined);
     child.unref();
-    const record = { ...plan, pid: child.pid, startTime: (await startTimeOf(child.pid)) ?? 'ended' };
-    writeFileSync(join(directory, `${plan.name}.pid`), `${child.pid}\n`);
-    writeFileSync(join(directory, 'processes', `${plan.name}.json`), JSON.stringify(record));
-    return record;
+    return await recordProcess(directory, plan, child.pid);
   } finally {
     closeSync(log);
   }
+}
+
+/** Makes a process that runs already one of this folder. */
+export async function recordProcess(
+  directory: string,
+  plan: ProcessPlan,
+  pid: number,
+): Promise<ProcessRecord> {
+  mkdirSync(join(directory, 'processes'), { recursive: true });
+  const record = { ...plan, pid, startTime: (await startTimeOf(pid)) ?? 'ended' };
+  writeFileSync(join(directory, `${plan.name}.pid`), `${pid}\n`);
+  writeFileSync(join(directory, 'processes', `${plan.name}.json`), JSON.stringify(record));
+  return record;
 }
 
 /** Every process that was started in this folder and not stopped since. */

@@ -12,8 +12,6 @@ export interface ClusterState {
   provider: Provider;
   tools: Tools;
   lasting: boolean;
-  /** Container that runs it, for provider `docker`. */
-  container?: string;
   /** Network namespaces that were made for it; control groups of the same names belong to its nodes. */
   namespaces?: string[];
 }

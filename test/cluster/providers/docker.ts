@@ -1,58 +1,121 @@
-/** The control plane of k3s in a container. Its agents' logs are reachable only where containers reach the host. */
-import { writeFileSync } from 'node:fs';
-import { join } from 'node:path';
-import { messageOf } from '../../support/errors.ts';
+/**
+ * The control plane in containers: its own programs, in an image that is built here, and no distribution. Nothing is
+ * pulled. A container shares this machine's network, the cluster's folder and the caller's user, and is gone when its
+ * process is, so that for all others it is a process with a record like the rest.
+ */
+import { createHash } from 'node:crypto';
+import { copyFile, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { basename, join } from 'node:path';
+import { GenericContainer, getContainerRuntimeClient, ImageName } from 'testcontainers';
+import { isErrorCode, messageOf } from '../../support/errors.ts';
+import { type ProcessPlan, type ProcessRecord, recordProcess } from '../processes.ts';
+import type { Tools } from '../toolchain/toolchain.ts';
 
-/** Of the same minor release as the plain processes. */
-const IMAGE = 'rancher/k3s:v1.36.3-k3s1';
-/** 250 MB over a slow line. */
-const PULL_MILLISECONDS = 600_000;
+const PROGRAMS = ['etcd', 'kube-apiserver', 'kube-controller-manager', 'kube-scheduler'] as const;
+const REPOSITORY = 'localhost/berth-control-plane';
+/** Debian's static build: the programs write no log files themselves. */
+const BUSYBOX = '/bin/busybox';
+const DOCKERFILE = `FROM scratch
+COPY busybox ${PROGRAMS.join(' ')} /
+`;
+/** Goes before the path of the log, the program and its arguments. */
+const ENTRY = ['/busybox', 'sh', '-c', 'exec "$@" >>"$0" 2>&1'];
+const LAST_WORDS_CHARACTERS = 1_000;
 
-/** Berth's own hosts are nodes; k3s' agent and add-ons would only be in the way. */
-const COMMAND = [
-  'server',
-  '--disable-agent',
-  '--disable=traefik,servicelb,metrics-server,local-storage,coredns',
-  '--kube-apiserver-arg=enable-bootstrap-token-auth=true',
-  '--kube-apiserver-arg=kubelet-preferred-address-types=InternalIP',
-  '--kube-controller-manager-arg=controllers=*,tokencleaner,bootstrapsigner',
-  '--kube-controller-manager-arg=kube-api-qps=2000',
-  '--kube-controller-manager-arg=kube-api-burst=2000',
-  '--kube-scheduler-arg=kube-api-qps=2000',
-  '--kube-scheduler-arg=kube-api-burst=2000',
-];
+/** Labels of containers: the name of the cluster's folder, and the program. */
+export const CLUSTER_LABEL = 'dev.berth.cluster';
+export const PROGRAM_LABEL = 'dev.berth.program';
 
-/** Undefined when a container of k3s can run here, else why not. Pulls the image when it isn't there. */
-export async function whyNotDocker(): Promise<string | undefined> {
+type Runtime = Awaited<ReturnType<typeof getContainerRuntimeClient>>;
+
+/** The daemon that `DOCKER_HOST` names, else the machine's. Throws when none answers. */
+export async function dockerRuntime(): Promise<Runtime> {
+  // Testcontainers' own helper for what a killed run leaves would have to be pulled; here it is the next start's work.
+  process.env['TESTCONTAINERS_RYUK_DISABLED'] = 'true';
+  // Where ports of containers are: they share our network. Asked in a container, it would look for a bridge's gateway.
+  process.env['TESTCONTAINERS_HOST_OVERRIDE'] ??= '127.0.0.1';
+  return await getContainerRuntimeClient();
+}
+
+/** Reference of the image with these programs; builds it when the daemon hasn't got it. */
+export async function controlPlaneImage(tools: Tools): Promise<string> {
+  if (process.platform !== 'linux') throw new Error('containers with the network of this machine need Linux');
+  const runtime = await dockerRuntime().catch((error: unknown) => {
+    throw new Error(`no Docker daemon answers: ${messageOf(error)}`, { cause: error });
+  });
+  const files = [BUSYBOX, ...PROGRAMS.map((name) => tools[name])];
+  const reference = `${REPOSITORY}:${await fingerprint(files)}`;
+  if (!(await runtime.image.exists(ImageName.fromString(reference)))) await build(reference, files);
+  return reference;
+}
+
+/** Of what would be copied, without reading it all. */
+async function fingerprint(files: readonly string[]): Promise<string> {
+  const hash = createHash('sha256').update(DOCKERFILE);
+  for (const file of files) {
+    const { size, mtimeMs } = await stat(file);
+    hash.update(`${file} ${size} ${mtimeMs}\n`);
+  }
+  return hash.digest('hex').slice(0, 12);
+}
+
+async function build(reference: string, files: readonly string[]): Promise<void> {
+  const context = await mkdtemp(join(tmpdir(), 'berth-control-plane-'));
   try {
-    const { getContainerRuntimeClient, ImageName } = await import('testcontainers');
-    const runtime = await getContainerRuntimeClient();
-    const image = ImageName.fromString(IMAGE);
-    if (await runtime.image.exists(image)) return undefined;
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise<never>((_, reject) => {
-      timer = setTimeout(() => reject(new Error(`pulling ${IMAGE} takes too long`)), PULL_MILLISECONDS);
-    });
-    await Promise.race([runtime.image.pull(image), late]).finally(() => clearTimeout(timer));
-    return undefined;
-  } catch (error) {
-    return messageOf(error);
+    await writeFile(join(context, 'Dockerfile'), DOCKERFILE);
+    for (const file of files) await copyFile(file, join(context, basename(file)));
+    await GenericContainer.fromDockerfile(context).build(reference, { deleteOnExit: false });
+  } finally {
+    await rm(context, { recursive: true, force: true });
   }
 }
 
-/** Starts it, writes `DIRECTORY/kubeconfig`, resolves with the container's id. */
-export async function startContainer(directory: string, lasting: boolean): Promise<string> {
-  // Testcontainers' helper removes containers when this process ends; a lasting cluster must not be.
-  if (lasting) process.env['TESTCONTAINERS_RYUK_DISABLED'] = 'true';
-  const { K3sContainer } = await import('@testcontainers/k3s');
-  const container = await new K3sContainer(IMAGE).withCommand(COMMAND).start();
-  writeFileSync(join(directory, 'kubeconfig'), container.getKubeConfig(), { mode: 0o600 });
-  return container.getId();
+/** A container that its daemon removes when its process has ended, whoever ended it. */
+class ProgramContainer extends GenericContainer {
+  protected override async beforeContainerCreated(): Promise<void> {
+    this.hostConfig.AutoRemove = true;
+  }
 }
 
-/** Removes the container with its volumes. */
-export async function removeContainer(id: string): Promise<void> {
-  const { getContainerRuntimeClient } = await import('testcontainers');
-  const runtime = await getContainerRuntimeClient();
-  await runtime.container.remove(runtime.container.getById(id), { removeVolumes: true });
+/** Starts a program of the image. It sees the folder at the same path, and its log is there, as a plain process's is. */
+export async function startContainer(
+  directory: string,
+  plan: ProcessPlan & { image: string },
+): Promise<ProcessRecord> {
+  await dockerRuntime();
+  const log = join(directory, `${plan.name}.log`);
+  const container = new ProgramContainer(plan.image)
+    .withEntrypoint([...ENTRY, log, plan.file])
+    .withCommand([...plan.arguments])
+    .withEnvironment({ ...plan.environment })
+    .withUser(`${process.getuid?.()}:${process.getgid?.()}`)
+    .withNetworkMode('host')
+    .withBindMounts([{ source: directory, target: directory }])
+    .withLabels({ [CLUSTER_LABEL]: basename(directory), [PROGRAM_LABEL]: plan.name });
+  try {
+    const started = await container.start();
+    return await recordProcess(directory, plan, await processOf(started.getId()));
+  } catch (error) {
+    const words = await readFile(log, 'utf8').catch(() => 'it wrote no log');
+    const reason = `${messageOf(error)}: ${words.slice(-LAST_WORDS_CHARACTERS)}`;
+    throw new Error(`${plan.name} did not start in a container: ${reason}`, { cause: error });
+  }
+}
+
+/** The container's process as this machine counts; a daemon may count in a namespace of its own. */
+async function processOf(container: string): Promise<number> {
+  for (const entry of await readdir('/proc')) {
+    if (/^\d+$/.test(entry) && (await groupsOf(entry)).includes(container)) return Number(entry);
+  }
+  throw new Error('it has ended, or the daemon is on another machine');
+}
+
+async function groupsOf(pid: string): Promise<string> {
+  try {
+    return await readFile(`/proc/${pid}/cgroup`, 'utf8');
+  } catch (error) {
+    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) return '';
+    throw error;
+  }
 }

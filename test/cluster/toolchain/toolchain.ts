@@ -40,8 +40,6 @@ export interface ToolchainOptions {
   environment?: Readonly<Record<string, string | undefined>>;
   progress?: Progress;
   sources?: Sources;
-  /** What was tried before, for the message when nothing works. */
-  tried?: readonly string[];
 }
 
 type How = Required<ToolchainOptions>;
@@ -76,7 +74,6 @@ async function resolveGroups(
     environment: process.env,
     progress: toStandardError,
     sources: REAL_SOURCES,
-    tried: [],
     ...options,
   };
   const found: Partial<Record<Tool, string>> = {};
@@ -158,12 +155,10 @@ async function downloadOrBuild(
 function nothingWorks(group: ToolGroup, failures: readonly string[], how: How): string {
   return [
     `No way to get ${group.name} ${group.version} (${Object.keys(group.packages).join(', ')}). Tried:`,
-    ...how.tried.map((line) => `  - ${line}`),
     '  - KUBEBUILDER_ASSETS: not set, or without these programs',
     `  - cache: not in ${cacheDirectory(how.environment)}/toolchain`,
     ...failures.map((failure) => `  - ${failure.replaceAll('\n', '\n    ')}`),
     'One of these helps:',
-    '  - start Docker, with access to a registry that has rancher/k3s',
     '  - set KUBECONFIG and BERTH_CLUSTER=kubeconfig to use a cluster that you have',
     '  - set KUBEBUILDER_ASSETS to a folder with these programs',
     '  - allow https://dl.k8s.io and https://github.com',

@@ -1,0 +1,106 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync } from 'node:fs';
+import { text } from 'node:stream/consumers';
+import { fileURLToPath } from 'node:url';
+import { afterEach, describe, expect, inject, test } from 'vitest';
+import { startCluster, stopCluster } from '../cluster/index.ts';
+import { CLUSTER_LABEL, dockerRuntime, PROGRAM_LABEL } from '../cluster/providers/docker.ts';
+import { directoryOf } from '../cluster/state.ts';
+import { waitFor } from '../support/wait.ts';
+
+const PROGRAM = fileURLToPath(new URL('cluster.ts', import.meta.url));
+const PROGRAMS = ['etcd', 'kube-apiserver', 'kube-controller-manager', 'kube-scheduler'];
+
+const docker = inject('docker');
+const unfit = typeof docker === 'string' ? docker : undefined;
+const clusters: string[] = [];
+const children: ChildProcess[] = [];
+
+afterEach(async () => {
+  for (const child of children.splice(0)) child.kill('SIGKILL');
+  for (const name of clusters.splice(0)) await stopCluster(name);
+});
+
+function named(name: string): string {
+  clusters.push(`${name}-${process.pid}`);
+  return `${name}-${process.pid}`;
+}
+
+/** A process that starts a cluster; `started` rejects with what it said when it could not. */
+function startElsewhere(name: string, environment: Record<string, string> = {}): Elsewhere {
+  const child = spawn(process.execPath, [PROGRAM, name], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    env: { ...process.env, ...environment },
+  });
+  children.push(child);
+  const said = text(child.stderr);
+  const ended = once(child, 'close').then(async () => {
+    throw new Error(await said);
+  });
+  const started = Promise.race([once(child.stdout, 'data'), ended]);
+  return { child, started };
+}
+
+interface Elsewhere {
+  child: ChildProcess;
+  started: Promise<unknown>;
+}
+
+/** Programs of a cluster that containers are there for, running or not. */
+async function programs(cluster: string): Promise<string[]> {
+  const runtime = await dockerRuntime();
+  const containers = await runtime.container.dockerode.listContainers({ all: true });
+  return containers
+    .filter(({ Labels }) => Labels[CLUSTER_LABEL] === cluster)
+    .map(({ Labels }) => Labels[PROGRAM_LABEL] ?? '')
+    .toSorted();
+}
+
+async function untilNone(cluster: string): Promise<void> {
+  await waitFor(
+    `the containers of ${cluster} to be gone`,
+    async () => (await programs(cluster)).length === 0,
+  );
+}
+
+describe('a cluster in containers', () => {
+  test('has one for each program of its control plane, and none when it is stopped', async ({ skip }) => {
+    if (unfit !== undefined) skip(unfit);
+    const cluster = await startCluster({ name: named('contained') });
+    expect(await programs(cluster.name)).toEqual(PROGRAMS);
+    await cluster.stop();
+    await untilNone(cluster.name);
+    expect(existsSync(cluster.directory)).toBe(false);
+  });
+
+  test('ends with the process that started it', async ({ skip }) => {
+    if (unfit !== undefined) skip(unfit);
+    const name = named('terminated');
+    const { child, started } = startElsewhere(name);
+    await started;
+    expect(await programs(name)).toEqual(PROGRAMS);
+    child.kill('SIGTERM');
+    await untilNone(name);
+  });
+
+  test('is removed by the next start when the process that started it was killed', async ({ skip }) => {
+    if (unfit !== undefined) skip(unfit);
+    const name = named('killed');
+    const { child, started } = startElsewhere(name);
+    await started;
+    child.kill('SIGKILL');
+    await once(child, 'close');
+    expect(await programs(name)).toEqual(PROGRAMS);
+    await startCluster({ name: named('next') });
+    await untilNone(name);
+    expect(existsSync(directoryOf(name, undefined))).toBe(false);
+  });
+
+  test('is refused with the reason where no daemon answers', async ({ skip }) => {
+    if (unfit !== undefined) skip(unfit);
+    if (existsSync('/var/run/docker.sock')) skip('a daemon of this machine answers');
+    const { started } = startElsewhere(named('refused'), { DOCKER_HOST: 'unix:///nowhere' });
+    await expect(started).rejects.toThrow('no Docker daemon answers');
+  });
+});

@@ -1,0 +1,44 @@
+/** Set-up of the project `docker`: a daemon, and the cluster that its files share, in containers. */
+import type { TestProject } from 'vitest/node';
+import { startCluster } from '../cluster/index.ts';
+import { startDaemon, stopDaemon } from './daemon.ts';
+import { isDaemonHere, whyNoDocker } from './host.ts';
+
+declare module 'vitest' {
+  export interface ProvidedContext {
+    /** What makes clusters run in containers; where that cannot be here: why not. */
+    docker: Record<string, string> | string;
+  }
+}
+
+export async function setup(project: TestProject): Promise<(() => Promise<void>) | undefined> {
+  const unfit = whyNoDocker();
+  if (unfit !== undefined) {
+    project.provide('docker', unfit);
+    return undefined;
+  }
+  const daemon = (await isDaemonHere()) ? undefined : `docker-${process.pid}`;
+  const host = daemon === undefined ? {} : { DOCKER_HOST: await startDaemon(daemon) };
+  const environment = { BERTH_CLUSTER: 'docker', ...host };
+  project.provide('docker', environment);
+  const cluster = await inEnvironment(environment, () => startCluster({ name: `shared-${process.pid}` }));
+  project.provide('sharedCluster', cluster.name);
+  return async () => {
+    await cluster.stop();
+    if (daemon !== undefined) await stopDaemon(daemon);
+  };
+}
+
+/** Set-ups of other projects may run in this process too. */
+async function inEnvironment<T>(environment: Record<string, string>, work: () => Promise<T>): Promise<T> {
+  const before = { ...process.env };
+  Object.assign(process.env, environment);
+  try {
+    return await work();
+  } finally {
+    for (const name of Object.keys(environment)) {
+      if (before[name] === undefined) delete process.env[name];
+      else process.env[name] = before[name];
+    }
+  }
+}
