@@ -29,6 +29,12 @@ const PACKAGES: Readonly<Record<string, string>> = {
   'grub-common': 'grub-mkrescue',
   'grub-pc-bin': '/usr/lib/grub/i386-pc/normal.mod',
   curl: 'curl',
+  'docker.io': 'dockerd',
+  containerd: 'containerd',
+  runc: 'runc',
+  buildah: 'buildah',
+  mmdebstrap: 'mmdebstrap',
+  'containernetworking-plugins': '/usr/lib/cni/bridge',
 };
 
 /** What the demo asks for; it runs no guest of the other architecture and touches no network of the machine. */
