@@ -58,6 +58,14 @@ export function isForbidden(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 403;
 }
 
+/**
+ * Quota, Pod Security or another admission said no to an object, which its answer names. The authorizer's no comes before
+ * there is an object: the caller lacks a right, or the server has begun just now, knows no role yet and denies everybody.
+ */
+export function isRefused(error: unknown): error is ApiError {
+  return isForbidden(error) && !/^[a-z./]+ is forbidden: User "/.test(error.message);
+}
+
 /** Nothing can be created in a namespace that is being deleted. */
 export function isNamespaceTerminating(error: unknown): boolean {
   const details = isForbidden(error) ? (error.details as { causes?: { reason?: string }[] } | undefined) : {};

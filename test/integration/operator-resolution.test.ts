@@ -2,13 +2,26 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
+import { type KubeObject, resource } from '../../kube/objects.ts';
 import { IMAGES, VM_CONFIGS } from '../../operator/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { conditionOf, IMAGE, VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
 
 const DEFAULTS = { cpu: 3, memory: '5Gi' };
 const TEAM = 'platform-team';
+
+interface ClusterRole extends KubeObject {
+  rules: { resources?: string[]; verbs: string[] }[];
+}
+
+const CLUSTER_ROLES = resource<ClusterRole>({
+  apiVersion: 'rbac.authorization.k8s.io/v1',
+  kind: 'ClusterRole',
+  plural: 'clusterroles',
+  namespaced: false,
+});
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -222,5 +235,22 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
 describe('the operator', () => {
   it('has all the rights it needs, and none of its writes was refused as invalid', () => {
     expect(faultsIn(operator.logFile)).toEqual([]);
+  });
+
+  // The last one: its log has refusals from here on.
+  it('without a right of its own does not blame the VM, and tries again soon', async () => {
+    const client = cluster.client();
+    const role = { name: 'berth-operator' };
+    const { rules } = await client.get(CLUSTER_ROLES, role);
+    const fewer = rules.map((rule) => {
+      const isForPods = rule.resources?.includes('pods') === true;
+      return isForPods ? { ...rule, verbs: rule.verbs.filter((verb) => verb !== 'create') } : rule;
+    });
+    await client.mergePatch(CLUSTER_ROLES, role, { rules: fewer });
+    await vms.create('unblamed');
+    await waitFor('a refusal', () => faultsIn(operator.logFile).some(({ err }) => err?.status === 403));
+    expect(conditionOf(await vms.get('unblamed'), 'Scheduled')?.reason).not.toBe('PodRefused');
+    await client.mergePatch(CLUSTER_ROLES, role, { rules });
+    await vms.waitForPhase('unblamed', 'Running');
   });
 });

@@ -9,7 +9,7 @@ import type { KubeClient } from '../../../kube/client.ts';
 import type { Consistency } from '../../../kube/consistency.ts';
 import type { Result } from '../../../kube/controller.ts';
 import type { Pod } from '../../../kube/core.ts';
-import { isAlreadyExists, isForbidden, isNotFound } from '../../../kube/errors.ts';
+import { isAlreadyExists, isNotFound, isRefused } from '../../../kube/errors.ts';
 import type { EventRecorder } from '../../../kube/events.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { type Job, JOBS } from '../../../kube/job.ts';
@@ -120,7 +120,7 @@ export class ImageReconciler {
       if (isAlreadyExists(error)) {
         return undefined;
       }
-      if (isForbidden(error)) {
+      if (isRefused(error)) {
         logger.warn({ err: error }, 'a Job for an image was refused');
         return error.message;
       }

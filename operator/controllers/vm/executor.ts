@@ -9,7 +9,7 @@ import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Consistency } from '../../../kube/consistency.ts';
 import { type Node, type Pod, PODS } from '../../../kube/core.ts';
-import { type ApiError, isAlreadyExists, isForbidden, isInvalid, isNotFound } from '../../../kube/errors.ts';
+import { type ApiError, isAlreadyExists, isInvalid, isNotFound, isRefused } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { keyOf, type Ref, type Unsaved } from '../../../kube/objects.ts';
 import { FIELD_MANAGER, VMS } from '../../resources.ts';
@@ -47,7 +47,7 @@ export class Executor {
     this.#consistency = options.consistency;
   }
 
-  /** @throws ApiError when the write is refused for a reason that trying again may mend (409, 5xx). */
+  /** @throws ApiError for what trying again may mend, soon and without a word to people: 409, 5xx, a right that is missing. */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
       case 'addFinalizer':
@@ -146,7 +146,7 @@ export class Executor {
       if (isAlreadyExists(error)) {
         return this.#existingPod(observed);
       }
-      if (isForbidden(error) || isInvalid(error)) {
+      if (isRefused(error) || isInvalid(error)) {
         return { observed, blocked: refused(error) };
       }
       throw error;
