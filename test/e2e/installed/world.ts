@@ -18,6 +18,8 @@ import { VMs } from '../../support/vms.ts';
 import { waitFor } from '../../support/wait.ts';
 
 export const SYSTEM = 'berth-system';
+/** Of the logger: errors and worse. */
+export const ERROR_LEVEL = 50;
 /** An emulated guest beside the whole cluster; 5 s on an idle machine. */
 export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
 /** Pods that are made anew, on a busy machine. */
@@ -42,6 +44,16 @@ export const VALUES = {
     config: { network: { driver: 'nat' }, cpuOvercommit: 8 },
   },
 };
+
+interface LogLine {
+  level: number;
+  msg: string;
+  reconcileID?: string;
+}
+
+interface EndpointSlice {
+  endpoints: { conditions: { ready: boolean }; targetRef: { name: string } }[] | null;
+}
 
 export class Installed {
   readonly cluster: Cluster;
@@ -159,12 +171,54 @@ export class Installed {
     return (await promisify(execFile)('nsenter', inside)).stdout;
   }
 
+  /** Of the operator's Service. */
+  async serviceAddress(): Promise<string> {
+    const get = [
+      'get',
+      'service',
+      '--namespace',
+      SYSTEM,
+      'berth-operator',
+      '-o',
+      'jsonpath={.spec.clusterIP}',
+    ];
+    return (await this.cluster.kubectl(get)).stdout;
+  }
+
+  /** Names of the Pods that the operator's Service leads to. */
+  async behindService(): Promise<string[]> {
+    const slices = [
+      'get',
+      'endpointslices',
+      '--namespace',
+      SYSTEM,
+      '-l',
+      'kubernetes.io/service-name=berth-operator',
+    ];
+    const { stdout } = await this.cluster.kubectl([...slices, '-o', 'json']);
+    const { items } = JSON.parse(stdout) as { items: EndpointSlice[] };
+    const ready = items
+      .flatMap(({ endpoints }) => endpoints ?? [])
+      .filter(({ conditions }) => conditions.ready);
+    return ready.map(({ targetRef }) => targetRef.name);
+  }
+
   async pods(component: 'operator' | 'agent'): Promise<Pod[]> {
     const { items } = await this.cluster.client().list(PODS, {
       namespace: SYSTEM,
       labelSelector: `app.kubernetes.io/component=${component}`,
     });
     return items;
+  }
+
+  /** What operator and agents have said so far; every line is JSON. */
+  async said(): Promise<LogLine[]> {
+    const pods = [...(await this.pods('operator')), ...(await this.pods('agent'))];
+    const logs = await Promise.all(
+      pods.map(({ metadata }) => this.cluster.kubectl(['logs', '--namespace', SYSTEM, metadata.name])),
+    );
+    const lines = logs.flatMap(({ stdout }) => stdout.split('\n')).filter((line) => line !== '');
+    return lines.map((line) => JSON.parse(line) as LogLine);
   }
 
   /** Name of the operator's Pod that leads; undefined while none does. */

@@ -1,0 +1,99 @@
+/** An upgrade from an earlier commit while VMs run: the operator first, then the hosts. */
+import { join } from 'node:path';
+import { pino } from 'pino';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import type { VM } from '../../../api/v1alpha1/vm.ts';
+import { Informer } from '../../../kube/informer.ts';
+import { VMS } from '../../../operator/resources.ts';
+import { CHART } from '../../support/chart.ts';
+import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier.ts';
+import { BOOT, ERROR_LEVEL, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
+
+const PORTS = { one: 8080, two: 8081 };
+/** Runs through the whole upgrade. */
+const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
+
+const missing = await whyNoEarlier();
+if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
+
+describe.skipIf(missing !== undefined)('helm upgrade', () => {
+  const ends: (() => Promise<void>)[] = [];
+  /** Every phase that those VMs were seen in since they ran. */
+  const seen: (string | undefined)[] = [];
+  const watching = new AbortController();
+  let berth: Installed;
+  let earlier: Earlier;
+  let before: Record<string, string>[];
+
+  beforeAll(async () => {
+    berth = await Installed.start('upgrade', ends);
+    earlier = await buildEarlier(join(berth.cluster.directory, 'earlier'));
+    for (const archive of earlier.archives) await berth.importImages(archive);
+  }, SET_UP_MILLISECONDS);
+
+  afterAll(async () => {
+    watching.abort(new Error('the test is over'));
+    for (const end of ends.toReversed()) await end();
+  });
+
+  const images = (operator: object, agent: object): object => ({
+    ...VALUES,
+    operator: { image: { ...VALUES.operator.image, ...operator } },
+    agent: { ...VALUES.agent, image: { ...VALUES.agent.image, ...agent } },
+  });
+
+  async function watch(): Promise<void> {
+    const informer = new Informer<VM>(berth.cluster.client(), VMS, { logger: pino({ level: 'silent' }) });
+    informer.cache.onChange(({ object: { metadata, status } }) => {
+      if (metadata.name in PORTS) seen.push(status?.phase);
+    });
+    informer.start(watching.signal);
+    await informer.synced;
+  }
+
+  function pages(): Promise<Record<string, string>[]> {
+    return Promise.all(NAMES.map((name) => berth.page(name, PORTS[name])));
+  }
+
+  /** The same boots of the same guests, and no VM that was anything but Running since. */
+  async function runOn(): Promise<void> {
+    const boots = (all: Record<string, string>[]): unknown[] =>
+      all.map(({ boot_id, boots: count }) => [boot_id, count]);
+    expect(boots(await pages())).toEqual(boots(before));
+    expect(seen.length).toBeGreaterThan(0);
+    expect(seen.filter((phase) => phase !== 'Running')).toEqual([]);
+  }
+
+  test('the earlier one is installed, and VMs run', async () => {
+    const tag = { tag: EARLIER_TAG };
+    await berth.helm(['install', 'berth', earlier.chart, '--create-namespace'], images(tag, tag));
+    await berth.rolledOut();
+    await berth.createGuestImage('guest');
+    for (const name of NAMES) await berth.createVM(name, 'guest', PORTS[name]);
+    for (const name of NAMES) await berth.vms.waitForCondition(name, 'Ready', { status: 'True' }, BOOT);
+    before = await pages();
+    await watch();
+  });
+
+  test('the operator is upgraded: VMs run on, and agents one version behind run new ones', async () => {
+    await berth.helm(['upgrade', 'berth', CHART], images({}, { tag: EARLIER_TAG }));
+    await berth.rolledOut();
+    await runOn();
+    await berth.createVM('between', 'guest', 8082);
+    await berth.vms.waitForCondition('between', 'Ready', { status: 'True' }, BOOT);
+  });
+
+  test('the agents are upgraded: VMs run on, and so does one that was made in between', async () => {
+    const { boot_id: boot } = await berth.page('between', 8082);
+    await berth.helm(['upgrade', 'berth', CHART], images({}, {}));
+    await berth.rolledOut();
+    await runOn();
+    expect(await berth.page('between', 8082)).toMatchObject({ boot_id: boot, boots: '1' });
+  });
+
+  test('nobody has said an error, and what ran can be ended', async () => {
+    expect((await berth.said()).filter(({ level }) => level >= ERROR_LEVEL)).toEqual([]);
+    for (const name of [...NAMES, 'between']) await berth.vms.delete(name);
+    for (const name of [...NAMES, 'between']) await berth.vms.waitUntilGone(name, BOOT);
+  });
+});
