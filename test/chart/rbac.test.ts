@@ -1,10 +1,10 @@
 /** Who may do what, asked of a real API server, and tried where it matters most. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { NODES, PODS, SECRETS, SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
-import { resource } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { EVERYTHING, find, type Manifest, manifests } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { CLUSTER_ROLES } from '../support/objects.ts';
 import { waitFor } from '../support/wait.ts';
 
 const OWN = 'platform-rbac-own';
@@ -13,12 +13,6 @@ const ELSEWHERE = 'rbac-elsewhere';
 const SYSTEM = 'berth-system';
 const HOST = 'rbac-host';
 const NEIGHBOUR = 'rbac-neighbour';
-const CLUSTER_ROLES = resource<Manifest>({
-  apiVersion: 'rbac.authorization.k8s.io/v1',
-  kind: 'ClusterRole',
-  plural: 'clusterroles',
-  namespaced: false,
-});
 
 interface Person {
   user: string;

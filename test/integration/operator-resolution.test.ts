@@ -2,26 +2,15 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
-import { type KubeObject, resource } from '../../kube/objects.ts';
 import { IMAGES, VM_CONFIGS } from '../../operator/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { faultsIn } from '../support/operatorlog.ts';
+import { CLUSTER_ROLES } from '../support/objects.ts';
 import { conditionOf, IMAGE, VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 
 const DEFAULTS = { cpu: 3, memory: '5Gi' };
 const TEAM = 'platform-team';
-
-interface ClusterRole extends KubeObject {
-  rules: { resources?: string[]; verbs: string[] }[];
-}
-
-const CLUSTER_ROLES = resource<ClusterRole>({
-  apiVersion: 'rbac.authorization.k8s.io/v1',
-  kind: 'ClusterRole',
-  plural: 'clusterroles',
-  namespaced: false,
-});
 
 let cluster: Cluster;
 let operator: OperatorProcess;

@@ -5,7 +5,14 @@ import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { untilPodsAllowed } from '../cluster/simulation.ts';
 import type { Cluster } from '../cluster/index.ts';
-import { admissionOf, AS_ADMIN, AS_OPERATOR, HOST_TOLERATION, SLOT } from '../support/admission.ts';
+import {
+  admissionOf,
+  AS_ADMIN,
+  AS_OPERATOR,
+  COMMANDING_SPECS,
+  HOST_TOLERATION,
+  SLOT,
+} from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -84,13 +91,7 @@ const COMMANDS: [string, Parts, string][] = [
   ['a label of Berth', { metadata: { labels: { 'berth.dev/workload': 'cache' } } }, 'berth.dev/workload'],
   ['a label of Berth on itself', { own: { labels: { 'berth.dev/workload': 'x' } } }, 'berth.dev/workload'],
   ['a finalizer of Berth', { metadata: { finalizers: ['berth.dev/observed'] } }, 'berth.dev/'],
-  ['a slot', { container: SLOT }, 'berth.dev/'],
-  [
-    'a slot in an init container',
-    { spec: { initContainers: [{ name: 'i', image: 'i', ...SLOT }] } },
-    'berth.dev/',
-  ],
-  ['the host toleration', { spec: { tolerations: [HOST_TOLERATION] } }, 'berth.dev/host'],
+  ...COMMANDING_SPECS,
 ];
 
 describe('a Job that would command a host', () => {

@@ -12,7 +12,14 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import { untilPodsAllowed } from '../cluster/simulation.ts';
 import type { Cluster } from '../cluster/index.ts';
-import { admissionOf, AS_ADMIN, AS_OPERATOR, HOST_TOLERATION, SLOT } from '../support/admission.ts';
+import {
+  admissionOf,
+  AS_ADMIN,
+  AS_OPERATOR,
+  COMMANDING_SPECS,
+  HOST_TOLERATION,
+  SLOT,
+} from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -92,13 +99,7 @@ const COMMANDS: [string, PodParts, string][] = [
   ['any annotation of Berth', { annotations: { 'berth.dev/new': '' } }, 'berth.dev/new'],
   ['a label of Berth', { labels: { 'berth.dev/vm-uid': 'x' } }, 'berth.dev/vm-uid'],
   ['a finalizer of Berth', { finalizers: ['berth.dev/observed'] }, 'berth.dev/observed'],
-  ['a slot', { container: SLOT }, 'berth.dev/'],
-  [
-    'a slot in an init container',
-    { spec: { initContainers: [{ name: 'i', image: 'i', ...SLOT }] } },
-    'berth.dev/',
-  ],
-  ['the host toleration', { spec: { tolerations: [HOST_TOLERATION] } }, 'berth.dev/host'],
+  ...COMMANDING_SPECS,
 ];
 
 describe('a Pod that would command a host', () => {

@@ -13,6 +13,17 @@ export const AS_OPERATOR: As = [`--as=${OPERATOR_USER}`];
 export const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
 export const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
 
+/** What of a Pod commands a host beside its metadata: in words, the parts, and what a refusal names. */
+export const COMMANDING_SPECS: readonly [string, { container?: object; spec?: object }, string][] = [
+  ['a slot', { container: SLOT }, 'berth.dev/'],
+  [
+    'a slot in an init container',
+    { spec: { initContainers: [{ name: 'i', image: 'i', ...SLOT }] } },
+    'berth.dev/',
+  ],
+  ['the host toleration', { spec: { tolerations: [HOST_TOLERATION] } }, 'berth.dev/host'],
+];
+
 export interface Admission {
   /** By one of our policies, in words with all of `says` in them. */
   readonly expectRefused: (manifest: string, as: As, ...says: string[]) => Promise<void>;

@@ -1,6 +1,18 @@
 /** Objects of a cluster, as tests wait for them. */
 import { isNotFound } from '../../kube/errors.ts';
+import { type KubeObject, resource } from '../../kube/objects.ts';
 import { waitFor, type WaitOptions } from './wait.ts';
+
+interface ClusterRole extends KubeObject {
+  rules: { resources?: string[]; verbs: string[] }[];
+}
+
+export const CLUSTER_ROLES = resource<ClusterRole>({
+  apiVersion: 'rbac.authorization.k8s.io/v1',
+  kind: 'ClusterRole',
+  plural: 'clusterroles',
+  namespaced: false,
+});
 
 /** Whether what `get` asks for is not there any more; rejects for every other fault. */
 export async function isGone(get: () => Promise<unknown>): Promise<boolean> {
