@@ -57,6 +57,11 @@ export async function bringUpNodes(
     for (const relay of relays) await relay.close();
     await end(running);
   });
+  // As distributions do, so that `kubectl logs` reaches the kubelets.
+  await cluster.kubectl([
+    ...['create', 'clusterrolebinding', 'kube-apiserver-kubelet-client'],
+    ...['--clusterrole=system:kubelet-api-admin', '--user=kube-apiserver-kubelet-client'],
+  ]);
   const pause = join(directory, 'pause.tar');
   await makePauseImage(pause);
   const nodes = await Promise.all(addresses.map((one) => ClusterNode.start(cluster, one, nodeTools)));

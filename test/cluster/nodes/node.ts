@@ -14,7 +14,8 @@ import type { Cluster } from '../types.ts';
 import { CONTAINERD_SOCKET, writeConfiguration } from './configuration.ts';
 import type { NodeAddress } from './network.ts';
 
-const SCRIPT = join(import.meta.dirname, 'node.sh');
+const NODE_SCRIPT = join(import.meta.dirname, 'node.sh');
+const GROUP_SCRIPT = join(import.meta.dirname, 'group.sh');
 /** containerd and kubelet need seconds; a busy machine several times that. */
 const READY_MILLISECONDS = 120_000;
 /** The agent's image has 400 MB; a busy machine's disk is slow. */
@@ -43,17 +44,12 @@ export class ClusterNode {
     const pki = join(cluster.directory, 'pki');
     await mkdir(directory, { recursive: true });
     writeConfiguration(directory, address, pki);
+    const namespaces = ['--pid', '--mount', '--uts', '--cgroup', '--fork', '--mount-proc', '--kill-child'];
+    const first = ['unshare', ...namespaces, 'sh', NODE_SCRIPT, address.namespace, address.name, directory];
     const machine = await startProcess(cluster.directory, {
       name: address.name,
       file: 'nsenter',
-      arguments: [
-        `--net=/run/netns/${address.namespace}`,
-        'sh',
-        SCRIPT,
-        address.namespace,
-        address.name,
-        directory,
-      ],
+      arguments: [`--net=/run/netns/${address.namespace}`, 'sh', GROUP_SCRIPT, address.namespace, ...first],
     });
     const node = new ClusterNode(address, directory, await firstProcess(machine));
     await node.#startPrograms(cluster, pki, tools);
@@ -62,17 +58,9 @@ export class ClusterNode {
 
   /** The arguments with which a program of this machine runs there. */
   command(program: string, ...parameters: string[]): [string, ...string[]] {
-    return [
-      'nsenter',
-      `--target=${this.#pid}`,
-      '--pid',
-      '--mount',
-      '--net',
-      '--uts',
-      '--',
-      program,
-      ...parameters,
-    ];
+    const namespaces = ['--pid', '--mount', '--net', '--uts', '--cgroup'];
+    const enter = ['nsenter', `--target=${this.#pid}`, ...namespaces, '--'];
+    return ['sh', GROUP_SCRIPT, this.namespace, ...enter, program, ...parameters];
   }
 
   /** Runs a program there to its end; rejects with what it wrote. */
