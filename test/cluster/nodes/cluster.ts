@@ -58,10 +58,9 @@ export async function bringUpNodes(
     await end(running);
   });
   // As distributions do, so that `kubectl logs` reaches the kubelets.
-  await cluster.kubectl([
-    ...['create', 'clusterrolebinding', 'kube-apiserver-kubelet-client'],
-    ...['--clusterrole=system:kubelet-api-admin', '--user=kube-apiserver-kubelet-client'],
-  ]);
+  const role = '--clusterrole=system:kubelet-api-admin';
+  const user = 'kube-apiserver-kubelet-client';
+  await cluster.kubectl(['create', 'clusterrolebinding', user, role, `--user=${user}`]);
   const pause = join(directory, 'pause.tar');
   await makePauseImage(pause);
   const nodes = await Promise.all(addresses.map((one) => ClusterNode.start(cluster, one, nodeTools)));

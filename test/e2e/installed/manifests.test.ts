@@ -3,57 +3,63 @@ import { execFile } from 'node:child_process';
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { afterAll, beforeAll, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { stringify } from 'yaml';
+import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
 import { remains } from './remains.ts';
 import { BOOT, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORT = 8080;
 
-const ends: (() => Promise<void>)[] = [];
-let berth: Installed;
-let manifest: string;
+const unfit = whyNoNodes();
+if (unfit !== undefined) process.stderr.write(`skipped: ${unfit}\n`);
 
-beforeAll(async () => {
-  berth = await Installed.start('apply', ends);
-  manifest = join(berth.cluster.directory, 'install.yaml');
-}, SET_UP_MILLISECONDS);
+describe.skipIf(unfit !== undefined)('Berth installed with kubectl', () => {
+  const ends: (() => Promise<void>)[] = [];
+  let berth: Installed;
+  let manifest: string;
 
-afterAll(async () => {
-  for (const end of ends.toReversed()) await end();
-});
+  beforeAll(async () => {
+    berth = await Installed.start('apply', ends);
+    manifest = join(berth.cluster.directory, 'install.yaml');
+  }, SET_UP_MILLISECONDS);
 
-test('one file brings operator and hosts, and a VM runs', async () => {
-  const values = join(berth.cluster.directory, 'values.yaml');
-  await writeFile(values, stringify(VALUES));
-  const script = join(ROOT, 'hack', 'manifests.ts');
-  await promisify(execFile)(process.execPath, [script, '--output', manifest, '--values', values]);
-  await berth.cluster.kubectl(['apply', '--server-side', '--filename', manifest]);
-  await berth.rolledOut();
-  await berth.createGuestImage('guest');
-  await berth.createVM('steady', 'guest', PORT);
-  await berth.vms.waitForCondition('steady', 'Ready', { status: 'True' }, BOOT);
-  expect(await berth.page('steady', PORT)).toMatchObject({ boots: '1' });
-});
+  afterAll(async () => {
+    for (const end of ends.toReversed()) await end();
+  });
 
-test('the same file again changes nothing for a VM', async () => {
-  const before = await berth.page('steady', PORT);
-  await berth.cluster.kubectl(['apply', '--server-side', '--filename', manifest]);
-  await berth.rolledOut();
-  expect(await berth.page('steady', PORT)).toMatchObject({ boot_id: before['boot_id'], boots: '1' });
-});
+  test('one file brings operator and hosts, and a VM runs', async () => {
+    const values = join(berth.cluster.directory, 'values.yaml');
+    await writeFile(values, stringify(VALUES));
+    const script = join(ROOT, 'hack', 'manifests.ts');
+    await promisify(execFile)(process.execPath, [script, '--output', manifest, '--values', values]);
+    await berth.cluster.kubectl(['apply', '--server-side', '--filename', manifest]);
+    await berth.rolledOut();
+    await berth.createGuestImage('guest');
+    await berth.createVM('steady', 'guest', PORT);
+    await berth.vms.waitForCondition('steady', 'Ready', { status: 'True' }, BOOT);
+    expect(await berth.page('steady', PORT)).toMatchObject({ boots: '1' });
+  });
 
-test('deleting it in the words of the documentation leaves nothing', async () => {
-  const text = await readFile(join(ROOT, 'docs', 'install.md'), 'utf8');
-  const block = /```sh\n(kubectl delete vms[\s\S]*?)```/.exec(text)?.[1] ?? '';
-  const commands = block.trim().split('\n');
-  expect(commands).toHaveLength(3);
-  for (const command of commands) {
-    const words = command.replace('dist/install.yaml', manifest).split(' ');
-    await berth.cluster.kubectl(words.slice(1));
-  }
-  const { objects, hosts } = await remains(berth);
-  expect(objects).toEqual([]);
-  expect(hosts).toEqual(berth.nodes.map(() => ({ links: [], tables: [], processes: [] })));
+  test('the same file again changes nothing for a VM', async () => {
+    const before = await berth.page('steady', PORT);
+    await berth.cluster.kubectl(['apply', '--server-side', '--filename', manifest]);
+    await berth.rolledOut();
+    expect(await berth.page('steady', PORT)).toMatchObject({ boot_id: before['boot_id'], boots: '1' });
+  });
+
+  test('deleting it in the words of the documentation leaves nothing', async () => {
+    const text = await readFile(join(ROOT, 'docs', 'install.md'), 'utf8');
+    const block = /```sh\n(kubectl delete vms[\s\S]*?)```/.exec(text)?.[1] ?? '';
+    const commands = block.trim().split('\n');
+    expect(commands).toHaveLength(3);
+    for (const command of commands) {
+      const words = command.replace('dist/install.yaml', manifest).split(' ');
+      await berth.cluster.kubectl(words.slice(1));
+    }
+    const { objects, hosts } = await remains(berth);
+    expect(objects).toEqual([]);
+    expect(hosts).toEqual(berth.nodes.map(() => ({ links: [], tables: [], processes: [] })));
+  });
 });

@@ -62,31 +62,24 @@ export class Prometheus {
     return new Prometheus(berth);
   }
 
-  /** The answer of a query, by the value of one label. */
-  async query(query: string, label: string): Promise<Record<string, number>> {
-    const [node] = this.#berth.nodes;
-    const text = await node?.run(
-      'curl',
-      '--silent',
-      '--fail',
-      '--get',
-      '--data-urlencode',
-      `query=${query}`,
-      `http://${LISTEN}/api/v1/query`,
-    );
-    const { data } = JSON.parse(text ?? '') as { data: { result: Sample[] } };
-    return Object.fromEntries(
-      data.result.map(({ metric, value }) => [metric[label] ?? '', Number(value[1])]),
-    );
-  }
-
-  /** Waits until a query has this answer: scrapes come every second. */
-  async says(query: string, label: string, wanted: Record<string, number>): Promise<void> {
-    await waitFor(`${query} to be ${JSON.stringify(wanted)}`, async () => {
-      const found = await this.query(query, label);
+  /** True once a query by one label has this answer, by the label's values; scrapes come every second. Rejects when it never has. */
+  async untilSays(query: string, wanted: Record<string, number>): Promise<boolean> {
+    return await waitFor(`${query} to be ${JSON.stringify(wanted)}`, async () => {
+      const found = await this.#query(query);
       if (JSON.stringify(found) === JSON.stringify(wanted)) return true;
       throw new Error(`it is ${JSON.stringify(found)}`);
     });
+  }
+
+  async #query(query: string): Promise<Record<string, number>> {
+    const [node] = this.#berth.nodes;
+    const ask = ['--silent', '--fail', '--get', '--data-urlencode', `query=${query}`];
+    const text = await node?.run('curl', ...ask, `http://${LISTEN}/api/v1/query`);
+    const { data } = JSON.parse(text ?? '') as { data: { result: Sample[] } };
+    const answers = data.result.map(
+      ({ metric, value }) => [Object.values(metric).join(), Number(value[1])] as const,
+    );
+    return Object.fromEntries(answers.toSorted(([one], [other]) => one.localeCompare(other)));
   }
 }
 

@@ -5,6 +5,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import { Informer } from '../../../kube/informer.ts';
 import { VMS } from '../../../operator/resources.ts';
+import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
 import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier.ts';
 import { BOOT, ERROR_LEVEL, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
@@ -13,10 +14,10 @@ const PORTS = { one: 8080, two: 8081 };
 /** Runs through the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
 
-const missing = await whyNoEarlier();
-if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
+const unfit = whyNoNodes() ?? (await whyNoEarlier());
+if (unfit !== undefined) process.stderr.write(`skipped: ${unfit}\n`);
 
-describe.skipIf(missing !== undefined)('helm upgrade', () => {
+describe.skipIf(unfit !== undefined)('helm upgrade', () => {
   const ends: (() => Promise<void>)[] = [];
   /** Every phase that those VMs were seen in since they ran. */
   const seen: (string | undefined)[] = [];
@@ -72,6 +73,7 @@ describe.skipIf(missing !== undefined)('helm upgrade', () => {
     for (const name of NAMES) await berth.createVM(name, 'guest', PORTS[name]);
     for (const name of NAMES) await berth.vms.waitForCondition(name, 'Ready', { status: 'True' }, BOOT);
     before = await pages();
+    expect(before.map(({ boots }) => boots)).toEqual(['1', '1']);
     await watch();
   });
 
@@ -81,6 +83,7 @@ describe.skipIf(missing !== undefined)('helm upgrade', () => {
     await runOn();
     await berth.createVM('between', 'guest', 8082);
     await berth.vms.waitForCondition('between', 'Ready', { status: 'True' }, BOOT);
+    expect(await berth.page('between', 8082)).toMatchObject({ boots: '1' });
   });
 
   test('the agents are upgraded: VMs run on, and so does one that was made in between', async () => {
