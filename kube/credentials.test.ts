@@ -30,6 +30,31 @@ afterAll(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
+describe('the API server by its own name', () => {
+  it.each([
+    ['10.96.0.1', 'https://10.96.0.1:443'],
+    ['fd00::1', 'https://[fd00::1]:443'],
+  ])(
+    'is at %s where the kubelet says so, and keeps that name in its certificate',
+    async (address, server) => {
+      const environment = { KUBERNETES_SERVICE_HOST: address, KUBERNETES_SERVICE_PORT: '443' };
+      const kubeconfigPath = await kubeconfig({}, { server: 'https://kubernetes.default.svc:443' });
+      const serverName = 'kubernetes.default.svc';
+      expect(await loadConnection({ kubeconfigPath, environment })).toMatchObject({ server, serverName });
+    },
+  );
+
+  it('is left as it is outside of a Pod, and so is any other name in one', async () => {
+    const own = await kubeconfig({}, { server: 'https://kubernetes.default.svc:443' });
+    expect((await loadConnection({ kubeconfigPath: own, environment: {} })).server).toBe(
+      'https://kubernetes.default.svc:443',
+    );
+    const environment = { KUBERNETES_SERVICE_HOST: '10.96.0.1', KUBERNETES_SERVICE_PORT: '443' };
+    const connection = await loadConnection({ kubeconfigPath: await kubeconfig({}), environment });
+    expect(connection).toMatchObject({ server: 'https://127.0.0.1:6443', serverName: undefined });
+  });
+});
+
 describe('kubeconfig', () => {
   it('gives server, authority and client certificate, inline or from files beside it', async () => {
     await writeFile(path.join(folder, 'me.key'), 'KEY');

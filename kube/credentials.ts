@@ -43,23 +43,35 @@ export interface LoadOptions {
 }
 
 const SERVICE_ACCOUNT_FOLDER = '/var/run/secrets/kubernetes.io/serviceaccount';
+/** The API server's own name in every cluster, and in its certificate. */
+const OWN_NAME = 'kubernetes.default.svc';
 
 /**
  * Finds the cluster as kubectl does: the file given, else the first file of `KUBECONFIG`, else the Pod's service account,
  * else `~/.kube/config`. Throws with the path in the message when something is missing or wrong.
+ *
+ * In a Pod, a kubeconfig's `https://kubernetes.default.svc` is the address that the kubelet gives to every Pod: one in its
+ * host's network may have nobody to ask for a name of the cluster.
  */
 export async function loadConnection(options: LoadOptions = {}): Promise<Connection> {
   const environment = options.environment ?? process.env;
   const fromEnvironment = environment.KUBECONFIG?.split(path.delimiter).find((file) => file !== '');
   const file = options.kubeconfigPath ?? fromEnvironment;
   if (file !== undefined) {
-    return fromKubeconfig(file, options.context);
+    return fromKubeconfig(file, options.context, environment);
   }
-  const host = environment.KUBERNETES_SERVICE_HOST;
-  if (host !== undefined && (await exists(path.join(SERVICE_ACCOUNT_FOLDER, 'token')))) {
-    return fromServiceAccount(host, environment.KUBERNETES_SERVICE_PORT ?? '443');
+  const server = serverOfPod(environment);
+  if (server !== undefined && (await exists(path.join(SERVICE_ACCOUNT_FOLDER, 'token')))) {
+    return fromServiceAccount(server);
   }
-  return fromKubeconfig(path.join(homedir(), '.kube', 'config'), options.context);
+  return fromKubeconfig(path.join(homedir(), '.kube', 'config'), options.context, environment);
+}
+
+/** Where a kubelet tells its Pods that the API server is; undefined outside of a Pod. */
+function serverOfPod(environment: LoadOptions['environment']): string | undefined {
+  const host = environment?.KUBERNETES_SERVICE_HOST;
+  if (host === undefined) return undefined;
+  return `https://${host.includes(':') ? `[${host}]` : host}:${environment?.KUBERNETES_SERVICE_PORT ?? '443'}`;
 }
 
 async function exists(file: string): Promise<boolean> {
@@ -69,13 +81,13 @@ async function exists(file: string): Promise<boolean> {
   );
 }
 
-async function fromServiceAccount(host: string, port: string): Promise<Connection> {
+async function fromServiceAccount(server: string): Promise<Connection> {
   const [certificateAuthority, namespace] = await Promise.all([
     readFile(path.join(SERVICE_ACCOUNT_FOLDER, 'ca.crt'), 'utf8'),
     readFile(path.join(SERVICE_ACCOUNT_FOLDER, 'namespace'), 'utf8'),
   ]);
   return {
-    server: `https://${host.includes(':') ? `[${host}]` : host}:${port}`,
+    server,
     certificateAuthority,
     tokenFile: path.join(SERVICE_ACCOUNT_FOLDER, 'token'),
     namespace: namespace.trim(),
@@ -89,7 +101,11 @@ interface RawKubeconfig {
   'current-context'?: string;
 }
 
-async function fromKubeconfig(file: string, contextName: string | undefined): Promise<Connection> {
+async function fromKubeconfig(
+  file: string,
+  contextName: string | undefined,
+  environment: LoadOptions['environment'],
+): Promise<Connection> {
   const raw = (parse(await readFile(file, 'utf8')) ?? {}) as RawKubeconfig;
   const wanted = contextName ?? raw['current-context'];
   const context = newContexts(raw.contexts).find((candidate) => candidate.name === wanted);
@@ -103,10 +119,11 @@ async function fromKubeconfig(file: string, contextName: string | undefined): Pr
   const folder = path.dirname(path.resolve(file));
   const user = newUsers(raw.users).find((candidate) => candidate.name === context.user);
   refuseUnsupported(file, cluster, user);
+  const own = URL.parse(cluster.server)?.hostname === OWN_NAME ? serverOfPod(environment) : undefined;
   return {
-    server: cluster.server,
+    server: own ?? cluster.server,
     certificateAuthority: await pem(folder, cluster.caData, cluster.caFile),
-    serverName: cluster.tlsServerName,
+    serverName: cluster.tlsServerName ?? (own === undefined ? undefined : OWN_NAME),
     namespace: context.namespace,
     ...(user === undefined ? {} : await userCredentials(folder, user, tokenFileOf(raw.users, user.name))),
   };

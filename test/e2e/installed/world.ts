@@ -28,8 +28,6 @@ export const ROLLOUT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 10
 export const SET_UP_MILLISECONDS = 1_200_000;
 /** A page on the same machine. */
 const PAGE_SECONDS = '2';
-/** Of the API server, inside: no name is looked up on these nodes. */
-const SERVER = 'https://10.96.0.1:443';
 
 /** Values for the images that were built here, and for nodes this small. */
 export const VALUES = {
@@ -39,7 +37,6 @@ export const VALUES = {
     image: { repository: 'localhost/berth-agent' },
     nodeSelector: { 'berth.dev/machines': 'true' },
     share: { cpu: 1, memory: '2Gi' },
-    apiServer: SERVER,
     // Guests do little, and there are few processors.
     config: { network: { driver: 'nat' }, cpuOvercommit: 8 },
   },
