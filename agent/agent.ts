@@ -111,6 +111,7 @@ export async function runAgent(
       tasks,
       podOf: (key) => pods.informer.cache.get(key),
     }),
+    unready: () => (lease.fenced ? 'the host is cut off from the cluster' : undefined),
     metrics,
     logger,
   });
@@ -134,7 +135,7 @@ export async function runAgent(
     fenceAfterMilliseconds: config.fenceAfterSeconds * 1000,
     isUpToDate: (ended) => knowsItsPods(client, config.nodeName, { informer: pods.informer, signal: ended }),
     onFenced: (fenced) => {
-      logger.warn({ fenced }, 'cut off for longer than the fence allows');
+      logger.warn(fenced ? 'cut off for longer than the fence allows' : 'no longer cut off');
       pods.touchAll();
     },
     logger,
@@ -144,13 +145,21 @@ export async function runAgent(
   await parts.network.setUp();
   await adoptMachines(host, pods.machines);
   const running = [monitor.run(signal), lease.run(signal)];
-  await keeper.start(signal);
-  await pods.start(signal);
+  await takeUpWork({ keeper, pods, kubelet }, signal);
   if (identity.isNode) {
     running.push(...keepCertificates({ config, client, transport, kubelet, metrics, logger, signal }));
   }
   await Promise.all(running);
   await drainAndClose([keeper, pods], [kubelet, parts.network, parts.driver, transport]);
+}
+
+async function takeUpWork(
+  { keeper, pods, kubelet }: { keeper: NodeKeeper; pods: PodController; kubelet: KubeletServer },
+  signal: AbortSignal,
+): Promise<void> {
+  await keeper.start(signal);
+  await pods.start(signal);
+  kubelet.hasJoined = true;
 }
 
 async function drainAndClose(

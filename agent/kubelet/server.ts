@@ -1,4 +1,4 @@
-/** The kubelet's HTTPS endpoints as far as the agent has them: a machine's console for `kubectl logs`, and metrics. */
+/** The kubelet's HTTPS endpoints as far as the agent has them: a machine's console for `kubectl logs`, metrics, and `/readyz`. */
 import { readFileSync } from 'node:fs';
 import { once } from 'node:events';
 import type { IncomingMessage, ServerResponse } from 'node:http';
@@ -24,6 +24,8 @@ export interface KubeletServerOptions {
   certificate: Certificate;
   authorizer: Authorizer;
   logs: LogSource;
+  /** Why this host, once it has joined, takes no VMs; undefined when it does. Told to everybody. */
+  unready: () => string | undefined;
   metrics: Registry;
   logger: Logger;
 }
@@ -34,6 +36,8 @@ interface Route {
 }
 
 export class KubeletServer {
+  /** Until then the host is not ready: the endpoints are there before its Node is. */
+  hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;
 
@@ -96,6 +100,11 @@ export class KubeletServer {
 
   async #answer(request: IncomingMessage, response: ServerResponse, signal: AbortSignal): Promise<void> {
     const url = new URL(request.url ?? '/', 'https://agent');
+    if (url.pathname === '/readyz') {
+      const reason = this.hasJoined ? this.#options.unready() : 'the host has not joined the cluster yet';
+      endWith(response, reason === undefined ? 200 : 503, reason ?? 'ok');
+      return;
+    }
     const route = this.#route(url.pathname);
     if (route === undefined) {
       endWith(response, 404, 'not found');

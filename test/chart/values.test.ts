@@ -123,6 +123,10 @@ describe('values that contradict each other are refused by their names', () => {
   test.each([
     [{ agent: { enabled: true } }, ['agent.enabled', 'agent.nodeSelector']],
     [
+      merged(EVERYTHING, { agent: { config: { kubelet: { port: 0 } } } }) as object,
+      ['agent.config.kubelet.port'],
+    ],
+    [
       { certificate: { secretName: 'x', certManager: { enabled: true, issuerRef: { name: 'y' } } } },
       ['certificate.secretName', 'certificate.certManager.enabled'],
     ],

@@ -1,4 +1,6 @@
 /** What the agent does when its cluster or its network fails it, against a real API server; the machines are stand-ins. */
+import { Agent, get } from 'node:https';
+import { text } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import { NAT_READY_CONDITION, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -76,9 +78,24 @@ test('a host that is denied says why and gives up', async () => {
   await expect(host.remove()).rejects.toThrow('NodeExists');
 });
 
+/** What a host says to whoever asks whether it is ready. */
+function readiness(port: number): Promise<{ status: number | undefined; said: string }> {
+  return new Promise((resolve, reject) => {
+    // Asked as a kubelet asks, which doesn't look at the certificate.
+    const agent = new Agent({ rejectUnauthorized: false });
+    const request = get(`https://127.0.0.1:${port}/readyz`, { agent }, (response) => {
+      text(response).then((said) => resolve({ status: response.statusCode, said: said.trim() }), reject);
+    });
+    request.once('error', reject);
+  });
+}
+
 test('a machine that nobody saw run is destroyed when the host is cut off, and runs when it is back; others run on', async () => {
   const host = await makeHost({ name: 'cut', fenceAfterSeconds: 5 });
   await host.start();
+  const { status: node } = await cluster.client().get(NODES, { name: host.name });
+  const port = node?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
+  expect(await readiness(port)).toEqual({ status: 200, said: 'ok' });
   await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'seen')));
   const seen = await waitForPod('seen', 'Ready', (pod) => status(pod, 'Ready') === 'True');
   let open: () => void = () => undefined;
@@ -95,11 +112,13 @@ test('a machine that nobody saw run is destroyed when the host is cut off, and r
     await waitFor('the machine to run', () => host.driver.machines.get(unseen)?.kind === 'running');
     await waitFor('the machine to be fenced', () => host.driver.machines.get(unseen)?.kind === 'stopped');
     expect(host.network.attachments.has(unseen)).toBe(false);
+    expect(await readiness(port)).toEqual({ status: 503, said: 'the host is cut off from the cluster' });
     expect(host.driver.machines.get(seen.metadata.uid ?? '')?.kind).toBe('running');
   } finally {
     await server.signal('SIGCONT');
   }
   await waitForPod('unseen', 'Ready', (pod) => status(pod, 'Ready') === 'True');
+  expect(await readiness(port)).toEqual({ status: 200, said: 'ok' });
 }, 180_000);
 
 test('NAT that cannot be healed fails what has never run, is told of what runs, and marks the host until it heals', async () => {

@@ -55,11 +55,16 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- toYaml (merge $own (deepCopy .Values.config)) -}}
 {{- end }}
 
+{{/* Where the API server reaches the agent on its node. */}}
+{{- define "berth.agentPort" -}}
+{{ dig "kubelet" "port" 10350 .Values.agent.config | int }}
+{{- end }}
+
 {{/* The agent's, without what differs from host to host. */}}
 {{- define "berth.agentConfig" -}}
 {{- $share := .Values.agent.share -}}
 {{- $own := dict "dataDirectory" .Values.agent.hostPath "bootstrapKubeconfig" "/etc/berth/bootstrap/kubeconfig" "offered" (dict "cpu" $share.cpu "memory" $share.memory) -}}
-{{- $usual := dict "kubelet" (dict "clientCAFile" "/etc/berth/bootstrap/ca.crt" "port" 10350) -}}
+{{- $usual := dict "kubelet" (dict "clientCAFile" "/etc/berth/bootstrap/ca.crt" "port" (include "berth.agentPort" . | int)) -}}
 {{- toYaml (merge $own (deepCopy .Values.agent.config) $usual) -}}
 {{- end }}
 
