@@ -13,7 +13,7 @@ export const PART_BYTES = 16 * 1024 * 1024;
 /** More connections brought nothing where it was measured, and registries limit them. */
 export const CONNECTIONS = 4;
 /** Hashing one takes less than a millisecond; in between others get their turn. */
-const HASH_BYTES = 1024 * 1024;
+const PIECE_BYTES = 1024 * 1024;
 
 export interface BlobSource {
   repository: Repository;
@@ -21,32 +21,104 @@ export interface BlobSource {
 }
 
 /**
- * Fetches a blob to `path` and verifies it. `name`: of its parts in the journal, by which a second call goes on. Throws
- * ImageError `DigestMismatch`.
+ * Fetches a blob to `path`, and verifies it. `read` has its content meanwhile, in order, as far as it has come; its answer
+ * counts only once the blob is verified. `name`: of its parts in the journal, by which a second call goes on. Throws ImageError
+ * `DigestMismatch`, which explains whatever `read` found wrong, else what `read` throws.
  */
-export async function fetchBlob(
-  { repository, descriptor }: BlobSource,
-  path: string,
-  work: { journal: Journal; name: string },
+export async function fetchBlob<T>(
+  source: BlobSource,
+  { path, journal, name }: { path: string; journal: Journal; name: string },
   options: PullOptions,
-): Promise<void> {
-  const { size } = descriptor;
+  read: (content: AsyncIterable<Buffer>) => Promise<T>,
+): Promise<T> {
+  const { size } = source.descriptor;
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
   try {
-    const parts = Array.from({ length: Math.ceil(size / PART_BYTES) }, (_, index) => index);
-    await inParallel(parts, CONNECTIONS, options.signal, async (index, signal) => {
-      const start = index * PART_BYTES;
-      const end = Math.min(start + PART_BYTES, size);
-      if (work.journal.has(`${work.name} ${index}`)) {
-        options.onSpared?.(end - start);
-        return;
+    const arriving = new ArrivingBlob(file, size);
+    const fetching = inParallel(arriving.parts, CONNECTIONS, options.signal, async (part, signal) => {
+      const entry = `${name} ${part.start / PART_BYTES}`;
+      if (journal.has(entry)) options.onSpared?.(part.end - part.start);
+      else {
+        await fetchPart(source, part, file, { ...options, signal });
+        await journal.add(entry, file);
       }
-      await fetchPart({ repository, descriptor }, { start, end }, file, { ...options, signal });
-      await work.journal.add(`${work.name} ${index}`, file);
-    });
-    await verifyFile(file, { repository, descriptor }, options.signal);
+      part.arrived.resolve();
+    }).catch((error: unknown) => arriving.fail(error));
+    const [reading] = await Promise.allSettled([read(arriving.rest()), fetching]);
+    const hash = await arriving.hash();
+    checkDigest(source, hash);
+    if (reading.status === 'rejected') throw reading.reason;
+    return reading.value;
   } finally {
     await file.close();
+  }
+}
+
+interface Part {
+  start: number;
+  end: number;
+  arrived: PromiseWithResolvers<void>;
+}
+
+/** A blob in a file that comes in parts, in any order, and is read and hashed once, from the beginning. */
+class ArrivingBlob {
+  readonly parts: Part[];
+  readonly #file: FileHandle;
+  readonly #hash = createHash('sha256');
+  #at = 0;
+  #reader: symbol | undefined;
+  #reading: Promise<unknown> = Promise.resolve();
+
+  constructor(file: FileHandle, size: number) {
+    this.#file = file;
+    this.parts = Array.from({ length: Math.ceil(size / PART_BYTES) }, (_, index) => {
+      const start = index * PART_BYTES;
+      return { start, end: Math.min(start + PART_BYTES, size), arrived: Promise.withResolvers<void>() };
+    });
+    // Whoever waits for one is told; nobody may.
+    for (const { arrived } of this.parts) arrived.promise.catch(() => undefined);
+  }
+
+  /** Nothing more comes. */
+  fail(error: unknown): void {
+    for (const { arrived } of this.parts) arrived.reject(error);
+  }
+
+  /**
+   * What was not read yet, each piece when it is there; from now on nobody else is given any. Throws what was given to
+   * {@link fail}.
+   */
+  async *rest(): AsyncGenerator<Buffer, void, undefined> {
+    const reader = Symbol('reader');
+    this.#reader = reader;
+    // Somebody who gave up may not have waited for his last piece, and has its failure too.
+    await this.#reading.catch(() => undefined);
+    while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
+      const part = this.parts[Math.floor(this.#at / PART_BYTES)];
+      await part?.arrived.promise;
+      if (this.#reader !== reader) return;
+      const piece = this.#piece(part?.end ?? 0);
+      this.#reading = piece;
+      yield await piece;
+    }
+  }
+
+  /** Of the whole, once all is there. */
+  async hash(): Promise<Hash> {
+    for await (const _ of this.rest());
+    return this.#hash;
+  }
+
+  async #piece(end: number): Promise<Buffer> {
+    const piece = Buffer.allocUnsafe(Math.min(PIECE_BYTES, end - this.#at));
+    for (let length = 0; length < piece.length; ) {
+      const { bytesRead } = await this.#file.read(piece, length, piece.length - length, this.#at + length);
+      if (bytesRead === 0) throw new Error('a file of an image has become shorter while it was read');
+      length += bytesRead;
+    }
+    this.#hash.update(piece);
+    this.#at += piece.length;
+    return piece;
   }
 }
 
@@ -62,19 +134,6 @@ async function fetchPart(
     position += bytes.length;
     onBytes(bytes.length);
   }
-}
-
-async function verifyFile(file: FileHandle, source: BlobSource, signal: AbortSignal): Promise<void> {
-  const hash = createHash('sha256');
-  const buffer = Buffer.allocUnsafe(HASH_BYTES);
-  for (let at = 0; at < source.descriptor.size; ) {
-    signal.throwIfAborted();
-    const { bytesRead } = await file.read(buffer, 0, HASH_BYTES, at);
-    if (bytesRead === 0) break;
-    hash.update(buffer.subarray(0, bytesRead));
-    at += bytesRead;
-  }
-  checkDigest(source, hash);
 }
 
 export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash): void {

@@ -96,9 +96,12 @@ async function pull(
     const remote = layers[index];
     if (remote === undefined) break;
     const { descriptor, encoding, diffId } = remote;
-    const layer: Layer = { path: blobPath(target, index), encoding, diffId };
-    await fetchBlob({ repository, descriptor }, layer.path, { journal, name: `layer ${index}` }, options);
-    if (await extractDisk(layer, unfinished(target), covering, options.signal)) {
+    const work = { path: blobPath(target, index), journal, name: `layer ${index}` };
+    const layer: Layer = { size: descriptor.size, encoding, diffId };
+    const hasDisk = await fetchBlob({ repository, descriptor }, work, options, async (content) => {
+      return await extractDisk(layer, content, { disk: unfinished(target), covering }, options.signal);
+    });
+    if (hasDisk) {
       await finish(target);
       return;
     }

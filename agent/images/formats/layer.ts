@@ -1,18 +1,21 @@
 /** One layer of a container image, and the disk in it. */
 import { createHash } from 'node:crypto';
-import { createReadStream } from 'node:fs';
-import { type FileHandle, open, stat } from 'node:fs/promises';
+import { type FileHandle, open } from 'node:fs/promises';
+import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { createGunzip, createZstdDecompress } from 'node:zlib';
 import { ImageError } from '../store.ts';
-import { writeSparse } from './sparse.ts';
+import { DirectFile } from './direct.ts';
+import { type SparseFile, writeSparse } from './sparse.ts';
 import { readTar, shown, type TarEntry } from './tar.ts';
 import { ZstdFrames } from './zstdframes.ts';
 
 export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 
-/** What is read and decoded at a time; hashing it takes less than a millisecond. */
+/** What is decoded at a time; hashing it takes less than a millisecond. */
 const PIECE_BYTES = 1024 * 1024;
+/** What is written at a time. */
+const WRITE_BYTES = 1024 * 1024;
 /**
  * A small blob may become a large disk, as most of a disk is empty; one that does not become larger than this is nobody's harm.
  * Beyond, no more than so many times itself: compressed desktop systems are at 2 to 30.
@@ -32,7 +35,8 @@ const COMPRESSED: [string, Buffer][] = [
 ];
 
 export interface Layer {
-  path: string;
+  /** Of the blob. */
+  size: number;
   encoding: LayerEncoding;
   /** `sha256:<hex>` of the archive when it is not compressed; unknown where the image does not say it. */
   diffId: string | undefined;
@@ -52,16 +56,18 @@ export interface Covering {
  */
 export async function extractDisk(
   layer: Layer,
-  disk: string,
-  covering: Covering,
+  blob: AsyncIterable<Buffer>,
+  { disk, covering }: { disk: string; covering: Covering },
   signal: AbortSignal,
 ): Promise<boolean> {
-  const limit = Math.max(EXPANSION_FREE_BYTES, EXPANSION_LIMIT * (await stat(layer.path)).size);
+  const limit = Math.max(EXPANSION_FREE_BYTES, EXPANSION_LIMIT * layer.size);
   const hash = createHash('sha256');
   const file = await open(disk, 'w+', 0o600);
+  let direct: DirectFile | undefined;
   try {
-    const walk = new Walk(file, covering, limit);
-    await decoded(layer, signal, async (content) => {
+    direct = await DirectFile.open(disk, { count: 1, bytes: WRITE_BYTES });
+    const walk = new Walk({ file, fresh: true, direct }, covering, limit);
+    await decoded(blob, layer.encoding, signal, async (content) => {
       const bytes = measured(content, (piece) => void hash.update(piece), limit);
       for await (const entry of readTar(bytes)) await walk.entry(entry);
     });
@@ -74,16 +80,18 @@ export async function extractDisk(
   } catch (error) {
     throw asInvalid(error, layer.encoding);
   } finally {
+    await direct?.close();
     await file.close();
   }
 }
 
 async function decoded(
-  { path, encoding }: Layer,
+  blob: AsyncIterable<Buffer>,
+  encoding: LayerEncoding,
   signal: AbortSignal,
   read: (content: AsyncIterable<Buffer>) => Promise<void>,
 ): Promise<void> {
-  const source = createReadStream(path, { highWaterMark: PIECE_BYTES });
+  const source = Readable.from(blob, { objectMode: false });
   if (encoding === 'none') await pipeline(source, read, { signal });
   else if (encoding === 'gzip') {
     await pipeline(source, createGunzip({ chunkSize: PIECE_BYTES }), read, { signal });
@@ -109,7 +117,7 @@ async function* measured(
 }
 
 class Walk {
-  readonly #file: FileHandle;
+  readonly #disk: SparseFile;
   readonly #covering: Covering;
   readonly #limit: number;
   /** Of this layer: they concern the layers below it only. */
@@ -118,8 +126,8 @@ class Walk {
   #length = 0;
   #found: string | undefined;
 
-  constructor(file: FileHandle, covering: Covering, limit: number) {
-    this.#file = file;
+  constructor(disk: SparseFile, covering: Covering, limit: number) {
+    this.#disk = disk;
     this.#covering = covering;
     this.#limit = limit;
   }
@@ -161,12 +169,24 @@ class Walk {
   }
 
   async #write(entry: TarEntry): Promise<void> {
-    await this.#file.truncate(entry.size);
+    await this.#disk.file.truncate(entry.size);
+    const room = this.#disk.direct?.rooms[0] ?? Buffer.allocUnsafe(WRITE_BYTES);
     let position = 0;
+    let filled = 0;
+    const flush = async (): Promise<void> => {
+      await writeSparse(this.#disk, room.subarray(0, filled), position);
+      position += filled;
+      filled = 0;
+    };
     for await (const bytes of entry.content()) {
-      await writeSparse({ file: this.#file, fresh: true }, bytes, position);
-      position += bytes.length;
+      for (let at = 0; at < bytes.length; ) {
+        const copied = bytes.copy(room, filled, at);
+        at += copied;
+        filled += copied;
+        if (filled === room.length) await flush();
+      }
     }
+    await flush();
   }
 }
 

@@ -48,6 +48,8 @@ export interface DiskToPublish {
   virtualSize: number;
   architecture: string;
   os?: string | undefined;
+  /** Of the manifest. */
+  annotations?: Readonly<Record<string, string>> | undefined;
   /** By the digest of their content: of images that the repository may have, as their `chunks.json` tells. */
   knownChunks?: ReadonlyMap<string, Pick<Chunk, 'digest' | 'size'>> | undefined;
 }
@@ -67,7 +69,7 @@ export interface PublishedDisk {
 
 /** Throws ImageError. */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
-  const { repository, tag, virtualSize, architecture, os = 'unknown' } = disk;
+  const { repository, tag, virtualSize, architecture, os = 'unknown', annotations } = disk;
   const { signal } = options;
   const chunkSize = chunkSizeFor(virtualSize);
   const { layers, map } = arranged(await publishChunks(disk, chunkSize, options));
@@ -85,6 +87,7 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
       artifactType: ARTIFACT_TYPE,
       config: await publishConfig(repository, configBytes, signal),
       layers: layers.map(({ digest, size }) => ({ mediaType: CHUNK_TYPE, digest, size })),
+      annotations,
     }),
   );
   const digest = await repository.putManifest(tag, MANIFEST_TYPE, manifest, signal);
