@@ -208,11 +208,13 @@ export class Installed {
     return items;
   }
 
-  /** What operator and agents have said so far; every line is JSON. */
+  /** What operator and agents that are not ending have said so far; every line is JSON. */
   async said(): Promise<LogLine[]> {
     const pods = [...(await this.pods('operator')), ...(await this.pods('agent'))];
     const logs = await Promise.all(
-      pods.map(({ metadata }) => this.cluster.kubectl(['logs', '--namespace', SYSTEM, metadata.name])),
+      pods
+        .filter(({ metadata }) => metadata.deletionTimestamp === undefined)
+        .map(({ metadata }) => this.cluster.kubectl(['logs', '--namespace', SYSTEM, metadata.name])),
     );
     const lines = logs.flatMap(({ stdout }) => stdout.split('\n')).filter((line) => line !== '');
     return lines.map((line) => JSON.parse(line) as LogLine);
