@@ -101,6 +101,8 @@ const agent = z.strictObject({
   image,
   nodeSelector: texts.meta({ examples: [{ 'berth.dev/machines': 'yes' }] }),
   nodeNameSuffix: text.regex(/^-[a-z0-9-]*[a-z0-9]$/).meta({ examples: ['-vms'] }),
+  // Not none: with maxSurge 0 no agent would ever be upgraded.
+  maxUnavailable: z.union([z.int().min(1), text.regex(/^([1-9]\d?|100)%$/)]).meta({ examples: [7, '25%'] }),
   ...placement,
   share: z.strictObject({
     cpu: z.int().min(1),

@@ -10,6 +10,7 @@ import { parse } from 'yaml';
 import { loadConfig as loadAgentConfig } from '../../agent/config.ts';
 import { parseConfig } from '../../operator/config.ts';
 import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests } from '../support/chart.ts';
+import { merged } from '../support/valuechanges.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 
@@ -138,6 +139,21 @@ describe('configuration files are ones that the programs take', () => {
     }
   });
 });
+
+test.each([
+  ['a tenth of them', {}, '10%'],
+  ['as many as one says', { maxUnavailable: 40 }, 40],
+  ['another part of them', { maxUnavailable: '25%' }, '25%'],
+])(
+  'hosts are upgraded while no more are away than %s, and no host has two agents',
+  async (_, agent, most) => {
+    const objects = await manifests(merged(EVERYTHING, { agent }) as object);
+    expect(find(objects, 'DaemonSet', 'berth-agent')['spec'].updateStrategy).toEqual({
+      type: 'RollingUpdate',
+      rollingUpdate: { maxUnavailable: most, maxSurge: 0 },
+    });
+  },
+);
 
 test('a new configuration makes new Pods, and nothing else does', async () => {
   const checksum = (objects: readonly Manifest[], kind: string, name: string) =>

@@ -193,6 +193,15 @@ describe('values that contradict each other are refused by their names', () => {
   });
 });
 
+test.each([[0], ['0%'], ['101%'], ['ten']])(
+  'an upgrade of hosts that could never go on, or has no sense, is refused: %j',
+  async (maxUnavailable) => {
+    const { code, stderr } = await template(merged(EVERYTHING, { agent: { maxUnavailable } }) as object);
+    expect(stderr).toContain("'/agent/maxUnavailable'");
+    expect(code).not.toBe(0);
+  },
+);
+
 const WRONG: Readonly<Record<string, unknown>> = {
   string: { not: 'a text' },
   boolean: 'yes',
