@@ -9,7 +9,7 @@ import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
 import { API_VERSION, GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { LEASES, NODES, PODS } from '../kube/core.ts';
+import { LEASES, type Node, NODES, PODS } from '../kube/core.ts';
 import { isConflict, isNotFound } from '../kube/errors.ts';
 import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
 import { pause } from '../kube/time.ts';
@@ -96,7 +96,8 @@ function refusal(left: readonly string[]): RefusedError {
   const more = left.length > NAMES_SHOWN ? ` and ${left.length - NAMES_SHOWN} more` : '';
   return new RefusedError(
     `Berth is not removed while these exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
-      'Delete them, or upgrade the release with uninstall.drain=true to have them deleted, disks and all.',
+      'Delete them and uninstall again. To go on with the release instead, or to upgrade it with uninstall.drain=true, ' +
+      'which has them deleted, disks and all: helm rollback first, since Helm takes the release for half gone.',
   );
 }
 
@@ -151,8 +152,17 @@ async function endPrograms(
   const labelSelector = `app.kubernetes.io/instance=${instance},app.kubernetes.io/component in (operator,agent)`;
   await untilNone(async () => {
     const { items } = await client.list(PODS, { namespace, labelSelector });
-    return items.map((pod) => `Pod ${keyOf(pod)}`);
+    const silent = items.length > 0 ? await silentNodes(client) : new Set();
+    return items.filter(({ spec }) => !silent.has(spec.nodeName)).map((pod) => `Pod ${keyOf(pod)}`);
   }, signal);
+}
+
+/** Names of Nodes whose kubelet is away: nobody there ends a Pod, and what an agent does there it can tell nobody. */
+async function silentNodes(client: KubeClient): Promise<Set<string | undefined>> {
+  const { items } = await client.list(NODES);
+  const isReady = ({ status }: Node): boolean =>
+    status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True') ?? false;
+  return new Set(items.filter((node) => !isReady(node)).map(({ metadata }) => metadata.name));
 }
 
 async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {

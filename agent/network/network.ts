@@ -47,7 +47,7 @@ export interface Network {
   check(): Promise<NetworkReport>;
   /** Uids attached. A driver whose attachments leave traces on the host (`nat`) knows them after a restart of the agent too. */
   attached(): Promise<string[]>;
-  /** Lets go of what lives in this process. Machines keep their network; where there are none, the host is left as it was before. */
+  /** Lets go of what lives in this process. Machines keep their network; where there are none, nothing of it is left on the host. */
   close(): Promise<void>;
 }
 

@@ -40,12 +40,18 @@ export function allocatable(
   };
 }
 
+/**
+ * Not labelled a Linux node: what a cluster runs on each of its Linux nodes (its network, its proxy) tolerates every taint and
+ * selects them by that label, and would wait here for ever, and its roll-outs with it.
+ */
 export function nodeLabels(config: AgentConfig, facts: HostFacts): Record<string, string> {
   return {
     [HOST_KEY]: HOST_VALUE,
     'kubernetes.io/arch': facts.architecture,
-    'kubernetes.io/os': facts.operatingSystem,
+    ...(facts.operatingSystem === 'linux' ? {} : { 'kubernetes.io/os': facts.operatingSystem }),
     'kubernetes.io/hostname': config.nodeName,
+    // Traffic for Services comes by the kubelet's Node of the same machine, if there is one.
+    'node.kubernetes.io/exclude-from-external-load-balancers': '',
     ...Object.fromEntries(config.tags.map((tag) => [TAG_LABEL_PREFIX + tag, ''])),
   };
 }

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VMS } from '../../operator/resources.ts';
-import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, SECRETS } from '../../kube/core.ts';
+import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, type Pod, PODS, SECRETS } from '../../kube/core.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
@@ -50,6 +50,11 @@ async function apply(objects: readonly Manifest[], ...args: string[]): Promise<s
   const fixed = ['apply', '--server-side', '--force-conflicts', '-f', '-'];
   const { stdout, stderr } = await cluster.kubectl([...fixed, ...args], { input: documents(objects) });
   return `${stdout}${stderr}`;
+}
+
+async function operatorPods(): Promise<Pod[]> {
+  const labelSelector = 'app.kubernetes.io/component=operator';
+  return (await cluster.client().list(PODS, { namespace: SYSTEM, labelSelector })).items;
 }
 
 async function isThere(
@@ -286,6 +291,23 @@ describe('uninstall', () => {
     expect(await isThere(NODES, 'somebody-elses')).toBe(true);
     expect(await isThere(LEASES, 'somebody-elses', 'kube-node-lease')).toBe(true);
     expect(await runHook({})).toMatchObject({ code: 0 });
+  });
+
+  test('a Pod whose kubelet is silent is not waited for', async () => {
+    await installed();
+    await waitFor('a Pod of the operator', async () => (await operatorPods()).length > 0);
+    const [pod] = await operatorPods();
+    const at = { namespace: SYSTEM, name: pod?.metadata.name ?? '' };
+    await cluster.client().createSubresource(PODS, at, 'binding', {
+      apiVersion: 'v1',
+      kind: 'Binding',
+      metadata: at,
+      target: { kind: 'Node', name: 'somebody-elses' },
+    });
+    const { code, said } = await runHook({}, '--timeout-seconds=10');
+    expect({ code, said }).toMatchObject({ code: 0 });
+    expect((await operatorPods()).map(({ metadata }) => metadata.name)).toEqual([at.name]);
+    await cluster.client().delete(PODS, at, { gracePeriodSeconds: 0 });
   });
 
   test('a VM that does not end in time is named', async () => {

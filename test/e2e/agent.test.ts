@@ -71,6 +71,8 @@ describe('the host', () => {
   test('is a Node with label, tag, taint, address and a Lease of its own', async () => {
     const node = await cluster.client().get(NODES, { name: 'mac1' });
     expect(node.metadata.labels).toMatchObject({ 'berth.dev/host': 'true', 'tag.berth.dev/fast': '' });
+    // With it each DaemonSet of the cluster's Linux nodes would want a Pod here.
+    expect(node.metadata.labels).not.toHaveProperty('kubernetes.io/os');
     expect(node.spec?.taints).toContainEqual({ key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' });
     expect(node.status?.addresses).toEqual([{ type: 'InternalIP', address: '127.0.0.1' }]);
     expect(node.status?.allocatable).toMatchObject({ 'berth.dev/slot': '4' });

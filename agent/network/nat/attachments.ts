@@ -15,13 +15,7 @@ const attachmentSchema = z.object({
 
 export type Attachment = z.infer<typeof attachmentSchema>;
 
-const fileSchema = z.object({
-  /** What net.ipv4.ip_forward was before the first set-up, put back at the end. */
-  forwardingBefore: z.boolean(),
-  attachments: z.array(attachmentSchema),
-});
-
-export type SavedState = z.infer<typeof fileSchema>;
+const fileSchema = z.object({ attachments: z.array(attachmentSchema) });
 
 export class AttachmentFile {
   readonly #path: string;
@@ -31,7 +25,7 @@ export class AttachmentFile {
   }
 
   /** undefined before the first {@link save}. Throws on a file that is not ours: guessing would cut off machines. */
-  async load(): Promise<SavedState | undefined> {
+  async load(): Promise<Attachment[] | undefined> {
     let text: string;
     try {
       text = await readFile(this.#path, 'utf8');
@@ -39,13 +33,13 @@ export class AttachmentFile {
       if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined;
       throw error;
     }
-    return fileSchema.parse(JSON.parse(text));
+    return fileSchema.parse(JSON.parse(text)).attachments;
   }
 
-  async save(state: SavedState): Promise<void> {
+  async save(attachments: Attachment[]): Promise<void> {
     const temporary = `${this.#path}.new`;
     await mkdir(join(this.#path, '..'), { recursive: true });
-    await writeFile(temporary, JSON.stringify(state, undefined, 1), { flush: true, mode: 0o644 });
+    await writeFile(temporary, JSON.stringify({ attachments }, undefined, 1), { flush: true, mode: 0o644 });
     await rename(temporary, this.#path);
   }
 

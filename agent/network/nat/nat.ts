@@ -4,7 +4,7 @@
  *
  * What should be is in one file; what is, the kernel says. {@link NatNetwork.check} compares both and repairs.
  */
-import { mkdir, writeFile } from 'node:fs/promises';
+import { mkdir } from 'node:fs/promises';
 import type { Logger } from 'pino';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import {
@@ -23,7 +23,7 @@ import { forgetConnections } from './command.ts';
 import { contains } from './ipv4.ts';
 import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from './layout.ts';
 import { foreignTables } from './foreign.ts';
-import { FORWARDING_SWITCH, type Links, readForwarding } from './observe.ts';
+import type { Links } from './observe.ts';
 import { describeRepair, findOverlap, type Repair } from './plan.ts';
 import { requireHost } from './requirements.ts';
 import { reportOn, reportUnknown } from './report.ts';
@@ -39,7 +39,7 @@ export class NatNetwork implements Network {
   readonly #options: NatOptions;
   readonly #logger: Logger;
   readonly #attachments = new Map<string, Attachment>();
-  #forwardingBefore: boolean | undefined;
+  #isLoaded = false;
   /** Taps that a hypervisor held when last looked at. */
   #heldTaps = new Set<string>();
   readonly #lostTaps = new Set<string>();
@@ -153,14 +153,12 @@ export class NatNetwork implements Network {
 
   close(): Promise<void> {
     return this.#inTurn(async () => {
-      const isSetUp = this.#forwardingBefore !== undefined;
-      if (!isSetUp || this.#attachments.size > 0) {
+      if (!this.#isLoaded || this.#attachments.size > 0) {
         this.#state.close();
         return;
       }
-      // Nobody else will clean up: this may be the host's last agent.
+      // Nobody else will clean up: this may be the host's last agent. Forwarding stays on, since others may rely on it by now.
       await this.#state.remove();
-      if (this.#forwardingBefore === false) await writeFile(FORWARDING_SWITCH, '0');
       await this.#file.remove();
     });
   }
@@ -181,13 +179,13 @@ export class NatNetwork implements Network {
 
   async #load(): Promise<void> {
     const saved = await this.#file.load();
-    this.#forwardingBefore = saved?.forwardingBefore ?? (await readForwarding());
-    for (const attachment of saved?.attachments ?? []) this.#attachments.set(attachment.uid, attachment);
+    for (const attachment of saved ?? []) this.#attachments.set(attachment.uid, attachment);
+    this.#isLoaded = true;
   }
 
   async #save(): Promise<void> {
-    if (this.#forwardingBefore === undefined) throw new NetworkSetupError('the network is not set up');
-    await this.#file.save({ forwardingBefore: this.#forwardingBefore, attachments: this.#all() });
+    if (!this.#isLoaded) throw new NetworkSetupError('the network is not set up');
+    await this.#file.save(this.#all());
   }
 
   #all(): Attachment[] {

@@ -1,6 +1,8 @@
 /** Berth installed with helm on real nodes: what people do with it from the first day to the last. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { setTimeout as pause } from 'node:timers/promises';
+import { PODS } from '../../../kube/core.ts';
+import { PAUSE_IMAGE } from '../../cluster/nodes/configuration.ts';
 import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
 import { numbered } from '../../support/vms.ts';
@@ -17,6 +19,24 @@ const PENDING = 'sum by (vm_namespace) (berth_pending_vms)';
 const TOO_MUCH = '512Gi';
 const PROMISED_CLEAN_MILLISECONDS = 2_000;
 const PROMISED_CRASH_MILLISECONDS = 15_000;
+/** As networks and proxies of clusters are made. */
+const ON_EVERY_NODE = {
+  apiVersion: 'apps/v1',
+  kind: 'DaemonSet',
+  metadata: { name: 'on-every-node', namespace: 'default' },
+  spec: {
+    selector: { matchLabels: { app: 'on-every-node' } },
+    template: {
+      metadata: { labels: { app: 'on-every-node' } },
+      spec: {
+        nodeSelector: { 'kubernetes.io/os': 'linux' },
+        tolerations: [{ operator: 'Exists' }],
+        terminationGracePeriodSeconds: 0,
+        containers: [{ name: 'any', image: PAUSE_IMAGE }],
+      },
+    },
+  },
+};
 const KINDS = ['emulators', 'imagecacheentries', 'images', 'isos', 'vmconfigs', 'vms'];
 const LOOK = { deadlineMilliseconds: 60_000, intervalMilliseconds: 20 };
 /** Created one after the other while the leader goes. */
@@ -66,6 +86,14 @@ describe.skipIf(unfit !== undefined)('Berth installed with helm', () => {
       await berth.rolledOut();
       expect(await berth.page('steady', PORT)).toMatchObject({ boot_id: before['boot_id'], boots: '1' });
       expect((await berth.vms.get('steady')).status?.phase).toBe('Running');
+    });
+
+    test('what the cluster runs on each of its Linux nodes stays there', async () => {
+      await berth.cluster.kubectl(['apply', '--filename', '-'], { input: JSON.stringify(ON_EVERY_NODE) });
+      await berth.cluster.kubectl(['rollout', 'status', 'daemonset/on-every-node', '--timeout=60s']);
+      const { items } = await berth.cluster.client().list(PODS, { namespace: 'default' });
+      expect(new Set(items.map((pod) => pod.spec.nodeName))).toEqual(new Set(['node1', 'node2']));
+      await berth.cluster.kubectl(['delete', 'daemonset', 'on-every-node']);
     });
 
     test('what operator and agents say is JSON, with the id of each reconciliation', async () => {
@@ -212,6 +240,13 @@ describe.skipIf(unfit !== undefined)('Berth installed with helm', () => {
       await expect(berth.helm(['uninstall', 'berth'])).rejects.toThrow(/VM platform-default\/steady/);
       await berth.rolledOut();
       expect(await berth.page('steady', PORT)).toMatchObject({ boot_id: before['boot_id'] });
+    });
+
+    test('after a refusal the release goes on as the refusal says', async () => {
+      await berth.helm(['rollback', 'berth']);
+      await berth.helm(['upgrade', 'berth', CHART], VALUES);
+      await berth.rolledOut();
+      expect((await berth.vms.get('steady')).status?.phase).toBe('Running');
     });
 
     test('without VMs, leaves the kinds, what people made, and nothing on the hosts', async () => {
