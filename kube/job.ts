@@ -7,6 +7,8 @@ export interface JobSpec {
   backoffLimit?: number;
   activeDeadlineSeconds?: number;
   ttlSecondsAfterFinished?: number;
+  /** No Pod is made while it is true. */
+  suspend?: boolean;
 }
 
 export interface Job extends KubeObject {

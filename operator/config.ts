@@ -56,6 +56,11 @@ const imageStorageSchema = z
     registry: z.strictObject({ prefix: z.string().regex(/^[^/\s]+(\/[a-z0-9._-]+)*$/) }).optional(),
     /** Below the storage folder that every host mounts (`images.storageFolder` of its agent). */
     folder: z.literal(true).optional(),
+    /**
+     * How long content stays that nothing needs any more. Less than two minutes would take it away from what an operator
+     * is about to write down: the longest that a reconcile takes.
+     */
+    keepSeconds: seconds(1, 600),
   })
   .refine(({ registry, folder }) => (registry === undefined) !== (folder === undefined), {
     error: 'exactly one of registry and folder is needed',

@@ -10,12 +10,15 @@ import { publishDisk } from './formats/publish.ts';
 import type { Registries } from './registry/client.ts';
 import type { Keyring } from './registry/credentials.ts';
 import { parseReference } from './registry/reference.ts';
+import type { Repository } from './registry/types.ts';
 import { fileDigest } from './sharedfile.ts';
 import { ImageError } from './store.ts';
 
 const execute = promisify(execFile);
 
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
+/** Of manifests in the cluster's image storage: the place that the version was made for. */
+const VERSION_ANNOTATION = 'dev.berth.storage.version';
 
 /** A disk as a raw file that may be sparse, and that nobody writes to. */
 export interface RawDisk {
@@ -57,21 +60,46 @@ export class Publisher {
   async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
-          { reference: target.reference, keyring: this.#options.storageKeyring() },
+          // Its tag is the version's alone. With it in the manifest no two versions share a digest: one can be removed without the other.
+          {
+            reference: target.reference,
+            keyring: this.#options.storageKeyring(),
+            annotations: { [VERSION_ANNOTATION]: target.reference },
+          },
           disk,
           options,
         )
       : await this.#storeFile(target.path, disk, options);
   }
 
+  /** Out of the cluster's image storage; done when it is not there. Returns why the storage keeps it, if it does. */
+  async remove(place: StorageTarget, signal: AbortSignal): Promise<string | undefined> {
+    if (place.type === 'folder') {
+      await this.#removeFile(place.path);
+      return undefined;
+    }
+    const reference = parseReference(place.reference);
+    const { registry, repository: name, digest } = reference;
+    if (digest === undefined) {
+      throw new ImageError('ImageInvalid', `${place.reference} has no digest to be removed by`);
+    }
+    const keyring = this.#options.storageKeyring();
+    const isRemoved = async (repository: Repository): Promise<boolean> =>
+      await repository.removeManifest(digest, signal);
+    const { answer } = await ask(this.#options.registries, { reference, keyring }, isRemoved);
+    return answer
+      ? undefined
+      : `${registry}/${name}: the registry removes nothing: its configuration has to allow deletes`;
+  }
+
   /** To a registry; what it has already is not sent again. */
   async push(
-    to: { reference: string; keyring: Keyring },
+    to: { reference: string; keyring: Keyring; annotations?: Readonly<Record<string, string>> },
     disk: RawDisk,
     { signal, onProgress }: PublishingOptions,
   ): Promise<Published> {
     const { registries } = this.#options;
-    const { keyring } = to;
+    const { keyring, annotations } = to;
     const reference = parseReference(to.reference);
     if (reference.tag === undefined) {
       throw new ImageError('ImageInvalid', `${to.reference} has no tag to publish under`);
@@ -85,7 +113,8 @@ export class Publisher {
         onProgress((done * 100) / virtualSize);
       };
       const options = { signal, onBytes };
-      return await publishDisk({ repository, tag, rawPath, virtualSize, architecture, os }, options);
+      const published = { repository, tag, rawPath, virtualSize, architecture, os, annotations };
+      return await publishDisk(published, options);
     });
     const { digest, storageBytes } = answer;
     const name = `${reference.registry}/${reference.repository}`;
@@ -94,18 +123,8 @@ export class Publisher {
 
   /** As qcow2 with holes where the disk has zeros; complete or not there at all. */
   async #storeFile(path: string, disk: RawDisk, { signal }: PublishingOptions): Promise<Published> {
-    const folder = this.#options.storageFolder;
-    if (folder === undefined) {
-      throw new ImageError(
-        'ImageSourceUnsupported',
-        'this host has no folder of the image storage: set images.storageFolder in its configuration',
-      );
-    }
-    const file = join(folder, path);
-    if (relative(folder, file).startsWith('..')) {
-      throw new ImageError('ImageInvalid', `${path} leads out of the image storage`);
-    }
-    const partial = `${file}.partial`;
+    const file = this.#fileAt(path);
+    const partial = partialOf(file);
     await mkdir(dirname(file), { recursive: true });
     try {
       await convert(disk.path, partial, signal);
@@ -118,6 +137,33 @@ export class Publisher {
       await rm(partial, { force: true });
     }
   }
+
+  /** With what an agent left that was killed while it wrote the file. */
+  async #removeFile(path: string): Promise<void> {
+    const file = this.#fileAt(path);
+    await rm(partialOf(file), { force: true });
+    await rm(file, { force: true });
+  }
+
+  #fileAt(path: string): string {
+    const folder = this.#options.storageFolder;
+    if (folder === undefined) {
+      throw new ImageError(
+        'ImageSourceUnsupported',
+        'this host has no folder of the image storage: set images.storageFolder in its configuration',
+      );
+    }
+    const file = join(folder, path);
+    const way = relative(folder, file);
+    if (way === '' || way.startsWith('..')) {
+      throw new ImageError('ImageInvalid', `${path} leads out of the image storage`);
+    }
+    return file;
+  }
+}
+
+function partialOf(file: string): string {
+  return `${file}.partial`;
 }
 
 async function convert(raw: string, qcow2: string, signal: AbortSignal): Promise<void> {

@@ -28,6 +28,8 @@ export function taskWork(host: TaskHost): TaskWork {
         return await withMachine(host, task.vm, context, async (disk, options) => {
           return await store(host, { target: task.target, disk, context }, options);
         });
+      case 'remove':
+        return await remove(host, task, context);
       case 'push':
       default:
         return await push(host, task, context);
@@ -87,6 +89,20 @@ async function store(
   const published = await host.publisher.store(target, disk, options);
   context.log(`stored: ${published.digest}, ${published.storageBytes} bytes`);
   return { ...published, sizeBytes: disk.virtualSizeBytes };
+}
+
+async function remove(
+  host: TaskHost,
+  { place }: Task & { type: 'remove' },
+  context: TaskContext,
+): Promise<TaskReport> {
+  context.log(`removing ${place.type === 'registry' ? place.reference : place.path}`);
+  const kept = await host.publisher.remove(place, context.signal);
+  if (kept === undefined) {
+    return {};
+  }
+  context.log(`kept: ${kept}`);
+  return { kept };
 }
 
 /** Does `use` while the image is in the store. */

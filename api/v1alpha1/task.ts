@@ -20,7 +20,7 @@ const imageSchema = z.object({
 });
 export type TaskImage = z.infer<typeof imageSchema>;
 
-/** Where in the cluster's image storage a result goes. */
+/** Where in the cluster's image storage something lies, or is to lie. */
 const storageTargetSchema = z.discriminatedUnion('type', [
   /** Repository and tag in the storage's registry, which the host's own credentials open. */
   z.object({ type: z.literal('registry'), reference: z.string() }),
@@ -58,6 +58,8 @@ export const taskSchema = z.discriminatedUnion('type', [
   }),
   /** Publishes an image under a full reference. */
   z.object({ apiVersion, type: z.literal('push'), image: imageSchema, reference: z.string() }),
+  /** Takes content out of the cluster's image storage: a manifest, named by its digest, or a file. Done when it is not there. */
+  z.object({ apiVersion, type: z.literal('remove'), place: storageTargetSchema }),
 ]);
 export type Task = z.infer<typeof taskSchema>;
 
@@ -75,5 +77,7 @@ export const taskReportSchema = z.object({
   /** Of a running VM's disk: whether its file systems were frozen by the guest's agent for the moment of the copy. */
   consistency: z.enum(['FileSystem', 'Crash', 'Stopped']).optional(),
   message: z.string().optional(),
+  /** Why the storage has kept what was to be removed, where trying again would not help. */
+  kept: z.string().optional(),
 });
 export type TaskReport = z.infer<typeof taskReportSchema>;

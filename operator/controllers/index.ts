@@ -31,6 +31,8 @@ import {
   TASKS_BY_ENTRY,
 } from './imagecache/observe.ts';
 import { enqueueEntries } from './imagecache/watch.ts';
+import { RemovalReconciler } from './image/removal/controller.ts';
+import { enqueueRemovals } from './image/removal/watch.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
 
@@ -65,12 +67,13 @@ export function createControllers(options: OperatorOptions): Controllers {
     objects: watches.images,
   });
   const iso = imageController(options, watches, { kind: 'ISO', resource: ISOS, objects: watches.isos });
+  const removals = removalController(options, watches);
   const host = hostController(options, watches);
   const certificates = certificateController(options, watches);
   const imageCache = imageCacheController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
-    controllers: [vm, image, iso, imageCache, host, certificates],
+    controllers: [vm, image, iso, removals, imageCache, host, certificates],
   };
 }
 
@@ -216,6 +219,23 @@ function imageController(
       enqueue(affected.byVM(object));
     }
   });
+  return controller;
+}
+
+/** Image storage: what Images and ISOs have let go of. */
+function removalController(options: OperatorOptions, watches: Watches): Controller {
+  const { client, config, recorder, registry, logger, clock } = options;
+  const consistency = new Consistency();
+  const reconciler = new RemovalReconciler({ ...watches, client, config, recorder, consistency, clock });
+  const controller = new Controller({
+    name: 'removal',
+    workers: 1,
+    reconcile: (_key, context) => reconciler.reconcile(context),
+    ready: (key) => consistency.ready(key),
+    logger,
+    metrics: registry,
+  });
+  enqueueRemovals(controller, watches);
   return controller;
 }
 

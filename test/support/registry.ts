@@ -23,6 +23,8 @@ const SKOPEO_MILLISECONDS = 120_000;
 const LOG_BYTES = 16 * 1024 ** 2;
 
 export interface RegistryOptions {
+  /** True when absent: manifests can be removed. */
+  deletes?: boolean;
   /** Its own; it is made. Blobs lie below `data`. */
   directory: string;
   /** True when absent. */
@@ -158,7 +160,7 @@ async function writeConfiguration(options: RegistryOptions, port: number): Promi
     log: { level: 'info', formatter: 'json' },
     storage: {
       filesystem: { rootdirectory: join(directory, 'data') },
-      delete: { enabled: true },
+      delete: { enabled: options.deletes ?? true },
       maintenance: { uploadpurging: { enabled: false } },
     },
     http: {

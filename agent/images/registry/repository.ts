@@ -21,6 +21,9 @@ import { uploadBlob } from './upload.ts';
 /** Indexes that lead to indexes: one more than anybody publishes. */
 const INDEX_DEPTH = 3;
 
+/** What a registry answers whose configuration lets nobody remove anything. */
+const NOT_ALLOWED = 405;
+
 interface Fetched {
   digest: string;
   document: Document;
@@ -123,6 +126,21 @@ export class HttpRepository implements Repository {
       );
     }
     return digest;
+  }
+
+  async removeManifest(digest: string, signal: AbortSignal): Promise<boolean> {
+    const response = await this.#session.ask(
+      {
+        method: 'DELETE',
+        at: `manifests/${digest}`,
+        reference: digest,
+        removes: true,
+        accept: [404, NOT_ALLOWED],
+      },
+      signal,
+    );
+    await response.body.dump();
+    return response.status !== NOT_ALLOWED;
   }
 
   async #manifest(reference: string, signal: AbortSignal): Promise<Fetched> {

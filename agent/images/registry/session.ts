@@ -17,6 +17,7 @@ export interface Ask {
   /** Called each time it is sent. */
   body?: (() => Buffer | Readable) | undefined;
   writes?: boolean;
+  removes?: boolean;
   /** Read from beside this one. */
   from?: string;
   /** Statuses that are answers, not failures; those of success always are. */
@@ -98,8 +99,9 @@ export class Session {
     );
   }
 
-  #scopes({ writes, from }: Ask): string[] {
-    const own = `repository:${this.#repository}:${writes === true ? 'pull,push' : 'pull'}`;
+  #scopes({ writes, removes, from }: Ask): string[] {
+    const actions = removes === true ? 'pull,delete' : writes === true ? 'pull,push' : 'pull';
+    const own = `repository:${this.#repository}:${actions}`;
     return from === undefined ? [own] : [own, `repository:${from}:pull`];
   }
 }

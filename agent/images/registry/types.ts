@@ -47,6 +47,11 @@ export interface Repository {
   upload(blob: UploadBlob, signal: AbortSignal): Promise<void>;
   /** Writes a manifest under a tag; its digest. */
   putManifest(tag: string, mediaType: string, bytes: Buffer, signal: AbortSignal): Promise<string>;
+  /**
+   * Takes a manifest away, with every tag that names it; its blobs are left to the registry's own garbage collection. One that is
+   * not there counts as removed. False: the registry removes nothing at all.
+   */
+  removeManifest(digest: string, signal: AbortSignal): Promise<boolean>;
 }
 
 export interface UploadBlob {

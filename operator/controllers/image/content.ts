@@ -36,8 +36,12 @@ export function imageObjectName({ metadata }: Image | ISO): string {
   return `berth.dev/${metadata.namespace}/${metadata.name}`;
 }
 
+export interface HasContent {
+  readonly status?: { readonly content?: unknown } | undefined;
+}
+
 /** What the status says, once the image was fetched or made. */
-function storedContent(object: Image | ISO): MachineImageSource | undefined {
+export function storedContent(object: HasContent): MachineImageSource | undefined {
   const parsed = machineImageSourceSchema.safeParse(object.status?.content);
   return parsed.success ? parsed.data : undefined;
 }

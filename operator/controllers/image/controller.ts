@@ -19,7 +19,11 @@ import { mergeDiff } from '../../mergepatch.ts';
 import { FIELD_MANAGER } from '../../resources.ts';
 import { recordImageEvents } from './events.ts';
 import { observeImage } from './observe.ts';
+import type { ObservedImage } from './observed.ts';
 import { planImage } from './plan.ts';
+import { keptEvent } from './removal/controller.ts';
+import { type Place, placeKey } from './removal/place.ts';
+import { abandonedPlaces, removalRecord, replacedPlaces } from './removal/record.ts';
 
 /** On Images and ISOs: held while a host is being prepared from them. */
 export const IMAGE_FINALIZER = 'berth.dev/image';
@@ -59,7 +63,7 @@ export class ImageReconciler {
     try {
       return object.metadata.deletionTimestamp === undefined
         ? await this.#serve(object, logger)
-        : await this.#letGo(object);
+        : await this.#letGo(object, logger);
     } catch (error) {
       if (isNotFound(error)) {
         return undefined;
@@ -73,13 +77,14 @@ export class ImageReconciler {
     const observed = observeImage(this.#options, object);
     const { createJob, status, wakeMilliseconds } = planImage(observed);
     const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
+    await this.#keepRecords(observed, replacedPlaces(observed, status), logger);
     await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
     const wake = refused === undefined ? wakeMilliseconds : REFUSED_RECHECK_MILLISECONDS;
     return wake === undefined ? undefined : { requeueAfterMilliseconds: wake };
   }
 
   /** The Jobs go with the object, by their owner reference. */
-  async #letGo(object: Image | ISO): Promise<Result> {
+  async #letGo(object: Image | ISO, logger: Logger): Promise<Result> {
     const { finalizers = [] } = object.metadata;
     if (!finalizers.includes(IMAGE_FINALIZER)) {
       return undefined;
@@ -89,6 +94,7 @@ export class ImageReconciler {
       await this.#writeStatus(object, planImage(observed).status);
       return { requeueAfterMilliseconds: DELETION_RECHECK_MILLISECONDS };
     }
+    await this.#keepRecords(observed, abandonedPlaces(observed), logger);
     await this.#setFinalizers(
       object,
       finalizers.filter((name) => name !== IMAGE_FINALIZER),
@@ -108,13 +114,24 @@ export class ImageReconciler {
     return await this.#patch(object, { metadata: { finalizers, uid, resourceVersion } });
   }
 
+  /** Before the image lets go of its content: a crash in between leaves a record of content that is still needed, and kept. */
+  async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
+    for (const place of places) {
+      const refused = await this.#createJob(observed.object, removalRecord(observed, place), logger);
+      if (refused !== undefined) {
+        // A quota must not keep the image.
+        this.#options.recorder.event(observed.object, keptEvent(placeKey(place), refused));
+      }
+    }
+  }
+
   /** The server's words when it refuses. */
   async #createJob(object: Image | ISO, job: Unsaved<Job>, logger: Logger): Promise<string | undefined> {
     const { client, jobs, consistency } = this.#options;
     try {
       const created = await client.create(JOBS, job, { fieldManager: FIELD_MANAGER });
       consistency.wrote(keyOf(object), jobs, created.metadata.resourceVersion ?? '');
-      logger.info({ job: created.metadata.name }, 'work on an image begins');
+      logger.info({ job: created.metadata.name }, 'a Job for an image was made');
       return undefined;
     } catch (error) {
       if (isAlreadyExists(error)) {

@@ -12,7 +12,7 @@ import {
 } from '../../../api/v1alpha1/task.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { OperatorConfig } from '../../config.ts';
-import { contentOf, directSource, imageObjectName } from './content.ts';
+import { contentOf, directSource, imageObjectName, storedContent } from './content.ts';
 import type { ObservedImage } from './observed.ts';
 
 const apiVersion = TASK_API_VERSION;
@@ -105,7 +105,10 @@ interface Saving {
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): Operation | Blocked {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
-  const target = storageTarget(object, config, requestedAt ?? object.metadata.uid ?? '');
+  // With what it follows on, so that a time which is asked for again has another place.
+  const version =
+    requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
+  const target = storageTarget(object, config, version);
   if (target === undefined) {
     const message = "there is no image storage: set imageStorage in the operator's configuration";
     return { ...blocked('NoImageStorage', message), ...action, terminal: true };
@@ -118,6 +121,11 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): O
   const { uid = '', namespace = '' } = vm.metadata;
   const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, target };
   return { kind: 'operation', type, requestedAt, task, pullSecrets: [], nodeName };
+}
+
+function placeName(object: Image | ISO): string {
+  const content = storedContent(object);
+  return content === undefined ? '' : JSON.stringify(content);
 }
 
 /** The host that has the VM's disk: it keeps it while the VM is stopped, too. */

@@ -217,6 +217,28 @@ describe('actions', () => {
     expect(world.open).toHaveLength(0);
   });
 
+  it('give each version a place of its own, also when a time is asked for again', () => {
+    const world = new World({ source: { fromVM: { name: 'builder' } } });
+    world.step();
+    world.succeed();
+    const places: unknown[] = [];
+    for (const time of [requestedAt, '2026-01-03T00:00:00Z', requestedAt]) {
+      world.step();
+      places.push(world.object.status?.content?.path);
+      world.object = {
+        ...world.object,
+        spec: { ...world.object.spec, commit: { vmName: 'builder', requestedAt: time } },
+      };
+      // Jobs go an hour after their end.
+      world.jobs.length = 0;
+      world.step();
+      world.succeed();
+    }
+    world.step();
+    places.push(world.object.status?.content?.path);
+    expect(new Set(places).size).toBe(4);
+  });
+
   it('of a VM that is not there fail at once', () => {
     const world = new World({ commit: { vmName: 'gone', requestedAt } });
     world.step();

@@ -152,7 +152,8 @@ function originOf(job: Job): string | undefined {
   }
 }
 
-function taskOf(job: Job) {
+/** Undefined when it cannot be read. */
+export function taskOf(job: Job) {
   const text = job.spec.template.metadata?.annotations?.[TASK_ANNOTATION];
   return taskSchema.safeParse(parseDocument(text)).data;
 }

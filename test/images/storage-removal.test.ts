@@ -1,0 +1,186 @@
+/** What is taken out of the cluster's image storage again: real registries that allow it or don't, and a folder. */
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { type Published, Publisher } from '../../agent/images/publisher.ts';
+import { Registries } from '../../agent/images/registry/client.ts';
+import { Keyring } from '../../agent/images/registry/credentials.ts';
+import type { StorageTarget } from '../../api/v1alpha1/task.ts';
+import { startRegistry, type TestRegistry, testAuthority } from '../support/registry.ts';
+import { TokenServer } from '../support/tokenserver.ts';
+import { writeRawDisk } from '../support/vmimages.ts';
+
+const DISK_MEBIBYTES = 8;
+const { signal } = new AbortController();
+
+let folder: string;
+let disk: string;
+const clients: Registries[] = [];
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-storage-'));
+  disk = join(folder, 'disk.raw');
+  await writeRawDisk(disk, DISK_MEBIBYTES);
+});
+
+afterAll(async () => {
+  await Promise.all(clients.map((client) => client.close()));
+  await rm(folder, { recursive: true, force: true });
+});
+
+interface Storage {
+  registry?: TestRegistry;
+  password?: string;
+  storageFolder?: string;
+  /** Beside the registry's. */
+  hosts?: string[];
+}
+
+/** A host's, with its own credentials for the storage. */
+function publisher({ registry, password, storageFolder, hosts = [] }: Storage): Publisher {
+  const { host, caFile } = registry ?? { host: '', caFile: '' };
+  const known = registry === undefined ? [] : [host, ...hosts];
+  const registries = new Registries({
+    registries: known.map((one) => ({ host: one, caFile })),
+    allowLoopback: false,
+  });
+  clients.push(registries);
+  const storageKeyring = (): Keyring => Keyring.parse(registry ? [registry.dockerConfigJson(password)] : []);
+  return new Publisher({ registries, storageKeyring, storageFolder });
+}
+
+async function store(host: Publisher, target: StorageTarget): Promise<Published> {
+  const raw = { path: disk, virtualSizeBytes: DISK_MEBIBYTES * 1024 ** 2, architecture: 'amd64' as const };
+  return await host.store(target, raw, { signal, onProgress: () => undefined });
+}
+
+function version(registry: TestRegistry, tag: string): StorageTarget {
+  return { type: 'registry', reference: `${registry.host}/storage/platform-ci/golden:${tag}` };
+}
+
+function place({ reference = '' }: Published): StorageTarget {
+  return { type: 'registry', reference };
+}
+
+async function has(registry: TestRegistry, { reference = '' }: Published): Promise<boolean> {
+  try {
+    await registry.skopeo('inspect', '--raw', `docker://${reference}`);
+    return true;
+  } catch (error) {
+    if (/manifest unknown/.test(String(error))) return false;
+    throw error;
+  }
+}
+
+describe('a registry that allows deletes', () => {
+  let registry: TestRegistry;
+
+  beforeAll(async () => {
+    registry = await startRegistry({ directory: join(folder, 'allows') });
+  });
+
+  afterAll(async () => await registry.close());
+
+  it('loses one version; another one of the same disk stays whole, and a second removal finds nothing to do', async () => {
+    const host = publisher({ registry });
+    const first = await store(host, version(registry, 'one'));
+    const second = await store(host, version(registry, 'two'));
+    expect(first.digest).not.toBe(second.digest);
+    expect(await host.remove(place(first), signal)).toBeUndefined();
+    expect(await has(registry, first)).toBe(false);
+    expect(await has(registry, second)).toBe(true);
+    await registry.skopeo('copy', `docker://${second.reference}`, `dir:${join(folder, 'copy')}`);
+    expect(await host.remove(place(first), signal)).toBeUndefined();
+  });
+
+  it('is not changed by a host whose credentials do not open it', async () => {
+    const made = await store(publisher({ registry }), version(registry, 'closed'));
+    const guessed = publisher({ registry, password: 'guessed' });
+    await expect(guessed.remove(place(made), signal)).rejects.toMatchObject({ reason: 'ImageAccessDenied' });
+    expect(await has(registry, made)).toBe(true);
+  });
+
+  it('is never asked to remove what a tag names: another version may have it by now', async () => {
+    const host = publisher({ registry });
+    const made = await store(host, version(registry, 'tagged'));
+    const tagged = host.remove(version(registry, 'tagged'), signal);
+    await expect(tagged).rejects.toMatchObject({ reason: 'ImageInvalid' });
+    expect(await has(registry, made)).toBe(true);
+  });
+});
+
+describe('a registry that allows no deletes', () => {
+  let registry: TestRegistry;
+
+  beforeAll(async () => {
+    registry = await startRegistry({ directory: join(folder, 'keeps'), deletes: false });
+  });
+
+  afterAll(async () => await registry.close());
+
+  it('says so: that is no fault to be tried again', async () => {
+    const host = publisher({ registry });
+    const made = await store(host, version(registry, 'one'));
+    expect(await host.remove(place(made), signal)).toMatch(/storage\/platform-ci\/golden.*allow deletes/);
+    expect(await has(registry, made)).toBe(true);
+  });
+});
+
+describe('a registry with a token server', () => {
+  it('is asked for the right to delete', async () => {
+    const authority = await testAuthority();
+    const tokens = await TokenServer.start(authority);
+    const directory = join(folder, 'tokens');
+    const registry = await startRegistry({ directory, authority, token: tokens.settings });
+    try {
+      const host = publisher({ registry, hosts: [tokens.host] });
+      const made = await store(host, version(registry, 'one'));
+      tokens.given.length = 0;
+      expect(await host.remove(place(made), signal)).toBeUndefined();
+      const asked = expect.objectContaining({ actions: ['pull', 'delete'] });
+      expect(tokens.given.at(-1)).toContainEqual(asked);
+      expect(await host.remove(place(made), signal)).toBeUndefined();
+    } finally {
+      await registry.close();
+      await tokens.close();
+    }
+  });
+});
+
+describe('a folder', () => {
+  let storageFolder: string;
+
+  beforeAll(async () => {
+    storageFolder = join(folder, 'shared');
+    await mkdir(storageFolder);
+  });
+
+  it('loses one file, with what was left of its making, and no other', async () => {
+    const host = publisher({ storageFolder });
+    const [first, second] = ['platform-ci/one.qcow2', 'platform-ci/two.qcow2'] as const;
+    for (const path of [first, second]) await store(host, { type: 'folder', path });
+    await writeFile(join(storageFolder, `${first}.partial`), 'half');
+    for (const _ of ['first', 'again']) {
+      expect(await host.remove({ type: 'folder', path: first }, signal)).toBeUndefined();
+    }
+    const left = [first, `${first}.partial`, second].filter((path) => existsSync(join(storageFolder, path)));
+    expect(left).toEqual([second]);
+  });
+
+  it('is not left', async () => {
+    await writeFile(join(folder, 'outside'), 'somebody else has it');
+    const host = publisher({ storageFolder });
+    for (const path of ['../outside', 'platform-ci/../../outside', '']) {
+      const removed = host.remove({ type: 'folder', path }, signal);
+      await expect(removed).rejects.toMatchObject({ reason: 'ImageInvalid' });
+    }
+    expect(existsSync(join(folder, 'outside'))).toBe(true);
+  });
+
+  it('that a host has not mounted cannot be changed by it', async () => {
+    const removed = publisher({}).remove({ type: 'folder', path: 'platform-ci/one.qcow2' }, signal);
+    await expect(removed).rejects.toMatchObject({ reason: 'ImageSourceUnsupported' });
+  });
+});

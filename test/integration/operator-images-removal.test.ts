@@ -1,0 +1,236 @@
+/** What Images leave in the cluster's storage is removed once nothing needs it: real Jobs; the one host's agent is the test. */
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
+import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
+import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { EVENTS, NAMESPACES, PODS } from '../../kube/core.ts';
+import { type Job, JOB_NAME_LABEL, JOBS } from '../../kube/job.ts';
+import { IMAGES } from '../../operator/resources.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { ActingHost } from '../support/actinghost.ts';
+import { isGone } from '../support/objects.ts';
+import { VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+const NAMESPACE = 'platform-default';
+const SYSTEM = 'berth-system';
+const REPORT = { digest: `sha256:${'a'.repeat(64)}`, sizeBytes: 64 * 1024 ** 3, storageBytes: 9 * 1024 ** 3 };
+/**
+ * The Job controller waits ten seconds before it tries again, and a namespace goes in as many. Jobs of an Image go after it once
+ * the garbage collector of a new cluster has heard of the kind, which it looks for each half minute.
+ */
+const LONG = { deadlineMilliseconds: 90_000 };
+const TEST_MILLISECONDS = 120_000;
+
+let cluster: Cluster;
+let host: ActingHost;
+let vms: VMs;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-removal-${process.pid}` });
+  await cluster.startOperator({ config: { imageStorage: { folder: true, keepSeconds: 2 } } });
+  host = await ActingHost.join(cluster.client(), 'mac1');
+  vms = new VMs(cluster);
+});
+
+afterAll(async () => {
+  await host?.silence();
+  await cluster?.stop();
+});
+
+function create(name: string, spec: ImageSpec, namespace = NAMESPACE): Promise<Image> {
+  return cluster.client().create(IMAGES, { metadata: { name, namespace }, spec });
+}
+
+async function drop(name: string, namespace = NAMESPACE): Promise<void> {
+  const ref = { namespace, name };
+  await cluster.client().delete(IMAGES, ref);
+  await waitFor(`Image ${name} to be gone`, () => isGone(() => cluster.client().get(IMAGES, ref)));
+}
+
+/** Its content's path, once the image is ready. */
+async function pathOf(name: string, namespace = NAMESPACE): Promise<string> {
+  return await waitFor(`Image ${name} to be ready`, async () => {
+    const { status } = await cluster.client().get(IMAGES, { namespace, name });
+    return status?.phase === 'Ready' && status.content?.path;
+  });
+}
+
+function taskOf(job: Job): Task {
+  return taskSchema.parse(JSON.parse(job.spec.template.metadata?.annotations?.[TASK_ANNOTATION] ?? ''));
+}
+
+function ref({ metadata: { namespace, name } }: Job): { namespace: string; name: string } {
+  return { namespace: namespace ?? '', name };
+}
+
+async function jobOf(name: string, operation: string, namespace = NAMESPACE): Promise<Job> {
+  return await waitFor(`a Job to ${operation} Image ${name}`, async () => {
+    const { items } = await cluster.client().list(JOBS, { namespace });
+    return items.find(
+      ({ metadata: { labels, ownerReferences } }) =>
+        ownerReferences?.[0]?.name === name && labels?.['berth.dev/operation'] === operation,
+    );
+  });
+}
+
+/** An Image of a file on a web server, which is put into the storage; the path. */
+async function make(name: string, namespace = NAMESPACE): Promise<string> {
+  const http = { url: `https://images.example/${name}.qcow2`, sha256: 'b'.repeat(64) };
+  await create(name, { source: { http } }, namespace);
+  await host.finishTask(await host.beginTask(ref(await jobOf(name, 'pull', namespace))), REPORT);
+  return await pathOf(name, namespace);
+}
+
+async function removalOf(path: string): Promise<Job | undefined> {
+  const { items } = await cluster.client().list(JOBS, { namespace: SYSTEM });
+  return items.find((job) => {
+    const task = taskOf(job);
+    return task.type === 'remove' && task.place.type === 'folder' && task.place.path === path;
+  });
+}
+
+async function begun(path: string): Promise<Job> {
+  const look = async (): Promise<Job | false> => {
+    const job = await removalOf(path);
+    return job?.spec.suspend === false && job;
+  };
+  return await waitFor(`the removal of ${path} to begin`, look, LONG);
+}
+
+async function untilOver(path: string): Promise<void> {
+  const isOver = async () => (await removalOf(path)) === undefined;
+  await waitFor(`the removal of ${path} to be over`, isOver, LONG);
+}
+
+let others = 0;
+
+/** When what nobody needs, and was let go of later, is being removed, it was time enough for the other one. */
+async function expectKept(path: string): Promise<Job> {
+  others += 1;
+  const other = await make(`other-${others}`);
+  const before = await removalOf(path);
+  await drop(`other-${others}`);
+  const removal = await begun(other);
+  const after = await removalOf(path);
+  expect(after?.spec.suspend).toBe(true);
+  expect(after?.metadata.resourceVersion).toBe(before?.metadata.resourceVersion);
+  await host.finishTask(await host.beginTask(ref(removal)), {});
+  await untilOver(other);
+  return after as Job;
+}
+
+async function stories(name: string, namespace = NAMESPACE): Promise<string[]> {
+  const { items } = await cluster.client().list(EVENTS, { namespace });
+  return items
+    .filter(({ regarding, reason }) => regarding.name === name && reason === 'StorageKeepsContent')
+    .map(({ note = '' }) => note);
+}
+
+describe('content of an Image that is deleted', { timeout: TEST_MILLISECONDS }, () => {
+  it('stays for a copy, without a write, and goes once after it', async () => {
+    const path = await make('golden');
+    await create('copy', { source: { copyOf: { name: 'golden' } } });
+    expect(await pathOf('copy')).toBe(path);
+    await drop('golden');
+    await expectKept(path);
+    await drop('copy');
+    const removal = await begun(path);
+    expect(taskOf(removal)).toMatchObject({ type: 'remove', place: { type: 'folder', path } });
+    expect(removal.spec.template.spec.imagePullSecrets).toBeUndefined();
+    await host.finishTask(await host.beginTask(ref(removal)), {});
+    await untilOver(path);
+    expect(await stories('golden')).toEqual([]);
+  });
+
+  it('in a shared folder stays for the VM that has it under its disk', async () => {
+    const path = await make('base');
+    const guest = { namespace: NAMESPACE, name: 'guest' };
+    await vms.create('guest', { image: 'base' });
+    await host.waitForPod(guest);
+    await host.run(guest);
+    await vms.waitForPhase('guest', 'Running');
+    await drop('base');
+    await expectKept(path);
+    await vms.delete('guest');
+    await host.end(guest);
+    const removal = await begun(path);
+    await host.finishTask(await host.beginTask(ref(removal)), {});
+    await untilOver(path);
+  });
+
+  it('is removed though its namespace goes with it', async () => {
+    const namespace = 'platform-gone';
+    await cluster.createNamespace(namespace);
+    const path = await make('last', namespace);
+    await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+    const isAway = () => isGone(() => cluster.client().get(NAMESPACES, { name: namespace }));
+    await waitFor(`namespace ${namespace} to be gone`, isAway, LONG);
+    const removal = await begun(path);
+    await host.finishTask(await host.beginTask(ref(removal)), {});
+    await untilOver(path);
+  });
+
+  it('that the storage keeps is told of once, with the reason', async () => {
+    const path = await make('stuck');
+    await drop('stuck');
+    const kept = 'registry.example: the registry removes nothing';
+    await host.finishTask(await host.beginTask(ref(await begun(path))), { kept });
+    await untilOver(path);
+    const [story, ...more] = await waitFor('an Event', async () => {
+      const told = await stories('stuck');
+      return told.length > 0 && told;
+    });
+    expect(story).toContain(path);
+    expect(story).toContain(kept);
+    expect(more).toEqual([]);
+  });
+
+  it('is tried again when the host could not remove it', async () => {
+    const path = await make('retried');
+    await drop('retried');
+    const removal = await begun(path);
+    const first = await host.beginTask(ref(removal));
+    await host.failTask(first, 'ImageFetchFailed', 'connection refused');
+    const second = await waitFor(
+      'a second try',
+      async () => {
+        const labelSelector = `${JOB_NAME_LABEL}=${removal.metadata.name}`;
+        const { items } = await cluster.client().list(PODS, { namespace: SYSTEM, labelSelector });
+        const pod = items.find(
+          ({ metadata, spec }) => metadata.name !== first.name && spec.nodeName === 'mac1',
+        );
+        return pod && { namespace: SYSTEM, name: pod.metadata.name };
+      },
+      LONG,
+    );
+    await host.finishTask(second, {});
+    await untilOver(path);
+    expect(await stories('retried')).toEqual([]);
+  });
+});
+
+describe('content that a commit replaces', { timeout: TEST_MILLISECONDS }, () => {
+  it('goes when the Job that made it has gone; the new one stays', async () => {
+    const before = await make('grows');
+    const imported = await jobOf('grows', 'pull');
+    const guest = { namespace: NAMESPACE, name: 'builder' };
+    await vms.create('builder', { image: 'registry.example/guest:1' });
+    await host.waitForPod(guest);
+    await host.run(guest);
+    await vms.waitForPhase('builder', 'Running');
+    const commit = { vmName: 'builder', requestedAt: '2026-01-03T00:00:00Z' };
+    await cluster.client().mergePatch(IMAGES, { namespace: NAMESPACE, name: 'grows' }, { spec: { commit } });
+    await host.finishTask(await host.beginTask(ref(await jobOf('grows', 'commit'))), REPORT);
+    const after = await waitFor('the commit', async () => {
+      const path = await pathOf('grows');
+      return path !== before && path;
+    });
+    await expectKept(before);
+    await cluster.client().delete(JOBS, ref(imported), { propagationPolicy: 'Background' });
+    await host.finishTask(await host.beginTask(ref(await begun(before))), {});
+    await untilOver(before);
+    expect(await removalOf(after)).toBeUndefined();
+    expect(await pathOf('grows')).toBe(after);
+  });
+});
