@@ -87,11 +87,11 @@ const metrics = z.strictObject({
 const networkPolicy = z.strictObject({
   enabled: z.boolean(),
   apiServer: z.strictObject({
-    cidrs: z.array(z.cidrv4()).meta({ examples: [['10.0.0.1/32']] }),
+    cidrs: z.array(z.union([z.cidrv4(), z.cidrv6()])).meta({ examples: [['10.0.0.1/32', 'fd00::1/128']] }),
     ports: z
       .array(port)
       .min(1)
-      .meta({ examples: [[8443]] }),
+      .meta({ examples: [[7443]] }),
   }),
   metricsFrom: z.array(object).meta({ examples: [[{ namespaceSelector: {} }]] }),
 });

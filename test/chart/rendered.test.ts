@@ -14,6 +14,11 @@ import { merged } from '../support/valuechanges.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 
+interface LabelSelector {
+  matchLabels: Record<string, string>;
+  matchExpressions: { key: string; operator: 'In'; values: string[] }[];
+}
+
 let defaults: Manifest[];
 let everything: Manifest[];
 
@@ -137,6 +142,36 @@ describe('configuration files are ones that the programs take', () => {
     } finally {
       rmSync(folder, { recursive: true });
     }
+  });
+});
+
+describe('the network policy', () => {
+  test('lets out the operator and the uninstall hook, and not the agent', () => {
+    const { matchLabels, matchExpressions } = find(everything, 'NetworkPolicy', 'berth-operator')['spec']
+      .podSelector as LabelSelector;
+    const isSelected = (kind: string, name: string) => {
+      const labels = find(everything, kind, name)['spec'].template.metadata.labels as Record<string, string>;
+      return (
+        Object.entries(matchLabels).every(([key, value]) => labels[key] === value) &&
+        matchExpressions.every(({ key, values }) => values.includes(labels[key] ?? ''))
+      );
+    };
+    expect(isSelected('Deployment', 'berth-operator')).toBe(true);
+    expect(isSelected('Job', 'berth-uninstall')).toBe(true);
+    expect(isSelected('DaemonSet', 'berth-agent')).toBe(false);
+  });
+
+  test('leads to the API server by the ports and addresses that there are, of both families', async () => {
+    const cidrs = ['192.0.2.1/32', '2001:db8::/64', '::/0'];
+    const apiServer = { cidrs };
+    const objects = await manifests({ networkPolicy: { enabled: true, apiServer } });
+    const { egress } = find(objects, 'NetworkPolicy', 'berth-operator')['spec'];
+    expect(egress).toEqual([
+      {
+        ports: [443, 6443, 8443].map((port) => ({ port, protocol: 'TCP' })),
+        to: cidrs.map((cidr) => ({ ipBlock: { cidr } })),
+      },
+    ]);
   });
 });
 

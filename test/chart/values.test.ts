@@ -193,6 +193,15 @@ describe('values that contradict each other are refused by their names', () => {
   });
 });
 
+test.each([['10.0.0.0/33'], ['fd00::/129'], ['10.0.0.1'], ['api.example']])(
+  'an API server that is no range of addresses is refused: %s',
+  async (cidr) => {
+    const { code, stderr } = await template({ networkPolicy: { apiServer: { cidrs: [cidr] } } });
+    expect(stderr).toContain("'/networkPolicy/apiServer/cidrs/0'");
+    expect(code).not.toBe(0);
+  },
+);
+
 test.each([[0], ['0%'], ['101%'], ['ten']])(
   'an upgrade of hosts that could never go on, or has no sense, is refused: %j',
   async (maxUnavailable) => {
