@@ -167,6 +167,18 @@ describe('values that contradict each other are refused by their names', () => {
       merged(EVERYTHING, { agent: { bootstrap: { create: false } } }) as object,
       ['agent.bootstrap.create', 'agent.bootstrap.secretName'],
     ],
+    [
+      merged(EVERYTHING, { agent: { resources: { limits: { memory: '8447Mi' } } } }) as object,
+      [
+        'agent.resources.limits.memory (8447Mi)',
+        'agent.share.memory (8Gi)',
+        'agent.resources.requests.memory (256Mi)',
+      ],
+    ],
+    [
+      merged(EVERYTHING, { agent: { resources: { limits: { cpu: '4099m' } } } }) as object,
+      ['agent.resources.limits.cpu (4099m)', 'agent.share.cpu (4)', 'agent.resources.requests.cpu (100m)'],
+    ],
     [{ uninstall: { enabled: false, drain: true } }, ['uninstall.drain', 'uninstall.enabled']],
     [{ uninstall: { enabled: false }, crds: { keep: false } }, ['crds.keep', 'uninstall.enabled']],
     [{ namespaces: { default: 'berth-system' } }, ['namespaces.default']],
@@ -174,6 +186,17 @@ describe('values that contradict each other are refused by their names', () => {
     const { code, stderr } = await template(values);
     expect(code).not.toBe(0);
     for (const name of names) expect(stderr).toContain(name);
+  });
+
+  test.each([
+    [{ limits: { cpu: '4100m', memory: '8448Mi' } }],
+    [{ limits: { cpu: 4.1, memory: 8_858_370_048 } }],
+    [{ limits: { cpu: 64 } }],
+    [{ requests: null, limits: { cpu: '5', memory: '9G' } }],
+    [{ limits: null }],
+  ])('limits of the agent that hold what it and its machines ask for are taken: %j', async (resources) => {
+    const { code, stderr } = await template(merged(EVERYTHING, { agent: { resources } }) as object);
+    expect({ code, stderr }).toMatchObject({ code: 0 });
   });
 
   test('all at once, so that one sees every mistake', async () => {

@@ -92,18 +92,30 @@ berth-operator.{{ .Release.Namespace }}.svc
 
 {{/* A quantity of memory in bytes. */}}
 {{- define "berth.bytes" -}}
-{{- $text := toString . -}}
+{{- /* A large number as text would have an exponent. */ -}}
+{{- $text := kindIs "string" . | ternary . (int64 . | toString) -}}
 {{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 -}}
 {{- $digits := regexFind "^[0-9.]+" $text -}}
 {{- $unit := trimPrefix $digits $text -}}
 {{- if $unit -}}
 {{- if not (hasKey $units $unit) -}}
-{{- fail (printf "agent.resources.requests.memory and agent.share.memory: not a quantity with Ki, Mi, Gi, Ti, k, M, G or T: %s" $text) -}}
+{{- fail (printf "agent.resources.requests.memory, agent.resources.limits.memory and agent.share.memory: not a quantity with Ki, Mi, Gi, Ti, k, M, G or T: %s" $text) -}}
 {{- end -}}
 {{ mulf (float64 $digits) (get $units $unit) | int64 }}
 {{- else -}}
 {{ int64 (float64 $digits) }}
 {{- end -}}
+{{- end }}
+
+{{/* What the agent's Pod asks its node for: its own requests, and the machines', which are no Pods of that node. */}}
+{{- define "berth.agentMilliCPU" -}}
+{{- $own := (.Values.agent.resources.requests | default dict).cpu | default 0 -}}
+{{ add (include "berth.milliCPU" $own | int) (mul 1000 (int .Values.agent.share.cpu)) }}
+{{- end }}
+
+{{- define "berth.agentMemory" -}}
+{{- $own := (.Values.agent.resources.requests | default dict).memory | default 0 -}}
+{{ add (include "berth.bytes" $own | int64) (include "berth.bytes" .Values.agent.share.memory | int64) }}
 {{- end }}
 
 {{/* Annotations of what the uninstall hook needs, by its weight. What failed stays, so that its log can be read. */}}
