@@ -56,7 +56,8 @@ const certificate = z.strictObject({
     enabled: z.boolean(),
     issuerRef: z.strictObject({
       name: text,
-      kind: z.enum(['Issuer', 'ClusterIssuer']),
+      // Also kinds of other projects that issue for cert-manager.
+      kind: text.min(1),
       group: text.min(1),
     }),
     duration: text.regex(/^\d+h$/).meta({ examples: ['720h'] }),

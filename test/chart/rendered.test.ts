@@ -145,6 +145,12 @@ describe('configuration files are ones that the programs take', () => {
   });
 });
 
+test('the certificate comes from whichever issuer one names, also of another project', async () => {
+  const issuerRef = { name: 'fleet', kind: 'RemoteIssuer', group: 'issuers.example' };
+  const objects = await manifests({ certificate: { certManager: { enabled: true, issuerRef } } });
+  expect(find(objects, 'Certificate', 'berth-operator')['spec'].issuerRef).toEqual(issuerRef);
+});
+
 describe('the network policy', () => {
   test('lets out the operator and the uninstall hook, and not the agent', () => {
     const { matchLabels, matchExpressions } = find(everything, 'NetworkPolicy', 'berth-operator')['spec']

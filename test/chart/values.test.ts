@@ -216,6 +216,13 @@ describe('values that contradict each other are refused by their names', () => {
   });
 });
 
+test.each(['name', 'kind', 'group'])('an issuer without its %s is refused', async (key) => {
+  const issuerRef = { ...EVERYTHING.certificate.certManager.issuerRef, [key]: '' };
+  const { code, stderr } = await template({ certificate: { certManager: { enabled: true, issuerRef } } });
+  expect(stderr).toMatch(new RegExp(`certificate[./]certManager[./]issuerRef[./]${key}`));
+  expect(code).not.toBe(0);
+});
+
 test.each([['10.0.0.0/33'], ['fd00::/129'], ['10.0.0.1'], ['api.example']])(
   'an API server that is no range of addresses is refused: %s',
   async (cidr) => {
