@@ -202,6 +202,48 @@ describe('helm', () => {
   });
 });
 
+describe('namespaces that are there before the install', () => {
+  const made: string[] = [];
+
+  async function namespace(name: string, labels: Record<string, string> = {}): Promise<void> {
+    await cluster.client().create(NAMESPACES, { metadata: { name, labels } });
+    made.push(name);
+  }
+
+  /** What people are told at the end of an install into the cluster as it is. */
+  async function notes(prefix: string): Promise<string> {
+    const namespaces = { default: `${prefix}main`, prefix };
+    const args = ['install', 'berth', CHART, '--namespace', SYSTEM, '--kubeconfig', cluster.kubeconfig];
+    const over = ['--dry-run=server', '--take-ownership', '--force-conflicts', '--values', '-'];
+    const { code, stdout, stderr } = await helm([...args, ...over], JSON.stringify({ namespaces }));
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+    return stdout.slice(stdout.indexOf('NOTES:'));
+  }
+
+  afterAll(async () => {
+    await Promise.all(made.map((name) => cluster.client().delete(NAMESPACES, { name })));
+  });
+
+  test('those whose people are about to lose their Pods are named, and no others', async () => {
+    await namespace('fleet-vms', { 'pod-security.kubernetes.io/enforce': 'privileged' });
+    await namespace('fleet-apps', { 'berth.dev/custom-pods': 'true' });
+    await namespace('other-fleet');
+    expect(await notes('fleet-')).not.toContain('Berth serves these namespaces too');
+    await namespace('fleet-monitoring');
+    await namespace('fleet-logs', { 'pod-security.kubernetes.io/enforce': 'baseline' });
+    const said = await notes('fleet-');
+    expect(said).toContain('for VMs:\n  fleet-logs\n  fleet-monitoring\nNew Pods');
+    expect(said).toContain('another namespaces.prefix than fleet-');
+  });
+
+  test('twenty of them at most', async () => {
+    for (let i = 10; i < 31; i += 1) await namespace(`many-${i}`);
+    const said = await notes('many-');
+    expect(said).toContain('for VMs:\n  many-10\n');
+    expect(said).toContain('  many-29\n  and 1 more\nNew Pods');
+  });
+});
+
 describe('uninstall', () => {
   /** Runs the hook's program as its Job does, with the token of the ServiceAccount that the chart makes. */
   async function runHook(values: object, ...more: string[]): Promise<{ code: number; said: string }> {
