@@ -4,9 +4,10 @@ import { X509Certificate } from 'node:crypto';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { requestCertificate } from '../../agent/node/certificate.ts';
+import { type Certificate, requestCertificate } from '../../agent/node/certificate.ts';
+import { HOST_KEY, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { identityFiles, readPair, writePair } from '../../agent/node/identity.ts';
-import { createKey, issue, readKey, validityOf } from '../../kube/certificates.ts';
+import { type Authority, createKey, issue, readKey, validityOf } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
 import {
   CERTIFICATE_SIGNING_REQUESTS,
@@ -32,6 +33,8 @@ const MILLISECONDS_PER_DAY = 24 * 3_600_000;
 const STEP = { deadlineMilliseconds: 90_000 };
 const TEST_MILLISECONDS = 240_000;
 const NODE_USER = 'system:node:host';
+/** Not the address of any host. */
+const KUBELET_ADDRESS = '127.0.0.9';
 
 let cluster: Cluster;
 let agent: AgentProcess;
@@ -127,15 +130,18 @@ test(
   TEST_MILLISECONDS,
 );
 
-/** Puts a certificate near its end in the place of the agent's. */
-async function agePair(kind: 'client' | 'serving'): Promise<void> {
+function authority(): Authority {
   const pki = join(cluster.directory, 'pki');
-  const authority = {
+  return {
     key: readKey(readFileSync(join(pki, 'ca.key'), 'utf8')),
     certificate: readFileSync(join(pki, 'ca.crt'), 'utf8'),
   };
+}
+
+/** Puts a certificate near its end in the place of the agent's. */
+async function agePair(kind: 'client' | 'serving'): Promise<void> {
   const key = await createKey();
-  const certificate = await issue(authority, {
+  const certificate = await issue(authority(), {
     key,
     commonName: NODE_USER,
     organizations: ['system:nodes'],
@@ -159,6 +165,80 @@ async function servedFingerprint(): Promise<string> {
     socket.once('error', reject);
   });
 }
+
+/** Asks for a certificate as the node of that name, whether or not its Node is there. */
+async function askAs(
+  nodeName: string,
+  kind: 'client' | 'serving',
+): Promise<{ name: string; answer: Promise<Certificate> }> {
+  const key = await createKey();
+  const clientCertificate = await issue(authority(), {
+    key,
+    commonName: `system:node:${nodeName}`,
+    organizations: ['system:nodes'],
+    days: 1,
+    usages: ['client'],
+  });
+  const { server, certificateAuthority } = await loadConnection({ kubeconfigPath: cluster.kubeconfig });
+  const connection = { server, certificateAuthority, clientCertificate, clientKey: key.pem };
+  const transport = new Transport(connection, { metrics: createMetrics() });
+  const ipAddresses = kind === 'serving' ? [KUBELET_ADDRESS] : [];
+  const request = { nodeName, kind, ipAddresses, expirationSeconds: LIFETIME_SECONDS };
+  const answer = requestCertificate(
+    new KubeClient(transport),
+    request,
+    AbortSignal.timeout(STEP.deadlineMilliseconds),
+  ).finally(() => {
+    void transport.close();
+  });
+  // A refusal is for whoever awaits the answer, and is not unhandled until then.
+  answer.catch(() => undefined);
+  const name = await waitFor(`a ${kind} request of ${nodeName}`, async () => {
+    const { items } = await cluster.client().list(CERTIFICATE_SIGNING_REQUESTS);
+    return items.map(({ metadata }) => metadata.name).find((one) => one.includes(`-${kind}-${nodeName}-`));
+  });
+  return { name, answer };
+}
+
+/** Resolves when the operator has judged a request that was made after all others. */
+async function operatorIsThrough(): Promise<void> {
+  const { answer } = await askAs('host', 'serving');
+  await expect(answer).rejects.toThrow(/ForeignAddress/);
+}
+
+async function conditionsOf(name: string): Promise<unknown> {
+  return (await cluster.client().get(CERTIFICATE_SIGNING_REQUESTS, { name })).status?.conditions;
+}
+
+test(
+  'what nodes ask for that are no hosts is left to others, who may approve it',
+  async () => {
+    const addresses = [{ type: 'InternalIP' as const, address: KUBELET_ADDRESS }];
+    await cluster.client().create(NODES, { metadata: { name: 'kubelet' }, status: { addresses } });
+    const asked = [await askAs('kubelet', 'client'), await askAs('kubelet', 'serving')];
+    await operatorIsThrough();
+    for (const { name, answer } of asked) {
+      expect(await conditionsOf(name)).toBeUndefined();
+      await cluster.kubectl(['certificate', 'approve', name]);
+      expect((await answer).certificate).toContain('BEGIN CERTIFICATE');
+    }
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a host that has no Node at the moment gets its renewal once the Node is there again',
+  async () => {
+    const { name, answer } = await askAs('late', 'client');
+    await operatorIsThrough();
+    expect(await conditionsOf(name)).toBeUndefined();
+    const labels = { [HOST_KEY]: HOST_VALUE };
+    await cluster.client().create(NODES, { metadata: { name: 'late', labels } });
+    expect((await answer).certificate).toContain('BEGIN CERTIFICATE');
+    expect(await conditionsOf(name)).toMatchObject([{ type: 'Approved', reason: 'ApprovedByBerth' }]);
+  },
+  TEST_MILLISECONDS,
+);
 
 test(
   'a bootstrap token does not get the name of a host that is there, and the request says why',

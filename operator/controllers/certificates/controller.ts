@@ -1,6 +1,5 @@
 /** Approves or denies the certificates that hosts ask for; see policy.ts for who may have which. */
 import type { Logger } from 'pino';
-import { HOST_KEY, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
 import { readSigningRequest, type SigningRequest } from '../../../kube/certificates.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Result } from '../../../kube/controller.ts';
@@ -12,7 +11,10 @@ import {
 } from '../../../kube/core.ts';
 import { isNotFound } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
-import { CLIENT_SIGNER, decide, type Decision, nodeNameOf, SERVING_SIGNER } from './policy.ts';
+import { CLIENT_SIGNER, decide, type Decision, nodeToKnow, requesterOf, SERVING_SIGNER } from './policy.ts';
+
+/** A host makes its Node again within a second; of others, without a Node, the control plane removes the request within a day. */
+const NODE_LOOK_MILLISECONDS = 10_000;
 
 export interface CertificateControllerOptions {
   readonly client: KubeClient;
@@ -33,6 +35,9 @@ export class CertificateReconciler {
       return undefined;
     }
     const decision = await this.#decide(csr);
+    if (decision.kind === 'wait') {
+      return { requeueAfterMilliseconds: NODE_LOOK_MILLISECONDS };
+    }
     if (decision.kind === 'ignore') {
       return undefined;
     }
@@ -45,16 +50,14 @@ export class CertificateReconciler {
   }
 
   async #decide(csr: CertificateSigningRequest): Promise<Decision> {
-    const request = await parsed(csr);
-    if (request === undefined) {
-      return { kind: 'deny', reason: 'InvalidRequest', message: 'the signing request cannot be read' };
+    const requester = requesterOf(csr);
+    if (requester === undefined) {
+      return { kind: 'ignore' };
     }
-    const name = nodeNameOf(request);
+    const request = await parsed(csr);
+    const name = nodeToKnow(requester, request);
     const node = name === undefined ? undefined : await this.#node(name);
-    // Nodes that are no hosts of ours have an approver of their own for their renewals; ours judges a name nobody has yet.
-    const isForeign = node !== undefined && node.metadata.labels?.[HOST_KEY] !== HOST_VALUE;
-    const decision = decide(csr, request, node);
-    return isForeign && decision.kind === 'approve' ? { kind: 'ignore' } : decision;
+    return decide(requester, csr, request, node);
   }
 
   /** Asked of the server: a cache that lags behind would give a known host's identity away. */
@@ -71,7 +74,7 @@ export class CertificateReconciler {
 
   async #write(
     csr: CertificateSigningRequest,
-    decision: Exclude<Decision, { kind: 'ignore' }>,
+    decision: Extract<Decision, { message: string }>,
   ): Promise<void> {
     const approved = decision.kind === 'approve';
     const condition = {
@@ -106,7 +109,7 @@ async function parsed(csr: CertificateSigningRequest): Promise<SigningRequest | 
   try {
     return await readSigningRequest(Buffer.from(csr.spec.request, 'base64').toString('utf8'));
   } catch {
-    // Whatever is wrong with it, it is the requester's text: denied, with a reason of its own.
+    // Whatever is wrong with it, it is the requester's text: a host's is denied, with a reason of its own.
     return undefined;
   }
 }

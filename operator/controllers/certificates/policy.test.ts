@@ -1,29 +1,43 @@
+import { assert, constantFrom, oneof, option, property, record, subarray } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { SigningRequest } from '../../../kube/certificates.ts';
 import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
-import { CLIENT_SIGNER, decide, SERVING_SIGNER } from './policy.ts';
+import { CLIENT_SIGNER, decide, type Decision, nodeToKnow, requesterOf, SERVING_SIGNER } from './policy.ts';
 
-const bootstrap = {
+/** About one in 200 is. */
+const OF_WHICH_SOME_ARE_APPROVED = 5_000;
+
+interface Asker {
+  username: string;
+  groups: string[];
+}
+
+const bootstrap: Asker = {
   username: 'system:bootstrap:abcdef',
   groups: ['system:bootstrappers', 'system:bootstrappers:berth'],
 };
-const nodeUser = { username: 'system:node:h1', groups: ['system:nodes', 'system:authenticated'] };
-const node: Node = {
-  apiVersion: 'v1',
-  kind: 'Node',
-  metadata: { name: 'h1' },
-  status: { addresses: [{ type: 'InternalIP', address: '127.0.0.1' }] },
+const otherBootstrap: Asker = {
+  username: 'system:bootstrap:fedcba',
+  groups: ['system:bootstrappers', 'system:bootstrappers:worker'],
 };
+const host = nodeUser('h1');
+const kubelet = nodeUser('k1');
+/** What is in the cluster: a host of ours, and a node with a kubelet. */
+const NODES = new Map([
+  ['h1', nodeOf('h1', { 'berth.dev/host': 'true' }, '127.0.0.1')],
+  ['k1', nodeOf('k1', { 'kubernetes.io/os': 'linux' }, '127.0.0.2')],
+]);
 
-function csr(
-  by: { username: string; groups: string[] },
-  signerName = CLIENT_SIGNER,
-): CertificateSigningRequest {
+function nodeUser(name: string): Asker {
+  return { username: `system:node:${name}`, groups: ['system:nodes', 'system:authenticated'] };
+}
+
+function nodeOf(name: string, labels: Record<string, string>, address: string): Node {
   return {
-    apiVersion: 'certificates.k8s.io/v1',
-    kind: 'CertificateSigningRequest',
-    metadata: { name: 'r' },
-    spec: { request: '', signerName, ...by },
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: { name, labels },
+    status: { addresses: [{ type: 'InternalIP', address }] },
   };
 }
 
@@ -38,62 +52,144 @@ function request(part: Partial<SigningRequest> = {}): SigningRequest {
   };
 }
 
+const forKubelet = request({ commonName: 'system:node:k1' });
+const forNew = request({ commonName: 'system:node:new' });
+const serving = request({ ipAddresses: ['127.0.0.1'] });
+
+/** As the controller goes about it. */
+function judge(by: Asker, parsed: SigningRequest | undefined, signerName = CLIENT_SIGNER): Decision {
+  const csr: CertificateSigningRequest = {
+    apiVersion: 'certificates.k8s.io/v1',
+    kind: 'CertificateSigningRequest',
+    metadata: { name: 'r' },
+    spec: { request: '', signerName, ...by },
+  };
+  const requester = requesterOf(csr);
+  return requester === undefined
+    ? { kind: 'ignore' }
+    : decide(requester, csr, parsed, NODES.get(nodeToKnow(requester, parsed) ?? ''));
+}
+
 describe('who may have which certificate', () => {
   it.each([
-    ['a new host by its bootstrap token', csr(bootstrap), request(), undefined, 'approve'],
-    ["a bootstrap token for an existing node's name", csr(bootstrap), request(), node, 'deny'],
-    ['a host for itself', csr(nodeUser), request(), node, 'approve'],
-    ['a host for another', csr(nodeUser), request({ commonName: 'system:node:h2' }), undefined, 'deny'],
+    ['a new host by its bootstrap token', bootstrap, forNew, 'approve'],
+    ["a bootstrap token for a host's name", bootstrap, request(), 'deny'],
+    ["a bootstrap token for another node's name", bootstrap, forKubelet, 'deny'],
+    ['a bootstrap token for no node', bootstrap, request({ commonName: 'admin' }), 'deny'],
     [
-      'a bootstrap token for something that is no node',
-      csr(bootstrap),
-      request({ commonName: 'admin' }),
-      undefined,
+      'a bootstrap token for a node without a name',
+      bootstrap,
+      request({ commonName: 'system:node:' }),
       'deny',
     ],
     [
       'a bootstrap token with another group',
-      csr(bootstrap),
-      request({ organizations: ['system:nodes', 'system:masters'] }),
-      undefined,
+      bootstrap,
+      { ...forNew, organizations: ['system:nodes', 'system:masters'] },
       'deny',
     ],
-    [
-      'somebody else',
-      csr({ username: 'jane', groups: ['system:authenticated'] }),
-      request(),
-      undefined,
-      'ignore',
-    ],
-    [
-      'serving at its own address',
-      csr(nodeUser, SERVING_SIGNER),
-      request({ ipAddresses: ['127.0.0.1'] }),
-      node,
-      'approve',
-    ],
-    [
-      "serving at the API server's name",
-      csr(nodeUser, SERVING_SIGNER),
-      request({ ipAddresses: ['127.0.0.1'], dnsNames: ['kubernetes.default.svc'] }),
-      node,
-      'deny',
-    ],
-    [
-      'serving by a bootstrap token',
-      csr(bootstrap, SERVING_SIGNER),
-      request({ ipAddresses: ['127.0.0.1'] }),
-      node,
-      'deny',
-    ],
-  ] as const)('%s', (_what, asked, parsed, existing, expected) => {
-    expect(decide(asked, parsed, existing).kind).toBe(expected);
+    ['a bootstrap token with what cannot be read', bootstrap, undefined, 'deny'],
+    ['a host for itself', host, request(), 'approve'],
+    ['a host for another', host, forNew, 'deny'],
+    ['a host for a node that is no host', host, forKubelet, 'deny'],
+    ['a host with what cannot be read', host, undefined, 'deny'],
+  ] as const)('%s', (_what, by, parsed, expected) => {
+    expect(judge(by, parsed).kind).toBe(expected);
+  });
+
+  it.each([
+    ['at its own address', host, serving, 'approve'],
+    ["at the API server's name", host, { ...serving, dnsNames: ['kubernetes.default.svc'] }, 'deny'],
+    ['for another', host, { ...forNew, ipAddresses: ['127.0.0.1'] }, 'deny'],
+    ['by a bootstrap token', bootstrap, serving, 'deny'],
+  ] as const)('serving %s', (_what, by, parsed, expected) => {
+    expect(judge(by, parsed, SERVING_SIGNER).kind).toBe(expected);
   });
 
   it('says what to do about an existing node', () => {
-    expect(decide(csr(bootstrap), request(), node)).toMatchObject({
+    expect(judge(bootstrap, request())).toMatchObject({
       reason: 'NodeExists',
       message: expect.stringContaining('kubectl delete node h1'),
     });
+  });
+});
+
+describe('what is left to others', () => {
+  it.each([
+    [
+      "a kubelet's serving certificate",
+      kubelet,
+      { ...forKubelet, ipAddresses: ['127.0.0.2'] },
+      SERVING_SIGNER,
+    ],
+    ['a kubelet that serves elsewhere', kubelet, { ...forKubelet, dnsNames: ['k1.example'] }, SERVING_SIGNER],
+    ["a kubelet's renewal", kubelet, forKubelet, CLIENT_SIGNER],
+    ["a kubelet that asks for a host's", kubelet, request(), CLIENT_SIGNER],
+    ["a kubelet's with what cannot be read", kubelet, undefined, CLIENT_SIGNER],
+    ["a kubelet that joins by a bootstrap token of others'", otherBootstrap, forNew, CLIENT_SIGNER],
+    ['somebody else', { username: 'jane', groups: ['system:authenticated'] }, request(), CLIENT_SIGNER],
+    ['one in the group of nodes who is none', { ...kubelet, username: 'jane' }, request(), CLIENT_SIGNER],
+  ])('%s', (_what, by, parsed, signerName) => {
+    expect(judge(by, parsed, signerName)).toEqual({ kind: 'ignore' });
+  });
+
+  it.each([CLIENT_SIGNER, SERVING_SIGNER])('waits for the Node of one that has none: %s', (signerName) => {
+    expect(judge(nodeUser('new'), forNew, signerName)).toEqual({ kind: 'wait' });
+  });
+});
+
+describe('whatever is asked', () => {
+  const nodes = constantFrom('h1', 'k1', 'new');
+  const asker = oneof(
+    constantFrom(bootstrap, otherBootstrap),
+    nodes.map(nodeUser),
+    record({
+      username: constantFrom('jane', 'system:node:', 'system:node:h1', 'system:node:k1'),
+      groups: subarray(['system:nodes', 'system:bootstrappers:berth', 'system:authenticated']),
+    }),
+  );
+  const asked = option(
+    record({
+      commonName: oneof(
+        nodes.map((name) => `system:node:${name}`),
+        constantFrom('admin', 'system:node:'),
+      ),
+      organizations: subarray(['system:nodes', 'system:masters']),
+      dnsNames: subarray(['h1', 'kubernetes.default.svc']),
+      ipAddresses: subarray(['127.0.0.1', '127.0.0.2']),
+      others: subarray(['url:spiffe://h1']),
+    }),
+    { nil: undefined },
+  );
+  const signer = constantFrom(CLIENT_SIGNER, SERVING_SIGNER);
+
+  it('only requests of hosts and of bootstrap tokens for hosts are judged', () => {
+    assert(
+      property(asker, asked, signer, (by, parsed, signerName) => {
+        const isHost = by.groups.includes('system:nodes') && by.username === 'system:node:h1';
+        const isOurs = isHost || by.groups.includes('system:bootstrappers:berth');
+        const isJudged = ['approve', 'deny'].includes(judge(by, parsed, signerName).kind);
+        expect(isJudged).toSatisfy((judged: boolean) => isOurs || !judged);
+      }),
+    );
+  });
+
+  it('approved is only a new name by a bootstrap token, and a host itself at its own addresses', () => {
+    assert(
+      property(asker, asked, signer, (by, parsed, signerName) => {
+        if (judge(by, parsed, signerName).kind !== 'approve') {
+          return;
+        }
+        expect(parsed?.organizations).toEqual(['system:nodes']);
+        if (signerName === SERVING_SIGNER) {
+          expect(parsed).toMatchObject({ dnsNames: [], others: [] });
+          expect(parsed?.ipAddresses).not.toContain('127.0.0.2');
+        }
+        const isNew = parsed?.commonName === 'system:node:new' && signerName === CLIENT_SIGNER;
+        const isItself = by.username === 'system:node:h1' && parsed?.commonName === by.username;
+        expect(isNew || isItself).toBe(true);
+      }),
+      { numRuns: OF_WHICH_SOME_ARE_APPROVED },
+    );
   });
 });
