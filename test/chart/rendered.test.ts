@@ -1,6 +1,6 @@
 /** What the chart renders is what the harness installs, and what its values say. */
 import { execFile } from 'node:child_process';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -236,16 +236,28 @@ test('the chart has the version of the programs', async () => {
   expect(chart).toMatchObject({ version, appVersion: version });
 });
 
-test('install.yaml has everything but the hooks, and its namespaces', async () => {
+function modeOf(file: string): number {
+  return statSync(file).mode & 0o777;
+}
+
+test('install.yaml has everything but the hooks, and its namespaces; what it holds is for its owner alone', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'berth-manifests-'));
   try {
     const file = join(folder, 'install.yaml');
-    await promisify(execFile)(process.execPath, [join(ROOT, 'hack', 'manifests.ts'), '--output', file]);
+    const program = [join(ROOT, 'hack', 'manifests.ts'), '--output', file];
+    await promisify(execFile)(process.execPath, program);
     const objects = parseManifests(await readFile(file, 'utf8'));
     const hooks = defaults.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] !== undefined);
     expect(objects).toHaveLength(defaults.length - hooks.length + 1);
     const namespace = find(objects, 'Namespace', 'berth-system');
     expect(namespace.metadata.labels).toMatchObject({ 'pod-security.kubernetes.io/enforce': 'privileged' });
+    expect(modeOf(file)).toBe(0o600);
+    chmodSync(file, 0o644);
+    const agent = ['--set', 'agent.enabled=true', '--set', 'agent.nodeSelector.machines=yes'];
+    await promisify(execFile)(process.execPath, [...program, ...agent]);
+    const again = parseManifests(await readFile(file, 'utf8'));
+    expect(find(again, 'Secret', 'berth-agent-bootstrap')['stringData'].token).toMatch(/^\w{6}\.\w{16}$/);
+    expect(modeOf(file)).toBe(0o600);
   } finally {
     rmSync(folder, { recursive: true });
   }
