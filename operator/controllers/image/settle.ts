@@ -4,7 +4,7 @@ import type { ISO } from '../../../api/v1alpha1/iso.ts';
 import { type MachineImageSource, parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { TASK_ANNOTATION } from '../../../api/v1alpha1/names.ts';
 import { formatQuantity } from '../../../api/v1alpha1/quantity.ts';
-import { type StorageTarget, type TaskReport, taskSchema } from '../../../api/v1alpha1/task.ts';
+import { type StorageTarget, type Task, type TaskReport, taskSchema } from '../../../api/v1alpha1/task.ts';
 import type { Job } from '../../../kube/job.ts';
 import { contentOf } from './content.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
@@ -152,10 +152,19 @@ function originOf(job: Job): string | undefined {
   }
 }
 
+/** Asked again at each look, and a Job of the cache never changes. */
+const tasks = new WeakMap<Job, { readonly task: Task | undefined }>();
+
 /** Undefined when it cannot be read. */
-export function taskOf(job: Job) {
+export function taskOf(job: Job): Task | undefined {
+  const known = tasks.get(job);
+  if (known !== undefined) {
+    return known.task;
+  }
   const text = job.spec.template.metadata?.annotations?.[TASK_ANNOTATION];
-  return taskSchema.safeParse(parseDocument(text)).data;
+  const task = taskSchema.safeParse(parseDocument(text)).data;
+  tasks.set(job, { task });
+  return task;
 }
 
 /** The Job of the last attempt at an operation. */
