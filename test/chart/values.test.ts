@@ -62,6 +62,8 @@ function besides({ path }: Change): { before?: object; after?: object } {
       return { after: { agent: { bootstrap: { create: false } } } };
     case 'config.imageStorage.folder':
       return { before: { agent: { config: { images: { storageFolder: '/srv/storage' } } } } };
+    case 'config.imageStorage.keepSeconds':
+      return { before: { config: { imageStorage: { registry: { prefix: 'registry.example/berth' } } } } };
     case 'uninstall.enabled':
       return { before: { uninstall: { drain: false } } };
     case 'config.priorityClassName':
