@@ -1,6 +1,6 @@
 /** Who the agent is to the cluster: a node's identity got with a bootstrap kubeconfig, or a kubeconfig used as it is. */
 import { X509Certificate } from 'node:crypto';
-import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -10,6 +10,7 @@ import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { Backoff, pause } from '../../kube/time.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { AgentConfig } from '../config.ts';
+import { messageOf } from '../errors.ts';
 import { type Certificate, isFinal, nodeUser, requestCertificate } from './certificate.ts';
 
 export interface Identity {
@@ -45,27 +46,110 @@ export class JoinError extends Error {
 
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
+/** Long enough for a busy API server; what the host runs waits no longer for one that is away. */
+const REVIEW_MILLISECONDS = 10_000;
+/** Who am I: asked only for its answer to the certificate, which comes before every right. */
+const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
+const UNAUTHORIZED = 401;
+const USER_AGENT = 'berth-agent';
 
-/** Takes up the identity the agent has, or joins the cluster. Throws {@link JoinError} when it is refused. */
+/**
+ * Takes up the identity the agent has, or joins the cluster; joins again when the cluster does not know that identity.
+ * Where the cluster is and whom to trust is the bootstrap kubeconfig's to say for as long as it can be read.
+ * Throws {@link JoinError} when the cluster refuses this host.
+ */
 export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   const { config, logger } = o;
   if (config.kubeconfig !== undefined) {
     return { connection: await loadConnection({ kubeconfigPath: config.kubeconfig }), isNode: false };
   }
-  const files = identityFiles(config.dataDirectory);
-  if (existsSync(files.kubeconfig) && isUsable(readPair(files.client), config.nodeName)) {
-    return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
+  const bootstrap = await readBootstrap(o);
+  const stored = await storedConnection(config, bootstrap);
+  if (stored === undefined) {
+    return joinWith(await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig }), o);
   }
-  const bootstrap = await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig });
-  logger.info({ nodeName: config.nodeName, server: bootstrap.server }, 'asking to join the cluster');
-  const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: 'berth-agent' });
+  if (!(await isRefused(stored, o))) {
+    return { connection: stored, isNode: true };
+  }
+  const why = { nodeName: config.nodeName, server: stored.server };
+  if (bootstrap === undefined) {
+    logger.warn(why, "the cluster does not know this host's certificate, and there is nothing to join with");
+    return { connection: stored, isNode: true };
+  }
+  logger.warn(why, "the cluster does not know this host's certificate: joining again");
+  return joinWith(bootstrap, o);
+}
+
+/** Undefined when it cannot be read: a host that has joined may have had its token taken away. */
+async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
   try {
-    writePair(files.client, await join(new KubeClient(transport), o));
+    return await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig });
+  } catch (error) {
+    const isMissing = error instanceof Error && 'code' in error && error.code === 'ENOENT';
+    logger[isMissing ? 'info' : 'warn']({ reason: messageOf(error) }, 'no bootstrap kubeconfig to read');
+    return undefined;
+  }
+}
+
+/** With the certificate of an earlier start, to where the bootstrap kubeconfig says by now; undefined when there is none of use. */
+async function storedConnection(
+  config: AgentConfig,
+  bootstrap: Connection | undefined,
+): Promise<Connection | undefined> {
+  const files = identityFiles(config.dataDirectory);
+  if (!isUsable(readPair(files.client), config.nodeName)) {
+    return undefined;
+  }
+  const text = existsSync(files.kubeconfig) ? readFileSync(files.kubeconfig, 'utf8') : undefined;
+  const wanted = bootstrap === undefined ? text : kubeconfigText(bootstrap, files.client);
+  if (wanted === undefined) {
+    return undefined;
+  }
+  if (wanted !== text) {
+    writeSecretFile(files.kubeconfig, wanted);
+  }
+  return loadConnection({ kubeconfigPath: files.kubeconfig });
+}
+
+/** Whether the cluster says that it does not know the certificate; one that does not answer says nothing. */
+async function isRefused(connection: Connection, o: IdentityOptions): Promise<boolean> {
+  const transport = new Transport(connection, { metrics: o.metrics, userAgent: USER_AGENT });
+  try {
+    const { status } = await transport.request({
+      method: 'POST',
+      path: `/apis/${SELF_REVIEW.apiVersion}/selfsubjectreviews`,
+      body: SELF_REVIEW,
+      signal: o.signal,
+      deadlineMilliseconds: REVIEW_MILLISECONDS,
+    });
+    return status === UNAUTHORIZED;
+  } catch (error) {
+    o.signal.throwIfAborted();
+    o.logger.warn(
+      { err: error, server: connection.server },
+      'the cluster does not answer, going on without it',
+    );
+    return false;
+  } finally {
+    await transport.close();
+  }
+}
+
+async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Identity> {
+  const { nodeName, dataDirectory } = o.config;
+  const files = identityFiles(dataDirectory);
+  o.logger.info({ nodeName, server: bootstrap.server }, 'asking to join the cluster');
+  const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: USER_AGENT });
+  try {
+    const pair = await join(new KubeClient(transport), o);
+    // Of an earlier membership, whose authority this cluster need not know; before the rest, which ends the joining.
+    rmSync(files.serving, { force: true });
+    writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
   } finally {
     await transport.close();
   }
-  logger.info({ user: nodeUser(config.nodeName) }, 'joined the cluster');
+  o.logger.info({ user: nodeUser(nodeName) }, 'joined the cluster');
   return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
 }
 
