@@ -350,7 +350,7 @@ describe('the content of a thousand images', () => {
   it('is removed some at a time', () => {
     const world = new World('folder');
     Array.from({ length: 1000 }, () => world.save());
-    for (const object of [...world.objects.values()]) world.delete(object, false);
+    for (const object of world.objects.values()) world.delete(object, false);
     let most = 0;
     for (let round = 0; round < 120; round += 1) {
       const before = world.removed.length;
