@@ -15,6 +15,11 @@ const realParts = {
 /** Tests that start emulated guests or measure time run one file at a time. */
 const oneAtATime = { ...realParts, fileParallelism: false };
 
+/** What takes minutes to make on a fresh machine, made before the deadlines of tests begin. */
+const TOOLCHAIN = 'test/support/setup/toolchain.ts';
+const CHART_TOOLS = 'test/support/setup/chart.ts';
+const GUESTS = 'test/support/setup/guests.ts';
+
 /** Run a second time, on a control plane in containers; where that cannot be, the tests in test/docker say why. */
 const INTO_CONTAINERS = whyNoDocker() === undefined ? ['test/integration/**/*.test.ts'] : [];
 
@@ -51,7 +56,7 @@ export default defineConfig({
         test: {
           name: 'chart',
           include: ['test/chart/**/*.test.ts'],
-          globalSetup: ['test/support/shared-cluster.ts'],
+          globalSetup: [CHART_TOOLS, 'test/support/shared-cluster.ts'],
           sequence: { groupOrder: 7 },
           ...oneAtATime,
         },
@@ -60,7 +65,7 @@ export default defineConfig({
         test: {
           name: 'oci',
           include: ['test/oci/**/*.test.ts'],
-          globalSetup: ['test/oci/setup.ts'],
+          globalSetup: [TOOLCHAIN, GUESTS, 'test/oci/setup.ts'],
           sequence: { groupOrder: 8 },
           ...oneAtATime,
         },
@@ -80,6 +85,7 @@ export default defineConfig({
         test: {
           name: 'harness',
           include: ['test/harness/**/*.test.ts'],
+          globalSetup: [TOOLCHAIN],
           sequence: { groupOrder: 3 },
           ...oneAtATime,
         },
@@ -89,6 +95,7 @@ export default defineConfig({
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
           exclude: ['test/e2e/nat*.test.ts', 'test/e2e/installed/**'],
+          globalSetup: [TOOLCHAIN, GUESTS],
           sequence: { groupOrder: 4 },
           ...oneAtATime,
         },
@@ -97,6 +104,7 @@ export default defineConfig({
         test: {
           name: 'installed',
           include: ['test/e2e/installed/**/*.test.ts'],
+          globalSetup: [TOOLCHAIN, CHART_TOOLS, GUESTS, 'test/e2e/installed/setup.ts'],
           sequence: { groupOrder: 9 },
           ...oneAtATime,
         },
@@ -105,12 +113,19 @@ export default defineConfig({
         test: {
           name: 'faults',
           include: ['test/faults/**/*.test.ts'],
+          globalSetup: [TOOLCHAIN, GUESTS],
           sequence: { groupOrder: 5 },
           ...oneAtATime,
         },
       },
       {
-        test: { name: 'nat', include: ['test/e2e/nat*.test.ts'], sequence: { groupOrder: 6 }, ...oneAtATime },
+        test: {
+          name: 'nat',
+          include: ['test/e2e/nat*.test.ts'],
+          globalSetup: [TOOLCHAIN, GUESTS],
+          sequence: { groupOrder: 6 },
+          ...oneAtATime,
+        },
       },
     ],
   },

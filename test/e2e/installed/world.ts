@@ -24,8 +24,8 @@ export const ERROR_LEVEL = 50;
 export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
 /** Pods that are made anew, on a busy machine. */
 export const ROLLOUT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 100 };
-/** Everything may have to be built first: kubelet, images, guest. */
-export const SET_UP_MILLISECONDS = 1_200_000;
+/** Two nodes come up, and take the images; for the upgrade an earlier agent and operator are built first. */
+export const SET_UP_MILLISECONDS = 600_000;
 /** A page on the same machine. */
 const PAGE_SECONDS = '2';
 

@@ -1,0 +1,7 @@
+/** Set-up of projects whose tests run guests. */
+import { guestFile } from '../images.ts';
+
+export async function setup(): Promise<void> {
+  await guestFile('amd64');
+  await guestFile('arm64');
+}
