@@ -97,7 +97,7 @@ function refusal(left: readonly string[]): RefusedError {
   return new RefusedError(
     `Berth is not removed while these exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
       'Delete them and uninstall again. To go on with the release instead, or to upgrade it with uninstall.drain=true, ' +
-      'which has them deleted, disks and all: helm rollback first, since Helm takes the release for half gone.',
+      'which has them deleted, disks and all: helm rollback RELEASE REVISION first, since Helm takes the release for half gone.',
   );
 }
 

@@ -243,7 +243,7 @@ describe.skipIf(unfit !== undefined)('Berth installed with helm', () => {
     });
 
     test('after a refusal the release goes on as the refusal says', async () => {
-      await berth.helm(['rollback', 'berth']);
+      await berth.helm(['rollback', 'berth', '1']);
       await berth.helm(['upgrade', 'berth', CHART], VALUES);
       await berth.rolledOut();
       expect((await berth.vms.get('steady')).status?.phase).toBe('Running');
