@@ -119,14 +119,20 @@ async function fromKubeconfig(
   const folder = path.dirname(path.resolve(file));
   const user = newUsers(raw.users).find((candidate) => candidate.name === context.user);
   refuseUnsupported(file, cluster, user);
-  const own = URL.parse(cluster.server)?.hostname === OWN_NAME ? serverOfPod(environment) : undefined;
   return {
-    server: own ?? cluster.server,
+    ...addressOf(cluster, environment),
     certificateAuthority: await pem(folder, cluster.caData, cluster.caFile),
-    serverName: cluster.tlsServerName ?? (own === undefined ? undefined : OWN_NAME),
     namespace: context.namespace,
     ...(user === undefined ? {} : await userCredentials(folder, user, tokenFileOf(raw.users, user.name))),
   };
+}
+
+function addressOf(
+  { server, tlsServerName: serverName }: Cluster,
+  environment: LoadOptions['environment'],
+): Pick<Connection, 'server' | 'serverName'> {
+  const own = URL.parse(server)?.hostname === OWN_NAME ? serverOfPod(environment) : undefined;
+  return own === undefined ? { server, serverName } : { server: own, serverName: serverName ?? OWN_NAME };
 }
 
 function refuseUnsupported(file: string, cluster: Cluster, user: User | undefined): void {
