@@ -11,8 +11,6 @@ import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier
 import { BOOT, ERROR_LEVEL, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
 
 const PORTS = { one: 8080, two: 8081 };
-/** Of the API server, as Pods see it. */
-const SERVER = 'https://10.96.0.1:443';
 /** Runs through the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
 
@@ -42,8 +40,7 @@ describe.skipIf(unfit !== undefined)('helm upgrade', () => {
   const images = (operator: object, agent: object): object => ({
     ...VALUES,
     operator: { image: { ...VALUES.operator.image, ...operator } },
-    // The earlier one asks the DNS for the usual name, and there is none here.
-    agent: { ...VALUES.agent, apiServer: SERVER, image: { ...VALUES.agent.image, ...agent } },
+    agent: { ...VALUES.agent, image: { ...VALUES.agent.image, ...agent } },
   });
 
   async function watch(): Promise<void> {
