@@ -3,11 +3,11 @@
  * sets up no network: containers use this machine's, which stays as it is.
  */
 import { readFileSync } from 'node:fs';
-import { readdir, rmdir, writeFile } from 'node:fs/promises';
+import { readdir, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { begin, stopCluster } from '../cluster/index.ts';
 import { isAlive, type ProcessRecord, startProcess } from '../cluster/processes.ts';
-import { isErrorCode } from '../support/errors.ts';
+import { HIERARCHIES, removeGroup } from '../support/controlgroups.ts';
 import { waitFor } from '../support/wait.ts';
 import { FOLDERS, ping } from './host.ts';
 
@@ -16,7 +16,6 @@ const READY = { deadlineMilliseconds: 60_000 };
 const LAST_WORDS_CHARACTERS = 2_000;
 /** Of the containers of all such daemons, in each hierarchy. */
 const GROUP = 'berth-docker';
-const HIERARCHIES = '/sys/fs/cgroup';
 /** With a `/run` of its own it meets neither a daemon of this machine nor that one's containerd. */
 const SCRIPT = 'mount -t tmpfs -o mode=755 run /run && exec dockerd "$@"';
 
@@ -81,18 +80,8 @@ async function waitUntilReady(daemon: ProcessRecord, directory: string, socket: 
 /** Ends it, its containers, and what killed runs left of theirs. */
 export async function stopDaemon(name: string): Promise<void> {
   await stopCluster(name);
+  // Groups in which something runs belong to another daemon.
   for (const hierarchy of ['', ...(await readdir(HIERARCHIES))]) {
-    await removeEmptyGroups(join(HIERARCHIES, hierarchy, GROUP));
-  }
-}
-
-/** Those in which something runs belong to another daemon. */
-async function removeEmptyGroups(group: string): Promise<void> {
-  try {
-    const entries = await readdir(group, { withFileTypes: true });
-    for (const entry of entries) if (entry.isDirectory()) await removeEmptyGroups(join(group, entry.name));
-    await rmdir(group);
-  } catch (error) {
-    if (!['ENOENT', 'ENOTDIR', 'EBUSY'].some((code) => isErrorCode(error, code))) throw error;
+    await removeGroup(join(HIERARCHIES, hierarchy, GROUP));
   }
 }

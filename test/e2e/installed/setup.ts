@@ -1,10 +1,19 @@
 /** Set-up of the project `installed`: what makes nodes, and the images that they run. */
+import type { TestProject } from 'vitest/node';
 import { buildImages } from '../../../hack/images.ts';
 import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
 import { resolveNodeTools } from '../../cluster/toolchain/toolchain.ts';
 
-export async function setup(): Promise<void> {
+declare module 'vitest' {
+  export interface ProvidedContext {
+    /** Paths of the archives of operator and agent. */
+    archives: string[];
+  }
+}
+
+export async function setup(project: TestProject): Promise<void> {
   if (whyNoNodes() !== undefined) return;
   await resolveNodeTools();
-  await buildImages({ progress: (text) => process.stderr.write(`images: ${text}\n`) });
+  const built = await buildImages({ progress: (text) => process.stderr.write(`images: ${text}\n`) });
+  project.provide('archives', [built.operator.archive, built.agent.archive]);
 }

@@ -5,9 +5,9 @@
 import { execFile } from 'node:child_process';
 
 import { promisify } from 'node:util';
+import { inject } from 'vitest';
 import type { Pod } from '../../../kube/core.ts';
 import { LEASES, NODES, PODS } from '../../../kube/core.ts';
-import { buildImages } from '../../../hack/images.ts';
 import { type Cluster, type ClusterNode, type NodeCluster, startNodeCluster } from '../../cluster/index.ts';
 import { CONTROL_ADDRESS } from '../../cluster/nodes/network.ts';
 import { helm } from '../../support/chart.ts';
@@ -16,6 +16,7 @@ import { createImage, guestFile } from '../../support/images.ts';
 import { Relay } from '../../support/relay.ts';
 import { VMs } from '../../support/vms.ts';
 import { waitFor } from '../../support/wait.ts';
+import './setup.ts';
 
 export const SYSTEM = 'berth-system';
 /** Of the logger: errors and worse. */
@@ -70,7 +71,6 @@ export class Installed {
   /** Two nodes with Berth's images and the label of hosts. What was started is in `ends`, to be run from the last to the first. */
   static async start(name: string, ends: (() => Promise<void>)[]): Promise<Installed> {
     const guest = await guestFile('amd64');
-    const images = await buildImages({ progress: (text) => process.stderr.write(`images: ${text}\n`) });
     const parts = await startNodeCluster({ name: `${name}-${process.pid}`, nodes: 2 });
     const { cluster, nodes, namespace } = parts;
     ends.push(() => cluster.stop());
@@ -85,7 +85,7 @@ export class Installed {
     });
     ends.push(() => relay.close());
     const installed = new Installed(parts, downloads);
-    for (const { archive } of Object.values(images)) await installed.importImages(archive);
+    for (const archive of inject('archives')) await installed.importImages(archive);
     await cluster.kubectl(['label', 'nodes', ...nodes.map((node) => node.name), 'berth.dev/machines=true']);
     return installed;
   }
