@@ -5,7 +5,7 @@
 import { spawn } from 'node:child_process';
 import { mkdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
-import type { RunSummary } from '../test/support/reporter.ts';
+import type { RunSummary, TestOutcome } from '../test/support/reporter.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const PROJECTS = [
@@ -21,6 +21,8 @@ const PROJECTS = [
   'faults',
   'nat',
 ];
+/** Enough of a message to see what was awaited; the whole of it stands where the test ran. */
+const REASON_CHARACTERS = 1_000;
 const REPORTER = join(ROOT, 'test', 'support', 'reporter.ts');
 
 interface ProjectResult extends RunSummary {
@@ -55,17 +57,38 @@ function vitest(args: readonly string[], summary: string): Promise<number> {
   });
 }
 
-/** A run that failed without counting a failure (no tests, a set-up that broke) counts as one. */
+/** A run that failed without naming a failure (no tests, a set-up that broke) counts as one. */
 function readSummary(path: string, code: number): RunSummary {
-  let summary: RunSummary = { passed: 0, failed: 0, skipped: [] };
+  const summary = readResults(path);
+  const total = summary.passed + summary.failed.length + summary.skipped.length;
+  const reason = total === 0 ? 'no tests' : `vitest ended with exit code ${code}`;
+  const unnamed = summary.failed.length === 0 && (total === 0 || code !== 0);
+  return unnamed ? { ...summary, failed: [{ name: 'the run', reason }] } : summary;
+}
+
+function readResults(path: string): RunSummary {
   try {
-    summary = JSON.parse(readFileSync(path, 'utf8')) as RunSummary;
+    return JSON.parse(readFileSync(path, 'utf8')) as RunSummary;
   } catch (error) {
-    process.stderr.write(`no results: ${error instanceof Error ? error.message : String(error)}\n`);
-    return { ...summary, failed: 1 };
+    const reason = `no results: ${error instanceof Error ? error.message : String(error)}`;
+    return { passed: 0, failed: [{ name: 'the run', reason }], skipped: [] };
   }
-  if (summary.passed + summary.failed + summary.skipped.length === 0) return { ...summary, failed: 1 };
-  return code === 0 ? summary : { ...summary, failed: Math.max(summary.failed, 1) };
+}
+
+/** A line for the project, then one for each test that failed or was skipped, so that the end of a log tells. */
+function describe(result: ProjectResult): string {
+  const counts = `${result.passed} passed, ${result.failed.length} failed, ${result.skipped.length} skipped`;
+  return [
+    `${result.project.padEnd(12)} ${String(result.seconds).padStart(5)} s   ${counts}`,
+    ...result.failed.map((test) => describeTest('failed', test)),
+    ...result.skipped.map((test) => describeTest('skipped', test)),
+    '',
+  ].join('\n');
+}
+
+function describeTest(outcome: 'failed' | 'skipped', { name, reason }: TestOutcome): string {
+  const short = reason.length > REASON_CHARACTERS ? `${reason.slice(0, REASON_CHARACTERS)}…` : reason;
+  return `  ${outcome}: ${name}: ${short.replaceAll('\n', '\n    ')}`;
 }
 
 async function main(projects: readonly string[]): Promise<void> {
@@ -73,20 +96,11 @@ async function main(projects: readonly string[]): Promise<void> {
   if (unknown.length > 0) throw new Error(`no such project: ${unknown.join(', ')}`);
   const results: ProjectResult[] = [];
   for (const project of projects.length > 0 ? projects : PROJECTS) results.push(await runProject(project));
-  process.stdout.write('\n');
-  for (const result of results) {
-    const counts = `${result.passed} passed, ${result.failed} failed, ${result.skipped.length} skipped`;
-    process.stdout.write(
-      `${result.project.padEnd(12)} ${String(result.seconds).padStart(5)} s   ${counts}\n`,
-    );
-    for (const { name, reason } of result.skipped) {
-      process.stdout.write(`  skipped: ${name}: ${reason}\n`);
-    }
-  }
-  const sum = (field: 'passed' | 'failed'): number =>
-    results.reduce((total, result) => total + result[field], 0);
-  process.stdout.write(`${sum('passed')} passed, ${sum('failed')} failed\n`);
-  process.exitCode = sum('failed') === 0 ? 0 : 1;
+  process.stdout.write(`\n${results.map(describe).join('')}`);
+  const passed = results.reduce((total, result) => total + result.passed, 0);
+  const failed = results.reduce((total, result) => total + result.failed.length, 0);
+  process.stdout.write(`${passed} passed, ${failed} failed\n`);
+  process.exitCode = failed === 0 ? 0 : 1;
 }
 
 await main(process.argv.slice(2));

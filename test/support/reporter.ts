@@ -2,22 +2,32 @@
 import { writeFileSync } from 'node:fs';
 import type { Reporter, TestCase, TestModule } from 'vitest/node';
 
+/** A test and, in one piece of text, why it failed or was skipped. */
+export interface TestOutcome {
+  name: string;
+  reason: string;
+}
+
 export interface RunSummary {
   passed: number;
-  failed: number;
-  skipped: { name: string; reason: string }[];
+  failed: TestOutcome[];
+  skipped: TestOutcome[];
 }
 
 // vitest loads a reporter by its default export.
 // oxlint-disable-next-line import/no-default-export
 export default class SummaryReporter implements Reporter {
-  onTestRunEnd(modules: readonly TestModule[], unhandled: readonly unknown[]): void {
+  onTestRunEnd(modules: readonly TestModule[], unhandled: readonly { message: string }[]): void {
     const path = process.env['BERTH_TEST_SUMMARY'];
     if (path === undefined) return;
-    const summary: RunSummary = { passed: 0, failed: unhandled.length, skipped: [] };
+    const summary: RunSummary = { passed: 0, failed: [], skipped: [] };
+    for (const { message } of unhandled)
+      summary.failed.push({ name: 'outside of any test', reason: message });
     for (const module of modules) {
       // A file that could not even be loaded has no tests to fail.
-      summary.failed += module.errors().length;
+      for (const { message } of module.errors()) {
+        summary.failed.push({ name: module.relativeModuleId, reason: message });
+      }
       for (const test of module.children.allTests()) count(test, summary);
     }
     writeFileSync(path, JSON.stringify(summary));
@@ -26,12 +36,14 @@ export default class SummaryReporter implements Reporter {
 
 function count(test: TestCase, summary: RunSummary): void {
   const result = test.result();
+  const name = `${test.module.relativeModuleId} > ${test.fullName}`;
   if (result.state === 'passed') summary.passed += 1;
-  else if (result.state === 'failed') summary.failed += 1;
-  else summary.skipped.push({ name: test.fullName, reason: reasonOf(result) });
+  else if (result.state === 'failed') {
+    summary.failed.push({ name, reason: result.errors.map(({ message }) => message).join('; ') });
+  } else summary.skipped.push({ name, reason: skipReason(result) });
 }
 
-function reasonOf(result: ReturnType<TestCase['result']>): string {
+function skipReason(result: ReturnType<TestCase['result']>): string {
   if (result.state === 'skipped') return result.note ?? 'no reason given';
   return 'never finished';
 }
