@@ -13,6 +13,7 @@ const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
 const STATUS_INTERVAL_MILLISECONDS = 10;
 /** 64 GiB at 200 MB/s, rounded up. */
 const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
+const HUNG_UP = new Set<unknown>(['ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET']);
 
 /**
  * Of a machine that was stopped (QMP `stop`, which also flushes its disks): what is written fits the disk as it is.
@@ -28,10 +29,7 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
     // QEMU has given up its rights; the folder above keeps others out.
     await chmod(socketFile, 0o666);
     const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
-    const written = receive(server, partial, signal);
-    await qmp.execute('migrate-set-parameters', { 'max-bandwidth': BANDWIDTH_BYTES_PER_SECOND });
-    await qmp.execute('migrate', { uri: `unix:${FILES.migration}` });
-    await Promise.all([written, migrationEnd(qmp, signal)]);
+    await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
     await syncedRename(folder, partial, join(folder, FILES.memory));
   } finally {
     server.close();
@@ -44,7 +42,12 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
 export async function restoreMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
-  await pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
+  try {
+    await pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
+  } catch (error) {
+    // QEMU hangs up at the last byte, which may be before this side has: whether it has read all, it says itself.
+    if (!HUNG_UP.has(codeOf(error))) throw error;
+  }
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();
     await pause();
@@ -60,7 +63,9 @@ async function receive(server: Server, file: string, signal: AbortSignal): Promi
   await pipeline(socket, createWriteStream(file, { mode: 0o600 }), { signal });
 }
 
-async function migrationEnd(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
+async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
+  await qmp.execute('migrate-set-parameters', { 'max-bandwidth': BANDWIDTH_BYTES_PER_SECOND });
+  await qmp.execute('migrate', { uri: `unix:${FILES.migration}` });
   for (;;) {
     const answer = (await qmp.execute('query-migrate')) as { status?: string; 'error-desc'?: string };
     if (answer.status === 'completed') return;
@@ -70,6 +75,10 @@ async function migrationEnd(qmp: QmpConnection, signal: AbortSignal): Promise<vo
     signal.throwIfAborted();
     await pause();
   }
+}
+
+function codeOf(error: unknown): unknown {
+  return error instanceof Error && 'code' in error ? error.code : undefined;
 }
 
 async function syncedRename(folder: string, from: string, to: string): Promise<void> {

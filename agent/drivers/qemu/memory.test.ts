@@ -1,0 +1,73 @@
+/** The hypervisor's side is a stand-in: it hangs up at moments that a real one finds only on a busy host. */
+import { once } from 'node:events';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { createServer, type Server, type Socket } from 'node:net';
+import { createInterface } from 'node:readline';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { FILES } from '../../machines/folder.ts';
+import { restoreMemory } from './memory.ts';
+import { QmpConnection } from './qmp.ts';
+
+const MEMORY = Buffer.alloc(64 * 1024, 'memory');
+/** Which side is first is up to the kernel: each of them, so often. */
+const TIMES = 30;
+
+let folder: string;
+let servers: Server[];
+let qmp: QmpConnection;
+/** What the hypervisor says of itself; undefined once it has ended. */
+let status: string | undefined;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-memory-'));
+  servers = [];
+  status = 'inmigrate';
+  await serve(FILES.qmp, (socket) => {
+    createInterface({ input: socket }).on('line', (line) => {
+      const { id, execute } = JSON.parse(line) as { id: number; execute: string };
+      if (execute === 'query-status' && status === undefined) socket.destroy();
+      else socket.write(`${JSON.stringify({ id, return: { status } })}\n`);
+    });
+  });
+  qmp = await QmpConnection.connect(folder, FILES.qmp, { timeoutMilliseconds: 5_000 });
+});
+
+afterEach(async () => {
+  qmp.close();
+  for (const server of servers) server.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+async function serve(name: string, onConnection: (socket: Socket) => void): Promise<void> {
+  const server = createServer(onConnection).listen(join(folder, name));
+  await once(server, 'listening');
+  servers.push(server);
+}
+
+/** Hangs up at the last byte: before the agent has found that its file is at the end, or just after. */
+async function restore(then: string | undefined): Promise<void> {
+  await writeFile(join(folder, FILES.memory), MEMORY);
+  await serve(FILES.migration, (socket) => {
+    let received = 0;
+    socket.on('data', ({ length }) => {
+      received += length;
+      if (received < MEMORY.length) return;
+      status = then;
+      socket.destroy();
+    });
+  });
+  await restoreMemory(folder, qmp);
+}
+
+test('a hypervisor that hangs up once it has read all has the memory', async () => {
+  for (let time = 1; time <= TIMES; time += 1) {
+    status = 'inmigrate';
+    await restore('paused');
+  }
+});
+
+test('a hypervisor that has ended has not', async () => {
+  await expect(restore(undefined)).rejects.toThrow('the connection was closed');
+});
