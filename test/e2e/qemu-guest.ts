@@ -124,6 +124,15 @@ export async function tell(port: number, action: string, address = LOOPBACK): Pr
   });
 }
 
+/** The guest may be gone before its answer is through: what counts is that it answers no more. */
+export async function powerOff(port: number): Promise<void> {
+  const isOff = async () => {
+    await get(port, '/cgi-bin/do?poweroff');
+    return (await get(port, '/')) === undefined;
+  };
+  await waitFor('the guest to power off', isOff, { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS });
+}
+
 async function get(port: number, path: string, address = LOOPBACK): Promise<string | undefined> {
   try {
     const response = await fetch(`http://${address}:${port}${path}`, { signal: AbortSignal.timeout(2_000) });

@@ -17,6 +17,7 @@ import {
   makeHost,
   page,
   planFor,
+  powerOff,
   tell,
 } from './qemu-guest.ts';
 
@@ -120,7 +121,7 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     await host.driver.start(folder(), plan);
     await page(port);
     await host.driver.close();
-    await tell(port, 'poweroff');
+    await powerOff(port);
     const driver = await host.restartAgent();
     const end = await waitFor('the machine to be exited', async () => {
       const now = await driver.inspect(folder());

@@ -16,6 +16,7 @@ import {
   makeHost,
   page,
   planFor,
+  powerOff,
   tell,
 } from './qemu-guest.ts';
 
@@ -81,7 +82,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
   });
 
   it('tells a power-off of the guest from a crash', async () => {
-    await tell(port, 'poweroff');
+    await powerOff(port);
     expect(await exited('GuestShutdown')).toMatchObject({ message: 'the guest powered off' });
   });
 

@@ -181,6 +181,8 @@ export class StandInNetwork implements Network {
   readonly attachments = new Map<string, AttachOptions>();
   /** What cannot be repaired. */
   fault: string | undefined;
+  /** How often it was looked at. */
+  checks = 0;
 
   constructor(name: 'user' | 'nat' = 'user') {
     this.name = name;
@@ -204,6 +206,7 @@ export class StandInNetwork implements Network {
   }
 
   async check(): Promise<NetworkReport> {
+    this.checks += 1;
     const faults = this.fault === undefined ? [] : [this.fault];
     const machines = [...this.attachments.keys()].map((uid) => [uid, { healthy: true, message: 'fine' }]);
     return { healthy: faults.length === 0, repaired: [], faults, machines: Object.fromEntries(machines) };
