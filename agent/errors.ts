@@ -1,4 +1,4 @@
-/** What errors say of themselves, for statuses and logs. */
+/** What errors say of themselves, for statuses, logs and decisions. */
 
 /** The machine-readable reason that the errors of drivers, images and networks carry. */
 export function reasonOf(error: unknown): string | undefined {
@@ -9,4 +9,9 @@ export function reasonOf(error: unknown): string | undefined {
 
 export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
+}
+
+/** The code of an error of the system or of one of Node's parts, e.g. `ENOENT` or `Z_DATA_ERROR`. */
+export function codeOf(error: unknown): string | undefined {
+  return error instanceof Error && 'code' in error && typeof error.code === 'string' ? error.code : undefined;
 }

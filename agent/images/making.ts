@@ -1,4 +1,5 @@
 /** From something to fetch to an image in the store: with room for it, taken up where it was cut, checked, then given its place. */
+import { codeOf } from '../errors.ts';
 import { allocatedBytes } from './allocated.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import type { PullTarget } from './formats/format.ts';
@@ -83,5 +84,6 @@ export class Making {
 }
 
 function isFull(error: unknown): boolean {
-  return error instanceof Error && 'code' in error && (error.code === 'ENOSPC' || error.code === 'EDQUOT');
+  const code = codeOf(error);
+  return code === 'ENOSPC' || code === 'EDQUOT';
 }

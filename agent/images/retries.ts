@@ -1,5 +1,7 @@
 /** Trying again what a network or a server broke off. */
+
 import { Backoff, pause } from '../../kube/time.ts';
+import { codeOf } from '../errors.ts';
 import { ImageError } from './store.ts';
 
 /** The waits between six tries add up to 8 s: a server that restarts is back by then. What takes longer, the caller begins anew later. */
@@ -58,7 +60,7 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
   if (error instanceof TransientError) return error;
   const known = [error, causeOf(error)].find((candidate) => candidate instanceof ImageError);
   if (known !== undefined) return known;
-  const code = codeOf(error) ?? codeOf(causeOf(error)) ?? '';
+  const code = firstCodeOf(error) ?? firstCodeOf(causeOf(error)) ?? '';
   const hint = isCertificateError(code) ? `: its certificate is not trusted here (${code})` : '';
   const final = new ImageError('ImageFetchFailed', `${what}: ${textOf(error, code)}${hint}`, {
     cause: error,
@@ -129,7 +131,8 @@ function causeOf(error: unknown): unknown {
   return error instanceof Error ? error.cause : undefined;
 }
 
-function codeOf(error: unknown): string | undefined {
-  if (error instanceof AggregateError && error.errors.length > 0) return codeOf(error.errors[0]);
-  return error instanceof Error && 'code' in error && typeof error.code === 'string' ? error.code : undefined;
+/** Of the first of all addresses that were tried. */
+function firstCodeOf(error: unknown): string | undefined {
+  if (error instanceof AggregateError && error.errors.length > 0) return firstCodeOf(error.errors[0]);
+  return codeOf(error);
 }

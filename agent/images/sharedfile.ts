@@ -3,6 +3,7 @@ import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
+import { codeOf } from '../errors.ts';
 import { isMissing } from '../machines/folder.ts';
 import { ImageError } from './store.ts';
 
@@ -41,7 +42,7 @@ async function realPathOf(path: string): Promise<string | undefined> {
   try {
     return await realpath(path);
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    const code = codeOf(error);
     if (isMissing(error) || code === 'ENOTDIR' || code === 'ELOOP' || code === 'EACCES') return undefined;
     throw error;
   }

@@ -6,6 +6,7 @@ import type { Readable } from 'node:stream';
 import { finished, pipeline } from 'node:stream/promises';
 import { promisify } from 'node:util';
 import { createGunzip, createZstdDecompress } from 'node:zlib';
+import { codeOf } from '../errors.ts';
 import { isMissing } from '../machines/folder.ts';
 import { writeSparse } from './formats/sparse.ts';
 import { ZstdFrames } from './formats/zstdframes.ts';
@@ -154,7 +155,7 @@ async function wordsOf(stream: Readable): Promise<string> {
 
 /** Zlib's errors, and those of its zstd. */
 function isDecoders(error: unknown): boolean {
-  const code = error instanceof Error && 'code' in error ? String(error.code) : '';
+  const code = codeOf(error) ?? '';
   return /^(Z_|ZSTD_)/.test(code);
 }
 

@@ -6,6 +6,7 @@
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import { codeOf } from '../errors.ts';
 import { isMissing } from './folder.ts';
 
 /**
@@ -83,7 +84,7 @@ async function isHierarchy(path: string): Promise<boolean> {
     await readFile(join(path, 'cgroup.procs'));
     return true;
   } catch (error) {
-    if (error instanceof Error && 'code' in error) return false;
+    if (codeOf(error) !== undefined) return false;
     throw error;
   }
 }
@@ -115,11 +116,12 @@ async function removeIfEmpty(group: string): Promise<void> {
   try {
     await rmdir(group);
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    const code = codeOf(error);
     if (code !== 'EBUSY' && code !== 'ENOTEMPTY' && code !== 'ENOENT') throw error;
   }
 }
 
 function isRefused(error: unknown): boolean {
-  return error instanceof Error && 'code' in error && (error.code === 'EACCES' || error.code === 'EPERM');
+  const code = codeOf(error);
+  return code === 'EACCES' || code === 'EPERM';
 }

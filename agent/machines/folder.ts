@@ -2,6 +2,7 @@
 import { mkdir, readdir, readFile, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { z } from 'zod';
+import { codeOf } from '../errors.ts';
 
 /** Names in a machine's folder. Sockets are bound by the hypervisor relative to it: a socket's whole path may have 107 bytes only. */
 export const FILES = {
@@ -88,5 +89,5 @@ export async function listFolders(root: string): Promise<string[]> {
 }
 
 export function isMissing(error: unknown): boolean {
-  return error instanceof Error && 'code' in error && error.code === 'ENOENT';
+  return codeOf(error) === 'ENOENT';
 }

@@ -5,6 +5,7 @@
 import { execFile } from 'node:child_process';
 import { readdir, readFile } from 'node:fs/promises';
 import { promisify } from 'node:util';
+import { codeOf } from '../errors.ts';
 import { isMissing } from './folder.ts';
 
 const execute = promisify(execFile);
@@ -134,5 +135,5 @@ async function commandLine(pid: string): Promise<string[]> {
 }
 
 function isGone(error: unknown): boolean {
-  return error instanceof Error && 'code' in error && error.code === 'ESRCH';
+  return codeOf(error) === 'ESRCH';
 }

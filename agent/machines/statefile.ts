@@ -1,4 +1,5 @@
 import { rm } from 'node:fs/promises';
+import { Turns } from '../turns.ts';
 import { type MachineFile, readMachineFile, writeMachineFile } from './folder.ts';
 
 /** Fields to set; undefined removes one. */
@@ -7,7 +8,7 @@ export type StateChange = { [Key in keyof MachineFile]?: MachineFile[Key] | unde
 /** A machine's state file, changed by one at a time: steps asked for and events of the process meet here. */
 export class StateFile {
   readonly #folder: string;
-  #last: Promise<unknown> = Promise.resolve();
+  readonly #turns = new Turns();
 
   constructor(folder: string) {
     this.#folder = folder;
@@ -18,7 +19,7 @@ export class StateFile {
   }
 
   async replace(state: MachineFile): Promise<void> {
-    await this.#exclusively(async () => await writeMachineFile(this.#folder, state));
+    await this.#turns.take(async () => await writeMachineFile(this.#folder, state));
   }
 
   async update(change: StateChange): Promise<MachineFile> {
@@ -27,7 +28,7 @@ export class StateFile {
 
   /** Writes what `decide` makes of the present state; nothing when it wants no change. */
   async change(decide: (state: MachineFile) => StateChange): Promise<MachineFile> {
-    return await this.#exclusively(async () => {
+    return await this.#turns.take(async () => {
       const state = await readMachineFile(this.#folder);
       if (state === undefined) throw new Error(`${this.#folder} has no state file`);
       const change = decide(state);
@@ -39,12 +40,6 @@ export class StateFile {
 
   /** Removes the folder, when nobody writes to it. */
   async removeFolder(): Promise<void> {
-    await this.#exclusively(async () => await rm(this.#folder, { recursive: true, force: true }));
-  }
-
-  async #exclusively<T>(work: () => Promise<T>): Promise<T> {
-    const result = this.#last.then(work);
-    this.#last = result.catch(() => undefined);
-    return await result;
+    await this.#turns.take(async () => await rm(this.#folder, { recursive: true, force: true }));
   }
 }

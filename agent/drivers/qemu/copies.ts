@@ -3,6 +3,7 @@ import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, killForCertain } from '../../machines/process.ts';
+import { Turns } from '../../turns.ts';
 import {
   CopyError,
   type CopyOptions,
@@ -34,7 +35,7 @@ export class DiskCopies {
   readonly #context: MachineContext;
   /** Waiting ones included. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
-  #last: Promise<unknown> = Promise.resolve();
+  readonly #turns = new Turns();
   #copying = false;
   #tidied = false;
   #tidying: Promise<void> | undefined;
@@ -48,9 +49,7 @@ export class DiskCopies {
 
   /** After every copy asked for before. */
   async exclusively<T>(work: () => Promise<T>): Promise<T> {
-    const result = this.#last.then(work);
-    this.#last = result.catch(() => undefined);
-    return await result;
+    return await this.#turns.take(work);
   }
 
   /** Every copy asked for so far fails; resolves when all of them have ended. */

@@ -2,6 +2,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { open, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { codeOf } from '../../errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
 import { type MachineFolder, StartError } from '../driver.ts';
@@ -67,7 +68,7 @@ async function forgetOomScore(pid: number): Promise<void> {
   try {
     await writeFile(`/proc/${pid}/oom_score_adj`, '0');
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    const code = codeOf(error);
     // Lowering it is root's right; a process that has just ended is found out by whoever waits for it.
     if (code !== 'EACCES' && code !== 'EPERM' && code !== 'ENOENT' && code !== 'ESRCH') throw error;
   }

@@ -107,6 +107,7 @@ export class Machine {
     const identity = await this.process();
     if (identity !== undefined) {
       const session = this.#adopt(identity);
+      session.expectExit();
       if (options.graceMilliseconds > 0) await pressPowerButton(session, options, this.#context.logger);
       await quit(session, this.#context.logger);
     }
@@ -129,7 +130,9 @@ export class Machine {
       await this.#goOn(qmp);
       throw error;
     }
-    await quit(this.#adopt(identity), this.#context.logger);
+    const session = this.#adopt(identity);
+    session.expectExit();
+    await quit(session, this.#context.logger);
     this.#letGo();
     await this.state.update({ live: false, process: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);

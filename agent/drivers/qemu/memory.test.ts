@@ -64,7 +64,7 @@ async function restore(then: string | undefined): Promise<void> {
 test('a hypervisor that hangs up once it has read all has the memory', async () => {
   for (let time = 1; time <= TIMES; time += 1) {
     status = 'inmigrate';
-    await restore('paused');
+    await expect(restore('paused')).resolves.toBeUndefined();
   }
 });
 

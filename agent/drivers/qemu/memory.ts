@@ -4,6 +4,7 @@ import { chmod, open, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
+import { codeOf } from '../../errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 import type { QmpConnection } from './qmp.ts';
@@ -13,7 +14,7 @@ const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
 const STATUS_INTERVAL_MILLISECONDS = 10;
 /** 64 GiB at 200 MB/s, rounded up. */
 const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
-const HUNG_UP = new Set<unknown>(['ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET']);
+const HUNG_UP = new Set(['ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET']);
 
 /**
  * Of a machine that was stopped (QMP `stop`, which also flushes its disks): what is written fits the disk as it is.
@@ -46,7 +47,7 @@ export async function restoreMemory(folder: string, qmp: QmpConnection): Promise
     await pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
   } catch (error) {
     // QEMU hangs up at the last byte, which may be before this side has: whether it has read all, it says itself.
-    if (!HUNG_UP.has(codeOf(error))) throw error;
+    if (!HUNG_UP.has(codeOf(error) ?? '')) throw error;
   }
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();
@@ -75,10 +76,6 @@ async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
     await pause();
   }
-}
-
-function codeOf(error: unknown): unknown {
-  return error instanceof Error && 'code' in error ? error.code : undefined;
 }
 
 async function syncedRename(folder: string, from: string, to: string): Promise<void> {

@@ -1,5 +1,6 @@
 /** What differs between the guests' architectures. */
 import { access } from 'node:fs/promises';
+import { codeOf } from '../../errors.ts';
 
 export type Architecture = 'amd64' | 'arm64';
 
@@ -66,7 +67,7 @@ async function readable(path: string): Promise<boolean> {
     await access(path);
     return true;
   } catch (error) {
-    if (error instanceof Error && 'code' in error) return false;
+    if (codeOf(error) !== undefined) return false;
     throw error;
   }
 }

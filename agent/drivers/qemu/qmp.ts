@@ -2,6 +2,7 @@
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
 import { createInterface } from 'node:readline';
+import { codeOf } from '../../errors.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 
 /** QEMU makes its socket some 10 ms after it was started; a start is to cost as little more as possible. */
@@ -163,7 +164,7 @@ async function connectSocket(folder: string, name: string, signal: AbortSignal):
     try {
       return await withSocketPath(folder, name, connectTo);
     } catch (error) {
-      const code = error instanceof Error && 'code' in error ? error.code : undefined;
+      const code = codeOf(error);
       if (code !== 'ENOENT' && code !== 'ECONNREFUSED' && code !== 'EAGAIN') throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, CONNECT_INTERVAL_MILLISECONDS));

@@ -23,7 +23,7 @@ export class Session {
   #exitStatus: Promise<ExitStatus> | undefined;
   #qmp: QmpConnection | undefined;
   #connecting: Promise<QmpConnection> | undefined;
-  #gone = false;
+  #exitHandled = false;
   #closed = false;
   readonly #handlers: SessionHandlers;
   readonly #timer: NodeJS.Timeout;
@@ -43,6 +43,12 @@ export class Session {
       () => this.#exited(),
       () => this.#exited(),
     );
+  }
+
+  /** Whoever ends the process writes down that it is gone: a notice that comes late would tell of the next one. */
+  expectExit(): void {
+    this.#exitHandled = true;
+    clearInterval(this.#timer);
   }
 
   /** Of a process that is gone; undefined for one that another agent started. */
@@ -80,7 +86,7 @@ export class Session {
   }
 
   #check(): void {
-    if (this.#closed || this.#gone) return;
+    if (this.#closed || this.#exitHandled) return;
     isAlive(this.identity).then(
       (alive) => {
         if (!alive) this.#exited();
@@ -91,8 +97,8 @@ export class Session {
   }
 
   #exited(): void {
-    if (this.#closed || this.#gone) return;
-    this.#gone = true;
+    if (this.#closed || this.#exitHandled) return;
+    this.#exitHandled = true;
     clearInterval(this.#timer);
     this.#handlers.onExit();
   }

@@ -3,6 +3,7 @@
  * in costs more processor time than to decode it (2 GiB: 1.2 to 4 s against 0.3 s).
  */
 import { constants, type FileHandle, open, rm } from 'node:fs/promises';
+import { codeOf } from '../../errors.ts';
 
 /** What disks ask of the place in memory, the place in the file and the length of what is written so: a memory page. */
 const ALIGNMENT_BYTES = 4096;
@@ -68,7 +69,7 @@ async function unlessInvalid<T>(work: () => Promise<T>): Promise<T | undefined> 
   try {
     return await work();
   } catch (error) {
-    if (error instanceof Error && 'code' in error && error.code === 'EINVAL') return undefined;
+    if (codeOf(error) === 'EINVAL') return undefined;
     throw error;
   }
 }

@@ -4,6 +4,7 @@ import { type FileHandle, open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { createGunzip, createZstdDecompress } from 'node:zlib';
+import { codeOf } from '../../errors.ts';
 import { ImageError } from '../store.ts';
 import { DirectFile } from './direct.ts';
 import { type SparseFile, writeSparse } from './sparse.ts';
@@ -206,7 +207,7 @@ function tooLarge(limit: number): string {
 
 /** The decoders' own errors; others (a full disk) are not the image's fault. */
 function asInvalid(error: unknown, encoding: LayerEncoding): unknown {
-  const code = error instanceof Error && 'code' in error ? String(error.code) : '';
+  const code = codeOf(error) ?? '';
   if (!/^Z(STD)?_/.test(code)) return error;
   return new ImageError('ImageInvalid', `the ${encoding} content of the layer is broken: ${String(error)}`, {
     cause: error,

@@ -17,6 +17,7 @@ import {
   normaliseMacAddress,
   PortTakenError,
 } from '../network.ts';
+import { Turns } from '../../turns.ts';
 import { requireFreePorts } from '../ports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
 import { forgetConnections } from './command.ts';
@@ -44,7 +45,7 @@ export class NatNetwork implements Network {
   #heldTaps = new Set<string>();
   readonly #lostTaps = new Set<string>();
   /** One operation at a time: two repairs at once would undo each other. */
-  #turn: Promise<unknown> = Promise.resolve();
+  readonly #turns = new Turns();
 
   /** Throws {@link NetworkSetupError} for names or subnets that cannot be used. */
   constructor(options: NatOptions, logger: Logger) {
@@ -56,7 +57,7 @@ export class NatNetwork implements Network {
   }
 
   setUp(): Promise<void> {
-    return this.#inTurn(async () => {
+    return this.#turns.take(async () => {
       await requireHost();
       await mkdir(this.#options.directory, { recursive: true });
       await this.#load();
@@ -77,7 +78,7 @@ export class NatNetwork implements Network {
   }
 
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
-    return this.#inTurn(async () => {
+    return this.#turns.take(async () => {
       const macAddress = normaliseMacAddress(options.macAddress);
       if (!options.running) await this.#requireFree(uid, options.ports);
       const known = this.#attachments.get(uid);
@@ -106,7 +107,7 @@ export class NatNetwork implements Network {
   }
 
   detach(uid: string): Promise<void> {
-    return this.#inTurn(async () => {
+    return this.#turns.take(async () => {
       const attachment = this.#attachments.get(uid);
       if (!attachment) return;
       // Saved last: an agent that dies in between finds the attachment and detaches again.
@@ -127,7 +128,7 @@ export class NatNetwork implements Network {
   }
 
   check(): Promise<NetworkReport> {
-    return this.#inTurn(async () => {
+    return this.#turns.take(async () => {
       try {
         return await this.#check();
       } catch (error) {
@@ -152,7 +153,7 @@ export class NatNetwork implements Network {
   }
 
   close(): Promise<void> {
-    return this.#inTurn(async () => {
+    return this.#turns.take(async () => {
       if (!this.#isLoaded || this.#attachments.size > 0) {
         this.#state.close();
         return;
@@ -223,11 +224,5 @@ export class NatNetwork implements Network {
     for (const port of udp) {
       await forgetConnections(['--proto', 'udp', '--orig-port-dst', String(port.hostPort), ...onHost]);
     }
-  }
-
-  #inTurn<T>(operation: () => Promise<T>): Promise<T> {
-    const result = this.#turn.then(operation);
-    this.#turn = result.catch(() => undefined);
-    return result;
   }
 }
