@@ -95,7 +95,8 @@ test('a machine that nobody saw run is destroyed when the host is cut off, and r
   await host.start();
   const { status: node } = await cluster.client().get(NODES, { name: host.name });
   const port = node?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
-  expect(await readiness(port)).toEqual({ status: 200, said: 'ok' });
+  // The Node is there before all of the agent is.
+  await waitFor('the host to be ready', async () => (await readiness(port)).status === 200);
   await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'seen')));
   const seen = await waitForPod('seen', 'Ready', (pod) => status(pod, 'Ready') === 'True');
   let open: () => void = () => undefined;
