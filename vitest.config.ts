@@ -12,11 +12,15 @@ const realParts = {
   pool: 'forks' as const,
 };
 
-/** Tests that start emulated guests or measure time run one file at a time. */
+/** Much of the time of tests with a cluster or guests of their own is waiting: two files fill two processors. */
+const twoAtATime = { ...realParts, maxWorkers: 2 };
+
+/** Files that would meet one another: they assert deadlines, count what leaves the machine, or need most of it. */
 const oneAtATime = { ...realParts, fileParallelism: false };
 
 /** What takes minutes to make on a fresh machine, made before the deadlines of tests begin. */
 const TOOLCHAIN = 'test/support/setup/toolchain.ts';
+const SIMULATION = 'test/support/setup/simulation.ts';
 const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
 
@@ -38,10 +42,9 @@ export default defineConfig({
         test: {
           name: 'integration',
           include: ['test/integration/**/*.test.ts'],
-          globalSetup: ['test/support/shared-cluster.ts'],
+          globalSetup: [SIMULATION, 'test/support/shared-cluster.ts'],
           sequence: { groupOrder: 1 },
-          maxWorkers: 2,
-          ...realParts,
+          ...twoAtATime,
         },
       },
       {
@@ -65,7 +68,7 @@ export default defineConfig({
         test: {
           name: 'oci',
           include: ['test/oci/**/*.test.ts'],
-          globalSetup: [TOOLCHAIN, GUESTS, 'test/oci/setup.ts'],
+          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/oci/setup.ts'],
           sequence: { groupOrder: 8 },
           ...oneAtATime,
         },
@@ -74,18 +77,17 @@ export default defineConfig({
         test: {
           name: 'docker',
           include: ['test/docker/**/*.test.ts', ...INTO_CONTAINERS],
-          globalSetup: ['test/docker/setup.ts'],
+          globalSetup: [SIMULATION, 'test/docker/setup.ts'],
           setupFiles: ['test/docker/environment.ts'],
           sequence: { groupOrder: 10 },
-          maxWorkers: 2,
-          ...realParts,
+          ...twoAtATime,
         },
       },
       {
         test: {
           name: 'harness',
           include: ['test/harness/**/*.test.ts'],
-          globalSetup: [TOOLCHAIN],
+          globalSetup: [TOOLCHAIN, SIMULATION],
           sequence: { groupOrder: 3 },
           ...oneAtATime,
         },
@@ -97,7 +99,7 @@ export default defineConfig({
           exclude: ['test/e2e/nat*.test.ts', 'test/e2e/installed/**'],
           globalSetup: [TOOLCHAIN, GUESTS],
           sequence: { groupOrder: 4 },
-          ...oneAtATime,
+          ...twoAtATime,
         },
       },
       {
@@ -113,7 +115,7 @@ export default defineConfig({
         test: {
           name: 'faults',
           include: ['test/faults/**/*.test.ts'],
-          globalSetup: [TOOLCHAIN, GUESTS],
+          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS],
           sequence: { groupOrder: 5 },
           ...oneAtATime,
         },

@@ -78,7 +78,7 @@ export class RunningCluster implements Cluster {
     const prefix = options.prefix ?? 'host';
     const first = this.#hosts.get(prefix) ?? 0;
     this.#hosts.set(prefix, first + count);
-    await ensureKwok(this.directory, this.#state.tools);
+    await ensureKwok(this.directory);
     const names = await createHosts(this.#client, { first, count }, options);
     await untilSimulated(this.#client, names);
     return names;

@@ -1,14 +1,15 @@
 import { join } from 'node:path';
 import { isErrorCode } from '../support/errors.ts';
 import { isAlive, readRecord, startProcess } from './processes.ts';
-import type { Tools } from './toolchain/toolchain.ts';
+import { resolveSimulationTools } from './toolchain/toolchain.ts';
 
 /** Starts KWOK for this cluster unless it runs. It touches only nodes with its annotation. */
-export async function ensureKwok(directory: string, tools: Tools): Promise<void> {
+export async function ensureKwok(directory: string): Promise<void> {
   if (await runs(directory)) return;
+  const { kwok } = await resolveSimulationTools();
   await startProcess(directory, {
     name: 'kwok',
-    file: tools.kwok,
+    file: kwok,
     arguments: [
       `--kubeconfig=${join(directory, 'kwok.kubeconfig')}`,
       `--config=${join(import.meta.dirname, 'kwok-stages.yaml')}`,

@@ -14,12 +14,15 @@ import {
   type ClusterTool,
   NODE_TOOL_GROUPS,
   type NodeTool,
+  SIMULATION_TOOL_GROUPS,
+  type SimulationTool,
   TOOL_GROUPS,
   type Tool,
   type ToolGroup,
 } from './tools.ts';
 
 export type Tools = Readonly<Record<ClusterTool, string>>;
+export type SimulationTools = Readonly<Record<SimulationTool, string>>;
 export type ChartTools = Readonly<Record<ChartTool, string>>;
 export type NodeTools = Readonly<Record<NodeTool, string>>;
 
@@ -54,6 +57,11 @@ export function cacheDirectory(
 /** Paths of a cluster's programs; the first call on a machine downloads or builds them, which takes minutes. */
 export async function resolveTools(options: ToolchainOptions = {}): Promise<Tools> {
   return (await resolveGroups(TOOL_GROUPS, options)) as Tools;
+}
+
+/** Paths of what simulates hosts; the first call on a machine downloads or builds it. */
+export async function resolveSimulationTools(options: ToolchainOptions = {}): Promise<SimulationTools> {
+  return (await resolveGroups(SIMULATION_TOOL_GROUPS, options)) as SimulationTools;
 }
 
 /** Paths of what renders and checks the chart; the first call on a machine builds them. */

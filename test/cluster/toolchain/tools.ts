@@ -8,8 +8,10 @@ export type ClusterTool =
   | 'kube-apiserver'
   | 'kube-controller-manager'
   | 'kube-scheduler'
-  | 'kubectl'
-  | 'kwok';
+  | 'kubectl';
+
+/** What simulates hosts. */
+export type SimulationTool = 'kwok';
 
 /** What renders and checks the chart. */
 export type ChartTool = 'helm' | 'kubeconform';
@@ -17,7 +19,7 @@ export type ChartTool = 'helm' | 'kubeconform';
 /** What makes a machine a node. */
 export type NodeTool = 'kubelet' | 'kube-proxy';
 
-export type Tool = ClusterTool | ChartTool | NodeTool;
+export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool;
 
 /** Programs that are released and built together. */
 export interface ToolGroup {
@@ -62,6 +64,9 @@ export const TOOL_GROUPS: readonly ToolGroup[] = [
     ldflags: `-s -w ${VERSION_FLAGS}`,
     coldBuild: 'about 6 min on 2 cores',
   },
+];
+
+export const SIMULATION_TOOL_GROUPS: readonly ToolGroup[] = [
   {
     name: 'kwok',
     version: 'v0.8.0',

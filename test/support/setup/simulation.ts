@@ -1,0 +1,6 @@
+/** Set-up of projects whose tests simulate hosts. */
+import { resolveSimulationTools } from '../../cluster/toolchain/toolchain.ts';
+
+export async function setup(): Promise<void> {
+  await resolveSimulationTools();
+}
