@@ -7,6 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { DiskCopy, LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
 import { findByArgument, type ProcessIdentity } from '../../agent/machines/process.ts';
+import { isErrorCode } from '../support/errors.ts';
 import { waitFor } from '../support/wait.ts';
 import { type CopyJob, UNDER_WAY } from './qemu-copy-agent.ts';
 import {
@@ -140,7 +141,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
       const note = await readFile(join(folder().path, 'copy.json'), 'utf8');
       return (JSON.parse(note) as { frozen: boolean }).frozen;
     } catch (error) {
-      if (error instanceof Error && 'code' in error && error.code === 'ENOENT') return false;
+      if (isErrorCode(error, 'ENOENT')) return false;
       throw error;
     }
   }
