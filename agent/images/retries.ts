@@ -1,5 +1,4 @@
 /** Trying again what a network or a server broke off. */
-
 import { Backoff, pause } from '../../kube/time.ts';
 import { codeOf } from '../errors.ts';
 import { ImageError } from './store.ts';
