@@ -5,7 +5,7 @@
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, rm } from 'node:fs/promises';
 import { Agent, type Dispatcher, request } from 'undici';
-import { codeOf } from '../errors.ts';
+import { isDiskFull } from '../errors.ts';
 import { checkedLookup, checkLiteralAddress } from './addresses.ts';
 import { readSource, type Source, sourceFile, sourceOf, writeSource } from './fetchsource.ts';
 import { writeAll } from './formats/sparse.ts';
@@ -271,7 +271,6 @@ function checkUrl(url: URL, allowLoopback: boolean): void {
 }
 
 function asFailure(error: unknown, url: string, signal: AbortSignal): unknown {
-  const code = codeOf(error);
-  if (code === 'ENOSPC' || code === 'EDQUOT') return new ImageError('DiskFull', `no room for ${url}`);
+  if (isDiskFull(error)) return new ImageError('DiskFull', `no room for ${url}`);
   return networkError(error, url, signal);
 }

@@ -2,7 +2,7 @@
 import { readFile, writeFile } from 'node:fs/promises';
 import type { Dispatcher } from 'undici';
 import { z } from 'zod';
-import { isMissing } from '../machines/folder.ts';
+import { isMissing } from '../errors.ts';
 
 /** Kept beside what has come of a file, for the next call. */
 const sourceSchema = z.object({

@@ -6,7 +6,7 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { z } from 'zod';
-import { isMissing } from '../machines/folder.ts';
+import { isMissing } from '../errors.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { Flights } from './flight.ts';
 import { inspectImage } from './inspect.ts';

@@ -13,7 +13,8 @@ import { chmod, mkdir, open, readdir, readFile, rename, rm, stat, utimes, writeF
 import { dirname, join } from 'node:path';
 import { z } from 'zod';
 import { allocatedBytes } from './allocated.ts';
-import { isMissing, listFolders } from '../machines/folder.ts';
+import { isMissing } from '../errors.ts';
+import { listFolders } from '../machines/folder.ts';
 
 /** The digest of a manifest and that of a file are never taken for each other: who knows the one need not be let to the other. */
 const KINDS = ['sha256', 'file', 'shared'] as const;

@@ -1,5 +1,5 @@
 /** From something to fetch to an image in the store: with room for it, taken up where it was cut, checked, then given its place. */
-import { codeOf } from '../errors.ts';
+import { isDiskFull } from '../errors.ts';
 import { allocatedBytes } from './allocated.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import type { PullTarget } from './formats/format.ts';
@@ -45,7 +45,7 @@ export class Making {
       return stored;
     } catch (thrown) {
       this.#metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
-      const error = isFull(thrown) ? new ImageError('DiskFull', `no room for ${job.key}`) : thrown;
+      const error = isDiskFull(thrown) ? new ImageError('DiskFull', `no room for ${job.key}`) : thrown;
       if (error instanceof ImageError && HOPELESS.has(error.reason)) await this.#layout.dropPartial(folder);
       throw error;
     }
@@ -81,9 +81,4 @@ export class Making {
     await this.#layout.settle(job.id);
     return stored;
   }
-}
-
-function isFull(error: unknown): boolean {
-  const code = codeOf(error);
-  return code === 'ENOSPC' || code === 'EDQUOT';
 }

@@ -22,7 +22,8 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { ConsoleLines } from './consolelines.ts';
 import { type ConsoleReadOptions, type ConsoleRecord, parseRecord, select } from './consoleread.ts';
-import { FILES, isMissing } from './folder.ts';
+import { isMissing } from '../errors.ts';
+import { FILES } from './folder.ts';
 
 /** Two files of this size are kept: the current one and the one before. */
 const STORE_FILE_BYTES = 4 * 1024 * 1024;

@@ -2,7 +2,7 @@
 import { mkdir, readdir, readFile, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { z } from 'zod';
-import { codeOf } from '../errors.ts';
+import { isMissing } from '../errors.ts';
 
 /** Names in a machine's folder. Sockets are bound by the hypervisor relative to it: a socket's whole path may have 107 bytes only. */
 export const FILES = {
@@ -86,8 +86,4 @@ export async function listFolders(root: string): Promise<string[]> {
     if (isMissing(error)) return [];
     throw error;
   }
-}
-
-export function isMissing(error: unknown): boolean {
-  return codeOf(error) === 'ENOENT';
 }

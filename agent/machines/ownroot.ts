@@ -7,7 +7,8 @@ import { createHash } from 'node:crypto';
 import { copyFile, mkdir, readFile, readlink, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from 'pino';
-import { isMissing, listFolders, readMachineFile } from './folder.ts';
+import { isMissing } from '../errors.ts';
+import { listFolders, readMachineFile } from './folder.ts';
 
 export interface OwnRoot {
   /** The program and arguments that run `command` in it; only `folder` can be written to. */

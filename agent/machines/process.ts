@@ -5,8 +5,7 @@
 import { execFile } from 'node:child_process';
 import { readdir, readFile } from 'node:fs/promises';
 import { promisify } from 'node:util';
-import { codeOf } from '../errors.ts';
-import { isMissing } from './folder.ts';
+import { codeOf, isMissing } from '../errors.ts';
 
 const execute = promisify(execFile);
 

@@ -10,7 +10,7 @@ import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { Backoff, pause } from '../../kube/time.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { AgentConfig } from '../config.ts';
-import { codeOf, messageOf } from '../errors.ts';
+import { isMissing, messageOf } from '../errors.ts';
 import { type Certificate, isFinal, nodeUser, requestCertificate } from './certificate.ts';
 
 export interface Identity {
@@ -85,8 +85,10 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
   try {
     return await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig });
   } catch (error) {
-    const isMissing = codeOf(error) === 'ENOENT';
-    logger[isMissing ? 'info' : 'warn']({ reason: messageOf(error) }, 'no bootstrap kubeconfig to read');
+    logger[isMissing(error) ? 'info' : 'warn'](
+      { reason: messageOf(error) },
+      'no bootstrap kubeconfig to read',
+    );
     return undefined;
   }
 }

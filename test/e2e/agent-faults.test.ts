@@ -97,6 +97,7 @@ test('a machine that nobody saw run is destroyed when the host is cut off, and r
   const port = node?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
   // The Node is there before all of the agent is.
   await waitFor('the host to be ready', async () => (await readiness(port)).status === 200);
+  expect(await readiness(port)).toEqual({ status: 200, said: 'ok' });
   await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'seen')));
   const seen = await waitForPod('seen', 'Ready', (pod) => status(pod, 'Ready') === 'True');
   let open: () => void = () => undefined;

@@ -1,7 +1,7 @@
 /** Two hosts with real guests, one of which can be cut off from the API server, and Images whose download can get stuck. */
 import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing } from '../../agent/machines/folder.ts';
+import { isMissing } from '../../agent/errors.ts';
 import type { MachineRecord } from '../../agent/pods/record.ts';
 import { AgentProcess, endMachines } from '../cluster/agent.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';

@@ -2,7 +2,7 @@
 import { readFile, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { z } from 'zod';
-import { isMissing } from '../../machines/folder.ts';
+import { isMissing } from '../../errors.ts';
 
 /** Beside the state file, where the hypervisor may not write: what it names is removed. */
 const NAME = 'copy.json';

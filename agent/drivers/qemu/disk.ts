@@ -2,7 +2,7 @@
 import { execFile } from 'node:child_process';
 import { open } from 'node:fs/promises';
 import { promisify } from 'node:util';
-import { isMissing } from '../../machines/folder.ts';
+import { isMissing } from '../../errors.ts';
 import { StartError } from '../driver.ts';
 
 const execute = promisify(execFile);

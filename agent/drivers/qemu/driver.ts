@@ -5,9 +5,9 @@ import type { Logger } from 'pino';
 import type { BaseImage } from '../../images/store.ts';
 import { CgroupTree } from '../../machines/cgroup.ts';
 import { type ConsoleLog, ConsoleStore } from '../../machines/console.ts';
+import { isMissing } from '../../errors.ts';
 import {
   FILES,
-  isMissing,
   listFolders,
   type MachineFile,
   makeMachineFolder,

@@ -8,7 +8,7 @@ import { mkdir, mkdtemp, readFile, rename, rm, stat, truncate, writeFile } from 
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import type { Logger } from 'pino';
-import { isMissing } from '../../machines/folder.ts';
+import { isMissing } from '../../errors.ts';
 import { hostBootId } from '../../machines/process.ts';
 import { options } from './arguments.ts';
 import {

@@ -98,8 +98,7 @@ export class Session {
 
   #exited(): void {
     if (this.#closed || this.#exitHandled) return;
-    this.#exitHandled = true;
-    clearInterval(this.#timer);
+    this.expectExit();
     this.#handlers.onExit();
   }
 }

@@ -6,7 +6,7 @@
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing } from '../../machines/folder.ts';
+import { isMissing } from '../../errors.ts';
 import { DISK_NODE, type RunAs } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
 

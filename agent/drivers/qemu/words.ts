@@ -1,7 +1,8 @@
 /** What QEMU said last, for people: its log's end, and how it ended. */
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
-import { FILES, isMissing } from '../../machines/folder.ts';
+import { isMissing } from '../../errors.ts';
+import { FILES } from '../../machines/folder.ts';
 import { StartError, type StartReason } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 

@@ -1,7 +1,7 @@
 /** What of a long piece of work is done, kept so that it can be taken up after a kill. */
 import { type FileHandle, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing } from '../../machines/folder.ts';
+import { isMissing } from '../../errors.ts';
 import type { PullTarget } from './format.ts';
 
 /** Of the manifest with the most layers there can be, and of the largest blob's parts. */

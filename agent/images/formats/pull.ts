@@ -1,5 +1,5 @@
 /** Every published layout of a disk that this agent reads. */
-import { codeOf } from '../../errors.ts';
+import { codeOf, isDiskFull } from '../../errors.ts';
 import { ImageError } from '../store.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';
@@ -42,7 +42,6 @@ function withDiskFull(plan: PullPlan): PullPlan {
 }
 
 function asDiskFull(error: unknown): unknown {
-  const code = codeOf(error);
-  if (code !== 'ENOSPC' && code !== 'EDQUOT' && code !== 'EFBIG') return error;
+  if (!isDiskFull(error) && codeOf(error) !== 'EFBIG') return error;
   return new ImageError('DiskFull', 'there is no room for the image on this host', { cause: error });
 }

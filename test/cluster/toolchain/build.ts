@@ -50,12 +50,12 @@ async function goBuild(
   directory: string,
   source: string,
 ): Promise<void> {
-  const packages = tools.map((tool) => group.packages[tool] ?? '');
+  const packageOf = (tool: Tool): string => group.packages[tool] ?? '';
   const flags = ['-trimpath', '-buildvcs=false', NO_DEBUG_INFORMATION, '-ldflags', group.ldflags];
-  await go(['build', ...flags, '-o', `${directory}/`, ...packages], source);
-  for (const [index, tool] of tools.entries()) {
-    const name = basename((packages[index] ?? '').replace(MAJOR_VERSION, ''));
-    if (name !== tool) await rename(join(directory, name), join(directory, tool));
+  await go(['build', ...flags, '-o', `${directory}/`, ...tools.map(packageOf)], source);
+  for (const tool of tools) {
+    const name = basename(packageOf(tool).replace(MAJOR_VERSION, ''));
+    await rename(join(directory, name), join(directory, tool));
   }
 }
 
