@@ -127,7 +127,7 @@ describe('leader election', () => {
   it('a leader frozen past its lease, then continued, has lost and writes nothing more', async () => {
     const [first, second] = await startTwo();
     const writers = await followWriters();
-    first.process.kill('SIGSTOP');
+    first.process.kill('SIGUSR2');
     await saying(second, 'leading', 15_000);
     await waitFor('the second to write', async () => (await writer()) === 'second');
     first.process.kill('SIGCONT');
