@@ -103,7 +103,8 @@ describe('40 VMs on 8 hosts of 4 berths', () => {
     expect((await vms.get(placed)).status?.nodeName).toBe('host-0');
   });
 
-  it("four-slots: by the Pods' history no host ever had more than four machines", () => {
+  it("four-slots: by the Pods' history no host ever had more than four machines", async () => {
+    await history.caughtUp();
     expect(history.mostOnOneHost()).toBe(QUOTA);
   });
 });

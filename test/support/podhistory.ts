@@ -1,23 +1,45 @@
 /** Everything that ever happened to Pods, from a watch that began before the first of them. */
+import { randomBytes } from 'node:crypto';
 import { pino } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
+import { waitFor } from './wait.ts';
+
+/** Served to nobody's machines: anybody's Pods are taken there. */
+const MARKER_NAMESPACE = 'default';
 
 export class PodHistory {
+  readonly #client: KubeClient;
   readonly #stopping = new AbortController();
   readonly #holders = new Map<string, Set<string>>();
   readonly #uids = new Map<string, Set<string>>();
   #most = 0;
 
+  private constructor(client: KubeClient) {
+    this.#client = client;
+  }
+
   static async start(client: KubeClient): Promise<PodHistory> {
-    const history = new PodHistory();
+    const history = new PodHistory(client);
     const informer = new Informer(client, PODS, { logger: pino({ level: 'silent' }) });
     informer.cache.onChange(({ type, object }) => history.#record(type === 'deleted', object));
     informer.start(history.#stopping.signal);
     await informer.synced;
     return history;
+  }
+
+  /** All that has happened until now is recorded: the watch brings a Pod that is made now after it. */
+  async caughtUp(): Promise<void> {
+    const ref = { namespace: MARKER_NAMESPACE, name: `marker-${randomBytes(4).toString('hex')}` };
+    const containers = [{ name: 'none', image: 'registry.example/none' }];
+    await this.#client.create(PODS, { metadata: ref, spec: { schedulerName: 'nobody', containers } });
+    try {
+      await waitFor('the watch of Pods to catch up', () => this.createdAs(ref.namespace, ref.name) > 0);
+    } finally {
+      await this.#client.delete(PODS, ref);
+    }
   }
 
   /** The greatest number of machines that any host had at any moment: bound, not ended, not deleted. */
