@@ -103,18 +103,28 @@ async function untilOver(path: string): Promise<void> {
   await waitFor(`the removal of ${path} to be over`, isOver, LONG);
 }
 
+/** Recorded, and the Job controller has said all that it has to say while it is not to begin. */
+async function suspended(path: string): Promise<Job> {
+  return await waitFor(`the removal of ${path} to wait`, async () => {
+    const job = await removalOf(path);
+    return (
+      job?.status?.conditions?.some(({ type, status }) => type === 'Suspended' && status === 'True') && job
+    );
+  });
+}
+
 let others = 0;
 
 /** When what nobody needs, and was let go of later, is being removed, it was time enough for the other one. */
 async function expectKept(path: string): Promise<Job> {
   others += 1;
   const other = await make(`other-${others}`);
-  const before = await removalOf(path);
+  const before = await suspended(path);
   await drop(`other-${others}`);
   const removal = await begun(other);
   const after = await removalOf(path);
   expect(after?.spec.suspend).toBe(true);
-  expect(after?.metadata.resourceVersion).toBe(before?.metadata.resourceVersion);
+  expect(after?.metadata.resourceVersion).toBe(before.metadata.resourceVersion);
   await host.finishTask(await host.beginTask(ref(removal)), {});
   await untilOver(other);
   return after as Job;

@@ -279,7 +279,7 @@ describe('no-orphan: a VM deleted in other ways', () => {
       '-n',
       vms.namespace,
       '--cascade=orphan',
-      '--timeout=30s',
+      '--timeout=90s',
     ]);
     await expectGone('orphan');
   });
