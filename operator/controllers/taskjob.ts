@@ -112,6 +112,10 @@ function tolerations(dedicatedTo: string): Toleration[] {
   ];
 }
 
+/** The Job controller's reason when the last Pod that the Job may have has failed. */
+const FAILED_WITH_ITS_POD = 'BackoffLimitExceeded';
+const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
+
 export type TaskOutcome =
   | { readonly kind: 'waiting'; readonly message: string }
   | { readonly kind: 'running'; readonly nodeName: string | undefined; readonly report: TaskReport }
@@ -123,9 +127,12 @@ export type TaskOutcome =
       readonly finishedAt: string | undefined;
     };
 
-/** How a task stands, from its Job and the Job's Pod (undefined while there is none). */
+/**
+ * How a task stands, from its Job and the Job's Pod (undefined while there is none). Jobs and Pods are seen by watches of their
+ * own: a Job may be seen to have ended because of its Pod before the Pod's end is, and only the Pod knows why.
+ */
 export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
-  const ended = podEnd(pod) ?? jobEnd(job);
+  const ended = podEnd(pod) ?? jobEnd(job, pod);
   if (ended !== undefined) {
     return ended;
   }
@@ -144,15 +151,21 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
 }
 
 /** On a host that does not answer a Job stays at FailureTarget, and never gets Failed. */
-function jobEnd(job: Job): TaskOutcome | undefined {
+function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
   const failed = job.status?.conditions?.find(
     ({ type, status }) => (type === 'Failed' || type === 'FailureTarget') && status === 'True',
   );
-  if (failed === undefined) {
+  if (failed === undefined || (failed.reason === FAILED_WITH_ITS_POD && isSeenAlive(pod))) {
     return undefined;
   }
   const { reason = 'JobFailed', message = '', lastTransitionTime } = failed;
   return { kind: 'failed', reason, message, finishedAt: lastTransitionTime };
+}
+
+/** Whether the Pod is there, not ended and not being deleted, as far as is known: a later word of it is sure to come. */
+export function isSeenAlive(pod: Pod | undefined): boolean {
+  const phase = pod?.status?.phase ?? 'Pending';
+  return pod !== undefined && pod.metadata.deletionTimestamp === undefined && ALIVE.has(phase);
 }
 
 function running(pod: Pod): TaskOutcome {

@@ -7,7 +7,7 @@ import type { Informer } from '../../../kube/informer.ts';
 import type { Job } from '../../../kube/job.ts';
 import type { OperatorConfig } from '../../config.ts';
 import { PODS_BY_NODE } from '../vm/observe.ts';
-import { taskOutcome, type TaskOutcome } from '../taskjob.ts';
+import { isSeenAlive, taskOutcome, type TaskOutcome } from '../taskjob.ts';
 import { referenceOf, resolveImage } from './image.ts';
 import { PARKED_SECONDS } from './job.ts';
 import { CACHE_FINALIZER, ENTRY_UID_LABEL, type TaskType, TURN_ANNOTATION } from './names.ts';
@@ -89,14 +89,14 @@ function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
   };
 }
 
-/** A Job that is complete has succeeded, also when somebody has removed its Pod since. */
+/** A Job that is complete has succeeded, also when somebody has removed its Pod since; else the Pod tells what it did. */
 function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
   const outcome = taskOutcome(job, pod);
   const complete = job.status?.conditions?.find(
     ({ type, status }) => type === 'Complete' && status === 'True',
   );
   const isOver = outcome.kind === 'succeeded' || outcome.kind === 'failed';
-  return isOver || complete === undefined
+  return isOver || complete === undefined || isSeenAlive(pod)
     ? outcome
     : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
 }
