@@ -6,9 +6,10 @@ import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { IMAGES, ISOS } from '../../operator/resources.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { isGone, waitForObject } from '../support/objects.ts';
+import { allowMetrics, untilKnown } from '../support/operatorlog.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -18,6 +19,7 @@ const PINNED = `registry.example/team/disk@${DIGEST}`;
 const REPORT = { digest: DIGEST, sizeBytes: 64 * 1024 ** 3, storageBytes: 9 * 1024 ** 3 };
 
 let cluster: Cluster;
+let operator: OperatorProcess;
 let host: ActingHost;
 let vms: VMs;
 
@@ -25,7 +27,8 @@ beforeAll(async () => {
   cluster = await startCluster({ name: `operator-images-${process.pid}` });
   // One place for a machine: what images need must not wait for it.
   const config = { imageStorage: { folder: true }, osx_node_platform_quota_pod: 1 };
-  await cluster.startOperator({ config });
+  operator = await cluster.startOperator({ config });
+  await allowMetrics(cluster);
   host = await ActingHost.join(cluster.client(), 'mac1', { slots: 1 });
   vms = new VMs(cluster);
 });
@@ -127,8 +130,9 @@ describe('an Image of a registry', () => {
     const wide = await cluster.kubectl(['get', 'images', 'disk', '-n', NAMESPACE, '-o', 'wide']);
     expect(wide.stdout).toMatch(/disk\s+Pulling\s+40/);
     await host.finishTask(pod, { ...REPORT, reference: PINNED });
-    const { status } = await untilPhase('disk', 'Ready');
-    expect(status).toMatchObject({ size: '64Gi', storageSize: '9Gi', digest: DIGEST });
+    const ready = await untilPhase('disk', 'Ready');
+    expect(ready.status).toMatchObject({ size: '64Gi', storageSize: '9Gi', digest: DIGEST });
+    await untilKnown(cluster, operator, IMAGES, ready);
     await vms.create('guest', { image: 'disk' });
     expect(await machineOf('guest')).toMatchObject({
       image: { type: 'registry', reference: PINNED },
@@ -231,15 +235,16 @@ describe('actions on an Image', () => {
     const pod = await host.beginTask(ref(job));
     await untilPhase('disk', 'Updating');
     await host.finishTask(pod, { ...REPORT, consistency: 'FileSystem' });
-    const { status } = await untilImage(
+    const committed = await untilImage(
       'disk',
       'a commit',
       (image) => image.status?.lastCommit?.finishedAt !== undefined,
     );
     const path = task.type === 'save' && task.target.type === 'folder' ? task.target.path : '';
     const content = { type: 'storedFile', path, sha256: 'a'.repeat(64) };
-    expect(status).toMatchObject({ phase: 'Ready', content, consistency: 'FileSystem' });
+    expect(committed.status).toMatchObject({ phase: 'Ready', content, consistency: 'FileSystem' });
     expect((await machineOf('guest')).image).toMatchObject({ type: 'registry' });
+    await untilKnown(cluster, operator, IMAGES, committed);
     await vms.create('later', { image: 'disk' });
     expect((await machineOf('later')).image).toEqual(content);
   });

@@ -4,7 +4,7 @@ import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
 import { IMAGES, VM_CONFIGS } from '../../operator/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
-import { faultsIn } from '../support/operatorlog.ts';
+import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';
 import { CLUSTER_ROLES } from '../support/objects.ts';
 import { conditionOf, IMAGE, VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
@@ -22,6 +22,7 @@ beforeAll(async () => {
   await cluster.createNamespace(TEAM);
   await cluster.kubectl(['label', 'namespace', TEAM, 'berth.dev/custom-pods=true']);
   operator = await cluster.startOperator({ config: { defaults: DEFAULTS } });
+  await allowMetrics(cluster);
   vms = new VMs(cluster);
   teamVms = new VMs(cluster, TEAM);
 });
@@ -79,7 +80,8 @@ describe('where a VM is silent', () => {
     expect(status?.resources).toMatchObject({ cpu: 6, memory: '5Gi' });
 
     const ref = { namespace: 'platform-default', name: 'desk' };
-    await cluster.client().mergePatch(VM_CONFIGS, ref, { spec: { cpu: 8 } });
+    const edited = await cluster.client().mergePatch(VM_CONFIGS, ref, { spec: { cpu: 8 } });
+    await untilKnown(cluster, operator, VM_CONFIGS, edited);
     await teamVms.create('newer', { configRef: { name: 'desk' } });
     const newer = await teamVms.waitForPhase('newer', 'Running');
     expect(newer.status?.resources?.cpu).toBe(8);

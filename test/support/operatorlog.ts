@@ -2,7 +2,9 @@
 import { readFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { text } from 'node:stream/consumers';
+import type { KubeObject, Resource } from '../../kube/objects.ts';
 import type { Cluster, OperatorProcess } from '../cluster/index.ts';
+import { waitFor } from './wait.ts';
 
 export interface LogLine {
   level: number;
@@ -45,6 +47,21 @@ export async function readMetrics(
       },
     );
     request.once('error', reject);
+  });
+}
+
+/** The operator's cache has this object as it is here: a VM that is made from now on gets nothing older. See `allowMetrics`. */
+export async function untilKnown<T extends KubeObject>(
+  cluster: Cluster,
+  operator: OperatorProcess,
+  { apiVersion, plural }: Resource<T>,
+  { metadata }: T,
+): Promise<void> {
+  const label = `resource="${plural}.${apiVersion.split('/')[0]}"`;
+  await waitFor(`the operator to know ${plural} ${metadata.name} as it is`, async () => {
+    const lines = (await readMetrics(cluster, operator)).split('\n');
+    const line = lines.find((one) => one.startsWith('store_resource_version{') && one.includes(label));
+    return Number(line?.split(' ').at(-1)) >= Number(metadata.resourceVersion);
   });
 }
 
