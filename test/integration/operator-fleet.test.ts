@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
-import { writesBetween, writesByResource } from '../support/apiwrites.ts';
+import { untilSettled, writesBetween, writesByResource } from '../support/apiwrites.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, numbered, VMs } from '../support/vms.ts';
@@ -56,11 +56,11 @@ describe('40 VMs on 8 hosts of 4 berths', () => {
     const running = await waitForRunning(HOSTS * QUOTA);
     waiting = names.filter((name) => !running.includes(name));
     for (const name of waiting) {
-      const { message } = await vms.waitForCondition(name, 'Scheduled', {
+      await vms.waitForCondition(name, 'Scheduled', {
         status: 'False',
         reason: 'Unschedulable',
+        message: `no free host: ${HOSTS} full (no free berth)`,
       });
-      expect(message).toBe(`no free host: ${HOSTS} full (no free berth)`);
     }
     const { stdout } = await cluster.kubectl(['get', 'vms', '-n', vms.namespace, '-o', 'wide']);
     const rows = stdout.split('\n').filter((row) => row.includes('no free berth'));
@@ -117,18 +117,7 @@ describe('50 VMs at rest', () => {
     operator = await cluster.startOperator();
     await vms.createMany(numbered('quiet', 50));
     await waitForRunning(50);
-    // Events are told some seconds after what they tell of; then there is nothing left to say.
-    let before = await writesByResource(cluster);
-    await waitFor(
-      'the last Events and statuses to be written',
-      async () => {
-        const now = await writesByResource(cluster);
-        const isQuiet = writesBetween(before, now).length === 0;
-        before = now;
-        return isQuiet;
-      },
-      { ...FLEET, intervalMilliseconds: 2_000 },
-    );
+    const before = await untilSettled(cluster);
     expect(before.get('vms'), 'the writes of VMs are counted').toBeGreaterThan(0);
     const until = performance.now() + QUIET_MILLISECONDS;
     await waitFor('the quiet time to pass', () => performance.now() >= until);

@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
-import { writesBetween, writesByResource } from '../support/apiwrites.ts';
+import { untilSettled, writesBetween, writesByResource } from '../support/apiwrites.ts';
 import { CacheEntries } from '../support/cacheentries.ts';
 import { CacheSimulator } from '../support/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
@@ -14,8 +14,6 @@ const ENTRIES = 20;
 const LIMIT = 5;
 /** A thousand Jobs take the control plane half a minute of two idle cores. */
 const SETTLE = { deadlineMilliseconds: 240_000, intervalMilliseconds: 500 };
-/** Events are told some seconds after what they tell of; then there is nothing left to say. */
-const LAST_WORDS = { deadlineMilliseconds: 60_000, intervalMilliseconds: 2_000 };
 const QUIET_MILLISECONDS = 10_000;
 
 let cluster: Cluster;
@@ -61,17 +59,7 @@ describe('20 entries for all of 50 hosts', () => {
   });
 
   it('idle-quiet: then nothing is written but Leases and heartbeats', async () => {
-    let before = await writesByResource(cluster);
-    await waitFor(
-      'the last Events and statuses to be written',
-      async () => {
-        const now = await writesByResource(cluster);
-        const isQuiet = writesBetween(before, now).length === 0;
-        before = now;
-        return isQuiet;
-      },
-      LAST_WORDS,
-    );
+    const before = await untilSettled(cluster);
     const statuses = before.get('imagecacheentries') ?? 0;
     expect(statuses, 'the writes of entries are counted').toBeGreaterThan(0);
     // One for each host would be a thousand.

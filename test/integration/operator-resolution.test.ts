@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { MACHINE_ANNOTATION, OPERATOR_USER } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
 import { IMAGES, VM_CONFIGS } from '../../operator/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
@@ -38,6 +38,13 @@ async function createConfig(name: string, spec: object): Promise<void> {
 async function machineOf(from: VMs, name: string): Promise<Machine> {
   const pod = await from.pod(name);
   return machineSchema.parse(JSON.parse(pod.metadata.annotations?.[MACHINE_ANNOTATION] ?? ''));
+}
+
+/** As the API server's authorizer has it, which hears of a changed role a little later. */
+async function operatorMayMakePods(): Promise<boolean> {
+  const question = ['auth', 'can-i', 'create', 'pods', '-n', vms.namespace, `--as=${OPERATOR_USER}`];
+  const { stdout } = await cluster.kubectl(question, { allowFailure: true });
+  return stdout.trim() === 'yes';
 }
 
 async function expectNoPod(from: VMs, name: string): Promise<void> {
@@ -237,7 +244,9 @@ describe('the operator', () => {
       const isForPods = rule.resources?.includes('pods') === true;
       return isForPods ? { ...rule, verbs: rule.verbs.filter((verb) => verb !== 'create') } : rule;
     });
+    expect(await operatorMayMakePods()).toBe(true);
     await client.mergePatch(CLUSTER_ROLES, role, { rules: fewer });
+    await waitFor('the right to be gone', async () => !(await operatorMayMakePods()));
     await vms.create('unblamed');
     await waitFor('a refusal', () => faultsIn(operator.logFile).some(({ err }) => err?.status === 403));
     expect(conditionOf(await vms.get('unblamed'), 'Scheduled')?.reason).not.toBe('PodRefused');
