@@ -115,11 +115,13 @@ describe.skipIf(missing !== undefined)('nat from the agent to the VM', () => {
     for (const identity of machines.values()) expect(await isAlive(identity)).toBe(true);
   }
 
-  /** Nothing on the host speaks of a machine that is gone. */
-  async function leftNothing(gone: string, port: number): Promise<void> {
+  /** Nothing on the host speaks of a machine that is gone; its disk goes when the host has heard that its Pod did. */
+  async function leavesNothing(gone: string, port: number): Promise<void> {
+    const isHeld = async (): Promise<boolean> =>
+      (await host.traces()).folders.some((name) => name.includes(gone));
+    await waitFor('its disk and record to be gone', async () => !(await isHeld()));
     const traces = await host.traces();
     expect(traces.ports).toHaveLength(2); // the probe's and the steady guest's
-    expect(traces.folders.filter((name) => name.includes(gone))).toEqual([]);
     for (const text of [traces.processes, traces.attachments]) expect(text).not.toContain(gone);
     for (const text of [traces.rules, traces.connections])
       expect(text).not.toMatch(new RegExp(`\\b${port}\\b`));
@@ -181,9 +183,11 @@ describe.skipIf(missing !== undefined)('nat from the agent to the VM', () => {
       (await events('NATSelfHealFailed')).includes('table inet other, chain theirs'),
     );
     const failures = `${FAILURES}{vm_namespace="${NAMESPACE}",reason="NATSelfHealFailed"} 1`;
-    expect((await readMetrics(host.cluster, host.operator)).split('\n')).toContain(failures);
+    await waitFor('the failure to be counted', async () =>
+      (await readMetrics(host.cluster, host.operator)).split('\n').includes(failures),
+    );
     expect(await host.metric(checks('faulty'))).toBeGreaterThan(faulty);
-    await leftNothing(doomed, DOOMED_PORT);
+    await leavesNothing(doomed, DOOMED_PORT);
     await hostTakesVMs(false);
     host.removeForeignTable();
     await hostTakesVMs(true);

@@ -15,6 +15,10 @@ import { waitFor } from '../support/wait.ts';
 /** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 9 s (arm64). */
 export const BOOT_DEADLINE_MILLISECONDS = 90_000;
 const LOOPBACK = '127.0.0.1';
+/** Where nobody may listen yet: what the hypervisor has taken for the guest may hang for ever. */
+const LOOK_MILLISECONDS = 2_000;
+/** A guest that serves is asked once: some actions, begun twice, would run twice. */
+const ACTION_MILLISECONDS = 60_000;
 const GUEST_DISK_BYTES = 64 * 1024 * 1024;
 const MEBIBYTE = 1024 * 1024;
 /** With less, UEFI finds no room for the arm64 kernel, which is not compressed. */
@@ -103,9 +107,13 @@ export async function freePort(): Promise<number> {
   return address.port;
 }
 
-/** The guest's own report, once its web server answers. */
+/** The guest's own report, once its web server answers; with its address it is complete. */
 export async function page(port: number, address = LOOPBACK): Promise<Record<string, string>> {
-  const text = await waitFor('the guest to serve its page', async () => await get(port, '/', address), {
+  const look = async () => {
+    const text = await get(`http://${address}:${port}/`, LOOK_MILLISECONDS);
+    return text !== undefined && /^address=./m.test(text) && text;
+  };
+  const text = await waitFor('the guest to serve its page', look, {
     deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS,
   });
   return Object.fromEntries(
@@ -116,9 +124,9 @@ export async function page(port: number, address = LOOPBACK): Promise<Record<str
   );
 }
 
-/** `/cgi-bin/do?ACTION` of the guest. */
+/** `/cgi-bin/do?ACTION` of the guest, whose web server answers already. */
 export async function tell(port: number, action: string, address = LOOPBACK): Promise<string> {
-  const ask = async () => await get(port, `/cgi-bin/do?${action}`, address);
+  const ask = async () => await get(`http://${address}:${port}/cgi-bin/do?${action}`, ACTION_MILLISECONDS);
   return await waitFor(`the guest to do ${action}`, ask, {
     deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS,
   });
@@ -126,16 +134,17 @@ export async function tell(port: number, action: string, address = LOOPBACK): Pr
 
 /** The guest may be gone before its answer is through: what counts is that it answers no more. */
 export async function powerOff(port: number): Promise<void> {
+  const url = `http://${LOOPBACK}:${port}`;
   const isOff = async () => {
-    await get(port, '/cgi-bin/do?poweroff');
-    return (await get(port, '/')) === undefined;
+    await get(`${url}/cgi-bin/do?poweroff`, LOOK_MILLISECONDS);
+    return (await get(`${url}/`, LOOK_MILLISECONDS)) === undefined;
   };
   await waitFor('the guest to power off', isOff, { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS });
 }
 
-async function get(port: number, path: string, address = LOOPBACK): Promise<string | undefined> {
+async function get(url: string, milliseconds: number): Promise<string | undefined> {
   try {
-    const response = await fetch(`http://${address}:${port}${path}`, { signal: AbortSignal.timeout(2_000) });
+    const response = await fetch(url, { signal: AbortSignal.timeout(milliseconds) });
     return response.ok ? await response.text() : undefined;
   } catch (error) {
     // Not up yet: QEMU's forwarding closes the connection, or nobody listens.
