@@ -2,6 +2,7 @@
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { identify, isAlive } from '../../agent/machines/process.ts';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { waitFor } from '../support/wait.ts';
 import { FrameGuest } from './nat-frames.ts';
@@ -9,6 +10,8 @@ import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from '
 
 /** What the issue promises: repaired or reported within this time. */
 const REPAIR_DEADLINE_MILLISECONDS = 5_000;
+/** A guest is attached and its QEMU started meanwhile; who waits gets on as soon as there is an answer. */
+const START_MILLISECONDS = 30_000;
 const SERVICE_PORT = 8000;
 const ECHO_PORT = 7000;
 
@@ -91,7 +94,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
   });
 
   test('a sender that tried a reserved port before it led anywhere is not left out', async () => {
-    const sending = world.do('udpExchange', HOST_ADDRESS, 5353, 'early', REPAIR_DEADLINE_MILLISECONDS);
+    const sending = world.do('udpExchange', HOST_ADDRESS, 5353, 'early', START_MILLISECONDS);
     await waitFor('the first packet', () =>
       net.inHost('conntrack', '-L', '--proto', 'udp').includes('dport=5353'),
     );
@@ -115,7 +118,8 @@ describe.skipIf(missing !== undefined)('nat', () => {
     a.sendDatagram(gateway, { address: WORLD_ADDRESS, port: ECHO_PORT }, 'last');
     await waitFor('the answer from the world', () => a.received.includes('last'));
     await echoes('b is there');
-    expect(b.received).toEqual(['b is there']);
+    // What is not answered at once is sent again.
+    expect(new Set(b.received)).toEqual(new Set(['b is there']));
     expect(await host.do('heard')).toEqual({});
     await expect(a.resolve(addressOfB, { deadlineMilliseconds: 300 })).rejects.toThrow('waited');
   });
@@ -323,7 +327,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
     a.sendDatagram(await gatewayOf(a), { address: addressOfB, port: 53 }, 'from the other network');
     await b.resolve('10.214.0.1', { deadlineMilliseconds: 5_000 });
     await echoes('to every address of the host');
-    expect(b.received).toEqual(['to every address of the host']);
+    expect(new Set(b.received)).toEqual(new Set(['to every address of the host']));
     await other.do('detach', 'b');
     await other.do('close');
     expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
@@ -332,7 +336,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
 
   test('nothing is left when it is closed without machines but forwarding, which others may need by now', async () => {
     await guest('a', [reservation('UDP', 5353, 53)]);
-    const pid = readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8').trim();
+    const dnsmasq = await identify(Number(readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8')));
     await host.do('close');
     expect(net.inHost('nft', 'list', 'tables')).toContain('berth');
     await host.do('open', net.natOptions());
@@ -346,7 +350,7 @@ describe.skipIf(missing !== undefined)('nat', () => {
     expect(existsSync(join(net.directory, 'run'))).toBe(false);
     expect(readdirSync(join(net.directory, 'network'))).toEqual([]);
     expect(net.inHost('cat', '/proc/sys/net/ipv4/ip_forward').trim()).toBe('1');
-    expect(() => readFileSync(`/proc/${pid}/cmdline`, 'utf8').length > 0).not.toBe(true);
+    await waitFor('dnsmasq to have ended', async () => dnsmasq !== undefined && !(await isAlive(dnsmasq)));
     await host.do('open', net.natOptions());
   });
 });
