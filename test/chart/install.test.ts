@@ -182,7 +182,10 @@ describe('helm', () => {
       'is in namespace berth-system',
     );
     const requests = { group: 'certificates.k8s.io', resource: 'certificatesigningrequests' };
-    expect(await bootstrapMay({ verb: 'create', ...requests })).toBe(true);
+    // The API server's authorizer hears of rights a little after they are stored.
+    await waitFor('the bootstrap token to open what it is for', () =>
+      bootstrapMay({ verb: 'create', ...requests }),
+    );
     expect(await bootstrapMay({ verb: 'create', resource: 'nodes' })).toBe(false);
     expect(await bootstrapMay({ verb: 'list', resource: 'secrets' })).toBe(false);
     const before = await token();
@@ -337,8 +340,10 @@ describe('uninstall', () => {
 
   test('a Pod whose kubelet is silent is not waited for', async () => {
     await installed();
-    await waitFor('a Pod of the operator', async () => (await operatorPods()).length > 0);
-    const [pod] = await operatorPods();
+    const [pod] = await waitFor('both Pods of the operator', async () => {
+      const pods = await operatorPods();
+      return pods.length === 2 && pods;
+    });
     const at = { namespace: SYSTEM, name: pod?.metadata.name ?? '' };
     await cluster.client().createSubresource(PODS, at, 'binding', {
       apiVersion: 'v1',

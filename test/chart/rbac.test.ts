@@ -48,9 +48,22 @@ beforeAll(async () => {
     binding('RoleBinding', 'edit', EDITOR),
     binding('ClusterRoleBinding', 'admin', ADMIN),
   ]);
-  await waitFor('the parts to be in the role edit', async () => {
-    const { rules } = await cluster.client().get(CLUSTER_ROLES, { name: 'edit' });
-    return JSON.stringify(rules).includes('vmconfigs');
+  for (const name of ['view', 'edit', 'admin']) {
+    await waitFor(`the parts to be in the role ${name}`, async () => {
+      const { rules } = await cluster.client().get(CLUSTER_ROLES, { name });
+      return ['vmconfigs', ...(name === 'admin' ? ['imagecacheentries'] : [])].every((part) =>
+        JSON.stringify(rules).includes(part),
+      );
+    });
+  }
+  // The API server's authorizer hears of them, and of who has them, a little later.
+  await waitFor('the rights to be known', async () => {
+    const known = [
+      may(VIEWER, `get vmconfigs.berth.dev in ${OWN}`),
+      may(EDITOR, `create vmconfigs.berth.dev in ${OWN}`),
+      may(ADMIN, 'create imagecacheentries.berth.dev'),
+    ];
+    return (await Promise.all(known)).every(Boolean);
   });
 });
 

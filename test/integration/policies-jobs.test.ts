@@ -12,6 +12,7 @@ import {
   COMMANDING_SPECS,
   HOST_TOLERATION,
   SLOT,
+  untilAllowed,
 } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
@@ -37,6 +38,7 @@ beforeAll(async () => {
   await Promise.all(
     [machines, elsewhere, SYSTEM_NAMESPACE].map((namespace) => untilPodsAllowed(cluster.client(), namespace)),
   );
+  await untilAllowed(cluster, AS_TENANT, ['create', 'pods', '-n', elsewhere]);
 });
 
 afterAll(async () => {

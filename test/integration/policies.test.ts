@@ -19,6 +19,7 @@ import {
   COMMANDING_SPECS,
   HOST_TOLERATION,
   SLOT,
+  untilAllowed,
 } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
@@ -56,6 +57,7 @@ beforeAll(async () => {
   await cluster.kubectl(['label', 'namespace', custom, 'berth.dev/custom-pods=true']);
   const namespaces = [custom, machines, elsewhere, SYSTEM_NAMESPACE];
   await Promise.all(namespaces.map((namespace) => untilPodsAllowed(cluster.client(), namespace)));
+  await untilAllowed(cluster, AS_TENANT, ['create', 'pods', '-n', elsewhere]);
 });
 
 afterAll(async () => {

@@ -3,6 +3,7 @@ import { expect } from 'vitest';
 import { OPERATOR_USER } from '../../api/v1alpha1/names.ts';
 import type { Cluster } from '../cluster/index.ts';
 import type { KubectlResult } from '../cluster/kubectl.ts';
+import { waitFor } from './wait.ts';
 
 /** Arguments of kubectl that say who asks. */
 export type As = readonly string[];
@@ -23,6 +24,17 @@ export const COMMANDING_SPECS: readonly [string, { container?: object; spec?: ob
   ],
   ['the host toleration', { spec: { tolerations: [HOST_TOLERATION] } }, 'berth.dev/host'],
 ];
+
+/**
+ * `who` may do it, such as `create pods -n NAMESPACE`, by the API server's own authorizer, which hears of rights a little
+ * after they are stored, in the order of their making.
+ */
+export async function untilAllowed(cluster: Cluster, who: As, what: readonly string[]): Promise<void> {
+  await waitFor(`the right to ${what.join(' ')} to be known`, async () => {
+    const question = ['auth', 'can-i', ...what, ...who];
+    return (await cluster.kubectl(question, { allowFailure: true })).stdout.trim() === 'yes';
+  });
+}
 
 export interface Admission {
   /** By one of our policies, in words with all of `says` in them. */
