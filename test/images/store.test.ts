@@ -94,7 +94,11 @@ describe('an image of a registry', () => {
     expect(first).toMatchObject({ digest: expect.stringMatching(SHA256) as string, format: 'raw' });
     expect(percents.at(-1)).toBe(100);
     expect(percents).toEqual(percents.toSorted((a, b) => a - b));
-    const fetched = await blobsFetched();
+    // The layer and the configuration. The registry writes its log when the last byte is away already.
+    const fetched = await waitFor('the log of what was fetched', async () => {
+      const count = await blobsFetched();
+      return count >= before + 2 && count;
+    });
     const reopened = await openStore(data, [registry, open]);
     for (const one of [store, reopened]) {
       expect(one.images()).toEqual([
@@ -109,7 +113,6 @@ describe('an image of a registry', () => {
       ]);
     }
     expect(await ensure(reopened, reference, 'machine/c', { keyring })).toEqual(first);
-    // The layer and the configuration.
     expect(fetched - before).toBe(2);
     expect(await blobsFetched()).toBe(fetched);
     const text = await metrics.metrics();

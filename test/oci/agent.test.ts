@@ -7,7 +7,8 @@ import { stringify } from 'yaml';
 import { readMachineFile } from '../../agent/machines/folder.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
-import { freePort, page } from '../e2e/qemu-guest.ts';
+import { freePorts } from '../cluster/ports.ts';
+import { page } from '../e2e/qemu-guest.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
@@ -115,7 +116,7 @@ test('joins from its image, and runs a guest', async ({ skip }) => {
   ).catch((error: unknown) => {
     throw new Error(agent.lastWords(), { cause: error });
   });
-  guestPort = await freePort();
+  [guestPort = 0] = await freePorts(1);
   await vms.create(VM, {
     image: 'guest',
     cpu: 1,
