@@ -59,9 +59,10 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
   });
 
   test('one-machine: in Starting: one machine runs, not two and not none', async () => {
-    await world.makeVM('starting', on);
-    await world.waitForStart('starting', world.one);
+    await world.startUnheard('starting', on);
     await world.one.kill();
+    world.link.mend();
+    world.link.dropHung();
     expect((await world.vms.get('starting')).status?.firstRunningTime).toBeUndefined();
     await world.one.startAgain();
     await world.waitUntilReady('starting');
@@ -75,7 +76,7 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
     await world.vms.delete('terminating');
     await world.waitForMachine('terminating', 'Terminating');
     await world.one.kill();
-    expect((await world.vms.get('terminating')).status?.phase).toBe('Terminating');
+    await world.vms.waitForPhase('terminating', 'Terminating');
     await world.one.startAgain();
     await world.vms.waitUntilGone('terminating', BOOT);
     expect(await hypervisors()).toEqual([]);
@@ -138,9 +139,7 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     await world.cluster.kubectl(['cordon', 'two']);
     const port = await makeServingVM('ran');
     const [facts, [machine], boot] = [await factsOf('ran'), await hypervisors(), await bootOf(port)];
-    await world.makeVM('unseen');
-    await world.waitForStart('unseen', world.one);
-    world.link.cut();
+    await world.startUnheard('unseen');
     await world.cluster.kubectl(['uncordon', 'two']);
 
     // What nobody saw run is destroyed by its host before another host gets it.

@@ -111,6 +111,19 @@ export class AgentWorld {
     );
   }
 
+  /**
+   * Resolves when host `one`, which is cut off, has begun to start the machine of a new VM: however late that is seen here, nobody
+   * has heard that it runs. The image comes to the host another way.
+   */
+  async startUnheard(name: string, spec: { placement?: { node: string } } = {}): Promise<void> {
+    this.downloads.holdBack();
+    await this.makeVM(name, spec);
+    await this.waitForMachine(name, 'Pulling');
+    this.link.cut();
+    this.downloads.release();
+    await this.waitForStart(name, this.one);
+  }
+
   /** Of the machine's Pod condition or, before it runs, the container's waiting. */
   async waitForMachine(name: string, reason: string): Promise<void> {
     await waitFor(
