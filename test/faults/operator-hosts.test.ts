@@ -76,6 +76,14 @@ async function taint(host: ActingHost, added: Taint): Promise<void> {
   await cluster.kubectl(['taint', 'node', host.name, `${added.key}=${added.value}:${added.effect}`]);
 }
 
+/** How many Pods of this name there ever were, once as many as there must be are known here. */
+async function createdAs(name: string, least = 1): Promise<number> {
+  return waitFor(`${least} Pods ${name} in the history`, () => {
+    const count = history.createdAs(vms.namespace, name);
+    return count >= least && count;
+  });
+}
+
 async function eventsOf(name: string): Promise<string> {
   const selector = `involvedObject.kind=VM,involvedObject.name=${name}`;
   return (await cluster.kubectl(['get', 'events', '-n', vms.namespace, '--field-selector', selector])).stdout;
@@ -91,12 +99,15 @@ describe('nat-or-nothing', () => {
     await host.fail(ref('unhealed'), 'NATSelfHealFailed', 'the bridge cannot be set up');
     await vms.waitUntilGone('unhealed');
     await waitFor('the Event', async () => /Warning\s+NATSelfHealFailed/.test(await eventsOf('unhealed')));
-    const metrics = await readMetrics(cluster, operator);
-    expect(metrics).toContain(
+    const counted = [
       'berth_vm_deployments_failed_total{vm_namespace="platform-default",reason="NATSelfHealFailed"} 1',
-    );
-    expect(metrics).toContain('berth_pending_vms{vm_namespace="platform-default"} 0');
-    expect(history.createdAs(vms.namespace, 'unhealed')).toBe(1);
+      'berth_pending_vms{vm_namespace="platform-default"} 0',
+    ];
+    await waitFor('the metrics to tell', async () => {
+      const lines = (await readMetrics(cluster, operator)).split('\n');
+      return counted.every((line) => lines.includes(line));
+    });
+    expect(await createdAs('unhealed')).toBe(1);
   });
 
   it("a host whose NAT is broken is tainted until it heals; an admin's taints stay", async () => {
@@ -211,7 +222,7 @@ describe('a host that is lost', () => {
     const vm = await vms.waitForPhase('fenced-off', 'Failed', 'HostLost');
     expect(vm.status?.failure?.message).toContain('out-of-service');
     await vms.waitUntilPodGone('fenced-off');
-    expect(history.createdAs(vms.namespace, 'fenced-off')).toBe(1);
+    expect(await createdAs('fenced-off')).toBe(1);
   });
 
   it('deleting its Node gives up what is on it', async () => {
@@ -221,7 +232,7 @@ describe('a host that is lost', () => {
     const vm = await vms.waitForPhase('homeless', 'Failed', 'HostLost');
     expect(vm.status?.failure?.message).toContain('deleted');
     await vms.waitUntilPodGone('homeless');
-    expect(history.createdAs(vms.namespace, 'homeless')).toBe(1);
+    expect(await createdAs('homeless')).toBe(1);
   });
 
   it('one-machine: a VM that never ran is placed again, but only after hostLostTimeout', async () => {
@@ -242,7 +253,7 @@ describe('a host that is lost', () => {
     await second.run(ref('early'));
     const { status } = await vms.waitForPhase('early', 'Running');
     expect(status).toMatchObject({ attempt: 2, nodeName: 'second' });
-    expect(history.createdAs(vms.namespace, 'early')).toBe(2);
+    expect(await createdAs('early', 2)).toBe(2);
   });
 });
 
