@@ -19,10 +19,10 @@ import { HOST_ADDRESS, NatWorld, whyNotHere } from './nat-world.ts';
 /** A name that the operator's own certificate is good for, by default. */
 const NAME = 'berth-operator.berth-system.svc';
 const URL_OF_METRICS = `https://${NAME}/metrics`;
-/** Replaced at two thirds of it, before it ends: what is new is served 10 s after the start, at the first look. */
-const CERTIFICATE_SECONDS = 14;
-/** Two looks. */
-const RENEWED = { deadlineMilliseconds: 25_000, intervalMilliseconds: 250 };
+/** Replaced at two thirds of it, before it ends: what is new is served 20 s after the start, at the second look. */
+const CERTIFICATE_SECONDS = 29;
+/** Three looks, and what a busy machine adds. */
+const RENEWED = { deadlineMilliseconds: 40_000, intervalMilliseconds: 250 };
 /** Node loads the sources in 2 s; a busy machine takes several times that. */
 const READY = { deadlineMilliseconds: 60_000 };
 const CURL_SECONDS = 10;
