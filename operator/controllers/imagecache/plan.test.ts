@@ -237,7 +237,8 @@ class World {
         this.entry = { ...this.entry, spec: { ...spec, refreshRequestedAt: iso(this.now) } };
         break;
       case 'addNode':
-        if (this.hosts.size < 8) this.addHost(`late-${this.now}`);
+        // A host that was removed with a Job under way does not come back under its name.
+        if (this.hosts.size < 8) this.addHost(`late-${this.now}-${this.#uids}`);
         break;
       default:
     }
