@@ -7,9 +7,11 @@ import { PENDING_PHASES } from './controllers/vm/phase.ts';
 /** From a second, what a cached image takes, to three hours, the deadline of a cache job. */
 const TRANSITION_BUCKETS = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800];
 
-/** What the gauge counts at the moment it is read. */
+/** What the gauges are taken from at the moment they are read. */
 export interface VMView {
   readonly isLeader: () => boolean;
+  /** Milliseconds since the epoch. */
+  readonly clock: () => number;
   readonly vms: () => readonly Readonly<VM>[];
   /** Names of the namespaces that Berth serves: they show 0, not nothing. */
   readonly namespaces: () => readonly string[];
@@ -26,7 +28,18 @@ export class VMMetrics {
       help: 'VMs that are Pending or on their way to Running (Scheduled, Pulling, Cloning, Starting)',
       labelNames: ['vm_namespace'] as const,
       registers,
-      collect: () => countPending(pending, view),
+      collect: () => {
+        show(pending, view, (vms) => vms.length);
+      },
+    });
+    const oldest: Gauge<'vm_namespace'> = new Gauge({
+      name: 'berth_oldest_pending_vm_seconds',
+      help: 'Age of the oldest VM that is pending and has never run, 0 when there is none',
+      labelNames: ['vm_namespace'] as const,
+      registers,
+      collect: () => {
+        show(oldest, view, (vms) => Math.max(0, ...vms.map((vm) => secondsWithoutRun(vm, view.clock()))));
+      },
     });
     this.#transitions = new Histogram({
       name: 'berth_vm_phase_transition_seconds',
@@ -56,19 +69,28 @@ export class VMMetrics {
   }
 }
 
-function countPending(gauge: Gauge<'vm_namespace'>, view: VMView): void {
+/** Sets the gauge for every namespace to what `measure` makes of its pending VMs; only where this replica leads. */
+function show(
+  gauge: Gauge<'vm_namespace'>,
+  view: VMView,
+  measure: (pending: readonly Readonly<VM>[]) => number,
+): void {
   gauge.reset();
   if (!view.isLeader()) {
     return;
   }
-  const counts = new Map(view.namespaces().map((name) => [name, 0]));
-  for (const vm of view.vms()) {
-    const namespace = vm.metadata.namespace ?? '';
-    const waits =
-      PENDING_PHASES.has(vm.status?.phase ?? 'Pending') && vm.metadata.deletionTimestamp === undefined;
-    counts.set(namespace, (counts.get(namespace) ?? 0) + (waits ? 1 : 0));
+  const pending = Map.groupBy(view.vms().filter(isPending), ({ metadata }) => metadata.namespace ?? '');
+  for (const vm_namespace of new Set([...view.namespaces(), ...pending.keys()])) {
+    gauge.set({ vm_namespace }, measure(pending.get(vm_namespace) ?? []));
   }
-  for (const [vm_namespace, count] of counts) {
-    gauge.set({ vm_namespace }, count);
-  }
+}
+
+function isPending({ metadata, status }: Readonly<VM>): boolean {
+  return PENDING_PHASES.has(status?.phase ?? 'Pending') && metadata.deletionTimestamp === undefined;
+}
+
+/** 0 for one that ran before: it has its place, and its age says nothing about this start. */
+function secondsWithoutRun({ metadata, status }: Readonly<VM>, now: number): number {
+  const created = Date.parse(metadata.creationTimestamp ?? '');
+  return status?.firstRunningTime === undefined ? (now - created) / 1000 : 0;
 }

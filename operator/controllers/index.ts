@@ -137,6 +137,7 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
   const consistency = new Consistency();
   const metrics = new VMMetrics(registry, {
     isLeader,
+    clock,
     vms: () => watches.vms.cache.list(),
     namespaces: () =>
       watches.namespaces.cache

@@ -141,7 +141,8 @@ describe.skipIf(missing !== undefined)('metrics of the operator, from another ma
     const host = await ActingHost.join(cluster.client(), 'acting');
     ends.push(() => host.silence());
     const of = `vm_namespace="${vms.namespace}"`;
-    await shows(`berth_pending_vms{${of}} 0`);
+    const oldest = `berth_oldest_pending_vm_seconds{${of}}`;
+    await shows(`berth_pending_vms{${of}} 0`, `${oldest} 0`);
     await vms.create('waits', { cpu: 200 });
     await vms.createMany(['runs', 'breaks']);
     const [runs, breaks] = ['runs', 'breaks'].map((name) => ({ namespace: vms.namespace, name })) as [
@@ -163,6 +164,7 @@ describe.skipIf(missing !== undefined)('metrics of the operator, from another ma
       'controller_runtime_reconcile_errors_total{controller="vm"} 0',
     );
     const text = await scrape();
+    expect(sum(text, oldest)).toBeGreaterThan(0);
     expect(sum(text, `${transition}_sum{${of},phase="Running"}`)).toBeGreaterThan(0);
     expect(sum(text, 'controller_runtime_reconcile_total{controller="vm"')).toBeGreaterThan(0);
     expect(sum(text, 'rest_client_requests_total{code="201"')).toBeGreaterThan(0);

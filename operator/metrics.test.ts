@@ -1,0 +1,70 @@
+import { Registry } from 'prom-client';
+import { describe, expect, it } from 'vitest';
+import type { VM } from '../api/v1alpha1/vm.ts';
+import { type VMView, VMMetrics } from './metrics.ts';
+
+const NOW = Date.parse('2026-01-01T01:00:00Z');
+
+function vm(namespace: string, minutesOld: number, status: object, deleted = false): VM {
+  const creationTimestamp = new Date(NOW - minutesOld * 60_000).toISOString();
+  const deletion = deleted ? { deletionTimestamp: creationTimestamp } : {};
+  return { metadata: { name: 'any', namespace, creationTimestamp, ...deletion }, status } as unknown as VM;
+}
+
+interface Told {
+  metrics: VMMetrics;
+  /** The lines of metrics whose name has this in it. */
+  lines: (part: string) => Promise<string[]>;
+}
+
+function told(view: Partial<VMView>): Told {
+  const registry = new Registry();
+  const none = { isLeader: () => true, clock: () => NOW, vms: () => [], namespaces: () => [] };
+  const metrics = new VMMetrics(registry, { ...none, ...view });
+  const lines = async (part: string) =>
+    (await registry.metrics()).split('\n').filter((line) => line.includes(part) && line[0] !== '#');
+  return { metrics, lines };
+}
+
+describe('what waits', () => {
+  it('is counted by namespace, with the age of the oldest that has never run', async () => {
+    const vms = [
+      vm('a', 20, { phase: 'Starting', firstRunningTime: '2026-01-01T00:50:00Z' }),
+      vm('a', 2, {}),
+      vm('a', 5, { phase: 'Pulling' }),
+      vm('a', 30, { phase: 'Running', firstRunningTime: '2026-01-01T00:31:00Z' }),
+      vm('a', 40, { phase: 'Terminating' }, true),
+      vm('b', 3, { phase: 'Failed' }),
+    ];
+    const { lines } = told({ vms: () => vms, namespaces: () => ['a', 'b'] });
+    expect(await lines('pending_vm')).toEqual([
+      'berth_pending_vms{vm_namespace="a"} 3',
+      'berth_pending_vms{vm_namespace="b"} 0',
+      'berth_oldest_pending_vm_seconds{vm_namespace="a"} 300',
+      'berth_oldest_pending_vm_seconds{vm_namespace="b"} 0',
+    ]);
+  });
+
+  it('is told by the leader alone', async () => {
+    const { lines } = told({ isLeader: () => false, vms: () => [vm('a', 2, {})], namespaces: () => ['a'] });
+    expect(await lines('pending_vm')).toEqual([]);
+  });
+});
+
+describe('what happened', () => {
+  it('is counted when a status says it first', async () => {
+    const { metrics, lines } = told({});
+    const failed = {
+      phase: 'Failed',
+      failure: { reason: 'PortTaken', message: 'port 22', time: '' },
+    } as const;
+    for (const last of [{ phase: 'Starting' } as const, failed])
+      metrics.observe(vm('a', 1, {}), last, failed, NOW);
+    expect(await lines('failed_total')).toEqual([
+      'berth_vm_deployments_failed_total{vm_namespace="a",reason="PortTaken"} 1',
+    ]);
+    expect(await lines('transition_seconds_sum')).toEqual([
+      'berth_vm_phase_transition_seconds_sum{vm_namespace="a",phase="Failed"} 60',
+    ]);
+  });
+});
