@@ -88,7 +88,8 @@ function contextOf(
     observed,
     host,
     row: rows.get(name),
-    isHeld: holders.has(name),
+    // A Job that nobody remembers, for the Node was away meanwhile, may have put the image there all the same.
+    isHeld: holders.has(name) || jobs.some(({ type }) => type === 'cache'),
     jobs,
   };
 }
