@@ -68,6 +68,7 @@ cat >/bin/agent-stand-in <<'SCRIPT'
 for port in /sys/class/virtio-ports/*; do
   [ "$(cat "$port/name")" = org.qemu.guest_agent.0 ] && exec 3<>"/dev/${port##*/}"
 done
+: >/var/run/listening
 while :; do
   # The port reads as ended while nobody is connected.
   read -r line <&3 || { sleep 0.1; continue; }
@@ -105,6 +106,7 @@ case "$QUERY_STRING" in
   agent=*)
     [ -e /var/run/agent ] || (agent-stand-in >/dev/null 2>&1 </dev/null &)
     echo "${QUERY_STRING#agent=}" >/var/run/agent
+    until [ -e /var/run/listening ]; do sleep 0.1; done
     echo listening
     ;;
   freezes) cat /var/run/freezes ;;

@@ -2,9 +2,10 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { NODES } from '../../kube/core.ts';
 import { rest } from '../../kube/time.ts';
+import { freePort } from '../cluster/ports.ts';
 import { conditionOf } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
-import { freePort, page } from './qemu-guest.ts';
+import { page } from './qemu-guest.ts';
 import { BOOT, hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const TEST_MILLISECONDS = 600_000;

@@ -8,11 +8,12 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { SECRETS } from '../../kube/core.ts';
 import { IMAGES } from '../../operator/resources.ts';
+import { freePort } from '../cluster/ports.ts';
 import { Downloads } from '../support/downloads.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { waitFor } from '../support/wait.ts';
 import { makeCopyDisk } from './qemu-copy-disk.ts';
-import { freePort, page, tell } from './qemu-guest.ts';
+import { page, tell } from './qemu-guest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const TEST_MILLISECONDS = 600_000;

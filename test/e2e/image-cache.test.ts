@@ -131,6 +131,7 @@ test(
     const imagePullSecrets = [{ name: 'pull' }];
     await world.makeVM('patient', { image: reference, imagePullSecrets, placement: { node: 'one' } });
     await world.vms.waitForPhase('patient', 'Pulling', undefined, STEP);
+    await waitFor('the host to ask', () => registry.traffic.hasHeld, STEP);
     await entries.delete('private');
     await untilRemoving('one');
     expect(rowOf(await entries.get('private'), 'one')?.state).toBe('Removing');

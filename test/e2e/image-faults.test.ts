@@ -8,6 +8,7 @@ import { Registries } from '../../agent/images/registry/client.ts';
 import { Keyring } from '../../agent/images/registry/credentials.ts';
 import { SECRETS } from '../../kube/core.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES } from '../../operator/resources.ts';
+import { freePort } from '../cluster/ports.ts';
 import { guestFile } from '../support/images.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { conditionOf } from '../support/vms.ts';
@@ -19,7 +20,7 @@ import {
   tarOf,
 } from '../support/vmimages.ts';
 import { waitFor } from '../support/wait.ts';
-import { freePort, page } from './qemu-guest.ts';
+import { page } from './qemu-guest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const TEST_MILLISECONDS = 300_000;

@@ -8,11 +8,12 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { Registries } from '../../agent/images/registry/client.ts';
 import { Keyring } from '../../agent/images/registry/credentials.ts';
 import { NODES } from '../../kube/core.ts';
+import { freePort } from '../cluster/ports.ts';
 import { guestFile } from '../support/images.ts';
 import { PASSWORD, startRegistry, type TestRegistry, USER } from '../support/registry.ts';
 import { pushContainerDisk, pushTart } from '../support/vmimages.ts';
 import { waitFor } from '../support/wait.ts';
-import { freePort, page } from './qemu-guest.ts';
+import { page } from './qemu-guest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const TEST_MILLISECONDS = 300_000;

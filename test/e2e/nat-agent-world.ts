@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
 import { AgentProcess, endMachines } from '../cluster/agent.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
-import { freePorts } from '../cluster/ports.ts';
+import { freePort } from '../cluster/ports.ts';
 import { Downloads } from '../support/downloads.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { allowAgentMetrics, allowMetrics, readMetrics } from '../support/operatorlog.ts';
@@ -61,7 +61,7 @@ export class NatHost {
     await allowAgentMetrics(cluster);
     const downloads = await Downloads.serve(image);
     ends.push(() => downloads.close());
-    const [kubeletPort = 0] = await freePorts(1);
+    const kubeletPort = await freePort();
     const ways = [
       ['in', Number(new URL(cluster.server).port)],
       ['in', downloads.port],

@@ -1,6 +1,7 @@
 /** A real aarch64 guest, emulated where the host is none. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { folderOf, freePort, guestBase, type Host, makeHost, page, planFor } from './qemu-guest.ts';
+import { freePort } from '../cluster/ports.ts';
+import { folderOf, guestBase, type Host, makeHost, page, planFor } from './qemu-guest.ts';
 
 let host: Host;
 

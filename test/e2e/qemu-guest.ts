@@ -1,6 +1,5 @@
 /** What tests with real QEMU guests share: a driver on a folder of its own, and the guest's page. */
 import { mkdtemp, rm } from 'node:fs/promises';
-import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
@@ -96,15 +95,6 @@ export function planFor(architecture: GuestArchitecture, port: number): LaunchPl
       address: undefined,
     },
   };
-}
-
-export async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  const address = server.address();
-  await new Promise((resolve) => server.close(resolve));
-  if (address === null || typeof address === 'string') throw new Error('no port');
-  return address.port;
 }
 
 /** The guest's own report, once its web server answers; with its address it is complete. */

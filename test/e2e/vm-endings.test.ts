@@ -1,10 +1,10 @@
 /** Ends of a VM that are not `kubectl delete vm`, with real guests: what is said of it, and that nothing stays on the host. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { NAMESPACES } from '../../kube/core.ts';
+import { freePort } from '../cluster/ports.ts';
 import { isGone } from '../support/objects.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
-import { freePort } from './qemu-guest.ts';
 import { BOOT, hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const TEST_MILLISECONDS = 300_000;

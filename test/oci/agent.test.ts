@@ -7,7 +7,7 @@ import { stringify } from 'yaml';
 import { readMachineFile } from '../../agent/machines/folder.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
-import { freePorts } from '../cluster/ports.ts';
+import { freePort } from '../cluster/ports.ts';
 import { page } from '../e2e/qemu-guest.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { VMs } from '../support/vms.ts';
@@ -116,7 +116,7 @@ test('joins from its image, and runs a guest', async ({ skip }) => {
   ).catch((error: unknown) => {
     throw new Error(agent.lastWords(), { cause: error });
   });
-  [guestPort = 0] = await freePorts(1);
+  guestPort = await freePort();
   await vms.create(VM, {
     image: 'guest',
     cpu: 1,

@@ -9,6 +9,7 @@ export class ByteCounter {
   readonly #sockets = new Map<Socket, Socket>();
   #cutAfter: number | undefined;
   #isHeld = false;
+  #hasHeld = false;
   /** Of every connection: what came back from the port, and what went to it. TLS adds about 1 %. */
   received = 0;
   sent = 0;
@@ -42,7 +43,13 @@ export class ByteCounter {
   /** From now on nothing more comes from callers, who wait; until `release`. */
   hold(): void {
     this.#isHeld = true;
+    this.#hasHeld = false;
     for (const near of this.#sockets.keys()) near.pause();
+  }
+
+  /** Somebody has come since `hold`, and waits. */
+  get hasHeld(): boolean {
+    return this.#hasHeld;
   }
 
   release(): void {
@@ -69,7 +76,8 @@ export class ByteCounter {
       this.received += chunk.length;
       this.#pass(chunk, far, near);
     });
-    if (!this.#isHeld) near.resume();
+    if (this.#isHeld) this.#hasHeld = true;
+    else near.resume();
   }
 
   #pass(chunk: Buffer, from: Socket, to: Socket): void {

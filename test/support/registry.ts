@@ -8,7 +8,7 @@ import { promisify } from 'node:util';
 import { Agent, request } from 'undici';
 import { stringify } from 'yaml';
 import { type Authority, createAuthority, createKey, issue } from '../../kube/certificates.ts';
-import { freePorts } from '../cluster/ports.ts';
+import { freePort } from '../cluster/ports.ts';
 import { ByteCounter } from './bytecounter.ts';
 import { waitFor } from './wait.ts';
 
@@ -71,7 +71,7 @@ export interface TestRegistry {
 export async function startRegistry(options: RegistryOptions): Promise<TestRegistry> {
   const { directory, tls = true } = options;
   await mkdir(join(directory, 'data'), { recursive: true });
-  const [port = 0] = await freePorts(1);
+  const port = await freePort();
   await writeConfiguration(options, port);
   let child = spawnRegistry(directory);
   const traffic = await ByteCounter.open(port);

@@ -237,7 +237,6 @@ class World {
         this.entry = { ...this.entry, spec: { ...spec, refreshRequestedAt: iso(this.now) } };
         break;
       case 'addNode':
-        // A host that was removed with a Job under way may come back under its name.
         if (this.hosts.size < 8) this.addHost(`late-${this.now}`);
         break;
       default:
