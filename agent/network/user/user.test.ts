@@ -8,8 +8,6 @@ import { portTakenFromHypervisor } from '../ports.ts';
 import { UserNetwork } from './user.ts';
 
 const MAC = '52:54:00:12:34:56';
-/** QEMU is read from the disk first, on a machine that has just begun its tests. */
-const QEMU_MILLISECONDS = 60_000;
 
 function reservation(protocol: 'TCP' | 'UDP', hostPort: number): MachinePort {
   return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort: 22 };
@@ -81,22 +79,18 @@ test('an address that is not of this host is no PortTaken', async () => {
   await expect(attaching).rejects.toMatchObject({ reason: 'NetworkUnavailable' });
 });
 
-test(
-  "QEMU's own refusal of a port is recognised as PortTaken",
-  async () => {
-    const held = await heldTcpPort();
-    const network = new UserNetwork({ hostAddress: '127.0.0.1' });
-    const ports = [reservation('TCP', held.port)];
-    const guest = await network.attach('a', { macAddress: MAC, ports, running: true });
-    const qemu = spawn('qemu-system-x86_64', ['-display', 'none', '-S', ...guest.arguments]);
-    let lastWords = '';
-    qemu.stderr.on('data', (chunk: Buffer) => {
-      lastWords += chunk.toString();
-    });
-    await once(qemu, 'close');
-    held.release();
-    expect(portTakenFromHypervisor(lastWords)).toMatchObject({ reason: 'PortTaken' });
-    expect(portTakenFromHypervisor('qemu: could not open disk')).toBeUndefined();
-  },
-  QEMU_MILLISECONDS,
-);
+test("QEMU's own refusal of a port is recognised as PortTaken", async () => {
+  const held = await heldTcpPort();
+  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  const ports = [reservation('TCP', held.port)];
+  const guest = await network.attach('a', { macAddress: MAC, ports, running: true });
+  const qemu = spawn('qemu-system-x86_64', ['-display', 'none', '-S', ...guest.arguments]);
+  let lastWords = '';
+  qemu.stderr.on('data', (chunk: Buffer) => {
+    lastWords += chunk.toString();
+  });
+  await once(qemu, 'close');
+  held.release();
+  expect(portTakenFromHypervisor(lastWords)).toMatchObject({ reason: 'PortTaken' });
+  expect(portTakenFromHypervisor('qemu: could not open disk')).toBeUndefined();
+});
