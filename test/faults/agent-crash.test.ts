@@ -146,7 +146,7 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     // What nobody saw run is destroyed by its host before another host gets it.
     await waitFor('the machine that nobody sees', async () => (await hypervisors()).length === 2);
     await waitFor('it to be destroyed', async () => (await hypervisors()).length === 1, BOOT);
-    expect(world.history.createdAs(world.vms.namespace, 'unseen')).toBe(1);
+    expect(await world.history.createdAs(world.vms.namespace, 'unseen')).toBe(1);
     await world.waitUntilReady('unseen');
     expect(await factsOf('unseen')).toMatchObject({ attempt: 2, nodeName: 'two' });
     expect(await hypervisors(world.two)).toHaveLength(1);

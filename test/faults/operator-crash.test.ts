@@ -71,19 +71,11 @@ async function bindAndRun(name: string): Promise<string> {
   return status?.firstRunningTime ?? '';
 }
 
-/** How many Pods of this name there ever were, once the first of them is known here. */
-async function createdAs(name: string): Promise<number> {
-  return waitFor(`a Pod ${name} in the history`, () => {
-    const count = history.createdAs(vms.namespace, name);
-    return count > 0 && count;
-  });
-}
-
 /** Made to run by the next operator, from the one Pod that was ever made for it. */
 async function goOnOnce(name: string): Promise<string> {
   await start();
   const startedAt = await bindAndRun(name);
-  expect(await createdAs(name)).toBe(1);
+  expect(await history.createdAs(vms.namespace, name)).toBe(1);
   return startedAt;
 }
 
@@ -143,7 +135,7 @@ describe('kill -9 of the operator', () => {
     const vm = await vms.waitForPhase('d', 'Failed', 'PodDeleted');
     expect(vm.status?.firstRunningTime).toBeDefined();
     await vms.waitUntilPodGone('d');
-    expect(await createdAs('d')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'd')).toBe(1);
     await vms.delete('d');
     await vms.waitUntilGone('d');
   });
@@ -160,7 +152,7 @@ describe('kill -9 of the operator', () => {
     expect(metadata.deletionTimestamp).toBeUndefined();
     await start();
     await vms.waitUntilGone('e');
-    expect(await createdAs('e')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'e')).toBe(1);
   });
 
   it('before it told the Pod of a deleted VM to go: VM and Pod go', async () => {
@@ -198,7 +190,7 @@ describe('kill -9 of the operator', () => {
     expect((await vms.get('h')).metadata.finalizers).toContain(VM_FINALIZER);
     await start();
     await vms.waitUntilGone('h');
-    expect(await createdAs('h')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'h')).toBe(1);
   });
 
   it('none of its writes was refused for want of a right or as invalid', async () => {
@@ -222,7 +214,7 @@ describe('the API server', () => {
     expect(status).toMatchObject({ attempt: 1, nodeName: host.name });
     expect((await vms.pod('i')).metadata.deletionTimestamp).toBeUndefined();
     await deleteAndEnd('i', status?.firstRunningTime ?? '');
-    expect(await createdAs('i')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'i')).toBe(1);
   });
 
   /** A client sees the server go; it looks and tries again, as any does. */
@@ -249,7 +241,7 @@ describe('the API server', () => {
     await kept.stop();
     const { items } = await cluster.client().list(PODS, { namespace: vms.namespace });
     expect(items).toHaveLength(names.length);
-    const created = await Promise.all(names.map((name) => createdAs(name)));
+    const created = await Promise.all(names.map((name) => history.createdAs(vms.namespace, name)));
     expect(created).toEqual(names.map(() => 1));
     expect((await vms.list()).map(({ status }) => status?.attempt)).toEqual(names.map(() => 1));
   });

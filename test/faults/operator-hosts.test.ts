@@ -76,14 +76,6 @@ async function taint(host: ActingHost, added: Taint): Promise<void> {
   await cluster.kubectl(['taint', 'node', host.name, `${added.key}=${added.value}:${added.effect}`]);
 }
 
-/** How many Pods of this name there ever were, once as many as there must be are known here. */
-async function createdAs(name: string, least = 1): Promise<number> {
-  return waitFor(`${least} Pods ${name} in the history`, () => {
-    const count = history.createdAs(vms.namespace, name);
-    return count >= least && count;
-  });
-}
-
 async function eventsOf(name: string): Promise<string> {
   const selector = `involvedObject.kind=VM,involvedObject.name=${name}`;
   return (await cluster.kubectl(['get', 'events', '-n', vms.namespace, '--field-selector', selector])).stdout;
@@ -107,7 +99,7 @@ describe('nat-or-nothing', () => {
       const lines = (await readMetrics(cluster, operator)).split('\n');
       return counted.every((line) => lines.includes(line));
     });
-    expect(await createdAs('unhealed')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'unhealed')).toBe(1);
   });
 
   it("a host whose NAT is broken is tainted until it heals; an admin's taints stay", async () => {
@@ -222,7 +214,7 @@ describe('a host that is lost', () => {
     const vm = await vms.waitForPhase('fenced-off', 'Failed', 'HostLost');
     expect(vm.status?.failure?.message).toContain('out-of-service');
     await vms.waitUntilPodGone('fenced-off');
-    expect(await createdAs('fenced-off')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'fenced-off')).toBe(1);
   });
 
   it('deleting its Node gives up what is on it', async () => {
@@ -232,7 +224,7 @@ describe('a host that is lost', () => {
     const vm = await vms.waitForPhase('homeless', 'Failed', 'HostLost');
     expect(vm.status?.failure?.message).toContain('deleted');
     await vms.waitUntilPodGone('homeless');
-    expect(await createdAs('homeless')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'homeless')).toBe(1);
   });
 
   it('one-machine: a VM that never ran is placed again, but only after hostLostTimeout', async () => {
@@ -253,7 +245,7 @@ describe('a host that is lost', () => {
     await second.run(ref('early'));
     const { status } = await vms.waitForPhase('early', 'Running');
     expect(status).toMatchObject({ attempt: 2, nodeName: 'second' });
-    expect(await createdAs('early', 2)).toBe(2);
+    expect(await history.createdAs(vms.namespace, 'early')).toBe(2);
   });
 });
 

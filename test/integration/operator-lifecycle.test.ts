@@ -78,8 +78,7 @@ describe('a VM with kubectl', () => {
     const { metadata } = await waitFor('the name to be free', () => vms.create('again'));
     const second = await vms.waitForPhase('again', 'Running');
     expect(second.metadata.uid).toBe(metadata.uid);
-    await history.caughtUp();
-    expect(history.createdAs(vms.namespace, 'again')).toBe(2);
+    expect(await history.createdAs(vms.namespace, 'again')).toBe(2);
   });
 
   it('deletion of its whole namespace leaves nothing', async () => {
@@ -131,8 +130,8 @@ describe('no-lost-disk: a VM that has run', () => {
   });
 
   it('was placed exactly once, whatever the operator was asked since', async () => {
-    await history.caughtUp();
-    const created = ['robbed', 'drained', 'dies'].map((name) => history.createdAs(vms.namespace, name));
+    const names = ['robbed', 'drained', 'dies'];
+    const created = await Promise.all(names.map((name) => history.createdAs(vms.namespace, name)));
     expect(created).toEqual([1, 1, 1]);
   });
 });
@@ -153,8 +152,7 @@ describe('a VM that has not run yet', () => {
     const { status } = await vms.waitForPhase('twice', 'Running');
     expect(status?.attempt).toBe(2);
     expect(status?.firstRunningTime).toBeDefined();
-    await history.caughtUp();
-    expect(history.createdAs(vms.namespace, 'twice')).toBe(2);
+    expect(await history.createdAs(vms.namespace, 'twice')).toBe(2);
   });
 
   it('is placed again when its Pod is deleted before it had a host', async () => {
@@ -176,8 +174,7 @@ describe('a VM that has not run yet', () => {
     const vm = await vms.waitForPhase('slow', 'Failed', 'DeployTimeout');
     expect(vm.status?.failure?.message).toContain('bare');
     await vms.waitUntilPodGone('slow');
-    await history.caughtUp();
-    expect(history.createdAs(vms.namespace, 'slow')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'slow')).toBe(1);
   });
 
   it('waits for a host as long as it takes: deployTimeoutSeconds counts from binding', async () => {
@@ -249,8 +246,7 @@ describe('what a VM is told while it lives', () => {
     await vms.waitUntilPodGone('short');
     await vms.patch('short', { ttlSecondsAfterFinished: 1 });
     await vms.waitUntilGone('short');
-    await history.caughtUp();
-    expect(history.createdAs(vms.namespace, 'short')).toBe(1);
+    expect(await history.createdAs(vms.namespace, 'short')).toBe(1);
   });
 
   it('a silent network leaves Ready as it is; an explicit False is told', async () => {

@@ -1,9 +1,10 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_ANNOTATION, OPERATOR_USER } from '../../api/v1alpha1/names.ts';
+import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
 import { IMAGES, VM_CONFIGS } from '../../operator/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
 import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';
 import { CLUSTER_ROLES } from '../support/objects.ts';
 import { conditionOf, IMAGE, VMs } from '../support/vms.ts';
@@ -40,11 +41,8 @@ async function machineOf(from: VMs, name: string): Promise<Machine> {
   return machineSchema.parse(JSON.parse(pod.metadata.annotations?.[MACHINE_ANNOTATION] ?? ''));
 }
 
-/** As the API server's authorizer has it, which hears of a changed role a little later. */
 async function operatorMayMakePods(): Promise<boolean> {
-  const question = ['auth', 'can-i', 'create', 'pods', '-n', vms.namespace, `--as=${OPERATOR_USER}`];
-  const { stdout } = await cluster.kubectl(question, { allowFailure: true });
-  return stdout.trim() === 'yes';
+  return isAllowed(cluster, AS_OPERATOR, ['create', 'pods', '-n', vms.namespace]);
 }
 
 async function expectNoPod(from: VMs, name: string): Promise<void> {

@@ -26,14 +26,17 @@ export const COMMANDING_SPECS: readonly [string, { container?: object; spec?: ob
 ];
 
 /**
- * `who` may do it, such as `create pods -n NAMESPACE`, by the API server's own authorizer, which hears of rights a little
+ * Whether `who` may do it, such as `create pods -n NAMESPACE`, by the API server's own authorizer, which hears of rights a little
  * after they are stored, in the order of their making.
  */
+export async function isAllowed(cluster: Cluster, who: As, what: readonly string[]): Promise<boolean> {
+  const { stdout } = await cluster.kubectl(['auth', 'can-i', ...what, ...who], { allowFailure: true });
+  return stdout.trim() === 'yes';
+}
+
+/** Rejects when it is not so in time. */
 export async function untilAllowed(cluster: Cluster, who: As, what: readonly string[]): Promise<void> {
-  await waitFor(`the right to ${what.join(' ')} to be known`, async () => {
-    const question = ['auth', 'can-i', ...what, ...who];
-    return (await cluster.kubectl(question, { allowFailure: true })).stdout.trim() === 'yes';
-  });
+  await waitFor(`the right to ${what.join(' ')} to be known`, () => isAllowed(cluster, who, what));
 }
 
 export interface Admission {

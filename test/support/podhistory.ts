@@ -30,30 +30,34 @@ export class PodHistory {
     return history;
   }
 
-  /** All that has happened until now is recorded: the watch brings a Pod that is made now after it. */
-  async caughtUp(): Promise<void> {
-    const ref = { namespace: MARKER_NAMESPACE, name: `marker-${randomBytes(4).toString('hex')}` };
-    const containers = [{ name: 'none', image: 'registry.example/none' }];
-    await this.#client.create(PODS, { metadata: ref, spec: { schedulerName: 'nobody', containers } });
-    try {
-      await waitFor('the watch of Pods to catch up', () => this.createdAs(ref.namespace, ref.name) > 0);
-    } finally {
-      await this.#client.delete(PODS, ref);
-    }
-  }
-
-  /** The greatest number of machines that any host had at any moment: bound, not ended, not deleted. */
-  mostOnOneHost(): number {
+  /** The greatest number of machines that any host had at any moment until now: bound, not ended, not deleted. */
+  async mostOnOneHost(): Promise<number> {
+    await this.#catchUp();
     return this.#most;
   }
 
-  /** How many Pods of this name there ever were. */
-  createdAs(namespace: string, name: string): number {
+  /** How many Pods of this name there ever were until now. */
+  async createdAs(namespace: string, name: string): Promise<number> {
+    await this.#catchUp();
     return this.#uids.get(`${namespace}/${name}`)?.size ?? 0;
   }
 
   stop(): void {
     this.#stopping.abort(new Error('the test is over'));
+  }
+
+  /** All that has happened until now is recorded: the watch brings a Pod that is made now after it. */
+  async #catchUp(): Promise<void> {
+    const marker = { namespace: MARKER_NAMESPACE, name: `marker-${randomBytes(4).toString('hex')}` };
+    const containers = [{ name: 'none', image: 'registry.example/none' }];
+    await this.#client.create(PODS, { metadata: marker, spec: { schedulerName: 'nobody', containers } });
+    try {
+      await waitFor('the watch of Pods to catch up', () =>
+        this.#uids.has(`${marker.namespace}/${marker.name}`),
+      );
+    } finally {
+      await this.#client.delete(PODS, marker);
+    }
   }
 
   #record(isDeleted: boolean, pod: Readonly<Pod>): void {
