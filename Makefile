@@ -24,7 +24,7 @@ demo: $(PACKAGES) ## Run a real VM on this machine (ARCH=arm64 for an ARM host)
 demo-down: $(PACKAGES) ## End the demo and remove everything it made
 	@node hack/demo.ts down
 
-.PHONY: test unit integration docker chart harness e2e faults nat
+.PHONY: test unit integration docker chart harness e2e faults nat hostile
 test: $(PACKAGES) prerequisites ## Run all tests; the last line counts them
 	@node hack/test.ts
 unit: $(PACKAGES) ## Tests beside the code, seconds
@@ -43,6 +43,8 @@ faults: $(PACKAGES) prerequisites ## Tests that kill things at the worst moment
 	@node hack/test.ts faults
 nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)
 	@node hack/test.ts nat
+hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=7 HOSTILE_SCALE=1 (all of it)
+	@node hack/test.ts hostile
 
 .PHONY: prerequisites
 prerequisites: $(PACKAGES) ## Check for the distribution packages that tests need, install them in CI

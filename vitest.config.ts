@@ -126,6 +126,15 @@ export default defineConfig({
       },
       {
         test: {
+          name: 'hostile',
+          include: ['test/hostile/**/*.test.ts'],
+          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/support/shared-cluster.ts'],
+          sequence: { groupOrder: 11 },
+          ...twoAtATime,
+        },
+      },
+      {
+        test: {
           name: 'nat',
           include: ['test/e2e/nat*.test.ts'],
           globalSetup: [TOOLCHAIN, GUESTS],

@@ -20,6 +20,7 @@ const PROJECTS = [
   'installed',
   'faults',
   'nat',
+  'hostile',
 ];
 /** Enough of a message to see what was awaited; the whole of it stands where the test ran. */
 const REASON_CHARACTERS = 1_000;
@@ -71,7 +72,7 @@ function readResults(path: string): RunSummary {
     return JSON.parse(readFileSync(path, 'utf8')) as RunSummary;
   } catch (error) {
     const reason = `no results: ${error instanceof Error ? error.message : String(error)}`;
-    return { passed: 0, failed: [{ name: 'the run', reason }], skipped: [] };
+    return { passed: 0, failed: [{ name: 'the run', reason }], skipped: [], attempts: [] };
   }
 }
 
@@ -82,6 +83,7 @@ function describe(result: ProjectResult): string {
     `${result.project.padEnd(12)} ${String(result.seconds).padStart(5)} s   ${counts}`,
     ...result.failed.map((test) => describeTest('failed', test)),
     ...result.skipped.map((test) => describeTest('skipped', test)),
+    ...result.attempts.map(({ input, outcome, count }) => `  tried ${count} × ${input}: ${outcome}`),
     '',
   ].join('\n');
 }

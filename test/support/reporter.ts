@@ -8,10 +8,25 @@ export interface TestOutcome {
   reason: string;
 }
 
+/** How often a kind of hostile input was tried, and what came of it. */
+export interface AttemptCount {
+  input: string;
+  outcome: string;
+  count: number;
+}
+
+declare module 'vitest' {
+  export interface TaskMeta {
+    /** Filled by test/hostile/support/attempts.ts. */
+    attempts?: AttemptCount[];
+  }
+}
+
 export interface RunSummary {
   passed: number;
   failed: TestOutcome[];
   skipped: TestOutcome[];
+  attempts: AttemptCount[];
 }
 
 // vitest loads a reporter by its default export.
@@ -20,7 +35,7 @@ export default class SummaryReporter implements Reporter {
   onTestRunEnd(modules: readonly TestModule[], unhandled: readonly { message: string }[]): void {
     const path = process.env['BERTH_TEST_SUMMARY'];
     if (path === undefined) return;
-    const summary: RunSummary = { passed: 0, failed: [], skipped: [] };
+    const summary: RunSummary = { passed: 0, failed: [], skipped: [], attempts: [] };
     for (const { message } of unhandled)
       summary.failed.push({ name: 'outside of any test', reason: message });
     for (const module of modules) {
@@ -36,6 +51,7 @@ export default class SummaryReporter implements Reporter {
 
 function count(test: TestCase, summary: RunSummary): void {
   const result = test.result();
+  summary.attempts.push(...(test.meta().attempts ?? []));
   const name = `${test.module.relativeModuleId} > ${test.fullName}`;
   if (result.state === 'passed') summary.passed += 1;
   else if (result.state === 'failed') {
