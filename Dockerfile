@@ -1,7 +1,7 @@
 # Images of the operator and of the agent, one target each. `make images` makes their context (dist/image) and builds both.
 
-# Debian with Node.js 24 as /usr/local/bin/node.
-ARG BASE=docker.io/library/node:24-bookworm-slim
+# Debian with Node.js 24 as /usr/local/bin/node. Pinned by digest, so that nobody can put another image under its tag.
+ARG BASE=docker.io/library/node:24-bookworm-slim@sha256:6f7b03f7c2c8e2e784dcf9295400527b9b1270fd37b7e9a7285cf83b6951452d
 FROM ${BASE} AS base
 
 FROM base AS operator-files
@@ -23,8 +23,11 @@ LABEL org.opencontainers.image.title="Berth operator" \
 
 # Root, since machines need taps, bridges, control groups and mounts; QEMU itself gives that up.
 FROM base AS agent
+# Debian's archive as it was at this moment: the same packages for everybody who builds. Empty: as it is today.
+ARG SNAPSHOT=20261115T000000Z
 COPY agent-packages.sh install-packages.sh libraries.sh machine-files.sh /opt/berth/build/
-RUN sh /opt/berth/build/install-packages.sh && sh /opt/berth/build/machine-files.sh > /opt/berth/machine-files
+RUN sh /opt/berth/build/install-packages.sh "$SNAPSHOT" && rm -rf /var/lib/apt/lists/* \
+    && sh /opt/berth/build/machine-files.sh > /opt/berth/machine-files
 COPY LICENSE sbom.cdx.json machine.sh agent.mjs /opt/berth/
 # With these the agent gives machines a root of their own, so that they outlive its container.
 ENV BERTH_MACHINE_FILES=/opt/berth/machine-files BERTH_MACHINE_SCRIPT=/opt/berth/machine.sh

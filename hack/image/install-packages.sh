@@ -1,10 +1,27 @@
 #!/bin/sh
-# What the agent needs, unless the base image has it already.
+# install-packages.sh [SNAPSHOT]: what the agent needs, unless the base image has it already. With a SNAPSHOT, such as
+# 20261115T000000Z, from Debian's archive as it was then. The base image's keys check its signatures in both cases.
 set -eu
+snapshot=${1:-}
 packages=$(sh "$(dirname "$0")/agent-packages.sh" "$(dpkg --print-architecture)")
 # Split into words on purpose.
 # shellcheck disable=SC2086
 if dpkg-query --show $packages > /dev/null 2>&1; then exit 0; fi
-apt-get update -q
-DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $packages
-rm -rf /var/lib/apt/lists/*
+
+sources=$(mktemp)
+apt() {
+  if [ -n "$snapshot" ]; then
+    # An archive of the past says that its lists are out of date.
+    set -- -o Dir::Etc::SourceList="$sources" -o Dir::Etc::SourceParts=- -o Acquire::Check-Valid-Until=false "$@"
+  fi
+  DEBIAN_FRONTEND=noninteractive apt-get "$@"
+}
+
+suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+for archive in "debian/$snapshot $suite" "debian-security/$snapshot $suite-security"; do
+  echo "deb http://snapshot.debian.org/archive/$archive main"
+done > "$sources"
+apt update -q
+# shellcheck disable=SC2086
+apt install -y -q --no-install-recommends $packages
+rm "$sources"

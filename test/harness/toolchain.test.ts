@@ -2,10 +2,12 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, wri
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { resolveTools, type Sources } from '../cluster/toolchain/toolchain.ts';
+import { resolveTools, type ToolchainOptions } from '../cluster/toolchain/toolchain.ts';
 import { TOOL_GROUPS, type Tool } from '../cluster/toolchain/tools.ts';
 
 const TOOLS = TOOL_GROUPS.flatMap((group) => Object.keys(group.packages) as Tool[]);
+
+type Build = NonNullable<ToolchainOptions['build']>;
 
 let folder: string;
 
@@ -23,7 +25,7 @@ function program(path: string): void {
 }
 
 /** Puts empty programs where asked, and counts how often it was. */
-function working(): Sources['build'] & { calls: number } {
+function working(): Build & { calls: number } {
   const source = Object.assign(
     async (_group: unknown, tools: readonly Tool[], directory: string): Promise<void> => {
       source.calls += 1;
@@ -34,7 +36,7 @@ function working(): Sources['build'] & { calls: number } {
   return source;
 }
 
-function failing(message: string): Sources['build'] {
+function failing(message: string): Build {
   return async () => {
     throw new Error(message);
   };
@@ -44,9 +46,9 @@ const quiet = (): void => undefined;
 
 describe('the toolchain', () => {
   test('says what was tried and what to install when nothing works', async () => {
-    const sources = { download: failing('dl.example: no such host'), build: failing('go: not found') };
+    const build = failing('go: not found');
     const environment = { XDG_CACHE_HOME: folder };
-    const error = await resolveTools({ environment, sources, progress: quiet }).catch(
+    const error = await resolveTools({ environment, build, progress: quiet }).catch(
       (thrown: unknown) => thrown,
     );
     expect(error).toBeInstanceOf(Error);
@@ -54,7 +56,6 @@ describe('the toolchain', () => {
     for (const part of [
       'KUBEBUILDER_ASSETS: not set',
       `cache: not in ${folder}`,
-      'download: dl.example: no such host',
       'build: go: not found',
       'BERTH_CLUSTER=kubeconfig',
       'install Go',
@@ -65,20 +66,19 @@ describe('the toolchain', () => {
 
   test('takes what KUBEBUILDER_ASSETS has, and asks for nothing else', async () => {
     for (const tool of TOOLS) program(join(folder, tool));
-    const sources = { download: failing('asked'), build: failing('asked') };
     const tools = await resolveTools({
       environment: { KUBEBUILDER_ASSETS: folder },
-      sources,
+      build: failing('asked'),
       progress: quiet,
     });
     expect(tools['kube-apiserver']).toBe(join(folder, 'kube-apiserver'));
   });
 
-  test('builds what cannot be downloaded, once, and takes it from the cache ever after', async () => {
+  test('builds what is not given, once, and takes it from the cache ever after', async () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },
-      sources: { download: failing('no such host'), build },
+      build,
       progress: quiet,
     };
     const tools = await resolveTools(options);
@@ -92,7 +92,7 @@ describe('the toolchain', () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },
-      sources: { download: failing('no such host'), build },
+      build,
       progress: quiet,
     };
     await Promise.all([resolveTools(options), resolveTools(options), resolveTools(options)]);
@@ -105,7 +105,7 @@ describe('the toolchain', () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },
-      sources: { download: failing('no such host'), build },
+      build,
       progress: quiet,
     };
     await resolveTools(options);

@@ -1,8 +1,7 @@
-/** Building the programs from pinned Go modules, where only a Go module proxy can be reached. */
+/** Building the programs from Go modules whose versions and checksums are pinned here (go.mod and go.sum of each group). */
 import { spawn } from 'node:child_process';
 import { cp, mkdir, rename } from 'node:fs/promises';
 import { basename, join } from 'node:path';
-import type { Progress } from './download.ts';
 import { moduleDirectory, type Tool, type ToolGroup } from './tools.ts';
 
 /** How often a running build says that it lives. */
@@ -17,6 +16,9 @@ const COLLECTION_PERCENT = '400';
 const MAJOR_VERSION = /\/v\d+$/;
 /** What is kept of the compiler's words for the error message. */
 const OUTPUT_TAIL_CHARACTERS = 2_000;
+
+/** Takes a line that says what goes on. */
+export type Progress = (line: string) => void;
 
 /** Builds `tools` of the group into `directory`. Throws with the compiler's last words. */
 export async function buildTools(

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { isErrorCode } from '../../support/errors.ts';
 import { isAlive, startTimeOf } from '../processes.ts';
-import type { Progress } from './download.ts';
+import type { Progress } from './build.ts';
 
 /** How often a waiting process looks again. */
 const RETRY_MILLISECONDS = 500;

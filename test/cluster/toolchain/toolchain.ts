@@ -1,11 +1,14 @@
-/** Where the programs come from: KUBEBUILDER_ASSETS, the user's cache, a download, or a build. */
+/**
+ * Where the programs come from: KUBEBUILDER_ASSETS, the user's cache, or a build from Go modules. Nothing is downloaded
+ * ready-made: a checksum that comes from the same host as its file proves nothing, while every module that a build
+ * takes is checked against a go.sum of this repository.
+ */
 import { constants } from 'node:fs';
 import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { messageOf } from '../../support/errors.ts';
-import { buildTools } from './build.ts';
-import { downloadTools, type Progress } from './download.ts';
+import { buildTools, type Progress } from './build.ts';
 import { withLock } from './lock.ts';
 import {
   CHART_TOOL_GROUPS,
@@ -31,18 +34,11 @@ export class ToolchainError extends Error {
   override readonly name = 'ToolchainError';
 }
 
-/** Steps that are tried in turn for what is neither given nor cached. */
-export interface Sources {
-  download: typeof downloadTools;
-  build: typeof buildTools;
-}
-
-const REAL_SOURCES: Sources = { download: downloadTools, build: buildTools };
-
 export interface ToolchainOptions {
   environment?: Readonly<Record<string, string | undefined>>;
   progress?: Progress;
-  sources?: Sources;
+  /** What builds; stands in for the go command in tests. */
+  build?: typeof buildTools;
 }
 
 type How = Required<ToolchainOptions>;
@@ -54,12 +50,12 @@ export function cacheDirectory(
   return join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'berth');
 }
 
-/** Paths of a cluster's programs; the first call on a machine downloads or builds them, which takes minutes. */
+/** Paths of a cluster's programs; the first call on a machine builds them, which takes minutes. */
 export async function resolveTools(options: ToolchainOptions = {}): Promise<Tools> {
   return (await resolveGroups(TOOL_GROUPS, options)) as Tools;
 }
 
-/** Paths of what simulates hosts; the first call on a machine downloads or builds it. */
+/** Paths of what simulates hosts; the first call on a machine builds it. */
 export async function resolveSimulationTools(options: ToolchainOptions = {}): Promise<SimulationTools> {
   return (await resolveGroups(SIMULATION_TOOL_GROUPS, options)) as SimulationTools;
 }
@@ -81,7 +77,7 @@ async function resolveGroups(
   const how: How = {
     environment: process.env,
     progress: toStandardError,
-    sources: REAL_SOURCES,
+    build: buildTools,
     ...options,
   };
   const found: Partial<Record<Tool, string>> = {};
@@ -128,7 +124,7 @@ async function fill(group: ToolGroup, tools: readonly Tool[], directory: string,
     if (missing.length === 0) return;
     const work = await mkdtemp(`${directory}.new-`);
     try {
-      await downloadOrBuild(group, missing, work, how);
+      await build(group, missing, work, how);
       for (const tool of missing) await rename(join(work, tool), join(directory, tool));
     } finally {
       await rm(work, { recursive: true, force: true });
@@ -141,35 +137,23 @@ async function missingIn(directory: string, tools: readonly Tool[]): Promise<Too
   return tools.filter((_, index) => !present[index]);
 }
 
-async function downloadOrBuild(
-  group: ToolGroup,
-  tools: readonly Tool[],
-  directory: string,
-  how: How,
-): Promise<void> {
-  const failures: string[] = [];
-  for (const step of group.isBuiltOnly ? (['build'] as const) : (['download', 'build'] as const)) {
-    try {
-      await how.sources[step](group, tools, directory, how.progress);
-      return;
-    } catch (error) {
-      how.progress(`${step} of ${group.name} ${group.version} failed: ${messageOf(error)}`);
-      failures.push(`${step}: ${messageOf(error)}`);
-    }
+async function build(group: ToolGroup, tools: readonly Tool[], directory: string, how: How): Promise<void> {
+  try {
+    await how.build(group, tools, directory, how.progress);
+  } catch (error) {
+    throw new ToolchainError(nothingWorks(group, messageOf(error), how), { cause: error });
   }
-  throw new ToolchainError(nothingWorks(group, failures, how));
 }
 
-function nothingWorks(group: ToolGroup, failures: readonly string[], how: How): string {
+function nothingWorks(group: ToolGroup, failure: string, how: How): string {
   return [
     `No way to get ${group.name} ${group.version} (${Object.keys(group.packages).join(', ')}). Tried:`,
     '  - KUBEBUILDER_ASSETS: not set, or without these programs',
     `  - cache: not in ${cacheDirectory(how.environment)}/toolchain`,
-    ...failures.map((failure) => `  - ${failure.replaceAll('\n', '\n    ')}`),
+    `  - build: ${failure.replaceAll('\n', '\n    ')}`,
     'One of these helps:',
     '  - set KUBECONFIG and BERTH_CLUSTER=kubeconfig to use a cluster that you have',
     '  - set KUBEBUILDER_ASSETS to a folder with these programs',
-    '  - allow https://dl.k8s.io and https://github.com',
     '  - install Go 1.26 or newer, and allow a Go module proxy (GOPROXY)',
   ].join('\n');
 }

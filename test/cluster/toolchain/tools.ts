@@ -1,4 +1,4 @@
-/** What a cluster is made of: the programs, their versions, and how each is built when it can only be built. */
+/** What a cluster is made of: the programs, their versions, and how each is built. */
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -30,8 +30,6 @@ export interface ToolGroup {
   readonly ldflags: string;
   /** Said before a build, so that nobody thinks it hangs. */
   readonly coldBuild: string;
-  /** Only those who change the chart need it, so nothing but the build is kept up. */
-  readonly isBuiltOnly?: true;
 }
 
 const KUBERNETES_VERSION = 'v1.36.3';
@@ -83,7 +81,6 @@ export const CHART_TOOL_GROUPS: readonly ToolGroup[] = [
     packages: { helm: 'helm.sh/helm/v4/cmd/helm' },
     ldflags: '-s -w',
     coldBuild: 'about 100 s on 2 cores',
-    isBuiltOnly: true,
   },
   {
     name: 'kubeconform',
@@ -91,7 +88,6 @@ export const CHART_TOOL_GROUPS: readonly ToolGroup[] = [
     packages: { kubeconform: 'github.com/yannh/kubeconform/cmd/kubeconform' },
     ldflags: '-s -w',
     coldBuild: 'about 10 s on 2 cores',
-    isBuiltOnly: true,
   },
 ];
 

@@ -1,0 +1,67 @@
+import { execFileSync } from 'node:child_process';
+import { chmodSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+
+const DOCKERFILE = readFileSync(join(import.meta.dirname, '..', '..', 'Dockerfile'), 'utf8');
+const STAND_INS = {
+  // No package is there yet.
+  'dpkg-query': 'exit 1',
+  dpkg: 'echo amd64',
+  // Notes what it was asked, and from where it would have taken it.
+  'apt-get': [
+    'printf "%s\\n" "$*" >> "$NOTES"',
+    'for word; do case $word in Dir::Etc::SourceList=*) cat "${word#*=}" >> "$NOTES";; esac; done',
+  ].join('\n'),
+};
+
+describe('the images', () => {
+  it('begin with a base that is named by its digest', () => {
+    expect(DOCKERFILE).toMatch(/^ARG BASE=\S+@sha256:[0-9a-f]{64}$/m);
+    const stages = [...DOCKERFILE.matchAll(/^FROM (?<from>\S+)(?: AS (?<name>\S+))?$/gm)];
+    const own = new Set(stages.map((stage) => stage.groups?.['name']));
+    const others = stages.map((stage) => stage.groups?.['from'] ?? '').filter((from) => !own.has(from));
+    expect(others.toSorted()).toEqual(['${BASE}', 'scratch']);
+  });
+
+  describe('take their packages', () => {
+    let folder: string;
+    let notes: string;
+
+    beforeEach(() => {
+      folder = mkdtempSync(join(tmpdir(), 'berth-pinned-'));
+      notes = join(folder, 'notes');
+      for (const [name, text] of Object.entries(STAND_INS)) {
+        writeFileSync(join(folder, name), `#!/bin/sh\n${text}\n`);
+        chmodSync(join(folder, name), 0o755);
+      }
+    });
+
+    afterEach(() => rmSync(folder, { recursive: true, force: true }));
+
+    function install(...parameters: string[]): string {
+      execFileSync('sh', [join(import.meta.dirname, 'install-packages.sh'), ...parameters], {
+        env: { PATH: `${folder}:${process.env['PATH']}`, NOTES: notes },
+      });
+      return readFileSync(notes, 'utf8');
+    }
+
+    it('from the archive of one moment, security updates too, and from nowhere else', () => {
+      const snapshot = /^ARG SNAPSHOT=(\d{8}T\d{6}Z)$/m.exec(DOCKERFILE)?.[1] ?? '';
+      expect(DOCKERFILE).toContain('install-packages.sh "$SNAPSHOT"');
+      const noted = install(snapshot);
+      expect(noted).toMatch(new RegExp(`^deb http://\\S+/debian/${snapshot} \\S+ main$`, 'm'));
+      expect(noted).toMatch(
+        new RegExp(`^deb http://\\S+/debian-security/${snapshot} \\S+-security main$`, 'm'),
+      );
+      const asked = noted.split('\n').filter((line) => line.includes('install') || line.includes('update'));
+      expect(asked).toHaveLength(2);
+      for (const line of asked) expect(line).toContain('-o Dir::Etc::SourceParts=-');
+    });
+
+    it("from the base image's own sources where no moment is named", () => {
+      expect(install('')).not.toContain('Dir::Etc');
+    });
+  });
+});
