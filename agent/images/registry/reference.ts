@@ -18,6 +18,8 @@ const LABEL = '[a-z0-9]([a-z0-9-]*[a-z0-9])?';
 const REGISTRY = new RegExp(String.raw`^(${LABEL}(\.${LABEL})*|\[[0-9a-f:.]+\])(:\d{1,5})?$`);
 const REPOSITORY = /^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(\/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$/;
 const TAG = /^\w[\w.-]{0,127}$/;
+/** A URL leaves its scheme's own port out. */
+const HTTP_PORT = 80;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 
 export function isSha256(digest: string): boolean {
@@ -40,10 +42,18 @@ export function parseReference(text: string): Reference {
 }
 
 function mistakeIn({ registry, repository, tag, digest }: Reference): string | undefined {
-  if (!REGISTRY.test(registry)) return `"${registry}" is no name of a registry`;
+  if (!isRegistry(registry)) return `"${registry}" is no name of a registry`;
   if (!REPOSITORY.test(repository)) return `"${repository}" is no name of a repository`;
   if (tag !== undefined && !TAG.test(tag)) return `"${tag}" is no tag`;
   return digest === undefined || SHA256.test(digest) ? undefined : digestMistake(digest);
+}
+
+/** What URLs read as another host (`0x7f.1` is 127.0.0.1 to them) or refuse (port 70000) is no name of a registry. */
+function isRegistry(text: string): boolean {
+  if (!REGISTRY.test(text)) return false;
+  const [, host = '', port = ''] = /^(.*?)(?::(\d+))?$/.exec(text) ?? [];
+  const url = URL.parse(`http://${text}`);
+  return url?.hostname === host && (port === '' || Number(url.port || HTTP_PORT) === Number(port));
 }
 
 /** Host and port that a registry's API is at. */

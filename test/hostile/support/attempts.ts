@@ -1,7 +1,6 @@
 /** How much hostile input is tried, from which seed, and the count of what came of it for the report. */
 import type { TestContext } from 'vitest';
-// The type of `task.meta.attempts` is declared beside the reporter that prints it.
-import type {} from '../../support/reporter.ts';
+import type { AttemptCount } from '../../support/reporter.ts';
 
 /** The seed of all generated input. Fixed when `HOSTILE_SEED` is absent, so that a red run can be repeated as it was. */
 export const HOSTILE_SEED = numberFrom('HOSTILE_SEED', 1);
@@ -24,7 +23,7 @@ export function hostileRuns(full: number): { seed: number; numRuns: number; size
  * (such as "denied: InvalidRequest"). Both are short and the same for all inputs of a kind.
  */
 export function tried({ task }: Pick<TestContext, 'task'>, input: string, outcome: string): void {
-  const attempts = (task.meta.attempts ??= []);
+  const attempts: AttemptCount[] = (task.meta.attempts ??= []);
   const known = attempts.find((one) => one.input === input && one.outcome === outcome);
   if (known === undefined) attempts.push({ input, outcome, count: 1 });
   else known.count += 1;
