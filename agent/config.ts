@@ -4,6 +4,7 @@ import { isIP } from 'node:net';
 import { dirname, resolve } from 'node:path';
 import { parse, YAMLParseError } from 'yaml';
 import { z } from 'zod';
+import { isHostName } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { networkSchema } from './network/create.ts';
 
@@ -18,8 +19,7 @@ const NETWORK_CHECK_SECONDS = 2;
 
 const nodeName = z
   .string()
-  .max(63)
-  .regex(/^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/, 'a lower-case DNS label, such as "mac1"');
+  .refine(isHostName, 'a lower-case DNS label of at most 63 characters, such as "mac1"');
 const address = z.string().refine((text) => isIP(text) !== 0, 'an IP address that the API server can reach');
 const tag = z
   .string()

@@ -3,11 +3,9 @@ import { describe, expect, it } from 'vitest';
 import {
   createAuthority,
   createKey,
-  createSigningRequest,
   issue,
   type KeyAlgorithm,
   readKey,
-  readSigningRequest,
   selfSigned,
   validityOf,
 } from './certificates.ts';
@@ -15,18 +13,6 @@ import {
 const ALGORITHMS: KeyAlgorithm[] = ['ECDSA', 'RSA'];
 
 describe.each(ALGORITHMS)('with a key of type %s', (algorithm) => {
-  it('reads back what a signing request asks for', async () => {
-    const key = await createKey(algorithm);
-    const subject = {
-      commonName: 'system:node:host-1',
-      organizations: ['system:nodes'],
-      dnsNames: ['host-1', 'host-1.example'],
-      ipAddresses: ['10.0.0.1', '2001:db8::1'],
-    };
-    const request = await createSigningRequest({ ...subject, key });
-    expect(await readSigningRequest(request)).toEqual({ ...subject, others: [] });
-  });
-
   it('issues a certificate that its authority vouches for', async () => {
     const authority = await createAuthority({ commonName: 'ca', days: 2, key: await createKey(algorithm) });
     const key = await createKey(algorithm);
@@ -54,13 +40,4 @@ describe.each(ALGORITHMS)('with a key of type %s', (algorithm) => {
     const days = (validityOf(pem).notAfter.getTime() - Date.now()) / 86_400_000;
     expect(days).toBeCloseTo(10, 1);
   });
-});
-
-it('refuses a signing request whose signature is not its own', async () => {
-  const request = await createSigningRequest({ key: await createKey(), commonName: 'a' });
-  const der = Buffer.from(request.replaceAll(/-----[^-]+-----|\n/g, ''), 'base64');
-  const last = der.length - 1;
-  der.writeUInt8(der.readUInt8(last) ^ 1, last);
-  const forged = `-----BEGIN CERTIFICATE REQUEST-----\n${der.toString('base64')}\n-----END CERTIFICATE REQUEST-----`;
-  await expect(readSigningRequest(forged)).rejects.toThrow('signature of the signing request');
 });

@@ -1,4 +1,4 @@
-/** Keys, certificates and signing requests. All are PEM text; keys are PKCS#8. */
+/** Making keys, certificates and signing requests. All are PEM text; keys are PKCS#8. */
 import {
   createPrivateKey,
   createPublicKey,
@@ -8,7 +8,7 @@ import {
   X509Certificate,
 } from 'node:crypto';
 import { promisify } from 'node:util';
-import type { Extension, GeneralName, JsonGeneralNames, JsonName } from '@peculiar/x509';
+import type { Extension, JsonGeneralNames, JsonName } from '@peculiar/x509';
 
 export type KeyAlgorithm = 'ECDSA' | 'RSA';
 
@@ -37,11 +37,6 @@ export interface Validity {
   notAfter: Date;
 }
 
-/** What a signing request asks for. `others` are subject alternative names that are neither DNS names nor addresses. */
-export interface SigningRequest extends Required<Subject> {
-  others: string[];
-}
-
 type Usage = 'server' | 'client';
 
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
@@ -50,7 +45,6 @@ const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 /** What browsers and Go accept everywhere. */
 const RSA_BITS = 2048;
 const EXTENDED_USAGES = { server: '1.3.6.1.5.5.7.3.1', client: '1.3.6.1.5.5.7.3.2' } as const;
-const SUBJECT_ALTERNATIVE_NAME = '2.5.29.17';
 const ECDSA = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' } as const;
 const RSA = { name: 'RSASSA-PKCS1-v1_5', hash: 'SHA-256' } as const;
 
@@ -86,7 +80,7 @@ export function readKey(pem: string): Key {
   };
 }
 
-/** A PKCS#10 request. */
+/** A PKCS#10 request; certificaterequest.ts reads it. */
 export async function createSigningRequest(request: Subject & { key: Key }): Promise<string> {
   const x509 = await library();
   const { key } = request;
@@ -97,21 +91,6 @@ export async function createSigningRequest(request: Subject & { key: Key }): Pro
     extensions: await namesExtension(request),
   });
   return made.toString('pem');
-}
-
-/** What a PKCS#10 request in PEM asks for. Throws when it can't be read, or when it isn't signed with its own key. */
-export async function readSigningRequest(pem: string): Promise<SigningRequest> {
-  const x509 = await library();
-  const request = new x509.Pkcs10CertificateRequest(pem);
-  if (!(await request.verify())) {
-    throw new Error('the signature of the signing request is wrong');
-  }
-  const names = request.getExtension(SUBJECT_ALTERNATIVE_NAME);
-  return {
-    commonName: request.subjectName.getField('CN').join(','),
-    organizations: request.subjectName.getField('O'),
-    ...alternativeNames(names instanceof x509.SubjectAlternativeNameExtension ? names.names.items : []),
-  };
 }
 
 /** A certificate that vouches for itself, to serve with. */
@@ -216,19 +195,6 @@ async function usageExtensions(usages: readonly Usage[]): Promise<Extension[]> {
     ),
     new x509.ExtendedKeyUsageExtension(usages.map((usage) => EXTENDED_USAGES[usage])),
   ];
-}
-
-function alternativeNames(
-  found: readonly GeneralName[],
-): Pick<SigningRequest, 'dnsNames' | 'ipAddresses' | 'others'> {
-  const valuesOf = (kind: string) => found.filter((name) => name.type === kind).map((name) => name.value);
-  return {
-    dnsNames: valuesOf('dns'),
-    ipAddresses: valuesOf('ip'),
-    others: found
-      .filter((name) => name.type !== 'dns' && name.type !== 'ip')
-      .map((name) => `${name.type}:${name.value}`),
-  };
 }
 
 function algorithmOf(key: Key): typeof ECDSA | typeof RSA {

@@ -1,6 +1,7 @@
 /** The agent's two certificates over its life: taken up, asked for, replaced where they are used. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
 import { createKey, selfSigned, validityOf } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
@@ -14,6 +15,9 @@ import { keepRenewed } from './rotation.ts';
 
 /** A stand-in until the operator has approved a serving certificate; another one with every start of the agent. */
 const SELF_SIGNED_DAYS = 365;
+
+/** The first certificate's whole life: signers let it begin 5 minutes before it was made. */
+const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
 /** The approved one from an earlier start, else one that vouches for itself. */
 export async function servingCertificate(config: AgentConfig): Promise<Certificate> {
@@ -55,7 +59,8 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
     requestCertificate(users.client, { nodeName, ...request }, signal);
   return [
     keepRenewed({
-      current: client,
+      // The one that the host joined with gives it too little time to live through an outage.
+      current: isShort(client, certificates.clientSeconds) ? undefined : client,
       request: ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds }),
       use: async (certificate) => {
         writePair(files.client, certificate);
@@ -81,6 +86,15 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
       signal,
     }),
   ];
+}
+
+/** Whether a certificate is the short one that a host joins with, where a longer one is wanted. */
+function isShort(current: Certificate | undefined, wantedSeconds: number): boolean {
+  if (current === undefined || wantedSeconds <= FIRST_CERTIFICATE_SECONDS) {
+    return false;
+  }
+  const { notBefore, notAfter } = validityOf(current.certificate);
+  return notAfter.getTime() - notBefore.getTime() <= FIRST_MILLISECONDS;
 }
 
 function tellEnd(metrics: Registry, which: 'client' | 'serving', current: Certificate | undefined): void {

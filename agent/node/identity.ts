@@ -5,6 +5,7 @@ import path from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { stringify } from 'yaml';
+import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { Backoff, pause } from '../../kube/time.ts';
@@ -162,7 +163,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
     nodeName,
     kind: 'client',
     ipAddresses: [],
-    expirationSeconds: certificates.clientSeconds,
+    expirationSeconds: Math.min(certificates.clientSeconds, FIRST_CERTIFICATE_SECONDS),
   } as const;
   const backoff = new Backoff({
     firstMilliseconds: RETRY_FIRST_MILLISECONDS,

@@ -5,6 +5,10 @@ export const API_VERSION = `${GROUP}/v1alpha1`;
 /** On every host's Node: label and taint, both with this key. */
 export const HOST_KEY = 'berth.dev/host';
 export const HOST_VALUE = 'true';
+const HOST_NAME_MAXIMUM = 63;
+const HOST_NAME = /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/;
+/** Longest life of the certificate that a host joins with; the host renews it by itself as soon as its Node is there. */
+export const FIRST_CERTIFICATE_SECONDS = 3_600;
 /** On the operator's Pod that leads. */
 export const LEADER_LABEL = 'berth.dev/leader';
 /** Prefix of a host's tags: `tag.berth.dev/<tag>`. */
@@ -53,3 +57,8 @@ export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';
 export const OPERATOR_USER = `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-operator`;
 export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
+
+/** Whether a host may have this name: a lower-case DNS label, which labels and file names take as it is. */
+export function isHostName(name: string): boolean {
+  return name.length <= HOST_NAME_MAXIMUM && HOST_NAME.test(name);
+}

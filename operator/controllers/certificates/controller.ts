@@ -1,6 +1,6 @@
 /** Approves or denies the certificates that hosts ask for; see policy.ts for who may have which. */
 import type { Logger } from 'pino';
-import { readSigningRequest, type SigningRequest } from '../../../kube/certificates.ts';
+import { InvalidSigningRequestError, readSigningRequest } from '../../../kube/certificaterequest.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Result } from '../../../kube/controller.ts';
 import {
@@ -11,7 +11,8 @@ import {
 } from '../../../kube/core.ts';
 import { isNotFound } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
-import { CLIENT_SIGNER, decide, type Decision, nodeToKnow, requesterOf, SERVING_SIGNER } from './policy.ts';
+import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
+import { decide, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 
 /** A host makes its Node again within a second; of others, without a Node, the control plane removes the request within a day. */
 const NODE_LOOK_MILLISECONDS = 10_000;
@@ -54,7 +55,7 @@ export class CertificateReconciler {
     if (requester === undefined) {
       return { kind: 'ignore' };
     }
-    const request = await parsed(csr);
+    const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
     const node = name === undefined ? undefined : await this.#node(name);
     return decide(requester, csr, request, node);
@@ -105,11 +106,13 @@ function isOpen(csr: CertificateSigningRequest): boolean {
   return isNodes && !isJudged;
 }
 
-async function parsed(csr: CertificateSigningRequest): Promise<SigningRequest | undefined> {
+function readingOf({ spec }: CertificateSigningRequest): Reading {
   try {
-    return await readSigningRequest(Buffer.from(csr.spec.request, 'base64').toString('utf8'));
-  } catch {
-    // Whatever is wrong with it, it is the requester's text: a host's is denied, with a reason of its own.
-    return undefined;
+    return readSigningRequest(Buffer.from(spec.request, 'base64').toString('latin1'));
+  } catch (error) {
+    // Whatever is wrong with it, it is the requester's text: a host's is denied, and never holds up the others.
+    return error instanceof InvalidSigningRequestError
+      ? error
+      : new InvalidSigningRequestError(String(error));
   }
 }

@@ -1,8 +1,9 @@
 import { assert, constantFrom, oneof, option, property, record, subarray } from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import type { SigningRequest } from '../../../kube/certificates.ts';
+import { InvalidSigningRequestError, type SigningRequest } from '../../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
-import { CLIENT_SIGNER, decide, type Decision, nodeToKnow, requesterOf, SERVING_SIGNER } from './policy.ts';
+import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
+import { decide, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 
 /** About one in 200 is. */
 const OF_WHICH_SOME_ARE_APPROVED = 5_000;
@@ -44,10 +45,9 @@ function nodeOf(name: string, labels: Record<string, string>, address: string): 
 function request(part: Partial<SigningRequest> = {}): SigningRequest {
   return {
     commonName: 'system:node:h1',
-    organizations: ['system:nodes'],
+    organization: 'system:nodes',
     dnsNames: [],
     ipAddresses: [],
-    others: [],
     ...part,
   };
 }
@@ -57,17 +57,30 @@ const forNew = request({ commonName: 'system:node:new' });
 const serving = request({ ipAddresses: ['127.0.0.1'] });
 
 /** As the controller goes about it. */
-function judge(by: Asker, parsed: SigningRequest | undefined, signerName = CLIENT_SIGNER): Decision {
+function judge(
+  by: Asker,
+  parsed: SigningRequest | undefined,
+  signerName = CLIENT_SIGNER,
+  part: Partial<CertificateSigningRequest['spec']> = {},
+): Decision {
   const csr: CertificateSigningRequest = {
     apiVersion: 'certificates.k8s.io/v1',
     kind: 'CertificateSigningRequest',
     metadata: { name: 'r' },
-    spec: { request: '', signerName, ...by },
+    spec: {
+      request: '',
+      signerName,
+      usages: ['digital signature', signerName === CLIENT_SIGNER ? 'client auth' : 'server auth'],
+      expirationSeconds: 3600,
+      ...by,
+      ...part,
+    },
   };
   const requester = requesterOf(csr);
+  const reading: Reading = parsed ?? new InvalidSigningRequestError('no request');
   return requester === undefined
     ? { kind: 'ignore' }
-    : decide(requester, csr, parsed, NODES.get(nodeToKnow(requester, parsed) ?? ''));
+    : decide(requester, csr, reading, NODES.get(nodeToKnow(requester, reading) ?? ''));
 }
 
 describe('who may have which certificate', () => {
@@ -85,7 +98,7 @@ describe('who may have which certificate', () => {
     [
       'a bootstrap token with another group',
       bootstrap,
-      { ...forNew, organizations: ['system:nodes', 'system:masters'] },
+      { ...forNew, organization: 'system:masters' },
       'deny',
     ],
     ['a bootstrap token with what cannot be read', bootstrap, undefined, 'deny'],
@@ -104,6 +117,45 @@ describe('who may have which certificate', () => {
     ['by a bootstrap token', bootstrap, serving, 'deny'],
   ] as const)('serving %s', (_what, by, parsed, expected) => {
     expect(judge(by, parsed, SERVING_SIGNER).kind).toBe(expected);
+  });
+
+  it.each([
+    ['a name in capitals', bootstrap, request({ commonName: 'system:node:New' }), 'InvalidSubject', {}],
+    ['a name with a comma', bootstrap, request({ commonName: 'system:node:new,a' }), 'InvalidSubject', {}],
+    ['a name with a slash', bootstrap, request({ commonName: 'system:node:new/a' }), 'InvalidSubject', {}],
+    [
+      'a name of 64 letters',
+      bootstrap,
+      request({ commonName: `system:node:${'a'.repeat(64)}` }),
+      'InvalidSubject',
+      {},
+    ],
+    ['names of a client', host, serving, 'InvalidNames', {}],
+    [
+      'usages of a server',
+      host,
+      request(),
+      'InvalidUsages',
+      { usages: ['digital signature', 'server auth'] },
+    ],
+    ['no usages', host, request(), 'InvalidUsages', { usages: [] }],
+    [
+      'one usage more',
+      host,
+      request(),
+      'InvalidUsages',
+      { usages: ['digital signature', 'client auth', 'server auth'] },
+    ],
+    ['a first certificate of a day', bootstrap, forNew, 'InvalidLifetime', { expirationSeconds: 86_400 }],
+  ] as [string, Asker, SigningRequest, string, Partial<CertificateSigningRequest['spec']>][])(
+    '%s is refused',
+    (_what, by, parsed, reason, part) => {
+      expect(judge(by, parsed, CLIENT_SIGNER, part)).toMatchObject({ kind: 'deny', reason });
+    },
+  );
+
+  it('a serving certificate for nothing is refused', () => {
+    expect(judge(host, request(), SERVING_SIGNER)).toMatchObject({ kind: 'deny', reason: 'InvalidNames' });
   });
 
   it('says what to do about an existing node', () => {
@@ -154,10 +206,9 @@ describe('whatever is asked', () => {
         nodes.map((name) => `system:node:${name}`),
         constantFrom('admin', 'system:node:'),
       ),
-      organizations: subarray(['system:nodes', 'system:masters']),
+      organization: constantFrom('system:nodes', 'system:masters'),
       dnsNames: subarray(['h1', 'kubernetes.default.svc']),
       ipAddresses: subarray(['127.0.0.1', '127.0.0.2']),
-      others: subarray(['url:spiffe://h1']),
     }),
     { nil: undefined },
   );
@@ -180,9 +231,9 @@ describe('whatever is asked', () => {
         if (judge(by, parsed, signerName).kind !== 'approve') {
           return;
         }
-        expect(parsed?.organizations).toEqual(['system:nodes']);
+        expect(parsed?.organization).toBe('system:nodes');
         if (signerName === SERVING_SIGNER) {
-          expect(parsed).toMatchObject({ dnsNames: [], others: [] });
+          expect(parsed).toMatchObject({ dnsNames: [] });
           expect(parsed?.ipAddresses).not.toContain('127.0.0.2');
         }
         const isNew = parsed?.commonName === 'system:node:new' && signerName === CLIENT_SIGNER;

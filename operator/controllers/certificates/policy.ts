@@ -4,22 +4,28 @@
  * Only what Berth's hosts ask for is judged: other nodes of the cluster have an approver of their own, or a person.
  */
 import { BOOTSTRAP_GROUP, HOST_KEY, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
-import type { SigningRequest } from '../../../kube/certificates.ts';
+import { InvalidSigningRequestError, type SigningRequest } from '../../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
-
-export const CLIENT_SIGNER = 'kubernetes.io/kube-apiserver-client-kubelet';
-export const SERVING_SIGNER = 'kubernetes.io/kubelet-serving';
-
-export const NODES_GROUP = 'system:nodes';
-export const NODE_USER_PREFIX = 'system:node:';
+import {
+  NODE_USER_PREFIX,
+  nodeNameOf,
+  nodeNameOfUser,
+  NODES_GROUP,
+  type Refusal,
+  refusalOfContent,
+  SERVING_SIGNER,
+} from './content.ts';
 
 export type Decision =
   | { readonly kind: 'approve'; readonly message: string }
-  | { readonly kind: 'deny'; readonly reason: string; readonly message: string }
+  | ({ readonly kind: 'deny' } & Refusal)
   /** Not ours to judge: not a request of a host of ours. */
   | { readonly kind: 'ignore' }
   /** Of a node that has no Node at the moment, so that nobody can tell whose it is; a host makes its own again at once. */
   | { readonly kind: 'wait' };
+
+/** What a request asks for, or why it cannot be told. */
+export type Reading = SigningRequest | InvalidSigningRequestError;
 
 /** Who asks, as far as Berth may have to do with it. */
 export type Requester =
@@ -32,39 +38,25 @@ export type Requester =
 export function requesterOf({ spec }: CertificateSigningRequest): Requester | undefined {
   const { username = '', groups = [] } = spec;
   if (groups.includes(NODES_GROUP)) {
-    const name = nodeName(username);
+    const name = nodeNameOfUser(username);
     return name === undefined ? undefined : { kind: 'node', name };
   }
   return groups.includes(BOOTSTRAP_GROUP) ? { kind: 'bootstrap' } : undefined;
 }
 
-/** The Node name in a request's subject; undefined when it is not a node's. */
-export function nodeNameOf(request: SigningRequest): string | undefined {
-  const isNode = request.organizations.length === 1 && request.organizations[0] === NODES_GROUP;
-  return isNode ? nodeName(request.commonName) : undefined;
-}
-
-function nodeName(user: string): string | undefined {
-  const name = user.startsWith(NODE_USER_PREFIX) ? user.slice(NODE_USER_PREFIX.length) : '';
-  return name === '' ? undefined : name;
-}
-
 /** Whose Node a decision turns on: a node's own, or the one that a bootstrap token is to become. */
-export function nodeToKnow(requester: Requester, request: SigningRequest | undefined): string | undefined {
+export function nodeToKnow(requester: Requester, request: Reading): string | undefined {
   if (requester.kind === 'node') {
     return requester.name;
   }
-  return request === undefined ? undefined : nodeNameOf(request);
+  return request instanceof InvalidSigningRequestError ? undefined : nodeNameOf(request);
 }
 
-/**
- * `request` is undefined when it cannot be read. `node` is the one of {@link nodeToKnow}, read from the server at this
- * moment; undefined when there is none.
- */
+/** `node` is the one of {@link nodeToKnow}, read from the server at this moment; undefined when there is none. */
 export function decide(
   requester: Requester,
   { spec }: CertificateSigningRequest,
-  request: SigningRequest | undefined,
+  request: Reading,
   node: Node | undefined,
 ): Decision {
   if (requester.kind === 'node' && node === undefined) {
@@ -73,9 +65,11 @@ export function decide(
   if (requester.kind === 'node' && !isHost(node)) {
     return { kind: 'ignore' };
   }
-  return request === undefined
-    ? deny('InvalidRequest', 'the signing request cannot be read')
-    : decideOurs(requester, spec, request, node);
+  if (request instanceof InvalidSigningRequestError) {
+    return deny('InvalidRequest', `spec.request is refused: ${request.message}`);
+  }
+  const refusal = refusalOfContent(spec, request, requester.kind === 'bootstrap');
+  return refusal === undefined ? decideOurs(requester, spec, request, node) : { kind: 'deny', ...refusal };
 }
 
 function decideOurs(
@@ -84,10 +78,7 @@ function decideOurs(
   request: SigningRequest,
   node: Node | undefined,
 ): Decision {
-  const name = nodeNameOf(request);
-  if (name === undefined) {
-    return deny('InvalidSubject', `the subject must be O=${NODES_GROUP}, CN=${NODE_USER_PREFIX}NAME`);
-  }
+  const name = nodeNameOf(request) ?? '';
   const isOwn = requester.kind === 'node' && requester.name === name;
   if (signerName === SERVING_SIGNER) {
     return isOwn
@@ -121,7 +112,7 @@ function decideFirst(name: string, node: Node | undefined): Decision {
 
 function decideServing(request: SigningRequest, name: string, node: Node | undefined): Decision {
   const own = new Set((node?.status?.addresses ?? []).map(({ address }) => address.toLowerCase()));
-  const asked = [...request.dnsNames, ...request.ipAddresses, ...request.others];
+  const asked = [...request.dnsNames, ...request.ipAddresses];
   const foreign = asked.filter((address) => !own.has(address.toLowerCase()));
   return foreign.length === 0
     ? { kind: 'approve', message: `serving certificate for ${asked.join(', ')}` }

@@ -1,0 +1,295 @@
+/**
+ * Reading the certificate requests (PKCS#10, RFC 2986) of hosts. Who judges a request must read in it what the signer will
+ * read, and the signer is Go: it takes the last of several common names, joins several extension requests, skips text
+ * around PEM blocks. So one form is taken, the one that agents write, and all else is refused: what was read is written
+ * again and compared with what came, byte for byte.
+ */
+import { createPublicKey, verify } from 'node:crypto';
+import { DerError, type Element, encode, readElements, TAGS } from './der.ts';
+
+/** What a signing request asks for. */
+export interface SigningRequest {
+  readonly commonName: string;
+  readonly organization: string;
+  /** Subject alternative names; those of other types are refused. */
+  readonly dnsNames: readonly string[];
+  /** IPv6 as in RFC 5952. */
+  readonly ipAddresses: readonly string[];
+}
+
+/** The request is not of the one form that is taken. The message says what is wrong, and what is right. */
+export class InvalidSigningRequestError extends Error {
+  override readonly name = 'InvalidSigningRequestError';
+}
+
+interface SubjectPart {
+  type: Buffer;
+  stringTag: number;
+  text: string;
+}
+
+interface Lists {
+  1: [Element];
+  2: [Element, Element];
+  3: [Element, Element, Element];
+  4: [Element, Element, Element, Element];
+}
+
+/** All that differs between requests; with it one can be written again. */
+interface Parts {
+  subject: readonly SubjectPart[];
+  /** The public key, a point on P-256 that is not compressed. */
+  point: Buffer;
+  /** Undefined when there is no extension. */
+  names: readonly Element[] | undefined;
+  signature: Buffer;
+}
+
+/** Agents write 500 bytes; a host has a few addresses, not hundreds. */
+const LENGTH_MAXIMUM = 8_192;
+const PEM =
+  /^-----BEGIN CERTIFICATE REQUEST-----\n((?:[A-Za-z0-9+/=]+\n)+)-----END CERTIFICATE REQUEST-----\n?$/;
+
+const COMMON_NAME = identifier('550403');
+const ORGANIZATION = identifier('55040a');
+/** 1.2.840.113549.1.9.14 */
+const EXTENSION_REQUEST = identifier('2a864886f70d01090e');
+/** 2.5.29.17 */
+const SUBJECT_ALTERNATIVE_NAME = identifier('551d11');
+/** 1.2.840.10045.2.1 with 1.2.840.10045.3.1.7 */
+const ECDSA_ON_P256 = encode(TAGS.sequence, identifier('2a8648ce3d0201'), identifier('2a8648ce3d030107'));
+/** 1.2.840.10045.4.3.2 */
+const ECDSA_WITH_SHA256 = encode(TAGS.sequence, identifier('2a8648ce3d040302'));
+const VERSION = encode(TAGS.integer, Buffer.from([0]));
+const ATTRIBUTES_TAG = 0xa0;
+const NO_UNUSED_BITS = Buffer.from([0]);
+/** A point on P-256 that is not compressed: this byte, and two coordinates of 32. */
+const UNCOMPRESSED = 0x04;
+const POINT_BYTES = 65;
+
+const DNS_NAME_TAG = 0x82;
+const IP_ADDRESS_TAG = 0x87;
+const OTHER_NAMES: Readonly<Record<number, string>> = { 0x81: 'an e-mail address', 0x86: 'a URI' };
+const IPV4_BYTES = 4;
+const IPV6_BYTES = 16;
+/** ::ffff:0:0/96, which Go writes into certificates as IPv4. */
+const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
+/** ASCII of PrintableString (X.680 41.4); as UTF-8 the same characters are taken. */
+const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;
+const VISIBLE_ASCII = /^[\u0021-\u007e]+$/;
+
+/**
+ * What a PKCS#10 request asks for. `pem` is exactly one PEM block.
+ * @throws InvalidSigningRequestError when Go might read something else in it, or its signature is not of its own key
+ */
+export function readSigningRequest(pem: string): SigningRequest {
+  const der = derOf(pem);
+  let parts: Parts;
+  try {
+    parts = readParts(der);
+  } catch (error) {
+    throw error instanceof DerError ? invalid(`it is not DER: ${error.message}`) : error;
+  }
+  const signed = signedPart(parts);
+  if (!wholeRequest(signed, parts.signature).equals(der)) {
+    throw invalid(
+      'it is not as agents write it: version 1, a subject, an ECDSA key on P-256, a request for extensions, a signature with SHA-256',
+    );
+  }
+  if (!isSignedWithItsKey(signed, parts)) {
+    throw invalid('its signature is not of its own key');
+  }
+  return meaningOf(parts);
+}
+
+function derOf(pem: string): Buffer {
+  if (pem.length > LENGTH_MAXIMUM) {
+    throw invalid(`it is longer than ${LENGTH_MAXIMUM} bytes`);
+  }
+  const base64 = PEM.exec(pem)?.[1]?.replaceAll('\n', '');
+  if (base64 === undefined) {
+    throw invalid(
+      'it must be exactly one PEM block CERTIFICATE REQUEST, with nothing before, in or after it',
+    );
+  }
+  const der = Buffer.from(base64, 'base64');
+  if (der.toString('base64') !== base64) {
+    throw invalid('its base64 is not canonical');
+  }
+  return der;
+}
+
+function readParts(der: Buffer): Parts {
+  const [request] = listOf(readElements(der), 1, 'the request');
+  const [signed, , signature] = childrenOf(request, 3, 'the request');
+  const [, subject, key, attributes] = childrenOf(signed, 4, 'the part that is signed');
+  const [, point] = childrenOf(key, 2, 'the public key');
+  return {
+    subject: readSubject(subject),
+    point: bitsOf(point),
+    names: readNames(attributes),
+    signature: bitsOf(signature),
+  };
+}
+
+function readSubject(subject: Element): SubjectPart[] {
+  const parts = readElements(subject.content).map(readSubjectPart);
+  for (const [type, name] of [
+    [COMMON_NAME, 'common name'],
+    [ORGANIZATION, 'organization'],
+  ] as const) {
+    const count = parts.filter((part) => part.type.equals(type)).length;
+    if (count !== 1) {
+      throw invalid(`the subject must have exactly one ${name}, not ${count}`);
+    }
+  }
+  if (parts.length > 2) {
+    throw invalid('the subject must have an organization and a common name, and nothing else');
+  }
+  return parts;
+}
+
+function readSubjectPart(part: Element): SubjectPart {
+  const values = readElements(part.content);
+  const [value] = values;
+  if (value === undefined || values.length > 1) {
+    throw invalid(`each part of the subject must have exactly one value, not ${values.length}`);
+  }
+  const [type, text] = childrenOf(value, 2, 'a part of the subject');
+  const isString = text.tag === TAGS.printableString || text.tag === TAGS.utf8String;
+  if (!isString || !PRINTABLE.test(text.content.toString('latin1'))) {
+    throw invalid('the subject must be of PrintableString or UTF8String, with printable characters alone');
+  }
+  return { type: type.raw, stringTag: text.tag, text: text.content.toString('latin1') };
+}
+
+/** The subject alternative names; undefined when no extension is asked for. */
+function readNames(attributes: Element): Element[] | undefined {
+  const found = readElements(attributes.content);
+  if (found.length === 0) {
+    return undefined;
+  }
+  const [attribute] = listOf(found, 1, 'the list of attributes');
+  const [type, values] = childrenOf(attribute, 2, 'an attribute');
+  if (!type.raw.equals(EXTENSION_REQUEST)) {
+    throw invalid('there may be no attribute other than extensionRequest');
+  }
+  const [extensions] = childrenOf(values, 1, 'extensionRequest');
+  const [extension] = childrenOf(extensions, 1, 'the list of extensions');
+  const [id, value] = childrenOf(extension, 2, 'an extension, which may not be critical,');
+  if (!id.raw.equals(SUBJECT_ALTERNATIVE_NAME)) {
+    throw invalid('there may be no extension other than subjectAltName');
+  }
+  const [names] = listOf(readElements(value.content), 1, 'subjectAltName');
+  const read = readElements(names.content);
+  if (read.length === 0) {
+    throw invalid('subjectAltName is there and empty: leave it out, or name addresses');
+  }
+  for (const name of read) {
+    refuseForeignName(name);
+  }
+  return read;
+}
+
+function refuseForeignName({ tag, content }: Element): void {
+  if (tag === DNS_NAME_TAG) {
+    if (!VISIBLE_ASCII.test(content.toString('latin1'))) {
+      throw invalid('a DNS name has other characters than visible ASCII');
+    }
+  } else if (tag !== IP_ADDRESS_TAG) {
+    throw invalid(
+      `subjectAltName may have IP addresses and DNS names only, not ${OTHER_NAMES[tag] ?? `type ${tag}`}`,
+    );
+  } else if (content.length !== IPV4_BYTES && content.length !== IPV6_BYTES) {
+    throw invalid(`an IP address has ${content.length} bytes: 4 or 16 are right`);
+  } else if (content.length === IPV6_BYTES && content.subarray(0, IPV4_IN_IPV6.length).equals(IPV4_IN_IPV6)) {
+    throw invalid('an IPv4 address is written as IPv6: write it with 4 bytes');
+  }
+}
+
+function signedPart({ subject, point, names }: Parts): Buffer {
+  const subjectParts = subject.map(({ type, stringTag, text }) =>
+    encode(TAGS.set, encode(TAGS.sequence, type, encode(stringTag, Buffer.from(text, 'latin1')))),
+  );
+  return encode(
+    TAGS.sequence,
+    VERSION,
+    encode(TAGS.sequence, ...subjectParts),
+    publicKeyOf(point),
+    encode(ATTRIBUTES_TAG, ...(names === undefined ? [] : [extensionRequest(names)])),
+  );
+}
+
+function extensionRequest(names: readonly Element[]): Buffer {
+  const value = encode(TAGS.sequence, ...names.map(({ tag, content }) => encode(tag, content)));
+  const extension = encode(TAGS.sequence, SUBJECT_ALTERNATIVE_NAME, encode(TAGS.octetString, value));
+  return encode(TAGS.sequence, EXTENSION_REQUEST, encode(TAGS.set, encode(TAGS.sequence, extension)));
+}
+
+function publicKeyOf(point: Buffer): Buffer {
+  return encode(TAGS.sequence, ECDSA_ON_P256, encode(TAGS.bitString, NO_UNUSED_BITS, point));
+}
+
+function wholeRequest(signed: Buffer, signature: Buffer): Buffer {
+  const bits = encode(TAGS.bitString, NO_UNUSED_BITS, signature);
+  return encode(TAGS.sequence, signed, ECDSA_WITH_SHA256, bits);
+}
+
+function isSignedWithItsKey(signed: Buffer, { point, signature }: Parts): boolean {
+  if (point.length !== POINT_BYTES || point[0] !== UNCOMPRESSED) {
+    throw invalid('its key must be a point on P-256 that is not compressed');
+  }
+  try {
+    const key = createPublicKey({ key: publicKeyOf(point), format: 'der', type: 'spki' });
+    return verify('sha256', signed, key, signature);
+  } catch {
+    // OpenSSL says in words of its own that the point is not on the curve.
+    return false;
+  }
+}
+
+function meaningOf({ subject, names = [] }: Parts): SigningRequest {
+  const textOf = (wanted: Buffer) => subject.find(({ type }) => type.equals(wanted))?.text ?? '';
+  const ofTag = (wanted: number) => names.filter(({ tag }) => tag === wanted).map(({ content }) => content);
+  return {
+    commonName: textOf(COMMON_NAME),
+    organization: textOf(ORGANIZATION),
+    dnsNames: ofTag(DNS_NAME_TAG).map((content) => content.toString('latin1')),
+    ipAddresses: ofTag(IP_ADDRESS_TAG).map(addressText),
+  };
+}
+
+function addressText(bytes: Buffer): string {
+  if (bytes.length === IPV4_BYTES) {
+    return bytes.join('.');
+  }
+  const groups = bytes.toString('hex').match(/.{4}/g) ?? [];
+  // URLs write IPv6 as RFC 5952 does, between brackets.
+  return new URL(`http://[${groups.join(':')}]`).hostname.slice(1, -1);
+}
+
+function childrenOf<N extends keyof Lists>(element: Element, count: N, what: string): Lists[N] {
+  return listOf(readElements(element.content), count, what);
+}
+
+/** @throws InvalidSigningRequestError when there are more elements, or fewer */
+function listOf<N extends keyof Lists>(found: Element[], count: N, what: string): Lists[N] {
+  if (found.length !== count) {
+    throw invalid(`${what} must have exactly ${count} part${count === 1 ? '' : 's'}, not ${found.length}`);
+  }
+  return found as Lists[N];
+}
+
+/** Whether the first byte says that no bits are unused, shows when the request is written again. */
+function bitsOf(bitString: Element): Buffer {
+  return bitString.content.subarray(NO_UNUSED_BITS.length);
+}
+
+/** The content of an OBJECT IDENTIFIER, as hexadecimal digits. */
+function identifier(content: string): Buffer {
+  return encode(TAGS.objectIdentifier, Buffer.from(content, 'hex'));
+}
+
+function invalid(what: string): InvalidSigningRequestError {
+  return new InvalidSigningRequestError(what);
+}
