@@ -31,7 +31,7 @@ unit: $(PACKAGES) ## Tests beside the code, seconds
 	@node hack/test.ts unit
 integration: $(PACKAGES) ## Tests against a real API server
 	@node hack/test.ts integration
-docker: $(PACKAGES) prerequisites ## The same against a control plane in containers
+docker: $(PACKAGES) prerequisites ## Tests of a control plane in containers
 	@node hack/test.ts docker
 chart: $(PACKAGES) prerequisites ## Tests of the Helm chart, on a real API server
 	@node hack/test.ts chart

@@ -27,8 +27,15 @@ const SIMULATION = 'test/support/setup/simulation.ts';
 const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
 
-/** Run a second time, on a control plane in containers; where that cannot be, the tests in test/docker say why. */
-const INTO_CONTAINERS = whyNoDocker() === undefined ? ['test/integration/**/*.test.ts'] : [];
+/**
+ * Run a second time, on a control plane in containers: an API server that is killed and comes back, and a fleet with
+ * operator, scheduler and simulated hosts. The other files of integration tests use nothing of a cluster that these
+ * do not. Where there can be no containers, the tests in test/docker say why.
+ */
+const INTO_CONTAINERS =
+  whyNoDocker() === undefined
+    ? ['test/integration/kube-restart.test.ts', 'test/integration/operator-fleet.test.ts']
+    : [];
 
 export default defineConfig({
   test: {
