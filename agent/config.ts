@@ -6,6 +6,7 @@ import { parse, YAMLParseError } from 'yaml';
 import { z } from 'zod';
 import { isHostName } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+import { portRulesSchema } from '../api/v1alpha1/reservable.ts';
 import { networkSchema } from './network/create.ts';
 
 /** The API server refuses to sign a certificate for less (422 on `expirationSeconds`). */
@@ -75,6 +76,8 @@ export const configSchema = z
         z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
       )
       .prefault({ driver: 'user' }),
+    /** Which ports of this host machines may reserve; the agent's own (`kubelet.port`) never. The operator has the same setting. */
+    ports: portRulesSchema,
     images: z
       .strictObject({
         /** Folders below which files may be used as images. */

@@ -1,6 +1,7 @@
 /** The drivers that this host's configuration names. */
 import type { Logger } from 'pino';
 import { createMetrics } from '../kube/metrics.ts';
+import type { PortRules } from '../api/v1alpha1/reservable.ts';
 import type { HostParts } from './agent.ts';
 import type { AgentConfig } from './config.ts';
 import { QemuDriver } from './drivers/qemu/driver.ts';
@@ -40,7 +41,13 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     network: createNetwork(networkSchema.parse(config.network), {
       dataDirectory,
       nodeAddress: config.address,
+      ports: portRules(config),
       logger: logger.child({ part: 'network' }),
     }),
   };
+}
+
+/** No machine may reserve the agent's own port, whatever else is allowed. */
+function portRules({ ports, kubelet }: AgentConfig): PortRules {
+  return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
 }

@@ -6,6 +6,7 @@ import { parse } from 'yaml';
 import { z } from 'zod';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+import { portRulesSchema } from '../api/v1alpha1/reservable.ts';
 
 const quantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
 const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
@@ -90,6 +91,8 @@ export const configSchema = z.strictObject({
   /** Of every machine's Pod, so that none preempts another and no DaemonSet preempts a VM. */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,
+  /** Which ports of hosts VMs may reserve; each agent holds to a setting of its own of that name. */
+  ports: portRulesSchema,
   imageStorage: imageStorageSchema.optional(),
   workers: z.number().int().min(1).max(256).default(16),
   metrics: metricsSchema,

@@ -3,6 +3,7 @@ import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { z } from 'zod';
+import type { PortRules } from '../../api/v1alpha1/reservable.ts';
 import { NatNetwork } from './nat/nat.ts';
 import type { Network } from './network.ts';
 import { UserNetwork } from './user/user.ts';
@@ -39,19 +40,33 @@ export interface NetworkSurroundings {
   dataDirectory: string;
   /** The Node's IPv4 address. */
   nodeAddress: string;
+  /** Which ports machines may reserve. */
+  ports: PortRules;
   logger: Logger;
 }
 
 /** Throws NetworkSetupError for names and subnets that cannot be used; touches nothing on the host. */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   if (settings.driver === 'user') {
-    return new UserNetwork({ hostAddress: settings.hostAddress ?? surroundings.nodeAddress });
+    const hostAddress = settings.hostAddress ?? surroundings.nodeAddress;
+    return new UserNetwork({ hostAddress, ports: surroundings.ports });
   }
   const { bridge, table, subnet, probeSubnet, dnsServers } = settings;
   const directory = join(surroundings.dataDirectory, 'network');
   const reached = settings.hostAddress === undefined ? {} : { hostAddress: settings.hostAddress };
   const id = createHash('sha256').update(directory).digest('hex').slice(0, 8);
   const runtimeDirectory = `/run/berth-network-${id}`;
-  const options = { directory, runtimeDirectory, bridge, table, subnet, probeSubnet, dnsServers, ...reached };
+  const { ports } = surroundings;
+  const options = {
+    ports,
+    directory,
+    runtimeDirectory,
+    bridge,
+    table,
+    subnet,
+    probeSubnet,
+    dnsServers,
+    ...reached,
+  };
   return new NatNetwork(options, surroundings.logger);
 }

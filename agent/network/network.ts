@@ -38,7 +38,10 @@ export interface Network {
   readonly name: 'user' | 'nat';
   /** Makes the host-wide part; idempotent. Throws {@link NetworkSetupError} where the host lacks something. */
   setUp(): Promise<void>;
-  /** Idempotent. Throws {@link PortTakenError} when something else holds one of the ports. */
+  /**
+   * Idempotent. Throws {@link PortNotReservableError} for a port that this host keeps from machines, {@link PortTakenError}
+   * when something else holds one of the ports.
+   */
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork>;
   /** Afterwards nothing of the attachment remains: tap, rules, lease, connection-tracking state. Idempotent. */
   detach(uid: string): Promise<void>;
@@ -55,6 +58,12 @@ export interface Network {
 export class PortTakenError extends Error {
   override readonly name = 'PortTakenError';
   readonly reason = 'PortTaken';
+}
+
+/** A reserved port is one that this host keeps from machines, by its configuration. */
+export class PortNotReservableError extends Error {
+  override readonly name = 'PortNotReservableError';
+  readonly reason = 'PortNotReservable';
 }
 
 /** The host cannot carry this network: a program, a kernel feature or a right is missing. */

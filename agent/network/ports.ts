@@ -3,7 +3,8 @@ import { createSocket } from 'node:dgram';
 import { createServer } from 'node:net';
 import { isIPv4 } from 'node:net';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
-import { NetworkSetupError, PortTakenError } from './network.ts';
+import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
+import { NetworkSetupError, PortNotReservableError, PortTakenError } from './network.ts';
 
 function bindTcp(address: string, port: number): Promise<void> {
   const server = createServer();
@@ -23,6 +24,13 @@ function bindUdp(address: string, port: number): Promise<void> {
 
 function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
+}
+
+/** Throws {@link PortNotReservableError} with every port that this host keeps from machines, and the setting that does. */
+export function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
+  const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
+  const message = faults.filter((fault) => fault !== undefined).join('; ');
+  if (message !== '') throw new PortNotReservableError(`this host's configuration: ${message}`);
 }
 
 /**

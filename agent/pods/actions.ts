@@ -233,6 +233,11 @@ function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): s
   return own?.healthy === false && !everRan ? own.message : undefined;
 }
 
+/** What no repair of the network mends. */
+function isAboutPorts(error: unknown): boolean {
+  return ['PortTaken', 'PortNotReservable'].includes(reasonOf(error) ?? '');
+}
+
 async function attach(action: Action): Promise<GuestNetwork> {
   const { host, record } = action;
   const { hardware, ports } = needed(record.machine);
@@ -242,7 +247,7 @@ async function attach(action: Action): Promise<GuestNetwork> {
   try {
     return await host.network.attach(record.uid, options);
   } catch (error) {
-    if (reasonOf(error) === 'PortTaken') {
+    if (isAboutPorts(error)) {
       throw error;
     }
     host.logger.warn({ err: error, uid: record.uid }, 'network attachment failed, checking the network');
@@ -251,7 +256,7 @@ async function attach(action: Action): Promise<GuestNetwork> {
   try {
     return await host.network.attach(record.uid, options);
   } catch (error) {
-    throw reasonOf(error) === 'PortTaken' ? error : new NetworkFaultError(messageOf(error), { cause: error });
+    throw isAboutPorts(error) ? error : new NetworkFaultError(messageOf(error), { cause: error });
   }
 }
 

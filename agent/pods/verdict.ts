@@ -21,7 +21,12 @@ const PASSING: ReadonlySet<string> = new Set(['ImageFetchFailed', 'DiskFull']);
 /** Faults that people mend where they are, without touching the VM: tried again until its deployment has taken too long. */
 const MENDABLE: ReadonlySet<string> = new Set(['PullSecretMissing', 'ImageAccessDenied']);
 /** A machine that has run is never given up for these: they lie outside it. */
-const OUTSIDE: ReadonlySet<string> = new Set(['PortTaken', 'NATSelfHealFailed', 'OutOfMemory']);
+const OUTSIDE: ReadonlySet<string> = new Set([
+  'PortTaken',
+  'PortNotReservable',
+  'NATSelfHealFailed',
+  'OutOfMemory',
+]);
 
 /** Reasons of failures that carry none. */
 const UNNAMED = { create: 'CreateFailed', start: 'StartFailed' } as const;

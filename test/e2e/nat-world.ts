@@ -7,6 +7,7 @@ import { once } from 'node:events';
 import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 import type { NatOptions } from '../../agent/network/nat/nat.ts';
 import type { Answer, actions, Request } from './nat-worker.ts';
 
@@ -103,6 +104,7 @@ export class NatWorld {
       subnet: '10.213.0.0/20',
       probeSubnet: '198.18.213.0/24',
       hostAddress: HOST_ADDRESS,
+      ports: portRulesSchema.parse({}),
       dnsServers: [WORLD_ADDRESS],
     };
   }

@@ -283,6 +283,38 @@ describe.skipIf(missing !== undefined)('nat', () => {
     await expect(host.do('attach', 'a', other)).rejects.toMatchObject({ reason: 'PortTaken' });
   });
 
+  test('a port that a host keeps from machines is PortNotReservable', async () => {
+    const denied = { macAddress: MACS.a, ports: [reservation('TCP', 10_250, 80)] };
+    await expect(host.do('attach', 'a', denied)).rejects.toMatchObject({
+      reason: 'PortNotReservable',
+      message: expect.stringContaining('ports.denied') as string,
+    });
+    expect(await host.do('attached')).toEqual([]);
+  });
+
+  test('a port that a service of the host takes later is told and left to it, and led to the guest again once it is free', async () => {
+    await guest('a', [reservation('UDP', 5353, 53), reservation('TCP', 8080, 80)]);
+    await echoes('to the guest');
+    const service = net.worker('host');
+    await service.do('serveUdp', 5353);
+    await service.do('serveHttp', 8080);
+    const told = await waitFor('the taken ports to be told', async () => {
+      const report = await host.do('check');
+      const { healthy, message } = report.machines['a'] ?? {};
+      return healthy === false && message?.includes('5353/UDP') && report;
+    });
+    expect(told.machines['a']?.message).toContain('port 8080/TCP on 192.0.2.1 is in use');
+    expect(told.healthy).toBe(true);
+    // The world's own address: who answers is the service, not the guest.
+    expect(await world.do('httpGet', `http://${HOST_ADDRESS}:8080/`)).toBe(WORLD_ADDRESS);
+    expect(await world.do('udpExchange', HOST_ADDRESS, 5353, 'to the service')).toBe('to the service');
+    expect(await service.do('heard')).toMatchObject({ 'to the service': WORLD_ADDRESS });
+    expect((await host.do('check')).repaired).toEqual([]);
+    await service.kill();
+    expect(await host.do('check')).toMatchObject({ machines: { a: { healthy: true } } });
+    await echoes('to the guest again');
+  });
+
   test('machines keep network and address over the death of the agent', async () => {
     await guest('a', [reservation('UDP', 5353, 53)]);
     const address = await host.do('address', 'a');

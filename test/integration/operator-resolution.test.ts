@@ -168,6 +168,17 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
     await expectNoPod(vms, 'ports');
   });
 
+  it('PortNotReservable: ports that are kept from VMs, by the setting and its denials', async () => {
+    await vms.create('reserves', { image: IMAGE, ports: ['22:22', '8822:22', '10250:80/udp'] });
+    const { message } = await vms.waitForCondition('reserves', 'Stalled', {
+      status: 'True',
+      reason: 'PortNotReservable',
+    });
+    expect(message).toMatch(/port 22 is not among ports\.reservable .*; port 10250 is among ports\.denied/);
+    expect(message).not.toContain('8822');
+    await expectNoPod(vms, 'reserves');
+  });
+
   it("PodNameTaken: somebody else's Pod is never adopted; the VM runs once it is gone", async () => {
     const own = await cluster.client().create(PODS, {
       metadata: { name: 'taken', namespace: TEAM },

@@ -1,5 +1,6 @@
 /** Everything a NAT network's names and addresses follow from: a pure function of its options. */
 import { createHash } from 'node:crypto';
+import type { PortRules } from '../../../api/v1alpha1/reservable.ts';
 import { NetworkSetupError } from '../network.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
 
@@ -18,6 +19,8 @@ export interface NatOptions {
   probeSubnet: string;
   /** IPv4 address of the host on which reservations are reached; undefined: every one but loopback. */
   hostAddress?: string;
+  /** Which ports machines may reserve. */
+  ports: PortRules;
   /** Upstream DNS servers; empty: those of the host's resolv.conf. */
   dnsServers: string[];
 }

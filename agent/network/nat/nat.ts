@@ -7,6 +7,7 @@
 import { mkdir } from 'node:fs/promises';
 import type { Logger } from 'pino';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { portName } from '../../../api/v1alpha1/ports.ts';
 import {
   type AttachOptions,
   cardArguments,
@@ -18,7 +19,8 @@ import {
   PortTakenError,
 } from '../network.ts';
 import { Turns } from '../../turns.ts';
-import { requireFreePorts } from '../ports.ts';
+import { PortWatch } from '../listening.ts';
+import { requireFreePorts, requireReservable } from '../ports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
 import { forgetConnections } from './command.ts';
 import { contains } from './ipv4.ts';
@@ -44,6 +46,9 @@ export class NatNetwork implements Network {
   /** Taps that a hypervisor held when last looked at. */
   #heldTaps = new Set<string>();
   readonly #lostTaps = new Set<string>();
+  readonly #ports: PortWatch;
+  /** Reserved ports that lead nowhere for now, by name, and why: they are somebody else's, and not hijacked. */
+  #withheld: ReadonlyMap<string, string> = new Map();
   /** One operation at a time: two repairs at once would undo each other. */
   readonly #turns = new Turns();
 
@@ -52,6 +57,7 @@ export class NatNetwork implements Network {
     this.#options = options;
     this.#logger = logger;
     this.#layout = layoutOf(options);
+    this.#ports = new PortWatch(options.hostAddress, options.ports);
     this.#file = new AttachmentFile(options.directory);
     this.#state = new NatState(this.#layout, options.runtimeDirectory, options.dnsServers);
   }
@@ -140,7 +146,8 @@ export class NatNetwork implements Network {
 
   async #check(): Promise<NetworkReport> {
     const attachments = this.#all();
-    const { done, failed, observed } = await this.#state.converge(attachments);
+    this.#withheld = await this.#ports.look(attachments.flatMap(({ ports }) => ports));
+    const { done, failed, observed } = await this.#state.converge(this.#reachable());
     this.#noticeTaps(done, observed.links);
     const repaired = done.map((repair) => describeRepair(this.#layout, repair));
     const report = reportOn(this.#layout, attachments, {
@@ -148,6 +155,7 @@ export class NatNetwork implements Network {
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
       lostTaps: this.#lostTaps,
+      withheldPorts: this.#withheld,
     });
     return { ...report, repaired };
   }
@@ -165,7 +173,7 @@ export class NatNetwork implements Network {
   }
 
   async #converge(): Promise<void> {
-    const { failed } = await this.#state.converge(this.#all());
+    const { failed } = await this.#state.converge(this.#reachable());
     if (failed !== undefined) throw new NetworkSetupError(failed);
   }
 
@@ -193,11 +201,18 @@ export class NatNetwork implements Network {
     return [...this.#attachments.values()];
   }
 
+  /** With those reserved ports that lead into the guest. */
+  #reachable(): Attachment[] {
+    const leads = (port: MachinePort): boolean => !this.#withheld.has(portName(port));
+    return this.#all().map((one) => ({ ...one, ports: one.ports.filter(leads) }));
+  }
+
   #addresses(): Set<string> {
     return new Set(this.#all().map((one) => one.address));
   }
 
   async #requireFree(uid: string, ports: readonly MachinePort[]): Promise<void> {
+    requireReservable(this.#options.ports, ports);
     for (const other of this.#all()) {
       if (other.uid === uid) continue;
       const clash = ports.find((port) =>

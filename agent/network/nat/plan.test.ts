@@ -1,5 +1,6 @@
 import * as fc from 'fast-check';
 import { expect, test } from 'vitest';
+import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
 import type { Attachment } from './attachments.ts';
 import { chooseAddress, type Layout, layoutOf, tapName } from './layout.ts';
 import type { Link } from './observe.ts';
@@ -12,6 +13,7 @@ const layout: Layout = layoutOf({
   table: 'berth',
   subnet: '10.213.0.0/20',
   probeSubnet: '198.18.213.0/24',
+  ports: portRulesSchema.parse({}),
   dnsServers: [],
 });
 

@@ -1,4 +1,5 @@
 /** What the evidence means, for the Node and for each machine. Pure. */
+import { portName } from '../../../api/v1alpha1/ports.ts';
 import type { NetworkReport } from '../network.ts';
 import type { Attachment } from './attachments.ts';
 import { chainsStopping, type ForeignTables, type Subject } from './foreign.ts';
@@ -13,6 +14,8 @@ export interface Evidence {
   foreign: ForeignTables;
   /** Taps made anew under a running hypervisor. */
   lostTaps: ReadonlySet<string>;
+  /** Why reserved ports lead nowhere, by their names. */
+  withheldPorts: ReadonlyMap<string, string>;
 }
 
 function explainLoss(path: ProbePath, culprits: readonly string[]): string {
@@ -28,6 +31,9 @@ function machineFault(
   probed: Set<string>,
 ): string | undefined {
   if (evidence.lostTaps.has(one.tap)) return `its tap ${one.tap} was deleted under it; it needs a restart`;
+  const withheld = one.ports.map((port) => evidence.withheldPorts.get(portName(port)));
+  const ports = withheld.filter((fault) => fault !== undefined).join('; ');
+  if (ports !== '') return `not reached through a reserved port: ${ports}`;
   const subject = { address: one.address, macAddress: one.macAddress, port: one.tap, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, subject).filter((chain) => !probed.has(chain));
   return culprits.length === 0

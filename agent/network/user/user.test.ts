@@ -4,13 +4,18 @@ import { once } from 'node:events';
 import { type AddressInfo, createServer } from 'node:net';
 import { expect, test } from 'vitest';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
 import { portTakenFromHypervisor } from '../ports.ts';
-import { UserNetwork } from './user.ts';
+import { UserNetwork, type UserNetworkOptions } from './user.ts';
 
 const MAC = '52:54:00:12:34:56';
 
 function reservation(protocol: 'TCP' | 'UDP', hostPort: number): MachinePort {
   return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort: 22 };
+}
+
+function userNetwork(options: Partial<UserNetworkOptions> = {}): UserNetwork {
+  return new UserNetwork({ hostAddress: '127.0.0.1', ports: portRulesSchema.parse({}), ...options });
 }
 
 async function heldTcpPort(): Promise<{ port: number; release: () => void }> {
@@ -33,7 +38,7 @@ async function freeTcpPort(): Promise<number> {
 
 test('reservations become forwards bound to the host address', async () => {
   const port = await freeTcpPort();
-  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  const network = userNetwork();
   const guest = await network.attach('a', { macAddress: MAC, ports: [reservation('TCP', port)] });
   expect(guest.arguments).toEqual([
     '-netdev',
@@ -49,7 +54,7 @@ test.each([
   ['UDP', heldUdpPort],
 ] as const)('a %s port that something listens on is PortTaken', async (protocol, hold) => {
   const held = await hold();
-  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  const network = userNetwork();
   const ports = [reservation(protocol, held.port)];
   await expect(network.attach('a', { macAddress: MAC, ports })).rejects.toMatchObject({
     reason: 'PortTaken',
@@ -62,7 +67,7 @@ test.each([
 
 test('two machines cannot reserve one port, and a detached one gives it back', async () => {
   const ports = [reservation('TCP', await freeTcpPort())];
-  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  const network = userNetwork();
   await network.attach('a', { macAddress: MAC, ports });
   await network.attach('a', { macAddress: MAC, ports });
   await expect(network.attach('b', { macAddress: MAC, ports })).rejects.toMatchObject({
@@ -73,15 +78,27 @@ test('two machines cannot reserve one port, and a detached one gives it back', a
   expect(await network.attached()).toEqual(['b']);
 });
 
+test('a port that the host keeps from machines is PortNotReservable; one reserved before says so while it runs', async () => {
+  const ports = [reservation('TCP', await freeTcpPort())];
+  const rules = portRulesSchema.parse({ denied: [String(ports[0]?.hostPort)] });
+  const network = userNetwork({ ports: rules });
+  const attaching = network.attach('a', { macAddress: MAC, ports });
+  const refusal = { reason: 'PortNotReservable', message: expect.stringContaining('ports.denied') as string };
+  await expect(attaching).rejects.toMatchObject(refusal);
+  await network.attach('a', { macAddress: MAC, ports, running: true });
+  const { machines } = await network.check();
+  expect(machines['a']).toMatchObject({ healthy: false, message: refusal.message });
+});
+
 test('an address that is not of this host is no PortTaken', async () => {
-  const network = new UserNetwork({ hostAddress: '192.0.2.1' });
+  const network = userNetwork({ hostAddress: '192.0.2.1' });
   const attaching = network.attach('a', { macAddress: MAC, ports: [reservation('TCP', 8822)] });
   await expect(attaching).rejects.toMatchObject({ reason: 'NetworkUnavailable' });
 });
 
 test("QEMU's own refusal of a port is recognised as PortTaken", async () => {
   const held = await heldTcpPort();
-  const network = new UserNetwork({ hostAddress: '127.0.0.1' });
+  const network = userNetwork();
   const ports = [reservation('TCP', held.port)];
   const guest = await network.attach('a', { macAddress: MAC, ports, running: true });
   const qemu = spawn('qemu-system-x86_64', ['-display', 'none', '-S', ...guest.arguments]);

@@ -5,6 +5,7 @@
  * host's loopback (QEMU has no switch for that short of cutting the guest off). Hosts shared by tenants use `nat`.
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { type PortRules, whyNotReservable } from '../../../api/v1alpha1/reservable.ts';
 import {
   type AttachOptions,
   cardArguments,
@@ -13,20 +14,24 @@ import {
   type NetworkReport,
   PortTakenError,
 } from '../network.ts';
-import { requireFreePorts } from '../ports.ts';
+import { requireFreePorts, requireReservable } from '../ports.ts';
 
 export interface UserNetworkOptions {
   /** IPv4 address of this host on which reserved ports listen; 0.0.0.0 for all. */
   hostAddress: string;
+  /** Which ports machines may reserve. */
+  ports: PortRules;
 }
 
 export class UserNetwork implements Network {
   readonly name = 'user';
   readonly #hostAddress: string;
+  readonly #rules: PortRules;
   readonly #ports = new Map<string, MachinePort[]>();
 
   constructor(options: UserNetworkOptions) {
     this.#hostAddress = options.hostAddress;
+    this.#rules = options.ports;
   }
 
   async setUp(): Promise<void> {
@@ -35,6 +40,7 @@ export class UserNetwork implements Network {
 
   async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
     if (!options.running) {
+      requireReservable(this.#rules, options.ports);
       this.#refuseOverlap(uid, options.ports);
       await requireFreePorts(this.#hostAddress, options.ports);
     }
@@ -53,11 +59,21 @@ export class UserNetwork implements Network {
     return undefined;
   }
 
-  /** There is nothing of ours between guest and host that could break: QEMU's process is the network. */
+  /**
+   * There is nothing of ours between guest and host that could break: QEMU's process is the network. It holds its reserved
+   * ports itself, so that nothing else can take them.
+   */
   async check(): Promise<NetworkReport> {
-    const message = 'user-mode network inside the hypervisor; nothing on the host to check';
-    const machines = [...this.#ports.keys()].map((uid) => [uid, { healthy: true, message }] as const);
+    const machines = [...this.#ports].map(([uid, ports]) => [uid, this.#health(ports)] as const);
     return { healthy: true, repaired: [], faults: [], machines: Object.fromEntries(machines) };
+  }
+
+  #health(ports: readonly MachinePort[]): { healthy: boolean; message: string } {
+    const faults = ports.map(({ hostPort }) => whyNotReservable(this.#rules, hostPort));
+    const message = faults.filter((fault) => fault !== undefined).join('; ');
+    return message === ''
+      ? { healthy: true, message: 'user-mode network inside the hypervisor; nothing on the host to check' }
+      : { healthy: false, message: `reserved before this host's configuration changed: ${message}` };
   }
 
   async attached(): Promise<string[]> {

@@ -8,7 +8,9 @@ import type { Image } from '../../../api/v1alpha1/image.ts';
 import type { ISO } from '../../../api/v1alpha1/iso.ts';
 import type { VMSpec } from '../../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../../api/v1alpha1/vmconfig.ts';
+import { parsePort } from '../../../api/v1alpha1/ports.ts';
 import { parseQuantity } from '../../../api/v1alpha1/quantity.ts';
+import { whyNotReservable } from '../../../api/v1alpha1/reservable.ts';
 import { definedOnly } from '../../objects.ts';
 import { contentOf } from '../image/content.ts';
 import type { Observed } from './observed.ts';
@@ -49,6 +51,7 @@ export interface Unresolved {
     | 'ImageNotReady'
     | 'NoImage'
     | 'PortsNeedNAT'
+    | 'PortNotReservable'
     | 'InvalidConfig';
   readonly message: string;
 }
@@ -85,7 +88,7 @@ export function resolve(observed: Observed): Resolved | Unresolved {
     ...resolveRest(layers),
     config: config && configIdentity(config),
   };
-  return portsNeedNAT(spec, resolved) ?? resolved;
+  return portsNeedNAT(spec, resolved) ?? portNotReservable(observed) ?? resolved;
 }
 
 function configLayer(config: VMConfig | undefined): Layer {
@@ -119,6 +122,14 @@ function portsNeedNAT({ ports = [] }: VMSpec, { networkMode }: Resolved): Unreso
   }
   const message = `spec.ports needs network mode NAT, but the mode resolved to ${networkMode}`;
   return { kind: 'terminal', reason: 'PortsNeedNAT', message };
+}
+
+function portNotReservable({ vm, config }: Observed): Unresolved | undefined {
+  const faults = (vm.spec.ports ?? []).map((port) =>
+    whyNotReservable(config.ports, parsePort(port).hostPort),
+  );
+  const message = faults.filter((fault) => fault !== undefined).join('; ');
+  return message === '' ? undefined : { kind: 'terminal', reason: 'PortNotReservable', message };
 }
 
 function configIdentity({ metadata }: VMConfig): NonNullable<Resolved['config']> {

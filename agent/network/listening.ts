@@ -1,0 +1,123 @@
+/** Who else on this host listens on the ports that machines have reserved, read from the kernel's own lists. */
+import { createReadStream } from 'node:fs';
+import { createInterface } from 'node:readline';
+import { portName } from '../../api/v1alpha1/ports.ts';
+import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
+import { PortTakenError } from './network.ts';
+import { requireFreePorts } from './ports.ts';
+
+/** One that would receive packets to a reserved port. */
+interface Listener {
+  /** As {@link portName} has it. */
+  name: string;
+  /** The same for as long as the socket is open. */
+  inode: string;
+}
+
+/** Files of /proc/net (`proc_net_tcp` of the kernel's documentation), with the state of a socket that waits for whoever comes. */
+const LISTS = [
+  { file: 'tcp', protocol: 'TCP', state: '0A' },
+  { file: 'tcp6', protocol: 'TCP', state: '0A' },
+  { file: 'udp', protocol: 'UDP', state: '07' },
+  { file: 'udp6', protocol: 'UDP', state: '07' },
+] as const;
+
+const EVERY_IPV4 = '00000000';
+const EVERY_IPV6 = '0'.repeat(32);
+/** Before the IPv4 address that an IPv6 socket listens on. */
+const MAPPED_IPV4 = '0000000000000000FFFF0000';
+/** The last byte as it stands there is the first of the address. */
+const LOOPBACK_END = '7F';
+
+/** An IPv4 address as the lists have it: hexadecimal, the last byte first. */
+function listed(address: string): string {
+  const bytes = address.split('.').map((byte) => Number(byte).toString(16).padStart(2, '0'));
+  return bytes.toReversed().join('').toUpperCase();
+}
+
+/** @param reached where reserved ports are reached; undefined: every address but loopback. */
+function isInTheWay(local: string, reached: string | undefined): boolean {
+  if (local === EVERY_IPV4 || local === EVERY_IPV6) return true;
+  const address = local.startsWith(MAPPED_IPV4) ? local.slice(MAPPED_IPV4.length) : local;
+  if (address.length !== EVERY_IPV4.length) return false;
+  return reached === undefined ? !address.endsWith(LOOPBACK_END) : address === listed(reached);
+}
+
+interface Line {
+  address: string;
+  port: number;
+  state: string;
+  inode: string;
+}
+
+/** Undefined for the heading. */
+function parseLine(line: string): Line | undefined {
+  const [, local = '', , state = '', , , , , , inode = ''] = line.trim().split(/\s+/);
+  const [address = '', port] = local.split(':');
+  return port === undefined ? undefined : { address, port: Number.parseInt(port, 16), state, inode };
+}
+
+async function listeners(list: (typeof LISTS)[number], reached: string | undefined): Promise<Listener[]> {
+  const found: Listener[] = [];
+  const stream = createReadStream(`/proc/self/net/${list.file}`, 'latin1');
+  for await (const line of createInterface({ input: stream })) {
+    const socket = parseLine(line);
+    if (socket === undefined) continue;
+    const listens = socket.state === list.state;
+    // The kernel lists all TCP sockets that listen before the first that is connected.
+    if (!listens && list.protocol === 'TCP') break;
+    if (listens && isInTheWay(socket.address, reached)) {
+      found.push({ name: portName({ hostPort: socket.port, protocol: list.protocol }), inode: socket.inode });
+    }
+  }
+  stream.destroy();
+  return found;
+}
+
+/** Watches the reserved ports of machines that run. */
+export class PortWatch {
+  readonly #reached: string | undefined;
+  readonly #rules: PortRules;
+  #seen: ReadonlySet<string> = new Set();
+
+  /** @param reached where reserved ports are reached; undefined: every address but loopback. */
+  constructor(reached: string | undefined, rules: PortRules) {
+    this.#reached = reached;
+    this.#rules = rules;
+  }
+
+  /** What is wrong with which of the ports, by {@link portName}. Linux alone has these lists. */
+  async look(ports: readonly MachinePort[]): Promise<Map<string, string>> {
+    const held = await this.#held();
+    const faults = new Map<string, string>();
+    for (const port of ports) {
+      const fault =
+        whyNotReservable(this.#rules, port.hostPort) ??
+        (held.has(portName(port)) ? await this.#whyTaken(port) : undefined);
+      if (fault !== undefined) faults.set(portName(port), fault);
+    }
+    return faults;
+  }
+
+  /** A UDP socket counts when it is there for the second time: whoever only asks somebody has one for a moment. */
+  async #held(): Promise<Set<string>> {
+    const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));
+    const all = lists.flat();
+    const known = this.#seen;
+    this.#seen = new Set(all.map(({ inode }) => inode));
+    const lasting = all.filter(({ name, inode }) => name.endsWith('-tcp') || known.has(inode));
+    return new Set(lasting.map(({ name }) => name));
+  }
+
+  /** Asked of the kernel, which alone knows whether an IPv6 socket takes IPv4 too. */
+  async #whyTaken(port: MachinePort): Promise<string | undefined> {
+    try {
+      await requireFreePorts(this.#reached ?? '0.0.0.0', [port]);
+      return undefined;
+    } catch (error) {
+      if (error instanceof PortTakenError) return error.message;
+      throw error;
+    }
+  }
+}

@@ -1,0 +1,54 @@
+/** Which ports of hosts VMs may reserve: the same setting, `ports`, in the operator's configuration and in an agent's. */
+import { z } from 'zod';
+
+const LAST_PORT = 65_535;
+/** Below it are the ports of the host's own services; only root may listen there. */
+const FIRST_UNPRIVILEGED_PORT = 1024;
+
+/** etcd, API server, kubelet with the rest of the control plane, the agent as the chart runs it, and node ports of Services. */
+const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
+
+/** First and last port, both included; undefined for a text that is no range. */
+function bounds(text: string): readonly [number, number] | undefined {
+  const [first = '', last = first, ...rest] = text.split('-');
+  const ends = [Number(first), Number(last)] as const;
+  const areDigits = [first, last].every((end) => /^\d{1,5}$/.test(end));
+  return areDigits && rest.length === 0 && isOrdered(ends) ? ends : undefined;
+}
+
+function isOrdered([first, last]: readonly [number, number]): boolean {
+  return 1 <= first && first <= last && last <= LAST_PORT;
+}
+
+const range = z
+  .string()
+  .regex(/^\d{1,5}(-\d{1,5})?$/)
+  .refine((text) => bounds(text) !== undefined, {
+    error: `a port such as "8080", or a range such as "8000-8999", from 1 to ${LAST_PORT}`,
+  });
+const ranges = z.array(range).max(64);
+
+export const portRulesSchema = z
+  .strictObject({
+    reservable: ranges
+      .default([`${FIRST_UNPRIVILEGED_PORT}-${LAST_PORT}`])
+      .meta({ examples: [['8000-8999']] }),
+    /** Taken out of `reservable`. */
+    denied: ranges.default(DENIED).meta({ examples: [['6443']] }),
+  })
+  .prefault({});
+
+export type PortRules = z.infer<typeof portRulesSchema>;
+
+/** Why VMs may not reserve this port of a host, with the name of the setting; undefined when they may. */
+export function whyNotReservable(rules: PortRules, port: number): string | undefined {
+  const isIn = (texts: readonly string[]): boolean =>
+    texts.some((text) => {
+      const [first, last] = bounds(text) ?? [0, 0];
+      return first <= port && port <= last;
+    });
+  if (!isIn(rules.reservable)) {
+    return `port ${port} is not among ports.reservable (${rules.reservable.join(', ')})`;
+  }
+  return isIn(rules.denied) ? `port ${port} is among ports.denied (${rules.denied.join(', ')})` : undefined;
+}
