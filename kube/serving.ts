@@ -1,28 +1,11 @@
 /** Metrics over HTTPS, to those who may read them; health over plain HTTP, to all. */
-import {
-  createServer as createHttpServer,
-  type IncomingMessage,
-  type Server,
-  type ServerResponse,
-} from 'node:http';
-import { createServer as createHttpsServer } from 'node:https';
-import type { AddressInfo } from 'node:net';
+import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { type Authorizer, bearerToken } from './authorization.ts';
+import { createServer, listen, reply, type RunningServer } from './httpserver.ts';
 import { runtimeMetrics } from './metrics.ts';
 import { type CertificateProvider, serveCertificate } from './servingcertificate.ts';
-
-/** A scraper sends one short request; what takes longer wants to hold the connection. */
-const REQUEST_LIMIT_MILLISECONDS = 10_000;
-/** Prometheus, a second one, probes and a person; more is an attack. */
-const CONNECTIONS = 128;
-
-export interface RunningServer {
-  port: number;
-  /** Ends open connections too. */
-  close(): Promise<void>;
-}
 
 export interface MetricsServerOptions {
   /** `host:port` or `:port`, which is every address; port 0 takes a free one. */
@@ -50,11 +33,9 @@ export interface HealthServerOptions {
 /** `/metrics` as controller-runtime serves it: 401 without a good token, 403 to who may not, 500 when that cannot be asked. */
 export async function serveMetrics(o: MetricsServerOptions): Promise<RunningServer> {
   const ended = new AbortController();
-  const server = createHttpsServer((request, response) => {
-    answerMetrics(o, request, response).catch((error: unknown) => {
-      o.logger.error({ err: error }, 'metrics not served');
-      reply(response, 500, 'Internal Server Error');
-    });
+  const server = createServer((request, response, url) => answerMetrics(o, request, response, url), {
+    logger: o.logger,
+    tls: {},
   });
   await serveCertificate(server, {
     provider: o.certificates,
@@ -77,10 +58,13 @@ export async function serveMetrics(o: MetricsServerOptions): Promise<RunningServ
 /** `/healthz` and `/readyz`, `/healthz/NAME`, `?verbose`, `?exclude=NAME`, as Kubernetes' own components answer. */
 export async function serveHealth(o: HealthServerOptions): Promise<RunningServer> {
   const failing = new Set<string>();
-  const server = createHttpServer((request, response) => {
-    const url = new URL(request.url ?? '/', 'http://localhost');
+  const checksOf = new Map([
+    ['healthz', o.live],
+    ['readyz', o.ready],
+  ]);
+  const answer = (_: IncomingMessage, response: ServerResponse, url: URL): void => {
     const [, path = '', name] = url.pathname.split('/');
-    const checks = { healthz: o.live, readyz: o.ready }[path];
+    const checks = checksOf.get(path);
     const chosen = checks && Object.entries(checks).filter(([one]) => name === undefined || name === one);
     if (chosen === undefined || (name !== undefined && chosen.length === 0)) {
       return reply(response, 404, 'Not Found');
@@ -93,14 +77,15 @@ export async function serveHealth(o: HealthServerOptions): Promise<RunningServer
       failing,
       logger: o.logger,
     });
-  });
-  return listen(server, o.listen);
+  };
+  return listen(createServer(answer, { logger: o.logger }), o.listen);
 }
 
 async function answerMetrics(
   o: MetricsServerOptions,
   request: IncomingMessage,
   response: ServerResponse,
+  { pathname: path }: URL,
 ): Promise<void> {
   const token = bearerToken(request.headers.authorization);
   const user = token === undefined ? undefined : await o.authorizer.authenticate(token);
@@ -108,7 +93,6 @@ async function answerMetrics(
     response.setHeader('www-authenticate', 'Bearer');
     return reply(response, 401, 'Unauthorized');
   }
-  const path = new URL(request.url ?? '/', 'http://localhost').pathname;
   const allowed = await o.authorizer.authorize(user, { nonResourceAttributes: { path, verb: 'get' } });
   if (!allowed) {
     return reply(response, 403, 'Forbidden');
@@ -152,39 +136,4 @@ function logChange({ failing, logger }: HealthQuestion, check: string, reason: s
   } else if (reason === undefined && failing.delete(check)) {
     logger.info({ check }, 'health check passes again');
   }
-}
-
-function reply(response: ServerResponse, status: number, text: string, type = 'text/plain'): void {
-  response.writeHead(status, { 'content-type': type, 'x-content-type-options': 'nosniff' });
-  response.end(text);
-}
-
-async function listen(server: Server, address: string): Promise<RunningServer> {
-  const { host, port } = parseAddress(address);
-  server.requestTimeout = REQUEST_LIMIT_MILLISECONDS;
-  server.headersTimeout = REQUEST_LIMIT_MILLISECONDS;
-  server.maxConnections = CONNECTIONS;
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  server.once('error', reject);
-  server.listen({ port, ...(host === '' ? {} : { host }) }, resolve);
-  await promise;
-  return {
-    port: (server.address() as AddressInfo).port,
-    close: async () => {
-      const closed = Promise.withResolvers<void>();
-      server.close(() => closed.resolve());
-      server.closeAllConnections();
-      await closed.promise;
-    },
-  };
-}
-
-/** Reads `host:port`, `[v6]:port` or `:port`. Throws when it is none of these. */
-export function parseAddress(address: string): { host: string; port: number } {
-  const match = /^(?:\[([^\]]+)\]|([^:]*)):(\d{1,5})$/.exec(address);
-  const port = Number(match?.[3]);
-  if (match === null || port > 65_535) {
-    throw new Error(`not an address to listen on (host:port or :port): ${address}`);
-  }
-  return { host: match[1] ?? match[2] ?? '', port };
 }

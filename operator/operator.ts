@@ -8,9 +8,10 @@ import { KubeClient } from '../kube/client.ts';
 import { type Connection, loadConnection } from '../kube/credentials.ts';
 import { EventRecorder } from '../kube/events.ts';
 import type { Controller } from '../kube/controller.ts';
+import type { RunningServer } from '../kube/httpserver.ts';
 import { type LeaderElection, runLeaderElection } from '../kube/lease.ts';
 import { createMetrics } from '../kube/metrics.ts';
-import { type RunningServer, serveHealth, serveMetrics } from '../kube/serving.ts';
+import { serveHealth, serveMetrics } from '../kube/serving.ts';
 import {
   type CertificateProvider,
   certificateFromFiles,

@@ -37,9 +37,9 @@ const querySchema = z.object({
   sinceTime: z.iso.datetime({ offset: true }).optional(),
 });
 
-/** Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`. Throws {@link LogRefusedError} naming the parameter that is wrong. */
+/** Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`; names need no escapes, so none are read. Throws {@link LogRefusedError} naming the parameter that is wrong. */
 export function parseLogRequest(url: URL, now: number): LogRequest {
-  const [, , namespace = '', pod = '', container = ''] = url.pathname.split('/').map(decodeURIComponent);
+  const [, , namespace = '', pod = '', container = ''] = url.pathname.split('/');
   const result = querySchema.safeParse(Object.fromEntries(url.searchParams));
   if (!result.success) {
     throw new LogRefusedError(

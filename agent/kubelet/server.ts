@@ -1,20 +1,16 @@
 /** The kubelet's HTTPS endpoints as far as the agent has them: a machine's console for `kubectl logs`, metrics, and `/readyz`. */
 import { readFileSync } from 'node:fs';
-import { once } from 'node:events';
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import { createServer, type Server } from 'node:https';
-import type { AddressInfo } from 'node:net';
+import type { Server } from 'node:https';
+import { isIPv6 } from 'node:net';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
-import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { createServer, holdOpen, listen, reply, type RunningServer } from '../../kube/httpserver.ts';
 import type { Certificate } from '../node/certificate.ts';
 import type { Authorizer, Subresource } from './authorizer.ts';
 import { LogRefusedError, type LogSource, parseLogRequest } from './logs.ts';
-
-/** Callers are few and near: whoever takes longer to ask is not served. */
-const REQUEST_MILLISECONDS = 30_000;
 
 export interface KubeletServerOptions {
   listenAddress: string;
@@ -30,6 +26,14 @@ export interface KubeletServerOptions {
   logger: Logger;
 }
 
+interface Call {
+  request: IncomingMessage;
+  response: ServerResponse;
+  url: URL;
+  /** Aborts when the caller is gone. */
+  signal: AbortSignal;
+}
+
 interface Route {
   subresource: Subresource;
   serve: (url: URL, response: ServerResponse, signal: AbortSignal) => Promise<void>;
@@ -40,29 +44,30 @@ export class KubeletServer {
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;
+  #running: RunningServer | undefined;
 
   constructor(options: KubeletServerOptions) {
     this.#options = options;
-    const { certificate, clientCAFile } = options;
-    this.#server = createServer({
-      cert: certificate.certificate,
-      key: certificate.key,
-      requestCert: true,
-      // A caller without a certificate may have a token: decided by request.
-      rejectUnauthorized: false,
-      ca: authoritiesIn(clientCAFile),
+    const { certificate, clientCAFile, logger } = options;
+    this.#server = createServer((request, response, url) => this.#handle(request, response, url), {
+      logger,
+      tls: {
+        cert: certificate.certificate,
+        key: certificate.key,
+        requestCert: true,
+        // A caller without a certificate may have a token: decided by request.
+        rejectUnauthorized: false,
+        ca: authoritiesIn(clientCAFile),
+      },
     });
-    this.#server.requestTimeout = REQUEST_MILLISECONDS;
-    this.#server.on('request', (request, response) => void this.#handle(request, response));
-    this.#server.on('upgrade', (request, socket) => refuseUpgrade(request, socket));
-    this.#server.on('tlsClientError', (error) => options.logger.debug({ error }, 'TLS handshake failed'));
   }
 
   /** Answers with the port. */
   async listen(): Promise<number> {
-    this.#server.listen(this.#options.port, this.#options.listenAddress);
-    await once(this.#server, 'listening');
-    return (this.#server.address() as AddressInfo).port;
+    const { listenAddress, port } = this.#options;
+    const host = isIPv6(listenAddress) ? `[${listenAddress}]` : listenAddress;
+    this.#running = await listen(this.#server, `${host}:${port}`);
+    return this.#running.port;
   }
 
   /** New connections get the new certificate. */
@@ -72,30 +77,26 @@ export class KubeletServer {
   }
 
   async close(): Promise<void> {
-    this.#server.closeAllConnections();
-    this.#server.close();
-    await once(this.#server, 'close');
+    await this.#running?.close();
   }
 
-  async #handle(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  async #handle(request: IncomingMessage, response: ServerResponse, url: URL): Promise<void> {
     const closed = new AbortController();
     response.on('close', () => closed.abort());
     try {
-      await this.#answer(request, response, closed.signal);
+      await this.#answer({ request, response, url, signal: closed.signal });
     } catch (error) {
       if (closed.signal.aborted) {
         return;
       }
-      const refused = error instanceof LogRefusedError;
-      if (!refused) {
-        this.#options.logger.error({ error, path: request.url }, 'request failed');
+      if (!(error instanceof LogRefusedError)) {
+        throw error;
       }
-      endWith(response, refused ? 400 : 500, refused ? error.message : 'internal error');
+      endWith(response, 400, error.message);
     }
   }
 
-  async #answer(request: IncomingMessage, response: ServerResponse, signal: AbortSignal): Promise<void> {
-    const url = new URL(request.url ?? '/', 'https://agent');
+  async #answer({ request, response, url, signal }: Call): Promise<void> {
     if (url.pathname === '/readyz') {
       const reason = this.hasJoined ? this.#options.unready() : 'the host has not joined the cluster yet';
       endWith(response, reason === undefined ? 200 : 503, reason ?? 'ok');
@@ -137,6 +138,7 @@ export class KubeletServer {
     const lines = await this.#options.logs(parseLogRequest(url, Date.now()), signal);
     response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
     // A quiet console sends nothing for long; its reader is told at once that it is being read.
+    holdOpen(response);
     response.flushHeaders();
     await pipeline(Readable.from(lines), response, { signal });
   }
@@ -158,20 +160,7 @@ function notForMachines(verb: string): string {
   return `${verb} is not available for a machine: use its console by kubectl logs, or its reserved ports`;
 }
 
+/** The text is for a person. */
 function endWith(response: ServerResponse, status: number, text: string): void {
-  if (response.headersSent) {
-    response.destroy();
-    return;
-  }
-  response.writeHead(status, { 'Content-Type': 'text/plain; charset=utf-8' });
-  response.end(`${text}\n`);
-}
-
-/** exec, attach and port-forward come as upgrades; the text is shown to the person. Nothing is upgraded, so nobody need be known. */
-function refuseUpgrade(request: IncomingMessage, socket: Duplex): void {
-  const [, verb = ''] = (request.url ?? '').split('/');
-  const text = `${notForMachines(verb)}\n`;
-  socket.end(
-    `HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: ${Buffer.byteLength(text)}\r\nConnection: close\r\n\r\n${text}`,
-  );
+  reply(response, status, `${text}\n`, 'text/plain; charset=utf-8');
 }

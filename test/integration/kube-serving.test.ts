@@ -10,8 +10,9 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { Authorizer } from '../../kube/authorization.ts';
 import { createAuthority, createKey, issue, type KeyAlgorithm } from '../../kube/certificates.ts';
 import { SERVICE_ACCOUNTS, type TokenRequest } from '../../kube/core.ts';
+import type { RunningServer } from '../../kube/httpserver.ts';
 import { createMetrics } from '../../kube/metrics.ts';
-import { type RunningServer, serveHealth, serveMetrics } from '../../kube/serving.ts';
+import { serveHealth, serveMetrics } from '../../kube/serving.ts';
 import {
   type CertificateProvider,
   certificateFromFiles,

@@ -1,0 +1,175 @@
+/** Whatever strangers send to the HTTP ports of a real operator and a real agent, both go on with their work. */
+import { randomBytes } from 'node:crypto';
+import type { Socket } from 'node:net';
+import * as fc from 'fast-check';
+import { afterAll, beforeAll, expect, it, type TestContext } from 'vitest';
+import { SET_UP_MILLISECONDS, World } from '../e2e/vm-world.ts';
+import { waitFor } from '../support/wait.ts';
+import { hostileRuns, scaled, tried } from './support/attempts.ts';
+import {
+  type Door,
+  doorsOf,
+  knock,
+  knockSilently,
+  outcomeOf,
+  renewed,
+  request,
+  send,
+  sendAndReset,
+} from './support/doors.ts';
+
+const NODE = 'http-host';
+/** What each server has open at most, as `kube/httpserver.ts` has it. */
+const CONNECTIONS = 128;
+/** Half of the default, so that the Lease of the host is renewed twice as often. */
+const FENCE_SECONDS = 20;
+/** Callers that knock at the same time. */
+const AT_ONCE = 100;
+const REFUSED = /^(4\d\d|closed)$/;
+
+let world: World;
+let doors: Door[];
+
+beforeAll(async () => {
+  world = await World.start({
+    name: 'hostile-http',
+    architecture: 'amd64',
+    hosts: { [NODE]: '127.0.0.1' },
+    agentConfig: { fenceAfterSeconds: FENCE_SECONDS },
+  });
+  doors = await doorsOf(world, NODE);
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => world.stop());
+
+/** All doors serve, and both programs renew their Leases. */
+async function expectAlive(): Promise<void> {
+  const [health, metrics, agent] = doors as [Door, Door, Door];
+  expect(await send(health, request('GET', '/readyz'))).toBe('200');
+  expect(await send(metrics, request('GET', '/metrics'))).toBe('401');
+  expect(await send(agent, request('GET', '/readyz'))).toBe('200');
+  await renewed(world, NODE);
+}
+
+const SCRAPS = fc.string({ unit: fc.constantFrom(...Array.from('/%:?#[]@*.\\;a1')), maxLength: 40 });
+const TARGETS = fc
+  .tuple(fc.constantFrom('', '/', '//', 'http://', '/containerLogs/'), SCRAPS)
+  .map((parts) => parts.join(''));
+
+it.for([
+  ['a path that names a host', request('GET', '//')],
+  ['a path that names a bad host', request('GET', '//[')],
+  ['a target with a bad host', request('GET', 'http://[')],
+  ['a target without a path', request('GET', '*')],
+  ['OPTIONS of everything', request('OPTIONS', '*')],
+  ['a tunnel', request('CONNECT', 'example.com:443')],
+  ['an upgrade', request('GET', '//', ['Connection: Upgrade', 'Upgrade: websocket'])],
+  ['an upgrade to nothing', request('GET', '/exec/a/b/c', ['Connection: Upgrade', 'Upgrade: SPDY/3.1'])],
+  ['20 KB of headers', request('GET', '/metrics', [`X-Long: ${'x'.repeat(20_000)}`])],
+  ['a name with a broken escape', request('GET', '/containerLogs/%zz/%/c')],
+  ['a property of every object', request('GET', '/__proto__')],
+  ['an answer', 'HTTP/1.1 200 OK\r\n\r\n'],
+  ['no HTTP', '\0\xff\r\n\r\n\r\n'],
+] as const)('%s is refused at every door', async ([name, bytes], context) => {
+  for (const door of doors) {
+    const outcome = await send(door, bytes);
+    tried(context, `${name}, ${door.name}`, outcome);
+    expect(outcome).toMatch(REFUSED);
+  }
+});
+
+it('every target of a request is refused', async (context) => {
+  await fc.assert(
+    fc.asyncProperty(fc.constantFrom(...doors), TARGETS, async (door, target) => {
+      const outcome = await send(door, request('GET', target));
+      tried(context, 'a generated target', outcome);
+      expect(outcome).toMatch(REFUSED);
+    }),
+    hostileRuns(1_000),
+  );
+  await expectAlive();
+});
+
+it('a connection that is reset in the middle of an upgrade, a tunnel or an answer ends nothing', async (context) => {
+  const requests = [
+    request('GET', '/exec/a/b/c', ['Connection: Upgrade', 'Upgrade: SPDY/3.1']),
+    request('CONNECT', 'example.com:443'),
+    request('GET', '/metrics').repeat(50),
+  ];
+  for (const door of doors) {
+    for (const bytes of requests) {
+      await sendAndReset(door, bytes);
+      tried(context, 'a reset connection', 'closed');
+    }
+  }
+  await expectAlive();
+});
+
+it('10,000 tokens that nobody gave out are refused, and the Leases are renewed meanwhile', async (context) => {
+  const guarded = doors.filter(({ tls }) => tls);
+  const rounds = Math.ceil(scaled(10_000) / AT_ONCE);
+  const ask = async (door: Door): Promise<void> => {
+    const token = randomBytes(30).toString('base64url');
+    const outcome = await send(door, request('GET', '/metrics', [`Authorization: Bearer ${token}`]));
+    tried(context, 'a random token', outcome);
+    expect(outcome).toMatch(REFUSED);
+  };
+  const askAll = async (): Promise<void> => {
+    for (let round = 0; round < rounds; round += 1) {
+      const door = guarded[round % guarded.length] as Door;
+      await Promise.all(Array.from({ length: AT_ONCE }, () => ask(door)));
+    }
+  };
+  await Promise.all([askAll(), expectAlive()]);
+});
+
+it('10,000 idle connections and callers that say half a word: few are taken, none is held for long', async (context) => {
+  const guarded = doors.filter(({ tls }) => tls);
+  const half = doors.flatMap((door) => [
+    untilRefused(context, 'a silent connection', knockSilently(door)),
+    untilRefused(context, 'half a request', knock(door), 'GET /metrics HTTP/1.1\r\nHo'),
+    untilRefused(
+      context,
+      'half a body',
+      knock(door),
+      'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n',
+    ),
+  ]);
+  const idle = guarded.map((door) => stayIdle(context, door, scaled(10_000) / guarded.length));
+  await Promise.all([...half, ...idle]);
+  await expectAlive();
+});
+
+async function untilRefused(
+  context: TestContext,
+  kind: string,
+  knocking: Promise<Socket>,
+  bytes = '',
+): Promise<void> {
+  const socket = await knocking;
+  if (bytes !== '') socket.write(bytes);
+  const outcome = await outcomeOf(socket);
+  tried(context, kind, outcome);
+  expect(outcome).toMatch(REFUSED);
+}
+
+/** Opens TLS connections, one after another closed or not, and waits until the server has closed all. */
+async function stayIdle(context: TestContext, door: Door, knocks: number): Promise<void> {
+  const open = new Set<Socket>();
+  const knockAndStay = async (): Promise<void> => {
+    try {
+      const socket = await knock(door);
+      open.add(socket);
+      socket.resume();
+      socket.once('close', () => open.delete(socket));
+      tried(context, 'an idle TLS connection', 'taken, then closed');
+    } catch {
+      tried(context, 'an idle TLS connection', 'closed at once');
+    }
+    expect(open.size).toBeLessThanOrEqual(CONNECTIONS);
+  };
+  for (let left = knocks; left > 0; left -= AT_ONCE) {
+    await Promise.all(Array.from({ length: AT_ONCE }, knockAndStay));
+  }
+  await waitFor(`all idle connections to the ${door.name} to be closed`, () => open.size === 0);
+}

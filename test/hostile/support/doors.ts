@@ -1,0 +1,112 @@
+/** Every HTTP port that Berth opens, and bytes sent to it as a stranger would. */
+import { once } from 'node:events';
+import { connect as connectPlain, type Socket } from 'node:net';
+import { connect as connectSecurely } from 'node:tls';
+import { type Lease, LEASES, NODES } from '../../../kube/core.ts';
+import { isErrorCode } from '../../support/errors.ts';
+import { waitFor } from '../../support/wait.ts';
+import type { World } from '../../e2e/vm-world.ts';
+
+export interface Door {
+  name: string;
+  host: string;
+  port: number;
+  tls: boolean;
+}
+
+/** Longer than every limit of the servers, on a machine that is busy with other tests. */
+const ANSWER_MILLISECONDS = 45_000;
+
+export async function doorsOf(world: World, node: string): Promise<Door[]> {
+  const { status } = await world.cluster.client().get(NODES, { name: node });
+  const agent = status?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
+  const [metrics, health] = [new URL(world.operator.metricsUrl), new URL(world.operator.healthUrl)];
+  return [
+    { name: 'operator health', host: health.hostname, port: Number(health.port), tls: false },
+    { name: 'operator metrics', host: metrics.hostname, port: Number(metrics.port), tls: true },
+    { name: 'agent', host: status?.addresses?.[0]?.address ?? '', port: agent, tls: true },
+  ];
+}
+
+/** A connection that is open, its handshake done. Rejects when the door closes it instead. */
+export async function knock(door: Door): Promise<Socket> {
+  const { host, port } = door;
+  const socket = door.tls
+    ? connectSecurely({ host, port, rejectUnauthorized: false })
+    : connectPlain({ host, port });
+  const { promise, resolve, reject } = Promise.withResolvers<Socket>();
+  socket.once(door.tls ? 'secureConnect' : 'connect', () => resolve(socket));
+  socket.on('error', reject);
+  socket.once('close', () => reject(new Error('closed')));
+  return promise;
+}
+
+/** Sends `bytes` and resets the connection (RST), TLS or not. */
+export async function sendAndReset(door: Door, bytes: string): Promise<void> {
+  const wire = await knockSilently(door);
+  const socket = door.tls ? connectSecurely({ socket: wire, rejectUnauthorized: false }) : wire;
+  if (door.tls) await once(socket, 'secureConnect');
+  for (const one of [wire, socket]) one.on('error', () => undefined);
+  await new Promise<void>((resolve) => {
+    socket.write(bytes, () => resolve());
+  });
+  wire.resetAndDestroy();
+}
+
+/** Without a word, TLS or not. */
+export async function knockSilently({ host, port }: Door): Promise<Socket> {
+  return knock({ name: 'silent', host, port, tls: false });
+}
+
+/** Sends `bytes` and gives the status that came, or `closed`. @throws Error when neither comes in time. */
+export async function send(door: Door, bytes: string): Promise<string> {
+  let socket: Socket;
+  try {
+    socket = await knock(door);
+  } catch (error) {
+    // Nobody behind the door is another thing than a door that is closed.
+    if (isErrorCode(error, 'ECONNREFUSED')) throw error;
+    return 'closed';
+  }
+  socket.write(bytes, 'latin1');
+  return outcomeOf(socket);
+}
+
+/** The status that the server sends, or `closed`; ends the connection. */
+export async function outcomeOf(socket: Socket): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  let text = '';
+  const timer = setTimeout(() => reject(new Error('neither answered nor closed')), ANSWER_MILLISECONDS);
+  socket.on('data', (data: Buffer) => {
+    text += data.toString('latin1');
+    const status = /^HTTP\/1\.[01] (\d{3})/.exec(text)?.[1];
+    if (status !== undefined) resolve(status);
+  });
+  socket.once('close', () => resolve('closed'));
+  try {
+    return await promise;
+  } finally {
+    clearTimeout(timer);
+    socket.destroy();
+  }
+}
+
+/** A request without a body. */
+export function request(method: string, target: string, headers: readonly string[] = []): string {
+  return [`${method} ${target} HTTP/1.1`, 'Host: berth', ...headers, '', ''].join('\r\n');
+}
+
+/** Resolves when operator and agent have both renewed their Leases, later than the call. */
+export async function renewed(world: World, node: string): Promise<void> {
+  const leases = [
+    { namespace: 'berth-system', name: 'berth-operator' },
+    { namespace: 'kube-node-lease', name: node },
+  ];
+  const read = async (): Promise<Lease[]> =>
+    Promise.all(leases.map((ref) => world.cluster.client().get(LEASES, ref)));
+  const before = await read();
+  await waitFor('both Leases to be renewed', async () => {
+    const now = await read();
+    return now.every(({ spec }, index) => spec?.renewTime !== before[index]?.spec?.renewTime);
+  });
+}
