@@ -9,10 +9,11 @@ import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
 import { API_VERSION, GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { LEASES, type Node, NODES, PODS } from '../kube/core.ts';
+import { CONFIG_MAPS, LEASES, type Node, NODES, PODS } from '../kube/core.ts';
 import { isConflict, isNotFound } from '../kube/errors.ts';
 import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
 import { pause } from '../kube/time.ts';
+import { APPROVALS_NAME } from './controllers/host/approvals.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './resources.ts';
 
 /** Kinds that machines stand behind. */
@@ -90,6 +91,7 @@ export async function uninstall(
   await removeHosts(client, logger);
   await untilNone(() => releaseKept(client), signal);
   await client.delete(LEASES, { namespace: options.namespace, name: OPERATOR });
+  await client.delete(CONFIG_MAPS, { namespace: options.namespace, name: APPROVALS_NAME });
 }
 
 function refusal(left: readonly string[]): RefusedError {

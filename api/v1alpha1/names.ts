@@ -2,9 +2,14 @@
 export const GROUP = 'berth.dev';
 export const API_VERSION = `${GROUP}/v1alpha1`;
 
-/** On every host's Node: label and taint, both with this key. */
+/** On every host's Node: label and taint, both with this key. For selectors and people: a node may label itself so. */
 export const HOST_KEY = 'berth.dev/host';
 export const HOST_VALUE = 'true';
+/**
+ * The label that makes a Node a host. Its value is {@link HOST_VALUE}. NodeRestriction lets no node set it on itself:
+ * the operator sets it for a name whose certificate it approved, or an administrator does.
+ */
+export const HOST_MARK = 'berth.node-restriction.kubernetes.io/host';
 const HOST_NAME_MAXIMUM = 63;
 const HOST_NAME = /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/;
 /** Longest life of the certificate that a host joins with; the host renews it by itself as soon as its Node is there. */

@@ -5,7 +5,7 @@ import { HOST_KEY, HOST_VALUE, VM_UID_LABEL, WORKLOAD_LABEL } from '../../api/v1
 import type { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { Controller } from '../../kube/controller.ts';
-import { CERTIFICATE_SIGNING_REQUESTS, NAMESPACES, type Node, NODES, PODS } from '../../kube/core.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, NAMESPACES, NODES, PODS } from '../../kube/core.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { Informer } from '../../kube/informer.ts';
 import { JOBS } from '../../kube/job.ts';
@@ -14,11 +14,14 @@ import type { OperatorConfig } from '../config.ts';
 import { VMMetrics } from '../metrics.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from '../resources.ts';
 import { CertificateReconciler } from './certificates/controller.ts';
+import { enqueueRequests, REQUEST_INDEXES } from './certificates/watch.ts';
+import { approvalsSelector, HostApprovals } from './host/approvals.ts';
 import { HostReconciler } from './host/controller.ts';
 import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { imagesAffected } from './image/dependents.ts';
 import { jobImage, JOBS_BY_IMAGE, podJob, PODS_BY_JOB } from './image/observe.ts';
 import { hostStateChanged, trimNode } from './host/view.ts';
+import { enqueueHosts } from './host/watch.ts';
 import { ImageCacheReconciler } from './imagecache/controller.ts';
 import { referenceOf } from './imagecache/image.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
@@ -68,8 +71,9 @@ export function createControllers(options: OperatorOptions): Controllers {
   });
   const iso = imageController(options, watches, { kind: 'ISO', resource: ISOS, objects: watches.isos });
   const removals = removalController(options, watches);
-  const host = hostController(options, watches);
-  const certificates = certificateController(options, watches);
+  const approvals = new HostApprovals({ ...options, ...watches });
+  const host = hostController(options, watches, approvals);
+  const certificates = certificateController(options, watches, approvals);
   const imageCache = imageCacheController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
@@ -84,7 +88,7 @@ const VMS_BY_IMAGE = 'image';
 /** Jobs that do work on images, and their Pods. */
 const TASKS = `${WORKLOAD_LABEL} in (cache,image)`;
 
-function declareWatches({ client, logger }: OperatorOptions) {
+function declareWatches({ client, config, logger }: OperatorOptions) {
   const base = { logger };
   return {
     vms: new Informer(client, VMS, {
@@ -105,6 +109,7 @@ function declareWatches({ client, logger }: OperatorOptions) {
         [PODS_BY_PORT]: podPorts,
       },
     }),
+    // Marked or not: machines of a host that is not marked (yet) are looked after all the same.
     nodes: new Informer(client, NODES, {
       ...base,
       labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
@@ -128,7 +133,8 @@ function declareWatches({ client, logger }: OperatorOptions) {
       },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
-    requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, base),
+    requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, { ...base, indexes: REQUEST_INDEXES }),
+    approvals: new Informer(client, CONFIG_MAPS, { ...base, ...approvalsSelector(config.namespaces.system) }),
   };
 }
 
@@ -240,11 +246,9 @@ function removalController(options: OperatorOptions, watches: Watches): Controll
   return controller;
 }
 
-function hostController(
-  { client, config, registry, logger }: OperatorOptions,
-  { nodes }: Watches,
-): Controller {
-  const reconciler = new HostReconciler({ client, nodes, config });
+function hostController(options: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
+  const { registry, logger } = options;
+  const reconciler = new HostReconciler({ ...options, nodes: watches.nodes, approvals });
   const controller = new Controller({
     name: 'host',
     workers: FEW_WORKERS,
@@ -252,15 +256,16 @@ function hostController(
     logger,
     metrics: registry,
   });
-  nodes.cache.onChange(({ object }: { object: Readonly<Node> }) => controller.enqueue(object.metadata.name));
+  enqueueHosts(controller, watches);
   return controller;
 }
 
 function certificateController(
   { client, registry, logger, clock }: OperatorOptions,
-  { requests }: Watches,
+  watches: Watches,
+  approvals: HostApprovals,
 ): Controller {
-  const reconciler = new CertificateReconciler({ client, requests, clock });
+  const reconciler = new CertificateReconciler({ client, requests: watches.requests, approvals, clock });
   const controller = new Controller({
     name: 'certificate',
     workers: FEW_WORKERS,
@@ -268,7 +273,7 @@ function certificateController(
     logger,
     metrics: registry,
   });
-  requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
+  enqueueRequests(controller, watches);
   return controller;
 }
 

@@ -2,6 +2,7 @@
 import {
   DEDICATED_KEY,
   HOST_KEY,
+  HOST_MARK,
   HOST_VALUE,
   NAT_TAINT,
   SLOT_RESOURCE,
@@ -78,7 +79,7 @@ function podSpec(options: TaskJobOptions): PodSpec {
 
 /** By affinity, not by `nodeName`, which would pass by the scheduler and the slots. */
 function nodeAffinity({ nodeName, architecture, dedicatedTo }: TaskJobOptions): NodeAffinity {
-  const required: NodeSelectorRequirement[] = [{ key: HOST_KEY, operator: 'In', values: [HOST_VALUE] }];
+  const required: NodeSelectorRequirement[] = [{ key: HOST_MARK, operator: 'In', values: [HOST_VALUE] }];
   if (architecture !== undefined) {
     required.push({ key: 'kubernetes.io/arch', operator: 'In', values: [architecture] });
   }

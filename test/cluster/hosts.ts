@@ -48,6 +48,7 @@ function hostNode(name: string, options: HostOptions): Node {
       annotations: { 'kwok.x-k8s.io/node': 'fake' },
       labels: {
         'berth.dev/host': 'true',
+        'berth.node-restriction.kubernetes.io/host': 'true',
         'berth.dev/simulated': 'true',
         'kubernetes.io/arch': architecture,
         'kubernetes.io/os': operatingSystem,

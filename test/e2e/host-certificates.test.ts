@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { connect } from 'node:tls';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { type Certificate, requestCertificate } from '../../agent/node/certificate.ts';
-import { HOST_KEY, HOST_VALUE } from '../../api/v1alpha1/names.ts';
+import { HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { identityFiles, readPair, writePair } from '../../agent/node/identity.ts';
 import { type Authority, createKey, issue, readKey, validityOf } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
@@ -232,7 +232,7 @@ test(
     const { name, answer } = await askAs('late', 'client');
     await operatorIsThrough();
     expect(await conditionsOf(name)).toBeUndefined();
-    const labels = { [HOST_KEY]: HOST_VALUE };
+    const labels = { [HOST_KEY]: HOST_VALUE, [HOST_MARK]: HOST_VALUE };
     await cluster.client().create(NODES, { metadata: { name: 'late', labels } });
     expect((await answer).certificate).toContain('BEGIN CERTIFICATE');
     expect(await conditionsOf(name)).toMatchObject([{ type: 'Approved', reason: 'ApprovedByBerth' }]);

@@ -228,6 +228,7 @@ function bareNode(
       name,
       labels: {
         'berth.dev/host': 'true',
+        'berth.node-restriction.kubernetes.io/host': 'true',
         'kubernetes.io/arch': architecture,
         'kubernetes.io/os': 'linux',
         'kubernetes.io/hostname': name,

@@ -11,15 +11,19 @@ import {
 } from '../../../kube/core.ts';
 import { isNotFound } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
+import type { HostApprovals } from '../host/approvals.ts';
 import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
 import { decide, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 
 /** A host makes its Node again within a second; of others, without a Node, the control plane removes the request within a day. */
 const NODE_LOOK_MILLISECONDS = 10_000;
+/** What signers give where a request asks for no lifetime: the default of the controller-manager's --cluster-signing-duration. */
+const SIGNERS_OWN_SECONDS = 365 * 24 * 3600;
 
 export interface CertificateControllerOptions {
   readonly client: KubeClient;
   readonly requests: Informer<CertificateSigningRequest>;
+  readonly approvals: HostApprovals;
   readonly clock: () => number;
 }
 
@@ -35,7 +39,7 @@ export class CertificateReconciler {
     if (csr === undefined || !isOpen(csr)) {
       return undefined;
     }
-    const decision = await this.#decide(csr);
+    const { decision, name: host } = await this.#decide(csr);
     if (decision.kind === 'wait') {
       return { requeueAfterMilliseconds: NODE_LOOK_MILLISECONDS };
     }
@@ -46,19 +50,25 @@ export class CertificateReconciler {
       { request: name, by: csr.spec.username, decision: decision.kind, message: decision.message },
       'judged a certificate request',
     );
+    if (decision.kind === 'approve' && host !== undefined && csr.spec.signerName === CLIENT_SIGNER) {
+      // Before the certificate can be used: nothing that is approved may be forgotten by a crash in between.
+      const seconds = csr.spec.expirationSeconds ?? SIGNERS_OWN_SECONDS;
+      await this.#options.approvals.remember(host, this.#options.clock() + seconds * 1000);
+    }
     await this.#write(csr, decision);
     return undefined;
   }
 
-  async #decide(csr: CertificateSigningRequest): Promise<Decision> {
+  /** With the name of the Node that it turned on. */
+  async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
     const requester = requesterOf(csr);
     if (requester === undefined) {
-      return { kind: 'ignore' };
+      return { decision: { kind: 'ignore' }, name: undefined };
     }
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
     const node = name === undefined ? undefined : await this.#node(name);
-    return decide(requester, csr, request, node);
+    return { decision: decide(requester, csr, request, node), name };
   }
 
   /** Asked of the server: a cache that lags behind would give a known host's identity away. */

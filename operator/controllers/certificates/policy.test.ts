@@ -23,10 +23,10 @@ const otherBootstrap: Asker = {
 };
 const host = nodeUser('h1');
 const kubelet = nodeUser('k1');
-/** What is in the cluster: a host of ours, and a node with a kubelet. */
+/** What is in the cluster: a host of ours, and a node with a kubelet that calls itself one. */
 const NODES = new Map([
-  ['h1', nodeOf('h1', { 'berth.dev/host': 'true' }, '127.0.0.1')],
-  ['k1', nodeOf('k1', { 'kubernetes.io/os': 'linux' }, '127.0.0.2')],
+  ['h1', nodeOf('h1', { 'berth.node-restriction.kubernetes.io/host': 'true' }, '127.0.0.1')],
+  ['k1', nodeOf('k1', { 'berth.dev/host': 'true' }, '127.0.0.2')],
 ]);
 
 function nodeUser(name: string): Asker {

@@ -3,9 +3,10 @@
  * No stock binding approves these: with the auto-approval that comes with Kubernetes a bootstrap token could take over an existing node.
  * Only what Berth's hosts ask for is judged: other nodes of the cluster have an approver of their own, or a person.
  */
-import { BOOTSTRAP_GROUP, HOST_KEY, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
+import { BOOTSTRAP_GROUP } from '../../../api/v1alpha1/names.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
+import { isHost } from '../host/view.ts';
 import {
   NODE_USER_PREFIX,
   nodeNameOf,
@@ -91,10 +92,6 @@ function decideOurs(
   return isOwn
     ? { kind: 'approve', message: 'renewal by the host itself' }
     : notItself(`${username} may renew its own certificate only`, name);
-}
-
-function isHost(node: Node | undefined): boolean {
-  return node?.metadata.labels?.[HOST_KEY] === HOST_VALUE;
 }
 
 function notItself(rule: string, name: string): Decision {

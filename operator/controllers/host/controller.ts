@@ -1,17 +1,27 @@
-/** Keeps slots and taints on every host, also on those that join later and when the configured quota changes. */
+/**
+ * Makes a Node a host whose name the operator has approved a certificate for, and keeps slots and taints on every host, also
+ * on those that join later and when the configured quota changes.
+ */
 import type { Logger } from 'pino';
+import { HOST_MARK, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Result } from '../../../kube/controller.ts';
 import { type Node, NODES } from '../../../kube/core.ts';
-import { isNotFound } from '../../../kube/errors.ts';
+import { isConflict, isNotFound } from '../../../kube/errors.ts';
+import type { EventRecorder } from '../../../kube/events.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import type { OperatorConfig } from '../../config.ts';
 import { FIELD_MANAGER } from '../../resources.ts';
+import type { HostApprovals } from './approvals.ts';
 import { resourcesToApply, taintsToWrite } from './plan.ts';
+import { isHost } from './view.ts';
 
 export interface HostControllerOptions {
   readonly client: KubeClient;
+  /** Nodes that say that they are hosts. */
   readonly nodes: Informer<Node>;
+  readonly approvals: HostApprovals;
+  readonly recorder: EventRecorder;
   readonly config: OperatorConfig;
 }
 
@@ -28,14 +38,46 @@ export class HostReconciler {
       return undefined;
     }
     try {
-      await this.#writeResources(node, logger);
-      await this.#writeTaints(node, logger);
+      if (isHost(node)) {
+        await this.#writeResources(node, logger);
+        await this.#writeTaints(node, logger);
+      } else if (node.metadata.labels?.[HOST_MARK] === undefined) {
+        await this.#mark(node, logger);
+      }
     } catch (error) {
       if (!isNotFound(error)) {
         throw error;
       }
     }
     return undefined;
+  }
+
+  /**
+   * Slots that such a Node has from before are left: its machines hold them, and nothing new goes where the mark is missing.
+   * A mark with another value is an administrator's word that this is no host.
+   */
+  async #mark(node: Node, logger: Logger): Promise<void> {
+    const { name, uid } = node.metadata;
+    if (!this.#options.approvals.has(name)) {
+      const message = `${name} says that it is a host, but Berth has approved no certificate for this name. To make it one: kubectl label node ${name} ${HOST_MARK}=${HOST_VALUE}`;
+      this.#options.recorder.event(node, {
+        type: 'Warning',
+        reason: 'NotMarkedAsHost',
+        action: 'Marking',
+        message,
+      });
+      return;
+    }
+    logger.info({ host: name }, 'marking a Node as a host');
+    const patch = { metadata: { uid, labels: { [HOST_MARK]: HOST_VALUE } } };
+    try {
+      await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+    } catch (error) {
+      // It was made anew meanwhile: the watch brings that Node.
+      if (!isConflict(error)) {
+        throw error;
+      }
+    }
   }
 
   /** Through `/status` and with the uid, so that a Node that is gone is never made again. */

@@ -1,7 +1,12 @@
 /** What the operator keeps of a Node, and which changes of it matter to the VMs on it. */
-import { NAT_READY_CONDITION } from '../../../api/v1alpha1/names.ts';
+import { HOST_MARK, HOST_VALUE, NAT_READY_CONDITION } from '../../../api/v1alpha1/names.ts';
 import type { Node } from '../../../kube/core.ts';
 import { equal } from '../../mergepatch.ts';
+
+/** Whether a Node may be given machines, work on images, and certificates: what it says of itself does not count. */
+export function isHost(node: Readonly<Node> | undefined): boolean {
+  return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
+}
 
 /** Without the heartbeats and sizes of images, which only cost memory here. */
 export function trimNode(node: Node): Node {

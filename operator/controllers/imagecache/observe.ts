@@ -6,6 +6,7 @@ import type { Node, Pod } from '../../../kube/core.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import type { Job } from '../../../kube/job.ts';
 import type { OperatorConfig } from '../../config.ts';
+import { isHost } from '../host/view.ts';
 import { PODS_BY_NODE } from '../vm/observe.ts';
 import { isSeenAlive, taskOutcome, type TaskOutcome } from '../taskjob.ts';
 import { referenceOf, resolveImage } from './image.ts';
@@ -52,7 +53,12 @@ export function observe(
     reference: referenceOf(entry),
     image: resolveImage(entry, image),
     duplicateOf: duplicateOf(sources, entry),
-    hosts: new Map(sources.nodes.cache.list().map((node) => [node.metadata.name, hostOf(node)])),
+    hosts: new Map(
+      sources.nodes.cache
+        .list()
+        .filter(isHost)
+        .map((node) => [node.metadata.name, hostOf(node)]),
+    ),
     freeSlots: (host) => freeSlots(sources, host),
     jobs,
     lingering: new Set(pods.filter((pod) => !known.has(ownerOf(pod))).map((pod) => pod.spec.nodeName ?? '')),

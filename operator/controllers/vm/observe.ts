@@ -11,6 +11,7 @@ import { isNotFound } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { keyOf, refOf, type KubeObject, type Ref, type Resource } from '../../../kube/objects.ts';
 import type { OperatorConfig } from '../../config.ts';
+import { isHost } from '../host/view.ts';
 import type { Lookups, Observed } from './observed.ts';
 
 /** Enough for a UUID, a MAC address and a serial number. */
@@ -54,7 +55,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
     node: await nodeOf(sources, pod),
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
     portHolder: (port) => sources.pods.cache.byIndex(PODS_BY_PORT, port).filter(isBound).map(keyOf)[0],
-    hosts: () => sources.nodes.cache.list(),
+    hosts: () => sources.nodes.cache.list().filter(isHost),
     config: sources.config,
     now: sources.clock(),
     random: () => randomBytes(ENTROPY_BYTES).toString('hex'),

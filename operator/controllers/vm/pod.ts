@@ -4,6 +4,7 @@ import {
   DESIRED_ANNOTATION,
   DEDICATED_KEY,
   HOST_KEY,
+  HOST_MARK,
   HOST_VALUE,
   MACHINE_ANNOTATION,
   MACHINE_CONTAINER,
@@ -217,7 +218,7 @@ function tolerations(namespace: string): Toleration[] {
 
 function nodeAffinity({ vm, resolved, avoidedNodes }: PodOptions): NodeAffinity {
   const { placement } = resolved;
-  const required: NodeSelectorRequirement[] = [{ key: HOST_KEY, operator: 'In', values: [HOST_VALUE] }];
+  const required: NodeSelectorRequirement[] = [{ key: HOST_MARK, operator: 'In', values: [HOST_VALUE] }];
   if (resolved.architecture !== undefined) {
     required.push({ key: 'kubernetes.io/arch', operator: 'In', values: [resolved.architecture] });
   }

@@ -1,4 +1,5 @@
 /** An upgrade from an earlier commit while VMs run: the operator first, then the hosts. */
+import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
@@ -10,6 +11,7 @@ import { CHART } from '../../support/chart.ts';
 import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier.ts';
 import { BOOT, ERROR_LEVEL, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
 
+const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORTS = { one: 8080, two: 8081 };
 /** Runs through the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
@@ -65,6 +67,17 @@ describe.skipIf(unfit !== undefined)('helm upgrade', () => {
     expect(seen.filter((phase) => phase !== 'Running')).toEqual([]);
   }
 
+  /** Hosts that joined earlier, in the words of the documentation. */
+  async function markHosts(): Promise<void> {
+    const text = await readFile(join(ROOT, 'docs', 'upgrading.md'), 'utf8');
+    const [, list = '', mark = ''] =
+      /```sh\n(kubectl get nodes -l .*)\n(kubectl label nodes .*)\n```/.exec(text) ?? [];
+    const words = (command: string): string[] => command.replaceAll("'", '').split(' ').slice(1);
+    const { stdout } = await berth.cluster.kubectl([...words(list), '--output=name']);
+    expect(stdout.trim().split('\n')).toEqual(['node/node1-berth', 'node/node2-berth']);
+    await berth.cluster.kubectl(words(mark));
+  }
+
   test('the earlier one is installed, and VMs run', async () => {
     const tag = { tag: EARLIER_TAG };
     await berth.helm(['install', 'berth', earlier.chart, '--create-namespace'], images(tag, tag));
@@ -80,6 +93,7 @@ describe.skipIf(unfit !== undefined)('helm upgrade', () => {
   test('the operator is upgraded: VMs run on, and agents one version behind run new ones', async () => {
     await berth.helm(['upgrade', 'berth', CHART], images({}, { tag: EARLIER_TAG }));
     await berth.rolledOut();
+    await markHosts();
     await runOn();
     await berth.createVM('between', 'guest', 8082);
     await berth.vms.waitForCondition('between', 'Ready', { status: 'True' }, BOOT);
