@@ -12,6 +12,7 @@ import type { Publisher } from './images/publisher.ts';
 import type { ImageStore } from './images/store.ts';
 import { Authorizer } from './kubelet/authorizer.ts';
 import { KubeletServer } from './kubelet/server.ts';
+import type { MachineUsers } from './machines/users.ts';
 import type { Network } from './network/network.ts';
 import { keepCertificates, servingCertificate } from './node/certificates.ts';
 import { REPORTING_CONTROLLER } from './node/constants.ts';
@@ -28,9 +29,9 @@ import type { Host } from './pods/host.ts';
 import { NetworkMonitor } from './pods/networkmonitor.ts';
 import { pullKeyring } from './pods/pullsecrets.ts';
 import { RecordStore } from './pods/record.ts';
+import { knowsItsPods } from './pods/uptodate.ts';
 import { TaskRunner } from './tasks/runner.ts';
 import { taskWork } from './tasks/work.ts';
-import { knowsItsPods } from './pods/uptodate.ts';
 
 /** What runs machines on this host. */
 export interface HostParts {
@@ -38,6 +39,8 @@ export interface HostParts {
   images: ImageStore;
   publisher: Publisher;
   network: Network;
+  /** Undefined where the agent is not root. */
+  users?: MachineUsers | undefined;
   /** Where the parts count, and the agent too. */
   metrics: Registry;
 }

@@ -18,6 +18,13 @@ const FENCE_AFTER_SECONDS = 40;
 /** A fault is to be reported within 5 s: two checks and the time that they take. */
 const NETWORK_CHECK_SECONDS = 2;
 
+/** Below are people, system users, and the users that systemd makes as it needs them (61184–65519). */
+const FIRST_MACHINE_USER = 65_536;
+/** Some programs take larger numbers for negative ones. */
+const LAST_MACHINE_USER = 2 ** 31 - 1;
+/** The images' reader and one machine. */
+const LEAST_MACHINE_USERS = 2;
+
 const nodeName = z
   .string()
   .refine(isHostName, 'a lower-case DNS label of at most 63 characters, such as "mac1"');
@@ -91,6 +98,24 @@ export const configSchema = z
         minimumFree: bytes.prefault('2Gi'),
         /** Where the cluster's image storage is a folder: where that is on this host. */
         storageFolder: path.optional(),
+      })
+      .prefault({}),
+    machines: z
+      .strictObject({
+        /**
+         * Numbers of users and groups, one for each machine, where the agent is root; the first is that of programs that
+         * read images. The default lies above what distributions give to containers (up to 600100000) and systemd to
+         * its own (up to 1879048191).
+         */
+        users: z
+          .strictObject({
+            first: z.int().min(FIRST_MACHINE_USER).max(LAST_MACHINE_USER).default(1_900_000_000),
+            count: z.int().min(LEAST_MACHINE_USERS).max(LAST_MACHINE_USER).default(10_000),
+          })
+          .refine(({ first, count }) => first + count - 1 <= LAST_MACHINE_USER, {
+            message: `first + count is beyond ${LAST_MACHINE_USER}`,
+          })
+          .prefault({}),
       })
       .prefault({}),
     /** Kept for the host itself, taken from what the Node offers. */

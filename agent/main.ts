@@ -6,6 +6,7 @@ import { pino } from 'pino';
 import { HostUnfitError, runAgent } from './agent.ts';
 import { type AgentConfig, ConfigError, loadConfig } from './config.ts';
 import { LockedError, lockDataDirectory } from './lock.ts';
+import { UserRangeError } from './machines/users.ts';
 import { NetworkSetupError } from './network/network.ts';
 import { JoinError } from './node/identity.ts';
 import { createParts } from './parts.ts';
@@ -48,7 +49,7 @@ async function run(config: AgentConfig): Promise<number> {
 
 /** What a person can act on is said in one line, without a stack. */
 function isForPeople(error: unknown): error is Error {
-  return [ConfigError, LockedError, JoinError, HostUnfitError, NetworkSetupError].some(
+  return [ConfigError, LockedError, JoinError, HostUnfitError, NetworkSetupError, UserRangeError].some(
     (kind) => error instanceof kind,
   );
 }

@@ -8,12 +8,14 @@ import { QemuDriver } from './drivers/qemu/driver.ts';
 import { HostImageStore } from './images/hoststore.ts';
 import { Publisher } from './images/publisher.ts';
 import { ownRoot } from './machines/ownroot.ts';
-import { nativeArchitecture } from './node/facts.ts';
+import { machineUsers } from './machines/users.ts';
 import { createNetwork, networkSchema } from './network/create.ts';
+import { nativeArchitecture } from './node/facts.ts';
 
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
   const { dataDirectory, architecture } = config;
   const metrics = createMetrics();
+  const users = await machineUsers(config.machines.users, logger);
   const images = await HostImageStore.open({
     dataDirectory,
     architecture: architecture ?? nativeArchitecture(),
@@ -26,6 +28,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   const readable = storageFolder === undefined ? sharedRoots : [...sharedRoots, storageFolder];
   return {
     metrics,
+    users,
     driver: new QemuDriver({
       dataDirectory,
       architecture,

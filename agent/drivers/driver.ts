@@ -2,6 +2,7 @@
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { BaseImage } from '../images/store.ts';
 import type { ConsoleLog } from '../machines/console.ts';
+import type { RunAs } from '../machines/users.ts';
 import type { GuestNetwork } from '../network/network.ts';
 
 /** `<data directory>/machines/<pod uid>`. */
@@ -19,6 +20,8 @@ export interface LaunchPlan {
   /** Path of an ISO image, attached as a read-only drive that is tried after the disk. */
   iso: string | undefined;
   network: GuestNetwork;
+  /** The machine's own user, which the hypervisor becomes; undefined where the agent is not root. */
+  runAs?: RunAs | undefined;
 }
 
 export type MachineState =

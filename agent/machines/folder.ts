@@ -36,7 +36,13 @@ const stateSchema = z.object({
   diskBytes: z.number().int().optional(),
   /** What the process was last started with; a resume must repeat it. */
   launched: z
-    .object({ cpu: z.number().int(), memoryBytes: z.number().int(), accelerator: z.string() })
+    .object({
+      cpu: z.number().int(),
+      memoryBytes: z.number().int(),
+      accelerator: z.string(),
+      /** Absent: of an agent that had one user for all machines, or that was not root. */
+      runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
+    })
     .optional(),
   /** A start is under way or done, and nobody has asked for an end. */
   intent: z.enum(['run', 'stop', 'suspend']),

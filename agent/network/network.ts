@@ -3,6 +3,7 @@
  * (bridge, rules, helpers) and one attachment per machine, keyed by Pod uid.
  */
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import type { RunAs } from '../machines/users.ts';
 
 /** What the hypervisor needs to connect one guest. */
 export interface GuestNetwork {
@@ -16,8 +17,8 @@ export interface AttachOptions {
   /** Colon-separated, lower or upper case. */
   macAddress: string;
   ports: MachinePort[];
-  /** The user QEMU runs as; a tap belongs to it. Without it, the agent's own user. */
-  runAs?: { uid: number; gid: number };
+  /** The machine's own user, which QEMU runs as; a tap belongs to it. Absent where the agent is not root, or an earlier agent made the process. */
+  runAs?: RunAs;
   /** The hypervisor already runs (found after a restart of the agent): reserved ports in use are its own. */
   running?: boolean;
 }

@@ -3,13 +3,13 @@ import type { Desired, MachineImageSource } from '../../api/v1alpha1/machine.ts'
 import type { Pod } from '../../kube/core.ts';
 import { pause } from '../../kube/time.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
+import { messageOf, reasonOf } from '../errors.ts';
 import { describeSource } from '../images/describe.ts';
 import type { Keyring } from '../images/registry/credentials.ts';
 import type { BaseImage, Holder, ImageFormat } from '../images/store.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
-import { reasonOf, messageOf } from '../errors.ts';
 import { timestamp } from '../time.ts';
-import type { Host } from './host.ts';
+import { type Host, ownUser } from './host.ts';
 import type { MachineRecord } from './record.ts';
 import type { Runtime, Task, TaskKind } from './runtime.ts';
 
@@ -241,7 +241,8 @@ function isAboutPorts(error: unknown): boolean {
 async function attach(action: Action): Promise<GuestNetwork> {
   const { host, record } = action;
   const { hardware, ports } = needed(record.machine);
-  const options = { macAddress: hardware.macAddress, ports };
+  const runAs = ownUser(host, record);
+  const options = { macAddress: hardware.macAddress, ports, ...(runAs && { runAs }) };
   // Before the attempt: what it leaves half done is to be given back too.
   host.records.update(record, { released: false });
   try {
@@ -271,6 +272,7 @@ function launchPlan(action: Action, network: GuestNetwork): LaunchPlan {
     diskSizeBytes: desired.diskSizeBytes ?? machine.diskSizeBytes ?? blank,
     iso: action.record.isoPath,
     network,
+    runAs: ownUser(action.host, action.record),
   };
 }
 

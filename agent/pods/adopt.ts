@@ -1,7 +1,9 @@
 /** What an earlier agent left on this host: machines that run on, and traces that belong to nobody. */
+import { join } from 'node:path';
+import { readMachineFile } from '../machines/folder.ts';
 import type { Host } from './host.ts';
-import { newRecord } from './record.ts';
 import type { Machines } from './machines.ts';
+import { newRecord } from './record.ts';
 
 /** Key of what no Pod of this host ever named: no namespace has a slash before its name, so no Pod can have it. */
 const STRAY_PREFIX = '/stray-';
@@ -11,18 +13,10 @@ const STRAY_PREFIX = '/stray-';
  * and makes known to the store which images machines run from, and to the network which attachments are to be there.
  */
 export async function adoptMachines(host: Host, machines: Machines): Promise<void> {
-  const uids = [...(await host.driver.list()).map(({ uid }) => uid), ...(await host.network.attached())];
-  for (const uid of new Set(uids)) {
-    if (host.records.get(uid) === undefined) {
-      host.logger.warn({ uid }, 'a machine without a record, removing it');
-      const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, ports: [] };
-      const record = newRecord({ uid, key: `${STRAY_PREFIX}${uid}`, machine: undefined, claim });
-      host.records.save({ ...record, created: true, released: false });
-    }
-  }
+  await adoptStrays(host);
   adoptImages(host);
   for (const record of host.records.list()) {
-    const { machine, uid } = record;
+    const { machine, uid, runAs } = record;
     if (record.released || machine === undefined) {
       continue;
     }
@@ -30,12 +24,28 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
     const state = await host.driver.inspect(runtime.folder);
     const { macAddress } = machine.hardware;
     try {
-      const options = { macAddress, ports: machine.ports, running: state.kind === 'running' };
+      const running = state.kind === 'running';
+      const options = { macAddress, ports: machine.ports, running, ...(runAs && { runAs }) };
       const network = await host.network.attach(uid, options);
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {
       // The machine runs on; checks go on repairing, and a start attaches again.
       host.logger.error({ err: error, uid }, 'network of a machine found on this host not attached');
+    }
+  }
+}
+
+/** What no record names. Its process keeps its user, which no other machine may get meanwhile. */
+async function adoptStrays(host: Host): Promise<void> {
+  const uids = [...(await host.driver.list()).map(({ uid }) => uid), ...(await host.network.attached())];
+  for (const uid of new Set(uids)) {
+    if (host.records.get(uid) === undefined) {
+      host.logger.warn({ uid }, 'a machine without a record, removing it');
+      const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, ports: [] };
+      const record = newRecord({ uid, key: `${STRAY_PREFIX}${uid}`, machine: undefined, claim });
+      const state = await readMachineFile(join(host.machinesDirectory, uid));
+      const runAs = state?.launched?.runAs;
+      host.records.save({ ...record, created: true, released: false, runAs });
     }
   }
 }

@@ -6,10 +6,11 @@ import type { KubeObject } from '../../kube/objects.ts';
 import type { Driver } from '../drivers/driver.ts';
 import type { Keyring } from '../images/registry/credentials.ts';
 import type { ImageStore } from '../images/store.ts';
+import type { MachineUsers, RunAs } from '../machines/users.ts';
 import type { Network } from '../network/network.ts';
 import type { HostCapacity } from './admission.ts';
 import type { NetworkMonitor } from './networkmonitor.ts';
-import type { RecordStore } from './record.ts';
+import type { MachineRecord, RecordStore } from './record.ts';
 
 export interface Host {
   readonly driver: Driver;
@@ -17,6 +18,8 @@ export interface Host {
   readonly monitor: NetworkMonitor;
   readonly images: ImageStore;
   readonly records: RecordStore;
+  /** Undefined where the agent is not root. */
+  readonly users?: MachineUsers | undefined;
   readonly bootId: string;
   /** Published as the Pods' hostIP. */
   readonly address: string;
@@ -34,4 +37,19 @@ export interface Host {
   event(regarding: KubeObject, text: EventText): void;
   /** What the pull secrets of a Pod open. Throws ImageError `PullSecretMissing`. */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
+}
+
+/**
+ * The machine's own user: given once, also to a machine of an earlier agent at its next start, and kept in its record
+ * until nothing of the machine is left. Undefined where the agent is not root.
+ */
+export function ownUser(
+  { users, records }: Pick<Host, 'users' | 'records'>,
+  record: MachineRecord,
+): RunAs | undefined {
+  if (record.runAs === undefined && users !== undefined) {
+    const taken = new Set(records.list().flatMap(({ runAs }) => runAs?.uid ?? []));
+    records.update(record, { runAs: users.choose(record.uid, taken) });
+  }
+  return record.runAs;
 }

@@ -6,6 +6,7 @@ import { mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { BaseImage } from '../images/store.ts';
+import type { RunAs } from '../machines/users.ts';
 import type { Claim } from './admission.ts';
 
 /** How a machine ended that nobody asked to end. */
@@ -46,6 +47,8 @@ export interface MachineRecord {
   created: boolean;
   base: BaseImage | undefined;
   isoPath: string | undefined;
+  /** The machine's own user, from its making until nothing of it is left; undefined where the agent is not root. */
+  runAs: RunAs | undefined;
   /** The hypervisor is meant to have a process. */
   running: boolean;
   /** It has run at least once. */
@@ -83,6 +86,7 @@ export function newRecord(o: {
     created: false,
     base: undefined,
     isoPath: undefined,
+    runAs: undefined,
     running: false,
     everRan: false,
     acknowledged: false,

@@ -21,6 +21,7 @@ import {
 } from './qemu-guest.ts';
 
 const GRACE_MILLISECONDS = 30_000;
+const OWN_USER = { uid: 1_900_000_007, gid: 1_900_000_007 };
 
 describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
   let host: Host;
@@ -33,7 +34,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     host = await makeHost();
     base = await guestBase('amd64');
     port = await freePort();
-    plan = planFor('amd64', port);
+    plan = { ...planFor('amd64', port), runAs: OWN_USER };
   }, 300_000);
 
   afterAll(async () => await host.end());
@@ -90,7 +91,14 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     if (process.getuid?.() !== 0) skip('only root can give up rights and make control groups');
     await host.driver.start(folder(), plan);
     const status = await readFile(`/proc/${await pid()}/status`, 'utf8');
-    expect(status).toMatch(/^Uid:\t65107\t65107\t65107\t65107$/m);
+    expect(status).toMatch(/^Uid:(\t1900000007){4}$/m);
+    expect(status).toMatch(/^Gid:(\t1900000007){4}$/m);
+    expect(status).toMatch(/^Groups:\t1900000007 *$/m);
+    const disk = await stat(join(folder().path, 'disk.qcow2'));
+    expect({ uid: disk.uid, mode: (disk.mode & 0o777).toString(8) }).toEqual({
+      uid: OWN_USER.uid,
+      mode: '600',
+    });
     expect(status).toMatch(/^CapEff:\t0+$/m);
     expect(status).toMatch(/^Seccomp:\t2$/m);
     const groups = (await readFile(`/proc/${await pid()}/cgroup`, 'utf8')).trim().split('\n');

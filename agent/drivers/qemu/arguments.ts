@@ -1,17 +1,13 @@
 /** A machine as QEMU's command line. Nothing here is read by a shell; what comes from outside is quoted for QEMU's own parser. */
 import type { MachineFile } from '../../machines/folder.ts';
 import { FILES } from '../../machines/folder.ts';
+import type { RunAs } from '../../machines/users.ts';
 import type { LaunchPlan } from '../driver.ts';
 import { cpuModel, type Platform } from './platform.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
 /** What the guest's drive shows. */
 export const DISK_NODE = 'disk';
-
-export interface RunAs {
-  uid: number;
-  gid: number;
-}
 
 export interface CommandLine {
   uid: string;

@@ -2,7 +2,6 @@ import type { Logger } from 'pino';
 import type { CgroupTree } from '../../machines/cgroup.ts';
 import type { OwnRoot } from '../../machines/ownroot.ts';
 import type { MachineFolder } from '../driver.ts';
-import type { RunAs } from './arguments.ts';
 
 /** What the machines of one driver share. */
 export interface MachineContext {
@@ -10,8 +9,8 @@ export interface MachineContext {
   cgroups: CgroupTree;
   /** Where machines don't share the agent's. */
   ownRoot: OwnRoot | undefined;
-  /** Whom QEMU becomes; undefined where the agent is not root. */
-  runAs: RunAs | undefined;
+  /** QEMU gives up root once everything is opened. */
+  isRoot: boolean;
   changed: (uid: string) => void;
   /** Begins to keep the console of a machine that runs. */
   tail: (folder: MachineFolder) => void;

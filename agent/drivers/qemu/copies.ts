@@ -3,6 +3,7 @@ import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, killForCertain } from '../../machines/process.ts';
+import { SHARED_RUN_AS } from '../../machines/users.ts';
 import { Turns } from '../../turns.ts';
 import {
   CopyError,
@@ -132,7 +133,7 @@ export class DiskCopies {
     await this.#note({ target: options.target });
     try {
       const consistency = running
-        ? await this.#copyRunning(options)
+        ? await this.#copyRunning(file, options)
         : await this.#copyStill(file, state, options);
       const { size } = await stat(options.target);
       await this.#note({ target: undefined });
@@ -161,11 +162,15 @@ export class DiskCopies {
     await writeCopyNote(path, { ...known, ...change });
   }
 
-  async #copyRunning({ target, signal, onProgress }: CopyOptions): Promise<DiskCopy['consistency']> {
+  async #copyRunning(
+    { launched }: MachineFile,
+    { target, signal, onProgress }: CopyOptions,
+  ): Promise<DiskCopy['consistency']> {
     const { path, uid } = this.#folder;
-    const { runAs, logger } = this.#context;
+    const { isRoot, logger } = this.#context;
     const qmp = await this.#machine.connect();
     if (qmp === undefined) throw new Error('the hypervisor has ended');
+    const runAs = isRoot ? (launched?.runAs ?? SHARED_RUN_AS) : undefined;
     const drive = await prepareSnapshot(qmp, path, runAs);
     const remember = async (frozen: boolean) => await this.#note({ frozen });
     const { frozen, problems } = await whileFrozen(

@@ -1,8 +1,11 @@
 /** qemu-img, with the format always said by us, and held to limits: it reads files that strangers made. */
 import { execFile } from 'node:child_process';
-import { open } from 'node:fs/promises';
+import { chmod, lchown, open } from 'node:fs/promises';
+import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { isMissing } from '../../errors.ts';
+import { FILES } from '../../machines/folder.ts';
+import type { RunAs } from '../../machines/users.ts';
 import { StartError } from '../driver.ts';
 
 const execute = promisify(execFile);
@@ -32,6 +35,19 @@ export async function createBlank(path: string, sizeBytes: number): Promise<void
 
 export async function growDisk(path: string, sizeBytes: number): Promise<void> {
   await qemuImg(['resize', '-q', '-f', 'qcow2', path, String(sizeBytes)]);
+}
+
+/** What a machine writes to is its own user's and nobody else's; also what an earlier agent made for another user. */
+export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<void> {
+  for (const name of [FILES.disk, FILES.variables]) {
+    try {
+      await chmod(join(folder, name), 0o600);
+      await lchown(join(folder, name), uid, gid);
+    } catch (error) {
+      // A machine may have neither.
+      if (!isMissing(error)) throw error;
+    }
+  }
 }
 
 /** Copies a file and leaves its zeros out: firmware variables are 64 MiB, nearly all of them zero. */

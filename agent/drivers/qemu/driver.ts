@@ -2,10 +2,10 @@
 import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import { isMissing } from '../../errors.ts';
 import type { BaseImage } from '../../images/store.ts';
 import { CgroupTree } from '../../machines/cgroup.ts';
 import { type ConsoleLog, ConsoleStore } from '../../machines/console.ts';
-import { isMissing } from '../../errors.ts';
 import {
   FILES,
   listFolders,
@@ -14,6 +14,7 @@ import {
   readMachineFile,
 } from '../../machines/folder.ts';
 import type { OwnRoot } from '../../machines/ownroot.ts';
+import { SHARED_RUN_AS } from '../../machines/users.ts';
 import { killForCertain } from '../../machines/process.ts';
 import {
   type Accelerator,
@@ -25,7 +26,6 @@ import {
   type MachineState,
   StartError,
 } from '../driver.ts';
-import type { RunAs } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { DiskCopies } from './copies.ts';
 import { copySparse, createBlank, createOverlay, growDisk } from './disk.ts';
@@ -40,14 +40,9 @@ export interface QemuDriverOptions {
   logger: Logger;
   /** Of machines that name none; the machine's own when absent. */
   architecture?: 'amd64' | 'arm64' | undefined;
-  /** Whom QEMU becomes once everything is opened. Used only where the agent is root; see {@link DEFAULT_RUN_AS}. */
-  runAs?: RunAs;
   /** For machines that are to outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;
 }
-
-/** In the range that Debian's policy reserves and gives to nobody (65000–65533), so that it owns nothing anywhere. */
-export const DEFAULT_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 
 export class QemuDriver implements Driver {
   readonly name = 'qemu';
@@ -71,7 +66,7 @@ export class QemuDriver implements Driver {
       logger: options.logger,
       cgroups: new CgroupTree(options.logger),
       ownRoot: options.ownRoot,
-      runAs: process.getuid?.() === 0 ? (options.runAs ?? DEFAULT_RUN_AS) : undefined,
+      isRoot: process.getuid?.() === 0,
       changed: (uid) => {
         for (const handler of this.#handlers) handler(uid);
       },
@@ -113,7 +108,7 @@ export class QemuDriver implements Driver {
     const copies = this.#copies(folder);
     await copies.exclusively(async () => {
       await copies.tidy();
-      await this.#start(folder, plan);
+      await this.#start(folder, this.#owned(plan));
     });
   }
 
@@ -155,7 +150,7 @@ export class QemuDriver implements Driver {
     await copies.exclusively(async () => {
       await copies.tidy();
       const state = await requireState(folder);
-      await this.#machine(folder).resume(plan, await this.#platformFor(state.architecture));
+      await this.#machine(folder).resume(this.#owned(plan), await this.#platformFor(state.architecture));
     });
   }
 
@@ -250,6 +245,11 @@ export class QemuDriver implements Driver {
       this.#consoles.set(folder.uid, store);
     }
     return store;
+  }
+
+  /** Root without a user for the machine never runs it as root. */
+  #owned(plan: LaunchPlan): LaunchPlan {
+    return { ...plan, runAs: this.#context.isRoot ? (plan.runAs ?? SHARED_RUN_AS) : undefined };
   }
 
   async #known(): Promise<Platform[]> {

@@ -13,7 +13,7 @@ import { StateFile } from '../../machines/statefile.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
 import { commandLine, processMark } from './arguments.ts';
 import type { MachineContext } from './context.ts';
-import { requireOwnData } from './disk.ts';
+import { giveDisk, requireOwnData } from './disk.ts';
 import { launch } from './launch.ts';
 import { restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
@@ -70,7 +70,8 @@ export class Machine {
 
   async start(plan: LaunchPlan, platform: Platform): Promise<void> {
     await rm(join(this.#folder.path, FILES.memory), { force: true });
-    const launched = { cpu: plan.cpu, memoryBytes: plan.memoryBytes, accelerator: platform.accelerator };
+    const { cpu, memoryBytes, runAs } = plan;
+    const launched = { cpu, memoryBytes, accelerator: platform.accelerator, runAs };
     await this.state.update({
       intent: 'run',
       live: true,
@@ -88,7 +89,11 @@ export class Machine {
 
   async resume(plan: LaunchPlan, platform: Platform): Promise<void> {
     // Until the memory is in the new process, the machine counts as suspended: whatever happens, nothing is lost.
-    await this.state.update({ intent: 'run', live: true, process: undefined, end: undefined });
+    const fresh = { intent: 'run', live: true, process: undefined, end: undefined } as const;
+    await this.state.change(({ launched }) => ({
+      ...fresh,
+      ...(launched && { launched: { ...launched, runAs: plan.runAs } }),
+    }));
     try {
       const qmp = await this.#bringUp(plan, platform, true);
       await restoreMemory(this.#folder.path, qmp);
@@ -150,7 +155,8 @@ export class Machine {
     const { cpu, memoryBytes } = state.launched ?? plan;
     const { uid, path } = this.#folder;
     if (state.diskBytes !== undefined) await requireOwnData(join(path, FILES.disk));
-    const { runAs } = this.#context;
+    const { runAs } = plan;
+    if (runAs !== undefined) await giveDisk(path, runAs);
     const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
     const { exited, identity } = await launch(this.#folder, [platform.binary, ...parameters], this.#context);
     const ended = new AbortController();

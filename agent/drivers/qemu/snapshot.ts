@@ -7,7 +7,8 @@
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../errors.ts';
-import { DISK_NODE, type RunAs } from './arguments.ts';
+import type { RunAs } from '../../machines/users.ts';
+import { DISK_NODE } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
 
 /** In the machine's folder; the hypervisor, which has given up its rights, may write there and nowhere else. */

@@ -1,0 +1,48 @@
+import { pino } from 'pino';
+import { describe, expect, it } from 'vitest';
+import { MachineUsers, machineUsers, overlapIn, UserRangeError } from './users.ts';
+
+const RANGE = { first: 1_900_000_000, count: 100 };
+const logger = pino({ level: 'silent' });
+
+describe('users of machines', () => {
+  it('are never given twice, stay within the range, and spare the one that reads images', () => {
+    const users = new MachineUsers(RANGE);
+    const taken = new Set<number>();
+    for (let machine = 0; machine < RANGE.count - 1; machine += 1) {
+      const { uid, gid } = users.choose(`machine-${machine}`, taken);
+      expect(taken.has(uid)).toBe(false);
+      expect(gid).toBe(uid);
+      taken.add(uid);
+    }
+    expect(Math.min(...taken)).toBe(users.reader.uid + 1);
+    expect(Math.max(...taken)).toBe(RANGE.first + RANGE.count - 1);
+    expect(() => users.choose('one more', taken)).toThrow(UserRangeError);
+  });
+
+  it('follow from the machine, so that a number that is free again is seldom the next one given', () => {
+    const users = new MachineUsers(RANGE);
+    expect(users.choose('a', new Set())).toEqual(users.choose('a', new Set()));
+    expect(users.choose('a', new Set())).not.toEqual(users.choose('b', new Set()));
+  });
+
+  it('may be no user, group or subordinate number of the host', () => {
+    const range = { first: 100_000, count: 10 };
+    expect(overlapIn('passwd', 'root:x:0:0::/root:/bin/sh\neve:x:100009:1::/:/bin/sh', range)).toMatch(
+      /^eve/,
+    );
+    expect(
+      overlapIn('passwd', 'eve:x:100010:1::/:/bin/sh\nbob:x:99999:1::/:/bin/sh\n', range),
+    ).toBeUndefined();
+    expect(overlapIn('subuid', 'eve:65536:65536', range)).toBe('eve:65536:65536');
+    expect(overlapIn('subgid', 'eve:65536:34464\neve:100010:1', range)).toBeUndefined();
+  });
+
+  it('are refused at start with the name of the setting', async ({ skip }) => {
+    if (process.getuid?.() !== 0) skip('only root has users to give');
+    await expect(machineUsers({ first: 0, count: 2 }, logger)).rejects.toThrow(
+      /^machines\.users: the numbers 0 to 1 overlap with "root:.*" in \/etc\/passwd: choose another first$/,
+    );
+    expect(await machineUsers(RANGE, logger)).toBeInstanceOf(MachineUsers);
+  });
+});

@@ -1,0 +1,43 @@
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, it, onTestFinished } from 'vitest';
+import { MachineUsers } from '../machines/users.ts';
+import { ownUser } from './host.ts';
+import { type MachineRecord, newRecord, RecordStore } from './record.ts';
+
+const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 0, ports: [] };
+
+function recordOf(uid: string, records: RecordStore): MachineRecord {
+  const record = newRecord({ uid, key: `default/${uid}`, machine: undefined, claim: CLAIM });
+  records.save(record);
+  return record;
+}
+
+it('a machine keeps its user over restarts of the agent, and no other machine gets it before the record is gone', async () => {
+  const directory = await mkdtemp(join(tmpdir(), 'berth-records-'));
+  onTestFinished(async () => await rm(directory, { recursive: true }));
+  // Two users for machines.
+  const users = new MachineUsers({ first: 1_900_000_000, count: 3 });
+  const earlier = new RecordStore(directory);
+  const given = ['a', 'b'].map((uid) => ownUser({ users, records: earlier }, recordOf(uid, earlier))?.uid);
+  expect(new Set(given)).toEqual(new Set([1_900_000_001, 1_900_000_002]));
+
+  const records = new RecordStore(directory);
+  const kept = ['a', 'b'].flatMap((uid) => {
+    const record = records.get(uid);
+    return record === undefined ? [] : ownUser({ users, records }, record)?.uid;
+  });
+  expect(kept).toEqual(given);
+  const third = recordOf('c', records);
+  expect(() => ownUser({ users, records }, third)).toThrow('machines.users: all 2 users are taken');
+  records.remove('a');
+  expect(ownUser({ users, records }, third)?.uid).toBe(given[0]);
+});
+
+it('an agent that is not root gives no users', async () => {
+  const directory = await mkdtemp(join(tmpdir(), 'berth-records-'));
+  onTestFinished(async () => await rm(directory, { recursive: true }));
+  const records = new RecordStore(directory);
+  expect(ownUser({ records }, recordOf('a', records))).toBeUndefined();
+});
