@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
@@ -110,4 +110,34 @@ test('name and address from the environment where the file leaves them out, as a
     address: '192.0.2.7',
   });
   expect(loadConfig(write(LEAST), environment)).toMatchObject({ nodeName: 'mac1', address: '192.0.2.1' });
+});
+
+describe('folders of shared files hold nothing of the agent', () => {
+  const WHY = 'overlap: whoever may make Images could read what the agent keeps there';
+  const images = (roots: string, rest = ''): readonly string[] =>
+    mistakes(`${LEAST}images: { sharedRoots: [${roots}]${rest} }\n`);
+
+  test.each(['data', '.', 'data/images', 'link', 'data/later/../images'])(
+    '%s beside dataDirectory data',
+    (root) => {
+      mkdirSync(join(directory, 'data'));
+      symlinkSync(join(directory, 'data'), join(directory, 'link'));
+      const shared = join(directory, root);
+      const own = join(directory, 'data');
+      expect(images(root)).toEqual([`images.sharedRoots: ${shared} and dataDirectory (${own}) ${WHY}`]);
+    },
+  );
+
+  test('nor of the storage of images, also where that is a link', () => {
+    mkdirSync(join(directory, 'shared'));
+    symlinkSync(join(directory, 'shared'), join(directory, 'storage'));
+    const [shared, storage] = ['shared', 'storage'].map((name) => join(directory, name));
+    expect(images('shared', ', storageFolder: storage')).toEqual([
+      `images.sharedRoots: ${shared} and images.storageFolder (${storage}) ${WHY}`,
+    ]);
+  });
+
+  test('folders beside one another are fine, also when one has the name of the other at its beginning', () => {
+    expect(images('data-shared, ..data', ', storageFolder: storage')).toEqual([]);
+  });
 });

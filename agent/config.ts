@@ -8,6 +8,7 @@ import { isHostName } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../api/v1alpha1/reservable.ts';
 import { networkSchema } from './network/create.ts';
+import { sharedRootMistakes } from './sharedroots.ts';
 
 /** The API server refuses to sign a certificate for less (422 on `expirationSeconds`). */
 const SHORTEST_CERTIFICATE_SECONDS = 600;
@@ -174,7 +175,12 @@ export function loadConfig(file: string, environment: Environment = process.env)
       result.error.issues.map((issue) => `${issue.path.join('.') || '(top)'}: ${issue.message}`),
     );
   }
-  return withAbsolutePaths(result.data, dirname(resolve(file)));
+  const config = withAbsolutePaths(result.data, dirname(resolve(file)));
+  const mistakes = sharedRootMistakes(config);
+  if (mistakes.length > 0) {
+    throw new ConfigError(file, mistakes);
+  }
+  return config;
 }
 
 /** Names of Kubernetes nodes may have dots, which a host's may not: its name is a label's value and a certificate's. */
