@@ -140,7 +140,7 @@ function throttled(running: Running, changed: () => void): (percent: number) => 
     if (running.state.kind !== 'running') {
       return;
     }
-    running.state.report.progressPercent = Math.floor(percent);
+    running.state.report.progressPercent = Math.min(100, Math.floor(percent));
     if (performance.now() - toldAt >= PROGRESS_MILLISECONDS) {
       toldAt = performance.now();
       changed();

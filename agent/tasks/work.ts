@@ -121,13 +121,16 @@ async function held(
   }
 }
 
-/** What the tag names now, by digest: of an image for several architectures that of the whole. */
+/** The digest that was asked for, else what the tag names now: of an image for several architectures that of the whole. */
 function pinned(host: TaskHost, { source }: TaskImage, base: BaseImage): string | undefined {
   if (source.type !== 'registry') {
     return undefined;
   }
-  const { registry, repository } = parseReference(source.reference);
+  const { registry, repository, digest } = parseReference(source.reference);
   const prefix = `${registry}/${repository}@`;
+  if (digest !== undefined) {
+    return `${prefix}${digest}`;
+  }
   const digests = host.images
     .images()
     .filter(({ names }) => names.includes(`${prefix}${base.digest}`))

@@ -65,7 +65,7 @@ export type Task = z.infer<typeof taskSchema>;
 
 export const taskReportSchema = z.object({
   /** 0–100 of what is to be moved. */
-  progressPercent: z.number().int().optional(),
+  progressPercent: z.number().int().min(0).max(100).optional(),
   /** Digest of the image: of its manifest, or of its file. */
   digest: z.string().optional(),
   /** Disk of a VM deployed from it. */

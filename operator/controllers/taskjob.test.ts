@@ -56,6 +56,16 @@ describe('a task whose Job has failed with its Pod', () => {
   });
 });
 
+describe('a task whose Pod failed with a reason that no condition may have', () => {
+  it.each(['', 'not one word', 'Ends-with-', '9', 'ä', 'A'.repeat(1000)])('"%s" is TaskFailed', (reason) => {
+    const seen = taskOutcome(
+      job(),
+      pod('Failed', { terminated: { exitCode: 1, reason, message: 'as told' } }),
+    );
+    expect(seen).toMatchObject({ kind: 'failed', reason: 'TaskFailed', message: 'as told' });
+  });
+});
+
 describe('a task whose Job is past its deadline', () => {
   it('has ended, whatever its Pod is seen to do: its host may never answer', () => {
     const late = job({ type: 'FailureTarget', reason: 'DeadlineExceeded', message: 'too long' });

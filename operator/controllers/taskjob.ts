@@ -113,8 +113,25 @@ function tolerations(dedicatedTo: string): Toleration[] {
   ];
 }
 
+/**
+ * Of these Pods those that the Job controller made for the Job. A label alone says nothing: a host can make Pods of its own
+ * (mirror Pods) with any label, but only its own Node may be their owner.
+ */
+export function podsOf(job: Job, pods: readonly Pod[]): Pod[] {
+  return pods.filter((pod) => ownerOf(pod) === job.metadata.uid);
+}
+
+/** The uid of the object whose controller made the Pod; empty when none did. */
+export function ownerOf({ metadata }: Pod): string {
+  return metadata.ownerReferences?.find(({ controller }) => controller === true)?.uid ?? '';
+}
+
 /** The Job controller's reason when the last Pod that the Job may have has failed. */
 const FAILED_WITH_ITS_POD = 'BackoffLimitExceeded';
+/** As `metav1.Condition` has it: another reason in our status would be refused by the API server at each write. */
+const REASON = /^[A-Za-z]([A-Za-z0-9_,:]{0,254}[A-Za-z0-9_])?$/;
+/** What a task failed with whose host gives no reason that can be written down. */
+const NO_REASON = 'TaskFailed';
 const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
 
 export type TaskOutcome =
@@ -145,10 +162,14 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
   if (terminated === undefined) {
     return undefined;
   }
-  const { exitCode, reason = 'TaskFailed', message = '', finishedAt } = terminated;
+  const { exitCode, reason = '', message = '', finishedAt } = terminated;
   return exitCode === 0
     ? { kind: 'succeeded', report: reportIn(message), finishedAt }
-    : { kind: 'failed', reason, message, finishedAt };
+    : { kind: 'failed', reason: writable(reason), message, finishedAt };
+}
+
+function writable(reason: string): string {
+  return REASON.test(reason) ? reason : NO_REASON;
 }
 
 /** On a host that does not answer a Job stays at FailureTarget, and never gets Failed. */

@@ -148,7 +148,8 @@ describe('an Image of a registry', () => {
     expect(condition(failed, 'Ready')).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
     expect(condition(failed, 'Ready')?.message).toMatch(/wrong password; tried again at /);
     const second = await host.beginTask(ref(await jobOf('locked', 'pull', 2)));
-    await host.finishTask(second, REPORT);
+    const reference = `registry.example/team/locked@${DIGEST}`;
+    await host.finishTask(second, { ...REPORT, reference });
     await untilPhase('locked', 'Ready');
   });
 

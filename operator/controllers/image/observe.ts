@@ -6,10 +6,12 @@ import type { Pod } from '../../../kube/core.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { type Job, JOB_NAME_LABEL } from '../../../kube/job.ts';
 import type { OperatorConfig } from '../../config.ts';
-import { taskOutcome } from '../taskjob.ts';
+import { podsOf, taskOutcome } from '../taskjob.ts';
 import { imageObjectName } from './content.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import { ATTEMPT_LABEL, IMAGE_UID_LABEL, OPERATION_LABEL, REQUESTED_AT_ANNOTATION } from './plan.ts';
+import { judgedOutcome } from './report.ts';
+import { taskOf } from './settle.ts';
 
 /** Index of Jobs by the uid of the Image or ISO that they work on. */
 export const JOBS_BY_IMAGE = 'image';
@@ -60,13 +62,13 @@ export function observeImage(sources: ImageSources, object: Image | ISO): Observ
 
 function imageJob(job: Job, { taskPods }: ImageSources): ImageJob {
   const { name, namespace, labels = {}, annotations = {} } = job.metadata;
-  const pod = taskPods.cache.byIndex(PODS_BY_JOB, `${namespace}/${name}`)[0];
+  const [pod] = podsOf(job, taskPods.cache.byIndex(PODS_BY_JOB, `${namespace}/${name}`));
   return {
     job,
     operation: labels[OPERATION_LABEL] ?? '',
     requestedAt: annotations[REQUESTED_AT_ANNOTATION],
     attempt: Number(labels[ATTEMPT_LABEL] ?? 1),
-    outcome: taskOutcome(job, pod),
+    outcome: judgedOutcome(taskOutcome(job, pod), taskOf(job), pod?.spec.nodeName),
   };
 }
 

@@ -60,7 +60,7 @@ function progressOf(observed: ObservedImage): Omit<Progress, 'refused'> {
     return { operation: undefined, blocked: due, job: undefined, retryAt: undefined };
   }
   const job = latest(observed.jobs, due.type, due.requestedAt);
-  return { operation: due, blocked: undefined, job, retryAt: job && retryTime(job) };
+  return { operation: due, blocked: undefined, job, retryAt: job && retryTime(job, observed.now) };
 }
 
 function isOpen({ outcome }: ImageJob): boolean {
@@ -84,13 +84,15 @@ function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
   return { ...observed, object: { ...object, status: { ...object.status, ...facts } } };
 }
 
-function retryTime({ outcome, attempt, operation }: ImageJob): number | undefined {
+/** Counted from the end of the work; from its beginning where the host says an end that is still to come. */
+function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number): number | undefined {
   const isAction = operation === 'commit' || operation === 'push';
   if (outcome.kind !== 'failed' || isAction || TERMINAL.has(outcome.reason)) {
     return undefined;
   }
   const wait = Math.min(RETRY_FIRST_MILLISECONDS * 2 ** (attempt - 1), RETRY_CAP_MILLISECONDS);
-  return Date.parse(outcome.finishedAt ?? '1970-01-01T00:00:00Z') + wait;
+  const finishedAt = Date.parse(outcome.finishedAt ?? '1970-01-01T00:00:00Z');
+  return (finishedAt <= now ? finishedAt : Date.parse(job.metadata.creationTimestamp ?? '')) + wait;
 }
 
 /** The same name for the same attempt at the same thing: made twice, the second is refused. */

@@ -109,7 +109,7 @@ function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: numbe
     digest: report.digest,
     size: quantity(report.sizeBytes),
     storageSize: quantity(report.storageBytes),
-    consistency: report.consistency,
+    consistency: taskOf(job)?.type === 'save' ? report.consistency : undefined,
     origin: originOf(job),
     lastUpdateTime: iso(now),
   };

@@ -8,7 +8,7 @@ import type { Job } from '../../../kube/job.ts';
 import type { OperatorConfig } from '../../config.ts';
 import { isHost } from '../host/view.ts';
 import { PODS_BY_NODE } from '../vm/observe.ts';
-import { isSeenAlive, taskOutcome, type TaskOutcome } from '../taskjob.ts';
+import { isSeenAlive, ownerOf, podsOf, taskOutcome, type TaskOutcome } from '../taskjob.ts';
 import { referenceOf, resolveImage } from './image.ts';
 import { PARKED_SECONDS } from './job.ts';
 import { CACHE_FINALIZER, ENTRY_UID_LABEL, type TaskType, TURN_ANNOTATION } from './names.ts';
@@ -44,7 +44,7 @@ export function observe(
   const jobs = sources.jobs.cache
     .byIndex(TASKS_BY_ENTRY, uid)
     .filter((job) => !isDeleted(job.metadata.uid ?? ''))
-    .map((job) => cacheJob(job, podOf(job, pods)));
+    .map((job) => cacheJob(job, podsOf(job, pods)[0]));
   const known = new Set(jobs.map((job) => job.uid));
   const { imageRef } = entry.spec;
   const image = imageRef && sources.images.cache.get(`${imageRef.namespace}/${imageRef.name}`);
@@ -105,14 +105,6 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
   return isOver || complete === undefined || isSeenAlive(pod)
     ? outcome
     : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
-}
-
-function podOf(job: Job, pods: readonly Pod[]): Pod | undefined {
-  return pods.find((pod) => ownerOf(pod) === job.metadata.uid);
-}
-
-function ownerOf({ metadata }: Pod): string {
-  return metadata.ownerReferences?.find(({ controller }) => controller === true)?.uid ?? '';
 }
 
 /** Whoever works already goes on; else the oldest. Two of the same second are told apart by their names. */

@@ -50,12 +50,13 @@ function pod(name: string, second: number, terminated: ContainerState['terminate
   const { metadata } = job();
   const creationTimestamp = `2026-01-01T00:00:0${second}Z`;
   const labels = { [JOB_NAME_LABEL]: metadata.name };
+  const owner = { apiVersion: 'batch/v1', kind: 'Job', name: metadata.name, uid: 'j', controller: true };
   const state = { ...(terminated && { terminated }) };
   const container = { name: 'task', image: '', imageID: '', ready: false, restartCount: 0, state };
   return {
     apiVersion: 'v1',
     kind: 'Pod',
-    metadata: { name, namespace: 'berth-system', labels, creationTimestamp },
+    metadata: { name, namespace: 'berth-system', labels, creationTimestamp, ownerReferences: [owner] },
     spec: { containers: [] },
     status: { phase: 'Failed', containerStatuses: [container] },
   };
@@ -99,6 +100,14 @@ describe('a removal', () => {
     const over = job({ type: 'Complete' });
     expect(endOf(over, [failed('a', 1, 'away'), done({})])).toEqual({ kept: undefined });
     expect(endOf(over, [done({ kept: 'it removes nothing' })])).toEqual({ kept: 'it removes nothing' });
+  });
+
+  it('is not told by a Pod that only has the label of its Job', () => {
+    const foreign = done({ kept: 'what a host wants' });
+    foreign.metadata.ownerReferences = [
+      { apiVersion: 'v1', kind: 'Node', name: 'mac1', uid: 'n', controller: true },
+    ];
+    expect(endOf(job({ type: 'Complete' }), [foreign])).toBeUndefined();
   });
 
   it('is not over before its result is seen', () => {

@@ -8,7 +8,7 @@ import type { Informer } from '../../../../kube/informer.ts';
 import type { Job } from '../../../../kube/job.ts';
 import { keyOf } from '../../../../kube/objects.ts';
 import { IMAGES, ISOS } from '../../../resources.ts';
-import { taskOutcome } from '../../taskjob.ts';
+import { podsOf, taskOutcome } from '../../taskjob.ts';
 import { PODS_BY_JOB } from '../observe.ts';
 import { type Needs, needsOf } from './place.ts';
 import type { Removal, RemovalEnd } from './plan.ts';
@@ -41,7 +41,9 @@ function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
   if (isOver !== true) {
     return undefined;
   }
-  const newest = taskPods.cache.byIndex(PODS_BY_JOB, keyOf(job)).toSorted(byAge).at(-1);
+  const newest = podsOf(job, taskPods.cache.byIndex(PODS_BY_JOB, keyOf(job)))
+    .toSorted(byAge)
+    .at(-1);
   const outcome = taskOutcome(job, newest);
   switch (outcome.kind) {
     case 'succeeded':
