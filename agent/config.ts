@@ -128,6 +128,14 @@ export const configSchema = z
      * same memory is not promised by two Nodes.
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
+    /**
+     * Networks of the cluster's Pods and Services, which an agent cannot find out by itself: no image is fetched from there, but
+     * from registries named in `images.registries`.
+     */
+    clusterCIDRs: z
+      .array(z.union([z.cidrv4(), z.cidrv6()]))
+      .max(64)
+      .default([]),
     cpuOvercommit: z.number().min(1).max(64).default(1),
     /** Guests of another architecture than the machine's own run emulated. */
     architecture: z.enum(['amd64', 'arm64']).optional(),

@@ -20,6 +20,8 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     dataDirectory,
     architecture: architecture ?? nativeArchitecture(),
     ...config.images,
+    clusterCIDRs: config.clusterCIDRs,
+    ownAddresses: [config.address],
     metrics,
     logger: logger.child({ part: 'images' }),
   });

@@ -1,16 +1,88 @@
-import { expect, it } from 'vitest';
-import { isForbiddenAddress } from './addresses.ts';
+import { networkInterfaces } from 'node:os';
+import { describe, expect, it } from 'vitest';
+import { Addresses } from './addresses.ts';
 
-it.each([
+const clusterCIDRs = ['10.96.0.0/12', 'fd77::/48'];
+const strict = new Addresses({ allowLoopback: false, clusterCIDRs, ownAddresses: ['192.0.2.7'] });
+const loopback = new Addresses({ allowLoopback: true, clusterCIDRs });
+
+const LOCAL = [
   '127.0.0.1',
-  '169.254.169.254',
-  '::1',
-  'fe80::1',
   '0.0.0.0',
+  '::1',
+  '::',
+  'fe80::1',
+  'fe80::1%eth0',
   '::ffff:127.0.0.1',
+  '169.254.9.9',
+];
+const METADATA = [
+  '169.254.169.254',
+  '169.254.170.2',
   '::ffff:169.254.169.254',
-])('%s is an address of the host or its link', (address) => expect(isForbiddenAddress(address)).toBe(true));
+  '64:ff9b::a9fe:a9fe',
+  'fd00:ec2::254',
+  'fd20:ce::254',
+  '100.100.100.200',
+  '168.63.129.16',
+  '192.0.0.192',
+];
+const CLUSTER = ['10.96.0.1', '10.111.255.255', '::ffff:10.96.0.1', '64:ff9b::a60:1', 'fd77::1'];
+const SPECIAL = [
+  '224.0.0.1',
+  '255.255.255.255',
+  'ff02::1',
+  '::7f00:1',
+  '2002:7f00:1::',
+  '::ffff:0:7f00:1',
+  '2001::1',
+];
+const OPEN = [
+  '10.0.0.1',
+  '10.112.0.1',
+  '192.168.1.1',
+  '151.101.1.6',
+  '2001:db8::1',
+  'fd00::1',
+  '64:ff9b::808:808',
+];
 
-it.each(['10.0.0.1', '192.168.1.1', '2001:db8::1', '151.101.1.6'])('%s is not', (address) =>
-  expect(isForbiddenAddress(address)).toBe(false),
-);
+describe('an address', () => {
+  it.each([...LOCAL, '64:ff9b::7f00:1', '192.0.2.7', '::ffff:192.0.2.7'])(
+    '%s is of the host or its link',
+    (address) => {
+      expect(strict.refusal(address)).toContain('of this host or its link');
+    },
+  );
+
+  it('of an interface of the host is its own', () => {
+    const addresses = Object.values(networkInterfaces()).flatMap((each) =>
+      (each ?? []).map(({ address }) => address),
+    );
+    expect(addresses.filter((address) => strict.refusal(address)?.includes('of this host') !== true)).toEqual(
+      [],
+    );
+  });
+
+  it.each(METADATA)("%s is of a cloud's metadata", (address) => {
+    expect(strict.refusal(address)).toContain('metadata');
+  });
+
+  it.each(CLUSTER)('%s is of the cluster', (address) =>
+    expect(strict.refusal(address)).toContain('clusterCIDRs'),
+  );
+
+  it.each(SPECIAL)('%s is of no server', (address) =>
+    expect(strict.refusal(address)).toContain('of a server'),
+  );
+
+  it.each(OPEN)('%s is open', (address) => expect(strict.refusal(address)).toBeUndefined());
+
+  it('that cannot be read is refused', () => expect(strict.refusal('0177.0.0.1')).toBeDefined());
+});
+
+it('loopback that is allowed opens this host and its link, and nothing else', () => {
+  expect(LOCAL.flatMap((address) => loopback.refusal(address) ?? [])).toEqual([]);
+  const others = [...METADATA, ...CLUSTER, ...SPECIAL];
+  expect(others.filter((address) => loopback.refusal(address) === undefined)).toEqual([]);
+});

@@ -6,6 +6,7 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { Addresses } from './addresses.ts';
 import { download } from './fetch.ts';
 
 const BYTES = 4 * 1024 ** 2;
@@ -76,7 +77,8 @@ describe('a download', () => {
   }
 
   async function fetch(digest = sha256, signal = new AbortController().signal): Promise<void> {
-    await download(url, digest, path, { signal, allowLoopback: true, onProgress: (at) => percents.push(at) });
+    const addresses = new Addresses({ allowLoopback: true });
+    await download(url, digest, path, { signal, addresses, onProgress: (at) => percents.push(at) });
   }
 
   /** `toEqual` takes a second for so much. */

@@ -6,7 +6,7 @@ import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, rm } from 'node:fs/promises';
 import { Agent, type Dispatcher, request } from 'undici';
 import { isDiskFull } from '../errors.ts';
-import { checkedLookup, checkLiteralAddress } from './addresses.ts';
+import type { Addresses } from './addresses.ts';
 import { readSource, type Source, sourceFile, sourceOf, writeSource } from './fetchsource.ts';
 import { writeAll } from './formats/sparse.ts';
 import {
@@ -33,8 +33,8 @@ export interface FetchOptions {
   /** Awaited before the first byte is written: how many there will be in all, where the server says it. */
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
-  /** Also from addresses of this host itself and of its link: for tests and mirrors on the host. */
-  allowLoopback: boolean;
+  /** Which may be connected to. */
+  addresses: Addresses;
 }
 
 /**
@@ -52,8 +52,7 @@ export async function download(
     headersTimeout: HEADERS_TIMEOUT_MILLISECONDS,
     bodyTimeout: BODY_IDLE_TIMEOUT_MILLISECONDS,
     allowH2: false,
-    // The addresses that are connected to are the ones that were checked: a second look-up could answer otherwise.
-    connect: options.allowLoopback ? {} : { lookup: checkedLookup },
+    connect: options.addresses.connector({ allowH2: false }),
   });
   try {
     const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
@@ -232,11 +231,11 @@ type Response = Dispatcher.ResponseData;
 async function follow(
   first: URL,
   headers: Record<string, string>,
-  { dispatcher, signal, allowLoopback }: FetchOptions & { dispatcher: Dispatcher },
+  { dispatcher, signal }: FetchOptions & { dispatcher: Dispatcher },
 ): Promise<Response> {
   let url = first;
   for (let hop = 0; hop <= REDIRECT_LIMIT; hop += 1) {
-    checkUrl(url, allowLoopback);
+    checkProtocol(url);
     const response = await request(url, { dispatcher, signal, headers });
     const { location } = response.headers;
     // 416: what is there is longer than what there is.
@@ -262,12 +261,10 @@ function refusal(url: URL, { statusCode, headers }: Response): Error {
   return isTransient ? new TransientError(error, retryAfterMilliseconds(headers['retry-after'])) : error;
 }
 
-/** Literal addresses are never looked up, so they are checked here. */
-function checkUrl(url: URL, allowLoopback: boolean): void {
+function checkProtocol(url: URL): void {
   if (url.protocol !== 'http:' && url.protocol !== 'https:') {
     throw new ImageError('ImageSourceUnsupported', `${url.protocol} is not http or https`);
   }
-  if (!allowLoopback) checkLiteralAddress(url);
 }
 
 function asFailure(error: unknown, url: string, signal: AbortSignal): unknown {

@@ -4,6 +4,7 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
 import { Access } from './access.ts';
+import { Addresses } from './addresses.ts';
 import { type Asked, Catalog, type Stored } from './catalog.ts';
 import { FileSource } from './filesource.ts';
 import { Holds } from './holds.ts';
@@ -39,6 +40,10 @@ export interface HostImageStoreOptions extends SpaceLimits {
   storageFolder?: string | undefined;
   /** Fetch also from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;
+  /** Networks of the cluster's Pods and Services: nothing is fetched from there but by registries that have settings. */
+  clusterCIDRs?: readonly string[];
+  /** Of this host, beside those of its interfaces. */
+  ownAddresses?: readonly string[];
   /** `credentialsFile`: opens the cluster's own storage, and nothing else. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
   metrics: Registry;
@@ -57,7 +62,8 @@ export class HostImageStore implements ImageStore {
   readonly #space: Space;
 
   private constructor(options: HostImageStoreOptions, layout: Layout) {
-    const { logger, allowLoopbackHttp: allowLoopback, registries } = options;
+    const { logger, registries, allowLoopbackHttp, clusterCIDRs = [], ownAddresses = [] } = options;
+    const rules = { allowLoopback: allowLoopbackHttp, clusterCIDRs, ownAddresses };
     this.#options = options;
     const catalog = new Catalog(layout, this.#holds, logger);
     const space = new Space({ ...options, layout, catalog, onEviction: () => metrics.evictions.inc() });
@@ -68,10 +74,10 @@ export class HostImageStore implements ImageStore {
     const making = new Making({ layout, catalog, space, metrics });
     this.#catalog = catalog;
     this.#space = space;
-    this.registries = new Registries({ registries, allowLoopback });
+    this.registries = new Registries({ registries, ...rules });
     const access = new Access(this.registries);
     this.#registrySource = new RegistrySource({ catalog, making, access, metrics });
-    this.#httpSource = new HttpSource({ catalog, making, metrics, allowLoopback, logger });
+    this.#httpSource = new HttpSource({ catalog, making, metrics, addresses: new Addresses(rules), logger });
     this.#fileSource = new FileSource(catalog, layout.root);
   }
 

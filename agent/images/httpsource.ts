@@ -3,6 +3,7 @@ import { existsSync } from 'node:fs';
 import { rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import type { Addresses } from './addresses.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { download } from './fetch.ts';
 import { Flights } from './flight.ts';
@@ -30,7 +31,7 @@ export interface HttpSourceParts {
   catalog: Catalog;
   making: Making;
   metrics: ImageMetrics;
-  allowLoopback: boolean;
+  addresses: Addresses;
   logger: Logger;
 }
 
@@ -76,11 +77,11 @@ export class HttpSource {
     target: PullTarget,
     { signal, need, onProgress }: Watched & Pick<HttpRequest, 'onProgress'>,
   ): Promise<void> {
-    const { allowLoopback, metrics, logger } = this.#parts;
+    const { addresses, metrics, logger } = this.#parts;
     // Of an earlier attempt: it has its name only when it is whole.
     if (existsSync(target.disk)) return;
     const fetched = join(target.folder, 'download');
-    await download(url, sha256, fetched, { signal, onProgress, onTotal: need, allowLoopback });
+    await download(url, sha256, fetched, { signal, onProgress, onTotal: need, addresses });
     const { size } = await stat(fetched);
     metrics.pulledBytes.inc(size);
     const compression = await compressionOf(fetched);

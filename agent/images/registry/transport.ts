@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { Agent, type Dispatcher, Pool, request } from 'undici';
-import { checkedLookup, checkLiteralAddress } from '../addresses.ts';
+import { Addresses, type AddressRules } from '../addresses.ts';
 import { networkError } from '../retries.ts';
 import { ImageError } from '../store.ts';
 import { apiHost } from './reference.ts';
@@ -27,11 +27,10 @@ export interface RegistrySettings {
   plainHttp?: boolean | undefined;
 }
 
-export interface RegistriesOptions {
-  /** Only those that need settings; their addresses may also be of this host or its link. */
+/** The rules hold for all hosts but the registries that have settings. */
+export interface RegistriesOptions extends AddressRules {
+  /** Only those that need settings; their addresses may be any. */
   registries: readonly RegistrySettings[];
-  /** Addresses of this host and its link everywhere. */
-  allowLoopback: boolean;
 }
 
 export interface Exchange {
@@ -59,11 +58,11 @@ export interface Response {
 export class Transport {
   readonly #agent: Agent;
   readonly #settings = new Map<string, RegistrySettings & { ca?: string }>();
-  readonly #allowLoopback: boolean;
+  readonly #addresses: Addresses;
 
   /** Reads the files of authorities; throws when one cannot be read. */
   constructor(options: RegistriesOptions) {
-    this.#allowLoopback = options.allowLoopback;
+    this.#addresses = new Addresses(options);
     for (const settings of options.registries) {
       const ca = settings.caFile === undefined ? {} : { ca: readFileSync(settings.caFile, 'utf8') };
       const { host } = baseUrl(settings.host, settings.plainHttp);
@@ -104,7 +103,6 @@ export class Transport {
   }
 
   async #exchange(exchange: Exchange, url: URL, signal: AbortSignal): Promise<Response> {
-    if (!this.#isOpen(url.host)) checkLiteralAddress(url);
     const { method, authorization } = exchange;
     // Storage behind a registry refuses the registry's credentials, and must not see them.
     const isOwn = url.origin === exchange.url.origin;
@@ -126,23 +124,21 @@ export class Transport {
     return { status: statusCode, headers: answered, body, url };
   }
 
-  #isOpen(host: string): boolean {
-    return this.#allowLoopback || this.#settings.has(host);
-  }
-
   #poolOptions(origin: string | URL): Pool.Options {
     const { host } = typeof origin === 'string' ? new URL(origin) : origin;
-    const ca = this.#settings.get(host)?.ca;
+    const settings = this.#settings.get(host);
+    const ca = settings?.ca;
+    const connect = {
+      timeout: CONNECT_TIMEOUT_MILLISECONDS,
+      allowH2: false,
+      ...(ca === undefined ? {} : { ca }),
+    };
     return {
       allowH2: false,
       connections: CONNECTIONS_PER_HOST,
       headersTimeout: HEADERS_TIMEOUT_MILLISECONDS,
       bodyTimeout: BODY_IDLE_TIMEOUT_MILLISECONDS,
-      connect: {
-        timeout: CONNECT_TIMEOUT_MILLISECONDS,
-        ...(ca === undefined ? {} : { ca }),
-        ...(this.#isOpen(host) ? {} : { lookup: checkedLookup }),
-      },
+      connect: settings === undefined ? this.#addresses.connector(connect) : connect,
     };
   }
 }
