@@ -119,6 +119,19 @@ export interface CertificateSigningRequest extends KubeObject {
   status?: { conditions?: CertificateSigningRequestCondition[]; certificate?: string };
 }
 
+export interface Service extends KubeObject {
+  spec?: { clusterIPs?: string[] };
+}
+
+export interface EndpointSlice extends KubeObject {
+  endpoints?: { addresses: string[] }[];
+}
+
+/** Where the addresses of Services come from; the API server makes `kubernetes` from its own flags. */
+export interface ServiceCIDR extends KubeObject {
+  spec?: { cidrs?: string[] };
+}
+
 export interface TokenReview extends KubeObject {
   spec: { token: string; audiences?: string[] };
   status?: {
@@ -207,6 +220,24 @@ export const CERTIFICATE_SIGNING_REQUESTS = resource<CertificateSigningRequest>(
   apiVersion: 'certificates.k8s.io/v1',
   kind: 'CertificateSigningRequest',
   plural: 'certificatesigningrequests',
+  namespaced: false,
+});
+export const SERVICES = resource<Service>({
+  apiVersion: CORE,
+  kind: 'Service',
+  plural: 'services',
+  namespaced: true,
+});
+export const ENDPOINT_SLICES = resource<EndpointSlice>({
+  apiVersion: 'discovery.k8s.io/v1',
+  kind: 'EndpointSlice',
+  plural: 'endpointslices',
+  namespaced: true,
+});
+export const SERVICE_CIDRS = resource<ServiceCIDR>({
+  apiVersion: 'networking.k8s.io/v1',
+  kind: 'ServiceCIDR',
+  plural: 'servicecidrs',
   namespaced: false,
 });
 export const TOKEN_REVIEWS = resource<TokenReview>({

@@ -67,6 +67,22 @@ const imageStorageSchema = z
     error: 'exactly one of registry and folder is needed',
   });
 
+/** What is true of every host, whatever it says of itself. */
+const hostsSchema = z
+  .strictObject({
+    /** Addresses that hosts may have serving certificates for: by default private ones (RFC 1918, RFC 4193). */
+    addressCIDRs: z
+      .array(z.union([z.cidrv4(), z.cidrv6()]))
+      .min(1)
+      .default(['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16', 'fc00::/7']),
+    /** A host of this name beside a kubelet's Node, NODE + this, is on the same machine. None is where it is empty. */
+    nodeNameSuffix: z
+      .string()
+      .regex(/^(-[a-z0-9-]*[a-z0-9])?$/)
+      .default('-berth'),
+  })
+  .prefault({});
+
 export const configSchema = z.strictObject({
   namespaces: z
     .strictObject({
@@ -88,6 +104,7 @@ export const configSchema = z.strictObject({
   cacheRetrySeconds: seconds(1, 60),
   /** How long a host may be silent before its VMs are Failed/HostLost; from its Node's Ready turning Unknown. */
   hostLostTimeoutSeconds: seconds(1, 600),
+  hosts: hostsSchema,
   /** Of every machine's Pod, so that none preempts another and no DaemonSet preempts a VM. */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,

@@ -16,6 +16,7 @@ import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from '../resources
 import { CertificateReconciler } from './certificates/controller.ts';
 import { enqueueRequests, REQUEST_INDEXES } from './certificates/watch.ts';
 import { approvalsSelector, HostApprovals } from './host/approvals.ts';
+import { watchAddresses } from './certificates/surroundings.ts';
 import { HostReconciler } from './host/controller.ts';
 import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { imagesAffected } from './image/dependents.ts';
@@ -135,6 +136,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
     namespaces: new Informer(client, NAMESPACES, base),
     requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, { ...base, indexes: REQUEST_INDEXES }),
     approvals: new Informer(client, CONFIG_MAPS, { ...base, ...approvalsSelector(config.namespaces.system) }),
+    addresses: watchAddresses(client, logger),
   };
 }
 
@@ -197,17 +199,9 @@ function imageController(
   watches: Watches,
   about: Pick<ImageControllerOptions, 'kind' | 'resource' | 'objects'>,
 ): Controller {
-  const { client, config, recorder, registry, logger, clock } = options;
+  const { registry, logger } = options;
   const consistency = new Consistency();
-  const reconciler = new ImageReconciler({
-    ...watches,
-    ...about,
-    client,
-    config,
-    recorder,
-    consistency,
-    clock,
-  });
+  const reconciler = new ImageReconciler({ ...options, ...watches, ...about, consistency });
   const controller = new Controller({
     name: about.kind.toLowerCase(),
     workers: FEW_WORKERS,
@@ -261,11 +255,12 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
 }
 
 function certificateController(
-  { client, registry, logger, clock }: OperatorOptions,
+  options: OperatorOptions,
   watches: Watches,
   approvals: HostApprovals,
 ): Controller {
-  const reconciler = new CertificateReconciler({ client, requests: watches.requests, approvals, clock });
+  const { registry, logger } = options;
+  const reconciler = new CertificateReconciler({ ...options, ...watches, approvals });
   const controller = new Controller({
     name: 'certificate',
     workers: FEW_WORKERS,

@@ -157,8 +157,10 @@ describe('the table', () => {
         'patch nodes/status',
         `update leases.coordination.k8s.io in ${SYSTEM}`,
         'create tokenreviews.authentication.k8s.io',
+        'list servicecidrs.networking.k8s.io',
       ],
       [
+        'list services in default',
         `get secrets in ${OWN}`,
         `get secrets in ${SYSTEM}`,
         `create vms.berth.dev in ${OWN}`,

@@ -51,6 +51,8 @@ export async function startOperator(
     config,
     stringify({
       ...options.config,
+      // Agents of tests are at loopback addresses.
+      hosts: { addressCIDRs: ['127.0.0.0/8', '10.0.0.0/8'], ...section(options.config, 'hosts') },
       metrics: { address: `127.0.0.1:${metricsPort}`, ...section(options.config, 'metrics') },
       health: { address: `127.0.0.1:${healthPort}`, ...section(options.config, 'health') },
     }),

@@ -25,6 +25,8 @@ const EXAMPLES: Readonly<Record<string, unknown>> = {
   'config.defaults.memory': '2Gi',
   'config.defaults.diskSize': '20Gi',
   'config.imageStorage.registry.prefix': 'registry.example/berth',
+  'config.hosts.addressCIDRs': ['10.1.0.0/16', 'fd00:1::/64'],
+  'config.hosts.nodeNameSuffix': '-vms',
   'config.priorityClassName': 'berth-machines',
   'config.leaderElection.leaseDurationSeconds': 12,
   'config.leaderElection.renewDeadlineSeconds': 7,

@@ -52,7 +52,8 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- end -}}
 {{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "prefix" .Values.namespaces.prefix -}}
 {{- $own := dict "namespaces" $namespaces "metrics" $metrics "health" (dict "address" ":8081") "priorityClassName" (include "berth.priorityClass" .) -}}
-{{- toYaml (merge $own (deepCopy .Values.config)) -}}
+{{- $usual := dict "hosts" (dict "nodeNameSuffix" .Values.agent.nodeNameSuffix) -}}
+{{- toYaml (merge $own (deepCopy .Values.config) $usual) -}}
 {{- end }}
 
 {{/* Where the API server reaches the agent on its node. */}}

@@ -75,6 +75,12 @@ function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal 
           message: `a client certificate may have no subject alternative names: ${names.join(', ')}`,
         };
   }
+  if (request.dnsNames.length > 0) {
+    return {
+      reason: 'InvalidNames',
+      message: `a serving certificate may be for IP addresses only, not for ${request.dnsNames.join(', ')}`,
+    };
+  }
   return names.length > 0
     ? undefined
     : {

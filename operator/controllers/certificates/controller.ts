@@ -9,11 +9,13 @@ import {
   type Node,
   NODES,
 } from '../../../kube/core.ts';
-import { isNotFound } from '../../../kube/errors.ts';
+import { isNotFound, unlessMissing } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
+import type { OperatorConfig } from '../../config.ts';
 import type { HostApprovals } from '../host/approvals.ts';
 import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
-import { decide, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
+import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
+import { surroundings } from './surroundings.ts';
 
 /** A host makes its Node again within a second; of others, without a Node, the control plane removes the request within a day. */
 const NODE_LOOK_MILLISECONDS = 10_000;
@@ -24,6 +26,9 @@ export interface CertificateControllerOptions {
   readonly client: KubeClient;
   readonly requests: Informer<CertificateSigningRequest>;
   readonly approvals: HostApprovals;
+  /** All Nodes, hosts or not: see surroundings.ts. */
+  readonly addresses: Informer<Node>;
+  readonly config: Pick<OperatorConfig, 'hosts'>;
   readonly clock: () => number;
 }
 
@@ -68,19 +73,17 @@ export class CertificateReconciler {
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
     const node = name === undefined ? undefined : await this.#node(name);
-    return { decision: decide(requester, csr, request, node), name };
+    const decision = decide(requester, csr, request, node);
+    return {
+      decision:
+        decision.kind === 'serving' ? decideServing(decision, await surroundings(this.#options)) : decision,
+      name,
+    };
   }
 
   /** Asked of the server: a cache that lags behind would give a known host's identity away. */
-  async #node(name: string): Promise<Node | undefined> {
-    try {
-      return await this.#options.client.get(NODES, { name });
-    } catch (error) {
-      if (isNotFound(error)) {
-        return undefined;
-      }
-      throw error;
-    }
+  #node(name: string): Promise<Node | undefined> {
+    return unlessMissing(this.#options.client.get(NODES, { name }));
   }
 
   async #write(

@@ -3,7 +3,8 @@ import { describe, expect, it } from 'vitest';
 import { InvalidSigningRequestError, type SigningRequest } from '../../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
 import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
-import { decide, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
+import type { Surroundings } from './addresses.ts';
+import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 
 /** About one in 200 is. */
 const OF_WHICH_SOME_ARE_APPROVED = 5_000;
@@ -28,6 +29,16 @@ const NODES = new Map([
   ['h1', nodeOf('h1', { 'berth.node-restriction.kubernetes.io/host': 'true' }, '127.0.0.1')],
   ['k1', nodeOf('k1', { 'berth.dev/host': 'true' }, '127.0.0.2')],
 ]);
+
+const SURROUNDINGS: Surroundings = {
+  nodesAt: (address) =>
+    [...NODES.keys()].filter((name) =>
+      NODES.get(name)?.status?.addresses?.some((one) => one.address === address),
+    ),
+  apiServer: [],
+  serviceCIDRs: [],
+  settings: { addressCIDRs: ['127.0.0.0/8'], nodeNameSuffix: '-berth' },
+};
 
 function nodeUser(name: string): Asker {
   return { username: `system:node:${name}`, groups: ['system:nodes', 'system:authenticated'] };
@@ -78,9 +89,11 @@ function judge(
   };
   const requester = requesterOf(csr);
   const reading: Reading = parsed ?? new InvalidSigningRequestError('no request');
-  return requester === undefined
-    ? { kind: 'ignore' }
-    : decide(requester, csr, reading, NODES.get(nodeToKnow(requester, reading) ?? ''));
+  if (requester === undefined) {
+    return { kind: 'ignore' };
+  }
+  const decision = decide(requester, csr, reading, NODES.get(nodeToKnow(requester, reading) ?? ''));
+  return decision.kind === 'serving' ? decideServing(decision, SURROUNDINGS) : decision;
 }
 
 describe('who may have which certificate', () => {

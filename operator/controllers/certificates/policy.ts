@@ -7,6 +7,7 @@ import { BOOTSTRAP_GROUP } from '../../../api/v1alpha1/names.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
 import { isHost } from '../host/view.ts';
+import { refusalOfAddresses, type Surroundings } from './addresses.ts';
 import {
   NODE_USER_PREFIX,
   nodeNameOf,
@@ -24,6 +25,13 @@ export type Decision =
   | { readonly kind: 'ignore' }
   /** Of a node that has no Node at the moment, so that nobody can tell whose it is; a host makes its own again at once. */
   | { readonly kind: 'wait' };
+
+/** All is well with a serving certificate that a host asks for itself, but its addresses: see {@link decideServing}. */
+export interface ServingQuestion {
+  readonly kind: 'serving';
+  readonly addresses: readonly string[];
+  readonly node: Node;
+}
 
 /** What a request asks for, or why it cannot be told. */
 export type Reading = SigningRequest | InvalidSigningRequestError;
@@ -59,7 +67,7 @@ export function decide(
   { spec }: CertificateSigningRequest,
   request: Reading,
   node: Node | undefined,
-): Decision {
+): Decision | ServingQuestion {
   if (requester.kind === 'node' && node === undefined) {
     return { kind: 'wait' };
   }
@@ -78,12 +86,12 @@ function decideOurs(
   { signerName, username }: CertificateSigningRequest['spec'],
   request: SigningRequest,
   node: Node | undefined,
-): Decision {
+): Decision | ServingQuestion {
   const name = nodeNameOf(request) ?? '';
   const isOwn = requester.kind === 'node' && requester.name === name;
   if (signerName === SERVING_SIGNER) {
-    return isOwn
-      ? decideServing(request, name, node)
+    return isOwn && node !== undefined
+      ? { kind: 'serving', addresses: request.ipAddresses, node }
       : notItself(`${username} may ask for its own serving certificate only`, name);
   }
   if (requester.kind === 'bootstrap') {
@@ -107,13 +115,11 @@ function decideFirst(name: string, node: Node | undefined): Decision {
       );
 }
 
-function decideServing(request: SigningRequest, name: string, node: Node | undefined): Decision {
-  const own = new Set((node?.status?.addresses ?? []).map(({ address }) => address.toLowerCase()));
-  const asked = [...request.dnsNames, ...request.ipAddresses];
-  const foreign = asked.filter((address) => !own.has(address.toLowerCase()));
-  return foreign.length === 0
-    ? { kind: 'approve', message: `serving certificate for ${asked.join(', ')}` }
-    : deny('ForeignAddress', `not an address of Node ${name}: ${foreign.join(', ')}`);
+export function decideServing({ addresses, node }: ServingQuestion, surroundings: Surroundings): Decision {
+  const refusal = refusalOfAddresses(addresses, node, surroundings);
+  return refusal === undefined
+    ? { kind: 'approve', message: `serving certificate for ${addresses.join(', ')}` }
+    : { kind: 'deny', ...refusal };
 }
 
 function deny(reason: string, message: string): Decision {
