@@ -3,12 +3,18 @@ import { type Credential, fingerprint, type Keyring } from './registry/credentia
 import type { Registries } from './registry/client.ts';
 import type { Reference } from './registry/reference.ts';
 import type { Repository } from './registry/types.ts';
-import { ImageError } from './store.ts';
+import { ImageError, type ImageErrorReason } from './store.ts';
 
-/** A secret that was withdrawn opens what is on the host for so long; a fleet's deployments ask the registry no more often. */
-const REMEMBERED_MILLISECONDS = 5 * 60_000;
+/**
+ * So long an answer counts, also the one that everybody may have it: a secret that was withdrawn and a repository that was made
+ * private open what is on the host no longer. A fleet's deployments ask the registry no more often.
+ */
+export const REMEMBERED_MILLISECONDS = 5 * 60_000;
 /** The oldest is forgotten, and asked again. */
 const REMEMBERED_LIMIT = 4_096;
+
+/** How registries answer about what is private to somebody without credentials: some do not admit that it is there. */
+const CLOSED: ReadonlySet<ImageErrorReason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
 export interface Opened<T> {
   answer: T;
@@ -38,11 +44,14 @@ export async function ask<T>(
 
 export class Access {
   readonly #registries: Registries;
-  /** By repository and credential: when it was seen to be open, in milliseconds since the process began. */
+  readonly #clock: () => number;
+  /** By repository and credential: when it was seen to be open, on the clock. */
   readonly #seen = new Map<string, number>();
 
-  constructor(registries: Registries) {
+  /** `clock`: milliseconds since any moment, never going back. */
+  constructor(registries: Registries, clock: () => number = () => performance.now()) {
     this.#registries = registries;
+    this.#clock = clock;
   }
 
   /** As {@link ask}; which credential opened it is remembered. */
@@ -56,18 +65,34 @@ export class Access {
     return opened;
   }
 
-  /** Whether the registry has lately opened the repository to one of the credentials. */
-  isKnown(reference: Reference, keyring: Keyring | undefined): boolean {
-    const oldest = performance.now() - REMEMBERED_MILLISECONDS;
-    return credentialsFor(reference, keyring).some((credential) => {
+  /** Whether the registry has lately opened the repository to everybody, or to one of the credentials. */
+  isKnown(reference: Reference, keyring?: Keyring): boolean {
+    const oldest = this.#clock() - REMEMBERED_MILLISECONDS;
+    return [undefined, ...credentialsFor(reference, keyring)].some((credential) => {
       return (this.#seen.get(keyOf(reference, credential)) ?? Number.NEGATIVE_INFINITY) > oldest;
     });
+  }
+
+  /**
+   * Whether everybody may still have a manifest of a repository that was open when it was last asked. Only an answer of the
+   * registry closes it: while the registry is away, what it said last counts, and it is not asked again at each deployment.
+   */
+  async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
+    if (this.isKnown(reference)) return true;
+    try {
+      await this.ask(reference, undefined, (repository) => repository.head(digest, signal));
+    } catch (error) {
+      if (!(error instanceof ImageError)) throw error;
+      if (CLOSED.has(error.reason)) return false;
+      this.#remember(keyOf(reference, undefined));
+    }
+    return true;
   }
 
   #remember(key: string): void {
     // The map's order is that of the answers.
     this.#seen.delete(key);
-    this.#seen.set(key, performance.now());
+    this.#seen.set(key, this.#clock());
     for (const oldest of this.#seen.keys()) {
       if (this.#seen.size <= REMEMBERED_LIMIT) return;
       this.#seen.delete(oldest);

@@ -10,15 +10,24 @@ const BASES_LIMIT = 8;
 const TABLE = 'chunks.json';
 
 /**
- * Looks in images of the same repository and in those that everybody may have: a digest alone must not bring out what
+ * Looks in images of the same repository and in those that everybody may have (`isOpen`): a digest alone must not bring out what
  * somebody else's image holds.
  */
-export async function contentFor(repository: string, catalog: Catalog): Promise<ContentLookup> {
-  const bases = catalog
+export async function contentFor(
+  repository: string,
+  catalog: Catalog,
+  isOpen: (stored: Stored, origin: Origin) => Promise<boolean>,
+): Promise<ContentLookup> {
+  const latest = catalog
     .all()
     .filter((stored) => mayGive(stored, repository) && existsSync(join(folderOf(stored, catalog), TABLE)))
     .toSorted((a, b) => b.usedAt - a.usedAt)
     .slice(0, BASES_LIMIT);
+  const bases = await filterAsync(latest, async (stored) => {
+    const { repositories } = stored.metadata;
+    if (repositories.some(({ name }) => name === repository)) return true;
+    return (await filterAsync(repositories, (origin) => isOpen(stored, origin))).length > 0;
+  });
   const disks = await Promise.all(
     bases.map(async (stored) => ({
       disk: catalog.baseOf(stored).path,
@@ -33,6 +42,14 @@ export async function contentFor(repository: string, catalog: Catalog): Promise<
   };
 }
 
+type Origin = Stored['metadata']['repositories'][number];
+
+async function filterAsync<T>(items: readonly T[], test: (item: T) => Promise<boolean>): Promise<T[]> {
+  const passed = await Promise.all(items.map(test));
+  return items.filter((_, index) => passed[index]);
+}
+
+/** As far as is known without asking. */
 function mayGive({ metadata }: Stored, repository: string): boolean {
   return metadata.repositories.some(({ name, open }) => open || name === repository);
 }

@@ -46,6 +46,8 @@ export interface HostImageStoreOptions extends SpaceLimits {
   ownAddresses?: readonly string[];
   /** `credentialsFile`: opens the cluster's own storage, and nothing else. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
+  /** For tests: milliseconds, as of `performance.now()`. */
+  clock?: () => number;
   metrics: Registry;
   logger: Logger;
 }
@@ -75,7 +77,7 @@ export class HostImageStore implements ImageStore {
     this.#catalog = catalog;
     this.#space = space;
     this.registries = new Registries({ registries, ...rules });
-    const access = new Access(this.registries);
+    const access = new Access(this.registries, options.clock);
     this.#registrySource = new RegistrySource({ catalog, making, access, metrics });
     this.#httpSource = new HttpSource({ catalog, making, metrics, addresses: new Addresses(rules), logger });
     this.#fileSource = new FileSource(catalog, layout.root);

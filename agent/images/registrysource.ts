@@ -90,6 +90,7 @@ export class RegistrySource {
     });
   }
 
+  /** @throws ImageError when the asker may not have it. */
   async #check(
     stored: Stored,
     origin: Origin,
@@ -97,12 +98,24 @@ export class RegistrySource {
     { keyring, trusted, signal }: RegistryRequest,
   ): Promise<void> {
     const { access, catalog } = this.#parts;
-    if (trusted || origin.open || access.isKnown(reference, keyring)) return;
+    if (trusted || access.isKnown(reference, keyring) || (await this.#isOpen(stored, origin, signal))) return;
     const { digest } = stored.metadata;
     const { credential } = await access.ask(reference, keyring, (one) => one.head(digest, signal));
     if (credential !== undefined) return;
     origin.open = true;
     await catalog.save(stored);
+  }
+
+  /** Whether everybody may have it from there. */
+  async #isOpen(stored: Stored, origin: Origin, signal: AbortSignal): Promise<boolean> {
+    if (!origin.open) return false;
+    const { access, catalog } = this.#parts;
+    const { digest } = stored.metadata;
+    const reference = parseReference(`${origin.name}@${digest}`);
+    if (await access.isStillOpen(reference, digest, signal)) return true;
+    origin.open = false;
+    await catalog.save(stored);
+    return false;
   }
 
   async #resolve(reference: Reference, request: RegistryRequest): Promise<Stored> {
@@ -157,7 +170,9 @@ export class RegistrySource {
       format,
       metadata: { digest: resolved.digest, architecture, names: [], repositories: [] },
     };
-    const lookup = await contentFor(nameOf(reference), this.#parts.catalog);
+    const lookup = await contentFor(nameOf(reference), this.#parts.catalog, async (stored, origin) => {
+      return await this.#isOpen(stored, origin, signal);
+    });
     const options = { ...this.#counted(plan, onProgress), lookup };
     return await this.#parts.making.make(
       { ...job, run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }) },

@@ -1,0 +1,137 @@
+/** Tenants who want what a host holds of others: a real registry, a real store, and web servers of the test. */
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, type TestContext } from 'vitest';
+import { parse, stringify } from 'yaml';
+import { REMEMBERED_MILLISECONDS } from '../../agent/images/access.ts';
+import type { HostImageStore } from '../../agent/images/hoststore.ts';
+import type { BaseImageSource } from '../../agent/images/store.ts';
+import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
+import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import { pushContainerDisk, writeRawDisk } from '../support/vmimages.ts';
+import { tried } from './support/attempts.ts';
+
+const DISK_MEBIBYTES = 1;
+
+let folder: string;
+let registry: TestRegistry;
+let data: string;
+let store: HostImageStore;
+let now: number;
+let reference: string;
+/** The password that the registry takes; undefined: it gives to everybody. */
+let configured: string;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-hostile-images-'));
+  registry = await startRegistry({ directory: join(folder, 'registry') });
+  const disk = join(folder, 'disk');
+  await writeRawDisk(disk, DISK_MEBIBYTES);
+  reference = await pushContainerDisk(registry, 'team/private:1', disk);
+  configured = await readFile(join(folder, 'registry', 'config.yml'), 'utf8');
+});
+
+afterAll(async () => {
+  await registry?.close();
+  await rm(folder, { recursive: true, force: true });
+});
+
+beforeEach(async () => {
+  data = await mkdtemp(join(folder, 'data-'));
+  now = 0;
+  store = await openAgain();
+});
+
+afterEach(async () => {
+  await store.registries.close();
+});
+
+/** Another life of the agent. */
+async function openAgain(): Promise<HostImageStore> {
+  return await openStore(data, [registry], { clock: () => now });
+}
+
+/** What came for somebody who asks; counted for the report. */
+async function ask(
+  context: TestContext,
+  who: string,
+  source: BaseImageSource | string,
+  options: Parameters<typeof ensure>[3] = {},
+): Promise<string> {
+  let outcome = 'an image';
+  try {
+    await ensure(store, source, `machine/${who}`, options);
+  } catch (error) {
+    outcome = error instanceof Error && 'reason' in error ? String(error.reason) : String(error);
+  }
+  tried(context, who, outcome);
+  return outcome;
+}
+
+describe('a private image on a host', () => {
+  const wrong = (): { keyring: ReturnType<typeof keyringOf> } => ({ keyring: keyringOf(registry, 'wrong') });
+  const right = (): { keyring: ReturnType<typeof keyringOf> } => ({ keyring: keyringOf(registry) });
+
+  /** The registry takes the password, or gives to everybody, from now on. */
+  async function configure(access: 'password' | 'everybody' | 'nobody'): Promise<void> {
+    const directory = join(folder, 'registry');
+    const { auth, ...rest } = parse(configured) as { auth: { htpasswd: { path: string } } };
+    const config = access === 'everybody' ? rest : { ...rest, auth };
+    await writeFile(join(directory, 'config.yml'), stringify(config));
+    const htpasswd = join(directory, 'htpasswd');
+    const known = `${(await readFile(htpasswd, 'utf8')).replaceAll('#', '')}`;
+    await writeFile(htpasswd, access === 'nobody' ? `#${known}` : known);
+    await registry.restart();
+  }
+
+  afterEach(async () => await configure('password'));
+
+  it('opens for nobody without a secret, or with a wrong one, also after a restart of the agent', async (context) => {
+    await ensure(store, reference, 'machine/owner', right());
+    for (const life of ['the same agent', 'a restarted agent']) {
+      expect(await ask(context, `no secret, ${life}`, reference)).toBe('ImageAccessDenied');
+      expect(await ask(context, `a wrong secret, ${life}`, reference, wrong())).toBe('ImageAccessDenied');
+      await store.registries.close();
+      store = await openAgain();
+    }
+    expect(await ask(context, 'the right secret', reference, right())).toBe('an image');
+  });
+
+  it('opens for a withdrawn secret for minutes, not for ever', async (context) => {
+    await ensure(store, reference, 'machine/owner', right());
+    await configure('nobody');
+    now = REMEMBERED_MILLISECONDS - 1;
+    expect(await ask(context, 'a secret withdrawn lately', reference, right())).toBe('an image');
+    now = REMEMBERED_MILLISECONDS;
+    expect(await ask(context, 'a secret withdrawn', reference, right())).toBe('ImageAccessDenied');
+    await store.registries.close();
+    store = await openAgain();
+    expect(await ask(context, 'a secret withdrawn, a restarted agent', reference, right())).toBe(
+      'ImageAccessDenied',
+    );
+  });
+
+  it('that everybody could have before it was made private opens for minutes, not for ever', async (context) => {
+    await configure('everybody');
+    await ensure(store, reference, 'machine/owner');
+    await configure('password');
+    now = REMEMBERED_MILLISECONDS - 1;
+    expect(await ask(context, 'no secret, closed lately', reference)).toBe('an image');
+    now = REMEMBERED_MILLISECONDS;
+    expect(await ask(context, 'no secret, closed', reference)).toBe('ImageAccessDenied');
+    expect(await ask(context, 'a wrong secret, closed', reference, wrong())).toBe('ImageAccessDenied');
+    expect(await ask(context, 'the right secret, closed', reference, right())).toBe('an image');
+    await store.registries.close();
+    store = await openAgain();
+    expect(await ask(context, 'no secret, closed, a restarted agent', reference)).toBe('ImageAccessDenied');
+  });
+
+  it('serves everybody while its registry is away, if it did when that was last asked', async (context) => {
+    await configure('everybody');
+    await ensure(store, reference, 'machine/owner');
+    now = REMEMBERED_MILLISECONDS;
+    await registry.stop();
+    expect(await ask(context, 'no secret, open and away', reference)).toBe('an image');
+  });
+});
