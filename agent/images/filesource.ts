@@ -64,7 +64,7 @@ export class FileSource {
       const made = { version: 1 as const, digest, path: real, architecture, sizeBytes: 0 };
       return (
         this.#catalog.get(id) ??
-        this.#catalog.add(id, { ...made, ...inspected, names: [], repositories: [], entries: [] })
+        this.#catalog.add(id, { ...made, ...inspected, names: [], repositories: [], urls: [], entries: [] })
       );
     });
   }

@@ -1,4 +1,8 @@
-/** Images over http: named by address and digest, so that who knows both has it already as good as in hand. */
+/**
+ * Images over http. What is here serves those who name an address that has given it, by its digest. For another address it is
+ * fetched again: digests stand in the statuses of Nodes, and knowing one must not bring out somebody else's image.
+ */
+import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -16,6 +20,8 @@ import { ImageError, type EnsureOptions, type ImageFormat } from './store.ts';
 import { compressionOf, digHoles, unpack, unpackedLimit } from './unpack.ts';
 
 const SHA256 = /^[0-9a-f]{64}$/;
+/** Of one image: the addresses that gave it last; from others it is fetched again. */
+const URLS_LIMIT = 64;
 
 export interface HttpRequest extends Pick<EnsureOptions, 'signal' | 'onProgress'> {
   url: string;
@@ -47,10 +53,22 @@ export class HttpSource {
     const digest = request.sha256.toLowerCase();
     if (!SHA256.test(digest)) throw new ImageError('ImageInvalid', `${request.sha256} is not a sha256`);
     const id = fileId(digest);
+    const address = hashOf(request.url);
     return await request.holding(id, async () => {
-      const key = `${digest} ${request.url}`;
-      return this.#parts.catalog.get(id) ?? (await this.#fetch(key, { ...request, sha256: digest }));
+      const present = this.#parts.catalog.get(id);
+      if (present?.metadata.urls.includes(address) === true) return present;
+      const stored = await this.#fetch(`${digest} ${request.url}`, { ...request, sha256: digest });
+      await this.#note(stored, address);
+      return stored;
     });
+  }
+
+  async #note(stored: Stored, address: string): Promise<void> {
+    const { metadata } = stored;
+    // Several may have waited for the same fetch.
+    if (metadata.urls.includes(address)) return;
+    metadata.urls = [...metadata.urls, address].slice(-URLS_LIMIT);
+    await this.#parts.catalog.save(stored);
   }
 
   async #fetch(key: string, request: HttpRequest): Promise<Stored> {
@@ -101,4 +119,9 @@ export class HttpSource {
     }
     await rename(fetched, target.disk);
   }
+}
+
+/** Addresses may hold credentials, so that they are not written down. */
+function hashOf(url: string): string {
+  return createHash('sha256').update(url).digest('hex');
 }

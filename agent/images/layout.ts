@@ -44,8 +44,10 @@ const metadataSchema = z.object({
   architecture: z.enum(['amd64', 'arm64']),
   /** What it is found by: normalised references, and names of Image objects. */
   names: z.array(z.string()),
-  /** Repositories that it was fetched from, or could have been; `open`: without credentials. */
+  /** Repositories that it was fetched from, or could have been; `open`: without credentials, when that was last asked. */
   repositories: z.array(z.object({ name: z.string(), open: z.boolean(), digests: z.array(z.string()) })),
+  /** Of a file fetched over http: SHA-256 of each address that it came from. An earlier agent wrote none. */
+  urls: z.array(z.string()).default([]),
   /** Cache entries that hold it. */
   entries: z.array(z.string()),
 });

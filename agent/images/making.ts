@@ -62,7 +62,7 @@ export class Making {
     });
     const inspected = await inspectImage(target.disk, job.format);
     const sizeBytes = await allocatedBytes(target.disk);
-    const made = { version: 1 as const, ...job.metadata, ...inspected, entries: [] };
+    const made = { version: 1 as const, ...job.metadata, ...inspected, urls: [], entries: [] };
     const metadata = { ...made, sizeBytes };
     await this.#layout.finish(target.folder, metadata);
     return await this.#place(job, metadata);

@@ -1,5 +1,9 @@
 /** Tenants who want what a host holds of others: a real registry, a real store, and web servers of the test. */
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { createServer, type RequestListener, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, type TestContext } from 'vitest';
@@ -18,6 +22,7 @@ let folder: string;
 let registry: TestRegistry;
 let data: string;
 let store: HostImageStore;
+let servers: Server[];
 let now: number;
 let reference: string;
 /** The password that the registry takes; undefined: it gives to everybody. */
@@ -40,10 +45,15 @@ afterAll(async () => {
 beforeEach(async () => {
   data = await mkdtemp(join(folder, 'data-'));
   now = 0;
+  servers = [];
   store = await openAgain();
 });
 
 afterEach(async () => {
+  for (const server of servers) {
+    server.closeAllConnections();
+    server.close();
+  }
   await store.registries.close();
 });
 
@@ -133,5 +143,63 @@ describe('a private image on a host', () => {
     now = REMEMBERED_MILLISECONDS;
     await registry.stop();
     expect(await ask(context, 'no secret, open and away', reference)).toBe('an image');
+  });
+});
+
+describe('a file of a web server on a host', () => {
+  const content = Buffer.alloc(1024 ** 2, 7);
+  const sha256 = createHash('sha256').update(content).digest('hex');
+
+  async function serve(listener: RequestListener): Promise<{ url: string; requests: () => number }> {
+    let count = 0;
+    const server = createServer((request, response) => {
+      count += 1;
+      listener(request, response);
+    }).listen(0, '127.0.0.1');
+    servers.push(server);
+    await once(server, 'listening');
+    const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/disk.raw`;
+    return { url, requests: () => count };
+  }
+
+  const from = (url: string): BaseImageSource => ({ type: 'http', url, sha256 });
+
+  it('is not given for its digest to somebody who names another address', async (context) => {
+    const owner = await serve((_request, response) => response.end(content));
+    const { path } = await ensure(store, from(owner.url), 'machine/owner');
+    const addresses: Record<string, [RequestListener, string]> = {
+      'an address without it': [(_request, response) => response.writeHead(404).end(), 'ImageNotFound'],
+      'an address that refuses': [(_request, response) => response.writeHead(403).end(), 'ImageFetchFailed'],
+      'an address with something else': [(_request, response) => response.end('else'), 'DigestMismatch'],
+      'an address with a part of it': [
+        (_request, response) => response.end(content.subarray(0, 1000)),
+        'DigestMismatch',
+      ],
+    };
+    for (const [who, [listener, expected]] of Object.entries(addresses)) {
+      const { url } = await serve(listener);
+      expect.soft(await ask(context, who, from(url)), who).toBe(expected);
+    }
+    const other = await serve((_request, response) => response.end(content));
+    expect((await ensure(store, from(other.url), 'machine/other')).path).toBe(path);
+    expect(other.requests()).toBe(1);
+    // Both have shown that they have it, also to a later agent.
+    store = await openAgain();
+    for (const { url } of [owner, other])
+      expect(await ask(context, 'an address that gave it', from(url))).toBe('an image');
+    expect([owner.requests(), other.requests()]).toEqual([1, 1]);
+  });
+
+  it('that an earlier agent fetched from nobody knows where is fetched again', async (context) => {
+    const owner = await serve((_request, response) => response.end(content));
+    await ensure(store, from(owner.url), 'machine/owner');
+    const file = join(data, 'images', 'file', sha256, 'image.json');
+    const { urls, ...earlier } = JSON.parse(await readFile(file, 'utf8')) as { urls: string[] };
+    expect(urls).toHaveLength(1);
+    await writeFile(file, JSON.stringify(earlier));
+    store = await openAgain();
+    expect(await ask(context, 'an image of an earlier agent', from(owner.url))).toBe('an image');
+    expect(owner.requests()).toBe(2);
+    expect(await readFile(file, 'utf8')).not.toContain(owner.url);
   });
 });
