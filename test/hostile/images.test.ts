@@ -25,7 +25,7 @@ let store: HostImageStore;
 let servers: Server[];
 let now: number;
 let reference: string;
-/** The password that the registry takes; undefined: it gives to everybody. */
+/** The registry's configuration as it began: it wants a password. */
 let configured: string;
 
 beforeAll(async () => {
@@ -90,7 +90,7 @@ describe('a private image on a host', () => {
     const config = access === 'everybody' ? rest : { ...rest, auth };
     await writeFile(join(directory, 'config.yml'), stringify(config));
     const htpasswd = join(directory, 'htpasswd');
-    const known = `${(await readFile(htpasswd, 'utf8')).replaceAll('#', '')}`;
+    const known = (await readFile(htpasswd, 'utf8')).replaceAll('#', '');
     await writeFile(htpasswd, access === 'nobody' ? `#${known}` : known);
     await registry.restart();
   }
