@@ -33,7 +33,9 @@ const imageCacheEntrySpecSchema = z
     reference: text('OCI reference of the image, in any spelling.', IMAGE_NAME_LENGTH).optional(),
     imageRef: z
       .object({
-        namespace: namespaceName('Namespace of the Image.'),
+        namespace: namespaceName(
+          'Namespace of the Image. Who names another one than platform-default needs the right to get the Image there.',
+        ),
         name: objectName('Name of the Image.'),
       })
       .meta({ description: 'An Image object.' })
@@ -51,7 +53,9 @@ const imageCacheEntrySpecSchema = z
       })
       .meta({ description: 'Hosts that the image is kept on; what is given adds up.' })
       .optional(),
-    pullSecretName: objectName('Secret with the registry’s credentials, in berth-system.').optional(),
+    pullSecretName: objectName(
+      'Secret with the registry’s credentials, in berth-system. Who names it needs the right to get it.',
+    ).optional(),
     refreshRequestedAt: timestamp('Set to a new time to look for a newer image once.').optional(),
   })
   .meta(

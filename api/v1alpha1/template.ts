@@ -22,7 +22,7 @@ const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
-    'Namespace of the object. The referring object’s own, then platform-default, when omitted.',
+    'Namespace of the object. The referring object’s own, then platform-default, when omitted. Who names another one needs the right to get the object there.',
   ).optional(),
 });
 

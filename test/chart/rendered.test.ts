@@ -104,6 +104,10 @@ test('another namespace, and names of what is served, reach configuration, polic
     machinePriorityClass: "'machines'",
   });
   expect(variables(objects, 'berth-kinds')).toMatchObject({ namespacePrefix: "'fleet-'" });
+  expect(variables(objects, 'berth-references')).toMatchObject({
+    defaultNamespace: "'fleet-main'",
+    systemNamespace: "'machinery'",
+  });
   const [subject] = find(objects, 'ClusterRoleBinding', 'berth-operator')['subjects'];
   expect(subject).toEqual({ kind: 'ServiceAccount', name: 'berth-operator', namespace: 'machinery' });
   // Descriptions of the kinds speak of the usual one.

@@ -310,6 +310,7 @@ describe('the policies', () => {
       operatorUser: OPERATOR_USER,
       defaultNamespace: DEFAULT_NAMESPACE,
       namespacePrefix: NAMESPACE_PREFIX,
+      systemNamespace: SYSTEM_NAMESPACE,
       keyPrefix: `${GROUP}/`,
       hostTaint: HOST_KEY,
       customPodsLabel: CUSTOM_PODS_LABEL,
@@ -333,6 +334,7 @@ describe('the policies', () => {
       ['berth-jobs', {}],
       ['berth-kinds', {}],
       ['berth-pods', {}],
+      ['berth-references', {}],
     ]);
   });
 });

@@ -1,0 +1,207 @@
+/** Objects that name one in another namespace, made by people with and without the right to read it there. */
+import { randomBytes } from 'node:crypto';
+import { afterAll, beforeAll, describe, expect, type TestContext, test } from 'vitest';
+import type { Cluster } from '../cluster/index.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+import { tried } from './support/attempts.ts';
+import { account, administrator, type Answer, type Account } from './support/accounts.ts';
+
+const suffix = randomBytes(4).toString('hex');
+const own = `platform-own-${suffix}`;
+const foreign = `platform-foreign-${suffix}`;
+const DEFAULT = 'platform-default';
+const ROLE = `references-${suffix}`;
+const API = '/apis/berth.dev/v1alpha1';
+const RIGHTS = '/apis/rbac.authorization.k8s.io/v1';
+
+/** A field that names an object, and the resource that it names. */
+interface Reference {
+  readonly kind: string;
+  readonly plural: string;
+  readonly field: string;
+  readonly names: string;
+  readonly spec: (name: string, namespace?: string) => object;
+}
+
+const copy = (kind: string, plural: string): Reference => ({
+  kind,
+  plural,
+  field: 'spec.source.copyOf',
+  names: plural,
+  spec: (name, namespace) => ({ source: { copyOf: { name, namespace } } }),
+});
+const CONFIG: Reference = {
+  kind: 'VM',
+  plural: 'vms',
+  field: 'spec.configRef',
+  names: 'vmconfigs',
+  spec: (name, namespace) => ({ configRef: { name, namespace } }),
+};
+const ENTRY: Reference = {
+  kind: 'ImageCacheEntry',
+  plural: 'imagecacheentries',
+  field: 'spec.imageRef',
+  names: 'images',
+  spec: (name, namespace) => ({ imageRef: { name, namespace: namespace ?? DEFAULT } }),
+};
+const NAMESPACED = [CONFIG, copy('Image', 'images'), copy('ISO', 'isos')];
+const ALL = [...NAMESPACED, ENTRY];
+
+let cluster: Cluster;
+let admin: Account;
+/** Has `edit` in its own namespace, may write cache entries, and may `get` what is called `shared` in the foreign one. */
+let tenant: Account;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  admin = administrator(cluster);
+  await Promise.all([own, foreign].map((namespace) => cluster.createNamespace(namespace)));
+  tenant = await account(cluster, own, 'tenant');
+  await grant(`${RIGHTS}/namespaces/${own}`, 'ClusterRole', 'edit');
+  const entries = [
+    { apiGroups: ['berth.dev'], resources: ['imagecacheentries'], verbs: ['create', 'patch'] },
+  ];
+  await made(`${RIGHTS}/clusterroles`, { metadata: { name: ROLE }, rules: entries });
+  await grant(RIGHTS, 'ClusterRole', ROLE);
+  const named = { resourceNames: ['shared'], verbs: ['get'] };
+  const rules = [
+    { apiGroups: ['berth.dev'], resources: ['vmconfigs', 'images', 'isos'], ...named },
+    // Whoever sees the names alone has not read the content.
+    { apiGroups: ['berth.dev'], resources: ['vmconfigs', 'images', 'isos'], verbs: ['list', 'watch'] },
+  ];
+  await made(`${RIGHTS}/namespaces/${foreign}/roles`, { metadata: { name: ROLE }, rules });
+  await grant(`${RIGHTS}/namespaces/${foreign}`, 'Role', ROLE);
+  await waitFor('the rights and the policy to be known', async () => {
+    const asked = ALL.map((reference) => create(tenant, reference, reference.spec('shared', foreign)));
+    for (const { message } of await Promise.all(asked)) expect(message).toBe('');
+    const refused = await create(tenant, CONFIG, CONFIG.spec('secret', foreign));
+    return refused.status === 403;
+  });
+});
+
+afterAll(async () => {
+  await cluster.kubectl(['delete', 'namespace', own, foreign, '--wait=false']);
+  await cluster.kubectl(['delete', 'clusterrole,clusterrolebinding', ROLE]);
+  await tenant.close();
+});
+
+async function made(path: string, body: object): Promise<void> {
+  expect(await admin.send('POST', path, body)).toMatchObject({ status: 201 });
+}
+
+async function grant(at: string, kind: 'Role' | 'ClusterRole', name: string): Promise<void> {
+  const subjects = [{ kind: 'ServiceAccount', name: 'tenant', namespace: own }];
+  const roleRef = { apiGroup: 'rbac.authorization.k8s.io', kind, name };
+  const plural = at === RIGHTS ? 'clusterrolebindings' : 'rolebindings';
+  await made(`${at}/${plural}`, { metadata: { name }, roleRef, subjects });
+}
+
+function collection({ plural, kind }: Reference): string {
+  return kind === ENTRY.kind ? `${API}/${plural}` : `${API}/namespaces/${own}/${plural}`;
+}
+
+function object({ kind }: Reference, name: string, spec: object): object {
+  return { apiVersion: 'berth.dev/v1alpha1', kind, metadata: { name }, spec };
+}
+
+/** Through the whole of admission; nothing is stored. */
+function create(who: Account, reference: Reference, spec: object): Promise<Answer> {
+  return who.send('POST', `${collection(reference)}?dryRun=All`, object(reference, 'hostile', spec));
+}
+
+function expectRefused(
+  context: TestContext,
+  what: string,
+  { status, message }: Answer,
+  ...says: string[]
+): void {
+  tried(context, what, `HTTP ${status}`);
+  expect({ status, message }).toMatchObject({ status: 403 });
+  for (const part of ["'berth-references'", tenant.name, ...says]) expect(message).toContain(part);
+}
+
+function expectAllowed(context: TestContext, what: string, { status, message }: Answer): void {
+  tried(context, what, `HTTP ${status}`);
+  expect(message).toBe('');
+}
+
+describe.each(ALL)('$field of a new $kind', (reference) => {
+  const { field, names } = reference;
+
+  test('refused without `get` on that object there, whether the object exists or not', async (context) => {
+    for (const name of ['secret', 'nowhere', 'shared.more']) {
+      const answer = await create(tenant, reference, reference.spec(name, foreign));
+      expectRefused(context, `${field} without get`, answer, field, `${names}.berth.dev "${name}"`, foreign);
+    }
+    for (const namespace of ['kube-system', 'berth-system', 'platform-nowhere']) {
+      const answer = await create(tenant, reference, reference.spec('shared', namespace));
+      expectRefused(context, `${field} without get`, answer, field, `in namespace "${namespace}"`);
+    }
+  });
+
+  test('allowed with `get` on that object there, and to who may read everything', async (context) => {
+    const shared = reference.spec('shared', foreign);
+    expectAllowed(context, `${field} with get`, await create(tenant, reference, shared));
+    expectAllowed(
+      context,
+      `${field} with get`,
+      await create(admin, reference, reference.spec('secret', foreign)),
+    );
+  });
+
+  test('free in the default namespace', async (context) => {
+    const answer = await create(tenant, reference, reference.spec('any', DEFAULT));
+    expectAllowed(context, `${field} in the default namespace`, answer);
+  });
+});
+
+test.for(NAMESPACED)('$field is free in the own namespace, named or not', async (reference, context) => {
+  for (const namespace of [own, undefined]) {
+    const answer = await create(tenant, reference, reference.spec('any', namespace));
+    expectAllowed(context, `${reference.field} in the own namespace`, answer);
+  }
+});
+
+test('the Secret of a cache entry is one that its author may read', async (context) => {
+  const spec = { reference: 'registry.example/a:1', pullSecretName: 'operator-credentials' };
+  expectRefused(
+    context,
+    'spec.pullSecretName without get',
+    await create(tenant, ENTRY, spec),
+    'spec.pullSecretName',
+    'secrets "operator-credentials" in namespace "berth-system"',
+  );
+  expectAllowed(context, 'spec.pullSecretName with get', await create(admin, ENTRY, spec));
+});
+
+describe('an object that is there already', () => {
+  const entry = `${API}/imagecacheentries/${ROLE}`;
+  const vm = `${API}/namespaces/${own}/vms/granted`;
+
+  beforeAll(async () => {
+    const spec = { reference: 'registry.example/a:1', targets: { nodes: [] } };
+    await made(collection(ENTRY), object(ENTRY, ROLE, spec));
+    await made(collection(CONFIG), object(CONFIG, 'granted', CONFIG.spec('secret', foreign)));
+  });
+  afterAll(async () => {
+    await admin.send('DELETE', entry);
+  });
+
+  test('gets no reference to a foreign one later', async (context) => {
+    const spec = { pullSecretName: 'operator-credentials' };
+    for (const path of [entry, `${entry}?dryRun=All`]) {
+      const answer = await tenant.send('PATCH', path, { spec });
+      expectRefused(context, 'spec.pullSecretName by a patch', answer, 'spec.pullSecretName');
+    }
+    const moved = await tenant.send('PATCH', vm, { spec: CONFIG.spec('another', foreign) });
+    tried(context, 'spec.configRef by a patch', `HTTP ${moved.status}`);
+    expect(moved).toMatchObject({ status: 422 });
+  });
+
+  test('can still be changed and deleted by who could not have made it', async (context) => {
+    const labelled = await tenant.send('PATCH', vm, { metadata: { labels: { team: 'a' } } });
+    expectAllowed(context, 'a label beside a reference', labelled);
+    expectAllowed(context, 'removal of a reference', await tenant.send('DELETE', vm));
+  });
+});

@@ -1,0 +1,60 @@
+/** Accounts with real tokens, whose refusals are read as they came. */
+import type { KubeClient } from '../../../kube/client.ts';
+import { SERVICE_ACCOUNTS, type TokenRequest } from '../../../kube/core.ts';
+import type { Method } from '../../../kube/transport.ts';
+import type { Cluster } from '../../cluster/index.ts';
+import { clientOf } from './identities.ts';
+
+/** Longer than any test. */
+const TOKEN_SECONDS = 3600;
+
+export interface Answer {
+  /** Of HTTP. */
+  readonly status: number;
+  /** The refusal in words; empty when there is none. */
+  readonly message: string;
+  readonly body: unknown;
+}
+
+export interface Account {
+  readonly name: string;
+  /** Sends one request; refusals are answers. Nothing is stored where `path` says `dryRun=All`. */
+  readonly send: (method: Method, path: string, body?: object) => Promise<Answer>;
+  readonly close: () => Promise<void>;
+}
+
+/** The ServiceAccount, which is made when it is not there, with a token of its own. */
+export async function account(cluster: Cluster, namespace: string, name: string): Promise<Account> {
+  const admin = cluster.client();
+  const { status } = await admin.raw('POST', `/api/v1/namespaces/${namespace}/serviceaccounts`, {
+    body: { metadata: { name } },
+  });
+  if (status !== 201 && status !== 409) {
+    throw new Error(`ServiceAccount ${name}: HTTP ${status}`);
+  }
+  const request = { spec: { expirationSeconds: TOKEN_SECONDS } };
+  const ref = { namespace, name };
+  const answer = await admin.createSubresource<object, TokenRequest>(SERVICE_ACCOUNTS, ref, 'token', request);
+  const client = await clientOf(cluster, { token: answer.status?.token });
+  const close = (): Promise<void> => client.transport.close();
+  return accountOf(`system:serviceaccount:${namespace}:${name}`, client, close);
+}
+
+/** The administrator of the cluster, in the group system:masters. */
+export function administrator(cluster: Cluster): Account {
+  // The client is the cluster's, which closes it.
+  return accountOf('administrator', cluster.client(), async () => {});
+}
+
+function accountOf(name: string, client: KubeClient, close: () => Promise<void>): Account {
+  return {
+    name,
+    close,
+    async send(method, path, body) {
+      const contentType = method === 'PATCH' ? 'application/merge-patch+json' : undefined;
+      const answer = await client.raw(method, path, { body, contentType });
+      const { message = '' } = answer.status < 400 ? {} : (answer.body as { message?: string });
+      return { status: answer.status, message, body: answer.body };
+    },
+  };
+}
