@@ -330,6 +330,7 @@ describe('the policies', () => {
       return own.every((policy) => policy.status?.typeChecking !== undefined) ? own : undefined;
     });
     expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
+      ['berth-bindings', {}],
       ['berth-custom-pods', {}],
       ['berth-jobs', {}],
       ['berth-kinds', {}],

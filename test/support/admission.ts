@@ -14,6 +14,42 @@ export const AS_OPERATOR: As = [`--as=${OPERATOR_USER}`];
 export const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
 export const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
 
+/** A machine's Pod as the operator writes it, without its finalizer, so that it goes with its namespace. */
+export function machinePod(
+  namespace: string,
+  name: string,
+  parts: { metadata?: object; spec?: object } = {},
+): string {
+  const host = {
+    matchExpressions: [
+      { key: 'berth.node-restriction.kubernetes.io/host', operator: 'In', values: ['true'] },
+    ],
+  };
+  const required = { requiredDuringSchedulingIgnoredDuringExecution: { nodeSelectorTerms: [host] } };
+  const { requests, limits } = SLOT.resources;
+  const resources = { requests: { cpu: '1', memory: '1Gi', ...requests }, limits };
+  return JSON.stringify({
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: {
+      name,
+      namespace,
+      labels: { 'berth.dev/vm-uid': 'x', 'berth.dev/workload': 'vm' },
+      annotations: { 'berth.dev/machine': '{}', 'berth.dev/desired': '{}' },
+      ...parts.metadata,
+    },
+    spec: {
+      automountServiceAccountToken: false,
+      // No node has this label: the Pod stays Pending wherever the test runs.
+      nodeSelector: { 'example.com/nowhere': '' },
+      affinity: { nodeAffinity: required },
+      tolerations: [HOST_TOLERATION],
+      containers: [{ name: 'machine', image: 'example.com/none', resources }],
+      ...parts.spec,
+    },
+  });
+}
+
 /** What of a Pod commands a host beside its metadata: in words, the parts, and what a refusal names. */
 export const COMMANDING_SPECS: readonly [string, { container?: object; spec?: object }, string][] = [
   ['a slot', { container: SLOT }, 'berth.dev/'],

@@ -1,0 +1,326 @@
+/** Pods and Jobs that would command a host, by every door of the API server, from a tenant and from an administrator. */
+import { randomBytes } from 'node:crypto';
+import * as fc from 'fast-check';
+import { afterAll, beforeAll, describe, expect, type TestContext, test } from 'vitest';
+import type { Cluster } from '../cluster/index.ts';
+import { untilPodsAllowed } from '../cluster/simulation.ts';
+import { admissionOf, AS_OPERATOR, COMMANDING_SPECS, machinePod } from '../support/admission.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+import { hostileRuns, tried } from './support/attempts.ts';
+import { account, administrator, type Answer, type Identity } from './support/identities.ts';
+
+const suffix = randomBytes(4).toString('hex');
+/** Served, with Pods of people's own, so that nothing is refused for being there. */
+const served = `platform-hostile-${suffix}`;
+const elsewhere = `hostile-elsewhere-${suffix}`;
+const NAMESPACES = [served, elsewhere];
+const ONLY_OPERATOR = 'only the operator of Berth';
+
+let cluster: Cluster;
+let admin: Identity;
+/** Has `edit` in both namespaces. */
+let tenant: Identity;
+const { expectCreated } = admissionOf(() => cluster);
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  admin = administrator(cluster);
+  for (const namespace of NAMESPACES) {
+    await cluster.createNamespace(namespace);
+    const binding = ['create', 'rolebinding', 'edit', '-n', namespace, '--clusterrole=edit'];
+    await cluster.kubectl([...binding, `--serviceaccount=${served}:tenant`]);
+  }
+  await cluster.kubectl(['label', 'namespace', served, 'berth.dev/custom-pods=true']);
+  tenant = await account(cluster, served, 'tenant');
+  await Promise.all(NAMESPACES.map((namespace) => untilPodsAllowed(cluster.client(), namespace)));
+  await waitFor('the rights to be known', async () => {
+    const answers = NAMESPACES.map((namespace) => tenant.send('POST', pods(namespace, DRY), pod('p')));
+    return (await Promise.all(answers)).every(({ status }) => status === 201);
+  });
+  await expectCreated(machinePod(served, 'machine'), AS_OPERATOR);
+  for (const namespace of NAMESPACES) {
+    expect(await tenant.send('POST', pods(namespace), pod('plain'))).toMatchObject({ status: 201 });
+  }
+});
+
+afterAll(async () => {
+  await cluster.kubectl(['delete', 'namespace', ...NAMESPACES, '--wait=false']);
+  await tenant.close();
+});
+
+const DRY = '?dryRun=All';
+
+function pods(namespace: string, query = ''): string {
+  return `/api/v1/namespaces/${namespace}/pods${query}`;
+}
+
+interface Parts {
+  annotations?: Record<string, string>;
+  labels?: Record<string, string>;
+  finalizers?: string[];
+  container?: object;
+  spec?: object;
+}
+
+function template({ container, spec, ...metadata }: Parts): { metadata: object; spec: object } {
+  const containers = [{ name: 'main', image: 'example.com/none', ...container }];
+  // No node has this label: the Pod stays Pending wherever the test runs.
+  const nodeSelector = { 'example.com/nowhere': '' };
+  return { metadata, spec: { nodeSelector, containers, ...spec } };
+}
+
+function pod(name: string, parts: Parts = {}): object {
+  const { metadata, spec } = template(parts);
+  return { apiVersion: 'v1', kind: 'Pod', metadata: { name, ...metadata }, spec };
+}
+
+function job(name: string, parts: Parts): object {
+  const { metadata, spec } = template(parts);
+  const never = { ...spec, restartPolicy: 'Never' };
+  return {
+    apiVersion: 'batch/v1',
+    kind: 'Job',
+    metadata: { name },
+    spec: { template: { metadata, spec: never } },
+  };
+}
+
+/** What is tried, in words, and what the refusal says. */
+const COMMANDS: [string, Parts, string][] = [
+  ['a machine', { annotations: { 'berth.dev/machine': '{}' } }, ONLY_OPERATOR],
+  ['a task', { annotations: { 'berth.dev/task': '{}' } }, ONLY_OPERATOR],
+  ['a label of Berth', { labels: { 'berth.dev/vm-uid': 'x' } }, ONLY_OPERATOR],
+  ['a finalizer of Berth', { finalizers: ['berth.dev/observed'] }, ONLY_OPERATOR],
+  ...COMMANDING_SPECS.map(([what, parts]): [string, Parts, string] => [what, parts, ONLY_OPERATOR]),
+];
+
+function expectRefused(context: TestContext, what: string, answer: Answer, says: string): void {
+  tried(context, what, `HTTP ${answer.status}`);
+  expect(answer).toMatchObject({ status: 403 });
+  expect(answer.message).toContain(says);
+}
+
+function expectAllowed(context: TestContext, what: string, { status, message }: Answer): void {
+  tried(context, what, `HTTP ${status}`);
+  expect(message).toBe('');
+}
+
+describe('a Pod or Job', () => {
+  test.for(COMMANDS)(
+    'with %s: refused to `edit` and to an administrator',
+    async ([what, parts, says], context) => {
+      for (const namespace of NAMESPACES) {
+        for (const who of [tenant, admin]) {
+          for (const query of ['', DRY]) {
+            const made = await who.send('POST', pods(namespace, query), pod('hostile', parts));
+            expectRefused(context, `Pod with ${what}`, made, says);
+            const jobs = `/apis/batch/v1/namespaces/${namespace}/jobs${query}`;
+            expectRefused(
+              context,
+              `Job with ${what}`,
+              await who.send('POST', jobs, job('hostile', parts)),
+              says,
+            );
+          }
+        }
+      }
+    },
+  );
+
+  test('on a node, or with the priority, of its own choice: refused to `edit` where Berth serves', async (context) => {
+    const nodeName = pod('hostile', { spec: { nodeName: 'host-0' } });
+    const first = await tenant.send('POST', pods(served), nodeName);
+    expectRefused(context, 'Pod with a node', first, 'spec.nodeName');
+    const priority = pod('hostile', { spec: { priorityClassName: 'system-node-critical' } });
+    const second = await tenant.send('POST', pods(served), priority);
+    expectRefused(context, 'Pod with the machines’ priority', second, 'spec.priorityClassName');
+  });
+
+  test('is not made by a controller after a template of `edit` either', async (context) => {
+    const [, parts] = COMMANDS[0] ?? ['', {}];
+    const selector = { matchLabels: { app: 'hostile' } };
+    const made = template({ ...parts, labels: { app: 'hostile' } });
+    const metadata = { name: 'hostile' };
+    const replicas = `/apis/apps/v1/namespaces/${elsewhere}/replicasets`;
+    const body = { metadata, spec: { selector, template: made } };
+    expect(await tenant.send('POST', replicas, body)).toMatchObject({ status: 201 });
+    const controllers = `/api/v1/namespaces/${elsewhere}/replicationcontrollers`;
+    const older = { metadata, spec: { selector: selector.matchLabels, template: made } };
+    expect(await tenant.send('POST', controllers, older)).toMatchObject({ status: 201 });
+    for (const path of [replicas, controllers]) {
+      const condition = await waitFor('the controller to be refused', async () => {
+        const { body } = await tenant.send('GET', `${path}/hostile`);
+        const { conditions = [] } = (body as { status: { conditions?: { message: string }[] } }).status;
+        return conditions[0];
+      });
+      tried(context, 'a controller’s template with a machine', 'ReplicaFailure');
+      expect(condition).toMatchObject({ type: 'ReplicaFailure', status: 'True' });
+      expect(condition.message).toContain(ONLY_OPERATOR);
+      await tenant.send('DELETE', `${path}/hostile`);
+    }
+  });
+});
+
+interface Manifest {
+  metadata: { annotations?: Record<string, string>; labels?: Record<string, string>; finalizers?: string[] };
+  spec: {
+    containers: { resources?: { requests?: object; limits?: object } }[];
+    ephemeralContainers?: object[];
+  };
+}
+
+const METADATA: [string, object][] = [
+  ['an annotation', { annotations: { 'berth.dev/machine': '{"other":true}' } }],
+  ['a label', { labels: { 'berth.dev/vm-uid': 'y' } }],
+];
+
+/** A merge patch of the metadata by this subresource, of a machine and of a Pod that is none. */
+async function byMetadata(context: TestContext, name: string): Promise<void> {
+  for (const [what, metadata] of [...METADATA, ['a finalizer', { finalizers: ['berth.dev/x'] }] as const]) {
+    for (const target of ['machine', 'plain']) {
+      const answer = await admin.send('PATCH', `${pods(served)}/${target}/${name}`, { metadata });
+      expectRefused(context, `${what} by pods/${name}`, answer, ONLY_OPERATOR);
+    }
+  }
+  const removed = { metadata: { annotations: { 'berth.dev/machine': null } } };
+  const answer = await admin.send('PATCH', `${pods(served)}/machine/${name}`, removed);
+  expectRefused(context, `an annotation away by pods/${name}`, answer, ONLY_OPERATOR);
+}
+
+async function byChange(context: TestContext, name: string, change: (pod: Manifest) => void): Promise<void> {
+  const at = `${pods(served)}/machine`;
+  const manifest = (await admin.send('GET', at)).body as Manifest;
+  change(manifest);
+  for (const query of ['', DRY]) {
+    const answer = await admin.send('PUT', `${at}/${name}${query}`, manifest);
+    expectRefused(context, `pods/${name} of a machine`, answer, ONLY_OPERATOR);
+  }
+}
+
+async function byBinding(
+  context: TestContext,
+  path: (target: string) => string,
+  what: string,
+): Promise<void> {
+  for (const [part, metadata] of METADATA) {
+    const target = { apiVersion: 'v1', kind: 'Node', name: 'host-0' };
+    const binding = { apiVersion: 'v1', kind: 'Binding', metadata: { name: 'plain', ...metadata }, target };
+    const answer = await admin.send('POST', path('plain'), binding);
+    expectRefused(context, `${part} by ${what}`, answer, ONLY_OPERATOR);
+  }
+}
+
+type Attack = (context: TestContext) => Promise<void>;
+/** Changes no object: what an agent answers there is the agent's to refuse. */
+const CHANGES_NOTHING = async (): Promise<void> => {};
+
+/** Every way to a Pod beside itself, and what is tried there as administrator. A new one has to be judged here first. */
+const DOORS: Record<string, Attack> = {
+  bindings: (context) => byBinding(context, () => `/api/v1/namespaces/${served}/bindings`, 'bindings'),
+  'pods/binding': (context) =>
+    byBinding(context, (target) => `${pods(served)}/${target}/binding`, 'pods/binding'),
+  'pods/status': (context) => byMetadata(context, 'status'),
+  'pods/resize': (context) =>
+    byChange(context, 'resize', ({ spec }) => {
+      for (const container of spec.containers) {
+        const { requests, limits } = container.resources ?? {};
+        container.resources = { requests: { ...requests, cpu: '64', memory: '512Gi' }, limits };
+      }
+    }),
+  'pods/ephemeralcontainers': (context) =>
+    byChange(context, 'ephemeralcontainers', ({ spec }) => {
+      spec.ephemeralContainers = [{ name: 'e', image: 'i' }];
+    }),
+  // A drain: the operator gives the machine up.
+  'pods/eviction': async (context) => {
+    const eviction = { apiVersion: 'policy/v1', kind: 'Eviction', metadata: { name: 'machine' } };
+    const answer = await tenant.send('POST', `${pods(served)}/machine/eviction${DRY}`, eviction);
+    expectAllowed(context, 'pods/eviction of a machine', answer);
+  },
+  'pods/attach': CHANGES_NOTHING,
+  'pods/exec': CHANGES_NOTHING,
+  'pods/log': CHANGES_NOTHING,
+  'pods/portforward': CHANGES_NOTHING,
+  'pods/proxy': CHANGES_NOTHING,
+};
+
+describe('the ways to a Pod beside itself', () => {
+  test('are all known here', async () => {
+    const { body } = await admin.send('GET', '/api/v1');
+    const names = (body as { resources: { name: string }[] }).resources.map(({ name }) => name);
+    const doors = names.filter((name) => name.startsWith('pods/') || name === 'bindings');
+    expect(doors.toSorted()).toEqual(Object.keys(DOORS).toSorted());
+  });
+
+  test.for(Object.keys(DOORS))('%s', async (name, context) => {
+    await DOORS[name]?.(context);
+  });
+
+  test.for(['status', 'binding', 'resize', 'ephemeralcontainers'])(
+    'pods/%s gives `edit` no machine',
+    async (name, context) => {
+      const metadata = { name: 'plain', annotations: { 'berth.dev/machine': '{}' } };
+      const target = { kind: 'Node', name: 'host-0' };
+      const answer =
+        name === 'binding'
+          ? await tenant.send('POST', `${pods(served)}/plain/binding`, { metadata, target })
+          : await tenant.send('PATCH', `${pods(served)}/plain/${name}`, { metadata });
+      tried(context, `pods/${name} as edit`, `HTTP ${answer.status}`);
+      const { body } = await admin.send('GET', `${pods(served)}/plain`);
+      expect((body as Manifest).metadata.annotations ?? {}).not.toHaveProperty('berth.dev/machine');
+      expect([200, 403]).toContain(answer.status);
+    },
+  );
+
+  test('the status of a Job takes no metadata of Berth with it', async (context) => {
+    const jobs = `/apis/batch/v1/namespaces/${elsewhere}/jobs`;
+    const suspended = job('status', {}) as { spec: { suspend?: boolean } };
+    suspended.spec.suspend = true;
+    expect(await admin.send('POST', jobs, suspended)).toMatchObject({ status: 201 });
+    const metadata = { labels: { 'berth.dev/workload': 'cache' } };
+    const answer = await admin.send('PATCH', `${jobs}/status/status`, { metadata });
+    expectRefused(context, 'a label by jobs/status', answer, ONLY_OPERATOR);
+  });
+});
+
+describe('what has nothing to do with hosts passes', () => {
+  test('bindings, statuses and sizes of Pods that are no machines', async (context) => {
+    const plain = `${pods(elsewhere)}/plain`;
+    const binding = { metadata: { name: 'plain' }, target: { kind: 'Node', name: 'somewhere' } };
+    const bound = await admin.send('POST', `${plain}/binding${DRY}`, binding);
+    expectAllowed(context, 'a binding without metadata of Berth', bound);
+    const status = { metadata: { annotations: { team: 'a' } }, status: { message: 'seen' } };
+    expectAllowed(context, 'a status', await admin.send('PATCH', `${plain}/status`, status));
+    const { body } = await admin.send('GET', plain);
+    const resized = await admin.send('PUT', `${plain}/resize${DRY}`, body as object);
+    expectAllowed(context, 'pods/resize of a Pod that is no machine', resized);
+  });
+});
+
+test('no name below berth.dev/, in any metadata, by any way of writing', async (context) => {
+  const key = fc.stringMatching(/^[a-z]([a-z0-9.-]{0,20}[a-z0-9])?$/).map((name) => `berth.dev/${name}`);
+  const place = fc.constantFrom('annotations', 'labels');
+  const way = fc.constantFrom('create', 'job', 'patch', 'status', 'binding');
+  const property = fc.asyncProperty(
+    key,
+    place,
+    way,
+    fc.constantFrom(...NAMESPACES),
+    async (name, field, by, at) => {
+      const parts = { [field]: { [name]: 'x' } };
+      const patch = { metadata: parts };
+      const binding = { metadata: { name: 'plain', ...parts }, target: { kind: 'Node', name: 'host-0' } };
+      const answers: Record<typeof by, () => Promise<Answer>> = {
+        create: () => admin.send('POST', pods(at), pod('hostile', parts)),
+        job: () => admin.send('POST', `/apis/batch/v1/namespaces/${at}/jobs`, job('hostile', parts)),
+        patch: () => admin.send('PATCH', `${pods(at)}/plain`, patch),
+        status: () => admin.send('PATCH', `${pods(at)}/plain/status`, patch),
+        binding: () => admin.send('POST', `${pods(at)}/plain/binding`, binding),
+      };
+      const answer = await answers[by]();
+      expectRefused(context, `a generated key by ${by}`, answer, ONLY_OPERATOR);
+    },
+  );
+  await fc.assert(property, hostileRuns(300));
+});
