@@ -39,6 +39,8 @@ export const VM_UID_LABEL = 'berth.dev/vm-uid';
 /** `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
+/** On a namespace whose Pods may tolerate every taint. */
+export const KEYLESS_TOLERATIONS_LABEL = 'berth.dev/keyless-tolerations';
 
 /** On the VM: held until nothing of it remains. */
 export const VM_FINALIZER = 'berth.dev/machine';

@@ -336,7 +336,6 @@ describe('tried', () => {
           spec: {
             nodeName,
             automountServiceAccountToken: false,
-            tolerations: [{ operator: 'Exists' }],
             containers: [{ name: 'any', image: 'any' }],
             ...(nodeName === HOST && { volumes: [{ name: 'a', secret: { secretName: 'named' } }] }),
           },

@@ -56,7 +56,6 @@ async function podRuns(client: KubeClient, nodeName: string): Promise<boolean> {
     spec: {
       nodeName,
       automountServiceAccountToken: false,
-      tolerations: [{ operator: 'Exists' }],
       containers: [{ name: 'probe', image: 'probe' }],
     },
   });

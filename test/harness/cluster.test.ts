@@ -93,6 +93,7 @@ describe('a simulated host', () => {
   test('runs a Pod, and ends it as an agent does when a finalizer holds it', async () => {
     const cluster = await start('pod', 1);
     await cluster.createNamespace('simulated');
+    await cluster.kubectl(['label', 'namespace', 'simulated', 'berth.dev/keyless-tolerations=true']);
     const ref = { namespace: 'simulated', name: 'held' };
     await cluster.client().create(PODS, {
       apiVersion: 'v1',

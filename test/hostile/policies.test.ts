@@ -8,7 +8,7 @@ import { admissionOf, AS_OPERATOR, COMMANDING_SPECS, machinePod } from '../suppo
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
-import { account, administrator, type Answer, type Identity } from './support/identities.ts';
+import { account, administrator, type Answer, type Account } from './support/accounts.ts';
 
 const suffix = randomBytes(4).toString('hex');
 /** Served, with Pods of people's own, so that nothing is refused for being there. */
@@ -18,9 +18,9 @@ const NAMESPACES = [served, elsewhere];
 const ONLY_OPERATOR = 'only the operator of Berth';
 
 let cluster: Cluster;
-let admin: Identity;
+let admin: Account;
 /** Has `edit` in both namespaces. */
-let tenant: Identity;
+let tenant: Account;
 const { expectCreated } = admissionOf(() => cluster);
 
 beforeAll(async () => {
@@ -86,6 +86,7 @@ function job(name: string, parts: Parts): object {
   };
 }
 
+const tolerate = (toleration: object): Parts => ({ spec: { tolerations: [toleration] } });
 /** What is tried, in words, and what the refusal says. */
 const COMMANDS: [string, Parts, string][] = [
   ['a machine', { annotations: { 'berth.dev/machine': '{}' } }, ONLY_OPERATOR],
@@ -93,6 +94,8 @@ const COMMANDS: [string, Parts, string][] = [
   ['a label of Berth', { labels: { 'berth.dev/vm-uid': 'x' } }, ONLY_OPERATOR],
   ['a finalizer of Berth', { finalizers: ['berth.dev/observed'] }, ONLY_OPERATOR],
   ...COMMANDING_SPECS.map(([what, parts]): [string, Parts, string] => [what, parts, ONLY_OPERATOR]),
+  ['every taint', tolerate({ operator: 'Exists' }), 'without a key'],
+  ['every taint of one effect', tolerate({ operator: 'Exists', effect: 'NoSchedule' }), 'without a key'],
 ];
 
 function expectRefused(context: TestContext, what: string, answer: Answer, says: string): void {

@@ -5,6 +5,7 @@ import {
   DEFAULT_NAMESPACE,
   GROUP,
   HOST_KEY,
+  KEYLESS_TOLERATIONS_LABEL,
   NAMESPACE_PREFIX,
   OPERATOR_USER,
   SYSTEM_NAMESPACE,
@@ -14,6 +15,7 @@ import { untilPodsAllowed } from '../cluster/simulation.ts';
 import type { Cluster } from '../cluster/index.ts';
 import {
   admissionOf,
+  type As,
   AS_ADMIN,
   AS_OPERATOR,
   COMMANDING_SPECS,
@@ -114,11 +116,44 @@ describe('a Pod that would command a host', () => {
   it.for(COMMANDS)('with %s: the operator may', async ([, parts]) => {
     await expectAccepted(pod(machines, 'p', parts), AS_OPERATOR);
   });
+});
 
-  it('is not one that tolerates everything, as the DaemonSets of every cluster do', async () => {
-    const everything = { spec: { tolerations: [{ operator: 'Exists' }] } };
-    await expectAccepted(pod(elsewhere, 'p', everything), AS_TENANT);
-    await expectAccepted(pod(custom, 'p', everything), AS_TENANT);
+describe('a Pod that tolerates every taint', () => {
+  const everything = { spec: { tolerations: [{ operator: 'Exists' }] } };
+  const controller = (kind: string, name: string): [PodParts, As] => [
+    { ownerReferences: [{ apiVersion: 'apps/v1', kind, name: 'o', uid: 'u', controller: true }] },
+    [`--as=system:serviceaccount:kube-system:${name}`, '--as-group=system:masters'],
+  ];
+
+  it('is one of a DaemonSet, as every cluster has them, but not where Berth serves', async () => {
+    const [owned, as] = controller('DaemonSet', 'daemon-set-controller');
+    await expectAccepted(pod(elsewhere, 'p', { ...everything, ...owned }), as);
+    await expectRefused(pod(custom, 'p', { ...everything, ...owned }), as, 'without a key');
+  });
+
+  it('is no other one, and none that pretends to be', async () => {
+    const [replica, replicas] = controller('ReplicaSet', 'replicaset-controller');
+    await expectRefused(pod(elsewhere, 'p', { ...everything, ...replica }), replicas, 'without a key');
+    const [owned] = controller('DaemonSet', 'daemon-set-controller');
+    for (const as of [AS_ADMIN, AS_TENANT]) {
+      const pretended = pod(elsewhere, 'p', { ...everything, ...owned });
+      await expectRefused(pretended, as, `label namespace "${elsewhere}" berth.dev/keyless-tolerations=true`);
+    }
+  });
+
+  it('may be any in kube-system, and in a namespace that an administrator labels', async () => {
+    await expectAccepted(pod('kube-system', 'p', everything), AS_ADMIN);
+    await cluster.kubectl(['label', 'namespace', elsewhere, 'berth.dev/keyless-tolerations=true']);
+    // Admission hears of the label a little later.
+    await waitFor('the label to be known', () =>
+      expectAccepted(pod(elsewhere, 'p', everything), AS_TENANT).then(() => true),
+    );
+    await cluster.kubectl(['label', 'namespace', elsewhere, 'berth.dev/keyless-tolerations-']);
+  });
+
+  it('may be one that leaves out the effect of hosts’ taint', async () => {
+    const evicted = { spec: { tolerations: [{ operator: 'Exists', effect: 'NoExecute' }] } };
+    await expectAccepted(pod(elsewhere, 'p', evicted), AS_TENANT);
   });
 });
 
@@ -314,6 +349,7 @@ describe('the policies', () => {
       keyPrefix: `${GROUP}/`,
       hostTaint: HOST_KEY,
       customPodsLabel: CUSTOM_PODS_LABEL,
+      keylessTolerationsLabel: KEYLESS_TOLERATIONS_LABEL,
       taskAnnotation: TASK_ANNOTATION,
     };
     const variables = (await ownPolicies()).flatMap((policy) => policy.spec.variables);
