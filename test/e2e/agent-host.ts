@@ -24,6 +24,7 @@ import { createMetrics } from '../../kube/metrics.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { Cluster } from '../cluster/index.ts';
+import { OPERATORS_OWN } from '../support/admission.ts';
 import { messageOf } from '../support/errors.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from '../support/standin.ts';
 import { waitFor } from '../support/wait.ts';
@@ -204,6 +205,7 @@ export function podFor(
     metadata: {
       name,
       namespace,
+      labels: OPERATORS_OWN.labels,
       annotations: {
         [MACHINE_ANNOTATION]: JSON.stringify(machine),
         [DESIRED_ANNOTATION]: JSON.stringify(desired),
@@ -212,9 +214,9 @@ export function podFor(
     spec: {
       nodeName: host.name,
       restartPolicy: 'Never',
-      automountServiceAccountToken: false,
       enableServiceLinks: false,
       terminationGracePeriodSeconds: 30,
+      ...OPERATORS_OWN.spec,
       tolerations: [{ key: HOST_KEY, operator: 'Exists' }],
       containers: [
         {

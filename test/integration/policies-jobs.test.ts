@@ -11,6 +11,7 @@ import {
   AS_OPERATOR,
   COMMANDING_SPECS,
   HOST_TOLERATION,
+  OPERATORS_OWN,
   SLOT,
   untilAllowed,
 } from '../support/admission.ts';
@@ -62,7 +63,7 @@ const TASK: Parts = {
     annotations: { 'berth.dev/task': '{"type":"uncache"}' },
   },
   container: SLOT,
-  spec: { tolerations: [HOST_TOLERATION], priorityClassName: 'system-node-critical' },
+  spec: { ...OPERATORS_OWN.spec, tolerations: [HOST_TOLERATION], priorityClassName: 'system-node-critical' },
 };
 
 function job(namespace: string, name: string, parts: Parts): string {

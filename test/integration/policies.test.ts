@@ -5,11 +5,13 @@ import {
   DEFAULT_NAMESPACE,
   GROUP,
   HOST_KEY,
+  HOST_MARK,
   KEYLESS_TOLERATIONS_LABEL,
   NAMESPACE_PREFIX,
   OPERATOR_USER,
   SYSTEM_NAMESPACE,
   TASK_ANNOTATION,
+  WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { untilPodsAllowed } from '../cluster/simulation.ts';
 import type { Cluster } from '../cluster/index.ts';
@@ -20,6 +22,7 @@ import {
   AS_OPERATOR,
   COMMANDING_SPECS,
   HOST_TOLERATION,
+  OPERATORS_OWN,
   SLOT,
   untilAllowed,
 } from '../support/admission.ts';
@@ -113,8 +116,9 @@ describe('a Pod that would command a host', () => {
     await expectRefused(pod(SYSTEM_NAMESPACE, 'p', parts), AS_ADMIN, says, 'only the operator of Berth');
   });
 
-  it.for(COMMANDS)('with %s: the operator may', async ([, parts]) => {
-    await expectAccepted(pod(machines, 'p', parts), AS_OPERATOR);
+  it.for(COMMANDS)('with %s: the operator may', async ([, { labels, spec, ...parts }]) => {
+    const own = { labels: { ...OPERATORS_OWN.labels, ...labels }, spec: { ...OPERATORS_OWN.spec, ...spec } };
+    await expectAccepted(pod(machines, 'p', { ...parts, ...own }), AS_OPERATOR);
   });
 });
 
@@ -165,11 +169,11 @@ describe('a machine’s Pod that is there already', () => {
     const { stdout: uid } = await cluster.kubectl(owner);
     const manifest = pod(machines, name, {
       annotations: { 'berth.dev/machine': '{}', 'berth.dev/desired': '{}' },
-      labels: { 'berth.dev/vm-uid': 'x' },
+      labels: { 'berth.dev/vm-uid': 'x', ...OPERATORS_OWN.labels },
       finalizers: ['berth.dev/observed'],
       ownerReferences: [{ apiVersion: 'v1', kind: 'ConfigMap', name: 'owner', uid }],
       container: SLOT,
-      spec: { tolerations: [HOST_TOLERATION] },
+      spec: { tolerations: [HOST_TOLERATION], ...OPERATORS_OWN.spec },
     });
     await cluster.kubectl(['create', ...AS_OPERATOR, '-f', '-'], { input: manifest });
   });
@@ -348,6 +352,8 @@ describe('the policies', () => {
       systemNamespace: SYSTEM_NAMESPACE,
       keyPrefix: `${GROUP}/`,
       hostTaint: HOST_KEY,
+      hostMark: HOST_MARK,
+      workloadLabel: WORKLOAD_LABEL,
       customPodsLabel: CUSTOM_PODS_LABEL,
       keylessTolerationsLabel: KEYLESS_TOLERATIONS_LABEL,
       taskAnnotation: TASK_ANNOTATION,
@@ -370,6 +376,8 @@ describe('the policies', () => {
       ['berth-custom-pods', {}],
       ['berth-jobs', {}],
       ['berth-kinds', {}],
+      ['berth-operator-nodes', {}],
+      ['berth-operator-workloads', {}],
       ['berth-pods', {}],
       ['berth-references', {}],
     ]);

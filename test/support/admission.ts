@@ -1,6 +1,6 @@
 /** What the API server says to a manifest of somebody's, by kubectl as people send it. */
 import { expect } from 'vitest';
-import { OPERATOR_USER } from '../../api/v1alpha1/names.ts';
+import { HOST_MARK, HOST_VALUE, OPERATOR_USER, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Cluster } from '../cluster/index.ts';
 import type { KubectlResult } from '../cluster/kubectl.ts';
 import { waitFor } from './wait.ts';
@@ -14,18 +14,25 @@ export const AS_OPERATOR: As = [`--as=${OPERATOR_USER}`];
 export const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
 export const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
 
+/** What every Pod of the operator has, by which its policy knows it. */
+export const OPERATORS_OWN = {
+  labels: { [WORKLOAD_LABEL]: 'vm' },
+  spec: {
+    automountServiceAccountToken: false,
+    affinity: {
+      nodeAffinity: {
+        requiredDuringSchedulingIgnoredDuringExecution: {
+          nodeSelectorTerms: [
+            { matchExpressions: [{ key: HOST_MARK, operator: 'In' as const, values: [HOST_VALUE] }] },
+          ],
+        },
+      },
+    },
+  },
+};
+
 /** A machine's Pod as the operator writes it, without its finalizer, so that it goes with its namespace. */
-export function machinePod(
-  namespace: string,
-  name: string,
-  parts: { metadata?: object; spec?: object } = {},
-): string {
-  const host = {
-    matchExpressions: [
-      { key: 'berth.node-restriction.kubernetes.io/host', operator: 'In', values: ['true'] },
-    ],
-  };
-  const required = { requiredDuringSchedulingIgnoredDuringExecution: { nodeSelectorTerms: [host] } };
+export function machinePod(namespace: string, name: string): string {
   const { requests, limits } = SLOT.resources;
   const resources = { requests: { cpu: '1', memory: '1Gi', ...requests }, limits };
   return JSON.stringify({
@@ -34,18 +41,15 @@ export function machinePod(
     metadata: {
       name,
       namespace,
-      labels: { 'berth.dev/vm-uid': 'x', 'berth.dev/workload': 'vm' },
+      labels: OPERATORS_OWN.labels,
       annotations: { 'berth.dev/machine': '{}', 'berth.dev/desired': '{}' },
-      ...parts.metadata,
     },
     spec: {
-      automountServiceAccountToken: false,
+      ...OPERATORS_OWN.spec,
       // No node has this label: the Pod stays Pending wherever the test runs.
       nodeSelector: { 'example.com/nowhere': '' },
-      affinity: { nodeAffinity: required },
       tolerations: [HOST_TOLERATION],
       containers: [{ name: 'machine', image: 'example.com/none', resources }],
-      ...parts.spec,
     },
   });
 }
