@@ -24,12 +24,15 @@ const NAMES_SHOWN = 10;
 const LOOK_MILLISECONDS = 1_000;
 const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
-const NODE_LEASES = 'kube-node-lease';
+/** Name of the rights that the chart gives to its hook. */
+const RIGHTS = 'berth-uninstall';
 /** Of what is kept, those that the operator puts a finalizer on. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
 
 const DEPLOYMENTS = workload('Deployment', 'deployments');
 const DAEMON_SETS = workload('DaemonSet', 'daemonsets');
+const CLUSTER_ROLE_BINDINGS = binding('ClusterRoleBinding', 'clusterrolebindings');
+const ROLE_BINDINGS = binding('RoleBinding', 'rolebindings');
 
 export interface UninstallOptions {
   /** Where operator and agents are. */
@@ -75,6 +78,32 @@ export async function uninstall(
   options: UninstallOptions,
   logger: Logger,
 ): Promise<void> {
+  try {
+    await remove(client, options, logger);
+  } finally {
+    await giveUpRights(client, options, logger);
+  }
+}
+
+/**
+ * Helm removes what a hook needs only when the hook succeeds. Rights to delete hosts must not stay behind a refusal: the next
+ * run gets them again. Each binding holds the right to delete itself.
+ */
+async function giveUpRights(
+  client: KubeClient,
+  { namespace }: UninstallOptions,
+  logger: Logger,
+): Promise<void> {
+  try {
+    await client.delete(ROLE_BINDINGS, { namespace, name: RIGHTS });
+    await client.delete(CLUSTER_ROLE_BINDINGS, { name: RIGHTS });
+  } catch (error) {
+    // Why it was refused says more than this.
+    logger.warn({ err: error }, `delete the ClusterRoleBinding ${RIGHTS} and the RoleBinding of that name`);
+  }
+}
+
+async function remove(client: KubeClient, options: UninstallOptions, logger: Logger): Promise<void> {
   const signal = AbortSignal.timeout(options.timeoutMilliseconds);
   const wanted = kinds(DEFAULT_DISPLAY_DPI_MAXIMUM)
     .filter(({ kind }) => options.allKinds || MACHINE_KINDS.has(kind))
@@ -167,11 +196,11 @@ async function silentNodes(client: KubeClient): Promise<Set<string | undefined>>
   return new Set(items.filter((node) => !isReady(node)).map(({ metadata }) => metadata.name));
 }
 
+/** The garbage collector removes the Leases that belong to these Nodes. */
 async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
   const { items } = await client.list(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
   for (const { metadata, status } of items) {
     await client.delete(NODES, metadata, { uid: metadata.uid });
-    await client.delete(LEASES, { namespace: NODE_LEASES, name: metadata.name });
     const runs = status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True');
     const note = runs ? 'host removed; where its agent is not stopped it comes back' : 'host removed';
     logger.info({ node: metadata.name }, note);
@@ -217,6 +246,11 @@ async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Pr
     }
     await pause(LOOK_MILLISECONDS);
   }
+}
+
+function binding(kind: string, plural: string): Resource<KubeObject> {
+  const apiVersion = 'rbac.authorization.k8s.io/v1';
+  return resource<KubeObject>({ apiVersion, kind, plural, namespaced: kind === 'RoleBinding' });
 }
 
 function workload(kind: string, plural: string): Resource<KubeObject> {

@@ -11,11 +11,12 @@ import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { resource } from '../../kube/objects.ts';
+import { type OwnerReference, resource } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { writeKubeconfig } from '../cluster/kubeconfig.ts';
 import { requestToken } from '../cluster/tokens.ts';
 import { CHART, EVERYTHING, find, helm, type Manifest, manifests, template } from '../support/chart.ts';
+import { isAllowed, untilAllowed } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { isGone } from '../support/objects.ts';
 import { waitFor } from '../support/wait.ts';
@@ -248,12 +249,25 @@ describe('namespaces that are there before the install', () => {
 });
 
 describe('uninstall', () => {
+  const AS_HOOK = [`--as=system:serviceaccount:${SYSTEM}:berth-uninstall`];
+
+  /** All that the hook's Job needs, as Helm makes it before the Job. */
+  async function giveRights(hooks: readonly Manifest[]): Promise<void> {
+    await apply(hooks.filter(({ kind }) => kind !== 'Job'));
+    await untilAllowed(cluster, AS_HOOK, ['delete', 'nodes']);
+    await untilAllowed(cluster, AS_HOOK, ['delete', 'deployments/berth-operator', '-n', SYSTEM]);
+  }
+
+  function hooksOf(objects: readonly Manifest[]): Manifest[] {
+    return objects.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] === 'pre-delete');
+  }
+
   /** Runs the hook's program as its Job does, with the token of the ServiceAccount that the chart makes. */
   async function runHook(values: object, ...more: string[]): Promise<{ code: number; said: string }> {
     const objects = await manifests(values);
-    const hooks = objects.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] === 'pre-delete');
+    const hooks = hooksOf(objects);
     const [container] = find(hooks, 'Job', 'berth-uninstall')['spec'].template.spec.containers;
-    await apply(hooks.filter(({ kind }) => kind !== 'Job'));
+    await giveRights(hooks);
     const kubeconfig = join(folder, 'uninstall.kubeconfig');
     const { clusters } = parse(readFileSync(cluster.kubeconfig, 'utf8')) as {
       clusters: { cluster: Record<string, string> }[];
@@ -293,10 +307,10 @@ describe('uninstall', () => {
   }
 
   async function hostWithLeases(): Promise<void> {
-    const lease = (name: string, namespace: string): Manifest => ({
+    const lease = (name: string, namespace: string, ownerReferences: OwnerReference[] = []): Manifest => ({
       apiVersion: 'coordination.k8s.io/v1',
       kind: 'Lease',
-      metadata: { name, namespace },
+      metadata: { name, namespace, ownerReferences },
       spec: { holderIdentity: name },
     });
     await apply([
@@ -306,7 +320,12 @@ describe('uninstall', () => {
         metadata: { name: 'former-host', labels: { 'berth.dev/host': 'true' } },
       },
       { apiVersion: 'v1', kind: 'Node', metadata: { name: 'somebody-elses' } },
-      lease('former-host', 'kube-node-lease'),
+    ]);
+    const { uid = '' } = (await cluster.client().get(NODES, { name: 'former-host' })).metadata;
+    // As agents write theirs.
+    const owner = { apiVersion: 'v1', kind: 'Node', name: 'former-host', uid };
+    await apply([
+      lease('former-host', 'kube-node-lease', [owner]),
       lease('somebody-elses', 'kube-node-lease'),
       lease('berth-operator', SYSTEM),
     ]);
@@ -322,6 +341,22 @@ describe('uninstall', () => {
     expect(code).toBe(1);
     expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(true);
     expect(await isThere(NODES, 'former-host')).toBe(true);
+    await waitFor(
+      'the rights of the hook to be gone',
+      async () => !(await isAllowed(cluster, AS_HOOK, ['delete', 'nodes'])),
+    );
+    expect(await isAllowed(cluster, AS_HOOK, ['delete', 'deployments/berth-operator', '-n', SYSTEM])).toBe(
+      false,
+    );
+  });
+
+  test('where it could not give up its rights, these are for hosts alone', async () => {
+    await giveRights(hooksOf(await manifests()));
+    const remove = (node: string) =>
+      cluster.kubectl(['delete', 'node', node, '--dry-run=server', ...AS_HOOK], { allowFailure: true });
+    const { stderr } = await remove('somebody-elses');
+    expect(stderr).toContain('uninstalling Berth removes only Nodes with the label berth.dev/host=true');
+    expect(await remove('former-host')).toMatchObject({ code: 0 });
   });
 
   test('drains when told to, ends the operator, and removes hosts and Leases, but not those of others', async () => {
@@ -331,7 +366,10 @@ describe('uninstall', () => {
     expect(await isThere(VMS, 'still-here', 'platform-default')).toBe(false);
     expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(false);
     expect(await isThere(NODES, 'former-host')).toBe(false);
-    expect(await isThere(LEASES, 'former-host', 'kube-node-lease')).toBe(false);
+    await waitFor(
+      'the Lease of the host to go with its Node',
+      async () => !(await isThere(LEASES, 'former-host', 'kube-node-lease')),
+    );
     expect(await isThere(LEASES, 'berth-operator', SYSTEM)).toBe(false);
     expect(await isThere(NODES, 'somebody-elses')).toBe(true);
     expect(await isThere(LEASES, 'somebody-elses', 'kube-node-lease')).toBe(true);

@@ -199,7 +199,6 @@ describe('the table', () => {
       [
         'delete nodes',
         `delete vms.berth.dev in ${OWN}`,
-        'delete leases.coordination.k8s.io in kube-node-lease',
         `patch images.berth.dev in ${OWN}`,
         `patch isos.berth.dev in ${OWN}`,
         'patch imagecacheentries.berth.dev',
@@ -212,6 +211,8 @@ describe('the table', () => {
         `delete pods in ${SYSTEM}`,
         `delete deployments.apps in ${SYSTEM}`,
         `delete leases.coordination.k8s.io in ${SYSTEM}`,
+        'delete leases.coordination.k8s.io in kube-node-lease',
+        'delete clusterrolebindings.rbac.authorization.k8s.io',
         'delete namespaces',
         'delete customresourcedefinitions.apiextensions.k8s.io',
       ],

@@ -347,6 +347,7 @@ describe('the policies', () => {
   it('compare with the names that the operator uses', async () => {
     const names: Record<string, string> = {
       operatorUser: OPERATOR_USER,
+      uninstallUser: `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-uninstall`,
       defaultNamespace: DEFAULT_NAMESPACE,
       namespacePrefix: NAMESPACE_PREFIX,
       systemNamespace: SYSTEM_NAMESPACE,
@@ -380,6 +381,7 @@ describe('the policies', () => {
       ['berth-operator-workloads', {}],
       ['berth-pods', {}],
       ['berth-references', {}],
+      ['berth-uninstall', {}],
     ]);
   });
 });
