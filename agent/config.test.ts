@@ -15,6 +15,7 @@ afterEach(() => {
 });
 
 const LEAST = 'nodeName: mac1\ndataDirectory: data\nbootstrapKubeconfig: boot\naddress: 192.0.2.1\n';
+const ROOT = true;
 
 function write(text: string): string {
   const file = join(directory, 'agent.yaml');
@@ -22,9 +23,9 @@ function write(text: string): string {
   return file;
 }
 
-function mistakes(text: string): readonly string[] {
+function mistakes(text: string, isRoot = !ROOT): readonly string[] {
   try {
-    loadConfig(write(text));
+    loadConfig(write(text), {}, isRoot);
   } catch (error) {
     if (error instanceof ConfigError) return error.mistakes;
     throw error;
@@ -33,7 +34,7 @@ function mistakes(text: string): readonly string[] {
 }
 
 test('the least that must be said, and what follows from it', () => {
-  expect(loadConfig(write(LEAST))).toMatchObject({
+  expect(loadConfig(write(LEAST), {}, !ROOT)).toMatchObject({
     nodeName: 'mac1',
     dataDirectory: join(directory, 'data'),
     bootstrapKubeconfig: join(directory, 'boot'),
@@ -55,7 +56,7 @@ test('paths of images count from the file, quantities are bytes', () => {
   registries:
     - { host: "registry.example:5000", caFile: ca.crt, credentialsFile: /etc/berth/storage.json }
 `;
-  expect(loadConfig(write(text)).images).toEqual({
+  expect(loadConfig(write(text), {}, !ROOT).images).toEqual({
     sharedRoots: [join(directory, 'shared')],
     storageFolder: join(directory, 'storage'),
     budget: 100 * 1024 ** 3,
@@ -85,6 +86,30 @@ test('every mistake is named with its path', () => {
   expect(found.join('\n')).toMatch(/typo/);
 });
 
+describe("the network's driver", () => {
+  test.each(['', 'network: {}\n', 'network: { hostAddress: 192.0.2.1 }\n'])(
+    'root must name it: %j',
+    (network) => {
+      const found = mistakes(`${LEAST}${network}`, ROOT);
+      expect(found).toEqual([expect.stringMatching(/^network\.driver: .*root.*nat.*user/)]);
+      expect(mistakes(`${LEAST}${network}`)).toEqual([]);
+    },
+  );
+
+  test('guests may not reach what tells a host of itself, nor the networks of the cluster that are named', () => {
+    const text = `${LEAST}network: { driver: nat, clusterCIDRs: [10.244.0.0/16, "fd00:10::/48"] }\n`;
+    const { network } = loadConfig(write(text), {}, ROOT);
+    expect(network).toMatchObject({
+      guestsMayNotReach: expect.arrayContaining(['169.254.0.0/16', '168.63.129.16/32', 'fd00:ec2::254/128']),
+      clusterCIDRs: ['10.244.0.0/16', 'fd00:10::/48'],
+      connectionsPerGuest: 2048,
+    });
+    expect(mistakes(`${LEAST}network: { driver: nat, clusterCIDRs: [pods] }\n`)[0]).toMatch(
+      /^network\.clusterCIDRs\.0: /,
+    );
+  });
+});
+
 describe('who the agent is', () => {
   test('must be said in exactly one way', () => {
     const wanted = ['bootstrapKubeconfig: exactly one of bootstrapKubeconfig and kubeconfig is needed'];
@@ -105,11 +130,14 @@ test('a file that is not there, and one that is not YAML, are said in words', ()
 test('name and address from the environment where the file leaves them out, as a DaemonSet needs', () => {
   const file = write('dataDirectory: data\nbootstrapKubeconfig: boot\n');
   const environment = { BERTH_NODE_NAME: 'node-1.example.org-vms', BERTH_ADDRESS: '192.0.2.7' };
-  expect(loadConfig(file, environment)).toMatchObject({
+  expect(loadConfig(file, environment, !ROOT)).toMatchObject({
     nodeName: 'node-1-example-org-vms',
     address: '192.0.2.7',
   });
-  expect(loadConfig(write(LEAST), environment)).toMatchObject({ nodeName: 'mac1', address: '192.0.2.1' });
+  expect(loadConfig(write(LEAST), environment, !ROOT)).toMatchObject({
+    nodeName: 'mac1',
+    address: '192.0.2.1',
+  });
 });
 
 describe('folders of shared files hold nothing of the agent', () => {

@@ -79,11 +79,9 @@ export const configSchema = z
     certificates: z
       .strictObject({ clientSeconds: certificateSeconds, servingSeconds: certificateSeconds })
       .prefault({}),
-    network: networkSchema
-      .and(
-        z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
-      )
-      .prefault({ driver: 'user' }),
+    network: networkSchema.and(
+      z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
+    ),
     /** Which ports of this host machines may reserve; the agent's own (`kubelet.port`) never. The operator has the same setting. */
     ports: portRulesSchema,
     images: z
@@ -164,19 +162,15 @@ type Environment = Readonly<Record<string, string | undefined>>;
 /**
  * Reads and checks a configuration file; relative paths in it count from its own folder. What differs from host to host
  * may come from the environment (BERTH_NODE_NAME, BERTH_ADDRESS) where the file leaves it out: a DaemonSet has one file
- * for all. Throws {@link ConfigError}.
+ * for all. Root must name the network's driver; for everybody else there is but one. Throws {@link ConfigError}.
  */
-export function loadConfig(file: string, environment: Environment = process.env): AgentConfig {
-  let document: unknown;
-  try {
-    document = parse(readFileSync(file, 'utf8'));
-  } catch (error) {
-    if (error instanceof YAMLParseError || (error instanceof Error && 'code' in error)) {
-      throw new ConfigError(file, [error.message]);
-    }
-    throw error;
-  }
-  const result = configSchema.safeParse(withEnvironment(document ?? {}, environment));
+export function loadConfig(
+  file: string,
+  environment: Environment = process.env,
+  isRoot = process.getuid?.() === 0,
+): AgentConfig {
+  const document = withEnvironment(readDocument(file), environment);
+  const result = configSchema.safeParse(withDriver(document, isRoot));
   if (!result.success) {
     throw new ConfigError(
       file,
@@ -191,6 +185,18 @@ export function loadConfig(file: string, environment: Environment = process.env)
   return config;
 }
 
+/** Throws {@link ConfigError} for a file that is not there or not YAML. */
+function readDocument(file: string): unknown {
+  try {
+    return parse(readFileSync(file, 'utf8')) ?? {};
+  } catch (error) {
+    if (error instanceof YAMLParseError || (error instanceof Error && 'code' in error)) {
+      throw new ConfigError(file, [error.message]);
+    }
+    throw error;
+  }
+}
+
 /** Names of Kubernetes nodes may have dots, which a host's may not: its name is a label's value and a certificate's. */
 function withEnvironment(document: unknown, environment: Environment): unknown {
   if (typeof document !== 'object' || Array.isArray(document)) {
@@ -202,6 +208,19 @@ function withEnvironment(document: unknown, environment: Environment): unknown {
     ...(host === undefined ? {} : { address: host }),
     ...document,
   };
+}
+
+/** `nat` needs root. Root has the choice, and with `user` guests that it did not choose would reach too much. */
+function withDriver(document: unknown, isRoot: boolean): unknown {
+  if (!isObject(document)) {
+    return document;
+  }
+  const { network = {} } = document;
+  return { ...document, network: isRoot || !isObject(network) ? network : { driver: 'user', ...network } };
+}
+
+function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
 function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {

@@ -8,7 +8,7 @@ import { QemuDriver } from './drivers/qemu/driver.ts';
 import { HostImageStore } from './images/hoststore.ts';
 import { Publisher } from './images/publisher.ts';
 import { ownRoot } from './machines/ownroot.ts';
-import { machineUsers } from './machines/users.ts';
+import { machineUsers, SHARED_RUN_AS } from './machines/users.ts';
 import { createNetwork, networkSchema } from './network/create.ts';
 import { nativeArchitecture } from './node/facts.ts';
 
@@ -28,6 +28,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   const { sharedRoots, storageFolder } = config.images;
   const log = logger.child({ part: 'qemu' });
   const readable = storageFolder === undefined ? sharedRoots : [...sharedRoots, storageFolder];
+  const machineRoot = await ownRoot({ dataDirectory, readable, logger: log });
   return {
     metrics,
     users,
@@ -35,7 +36,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       dataDirectory,
       architecture,
       logger: log,
-      ownRoot: await ownRoot({ dataDirectory, readable, logger: log }),
+      ownRoot: machineRoot,
     }),
     images,
     publisher: new Publisher({
@@ -47,6 +48,8 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       dataDirectory,
       nodeAddress: config.address,
       ports: portRules(config),
+      machineUsers: process.getuid?.() === 0 ? userNumbers(config) : undefined,
+      resolvConf: machineRoot === undefined ? '/etc/resolv.conf' : '/proc/1/root/etc/resolv.conf',
       logger: logger.child({ part: 'network' }),
     }),
   };
@@ -55,4 +58,9 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
 /** No machine may reserve the agent's own port, whatever else is allowed. */
 function portRules({ ports, kubelet }: AgentConfig): PortRules {
   return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
+}
+
+/** Also the user of machines that an earlier version has started. */
+function userNumbers({ machines: { users } }: AgentConfig): string[] {
+  return [`${users.first}-${users.first + users.count - 1}`, String(SHARED_RUN_AS.uid)];
 }

@@ -110,6 +110,10 @@ const agent = z.strictObject({
     memory: text.regex(/^\d+(Ki|Mi|Gi|Ti)?$/).meta({ examples: ['24Gi'] }),
   }),
   hostPath: text.regex(/^\/./).meta({ examples: ['/srv/berth'] }),
+  clusterCIDRs: z
+    .array(z.union([z.cidrv4(), z.cidrv6()]))
+    .meta({ examples: [['10.42.0.0/16', 'fd00:42::/56']] }),
+  guestsMayReachCluster: z.boolean(),
   apiServer: text.regex(/^https:\/\//).meta({ examples: ['https://10.96.0.1:443'] }),
   bootstrap: z.strictObject({ create: z.boolean(), secretName: text }),
   config: without(z.toJSONSchema(agentConfig, { io: 'input' }), [

@@ -1,6 +1,5 @@
 /** Who else on this host listens on the ports that machines have reserved, read from the kernel's own lists. */
-import { createReadStream } from 'node:fs';
-import { createInterface } from 'node:readline';
+import { open } from 'node:fs/promises';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
@@ -22,6 +21,9 @@ const LISTS = [
   { file: 'udp', protocol: 'UDP', state: '07' },
   { file: 'udp6', protocol: 'UDP', state: '07' },
 ] as const;
+
+/** Some hundred sockets. */
+const CHUNK_BYTES = 16 * 1024;
 
 const EVERY_IPV4 = '00000000';
 const EVERY_IPV6 = '0'.repeat(32);
@@ -58,21 +60,33 @@ function parseLine(line: string): Line | undefined {
   return port === undefined ? undefined : { address, port: Number.parseInt(port, 16), state, inode };
 }
 
-async function listeners(list: (typeof LISTS)[number], reached: string | undefined): Promise<Listener[]> {
-  const found: Listener[] = [];
-  const stream = createReadStream(`/proc/self/net/${list.file}`, 'latin1');
-  for await (const line of createInterface({ input: stream })) {
-    const socket = parseLine(line);
-    if (socket === undefined) continue;
-    const listens = socket.state === list.state;
-    // The kernel lists all TCP sockets that listen before the first that is connected.
-    if (!listens && list.protocol === 'TCP') break;
-    if (listens && isInTheWay(socket.address, reached)) {
-      found.push({ name: portName({ hostPort: socket.port, protocol: list.protocol }), inode: socket.inode });
+/**
+ * The sockets of one list that listen. The kernel lists all TCP sockets that listen before the first that is connected, so that no
+ * more is read than needed: a host may have many thousands.
+ */
+async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
+  const file = await open(`/proc/self/net/${list.file}`);
+  try {
+    let text = '';
+    for (;;) {
+      const { bytesRead, buffer } = await file.read({ buffer: Buffer.alloc(CHUNK_BYTES) });
+      text += buffer.toString('latin1', 0, bytesRead);
+      // The last line may be half of one.
+      const lines = text.split('\n').slice(0, -1).map(parseLine);
+      const found = lines.filter((one) => one?.state === list.state);
+      const isComplete = list.protocol === 'TCP' && found.length < lines.length - 1;
+      if (bytesRead === 0 || isComplete) return found.filter((one) => one !== undefined);
     }
+  } finally {
+    await file.close();
   }
-  stream.destroy();
-  return found;
+}
+
+async function listeners(list: (typeof LISTS)[number], reached: string | undefined): Promise<Listener[]> {
+  const sockets = await listening(list);
+  return sockets
+    .filter(({ address }) => isInTheWay(address, reached))
+    .map(({ port, inode }) => ({ name: portName({ hostPort: port, protocol: list.protocol }), inode }));
 }
 
 /** Watches the reserved ports of machines that run. */
@@ -89,6 +103,7 @@ export class PortWatch {
 
   /** What is wrong with which of the ports, by {@link portName}. Linux alone has these lists. */
   async look(ports: readonly MachinePort[]): Promise<Map<string, string>> {
+    if (ports.length === 0) return new Map();
     const held = await this.#held();
     const faults = new Map<string, string>();
     for (const port of ports) {

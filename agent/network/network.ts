@@ -33,6 +33,8 @@ export interface NetworkReport {
   faults: string[];
   /** By machine uid. A machine can be cut off alone. */
   machines: Record<string, { healthy: boolean; message: string }>;
+  /** Packets dropped since the last check because a guest has all the connections that it may have, by machine uid. */
+  refusedConnections: Record<string, number>;
 }
 
 export interface Network {

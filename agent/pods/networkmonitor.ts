@@ -19,6 +19,7 @@ export class NetworkMonitor {
   readonly #options: MonitorOptions;
   readonly #repairs: Counter;
   readonly #checks: Counter<'result'>;
+  readonly #refused: Counter;
   #report: NetworkReport | undefined;
   #running: Promise<NetworkReport> | undefined;
   #faultyChecks = 0;
@@ -35,6 +36,11 @@ export class NetworkMonitor {
       name: 'berth_agent_network_checks_total',
       help: 'Looks at the network of this host, by what they found.',
       labelNames: ['result'],
+      registers,
+    });
+    this.#refused = new Counter({
+      name: 'berth_agent_network_refused_packets_total',
+      help: 'Packets of guests dropped because the guest has as many connections as network.connectionsPerGuest allows.',
       registers,
     });
     for (const result of ['healthy', 'repaired', 'faulty']) {
@@ -91,7 +97,8 @@ export class NetworkMonitor {
     } catch (error) {
       logger.error({ err: error }, 'network check failed');
       const message = error instanceof Error ? error.message : String(error);
-      report = { healthy: false, repaired: [], faults: [message], machines: this.#report?.machines ?? {} };
+      const nothing = { repaired: [], refusedConnections: {} };
+      report = { ...nothing, healthy: false, faults: [message], machines: this.#report?.machines ?? {} };
     }
     this.#count(report);
     this.#report = report;
@@ -106,6 +113,7 @@ export class NetworkMonitor {
     if (report.repaired.length > 0) {
       logger.warn({ repaired: report.repaired }, 'network repaired');
     }
+    this.#countRefused(report);
     const faults = report.faults.length > 0;
     // A fault lasts for many checks; it is told when it comes and when it changes.
     if (faults && !isDeepStrictEqual(report.faults, this.#report?.faults)) {
@@ -113,5 +121,16 @@ export class NetworkMonitor {
     }
     const fine = report.repaired.length > 0 ? 'repaired' : 'healthy';
     this.#checks.inc({ result: faults ? 'faulty' : fine });
+  }
+
+  /** A guest that goes on trying is told once, until it has rested for a check. */
+  #countRefused({ refusedConnections }: NetworkReport): void {
+    for (const [uid, packets] of Object.entries(refusedConnections)) {
+      this.#refused.inc(packets);
+      if (this.#report?.refusedConnections[uid] === undefined) {
+        const setting = 'network.connectionsPerGuest';
+        this.#options.logger.warn({ uid, setting }, 'a guest has all the connections it may have');
+      }
+    }
   }
 }

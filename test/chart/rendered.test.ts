@@ -257,7 +257,8 @@ test('install.yaml has everything but the hooks, and its namespaces; what it hol
     expect(namespace.metadata.labels).toMatchObject({ 'pod-security.kubernetes.io/enforce': 'privileged' });
     expect(modeOf(file)).toBe(0o600);
     chmodSync(file, 0o644);
-    const agent = ['--set', 'agent.enabled=true', '--set', 'agent.nodeSelector.machines=yes'];
+    const values = ['enabled=true', 'nodeSelector.machines=yes', 'guestsMayReachCluster=true'];
+    const agent = values.flatMap((value) => ['--set', `agent.${value}`]);
     await promisify(execFile)(process.execPath, [...program, ...agent]);
     const again = parseManifests(await readFile(file, 'utf8'));
     expect(find(again, 'Secret', 'berth-agent-bootstrap')['stringData'].token).toMatch(/^\w{6}\.\w{16}$/);

@@ -60,6 +60,8 @@ function besides({ path }: Change): { before?: object; after?: object } {
       return { after: { agent: { bootstrap: { secretName: 'bootstrap' } } } };
     case 'agent.bootstrap.secretName':
       return { after: { agent: { bootstrap: { create: false } } } };
+    case 'agent.guestsMayReachCluster':
+      return { after: { agent: { clusterCIDRs: [] } } };
     case 'config.imageStorage.folder':
       return { before: { agent: { config: { images: { storageFolder: '/srv/storage' } } } } };
     case 'config.imageStorage.keepSeconds':
@@ -123,7 +125,14 @@ test('every value changed once: manifests that the API server would take, and an
 
 describe('values that contradict each other are refused by their names', () => {
   test.each([
-    [{ agent: { enabled: true } }, ['agent.enabled', 'agent.nodeSelector']],
+    [
+      { agent: { enabled: true } },
+      ['agent.enabled', 'agent.nodeSelector', 'agent.clusterCIDRs', 'agent.guestsMayReachCluster=true'],
+    ],
+    [
+      merged(EVERYTHING, { agent: { guestsMayReachCluster: true } }) as object,
+      ['agent.clusterCIDRs', 'agent.guestsMayReachCluster'],
+    ],
     [
       merged(EVERYTHING, { agent: { config: { kubelet: { port: 0 } } } }) as object,
       ['agent.config.kubelet.port'],

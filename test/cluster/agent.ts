@@ -51,6 +51,7 @@ export class AgentProcess {
       dataDirectory: agent.dataDirectory,
       bootstrapKubeconfig: kubeconfig,
       address: '127.0.0.1',
+      network: { driver: 'user' },
       kubelet: { clientCAFile: join(cluster.directory, 'pki', 'ca.crt') },
       ...options.config,
     };

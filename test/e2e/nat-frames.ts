@@ -5,70 +5,42 @@
 import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
 import { createServer, type Server, type Socket } from 'node:net';
+import {
+  arp,
+  BROADCAST,
+  type Endpoint,
+  ETHERTYPE,
+  ethernet,
+  macText,
+  NO_CARD,
+  PROTOCOL,
+  type Station,
+  udp,
+} from '../support/frames.ts';
 import { waitFor } from '../support/wait.ts';
 
 export interface FrameGuestOptions {
   /** Starts QEMU in the right namespace. */
   spawn: (file: string, args: string[]) => ChildProcess;
-  tap: string;
+  /** Where frames go and come from: a tap, or another network backend of QEMU's, with id=net. */
+  backend: string;
+  /** Further arguments of QEMU. */
+  arguments?: string[];
   socketPath: string;
   macAddress: string;
   address: string;
 }
 
-const ETHERTYPE_IP = 0x0800;
-const ETHERTYPE_ARP = 0x0806;
-const PROTOCOL_UDP = 17;
-const BROADCAST = 'ff:ff:ff:ff:ff:ff';
-
-function macBytes(mac: string): Buffer {
-  return Buffer.from(mac.replaceAll(':', ''), 'hex');
-}
-
-function addressBytes(address: string): Buffer {
-  return Buffer.from(address.split('.').map(Number));
-}
-
-function checksum(header: Buffer): number {
-  let sum = 0;
-  for (let i = 0; i < header.length; i += 2) sum += header.readUInt16BE(i);
-  while (sum > 0xffff) sum = (sum & 0xffff) + (sum >>> 16);
-  return ~sum & 0xffff;
-}
-
-interface Endpoint {
-  address: string;
-  port: number;
-}
-
-function datagram(from: Endpoint, to: Endpoint, payload: Buffer): Buffer {
-  const udp = Buffer.alloc(8);
-  udp.writeUInt16BE(from.port, 0);
-  udp.writeUInt16BE(to.port, 2);
-  udp.writeUInt16BE(8 + payload.length, 4);
-  const ip = Buffer.alloc(20);
-  ip[0] = 0x45;
-  ip.writeUInt16BE(28 + payload.length, 2);
-  ip[8] = 64;
-  ip[9] = PROTOCOL_UDP;
-  addressBytes(from.address).copy(ip, 12);
-  addressBytes(to.address).copy(ip, 16);
-  ip.writeUInt16BE(checksum(ip), 10);
-  return Buffer.concat([ip, udp, payload]);
-}
-
-function arp(
-  operation: 1 | 2,
-  sender: { mac: Buffer; address: Buffer },
-  target: { mac: Buffer; address: Buffer },
-): Buffer {
-  const head = Buffer.from([0, 1, 8, 0, 6, 4, 0, operation]);
-  return Buffer.concat([head, sender.mac, sender.address, target.mac, target.address]);
+/** For {@link FrameGuestOptions.backend}. */
+export function tapBackend(tap: string): string {
+  return `tap,id=net,ifname=${tap},script=no,downscript=no`;
 }
 
 export class FrameGuest {
   /** Payloads of the datagrams that have come. */
   readonly received: string[] = [];
+  /** Everything that has come. */
+  readonly frames: Buffer[] = [];
   readonly #options: FrameGuestOptions;
   readonly #qemu: ChildProcess;
   readonly #socket: Socket;
@@ -80,13 +52,13 @@ export class FrameGuest {
     const server = createServer().listen(options.socketPath);
     await once(server, 'listening');
     const netdevs = [
-      `tap,id=tap,ifname=${options.tap},script=no,downscript=no`,
+      options.backend,
       `stream,id=stream,server=off,addr.type=unix,addr.path=${options.socketPath}`,
-      'hubport,id=h1,hubid=0,netdev=tap',
+      'hubport,id=h1,hubid=0,netdev=net',
       'hubport,id=h2,hubid=0,netdev=stream',
     ].flatMap((one) => ['-netdev', one]);
     const bare = ['-machine', 'none', '-display', 'none', '-nodefaults'];
-    const qemu = options.spawn('qemu-system-x86_64', [...bare, ...netdevs]);
+    const qemu = options.spawn('qemu-system-x86_64', [...bare, ...netdevs, ...(options.arguments ?? [])]);
     const socket = await connected(server, qemu);
     return new FrameGuest(options, qemu, socket);
   }
@@ -112,12 +84,7 @@ export class FrameGuest {
     return waitFor(
       `an ARP answer for ${address}`,
       () => {
-        const own = { mac: macBytes(this.#options.macAddress), address: addressBytes(this.#options.address) };
-        this.#sendFrame(
-          BROADCAST,
-          ETHERTYPE_ARP,
-          arp(1, own, { mac: Buffer.alloc(6), address: addressBytes(address) }),
-        );
+        this.#sendArp(BROADCAST, 1, { mac: NO_CARD, address });
         return this.neighbours.get(address);
       },
       o,
@@ -132,22 +99,25 @@ export class FrameGuest {
     lies: { macAddress?: string; address?: string; port?: number } = {},
   ): void {
     const from = { address: lies.address ?? this.#options.address, port: lies.port ?? 5000 };
-    this.#sendFrame(via, ETHERTYPE_IP, datagram(from, to, Buffer.from(text)), lies.macAddress);
+    this.sendPacket(via, udp(from, to, Buffer.from(text)), lies.macAddress);
   }
 
-  /** Asks by ARP for an address, pretending to have another than its own; who hears it would remember that. */
-  pretend(address: string, asked: string): void {
-    const lie = { mac: macBytes(this.#options.macAddress), address: addressBytes(address) };
-    const target = { mac: Buffer.alloc(6), address: addressBytes(asked) };
-    this.#sendFrame(BROADCAST, ETHERTYPE_ARP, arp(1, lie, target));
+  /** One IPv4 packet through the neighbour with this MAC. */
+  sendPacket(via: string, packet: Buffer, macAddress = this.#options.macAddress): void {
+    this.send(ethernet({ to: via, from: macAddress, type: ETHERTYPE.ipv4 }, packet));
   }
 
-  #sendFrame(to: string, type: number, body: Buffer, macAddress = this.#options.macAddress): void {
-    const head = Buffer.concat([macBytes(to), macBytes(macAddress), Buffer.from([type >> 8, type & 255])]);
-    const frame = Buffer.concat([head, body]);
+  /** Any frame as it is. */
+  send(frame: Buffer): void {
     const length = Buffer.alloc(4);
     length.writeUInt32BE(frame.length);
     this.#socket.write(Buffer.concat([length, frame]));
+  }
+
+  #sendArp(to: string, operation: 1 | 2, target: Station): void {
+    const { macAddress, address } = this.#options;
+    const body = arp(operation, { mac: macAddress, address }, target);
+    this.send(ethernet({ to, from: macAddress, type: ETHERTYPE.arp }, body));
   }
 
   #receive(chunk: Buffer): void {
@@ -155,36 +125,36 @@ export class FrameGuest {
     while (this.#buffer.length >= 4) {
       const length = this.#buffer.readUInt32BE(0);
       if (this.#buffer.length < 4 + length) return;
-      this.#handle(this.#buffer.subarray(4, 4 + length));
+      const frame = this.#buffer.subarray(4, 4 + length);
+      this.frames.push(frame);
+      this.#handle(frame);
       this.#buffer = this.#buffer.subarray(4 + length);
     }
   }
 
   #handle(frame: Buffer): void {
-    const sender = frame.subarray(6, 12);
+    const sender = macText(frame.subarray(6, 12));
     const type = frame.readUInt16BE(12);
     const body = frame.subarray(14);
-    if (type === ETHERTYPE_ARP) this.#handleArp(body);
-    else if (type === ETHERTYPE_IP && body[9] === PROTOCOL_UDP)
-      this.#handleDatagram(sender.toString('hex'), body);
+    if (type === ETHERTYPE.arp) this.#handleArp(body);
+    else if (type === ETHERTYPE.ipv4 && body[9] === PROTOCOL.udp) this.#handleDatagram(sender, body);
   }
 
   #handleArp(body: Buffer): void {
-    const sender = { mac: body.subarray(8, 14), address: body.subarray(14, 18) };
-    this.neighbours.set(sender.address.join('.'), sender.mac.toString('hex').replaceAll(/..(?=.)/g, '$&:'));
+    const sender = { mac: macText(body.subarray(8, 14)), address: body.subarray(14, 18).join('.') };
+    this.neighbours.set(sender.address, sender.mac);
     if (body[7] !== 1 || body.subarray(24, 28).join('.') !== this.#options.address) return;
-    const own = { mac: macBytes(this.#options.macAddress), address: addressBytes(this.#options.address) };
-    this.#sendFrame(sender.mac.toString('hex'), ETHERTYPE_ARP, arp(2, own, sender));
+    this.#sendArp(sender.mac, 2, sender);
   }
 
   #handleDatagram(via: string, body: Buffer): void {
     if (body.subarray(16, 20).join('.') !== this.#options.address) return;
-    const udp = body.subarray(20);
-    const payload = udp.subarray(8, udp.readUInt16BE(4));
+    const segment = body.subarray(20);
+    const payload = segment.subarray(8, segment.readUInt16BE(4));
     this.received.push(payload.toString());
-    const from = { address: this.#options.address, port: udp.readUInt16BE(2) };
-    const to = { address: body.subarray(12, 16).join('.'), port: udp.readUInt16BE(0) };
-    this.#sendFrame(via, ETHERTYPE_IP, datagram(from, to, payload));
+    const from = { address: this.#options.address, port: segment.readUInt16BE(2) };
+    const to = { address: body.subarray(12, 16).join('.'), port: segment.readUInt16BE(0) };
+    this.sendPacket(via, udp(from, to, payload));
   }
 }
 

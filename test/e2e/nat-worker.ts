@@ -5,19 +5,22 @@
 import { createSocket } from 'node:dgram';
 import { readFileSync } from 'node:fs';
 import { createServer as createHttpServer } from 'node:http';
-import { connect } from 'node:net';
+import { connect, isIPv4 } from 'node:net';
 import { pino } from 'pino';
 import { NatNetwork, type NatOptions } from '../../agent/network/nat/nat.ts';
-import type { AttachOptions } from '../../agent/network/network.ts';
+import type { AttachOptions, Network } from '../../agent/network/network.ts';
+import { UserGuard, type UserGuardOptions } from '../../agent/network/user/guard.ts';
+import { UserNetwork } from '../../agent/network/user/user.ts';
+import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 
 /** How long a packet or a page may take; what is blocked takes all of it. */
 const ANSWER_TIMEOUT_MILLISECONDS = 1_500;
 
 const RESEND_MILLISECONDS = 100;
 
-let network: NatNetwork | undefined;
+let network: Network | undefined;
 
-function nat(): NatNetwork {
+function opened(): Network {
   if (!network) throw new Error('open comes first');
   return network;
 }
@@ -27,19 +30,25 @@ export const actions = {
     network = new NatNetwork(options, pino({ level: 'silent' }));
     await network.setUp();
   },
-  attach: (uid: string, options: AttachOptions) => nat().attach(uid, options),
-  detach: (uid: string) => nat().detach(uid),
-  address: (uid: string) => nat().address(uid),
-  attached: () => nat().attached(),
-  close: () => nat().close(),
-  check: () => nat().check(),
+  /** QEMU's own network, with the rules that an agent as root has for it. */
+  async openUser(hostAddress: string, guard: UserGuardOptions): Promise<void> {
+    const ports = portRulesSchema.parse({});
+    network = new UserNetwork({ hostAddress, ports, guard: new UserGuard(guard) });
+    await network.setUp();
+  },
+  attach: (uid: string, options: AttachOptions) => opened().attach(uid, options),
+  detach: (uid: string) => opened().detach(uid),
+  address: (uid: string) => opened().address(uid),
+  attached: () => opened().attached(),
+  close: () => opened().close(),
+  check: () => opened().check(),
   /** Quiet checks, one after the other; the cost is this process' own CPU time and that of the commands it ran. */
   async checks(count: number): Promise<{ repaired: string[]; faults: string[]; cpuMilliseconds: number }> {
     const repaired: string[] = [];
     const faults: string[] = [];
     const before = cpuMilliseconds();
     for (let i = 0; i < count; i++) {
-      const report = await nat().check();
+      const report = await opened().check();
       repaired.push(...report.repaired);
       faults.push(...report.faults);
     }
@@ -56,13 +65,13 @@ export const actions = {
     });
   },
   /** The addresses of those whose datagrams have arrived, by what these said. */
-  async serveUdp(port: number): Promise<void> {
-    const socket = createSocket('udp4');
+  async serveUdp(port: number, address = '0.0.0.0'): Promise<void> {
+    const socket = createSocket(isIPv4(address) ? 'udp4' : 'udp6');
     socket.on('message', (payload, sender) => {
       heard[payload.toString()] = sender.address;
       socket.send(payload, sender.port, sender.address);
     });
-    await new Promise<void>((resolve) => socket.bind(port, resolve));
+    await new Promise<void>((resolve) => socket.bind(port, address, resolve));
   },
   heard: () => Promise.resolve(heard),
   /** Sends, always from the same port, until it is answered or the time is over. */

@@ -7,6 +7,7 @@ import { once } from 'node:events';
 import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/network/reach.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 import type { NatOptions } from '../../agent/network/nat/nat.ts';
 import type { Answer, actions, Request } from './nat-worker.ts';
@@ -69,6 +70,9 @@ export class Worker {
   }
 }
 
+/** Of a cluster that the host belongs to: its Pods and its Services. */
+export const CLUSTER_NETWORKS = ['10.244.0.0/16', '10.96.0.0/12'];
+export const CONNECTIONS_PER_GUEST = 200;
 export const HOST_ADDRESS = '192.0.2.1';
 export const WORLD_ADDRESS = '192.0.2.2';
 
@@ -104,6 +108,9 @@ export class NatWorld {
       subnet: '10.213.0.0/20',
       probeSubnet: '198.18.213.0/24',
       hostAddress: HOST_ADDRESS,
+      forbidden: forbiddenNetworks({ guestsMayNotReach: METADATA_NETWORKS, clusterCIDRs: CLUSTER_NETWORKS })
+        .ipv4,
+      connectionsPerGuest: CONNECTIONS_PER_GUEST,
       ports: portRulesSchema.parse({}),
       dnsServers: [WORLD_ADDRESS],
     };
@@ -118,6 +125,11 @@ export class NatWorld {
   /** Standard output of a command in the host's namespace. */
   inHost(file: string, ...args: string[]): string {
     return this.#inside(this.host, file, args);
+  }
+
+  /** Likewise in the world's. */
+  inWorld(file: string, ...args: string[]): string {
+    return this.#inside(this.world, file, args);
   }
 
   spawnInHost(file: string, args: string[]): ChildProcess {

@@ -65,6 +65,7 @@ async function configure(): Promise<void> {
     dataDirectory,
     bootstrapKubeconfig: 'bootstrap.kubeconfig',
     kubelet: { clientCAFile: 'ca.crt' },
+    network: { driver: 'user' },
     images: { sharedRoots: [join(cluster.directory, 'images')] },
     cpuOvercommit: 8,
   };

@@ -67,7 +67,11 @@ export function find(objects: readonly Manifest[], kind: string, name: string): 
 
 /** Everything that can be turned on, turned on. */
 export const EVERYTHING = {
-  agent: { enabled: true, nodeSelector: { 'berth.dev/machines': 'true' } },
+  agent: {
+    enabled: true,
+    nodeSelector: { 'berth.dev/machines': 'true' },
+    clusterCIDRs: ['10.244.0.0/16', '10.96.0.0/12'],
+  },
   priorityClass: { create: true },
   certificate: { certManager: { enabled: true, issuerRef: { name: 'authority' } } },
   metrics: {

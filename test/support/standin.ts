@@ -209,7 +209,8 @@ export class StandInNetwork implements Network {
     this.checks += 1;
     const faults = this.fault === undefined ? [] : [this.fault];
     const machines = [...this.attachments.keys()].map((uid) => [uid, { healthy: true, message: 'fine' }]);
-    return { healthy: faults.length === 0, repaired: [], faults, machines: Object.fromEntries(machines) };
+    const nothing = { repaired: [], refusedConnections: {} };
+    return { ...nothing, healthy: faults.length === 0, faults, machines: Object.fromEntries(machines) };
   }
 
   async attached(): Promise<string[]> {

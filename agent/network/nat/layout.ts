@@ -19,6 +19,10 @@ export interface NatOptions {
   probeSubnet: string;
   /** IPv4 address of the host on which reservations are reached; undefined: every one but loopback. */
   hostAddress?: string;
+  /** IPv4 networks that guests may not reach, besides each other and the host. */
+  forbidden: readonly string[];
+  /** How many connections one guest may have open at once, counted as the kernel tracks them. */
+  connectionsPerGuest: number;
   /** Which ports machines may reserve. */
   ports: PortRules;
   /** Upstream DNS servers; empty: those of the host's resolv.conf. */
@@ -32,6 +36,8 @@ export interface Layout {
   subnet: Subnet;
   gateway: string;
   hostAddress: string | undefined;
+  forbidden: readonly string[];
+  connectionsPerGuest: number;
   tapPrefix: string;
   probe: ProbeLayout;
 }
@@ -79,6 +85,8 @@ export function layoutOf(options: NatOptions): Layout {
     subnet,
     gateway: addressAt(subnet, 1),
     hostAddress: options.hostAddress,
+    forbidden: options.forbidden,
+    connectionsPerGuest: options.connectionsPerGuest,
     tapPrefix: `bt${id}`,
     probe: {
       innerPort: `bp${id}i`,

@@ -26,10 +26,11 @@ import { forgetConnections } from './command.ts';
 import { contains } from './ipv4.ts';
 import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from './layout.ts';
 import { foreignTables } from './foreign.ts';
-import type { Links } from './observe.ts';
+import { countedPackets, type Links, type RulesetEntry } from './observe.ts';
 import { describeRepair, findOverlap, type Repair } from './plan.ts';
 import { requireHost } from './requirements.ts';
 import { reportOn, reportUnknown } from './report.ts';
+import { refusalCounter } from './ruleset.ts';
 import { NatState } from './state.ts';
 
 export type { NatOptions } from './layout.ts';
@@ -49,6 +50,8 @@ export class NatNetwork implements Network {
   readonly #ports: PortWatch;
   /** Reserved ports that lead nowhere for now, by name, and why: they are somebody else's, and not hijacked. */
   #withheld: ReadonlyMap<string, string> = new Map();
+  /** What the rules had counted when last looked at, by counter. */
+  #refused: ReadonlyMap<string, number> = new Map();
   /** One operation at a time: two repairs at once would undo each other. */
   readonly #turns = new Turns();
 
@@ -157,7 +160,7 @@ export class NatNetwork implements Network {
       lostTaps: this.#lostTaps,
       withheldPorts: this.#withheld,
     });
-    return { ...report, repaired };
+    return { ...report, repaired, refusedConnections: this.#countRefused(observed.ruleset) };
   }
 
   close(): Promise<void> {
@@ -175,6 +178,20 @@ export class NatNetwork implements Network {
   async #converge(): Promise<void> {
     const { failed } = await this.#state.converge(this.#reachable());
     if (failed !== undefined) throw new NetworkSetupError(failed);
+  }
+
+  /** Counters begin again at nothing when the rules are loaded anew. */
+  #countRefused(ruleset: readonly RulesetEntry[]): Record<string, number> {
+    const before = this.#refused;
+    this.#refused = countedPackets(ruleset, `inet ${this.#layout.table}`);
+    const refused: Record<string, number> = {};
+    for (const { uid, tap } of this.#all()) {
+      const name = refusalCounter(tap);
+      const [then, now] = [before.get(name) ?? 0, this.#refused.get(name) ?? 0];
+      const since = now < then ? now : now - then;
+      if (since > 0) refused[uid] = since;
+    }
+    return refused;
   }
 
   /** A hypervisor that held a tap which had to be made again holds a dead one now. */

@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { z } from 'zod';
-import { run } from './command.ts';
+import { CommandError, run } from './command.ts';
 
 export interface Link {
   /** `bridge`, `tun`, `veth`, …; empty for a physical device. */
@@ -85,6 +85,17 @@ export async function readRuleset(): Promise<RulesetEntry[]> {
   return rulesetSchema.parse(JSON.parse(text)).nftables;
 }
 
+/** One table, named as nft does: `inet berth`; empty when it is not there. */
+export async function readTable(name: string): Promise<RulesetEntry[]> {
+  try {
+    const text = await run('nft', ['--json', 'list', 'table', ...name.split(' ')]);
+    return rulesetSchema.parse(JSON.parse(text)).nftables;
+  } catch (error) {
+    if (error instanceof CommandError && error.stderr.includes('No such file or directory')) return [];
+    throw error;
+  }
+}
+
 /** The table an entry stands in, `inet berth`; undefined for the list's own header. */
 export function tableOf(entry: RulesetEntry): string | undefined {
   const [kind, body] = Object.entries(entry)[0] ?? [];
@@ -93,11 +104,22 @@ export function tableOf(entry: RulesetEntry): string | undefined {
   return typeof family === 'string' && typeof table === 'string' ? `${family} ${table}` : undefined;
 }
 
-/** Handles are counted up with each change, and sets have no order of their own. */
+/** Packets that counters of a table have counted, by the counter's name. */
+export function countedPackets(ruleset: readonly RulesetEntry[], table: string): Map<string, number> {
+  const counters = ruleset.flatMap((entry) =>
+    'counter' in entry && tableOf(entry) === table ? [entry] : [],
+  );
+  return new Map(counters.map(({ counter }) => [String(counter?.name), Number(counter?.['packets'])]));
+}
+
+/** What differs although nobody has changed a rule: handles are counted up, counters count. */
+const VOLATILE = new Set(['handle', 'index', 'packets', 'bytes']);
+
+/** Sets have no order of their own. */
 function canonical(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(canonical);
   if (typeof value !== 'object' || value === null) return value;
-  const entries = Object.entries(value).filter(([key]) => key !== 'handle' && key !== 'index');
+  const entries = Object.entries(value).filter(([key]) => !VOLATILE.has(key));
   return Object.fromEntries(
     entries.map(([key, inner]) => {
       const seen = canonical(inner);

@@ -13,6 +13,8 @@ const layout: Layout = layoutOf({
   table: 'berth',
   subnet: '10.213.0.0/20',
   probeSubnet: '198.18.213.0/24',
+  forbidden: [],
+  connectionsPerGuest: 100,
   ports: portRulesSchema.parse({}),
   dnsServers: [],
 });

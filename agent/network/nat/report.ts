@@ -41,12 +41,12 @@ function machineFault(
     : `packets of ${one.address} are dropped by ${culprits.join(' and ')}`;
 }
 
-/** Without `repaired`, which the caller knows. */
+/** Without what the caller knows. */
 export function reportOn(
   layout: Layout,
   attachments: readonly Attachment[],
   evidence: Evidence,
-): Omit<NetworkReport, 'repaired'> {
+): Omit<NetworkReport, 'repaired' | 'refusedConnections'> {
   const { innerAddress: address, innerMac: macAddress, innerPort: port } = layout.probe;
   const probe: Subject = { address, macAddress, port, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, probe);
@@ -71,5 +71,6 @@ export function reportOn(
 /** When looking itself failed. */
 export function reportUnknown(attachments: readonly Attachment[], message: string): NetworkReport {
   const machines = attachments.map((one) => [one.uid, { healthy: false, message }] as const);
-  return { healthy: false, repaired: [], faults: [message], machines: Object.fromEntries(machines) };
+  const nothing = { repaired: [], refusedConnections: {} };
+  return { ...nothing, healthy: false, faults: [message], machines: Object.fromEntries(machines) };
 }

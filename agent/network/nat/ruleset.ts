@@ -11,6 +11,11 @@ export const PROBE_PORTS = { first: 20_000, last: 29_999 };
 /** UDP port on which both ends of the probe listen. */
 export const PROBE_PORT = 20_000;
 
+/** Name of the counter of connections that a machine was refused, by its tap. */
+export function refusalCounter(tap: string): string {
+  return `refused_${tap}`;
+}
+
 function elements(lines: readonly string[]): string {
   return lines.length === 0 ? '' : `elements = { ${lines.join(', ')} }`;
 }
@@ -19,6 +24,32 @@ function reservations(attachments: readonly Attachment[]): string[] {
   return attachments.flatMap((one) =>
     one.ports.map(
       (port) => `${port.protocol.toLowerCase()} . ${port.hostPort} : ${one.address} . ${port.guestPort}`,
+    ),
+  );
+}
+
+/** Each reservation by its ports on both sides: a translation that somebody else made to a guest's address is not one. */
+function admissions(attachments: readonly Attachment[]): string[] {
+  return attachments.flatMap((one) =>
+    one.ports.map(
+      ({ protocol, hostPort, guestPort }) =>
+        `ip daddr ${one.address} ${protocol.toLowerCase()} dport ${guestPort} ct original proto-dst ${hostPort} accept`,
+    ),
+  );
+}
+
+/**
+ * New connections of a guest in a second, once it has opened as many as it may have. For each of them the kernel goes through the
+ * guest's list, and forgets only some of those that came to nothing: without a rate, a flood would make that list grow without end.
+ */
+const NEW_CONNECTIONS_PER_SECOND = 200;
+
+/** A guest's tracked connections; those of the table before, when rules are loaded anew, are not counted again. */
+function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachment[]): string[] {
+  const rate = `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
+  return attachments.flatMap(({ address, tap }) =>
+    [rate, `ct count over ${connectionsPerGuest}`].map(
+      (limit) => `ip saddr ${address} ${limit} counter name "${refusalCounter(tap)}" drop`,
     ),
   );
 }
@@ -32,10 +63,32 @@ function reservedDestination(layout: Layout): string {
 function routed(layout: Layout, attachments: readonly Attachment[]): string {
   const { bridge, gateway, probe } = layout;
   const toReservation = `${reservedDestination(layout)} dnat ip to meta l4proto . th dport map @reservations`;
+  const lines = (rules: readonly string[]): string => rules.join('\n    ');
   return `table inet ${layout.table} {
+  ${lines(attachments.map((one) => `counter ${refusalCounter(one.tap)} { }`))}
+  set guests_may_not_reach {
+    type ipv4_addr
+    flags interval
+    auto-merge
+    ${elements(layout.forbidden)}
+  }
   map reservations {
     type inet_proto . inet_service : ipv4_addr . inet_service
     ${elements(reservations(attachments))}
+  }
+  chain guests {
+    type filter hook prerouting priority mangle; policy accept;
+    iifname "${bridge}" jump guests_reach
+  }
+  chain guests_reach {
+    ct direction reply ct state established,related accept
+    ip daddr ${gateway} accept
+    ip saddr ${probe.innerAddress} ip daddr ${formatSubnet(probe.outerSubnet)} accept
+    ip daddr @guests_may_not_reach drop
+  }
+  chain guests_limits {
+    ct state != new accept
+    ${lines(limits(layout, attachments))}
   }
   chain prerouting {
     type nat hook prerouting priority dstnat; policy accept;
@@ -50,9 +103,9 @@ function routed(layout: Layout, attachments: readonly Attachment[]): string {
     type filter hook input priority filter; policy accept;
     iifname "${probe.outerPort}" drop
     iifname != "${bridge}" accept
-    udp dport 67 accept
-    ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 accept
-    ip daddr ${gateway} icmp type echo-request accept
+    ip daddr { 255.255.255.255, ${gateway} } udp sport 68 udp dport 67 accept
+    ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 goto guests_limits
+    ip daddr ${gateway} icmp type echo-request goto guests_limits
     ct state established,related accept
     drop
   }
@@ -65,13 +118,19 @@ function routed(layout: Layout, attachments: readonly Attachment[]): string {
     oifname "${bridge}" drop
     ip saddr != ${formatSubnet(layout.subnet)} drop
     meta nfproto ipv6 drop
-    ip daddr 169.254.0.0/16 drop
-    accept
+    ct direction reply ct state established,related accept
+    ip saddr ${probe.innerAddress} ip daddr ${formatSubnet(probe.outerSubnet)} accept
+    ip daddr @guests_may_not_reach drop
+    goto guests_limits
   }
   chain to_guests {
     ct state established,related accept
-    ct status dnat accept
+    ct status dnat jump reserved
     drop
+  }
+  chain reserved {
+    iifname "${probe.outerPort}" ip daddr ${probe.innerAddress} udp dport ${PROBE_PORT} accept
+    ${lines(admissions(attachments))}
   }
   chain postrouting {
     type nat hook postrouting priority srcnat; policy accept;
@@ -94,7 +153,18 @@ function portsOf(layout: Layout, attachments: readonly Attachment[]): Port[] {
   ];
 }
 
-/** Nothing leaves a port but frames with its own card's and its own machine's address, and DHCP requests. */
+/** A DHCP message speaks of the card that it stands for, after 36 bytes of its datagram (RFC 2131): a machine speaks of its own. */
+function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): string[] {
+  return attachments.map(({ tap, macAddress, address }) => {
+    const card = `@th,288,48 0x${macAddress.replaceAll(':', '')}`;
+    return `iifname "${tap}" ip saddr { 0.0.0.0, ${address} } ip daddr { 255.255.255.255, ${gateway} } ${card} accept`;
+  });
+}
+
+/**
+ * Nothing leaves a port but ARP and packets to the gateway with its own card's and its own machine's address, and DHCP requests.
+ * What a bridge passes on to several, the kernel tracks as a connection even where it is dropped later: no limit would count it.
+ */
 function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);
   const cards = ports.map((port) => `"${port.name}" . ${port.macAddress}`);
@@ -115,11 +185,20 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   }
   chain from_guest {
     iifname . ether saddr != @cards drop
-    ether type ip iifname . ether saddr . ip saddr @machines accept
-    ether type ip ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67 accept
+    ether type ip udp dport 67 goto dhcp
+    ether type ip ether daddr ${layout.bridgeMac} iifname . ether saddr . ip saddr @machines accept
     ether type arp iifname . arp saddr ether . arp saddr ip @machines accept
     ether type arp iifname . arp saddr ether @cards arp saddr ip 0.0.0.0 accept
     drop
+  }
+  chain dhcp {
+    udp sport != 68 drop
+    ${dhcpMessages(layout, attachments).join('\n    ')}
+    drop
+  }
+  chain input {
+    type filter hook input priority filter; policy accept;
+    ${ours.map((port) => `iifname ${port} ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop`).join('\n    ')}
   }
   chain forward {
     type filter hook forward priority filter; policy accept;

@@ -15,7 +15,12 @@ function reservation(protocol: 'TCP' | 'UDP', hostPort: number): MachinePort {
 }
 
 function userNetwork(options: Partial<UserNetworkOptions> = {}): UserNetwork {
-  return new UserNetwork({ hostAddress: '127.0.0.1', ports: portRulesSchema.parse({}), ...options });
+  return new UserNetwork({
+    hostAddress: '127.0.0.1',
+    ports: portRulesSchema.parse({}),
+    guard: undefined,
+    ...options,
+  });
 }
 
 async function heldTcpPort(): Promise<{ port: number; release: () => void }> {

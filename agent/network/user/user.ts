@@ -1,8 +1,9 @@
 /**
  * QEMU's user-mode network: no root, nothing on the host but QEMU's own sockets. For a first try on a laptop.
  *
- * It is no boundary towards the host: a guest reaches whatever the user running QEMU reaches, and 10.0.2.2 is the
- * host's loopback (QEMU has no switch for that short of cutting the guest off). Hosts shared by tenants use `nat`.
+ * It is no boundary towards the host by itself: a guest reaches whatever the user running QEMU reaches, and 10.0.2.2 is
+ * the host's loopback (QEMU has no switch for that short of cutting the guest off). Where the agent is root, the
+ * {@link UserGuard} draws one. Hosts shared by tenants use `nat`.
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../../api/v1alpha1/reservable.ts';
@@ -14,6 +15,8 @@ import {
   type NetworkReport,
   PortTakenError,
 } from '../network.ts';
+import { messageOf } from '../../errors.ts';
+import type { UserGuard } from './guard.ts';
 import { requireFreePorts, requireReservable } from '../ports.ts';
 
 export interface UserNetworkOptions {
@@ -21,21 +24,25 @@ export interface UserNetworkOptions {
   hostAddress: string;
   /** Which ports machines may reserve. */
   ports: PortRules;
+  /** What keeps guests from the host; undefined where nothing can. */
+  guard: UserGuard | undefined;
 }
 
 export class UserNetwork implements Network {
   readonly name = 'user';
   readonly #hostAddress: string;
   readonly #rules: PortRules;
+  readonly #guard: UserGuard | undefined;
   readonly #ports = new Map<string, MachinePort[]>();
 
   constructor(options: UserNetworkOptions) {
     this.#hostAddress = options.hostAddress;
     this.#rules = options.ports;
+    this.#guard = options.guard;
   }
 
   async setUp(): Promise<void> {
-    // QEMU brings all of it.
+    await this.#guard?.setUp();
   }
 
   async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
@@ -60,12 +67,19 @@ export class UserNetwork implements Network {
   }
 
   /**
-   * There is nothing of ours between guest and host that could break: QEMU's process is the network. It holds its reserved
-   * ports itself, so that nothing else can take them.
+   * But for the rules that keep guests from the host there is nothing of ours that could break: QEMU's process is the
+   * network. It holds its reserved ports itself, so that nothing else can take them.
    */
   async check(): Promise<NetworkReport> {
     const machines = [...this.#ports].map(([uid, ports]) => [uid, this.#health(ports)] as const);
-    return { healthy: true, repaired: [], faults: [], machines: Object.fromEntries(machines) };
+    const report = { machines: Object.fromEntries(machines), refusedConnections: {} };
+    try {
+      const repaired = (await this.#guard?.hold()) ? ['loaded the rules'] : [];
+      return { ...report, healthy: true, repaired, faults: [] };
+    } catch (error) {
+      const fault = `guests may reach this host's own addresses: ${messageOf(error)}`;
+      return { ...report, healthy: false, repaired: [], faults: [fault] };
+    }
   }
 
   #health(ports: readonly MachinePort[]): { healthy: boolean; message: string } {
@@ -80,7 +94,9 @@ export class UserNetwork implements Network {
     return [...this.#ports.keys()];
   }
 
+  /** The rules stay for machines that run on. */
   async close(): Promise<void> {
+    if (this.#ports.size === 0) await this.#guard?.remove();
     this.#ports.clear();
   }
 

@@ -39,6 +39,13 @@ describe.skipIf(unfit !== undefined)('helm upgrade', () => {
     for (const end of ends.toReversed()) await end();
   });
 
+  /** What the earlier chart has no value for is left out. */
+  function earlierImages(): object {
+    const tag = { tag: EARLIER_TAG };
+    const { clusterCIDRs: _, ...agent } = VALUES.agent;
+    return { ...images(tag, tag), agent: { ...agent, image: { ...agent.image, ...tag } } };
+  }
+
   const images = (operator: object, agent: object): object => ({
     ...VALUES,
     operator: { image: { ...VALUES.operator.image, ...operator } },
@@ -79,8 +86,7 @@ describe.skipIf(unfit !== undefined)('helm upgrade', () => {
   }
 
   test('the earlier one is installed, and VMs run', async () => {
-    const tag = { tag: EARLIER_TAG };
-    await berth.helm(['install', 'berth', earlier.chart, '--create-namespace'], images(tag, tag));
+    await berth.helm(['install', 'berth', earlier.chart, '--create-namespace'], earlierImages());
     await berth.rolledOut();
     await berth.createGuestImage('guest');
     for (const name of NAMES) await berth.createVM(name, 'guest', PORTS[name]);

@@ -38,6 +38,7 @@ export const VALUES = {
     image: { repository: 'localhost/berth-agent' },
     nodeSelector: { 'berth.dev/machines': 'true' },
     share: { cpu: 1, memory: '2Gi' },
+    clusterCIDRs: ['10.244.0.0/16', '10.96.0.0/16', '10.200.0.0/24'],
     // Guests do little, and there are few processors.
     config: { network: { driver: 'nat' }, cpuOvercommit: 8 },
   },

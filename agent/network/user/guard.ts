@@ -1,0 +1,106 @@
+/**
+ * Keeps guests of the `user` network from their host, where the agent is root: what a hypervisor sends is told from
+ * everything else by the user that it runs as. 10.0.2.2 would else be the host's loopback, with all that listens there.
+ */
+import { readFile } from 'node:fs/promises';
+import { isIPv4 } from 'node:net';
+import { isMissing, messageOf } from '../../errors.ts';
+import { NetworkSetupError } from '../network.ts';
+import { run } from '../nat/command.ts';
+import { fingerprint, readTable } from '../nat/observe.ts';
+
+export interface UserGuardOptions {
+  /** Name of the nftables table; one for each agent of a host. */
+  table: string;
+  /** Numbers of the users of all machines of this agent, and of nothing else: as nftables takes them, `7`, `10-19`. */
+  users: readonly string[];
+  forbidden: { ipv4: readonly string[]; ipv6: readonly string[] };
+  /** The resolv.conf that hypervisors read: they ask its servers for guests, often at 127.0.0.53. */
+  resolvConf: string;
+}
+
+export class UserGuard {
+  readonly #options: UserGuardOptions;
+  /** The script last loaded and what the kernel made of it. */
+  #loaded: { script: string; fingerprint: string } | undefined;
+
+  constructor(options: UserGuardOptions) {
+    this.#options = options;
+  }
+
+  /** Looks, and loads the rules where they are not as they should be: whether that was needed. Throws where it cannot be done. */
+  async hold(): Promise<boolean> {
+    const script = guardScript(this.#options, await this.#resolvers());
+    if (this.#loaded?.script === script && this.#loaded.fingerprint === (await this.#fingerprint())) {
+      return false;
+    }
+    await run('nft', ['-f', '-'], script);
+    this.#loaded = { script, fingerprint: await this.#fingerprint() };
+    return true;
+  }
+
+  /** {@link hold} for the first time. Throws {@link NetworkSetupError} that names the setting which does without. */
+  async setUp(): Promise<void> {
+    try {
+      await this.hold();
+    } catch (error) {
+      const needs = 'nftables (package nftables) and the right to administer the network';
+      throw new NetworkSetupError(
+        `guests cannot be kept from this host's own addresses, which needs ${needs}: ${messageOf(error)}; ` +
+          'set network.guestsMayReachHost to true only for guests you trust',
+        { cause: error },
+      );
+    }
+  }
+
+  async remove(): Promise<void> {
+    await run('nft', ['-f', '-'], removal(this.#options.table));
+    this.#loaded = undefined;
+  }
+
+  async #fingerprint(): Promise<string> {
+    const name = `inet ${this.#options.table}`;
+    return fingerprint(await readTable(name), [name]);
+  }
+
+  async #resolvers(): Promise<string[]> {
+    try {
+      const text = await readFile(this.#options.resolvConf, 'utf8');
+      const named = [...text.matchAll(/^\s*nameserver\s+(\S+)/gm)].map(([, address = '']) => address);
+      return named.filter((address) => isIPv4(address));
+    } catch (error) {
+      if (isMissing(error)) return [];
+      throw error;
+    }
+  }
+}
+
+function removal(table: string): string {
+  return `add table inet ${table}\ndelete table inet ${table}\n`;
+}
+
+/** Answers go out: reserved ports are asked for over loopback too. */
+function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
+  const rules = [
+    `meta skuid != { ${users.join(', ')} } accept`,
+    'ct direction reply ct state established,related accept',
+    ...resolvers.map((address) => `ip daddr ${address} meta l4proto { tcp, udp } th dport 53 accept`),
+    'fib daddr type { local, broadcast, multicast } drop',
+    'ip daddr @may_not_reach drop',
+    'ip6 daddr @may_not_reach_ipv6 drop',
+  ];
+  return `${removal(table)}table inet ${table} {
+  ${networkSet('may_not_reach', 'ipv4_addr', forbidden.ipv4)}
+  ${networkSet('may_not_reach_ipv6', 'ipv6_addr', forbidden.ipv6)}
+  chain output {
+    type filter hook output priority filter; policy accept;
+    ${rules.join('\n    ')}
+  }
+}
+`;
+}
+
+function networkSet(name: string, type: string, networks: readonly string[]): string {
+  const elements = networks.length === 0 ? '' : `elements = { ${networks.join(', ')} };`;
+  return `set ${name} { type ${type}; flags interval; auto-merge; ${elements} }`;
+}

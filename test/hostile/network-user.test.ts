@@ -1,0 +1,143 @@
+/** What a guest of QEMU's own network tries where the agent is root: the host's loopback is 10.0.2.2 to it. */
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/network/reach.ts';
+import { FrameGuest } from '../e2e/nat-frames.ts';
+import {
+  CLUSTER_NETWORKS,
+  HOST_ADDRESS,
+  NatWorld,
+  type Worker,
+  WORLD_ADDRESS,
+  whyNotHere,
+} from '../e2e/nat-world.ts';
+import { tcpSyn } from '../support/frames.ts';
+import { waitFor } from '../support/wait.ts';
+import { tried } from './support/attempts.ts';
+
+const ECHO_PORT = 7000;
+const RESERVED_PORT = 8053;
+/** As QEMU has it: the guest, and what stands for host and DNS server. */
+const GUEST = '10.0.2.15';
+const HOST = '10.0.2.2';
+const DNS = '10.0.2.3';
+const RESOLVER = '127.0.0.53';
+const MAC = '52:54:00:00:00:0c';
+const MACHINE_USER = 1_900_000_007;
+const FORBIDDEN = ['10.244.1.5', '10.96.0.1', '169.254.169.254', '168.63.129.16', '100.100.100.200'];
+const ANSWER = { deadlineMilliseconds: 10_000 };
+
+const missing = whyNotHere();
+if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
+
+describe.skipIf(missing !== undefined)('a guest of the user network, on a host whose agent is root', () => {
+  let net: NatWorld;
+  let host: Worker;
+  let world: Worker;
+  let guest: FrameGuest;
+  let gateway: string;
+
+  /** QEMU reads the resolv.conf of the test, in a mount namespace of its own. */
+  function spawnQemu(file: string, args: string[]) {
+    const show = 'mount --bind "$0" /etc/resolv.conf && exec "$@"';
+    const resolvConf = join(net.directory, 'resolv.conf');
+    return net.spawnInHost('unshare', ['--mount', 'sh', '-c', show, resolvConf, file, ...args]);
+  }
+
+  beforeAll(async () => {
+    net = new NatWorld('user');
+    host = net.worker('host');
+    world = net.worker('world');
+    for (const address of FORBIDDEN) net.inWorld('ip', 'address', 'add', `${address}/32`, 'dev', 'uplink');
+    net.inHost('ip', 'route', 'add', 'default', 'via', WORLD_ADDRESS);
+    const resolvConf = join(net.directory, 'resolv.conf');
+    writeFileSync(resolvConf, `nameserver ${RESOLVER}\n`);
+    await world.do('serveUdp', ECHO_PORT);
+    await host.do('serveUdp', ECHO_PORT, '::');
+    await host.do('serveHttp', 80);
+    for (const port of [53, 8000]) await host.do('serveUdp', port, RESOLVER);
+    const forbidden = forbiddenNetworks({
+      guestsMayNotReach: METADATA_NETWORKS,
+      clusterCIDRs: CLUSTER_NETWORKS,
+    });
+    const users = [`1900000000-${MACHINE_USER + 1}`];
+    await host.do('openUser', '127.0.0.1', { table: 'berth-user-test', users, forbidden, resolvConf });
+    const reserved = { name: '8053-udp', protocol: 'UDP' as const, hostPort: RESERVED_PORT, guestPort: 53 };
+    const attached = await host.do('attach', 'guest', { macAddress: MAC, ports: [reserved] });
+    guest = await FrameGuest.start({
+      spawn: spawnQemu,
+      backend: (attached.arguments[1] ?? '').replace('id=net0', 'id=net'),
+      arguments: ['-runas', `${MACHINE_USER}:${MACHINE_USER}`],
+      socketPath: join(net.directory, 'guest.sock'),
+      macAddress: MAC,
+      address: GUEST,
+    });
+    gateway = await guest.resolve(HOST, ANSWER);
+    await guest.resolve(DNS, ANSWER);
+  });
+
+  afterAll(async () => {
+    await guest?.stop();
+    await net?.remove();
+  });
+
+  function send(text: string, address: string, port: number): void {
+    guest.sendDatagram(guest.neighbours.get(address) ?? gateway, { address, port }, text);
+  }
+
+  /** What was sent before has come by then, or never will. */
+  async function settled(text: string): Promise<void> {
+    await waitFor(
+      'an answer of the world',
+      () => {
+        send(text, WORLD_ADDRESS, ECHO_PORT);
+        return guest.received.includes(text);
+      },
+      ANSWER,
+    );
+  }
+
+  test('nothing of the host, the cluster and metadata services; the world, the resolver and its reserved port', async (context) => {
+    for (const address of [HOST, DNS, HOST_ADDRESS, '127.0.0.1', ...FORBIDDEN]) {
+      for (const port of [ECHO_PORT, 8000]) {
+        send(`to ${address}`, address, port);
+        tried(context, `UDP to ${address}`, 'dropped');
+      }
+      guest.sendPacket(gateway, tcpSyn({ address: GUEST, port: 6000 }, { address, port: 80 }));
+      tried(context, `TCP to ${address}`, 'dropped');
+    }
+    await settled('the last');
+    expect(await host.do('heard')).toEqual({});
+    expect(Object.keys(await world.do('heard'))).toEqual(['the last']);
+    const isAccepted = (frame: Buffer): boolean => frame[23] === 6 && ((frame[47] ?? 0) & 0x12) === 0x12;
+    expect(guest.frames.filter(isAccepted)).toEqual([]);
+    await waitFor(
+      'the resolver to be asked',
+      async () => {
+        send('a question', DNS, 53);
+        return 'a question' in (await host.do('heard'));
+      },
+      ANSWER,
+    );
+    expect(await host.do('udpExchange', '127.0.0.1', RESERVED_PORT, 'in')).toBe('in');
+  });
+
+  test.each(['127.0.0.1', '::1', HOST_ADDRESS, '169.254.169.254', 'fd00:ec2::254'])(
+    'a hypervisor that was taken over reaches %s no more than its guest',
+    (address) => {
+      const say = `echo taken over > /dev/udp/${address}/${ECHO_PORT}`;
+      const user = ['--reuid', String(MACHINE_USER), '--regid', String(MACHINE_USER), '--clear-groups'];
+      expect(() => net.inHost('setpriv', ...user, 'bash', '-c', say)).toThrow(/not permitted|unreachable/);
+    },
+  );
+
+  test('rules that somebody removed are there again at the next check, and quiet checks repair nothing', async () => {
+    net.inHost('nft', 'flush', 'ruleset');
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: ['loaded the rules'] });
+    expect(await host.do('checks', 5)).toMatchObject({ repaired: [], faults: [] });
+    send('after the repair', HOST, ECHO_PORT);
+    await settled('the very last');
+    expect(Object.keys(await host.do('heard'))).not.toContain('after the repair');
+  });
+});

@@ -1,0 +1,460 @@
+/** What a guest of the `nat` network tries on its host, its neighbours and the cluster: nothing comes of it but DHCP, DNS and ping. */
+import { join } from 'node:path';
+import * as fc from 'fast-check';
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { FrameGuest, tapBackend } from '../e2e/nat-frames.ts';
+import {
+  CONNECTIONS_PER_GUEST,
+  HOST_ADDRESS,
+  NatWorld,
+  type Worker,
+  WORLD_ADDRESS,
+  whyNotHere,
+} from '../e2e/nat-world.ts';
+import {
+  arp,
+  BROADCAST,
+  DHCP,
+  dhcp,
+  ETHERTYPE,
+  ethernet,
+  ipv4,
+  ipv6,
+  macText,
+  NO_CARD,
+  ping,
+  PROTOCOL,
+  tagged,
+  tcpSyn,
+  udp,
+} from '../support/frames.ts';
+import { waitFor } from '../support/wait.ts';
+import { HOSTILE_SEED, hostileRuns, scaled, tried } from './support/attempts.ts';
+import { arrived, forgetArrived, strangeFrames, watchGuests } from './support/watch.ts';
+
+const ECHO_PORT = 7000;
+const RESERVED_PORT = 5353;
+const GATEWAY = '10.213.0.1';
+const PROBE = '10.213.0.2';
+/** In the guests' subnet, nobody's. */
+const UNUSED_ADDRESS = '10.213.0.9';
+const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
+const FORBIDDEN = {
+  'a Pod': '10.244.1.5',
+  'a ClusterIP': '10.96.0.1',
+  'link-local metadata': '169.254.169.254',
+  "Azure's WireServer": '168.63.129.16',
+  "Alibaba's metadata": '100.100.100.200',
+};
+/** As kube-proxy does it: a ClusterIP that leads anywhere, one's own address that leads to a Pod, and a node port that leads to a guest. */
+const CLUSTER_IP = '10.96.0.20';
+const LOAD_BALANCER = '198.51.100.7';
+const NODE_PORT = 31_000;
+const ANSWER = { deadlineMilliseconds: 10_000 };
+
+const missing = whyNotHere();
+if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
+
+describe.skipIf(missing !== undefined)('a guest of the nat network', () => {
+  let net: NatWorld;
+  let host: Worker;
+  let world: Worker;
+  let a: FrameGuest;
+  let b: FrameGuest;
+  let gateway: string;
+  const addresses = { a: '', b: '' };
+  const taps = { a: '', b: '' };
+  let sent = 0;
+
+  async function guest(name: 'a' | 'b'): Promise<FrameGuest> {
+    const reserved = { name: '5353-udp', protocol: 'UDP' as const, hostPort: RESERVED_PORT, guestPort: 53 };
+    const options = { macAddress: MACS[name], ports: name === 'b' ? [reserved] : [] };
+    const attached = await host.do('attach', name, options);
+    taps[name] = /ifname=([^,]+)/.exec(attached.arguments.join(' '))?.[1] ?? '';
+    addresses[name] = attached.address ?? '';
+    return FrameGuest.start({
+      spawn: (file, args) => net.spawnInHost(file, args),
+      backend: tapBackend(taps[name]),
+      socketPath: join(net.directory, `${name}.sock`),
+      macAddress: MACS[name],
+      address: addresses[name],
+    });
+  }
+
+  beforeAll(async () => {
+    net = new NatWorld('hostile');
+    host = net.worker('host');
+    world = net.worker('world');
+    const beyond = [...Object.values(FORBIDDEN), LOAD_BALANCER, CLUSTER_IP];
+    for (const address of beyond) net.inWorld('ip', 'address', 'add', `${address}/32`, 'dev', 'uplink');
+    net.inHost('ip', 'route', 'add', 'default', 'via', WORLD_ADDRESS);
+    await world.do('serveUdp', ECHO_PORT);
+    await host.do('serveUdp', ECHO_PORT);
+    await host.do('open', net.natOptions());
+    [a, b] = [await guest('a'), await guest('b')];
+    gateway = await a.resolve(GATEWAY, ANSWER);
+    await b.resolve(GATEWAY, ANSWER);
+    watchGuests(net, PROBE);
+  });
+
+  beforeEach(() => {
+    forgetArrived(net);
+    b.frames.splice(0);
+  });
+
+  afterAll(async () => {
+    await a?.stop();
+    await b?.stop();
+    await net?.remove();
+  });
+
+  function toWorld(text: string, address: string, port = ECHO_PORT): void {
+    a.sendDatagram(gateway, { address, port }, text);
+  }
+
+  /** What was sent before has come by then, or never will: frames of one guest stay in order. */
+  async function settled(): Promise<void> {
+    sent += 1;
+    const text = `last ${sent}`;
+    await waitFor(
+      'the answer to what was sent last',
+      () => {
+        toWorld(text, WORLD_ADDRESS);
+        return a.received.includes(text);
+      },
+      ANSWER,
+    );
+  }
+
+  /** Still there for those who may: a reserved port of the neighbour, over the host. */
+  async function neighbourIsReached(): Promise<void> {
+    sent += 1;
+    const text = `b is there ${sent}`;
+    await waitFor(
+      'the neighbour to answer',
+      async () => (await world.do('udpExchange', HOST_ADDRESS, RESERVED_PORT, text)) === text,
+      ANSWER,
+    );
+  }
+
+  /** Cards of guests from which frames came to the neighbour: the host's own are another's. */
+  function atNeighbour(): string[] {
+    const senders = b.frames.map((frame) => macText(frame.subarray(6, 12)));
+    return senders.filter((sender) => sender === MACS.a || sender === MACS.b);
+  }
+
+  test('of every address and port of the host: DNS and ping on the gateway', async (context) => {
+    const hosts = [
+      GATEWAY,
+      HOST_ADDRESS,
+      '198.18.213.1',
+      '127.0.0.1',
+      '127.0.0.53',
+      '10.213.15.255',
+      '255.255.255.255',
+      '224.0.0.251',
+    ];
+    const known = [
+      22,
+      53,
+      67,
+      68,
+      80,
+      111,
+      443,
+      2379,
+      5353,
+      6443,
+      8081,
+      10_250,
+      10_350,
+      ECHO_PORT,
+      RESERVED_PORT,
+    ];
+    const random = fc.sample(fc.integer({ min: 1, max: 65_535 }), {
+      seed: HOSTILE_SEED,
+      numRuns: scaled(2000),
+    });
+    for (const address of hosts) {
+      const via = address.endsWith('255') ? BROADCAST : gateway;
+      for (const port of new Set([...known, ...random])) {
+        const [from, to] = [
+          { address: addresses.a, port: 5000 },
+          { address, port },
+        ];
+        a.sendPacket(via, udp(from, to, Buffer.from('to the host')));
+        a.sendPacket(via, tcpSyn(from, to));
+        tried(
+          context,
+          'UDP and TCP to an address and port of the host',
+          port === 53 && address === GATEWAY ? 'let through' : 'dropped',
+        );
+      }
+      a.sendPacket(via, ping(addresses.a, address));
+      for (const type of [5, 13, 17]) {
+        a.sendPacket(
+          via,
+          ipv4(
+            { from: addresses.a, to: address, protocol: PROTOCOL.icmp },
+            Buffer.from([type, 0, 0, 0, 0, 0, 0, 0]),
+          ),
+        );
+      }
+      for (const protocol of [2, 4, 41, 47, 50, 89, 132]) {
+        a.sendPacket(via, ipv4({ from: addresses.a, to: address, protocol }, Buffer.alloc(16)));
+        tried(context, 'another protocol to an address of the host', 'dropped');
+      }
+    }
+    await settled();
+    expect(arrived(net, 'host').toSorted()).toEqual([
+      `icmp ${GATEWAY}`,
+      `tcp ${GATEWAY} 53`,
+      `udp ${GATEWAY} 53`,
+    ]);
+    expect(await host.do('heard')).toEqual({});
+    const pong = (frame: Buffer): boolean => frame[23] === PROTOCOL.icmp && frame[34] === 0;
+    await waitFor('the gateway to answer the ping', () => a.frames.some(pong), ANSWER);
+  });
+
+  test('Pods, Services and metadata services are beyond its reach, whatever translates on the way; the rest is not', async (context) => {
+    const redirect = [
+      `ip daddr ${CLUSTER_IP} dnat to ${WORLD_ADDRESS}`,
+      `ip daddr ${LOAD_BALANCER} dnat to ${FORBIDDEN['a Pod']}`,
+    ];
+    net.inHost(
+      'nft',
+      `table ip proxy { chain c { type nat hook prerouting priority -110; ${redirect.join('; ')}; }; }`,
+    );
+    const ports = [80, 443, 6443, 10_250, ECHO_PORT];
+    const targets = {
+      ...FORBIDDEN,
+      'a ClusterIP that leads elsewhere': CLUSTER_IP,
+      'an address that leads to a Pod': LOAD_BALANCER,
+    };
+    for (const [what, address] of Object.entries(targets)) {
+      for (const port of ports) {
+        toWorld(what, address, port);
+        a.sendPacket(gateway, tcpSyn({ address: addresses.a, port: 5000 }, { address, port }));
+        tried(context, `${what}, UDP and TCP`, 'dropped');
+      }
+    }
+    await settled();
+    net.inHost('nft', 'delete', 'table', 'ip', 'proxy');
+    const heard = Object.keys(await world.do('heard'));
+    expect(heard.filter((text) => text in targets)).toEqual([]);
+    expect(arrived(net, 'beyond')).toEqual([`udp ${WORLD_ADDRESS} ${ECHO_PORT}`]);
+  });
+
+  test('what another program translates to a guest does not reach it; somebody in the cluster does, by the reserved port', async (context) => {
+    const redirect = `udp dport ${NODE_PORT} dnat to ${addresses.b}:9999; udp dport ${NODE_PORT + 1} dnat to ${addresses.b}:53`;
+    net.inHost('nft', `table ip proxy { chain c { type nat hook prerouting priority -110; ${redirect}; }; }`);
+    for (const port of [NODE_PORT, NODE_PORT + 1]) {
+      expect(await world.do('udpExchange', HOST_ADDRESS, port, 'node port')).toBeUndefined();
+      tried(context, 'a node port that leads to a guest', 'dropped');
+    }
+    net.inHost('nft', 'delete', 'table', 'ip', 'proxy');
+    expect(b.received).not.toContain('node port');
+    // A Pod's address is one that no guest may reach: its answers go there all the same.
+    net.inWorld('ip', 'route', 'add', `${HOST_ADDRESS}/32`, 'dev', 'uplink', 'src', FORBIDDEN['a Pod']);
+    await neighbourIsReached();
+    net.inWorld('ip', 'route', 'del', `${HOST_ADDRESS}/32`, 'dev', 'uplink');
+  });
+
+  test('a neighbour is met on no layer, and nothing of another kind than IPv4 and ARP gets past the port', async (context) => {
+    const self = { mac: MACS.a, address: addresses.a };
+    const payload = udp(
+      { address: addresses.a, port: 5000 },
+      { address: addresses.b, port: 53 },
+      Buffer.from('to b'),
+    );
+    const offer = udp(
+      { address: addresses.a, port: 67 },
+      { address: '255.255.255.255', port: 68 },
+      dhcp({ operation: 2, kind: DHCP.offer, card: MACS.b, offered: UNUSED_ADDRESS, server: addresses.a }),
+    );
+    const linkLocal = Buffer.concat([Buffer.from([0xfe, 0x80]), Buffer.alloc(13), Buffer.from([10])]);
+    const allNodes = Buffer.concat([Buffer.from([0xff, 0x02]), Buffer.alloc(13), Buffer.from([1])]);
+    const metadata = Buffer.from('fd000ec2000000000000000000000254', 'hex');
+    const advertisement = ipv6(
+      { from: linkLocal, to: allNodes, next: PROTOCOL.icmpv6 },
+      Buffer.concat([Buffer.from([134, 0, 0, 0, 64, 0, 7, 8]), Buffer.alloc(8)]),
+    );
+    const attempts: [string, string, number, Buffer][] = [];
+    for (const to of [MACS.b, BROADCAST, '01:00:5e:00:00:fb', '33:33:00:00:00:01', gateway]) {
+      attempts.push(
+        ['a datagram', to, ETHERTYPE.ipv4, payload],
+        ['a DHCP offer', to, ETHERTYPE.ipv4, offer],
+        ['a router advertisement', to, ETHERTYPE.ipv6, advertisement],
+        [
+          'IPv6 to metadata',
+          to,
+          ETHERTYPE.ipv6,
+          ipv6({ from: linkLocal, to: metadata, next: PROTOCOL.tcp }, Buffer.alloc(20)),
+        ],
+        [
+          'an ARP question for a neighbour',
+          to,
+          ETHERTYPE.arp,
+          arp(1, self, { mac: NO_CARD, address: addresses.b }),
+        ],
+        [
+          'an ARP answer that is a lie',
+          to,
+          ETHERTYPE.arp,
+          arp(2, { mac: MACS.a, address: GATEWAY }, { mac: MACS.b, address: addresses.b }),
+        ],
+        ['a frame of no known type', to, 0x88b5, payload],
+      );
+      for (const vlan of [0, 1, 100, 4095]) {
+        attempts.push(['a VLAN tag', to, ETHERTYPE.vlan, tagged(vlan, ETHERTYPE.ipv4, payload)]);
+        attempts.push([
+          'two VLAN tags',
+          to,
+          ETHERTYPE.qinq,
+          tagged(vlan, ETHERTYPE.vlan, tagged(vlan, ETHERTYPE.ipv4, payload)),
+        ]);
+      }
+    }
+    // Bridges take these for themselves, whatever else they do with a port's frames.
+    for (const end of ['00', '01', '02', '03', '0e', '0f']) {
+      attempts.push([
+        'a frame for the bridge itself',
+        `01:80:c2:00:00:${end}`,
+        ETHERTYPE.lldp,
+        Buffer.alloc(46),
+      ]);
+    }
+    for (const [what, to, type, body] of attempts) {
+      for (const from of [MACS.a, MACS.b]) a.send(ethernet({ to, from, type }, body));
+      tried(context, `${what}, as itself and as the neighbour`, 'dropped');
+    }
+    await settled();
+    await neighbourIsReached();
+    expect(atNeighbour()).toEqual([]);
+    expect(b.received).not.toContain('to b');
+    expect(strangeFrames(net)).toBe(0);
+    expect(placesOf(taps.a)).toEqual([MACS.a]);
+  });
+
+  /** Cards that the bridge believes behind a port. */
+  function placesOf(tap: string): string[] {
+    const all = JSON.parse(net.inHost('bridge', '-json', 'fdb', 'show', 'br', 'berth0')) as {
+      mac: string;
+      ifname: string;
+      state?: string;
+    }[];
+    return all.filter(({ ifname, state }) => ifname === tap && state !== 'permanent').map(({ mac }) => mac);
+  }
+
+  test('it cannot lie about its addresses', async (context) => {
+    const lies: [string, { address?: string; macAddress?: string }][] = [
+      ["a neighbour's address", { address: addresses.b }],
+      ['an address from elsewhere', { address: '203.0.113.7' }],
+      ["the gateway's address", { address: GATEWAY }],
+      ["the probe's address", { address: PROBE }],
+      ["a neighbour's card", { macAddress: MACS.b }],
+      ["a neighbour's card and address", { macAddress: MACS.b, address: addresses.b }],
+    ];
+    for (const [what, lie] of lies) {
+      a.sendDatagram(gateway, { address: WORLD_ADDRESS, port: ECHO_PORT }, what, lie);
+      tried(context, what, 'dropped');
+    }
+    const pretended = arp(1, { mac: MACS.a, address: UNUSED_ADDRESS }, { mac: NO_CARD, address: GATEWAY });
+    a.send(ethernet({ to: BROADCAST, from: MACS.a, type: ETHERTYPE.arp }, pretended));
+    // What a guest may send before it has an address, but from another card: the bridge would learn that b is here.
+    const discovery = { address: '0.0.0.0', port: 68, macAddress: MACS.b };
+    a.sendDatagram(BROADCAST, { address: '255.255.255.255', port: 67 }, 'discovery', discovery);
+    await settled();
+    const heard = Object.keys(await world.do('heard'));
+    expect(lies.filter(([what]) => heard.includes(what))).toEqual([]);
+    expect(net.inHost('ip', 'neighbour', 'show', UNUSED_ADDRESS)).toBe('');
+    expect(placesOf(taps.a)).toEqual([MACS.a]);
+    await neighbourIsReached();
+  });
+
+  test("it cannot speak of another's card to the DHCP server: the neighbour keeps its address", async (context) => {
+    const from = { address: '0.0.0.0', port: 68 };
+    const to = { address: '255.255.255.255', port: 67 };
+    for (const kind of [DHCP.decline, DHCP.release]) {
+      for (const source of ['0.0.0.0', addresses.a]) {
+        const message = dhcp({
+          operation: 1,
+          kind,
+          card: MACS.b,
+          client: addresses.b,
+          requested: addresses.b,
+          server: GATEWAY,
+        });
+        a.sendPacket(BROADCAST, udp({ ...from, address: source }, to, message));
+        a.sendPacket(gateway, udp({ ...from, address: source }, { ...to, address: GATEWAY }, message));
+        tried(context, "DHCP messages of a neighbour's card", 'dropped');
+      }
+    }
+    await settled();
+    const discovery = dhcp({ operation: 1, kind: DHCP.discover, card: MACS.b });
+    await waitFor(
+      'the neighbour to be offered its address',
+      () => {
+        b.sendPacket(BROADCAST, udp(from, to, discovery));
+        return b.frames.some(
+          (frame) => frame.readUInt16BE(36) === 68 && frame.subarray(58, 62).join('.') === addresses.b,
+        );
+      },
+      ANSWER,
+    );
+  });
+
+  test('frames of all kinds: nothing comes to the neighbour or the host', async (context) => {
+    const mac = fc.constantFrom(MACS.a, MACS.b, gateway, BROADCAST, '01:80:c2:00:00:00', '33:33:00:00:00:01');
+    const type = fc.oneof(fc.constantFrom(...Object.values(ETHERTYPE)), fc.integer({ min: 0, max: 65_535 }));
+    const address = fc.constantFrom(
+      addresses.a,
+      addresses.b,
+      GATEWAY,
+      HOST_ADDRESS,
+      '0.0.0.0',
+      '255.255.255.255',
+      ...Object.values(FORBIDDEN),
+    );
+    const protocol = fc.integer({ min: 0, max: 255 });
+    const body = fc.oneof(
+      fc.uint8Array({ maxLength: 200 }).map((bytes) => Buffer.from(bytes)),
+      fc
+        .tuple(address, address, protocol, fc.uint8Array({ maxLength: 64 }))
+        .map(([from, to, number, bytes]) => ipv4({ from, to, protocol: number }, Buffer.from(bytes))),
+    );
+    const frames = fc.tuple(mac, mac, type, body);
+    const { seed, numRuns } = hostileRuns(20_000);
+    for (const [to, from, kind, content] of fc.sample(frames, { seed, numRuns })) {
+      a.send(ethernet({ to, from, type: kind }, content));
+      tried(context, 'a frame made at random', 'dropped');
+    }
+    await settled();
+    await neighbourIsReached();
+    expect(atNeighbour()).toEqual([]);
+    expect(strangeFrames(net)).toBe(0);
+    const allowed = /^(icmp 10\.213\.0\.1|(udp|tcp) 10\.213\.0\.1 53|udp \S+ 67)$/;
+    expect(arrived(net, 'host').filter((one) => !allowed.test(one))).toEqual([]);
+    expect(placesOf(taps.a)).toEqual([MACS.a]);
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
+  });
+
+  test('many thousand flows of one guest: bounded, counted, and its neighbours keep theirs', async (context) => {
+    const flows = scaled(100_000);
+    for (let flow = 0; flow < flows; flow += 1) {
+      const to =
+        flow % 2 === 0 ? { address: WORLD_ADDRESS, port: ECHO_PORT + 1 } : { address: GATEWAY, port: 53 };
+      a.sendDatagram(gateway, to, 'a flow', { port: 1024 + (Math.floor(flow / 2) % 60_000) });
+    }
+    const { a: refused = 0 } = await waitFor('what was refused to be counted', async () => {
+      const report = await host.do('check');
+      expect(report).toMatchObject({ healthy: true, repaired: [] });
+      return (report.refusedConnections['a'] ?? 0) > 0 && report.refusedConnections;
+    });
+    await neighbourIsReached();
+    const tracked = net.inHost('conntrack', '-L', '--orig-src', addresses.a).trim().split('\n').length;
+    expect(tracked).toBeLessThanOrEqual(CONNECTIONS_PER_GUEST + 1);
+    expect(refused).toBeGreaterThan(0);
+    tried(context, `${flows} flows of one guest`, `at most ${CONNECTIONS_PER_GUEST} tracked`);
+  });
+});
