@@ -9,7 +9,7 @@ const PROGRESS_INTERVAL_MILLISECONDS = 15_000;
 /** A cold build of Kubernetes takes 6 min on 2 idle cores; several times that is a build that hangs. */
 const BUILD_MILLISECONDS = 45 * 60_000;
 /** Nobody debugs these programs, and to describe them to a debugger takes the compiler time. */
-const NO_DEBUG_INFORMATION = '-gcflags=all=-dwarf=false';
+export const NO_DEBUG_INFORMATION = '-gcflags=all=-dwarf=false';
 /** The compiler collects its garbage when what it holds has grown by so much; by default 100. It lives for seconds only. */
 const COLLECTION_PERCENT = '400';
 /** At the end of a package's path; the program is named by what stands before it. */

@@ -1,0 +1,3 @@
+module berth.dev/goparser
+
+go 1.24
