@@ -139,6 +139,10 @@ export interface ContainerStatus {
   image: string;
   imageID: string;
   containerID?: string;
+  /** What the host has promised. */
+  allocatedResources?: Record<string, string>;
+  /** What the container has; the API server resizes no running one that says nothing of it. */
+  resources?: ResourceRequirements;
 }
 
 /** Conditions of Pods and Nodes: as `metav1.Condition`, but reason, message and times are optional. */

@@ -1,7 +1,7 @@
 /** The Node object as the agent wants it: pure, so that nothing is written when nothing changed. */
 import { isDeepStrictEqual } from 'node:util';
 import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
-import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { AgentConfig } from '../config.ts';
@@ -41,14 +41,14 @@ export function allocatable(
 }
 
 /**
- * Not labelled a Linux node: what a cluster runs on each of its Linux nodes (its network, its proxy) tolerates every taint and
- * selects them by that label, and would wait here for ever, and its roll-outs with it.
+ * Without the label `kubernetes.io/os`. With `linux`, whatever a cluster runs on each of its Linux nodes (its network, its proxy)
+ * would wait here for ever, and its roll-outs with it. With another value the API server resizes no Pod of this Node
+ * (its admission plugin PodResize).
  */
 export function nodeLabels(config: AgentConfig, facts: HostFacts): Record<string, string> {
   return {
     [HOST_KEY]: HOST_VALUE,
     'kubernetes.io/arch': facts.architecture,
-    ...(facts.operatingSystem === 'linux' ? {} : { 'kubernetes.io/os': facts.operatingSystem }),
     'kubernetes.io/hostname': config.nodeName,
     // Traffic for Services comes by the kubelet's Node of the same machine, if there is one.
     'node.kubernetes.io/exclude-from-external-load-balancers': '',
@@ -78,13 +78,13 @@ export function nodeStatus(o: {
   const storage = formatQuantity(facts.diskBytes);
   return {
     capacity: {
-      cpu: cpuQuantity(facts.cpus * config.cpuOvercommit * 1000),
+      cpu: formatMillis(facts.cpus * config.cpuOvercommit * 1000),
       memory: formatQuantity(facts.memoryBytes),
       'ephemeral-storage': storage,
       pods: String(PODS),
     },
     allocatable: {
-      cpu: cpuQuantity(free.cpuMillis),
+      cpu: formatMillis(free.cpuMillis),
       memory: formatQuantity(free.memoryBytes),
       'ephemeral-storage': storage,
       pods: String(PODS),
@@ -96,10 +96,6 @@ export function nodeStatus(o: {
     nodeInfo: systemInfo(facts),
     images: [...state.images].slice(0, IMAGES_LISTED),
   };
-}
-
-function cpuQuantity(millis: number): string {
-  return millis % 1000 === 0 ? String(millis / 1000) : `${Math.floor(millis)}m`;
 }
 
 function conditions(state: HostState): NodeCondition[] {

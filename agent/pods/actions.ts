@@ -11,6 +11,7 @@ import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { timestamp } from '../time.ts';
 import { type Host, ownUser } from './host.ts';
 import type { MachineRecord } from './record.ts';
+import { grantedSize } from './resize.ts';
 import type { Runtime, Task, TaskKind } from './runtime.ts';
 
 /** A download tells its progress this often at most: every telling is a write to the API server. */
@@ -121,7 +122,7 @@ async function start(action: Action): Promise<void> {
   const desired = needed(action.desired);
   const restart = record.everRan;
   const network = await connect(action);
-  host.records.update(record, { ...startFacts(desired), bootId: host.bootId });
+  host.records.update(record, { ...startFacts(record, desired), bootId: host.bootId });
   await host.driver.start(runtime.folder, launchPlan(action, network));
   runtime.unseen = false;
   host.records.update(record, {
@@ -134,9 +135,9 @@ async function start(action: Action): Promise<void> {
   event(action, 'Normal', 'Started', 'Start', 'the machine runs');
 }
 
-function startFacts(desired: Desired): Partial<MachineRecord> {
-  const { cpu, memoryBytes, restartRequestedAt } = desired;
-  return { released: false, startedWith: { cpu, memoryBytes }, restartedAt: restartRequestedAt };
+function startFacts({ claim }: MachineRecord, desired: Desired): Partial<MachineRecord> {
+  const { restartRequestedAt } = desired;
+  return { released: false, startedWith: grantedSize(claim, desired), restartedAt: restartRequestedAt };
 }
 
 /** Intent first: an end that comes while it is being asked for is no crash. */
@@ -145,6 +146,7 @@ async function stop(action: Action): Promise<void> {
   host.records.update(record, { running: false, end: undefined });
   task.deadline = Date.now() + graceMilliseconds;
   await host.driver.stop(runtime.folder, { graceMilliseconds, hurry: task.hurry.signal });
+  host.records.update(record, { startedWith: undefined });
   event(action, 'Normal', 'Stopped', 'Stop', 'the machine is stopped');
 }
 
@@ -267,8 +269,7 @@ function launchPlan(action: Action, network: GuestNetwork): LaunchPlan {
   const blank = machine.image?.type === 'empty' ? machine.image.sizeBytes : undefined;
   return {
     machine,
-    cpu: desired.cpu,
-    memoryBytes: desired.memoryBytes,
+    ...grantedSize(action.record.claim, desired),
     diskSizeBytes: desired.diskSizeBytes ?? machine.diskSizeBytes ?? blank,
     iso: action.record.isoPath,
     network,

@@ -1,5 +1,5 @@
 /** Admission like a kubelet's: what was bound to this host by a race, a stale view or by `spec.nodeName` is counted here again. */
-import type { RefusalReason } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_MEMORY_OVERHEAD_BYTES, type RefusalReason } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Container, Pod } from '../../kube/core.ts';
@@ -49,6 +49,14 @@ function claimOfContainer({ resources, ports = [] }: Container): Claim {
       .filter(({ hostPort = 0 }) => hostPort !== 0)
       .map(({ hostPort, protocol = 'TCP' }) => `${protocol}/${hostPort}`),
   };
+}
+
+/** What a guest of that size takes of its host, its hypervisor included. */
+export function claimOfSize(size: {
+  cpu: number;
+  memoryBytes: number;
+}): Pick<Claim, 'cpuMillis' | 'memoryBytes'> {
+  return { cpuMillis: size.cpu * 1000, memoryBytes: size.memoryBytes + MACHINE_MEMORY_OVERHEAD_BYTES };
 }
 
 /** Thousandths of a CPU. */

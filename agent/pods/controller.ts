@@ -10,10 +10,11 @@ import { timestamp } from '../time.ts';
 import { type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { claimOf } from './admission.ts';
-import { judge } from './claims.ts';
+import { type Claimants, judge } from './claims.ts';
 import type { Host } from './host.ts';
 import { Machines, type Progress } from './machines.ts';
 import { ENDED_FROM_OUTSIDE, type MachineRecord, newRecord } from './record.ts';
+import { allocate } from './resize.ts';
 import { type PodRole, refusalOf, roleOf } from './role.ts';
 import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../podstatus.ts';
 import { type MachineView, machineStatus } from './status.ts';
@@ -56,8 +57,7 @@ export class PodController {
       fieldSelector: boundTo(options.nodeName),
       logger,
     });
-    const podOf = (key: string): Readonly<Pod> | undefined => this.informer.cache.get(key);
-    this.#writer = new PodWriter({ client, podOf, logger, metrics });
+    this.#writer = new PodWriter({ client, podOf: (key) => this.informer.cache.get(key), logger, metrics });
     this.#controller = new Controller({
       name: 'pod',
       workers: WORKERS,
@@ -206,8 +206,7 @@ export class PodController {
     pod: Readonly<Pod>,
     role: PodRole & { kind: 'machine' | 'task' },
   ): Promise<number | undefined> | number | undefined {
-    const hasTask = (uid: string): boolean => this.#tasks.state(uid) !== undefined;
-    const admission = judge(pod, { host: this.#host, pods: this.informer.cache.list(), hasTask });
+    const admission = judge(pod, this.#claimants());
     if (admission.kind === 'refused') {
       return this.#end(pod, { ...admission, exitCode: 1 });
     }
@@ -231,29 +230,33 @@ export class PodController {
     return this.#drive(pod, record, role);
   }
 
+  #claimants(): Claimants {
+    return { host: this.#host, pods: this.informer.cache.list(), tasks: this.#tasks };
+  }
+
   async #drive(pod: Readonly<Pod>, record: MachineRecord, role: PodRole): Promise<number | undefined> {
     const wish = role.kind === 'machine' ? role : { desired: undefined, desiredHash: undefined };
     const deletion = leavingOf(pod, this.machines.runtime(record), Date.now());
     if (isEnded(pod) && record.failure === undefined) {
       this.#host.records.update(record, { failure: ENDED_FROM_OUTSIDE });
     }
-    const { desired } = wish;
-    const progress = await this.machines.drive({ record, pod, desired, deletion, ...podTimes(pod) });
+    const pendingResize = allocate(pod, record, this.#claimants());
+    const progress = await this.machines.drive({ record, pod, deletion, ...wish, ...podTimes(pod) });
     this.#watchReadiness(pod, record, progress);
     const accelerator = this.#host.accelerator(record.machine?.architecture);
-    this.#tell(pod, viewOf({ record, progress, deleting: deletion !== undefined, accelerator, ...wish }), {
-      finish: deletion !== undefined && progress.step.kind === 'settled',
+    const deleting = deletion !== undefined;
+    this.#tell(pod, viewOf({ record, progress, deleting, accelerator, pendingResize, ...wish }), {
+      finish: deleting && progress.step.kind === 'settled',
     });
     return progress.again;
   }
 
   #tell(pod: Readonly<Pod>, view: MachineView, { finish }: { finish: boolean }): void {
-    const { uid } = view.record;
     this.#writer.wish(pod, {
       status: machineStatus(pod, view, this.#host.address, timestamp(Date.now())),
       finish,
       onTaken: () => {
-        const record = this.#host.records.get(uid);
+        const record = this.#host.records.get(view.record.uid);
         if (view.phase === 'Running' && record?.acknowledged === false) {
           this.#host.records.update(record, { acknowledged: true });
         }

@@ -133,6 +133,7 @@ function noticed(observed: Observed, now: number): Partial<MachineRecord> | unde
   const ranFor = record.startedAt === undefined ? 0 : now - Date.parse(record.startedAt);
   return {
     running: false,
+    startedWith: undefined,
     end,
     endsInARow: ranFor >= FORGIVING_RUN_MILLISECONDS ? 1 : record.endsInARow + 1,
   };

@@ -63,6 +63,7 @@ export interface MachineRecord {
   finishedAt: string | undefined;
   /** The end asked for took more than its grace. */
   killed: boolean;
+  /** Of the machine that runs or is suspended; it may be more or less than is claimed for the next start. */
   startedWith: { cpu: number; memoryBytes: number } | undefined;
   end: MachineEnd | undefined;
   /** Unasked ends in a row, for the back-off. */

@@ -12,6 +12,7 @@ import {
   waiting,
 } from '../podstatus.ts';
 import type { MachineFailure, MachineRecord } from './record.ts';
+import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
 
 /** What people read in the STATUS column and in the VM's phase. */
 export type MachinePhase =
@@ -46,6 +47,8 @@ export interface MachineView {
   /** Undefined while the network has not been looked at. */
   network: { healthy: boolean; message: string } | undefined;
   guestAddress: string | undefined;
+  /** Why the Pod's new size is not promised, while it is not. */
+  pendingResize: PendingResize | undefined;
 }
 
 /** 128 + SIGKILL, as a kubelet reports processes that it ended. */
@@ -73,6 +76,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     condition('ContainersReady', ready, ready ? undefined : notReady),
     machineCondition(view),
     ...networkCondition(pod, view),
+    ...resizeConditions(view.record, view.pendingResize),
   ];
   const address = view.guestAddress ?? hostAddress;
   return {
@@ -85,6 +89,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     conditions: stamp(pod, conditions, now),
     containerStatuses: pod.spec.containers.map((container) => ({
       ...emptyContainer(container),
+      ...resourceStatus(container, view.record),
       ready,
       started: running,
       restartCount: view.record.restarts,

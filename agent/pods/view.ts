@@ -2,6 +2,7 @@
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineRecord } from './record.ts';
 import type { Progress } from './machines.ts';
+import type { PendingResize } from './resize.ts';
 import type { MachinePhase, MachineView } from './status.ts';
 
 export interface Seen {
@@ -11,6 +12,7 @@ export interface Seen {
   desired: Desired | undefined;
   desiredHash: string | undefined;
   accelerator: string | undefined;
+  pendingResize: PendingResize | undefined;
 }
 
 export function viewOf(seen: Seen): MachineView {
@@ -31,6 +33,7 @@ export function viewOf(seen: Seen): MachineView {
     readiness: runtime.readiness ?? { ready: false, message: 'not yet probed' },
     network: runtime.network,
     guestAddress: runtime.address,
+    pendingResize: seen.pendingResize,
   };
 }
 

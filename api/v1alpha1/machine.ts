@@ -1,7 +1,7 @@
 /**
  * The contract between the operator and a host's agent. The operator writes a Pod with the annotation
  * `berth.dev/machine` (a fully resolved {@link Machine}, never changed afterwards) and `berth.dev/desired`
- * (a {@link Desired}, the only thing it changes). The agent answers in Pod status alone.
+ * (a {@link Desired}, the only annotation it changes; the Pod's cpu and memory change by `pods/resize`). The agent answers in Pod status alone.
  */
 import { z } from 'zod';
 
@@ -64,7 +64,7 @@ export type Machine = z.infer<typeof machineSchema>;
 export const desiredSchema = z.object({
   power: z.enum(['Running', 'Stopped', 'Suspended']),
   restartPolicy: z.enum(['Never', 'OnFailure', 'Always']),
-  /** Take effect at the machine's next start. */
+  /** Take effect at the machine's next start, and never more than the Pod's requests count (with {@link MACHINE_MEMORY_OVERHEAD_BYTES}). */
   cpu: z.number().int(),
   memoryBytes: z.number().int(),
   diskSizeBytes: z.number().int().optional(),

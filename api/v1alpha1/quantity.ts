@@ -20,6 +20,7 @@ const DECIMAL_EXPONENTS: Readonly<Record<string, number>> = {
   E: 18,
 };
 const BINARY_SUFFIXES: readonly string[] = ['', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi', 'Ei'];
+const DECIMAL_SUFFIXES: readonly string[] = ['', 'k', 'M', 'G', 'T', 'P', 'E'];
 
 /** A quantity as people write it: a text with a suffix, or a plain number of bytes. */
 type Quantity = string | number;
@@ -45,15 +46,27 @@ function divideUp(value: bigint, divisor: bigint): bigint {
   return (value + divisor - 1n) / divisor;
 }
 
-/** The shortest exact text for a number of bytes: `4Gi`, `1536Mi`, `1000`. */
+/** The shortest exact text for a number of bytes, as Kubernetes spells it: `4Gi`, `1536Mi`, `1500k`. */
 export function formatQuantity(bytes: bigint | number): string {
-  let value = BigInt(bytes);
+  const value = BigInt(bytes);
+  return value % 1024n === 0n
+    ? shortened(value, 1024n, BINARY_SUFFIXES)
+    : shortened(value, 1000n, DECIMAL_SUFFIXES);
+}
+
+function shortened(bytes: bigint, base: bigint, suffixes: readonly string[]): string {
+  let value = bytes;
   let suffix = 0;
-  while (value !== 0n && value % 1024n === 0n && suffix < BINARY_SUFFIXES.length - 1) {
-    value /= 1024n;
+  while (value !== 0n && value % base === 0n && suffix < suffixes.length - 1) {
+    value /= base;
     suffix += 1;
   }
-  return `${value}${BINARY_SUFFIXES[suffix]}`;
+  return `${value}${suffixes[suffix]}`;
+}
+
+/** Thousandths of a processor, as Kubernetes spells them: `4`, `1500m`. */
+export function formatMillis(millis: number): string {
+  return millis % 1000 === 0 ? String(millis / 1000) : `${Math.floor(millis)}m`;
 }
 
 function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean {

@@ -51,7 +51,6 @@ function hostNode(name: string, options: HostOptions): Node {
         'berth.node-restriction.kubernetes.io/host': 'true',
         'berth.dev/simulated': 'true',
         'kubernetes.io/arch': architecture,
-        'kubernetes.io/os': operatingSystem,
         'kubernetes.io/hostname': name,
       },
     },

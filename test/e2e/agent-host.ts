@@ -54,6 +54,8 @@ export class TestHost {
       dataDirectory: 'data',
       address: '127.0.0.1',
       network: { driver: network, checkIntervalSeconds: 0.1 },
+      // Machines of one processor each, as many as there are slots, on a host of any size.
+      cpuOvercommit: 8,
       logLevel: 'warn',
       ...rest,
     };
@@ -223,7 +225,7 @@ export function podFor(
           name: MACHINE_CONTAINER,
           image: 'stand-in',
           resources: {
-            requests: { cpu: '100m', memory: '64Mi', [SLOT_RESOURCE]: '1' },
+            requests: { cpu: '1', memory: '192Mi', [SLOT_RESOURCE]: '1' },
             limits: { [SLOT_RESOURCE]: '1' },
           },
           ports: machine.ports.map(({ hostPort, protocol }) => ({

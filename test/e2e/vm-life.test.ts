@@ -134,13 +134,21 @@ test(
 );
 
 test(
-  'is restarted once for each time that is asked for',
+  'is restarted once for each time that is asked for, and has another size from then on',
   async () => {
     const restartRequestedAt = '2026-01-01T00:00:00Z';
+    await world.patch('x', { cpu: 2 });
+    await world.vms.waitForCondition('x', 'RestartRequired', { reason: 'ResourcesChanged' }, STEP);
+    const promised = { allocatedResources: { cpu: '2' }, resources: { requests: { cpu: '1' } } };
+    await waitFor('the host to promise it', async () => {
+      const { status } = await world.vms.pod('x');
+      expect(status?.containerStatuses?.[0]).toMatchObject(promised);
+      return true;
+    });
     await world.patch('x', { restartRequestedAt });
     await stampOf('restartedAt', restartRequestedAt);
     const after = await page(port);
-    expect(after).toMatchObject({ boots: '3', marker: 'kept' });
+    expect(after).toMatchObject({ boots: '3', marker: 'kept', cpus: '2' });
     // The same time with another change of the VM, and seen by another operator.
     await world.operator.stop();
     world.operator = await world.cluster.startOperator();

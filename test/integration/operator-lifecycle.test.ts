@@ -218,28 +218,6 @@ describe('what a VM is told while it lives', () => {
     await vms.waitForPhase('power', 'Running');
   });
 
-  it('RestartRequired while cpu or memory differ from what the machine was started with', async () => {
-    await runOnBare('resized', { cpu: 2, memory: '2Gi' });
-    const report = (cpu: number, memoryBytes: number): Promise<void> =>
-      bare.setPodCondition(ref('resized'), {
-        type: MACHINE_CONDITION,
-        status: 'True',
-        reason: 'Running',
-        message: JSON.stringify({ cpu, memoryBytes }),
-      });
-    await report(2, 2 ** 31);
-    await vms.patch('resized', { cpu: 4 });
-    const { message } = await vms.waitForCondition('resized', 'RestartRequired', { status: 'True' });
-    expect(message).toContain('cpu 2, memory 2Gi');
-    await report(4, 2 ** 31);
-    const { status } = await vms.waitForVM(
-      'resized',
-      'RestartRequired to be gone',
-      (vm) => conditionOf(vm, 'RestartRequired') === undefined,
-    );
-    expect(status?.resources).toMatchObject({ cpu: 4, memory: '2Gi' });
-  });
-
   it('activeDeadlineSeconds ends it, ttlSecondsAfterFinished takes it away', async () => {
     await vms.create('short', { activeDeadlineSeconds: 2 });
     await vms.waitForPhase('short', 'Failed', 'DeadlineExceeded');

@@ -107,8 +107,9 @@ export class ActingHost {
     await this.#report(ref, 'Pending', { waiting: { reason, message } });
   }
 
-  async run(ref: Ref): Promise<void> {
-    await this.#report(ref, 'Running', { running: { startedAt: now() } });
+  /** With `size` false as an agent did that says nothing of cpu and memory. */
+  async run(ref: Ref, { size = true } = {}): Promise<void> {
+    await this.#report(ref, 'Running', { running: { startedAt: now() } }, MACHINE_CONTAINER, size);
   }
 
   /** Off, but its place is kept: `terminated` could never be left again. */
@@ -171,7 +172,16 @@ export class ActingHost {
     await this.#report(ref, 'Failed', { terminated }, TASK_CONTAINER);
   }
 
-  async #report(ref: Ref, phase: PodPhase, state: ContainerState, name = MACHINE_CONTAINER): Promise<void> {
+  async #report(
+    ref: Ref,
+    phase: PodPhase,
+    state: ContainerState,
+    name = MACHINE_CONTAINER,
+    size = true,
+  ): Promise<void> {
+    const { spec } = await this.#client.get(PODS, ref);
+    const resources = spec.containers.find((container) => container.name === name)?.resources;
+    const told = size && resources !== undefined;
     const container = {
       name,
       image: 'guest',
@@ -179,6 +189,7 @@ export class ActingHost {
       ready: state.running !== undefined,
       restartCount: 0,
       state,
+      ...(told && { resources, allocatedResources: resources.requests ?? {} }),
     };
     const status = { phase, startTime: now(), containerStatuses: [container] };
     await this.#client.mergePatch(PODS, ref, { status }, { subresource: 'status' });

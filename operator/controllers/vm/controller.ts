@@ -21,6 +21,7 @@ import { Executor } from './executor.ts';
 import { gatherFacts, lostPlacement, terminated } from './facts.ts';
 import { observe, type Sources } from './observe.ts';
 import type { Observed } from './observed.ts';
+import { type ResizeRefusal, standingRefusal } from './size.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 import type { Outcome } from './steps/step.ts';
@@ -42,6 +43,8 @@ export class VMReconciler {
   readonly #executor: Executor;
   /** Since when a minor change of a VM's status has been held back, in milliseconds. */
   readonly #heldSince = new Map<string, number>();
+  /** By key, for the VMs whose Pods may not have the size that is asked for. A new leader asks once more. */
+  readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
   constructor(options: VMControllerOptions) {
     this.#options = options;
@@ -58,6 +61,7 @@ export class VMReconciler {
     }
     if (vm === undefined) {
       this.#heldSince.delete(key);
+      this.#resizeRefused.delete(key);
       this.#options.consistency.forget(key);
       return undefined;
     }
@@ -65,7 +69,10 @@ export class VMReconciler {
   }
 
   async #reconcileVM(key: string, vm: VM): Promise<Result> {
-    const { observed, findings, outcome } = await this.#runSteps(await observe(this.#options, vm));
+    const start = await observe(this.#options, vm);
+    const resizeRefused = this.#resizeRefused.get(key);
+    const { observed, findings, outcome } = await this.#runSteps({ ...start, resizeRefused });
+    this.#remember(key, observed);
     const { deletionTimestamp, finalizers } = observed.vm.metadata;
     if (deletionTimestamp !== undefined && finalizers?.includes(VM_FINALIZER) !== true) {
       return undefined;
@@ -79,6 +86,15 @@ export class VMReconciler {
       waitOf(outcome),
       findings.blocked && BLOCKED_RECHECK_MILLISECONDS,
     );
+  }
+
+  #remember(key: string, observed: Observed): void {
+    const refusal = standingRefusal(observed);
+    if (refusal === undefined) {
+      this.#resizeRefused.delete(key);
+    } else {
+      this.#resizeRefused.set(key, refusal);
+    }
   }
 
   async #runSteps(start: Observed): Promise<{ observed: Observed; findings: Findings; outcome: Outcome }> {

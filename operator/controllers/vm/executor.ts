@@ -15,6 +15,7 @@ import { keyOf, type Ref, type Unsaved } from '../../../kube/objects.ts';
 import { FIELD_MANAGER, VMS } from '../../resources.ts';
 import { nodeOf } from './observe.ts';
 import type { Observed } from './observed.ts';
+import { refusedAgain, resizedContainers, type Size } from './size.ts';
 import type { Findings } from './status.ts';
 import type { Write } from './steps/step.ts';
 
@@ -60,6 +61,8 @@ export class Executor {
         };
       case 'createPod':
         return this.#createPod(observed, write.pod);
+      case 'resizePod':
+        return { observed: await this.#resizePod(observed, write.size) };
       case 'patchDesired':
         return {
           observed: await this.#patchPod(observed, { annotations: { [DESIRED_ANNOTATION]: write.text } }),
@@ -183,6 +186,34 @@ export class Executor {
     }
     this.#consistency.wrote(keyOf(observed.vm), this.#pods, saved.metadata.resourceVersion ?? '');
     return { ...observed, pod: saved };
+  }
+
+  /** The resourceVersion keeps it from undoing another change; a refusal by quota or server is no error, but news. */
+  async #resizePod(observed: Observed, size: Size): Promise<Observed> {
+    const { pod } = observed;
+    if (pod === undefined) {
+      return observed;
+    }
+    const { uid, resourceVersion } = pod.metadata;
+    const patch = {
+      metadata: { uid, resourceVersion },
+      spec: { containers: resizedContainers(pod, size) },
+    };
+    try {
+      const saved = await this.#client.mergePatch(PODS, refTo(pod), patch, {
+        subresource: 'resize',
+        fieldManager: FIELD_MANAGER,
+      });
+      return { ...this.#withPod(observed, saved), resizeRefused: undefined };
+    } catch (error) {
+      if (isRefused(error) || isInvalid(error)) {
+        return { ...observed, resizeRefused: refusedAgain(observed, size, error.message) };
+      }
+      if (isNotFound(error)) {
+        return observed;
+      }
+      throw error;
+    }
   }
 
   async #mergePod(pod: Pod, metadata: object): Promise<Pod | undefined> {

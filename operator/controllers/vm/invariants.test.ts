@@ -10,11 +10,13 @@ import {
   POD_FINALIZER,
   VM_FINALIZER,
 } from '../../../api/v1alpha1/names.ts';
+import { desiredSchema, parseDocument } from '../../../api/v1alpha1/machine.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
 import { parseConfig } from '../../config.ts';
 import { gatherFacts, hasRun } from './facts.ts';
 import type { Observed } from './observed.ts';
+import { podSize, refusedAgain, resizedContainers, type ResizeRefusal, type Size } from './size.ts';
 import { summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 import type { Write } from './steps/step.ts';
@@ -31,6 +33,9 @@ const ACTIONS = [
   'agentFails',
   'agentRefuses',
   'agentEnds',
+  'agentTellsSize',
+  'resizeVM',
+  'quotaChanges',
   'deletePod',
   'deleteVM',
   'hostSilent',
@@ -68,6 +73,11 @@ class World {
   createdAfterRun = 0;
   releasedUnobserved = 0;
   writesInLastPass = 0;
+  /** Processors that the namespace's ResourceQuota allows. */
+  quota = 4;
+  resizeRefused: ResizeRefusal | undefined;
+  resizesAsked = 0;
+  toldUncounted = 0;
 
   observed(): Observed {
     const vm = this.vm as VM;
@@ -76,6 +86,7 @@ class World {
       pod: structuredClone(this.pod),
       nameTakenBy: undefined,
       node: this.pod?.spec.nodeName === undefined ? undefined : structuredClone(this.node),
+      resizeRefused: this.resizeRefused,
       lookups: { vmConfig: () => undefined, image: () => undefined, iso: () => undefined },
       portHolder: () => undefined,
       hosts: () => [],
@@ -131,7 +142,12 @@ class World {
       case 'createPod':
         this.#createPod(write.pod as unknown as Pod);
         break;
+      case 'resizePod':
+        this.writesInLastPass -= 1;
+        this.#resize(write.size);
+        break;
       case 'patchDesired':
+        this.#tell(write.text);
         (this.pod as Pod).metadata.annotations = {
           ...this.pod?.metadata.annotations,
           [DESIRED_ANNOTATION]: write.text,
@@ -147,6 +163,29 @@ class World {
         vm.metadata.deletionTimestamp ??= new Date(this.now).toISOString();
         this.#collect();
         break;
+    }
+  }
+
+  /** By the API server's rules: not while a running machine's host reports no resources, and not past the quota. */
+  #resize(size: Size): void {
+    const pod = this.pod as Pod;
+    this.resizesAsked += 1;
+    const before = podSize(pod)?.cpu ?? 0;
+    const container = pod.status?.containerStatuses?.[0];
+    const unsupported = container !== undefined && container.resources === undefined;
+    if (unsupported || (size.cpu > before && size.cpu > this.quota)) {
+      this.resizeRefused = refusedAgain(this.observed(), size, 'exceeded quota');
+      return;
+    }
+    this.writesInLastPass += 1;
+    this.resizeRefused = undefined;
+    this.pod = { ...pod, spec: { ...pod.spec, containers: resizedContainers(pod, size) } };
+  }
+
+  #tell(text: string): void {
+    const counted = podSize(this.pod as Pod)?.cpu ?? 0;
+    if (desiredSchema.parse(parseDocument(text)).cpu > counted) {
+      this.toldUncounted += 1;
     }
   }
 
@@ -214,7 +253,9 @@ class World {
       case 'reconcile':
         return this.reconcile(Number.POSITIVE_INFINITY);
       case 'reconcileAndCrash':
-        return this.reconcile(1);
+        this.reconcile(1);
+        this.resizeRefused = undefined;
+        return;
       case 'schedule':
         if (pod !== undefined && pod.metadata.deletionTimestamp === undefined && this.#hostIsUp()) {
           pod.spec.nodeName = 'host';
@@ -246,6 +287,13 @@ class World {
           this.#end('Deleted');
         }
         return;
+      case 'agentTellsSize': {
+        const container = bound ? pod?.status?.containerStatuses?.[0] : undefined;
+        if (container !== undefined) {
+          Object.assign(container, { resources: pod?.spec.containers[0]?.resources });
+        }
+        return;
+      }
       case 'deletePod':
         return this.markPodDeleted();
       case 'deleteVM':
@@ -262,6 +310,10 @@ class World {
   #actOnHost(action: Action): void {
     if (action === 'tick') {
       this.now += 60_000;
+    } else if (action === 'quotaChanges') {
+      this.quota = this.quota === 4 ? 16 : 4;
+    } else if (action === 'resizeVM') {
+      this.#resizeVM();
     } else if (action === 'nodeDeleted') {
       this.node = undefined;
     } else if (action === 'outOfService' && this.node !== undefined && !this.#hostIsUp()) {
@@ -274,6 +326,14 @@ class World {
           conditions: [{ type: 'Ready', status, lastTransitionTime: new Date(this.now).toISOString() }],
         };
       }
+    }
+  }
+
+  /** Within the smaller quota, within the larger one, past both, and back. */
+  #resizeVM(): void {
+    if (this.vm !== undefined) {
+      const { cpu = 2 } = this.vm.spec;
+      this.vm.spec = { ...this.vm.spec, cpu: cpu >= 32 ? 2 : cpu * 2 };
     }
   }
 
@@ -360,6 +420,23 @@ describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISEC
         settle(world);
         world.act('reconcile');
         expect(world.writesInLastPass).toBe(0);
+      }),
+      RUNS,
+    );
+  });
+
+  it('the host is never told of a size that the Pod does not count, and a refused one is not asked for again at once', () => {
+    fc.assert(
+      fc.property(histories, (actions) => {
+        const world = new World();
+        for (const action of actions) {
+          world.act(action);
+        }
+        expect(world.toldUncounted).toBe(0);
+        settle(world);
+        const asked = world.resizesAsked;
+        world.act('reconcile');
+        expect(world.resizesAsked).toBe(asked);
       }),
       RUNS,
     );

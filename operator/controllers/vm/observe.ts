@@ -53,6 +53,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
         ? undefined
         : 'the Pod of a deleted VM of the same name, which is still ending',
     node: await nodeOf(sources, pod),
+    resizeRefused: undefined,
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
     portHolder: (port) => sources.pods.cache.byIndex(PODS_BY_PORT, port).filter(isBound).map(keyOf)[0],
     hosts: () => sources.nodes.cache.list().filter(isHost),

@@ -7,6 +7,7 @@ import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../../api/v1alpha1/vmconfig.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
 import type { OperatorConfig } from '../../config.ts';
+import type { ResizeRefusal } from './size.ts';
 
 export interface Observed {
   readonly vm: VM;
@@ -16,6 +17,8 @@ export interface Observed {
   readonly nameTakenBy: string | undefined;
   /** The Node that the Pod is bound to; undefined when it is gone or the Pod is not bound. */
   readonly node: Node | undefined;
+  /** The API server's last no to another size of the Pod, as long as it is not taken back. */
+  readonly resizeRefused: ResizeRefusal | undefined;
   /** What `spec.configRef`, `image` and `iso` name, where they exist. */
   readonly lookups: Lookups;
   /** Holders of host ports in use elsewhere, for the message to a VM that waits for one: `8822/TCP` → `namespace/name`. */

@@ -20,7 +20,6 @@ import { API_VERSION } from '../../../api/v1alpha1/names.ts';
 import {
   type Desired,
   MACHINE_API_VERSION,
-  MACHINE_MEMORY_OVERHEAD_BYTES,
   type Machine,
   type MachinePort,
 } from '../../../api/v1alpha1/machine.ts';
@@ -30,6 +29,7 @@ import type { NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, Toleration } 
 import type { Unsaved } from '../../../kube/objects.ts';
 import type { OperatorConfig } from '../../config.ts';
 import type { Resolved } from './resolve.ts';
+import { sizeRequests } from './size.ts';
 
 /** How long a guest may take to shut down in order when its VM is deleted; the Kubernetes default. */
 const TERMINATION_GRACE_SECONDS = 30;
@@ -152,10 +152,7 @@ function hardwareIdentity(vm: VM, entropy: string | undefined): Machine['hardwar
 
 function buildSpec(options: PodOptions): PodSpec {
   const { vm, resolved, config } = options;
-  const requests: Record<string, string> = {
-    cpu: String(resolved.cpu),
-    memory: String(resolved.memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)),
-  };
+  const requests: Record<string, string> = sizeRequests(resolved);
   const counted: Record<string, string> = {
     [SLOT_RESOURCE]: '1',
     ...(resolved.os === 'MacOS' && { [MACOS_GUEST_RESOURCE]: '1' }),

@@ -20,6 +20,7 @@ import {
 } from './phase.ts';
 import type { Unresolved } from './resolve.ts';
 import { schedulingView } from './scheduling.ts';
+import { restartRequired } from './size.ts';
 
 /** What the steps found out that the Pod cannot tell. */
 export interface Findings {
@@ -223,25 +224,6 @@ function networkReady({ pod }: Observed): Draft | undefined {
         reason: condition.reason ?? 'Reported',
         message: condition.message ?? '',
       };
-}
-
-/** True when cpu or memory asked for differ from what the running machine was started with. */
-function restartRequired({ vm, pod }: Observed): Draft | undefined {
-  const type = 'RestartRequired';
-  const report = machineReport(pod);
-  const wanted = pod === undefined ? undefined : resources(pod, vm);
-  const started = report.memoryBytes === undefined ? undefined : formatQuantity(BigInt(report.memoryBytes));
-  const differs =
-    (report.cpu !== undefined && report.cpu !== wanted?.cpu) ||
-    (started !== undefined && started !== wanted?.memory);
-  return differs
-    ? {
-        type,
-        status: 'True',
-        reason: 'ResourcesChanged',
-        message: `runs with cpu ${report.cpu}, memory ${started}; the new size takes effect at the next start`,
-      }
-    : undefined;
 }
 
 function guestAgent({ pod }: Observed): Draft | undefined {

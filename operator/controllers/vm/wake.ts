@@ -2,11 +2,17 @@
 import { type Facts, lostAt, machineOf, nextDeadline } from './facts.ts';
 import type { Observed } from './observed.ts';
 import { machineCondition } from './phase.ts';
+import { standingRefusal } from './size.ts';
 
 /** Milliseconds until the nearest deadline; undefined without one. Never less than one, so that a due one is not lost. */
 export function nextWake(observed: Observed, facts: Facts): number | undefined {
   const { now } = observed;
-  const moments = [finishedAndDue(observed), nextDeadline(observed, facts)?.at, lostAt(observed)];
+  const moments = [
+    finishedAndDue(observed),
+    nextDeadline(observed, facts)?.at,
+    lostAt(observed),
+    standingRefusal(observed)?.retryAt,
+  ];
   const future = moments.filter((moment) => moment !== undefined && moment > now) as number[];
   return future.length === 0 ? undefined : Math.max(1, Math.min(...future) - now);
 }

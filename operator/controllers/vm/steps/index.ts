@@ -4,11 +4,12 @@ import { deploy } from './deploy.ts';
 import { desire } from './desire.ts';
 import { ensureFinalizer } from './finalizer.ts';
 import { finish } from './finish.ts';
+import { resize } from './resize.ts';
 import { deleteMachine, retirePod } from './retire.ts';
 import type { Step } from './step.ts';
 
 export function stepsFor({ vm }: Observed): readonly Step[] {
   return vm.metadata.deletionTimestamp === undefined
-    ? [ensureFinalizer, finish, retirePod, deploy, desire]
+    ? [ensureFinalizer, finish, retirePod, deploy, resize, desire]
     : [deleteMachine];
 }

@@ -4,12 +4,15 @@ import type { Unsaved } from '../../../../kube/objects.ts';
 import type { Facts } from '../facts.ts';
 import { isLost, isOutOfService, terminated } from '../facts.ts';
 import type { Observed } from '../observed.ts';
+import type { Size } from '../size.ts';
 import type { Findings } from '../status.ts';
 
 export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod> }
+  /** By `pods/resize`; a refusal becomes {@link Observed.resizeRefused}. */
+  | { readonly kind: 'resizePod'; readonly size: Size }
   | { readonly kind: 'patchDesired'; readonly text: string }
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'releasePod' }

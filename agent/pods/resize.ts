@@ -1,0 +1,114 @@
+/**
+ * Another size of a Pod whose machine is here. As a kubelet does, the host promises the new size as soon as it has room; the
+ * machine gets it at its next start. Until then the Pod's status says what is promised and what the machine has.
+ */
+import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
+import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { Container, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
+import { condition } from '../podstatus.ts';
+import { admit, type Claim, claimOf, claimOfSize, type HostCapacity } from './admission.ts';
+import { type Claimants, claimsBeside } from './claims.ts';
+import type { MachineRecord } from './record.ts';
+
+/** Why the host does not promise what the Pod asks for: not now, or never. A kubelet's own reasons. */
+export interface PendingResize {
+  readonly reason: 'Deferred' | 'Infeasible';
+  readonly message: string;
+}
+
+/** A guest's processors and memory. */
+export type GuestSize = Pick<Desired, 'cpu' | 'memoryBytes'>;
+
+/** Takes the Pod's new size into the record when the host has room for it; else says why not. */
+export function allocate(
+  pod: Readonly<Pod>,
+  record: MachineRecord,
+  claimants: Claimants,
+): PendingResize | undefined {
+  const { cpuMillis, memoryBytes } = claimOf(pod);
+  const { claim } = record;
+  const isSame = cpuMillis === claim.cpuMillis && memoryBytes === claim.memoryBytes;
+  if (isSame || pod.metadata.deletionTimestamp !== undefined || record.failure !== undefined) {
+    return undefined;
+  }
+  const { alive, leaving } = claimsBeside(pod, claimants);
+  const { host } = claimants;
+  const pending = refusalOf({ ...claim, cpuMillis, memoryBytes }, [...alive, ...leaving], host.capacity());
+  if (pending === undefined) {
+    host.records.update(record, { claim: { ...claim, cpuMillis, memoryBytes } });
+  }
+  return pending;
+}
+
+/** Slots and ports do not change with the size, so that only processors and memory are asked for. */
+function refusalOf(
+  wanted: Claim,
+  others: readonly Claim[],
+  capacity: HostCapacity,
+): PendingResize | undefined {
+  const size = { ...wanted, slots: 0, ports: [] };
+  const alone = admit(size, [], [], capacity);
+  if (alone.kind !== 'admitted') {
+    return { reason: 'Infeasible', message: alone.message };
+  }
+  const beside = admit(size, others, [], capacity);
+  return beside.kind === 'admitted' ? undefined : { reason: 'Deferred', message: beside.message };
+}
+
+/** What a machine is started with: as desired, and never more than the host has promised its Pod. */
+export function grantedSize({ cpuMillis, memoryBytes }: Claim, desired: GuestSize): GuestSize {
+  return {
+    cpu: Math.max(1, Math.min(desired.cpu, Math.floor(cpuMillis / 1000))),
+    memoryBytes: Math.min(desired.memoryBytes, memoryBytes - MACHINE_MEMORY_OVERHEAD_BYTES),
+  };
+}
+
+/** What the host has promised, and what the machine has until its next start: the API server resizes no container without them. */
+export function resourceStatus(
+  { resources = {} }: Container,
+  record: Readonly<MachineRecord>,
+): Pick<ContainerStatus, 'allocatedResources' | 'resources'> {
+  const { requests = {}, limits } = resources;
+  const allocated = { ...requests, ...requestsOf(record.claim, requests) };
+  const actual = { ...allocated, ...requestsOf(actualClaim(record), requests) };
+  return {
+    allocatedResources: allocated,
+    resources: { requests: actual, ...(limits === undefined ? {} : { limits }) },
+  };
+}
+
+/** In the Pod's own words where it says the same: the API server's spelling of a quantity is its own. */
+function requestsOf(
+  { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,
+  said: Readonly<Record<string, string>>,
+): Record<string, string> {
+  const asked = claimOf({ spec: { containers: [{ resources: { requests: said } }] } } as unknown as Pod);
+  return {
+    ...(said['cpu'] !== undefined && {
+      cpu: asked.cpuMillis === cpuMillis ? said['cpu'] : formatMillis(cpuMillis),
+    }),
+    ...(said['memory'] !== undefined && {
+      memory: asked.memoryBytes === memoryBytes ? said['memory'] : formatQuantity(memoryBytes),
+    }),
+  };
+}
+
+/** A machine that runs or is suspended has what it was started with; another has what is kept for it. */
+function actualClaim({ claim, startedWith }: Readonly<MachineRecord>): Claim {
+  return startedWith === undefined ? claim : { ...claim, ...claimOfSize(startedWith) };
+}
+
+/** As a kubelet says them: a size that is not promised, and one that is promised and waits for the next start. */
+export function resizeConditions(
+  record: Readonly<MachineRecord>,
+  pending: PendingResize | undefined,
+): PodCondition[] {
+  const { claim } = record;
+  const actual = actualClaim(record);
+  const waits = actual.cpuMillis !== claim.cpuMillis || actual.memoryBytes !== claim.memoryBytes;
+  const words = 'the machine has its new size from its next start on';
+  return [
+    ...(pending === undefined ? [] : [condition('PodResizePending', true, pending.reason, pending.message)]),
+    ...(waits ? [condition('PodResizeInProgress', true, undefined, words)] : []),
+  ];
+}

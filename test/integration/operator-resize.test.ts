@@ -1,0 +1,197 @@
+/** Another cpu or memory of a VM that runs: the API server counts it first, or the machine keeps its size. */
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { type Desired, desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { Pod } from '../../kube/core.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { ActingHost } from '../support/actinghost.ts';
+import { conditionOf, VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+const NAMESPACE = 'platform-counted';
+/** Of one VM with 4Gi and its hypervisor's 128Mi there is room for, of one with 16Gi not. */
+const QUOTA = { 'requests.memory': '6Gi', 'requests.cpu': '100' };
+const MEBIBYTE = 2n ** 20n;
+/** Quota is counted anew within 5 s, and a refused size is asked for again after 10 s. */
+const AGAIN = { deadlineMilliseconds: 60_000 };
+
+let cluster: Cluster;
+let vms: VMs;
+/** Whose agent is the test: machines on it do exactly what a test says. */
+let bare: ActingHost;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-resize-${process.pid}`, hosts: 1 });
+  await cluster.createNamespace(NAMESPACE);
+  await quota(QUOTA);
+  bare = await ActingHost.join(cluster.client(), 'bare', { slots: 16, architecture: 'amd64' });
+  await cluster.startOperator();
+  vms = new VMs(cluster, NAMESPACE);
+});
+
+afterAll(async () => {
+  await bare?.silence();
+  await cluster?.stop();
+});
+
+function ref(name: string): { namespace: string; name: string } {
+  return { namespace: NAMESPACE, name };
+}
+
+/** Makes the namespace's quota or gives it other limits; it refuses from the moment on that the controller-manager has counted. */
+async function quota(hard: Record<string, string>): Promise<void> {
+  const manifest = JSON.stringify({
+    apiVersion: 'v1',
+    kind: 'ResourceQuota',
+    metadata: { name: 'counted', namespace: NAMESPACE },
+    spec: { hard },
+  });
+  await cluster.kubectl(['apply', '-f', '-'], { input: manifest });
+  await waitFor('the quota to be counted', async () => {
+    const { stdout } = await cluster.kubectl([
+      'get',
+      'quota',
+      'counted',
+      '-n',
+      NAMESPACE,
+      '-o',
+      'jsonpath={.status.hard.requests\\.memory}',
+    ]);
+    return stdout === hard['requests.memory'];
+  });
+}
+
+/** Bytes of memory that the quota counts. */
+async function used(): Promise<bigint> {
+  const path = 'jsonpath={.status.used.requests\\.memory}';
+  const { stdout } = await cluster.kubectl(['get', 'quota', 'counted', '-n', NAMESPACE, '-o', path]);
+  return parseQuantity(stdout);
+}
+
+async function waitUntilUsed(memory: bigint): Promise<void> {
+  await waitFor(`the quota to count ${memory} bytes`, async () => (await used()) === memory, AGAIN);
+}
+
+async function runOnBare(name: string, spec: object = {}, told?: { size: boolean }): Promise<void> {
+  await vms.create(name, { placement: { node: 'bare' }, architecture: 'amd64', ...spec });
+  await bare.waitForPod(ref(name));
+  await bare.run(ref(name), told);
+  await vms.waitForPhase(name, 'Running');
+}
+
+function requestsOf(pod: Pod): Record<string, string> {
+  return pod.spec.containers[0]?.resources?.requests ?? {};
+}
+
+function desiredOf(pod: Pod): Desired {
+  return desiredSchema.parse(parseDocument(pod.metadata.annotations?.[DESIRED_ANNOTATION]));
+}
+
+async function waitUntilTold(name: string, size: Partial<Desired>): Promise<void> {
+  await waitFor(`the host to be told ${JSON.stringify(size)}`, async () => {
+    const desired = desiredOf(await vms.pod(name));
+    return Object.entries(size).every(([field, value]) => desired[field as keyof Desired] === value);
+  });
+}
+
+it('a size within the quota is counted there, and the host hears of it; RestartRequired until it has it', async () => {
+  await runOnBare('grows', { cpu: 2, memory: '2Gi' });
+  const report = (cpu: number, memoryBytes: number): Promise<void> =>
+    bare.setPodCondition(ref('grows'), {
+      type: MACHINE_CONDITION,
+      status: 'True',
+      reason: 'Running',
+      message: JSON.stringify({ cpu, memoryBytes }),
+    });
+  await report(2, 2 ** 31);
+  await waitUntilUsed(2176n * MEBIBYTE);
+  await vms.patch('grows', { cpu: 4, memory: '4Gi' });
+  const { message } = await vms.waitForCondition('grows', 'RestartRequired', {
+    status: 'True',
+    reason: 'ResourcesChanged',
+  });
+  expect(message).toBe(
+    'The machine runs with cpu 2, memory 2Gi; cpu 4, memory 4Gi takes effect at the next start',
+  );
+  await waitUntilUsed(4224n * MEBIBYTE);
+  expect(requestsOf(await vms.pod('grows'))).toMatchObject({ cpu: '4', memory: '4224Mi' });
+  await waitUntilTold('grows', { cpu: 4, memoryBytes: 2 ** 32 });
+  await report(4, 2 ** 32);
+  const { status } = await vms.waitForVM(
+    'grows',
+    'RestartRequired to be gone',
+    (vm) => conditionOf(vm, 'RestartRequired') === undefined,
+  );
+  expect(status?.resources).toMatchObject({ cpu: 4, memory: '4Gi' });
+});
+
+it("a size past the quota is refused in the server's words, the host never hears of it, and it comes once there is room", async () => {
+  await vms.patch('grows', { memory: '16Gi', powerState: 'Stopped' });
+  const { message } = await vms.waitForCondition('grows', 'RestartRequired', {
+    status: 'True',
+    reason: 'ResizeRefused',
+  });
+  expect(message).toContain('keeps cpu 4, memory 4Gi at every start, because cpu 4, memory 16Gi was refused');
+  expect(message).toContain('exceeded quota: counted');
+  expect(message).toContain('limited: requests.memory=6Gi');
+  // What else was asked of the VM is done.
+  await waitUntilTold('grows', { power: 'Stopped', memoryBytes: 2 ** 32 });
+  expect(requestsOf(await vms.pod('grows'))).toMatchObject({ memory: '4224Mi' });
+  expect(await used()).toBe(4224n * MEBIBYTE);
+  await quota({ ...QUOTA, 'requests.memory': '20Gi' });
+  await waitFor(
+    'the size to be taken',
+    async () => requestsOf(await vms.pod('grows'))['memory'] === '16512Mi',
+    AGAIN,
+  );
+  await waitUntilTold('grows', { memoryBytes: 2 ** 34 });
+  await vms.delete('grows');
+  await bare.end(ref('grows'));
+  await vms.waitUntilGone('grows');
+});
+
+it('a size that no host of its kind has is refused in the words of the server', async () => {
+  await quota({ ...QUOTA, 'requests.memory': '4Ti' });
+  await runOnBare('vast', { cpu: 2, memory: '2Gi' });
+  await vms.patch('vast', { memory: '640Gi' });
+  const { message } = await vms.waitForCondition('vast', 'RestartRequired', { reason: 'ResizeRefused' });
+  expect(message).toContain("node didn't have enough allocatable resources: memory");
+});
+
+it('a host whose agent says nothing of cpu and memory gets no other size', async () => {
+  await runOnBare('old', { cpu: 2, memory: '2Gi' }, { size: false });
+  await vms.patch('old', { cpu: 3 });
+  const { message } = await vms.waitForCondition('old', 'RestartRequired', { reason: 'ResizeRefused' });
+  expect(message).toContain('Pod running on node without support for resize');
+  expect(desiredOf(await vms.pod('old')).cpu).toBe(2);
+});
+
+it('what the host itself has no room for says so, in its words', async () => {
+  await runOnBare('crowded', { cpu: 2, memory: '2Gi' });
+  const pending = (reason: string, message: string): Promise<void> =>
+    bare.setPodCondition(ref('crowded'), { type: 'PodResizePending', status: 'True', reason, message });
+  await vms.patch('crowded', { cpu: 3 });
+  await waitUntilTold('crowded', { cpu: 3 });
+  await pending('Deferred', '3000m cpu wanted, 500m of 8000m left');
+  const deferred = await vms.waitForCondition('crowded', 'RestartRequired', { reason: 'ResizeDeferred' });
+  expect(deferred.message).toContain('3000m cpu wanted, 500m of 8000m left');
+  await pending('Infeasible', '3000m cpu wanted, 2000m of 2000m left');
+  await vms.waitForCondition('crowded', 'RestartRequired', { reason: 'ResizeRefused' });
+});
+
+it('a simulated host takes another size at once, so that a smaller one gives its room back', async () => {
+  await quota({ ...QUOTA, 'requests.memory': '4Ti' });
+  const before = await used();
+  await vms.create('simulated', { architecture: 'arm64', memory: '8Gi' });
+  await vms.waitForPhase('simulated', 'Running');
+  await waitUntilUsed(before + 8320n * MEBIBYTE);
+  await vms.patch('simulated', { memory: '1Gi' });
+  await waitUntilUsed(before + 1152n * MEBIBYTE);
+  const { status } = await vms.pod('simulated');
+  expect(status?.containerStatuses?.[0]).toMatchObject({
+    state: { running: {} },
+    allocatedResources: { memory: '1152Mi' },
+    resources: { requests: { memory: '1152Mi' } },
+  });
+});
