@@ -22,6 +22,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     ...config.images,
     clusterCIDRs: config.clusterCIDRs,
     ownAddresses: [config.address],
+    reader: users?.reader,
     metrics,
     logger: logger.child({ part: 'images' }),
   });
@@ -36,6 +37,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       dataDirectory,
       architecture,
       logger: log,
+      readers: users?.reader.gid,
       ownRoot: machineRoot,
     }),
     images,

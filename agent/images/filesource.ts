@@ -7,6 +7,7 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { z } from 'zod';
 import { isMissing } from '../errors.ts';
+import type { RunAs } from '../machines/users.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { Flights } from './flight.ts';
 import { inspectImage } from './inspect.ts';
@@ -32,12 +33,14 @@ export interface FileRequest extends Pick<EnsureOptions, 'signal' | 'onProgress'
 export class FileSource {
   readonly #catalog: Catalog;
   readonly #file: string;
+  readonly #reader: RunAs | undefined;
   readonly #flights = new Flights<string>();
   #digests = new Map<string, string>();
 
-  /** `folder`: of the store. */
-  constructor(catalog: Catalog, folder: string) {
+  /** `folder`: of the store. `reader`: who reads the files, where the agent is root. */
+  constructor(catalog: Catalog, folder: string, reader: RunAs | undefined) {
     this.#catalog = catalog;
+    this.#reader = reader;
     this.#file = join(folder, 'shared.json');
   }
 
@@ -53,7 +56,7 @@ export class FileSource {
   async ensure(request: FileRequest): Promise<Stored> {
     const { path, roots, format, architecture } = request;
     const real = await resolveBelowRoots(path, roots);
-    const inspected = await inspectImage(real, format);
+    const inspected = await inspectImage(real, format, this.#reader);
     const { result: hex } = await this.#flights.join(real, request, (signal) => this.#digest(real, signal));
     if (request.sha256 !== undefined && hex !== request.sha256.toLowerCase()) {
       throw new ImageError('DigestMismatch', `${path} has sha256 ${hex}, expected ${request.sha256}`);

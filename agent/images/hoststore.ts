@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import type { RunAs } from '../machines/users.ts';
 import { Access } from './access.ts';
 import { Addresses } from './addresses.ts';
 import { type Asked, Catalog, type Stored } from './catalog.ts';
@@ -38,6 +39,8 @@ export interface HostImageStoreOptions extends SpaceLimits {
   sharedRoots: readonly string[];
   /** Where the cluster keeps images of its own, when it does so in a folder. */
   storageFolder?: string | undefined;
+  /** Who reads images that strangers made, where the agent is root. */
+  reader?: RunAs | undefined;
   /** Fetch also from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;
   /** Networks of the cluster's Pods and Services: nothing is fetched from there but by registries that have settings. */
@@ -73,19 +76,19 @@ export class HostImageStore implements ImageStore {
       used: () => space.used(),
       images: () => catalog.all().length,
     });
-    const making = new Making({ layout, catalog, space, metrics });
+    const making = new Making({ layout, catalog, space, metrics, reader: options.reader });
     this.#catalog = catalog;
     this.#space = space;
     this.registries = new Registries({ registries, ...rules });
     const access = new Access(this.registries, options.clock);
     this.#registrySource = new RegistrySource({ catalog, making, access, metrics });
     this.#httpSource = new HttpSource({ catalog, making, metrics, addresses: new Addresses(rules), logger });
-    this.#fileSource = new FileSource(catalog, layout.root);
+    this.#fileSource = new FileSource(catalog, layout.root, options.reader);
   }
 
   /** Finds what is there; what an earlier agent did not finish is taken up when it is asked for again. */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
-    const layout = new Layout(options.dataDirectory);
+    const layout = new Layout(options.dataDirectory, options.reader?.gid);
     await layout.prepare();
     const store = new HostImageStore(options, layout);
     await store.#catalog.load();
@@ -107,7 +110,7 @@ export class HostImageStore implements ImageStore {
       const { format = 'Auto' } = options;
       // The same file may be asked for with another word on its format; what is qcow2 was found to be so by its content.
       const isSure = format === 'Auto' && base.format === 'qcow2';
-      const inspected = isSure ? {} : await inspectImage(base.path, format);
+      const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);
       return { ...base, ...inspected };
     } catch (error) {

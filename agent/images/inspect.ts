@@ -1,44 +1,54 @@
 /** What a disk image from a stranger is, and whether it may be used. */
-import { execFile } from 'node:child_process';
-import { open } from 'node:fs/promises';
+import { type FileHandle, open } from 'node:fs/promises';
 import { z } from 'zod';
+import { readQcow2 } from '../disks/qcow2.ts';
+import { fileName, qemuImg, QemuImgError } from '../disks/qemuimg.ts';
+import type { RunAs } from '../machines/users.ts';
 import { type DiskFormat, ImageError, type ImageFormat } from './store.ts';
 
 /** "QFI\xfb". A raw disk that a guest filled with it would be read as qcow2, and then be refused or be what it says. */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const SECTOR_BYTES = 512;
-/** Far beyond any disk of a desktop system; a header may claim 2^63. */
-const VIRTUAL_SIZE_LIMIT_BYTES = 64 * 1024 ** 4;
-/** Reads a header: milliseconds. A hostile one may try to make it take for ever. */
-const INFO_TIMEOUT_MILLISECONDS = 10_000;
-/** The address space of qemu-img: 40 MiB are its own, and the tables of a header are bounded by QEMU. */
-const INFO_ADDRESS_SPACE_BYTES = 1024 * 1024 * 1024;
-const OUTPUT_LIMIT_BYTES = 1024 * 1024;
+/** qemu-img reads a header: milliseconds. A hostile one may try to make it take for ever. */
+const INFO_LIMITS = { timeoutMilliseconds: 10_000, addressSpaceBytes: 1024 ** 3 };
+const READABLE_BY_OTHERS = 0o004;
+const READABLE_BY_GROUP = 0o040;
 
+/** What qemu-img found beside what our own reading of the header allows: nothing. */
 const infoSchema = z.object({
   'virtual-size': z.number(),
-  'backing-filename': z.string().optional(),
-  'full-backing-filename': z.string().optional(),
-  encrypted: z.boolean().optional(),
-  snapshots: z.array(z.unknown()).optional(),
+  'backing-filename': z.never().optional(),
+  'full-backing-filename': z.never().optional(),
+  encrypted: z.literal(false).optional(),
+  snapshots: z.array(z.unknown()).max(0).optional(),
   'format-specific': z
     .object({
-      data: z.object({ 'data-file': z.string().optional(), corrupt: z.boolean().optional() }).optional(),
+      data: z.object({ 'data-file': z.never().optional(), corrupt: z.literal(false).optional() }).optional(),
     })
     .optional(),
 });
-type Info = z.infer<typeof infoSchema>;
 
 export interface InspectedImage {
   format: DiskFormat;
   virtualSizeBytes: number;
 }
 
-/** `expected`: what the Image says its format is. Throws {@link ImageError} `ImageInvalid` with the reason. */
-export async function inspectImage(path: string, expected: ImageFormat = 'Auto'): Promise<InspectedImage> {
-  const { isQcow2, size } = await header(path);
-  if (expected === 'QCOW2' && !isQcow2) throw new ImageError('ImageInvalid', 'the image is not qcow2');
-  if (!isQcow2 || expected === 'Raw') {
+/**
+ * `expected`: what the Image says its format is. `reader`: who reads it, where the agent is root. Throws
+ * {@link ImageError} `ImageInvalid` with the reason.
+ */
+export async function inspectImage(
+  path: string,
+  expected: ImageFormat = 'Auto',
+  reader?: RunAs,
+): Promise<InspectedImage> {
+  const file = await open(path, 'r');
+  try {
+    const { isQcow2, size } = await beginning(file);
+    if (expected === 'QCOW2' && !isQcow2) throw new ImageError('ImageInvalid', 'the image is not qcow2');
+    if (isQcow2 && expected !== 'Raw') {
+      return { format: 'qcow2', virtualSizeBytes: await virtualSizeOf({ file, path }, reader) };
+    }
     if (size === 0 || size % SECTOR_BYTES !== 0) {
       throw new ImageError(
         'ImageInvalid',
@@ -46,65 +56,69 @@ export async function inspectImage(path: string, expected: ImageFormat = 'Auto')
       );
     }
     return { format: 'raw', virtualSizeBytes: size };
-  }
-  const info = await qcow2Info(path);
-  const refusal = refusalOf(info);
-  if (refusal !== undefined) throw new ImageError('ImageInvalid', `the qcow2 image ${refusal}`);
-  return { format: 'qcow2', virtualSizeBytes: info['virtual-size'] };
-}
-
-/** Anything by which the image would read another file, or bring more than a disk. */
-function refusalOf(info: Info): string | undefined {
-  const data = info['format-specific']?.data ?? {};
-  const refusals: [unknown, string][] = [
-    [info['backing-filename'], `names a backing file (${info['backing-filename']})`],
-    [info['full-backing-filename'], `names a backing file (${info['full-backing-filename']})`],
-    [data['data-file'], `names a data file (${data['data-file']})`],
-    [info.encrypted, 'is encrypted'],
-    [info.snapshots?.length, 'holds snapshots'],
-    [data.corrupt, 'is marked as corrupt'],
-    [info['virtual-size'] > VIRTUAL_SIZE_LIMIT_BYTES, `claims ${info['virtual-size']} bytes`],
-  ];
-  // An empty name is a name.
-  return refusals.find(([found]) => found !== undefined && found !== false && found !== 0)?.[1];
-}
-
-async function header(path: string): Promise<{ isQcow2: boolean; size: number }> {
-  const file = await open(path, 'r');
-  try {
-    const { buffer, bytesRead } = await file.read(Buffer.alloc(QCOW2_MAGIC.length), 0, QCOW2_MAGIC.length, 0);
-    const { size } = await file.stat();
-    return { isQcow2: bytesRead === QCOW2_MAGIC.length && buffer.equals(QCOW2_MAGIC), size };
   } finally {
     await file.close();
   }
 }
 
-/** Opens the file alone: with the format said, info follows nothing that the image names. */
-async function qcow2Info(path: string): Promise<Info> {
-  const parameters = ['info', '-U', '-f', 'qcow2', '--output=json', path];
-  const [program, ...rest] =
-    process.platform === 'linux'
-      ? ['prlimit', `--as=${INFO_ADDRESS_SPACE_BYTES}`, 'qemu-img', ...parameters]
-      : ['qemu-img', ...parameters];
-  const output = await new Promise<string>((resolve, reject) => {
-    execFile(
-      program ?? 'qemu-img',
-      rest,
-      {
-        timeout: INFO_TIMEOUT_MILLISECONDS,
-        killSignal: 'SIGKILL',
-        maxBuffer: OUTPUT_LIMIT_BYTES,
-        env: { PATH: process.env['PATH'], LC_ALL: 'C' },
-      },
-      (error, stdout, stderr) => {
-        if (error === null) resolve(stdout);
-        else
-          reject(
-            new ImageError('ImageInvalid', `not a usable qcow2 image: ${stderr.trim() || error.message}`),
-          );
-      },
+async function beginning(file: FileHandle): Promise<{ isQcow2: boolean; size: number }> {
+  const { buffer, bytesRead } = await file.read(Buffer.alloc(QCOW2_MAGIC.length), 0, QCOW2_MAGIC.length, 0);
+  const { size } = await file.stat();
+  return { isQcow2: bytesRead === QCOW2_MAGIC.length && buffer.equals(QCOW2_MAGIC), size };
+}
+
+/** By our own reading of the header, and by qemu-img's, which is given a file that passed ours, and no other. */
+async function virtualSizeOf(
+  { file, path }: { file: FileHandle; path: string },
+  reader: RunAs | undefined,
+): Promise<number> {
+  const verdict = await readQcow2(file);
+  if ('refusal' in verdict) {
+    throw new ImageError('ImageInvalid', `the qcow2 image ${verdict.refusal}`);
+  }
+  if (reader !== undefined) await requireReadable({ file, path }, reader);
+  const named = reader === undefined ? { name: path } : { name: fileName(0), as: reader, files: [file] };
+  const info = await infoOf(named);
+  if (info['virtual-size'] !== verdict.virtualSizeBytes) {
+    throw new ImageError(
+      'ImageInvalid',
+      `the qcow2 image claims ${verdict.virtualSizeBytes} bytes, and has others`,
     );
-  });
-  return infoSchema.parse(JSON.parse(output));
+  }
+  return verdict.virtualSizeBytes;
+}
+
+async function infoOf({
+  name,
+  ...options
+}: {
+  name: string;
+  as?: RunAs;
+  files?: FileHandle[];
+}): Promise<z.infer<typeof infoSchema>> {
+  try {
+    // With the format said, it follows nothing that the image names.
+    const parameters = ['-U', '-f', 'qcow2', '--output=json', name];
+    return infoSchema.parse(
+      JSON.parse(await qemuImg(['info', ...parameters], { ...INFO_LIMITS, ...options })),
+    );
+  } catch (error) {
+    if (!(error instanceof QemuImgError || error instanceof z.ZodError)) throw error;
+    throw new ImageError('ImageInvalid', `not a usable qcow2 image: ${error.message}`, { cause: error });
+  }
+}
+
+/** Files of an administrator may be kept from everybody; whoever reads them for us is not the administrator. */
+async function requireReadable(
+  { file, path }: { file: FileHandle; path: string },
+  { uid, gid }: RunAs,
+): Promise<void> {
+  const { mode, uid: owner, gid: group } = await file.stat();
+  const isReadable = (mode & READABLE_BY_OTHERS) !== 0 || ((mode & READABLE_BY_GROUP) !== 0 && group === gid);
+  if (!isReadable && owner !== uid) {
+    throw new ImageError(
+      'ImageInvalid',
+      `${path} may be read by root only: let everybody read it, or the group ${gid} (machines.users)`,
+    );
+  }
 }

@@ -9,7 +9,19 @@
  */
 import { createHash, randomUUID } from 'node:crypto';
 import { existsSync, renameSync } from 'node:fs';
-import { chmod, mkdir, open, readdir, readFile, rename, rm, stat, utimes, writeFile } from 'node:fs/promises';
+import {
+  chmod,
+  chown,
+  mkdir,
+  open,
+  readdir,
+  readFile,
+  rename,
+  rm,
+  stat,
+  utimes,
+  writeFile,
+} from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { z } from 'zod';
 import { allocatedBytes } from './allocated.ts';
@@ -26,9 +38,10 @@ const DISK = 'disk';
 const METADATA = 'image.json';
 /** What belongs to a finished image; anything else in its folder is a trace of its making. */
 const KEPT = new Set([DISK, METADATA, 'chunks.json', 'nvram.bin']);
-/** Disks of strangers: hypervisors open them before they give up their rights. */
+/** Disks of strangers: hypervisors open them before they give up their rights, other programs are given them open. */
 const FOLDER_MODE = 0o700;
-const DISK_MODE = 0o444;
+const DISK_MODE = 0o440;
+const UNFINISHED_DISK_MODE = 0o640;
 
 const metadataSchema = z.object({
   version: z.literal(1),
@@ -77,9 +90,12 @@ function hash(text: string): string {
 
 export class Layout {
   readonly root: string;
+  readonly #readers: number | undefined;
 
-  constructor(dataDirectory: string) {
+  /** `readers`: the group that may read images, where the agent is root. */
+  constructor(dataDirectory: string, readers?: number) {
     this.root = join(dataDirectory, 'images');
+    this.#readers = readers;
   }
 
   /** Makes the folders and empties the trash. */
@@ -149,6 +165,12 @@ export class Layout {
     } catch (error) {
       if (!isMissing(error)) throw error;
     }
+  }
+
+  /** To those who are to look at it; a fetch that is cut off here is gone on with later. */
+  async letRead(disk: string): Promise<void> {
+    await chmod(disk, UNFINISHED_DISK_MODE);
+    if (this.#readers !== undefined) await chown(disk, 0, this.#readers);
   }
 
   /** A fetch whose disk is whole becomes an image; all but its place. */

@@ -1,5 +1,6 @@
 /** From something to fetch to an image in the store: with room for it, taken up where it was cut, checked, then given its place. */
 import { isDiskFull } from '../errors.ts';
+import type { RunAs } from '../machines/users.ts';
 import { allocatedBytes } from './allocated.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import type { PullTarget } from './formats/format.ts';
@@ -29,12 +30,20 @@ export class Making {
   readonly #catalog: Catalog;
   readonly #space: Space;
   readonly #metrics: ImageMetrics;
+  readonly #reader: RunAs | undefined;
 
-  constructor(parts: { layout: Layout; catalog: Catalog; space: Space; metrics: ImageMetrics }) {
+  constructor(parts: {
+    layout: Layout;
+    catalog: Catalog;
+    space: Space;
+    metrics: ImageMetrics;
+    reader: RunAs | undefined;
+  }) {
     this.#layout = parts.layout;
     this.#catalog = parts.catalog;
     this.#space = parts.space;
     this.#metrics = parts.metrics;
+    this.#reader = parts.reader;
   }
 
   async make(job: Job, signal: AbortSignal): Promise<Stored> {
@@ -60,7 +69,8 @@ export class Making {
       await this.#layout.beginPartial(target.folder);
       await job.run(target, watched);
     });
-    const inspected = await inspectImage(target.disk, job.format);
+    await this.#layout.letRead(target.disk);
+    const inspected = await inspectImage(target.disk, job.format, this.#reader);
     const sizeBytes = await allocatedBytes(target.disk);
     const made = { version: 1 as const, ...job.metadata, ...inspected, urls: [], entries: [] };
     const metadata = { ...made, sizeBytes };

@@ -1,9 +1,8 @@
 /** Where disks go from this host: to registries as Berth's own artifact, or into the cluster's storage folder. */
-import { execFile } from 'node:child_process';
 import { chmod, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
-import { promisify } from 'node:util';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
+import { qemuImg } from '../disks/qemuimg.ts';
 import { ask } from './access.ts';
 import { allocatedBytes } from './allocated.ts';
 import { publishDisk } from './formats/publish.ts';
@@ -14,9 +13,6 @@ import type { Repository } from './registry/types.ts';
 import { fileDigest } from './sharedfile.ts';
 import { ImageError } from './store.ts';
 
-const execute = promisify(execFile);
-
-const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 /** Of manifests in the cluster's image storage: the place that the version was made for. */
 const VERSION_ANNOTATION = 'dev.berth.storage.version';
 
@@ -127,7 +123,8 @@ export class Publisher {
     const partial = partialOf(file);
     await mkdir(dirname(file), { recursive: true });
     try {
-      await convert(disk.path, partial, signal);
+      // A raw disk says nothing of itself that could be followed.
+      await qemuImg(['convert', '-f', 'raw', '-O', 'qcow2', disk.path, partial], { signal });
       await chmod(partial, 0o444);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
       const storageBytes = await allocatedBytes(partial);
@@ -164,13 +161,4 @@ export class Publisher {
 
 function partialOf(file: string): string {
   return `${file}.partial`;
-}
-
-async function convert(raw: string, qcow2: string, signal: AbortSignal): Promise<void> {
-  await execute('qemu-img', ['convert', '-f', 'raw', '-O', 'qcow2', raw, qcow2], {
-    signal,
-    killSignal: 'SIGKILL',
-    maxBuffer: OUTPUT_LIMIT_BYTES,
-    env: { PATH: process.env['PATH'], LC_ALL: 'C' },
-  });
 }

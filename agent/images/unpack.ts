@@ -5,10 +5,10 @@ import { open } from 'node:fs/promises';
 import type { Readable } from 'node:stream';
 import { finished, pipeline } from 'node:stream/promises';
 import { promisify } from 'node:util';
-import { createGunzip, createZstdDecompress } from 'node:zlib';
+import { createGunzip } from 'node:zlib';
 import { codeOf, isMissing } from '../errors.ts';
 import { writeSparse } from './formats/sparse.ts';
-import { ZstdFrames } from './formats/zstdframes.ts';
+import { zstdDecoder, ZstdFrames } from './formats/zstdframes.ts';
 import { ImageError } from './store.ts';
 
 type Compression = 'gzip' | 'xz' | 'zstd';
@@ -68,7 +68,7 @@ export async function unpack(
       if (compression === 'gzip') {
         await pipeline(content, createGunzip({ chunkSize: PIECE_BYTES }), write, { signal });
       } else {
-        const decoder = createZstdDecompress({ chunkSize: PIECE_BYTES });
+        const decoder = zstdDecoder(PIECE_BYTES);
         await pipeline(content, new ZstdFrames(), decoder, write, { signal });
       }
     }

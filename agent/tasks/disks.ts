@@ -4,10 +4,11 @@ import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Driver } from '../drivers/driver.ts';
-import { convertToRaw } from '../drivers/qemu/convert.ts';
+import { convertToRaw } from '../disks/convert.ts';
 import { allocatedBytes } from '../images/allocated.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { FILES } from '../machines/folder.ts';
+import type { MachineUsers } from '../machines/users.ts';
 import { type BaseImage, ImageError, type ImageStore } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';
 
@@ -25,6 +26,8 @@ export interface DiskHost {
   images: ImageStore;
   publisher: Publisher;
   driver: Driver;
+  /** Undefined where the agent is not root. */
+  users?: MachineUsers | undefined;
   /** This host's machines, with what each was made from. */
   machines: () => readonly MachineOnHost[];
   machinesDirectory: string;
@@ -55,8 +58,9 @@ export async function withImage(
   // A compressed one needs more: then what is free is watched.
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('unpacking the image');
-    const name = `berth-task-${context.uid}`;
-    await convertToRaw(source, path, { ...options.copying, folder: context.folder, name });
+    const mark = `berth-task-${context.uid}`;
+    const as = host.users?.reader;
+    await convertToRaw(source, path, { ...options.copying, folder: context.folder, mark, as });
     return await use({ ...disk, path }, options.publishing);
   });
 }

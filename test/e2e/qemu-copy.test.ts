@@ -101,7 +101,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
 
   /** The process that reads the disk for the copy under way. */
   async function reader(): Promise<ProcessIdentity | undefined> {
-    return await findByArgument(`berth-copy-${uid}`);
+    return await findByArgument(`throttle-group,id=berth-copy-${uid}`);
   }
 
   async function freezes(): Promise<string[]> {

@@ -1,13 +1,10 @@
 /** Images that break the rules of their layout, in a real registry: each is refused with what is wrong, and leaves no disk. */
-import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
 import { gzipSync, zstdCompressSync } from 'node:zlib';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { publishDisk } from '../../agent/images/formats/publish.ts';
-import { inspectImage } from '../../agent/images/inspect.ts';
 import type { Manifest, Repository } from '../../agent/images/registry/types.ts';
 import type { ImageErrorReason } from '../../agent/images/store.ts';
 import { lz4Stream } from '../support/lz4.ts';
@@ -23,7 +20,6 @@ import {
   writeRawDisk,
 } from '../support/vmimages.ts';
 
-const run = promisify(execFile);
 const MIB = 1024 * 1024;
 const { signal } = new AbortController();
 
@@ -91,17 +87,6 @@ describe('a container image', () => {
   });
 
   it.each([
-    ['of 10 GB of zeros', { ...file, content: Buffer.alloc(0), size: 10e9 }],
-    ['beside its disk', { name: 'etc/x', size: 10e9 }],
-  ])('that is a bomb %s', async (_what, item) => {
-    const head = gzipSync(tarOf([item]).subarray(0, 512));
-    const zeros = gzipSync(Buffer.alloc(64 * MIB));
-    const bomb = Buffer.concat([head, ...Array<Buffer>(150).fill(zeros)]);
-    const tag = await pushed(containerImage([bomb], 'gzip'));
-    await expectRefused(tag, 'ImageInvalid', 'expands to more than 8589934592 bytes');
-  });
-
-  it.each([
     ['zstd' as const, (tar: Buffer) => zstdCompressSync(tar).subarray(0, -5), 'zstd content is broken'],
     ['gzip' as const, (tar: Buffer) => gzipSync(tar).subarray(0, -5), 'gzip content of the layer is broken'],
     ['gzip' as const, (tar: Buffer) => zstdCompressSync(tar), 'gzip content of the layer is broken'],
@@ -137,26 +122,6 @@ describe('a container image', () => {
     await expectRefused(tag, 'DigestMismatch', sha256(wrong));
     await writeFile(blob, layer);
     await expectDisk(tag);
-  });
-
-  it('with a qcow2 file that names another is left to the inspection', async () => {
-    const qcow2 = join(folder, 'overlay.qcow2');
-    await run('qemu-img', [
-      'create',
-      '-q',
-      '-f',
-      'qcow2',
-      '-u',
-      '-b',
-      '/etc/passwd',
-      '-F',
-      'raw',
-      qcow2,
-      '1M',
-    ]);
-    const tag = await pushed(containerImage([tarOf([{ ...file, content: await readFile(qcow2) }])]));
-    const pulled = await pull(repository, { folder: join(folder, 'pull'), tag });
-    await expect(inspectImage(pulled.disk)).rejects.toThrow('names a backing file (/etc/passwd)');
   });
 
   it.each([

@@ -11,6 +11,8 @@ export interface MachineContext {
   ownRoot: OwnRoot | undefined;
   /** QEMU gives up root once everything is opened. */
   isRoot: boolean;
+  /** The group that may read images; programs that read a machine's disk have it. */
+  readers: number | undefined;
   changed: (uid: string) => void;
   /** Begins to keep the console of a machine that runs. */
   tail: (folder: MachineFolder) => void;

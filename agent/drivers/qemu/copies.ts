@@ -1,6 +1,8 @@
 /** Copies of one machine's disk, and the order in which they and the machine's other steps go. */
 import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
+import { convertToRaw } from '../../disks/convert.ts';
+import { markArgument } from '../../disks/qemuimg.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, killForCertain } from '../../machines/process.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';
@@ -14,9 +16,8 @@ import {
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
-import { convertToRaw } from './convert.ts';
 import { readCopyNote, removeCopyNote, writeCopyNote } from './copynote.ts';
-import { requireOwnData } from './disk.ts';
+import { diskReader, requireOwnData } from './disk.ts';
 import { thaw, whileFrozen } from './guestagent.ts';
 import type { Machine } from './machine.ts';
 import {
@@ -180,7 +181,8 @@ export class DiskCopies {
     if (problems.length > 0) logger.warn({ uid, problems }, 'file systems not frozen for a copy in order');
     const source = await serveSnapshot(qmp);
     onProgress(0);
-    await convertToRaw(source, target, { folder: path, name: processName(uid), signal, onProgress });
+    const as = runAs && { ...runAs, gid: this.#context.readers ?? runAs.gid };
+    await convertToRaw(source, target, { folder: path, mark: markOf(uid), as, signal, onProgress });
     return frozen ? 'FileSystem' : 'Crash';
   }
 
@@ -192,7 +194,10 @@ export class DiskCopies {
     const { path, uid } = this.#folder;
     await requireOwnData(join(path, FILES.disk));
     onProgress(0);
-    await convertToRaw(diskNode(file), target, { folder: path, name: processName(uid), signal, onProgress });
+    const { isRoot, readers } = this.#context;
+    const owner = await diskReader(path, isRoot);
+    const as = owner && { ...owner, gid: readers ?? owner.gid };
+    await convertToRaw(diskNode(file), target, { folder: path, mark: markOf(uid), as, signal, onProgress });
     const lostPower = state.kind === 'suspended' || (state.kind === 'exited' && state.reason === 'Crashed');
     return lostPower ? 'Crash' : 'Stopped';
   }
@@ -210,7 +215,7 @@ export class DiskCopies {
     const { path, uid } = this.#folder;
     const note = await readCopyNote(path);
     if (note !== undefined) {
-      const reader = await findByArgument(processName(uid));
+      const reader = await findByArgument(markArgument(markOf(uid)));
       if (reader !== undefined) await killForCertain(reader);
       if (note.target !== undefined) await rm(note.target, { force: true });
       const qmp = await this.#machine.connect();
@@ -236,6 +241,6 @@ export class DiskCopies {
 }
 
 /** Of the process that reads the disk of a machine. */
-function processName(uid: string): string {
+function markOf(uid: string): string {
   return `berth-copy-${uid}`;
 }

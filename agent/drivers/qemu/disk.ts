@@ -1,22 +1,16 @@
-/** qemu-img, with the format always said by us, and held to limits: it reads files that strangers made. */
-import { execFile } from 'node:child_process';
-import { chmod, lchown, open } from 'node:fs/promises';
+/** A machine's disk: made, grown, given to its user, and looked at before anybody reads it. */
+import { chmod, lchown, lstat, open } from 'node:fs/promises';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
+import { readQcow2 } from '../../disks/qcow2.ts';
+import { closeAll, openNode, qemuImg } from '../../disks/qemuimg.ts';
 import { isMissing } from '../../errors.ts';
 import { FILES } from '../../machines/folder.ts';
-import type { RunAs } from '../../machines/users.ts';
+import { type RunAs, SHARED_RUN_AS } from '../../machines/users.ts';
 import { StartError } from '../driver.ts';
 
-const execute = promisify(execFile);
-
 /** A new or grown qcow2 is metadata only: some 14 ms for 100 GiB. */
-const METADATA_TIMEOUT_MILLISECONDS = 30_000;
-const OUTPUT_LIMIT_BYTES = 1024 * 1024;
+const LIMITS = { timeoutMilliseconds: 30_000 };
 const COPY_BYTES = 1024 * 1024;
-/** The fields up to the incompatible features (from version 3 on), of which bit 2 says that the data lie in another file. */
-const QCOW2_HEADER_BYTES = 80;
-const QCOW2_DATA_FILE = 1 << 2;
 
 /** A qcow2 at `path` that shows `base` and keeps what is written to it. */
 export async function createOverlay(
@@ -25,16 +19,39 @@ export async function createOverlay(
   sizeBytes: number,
 ): Promise<void> {
   // -u: the base was checked when it came into the store, and its size is given.
-  const parameters = ['create', '-q', '-u', '-f', 'qcow2', '-F', base.format, '-b', base.path, path];
-  await qemuImg([...parameters, String(sizeBytes)]);
+  const overlay = ['-u', '-F', base.format, '-b', base.path, path, String(sizeBytes)];
+  await qemuImg(['create', '-q', '-f', 'qcow2', ...overlay], LIMITS);
 }
 
 export async function createBlank(path: string, sizeBytes: number): Promise<void> {
-  await qemuImg(['create', '-q', '-f', 'qcow2', path, String(sizeBytes)]);
+  await qemuImg(['create', '-q', '-f', 'qcow2', path, String(sizeBytes)], LIMITS);
 }
 
-export async function growDisk(path: string, sizeBytes: number): Promise<void> {
-  await qemuImg(['resize', '-q', '-f', 'qcow2', path, String(sizeBytes)]);
+/** Its header was written by a hypervisor: a name of a backing file in it is not followed. Throws as {@link requireOwnData} does. */
+export async function growDisk(
+  folder: string,
+  node: Record<string, unknown>,
+  { sizeBytes, as }: { sizeBytes: number; as: RunAs | undefined },
+): Promise<void> {
+  await requireOwnData(join(folder, FILES.disk));
+  const alone = { ...node, backing: null };
+  const opened = as === undefined ? { node: alone, files: [] } : await openNode(alone, folder, 'r+');
+  const { files } = opened;
+  try {
+    const image = `json:${JSON.stringify(opened.node)}`;
+    await qemuImg(['resize', '-q', image, String(sizeBytes)], { ...LIMITS, as, files, folder });
+  } finally {
+    await closeAll(files);
+  }
+}
+
+/** Who reads a machine's disk, where the agent is root: the machine's own user, also for a disk that an agent made before there were any. */
+export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs | undefined> {
+  if (!isRoot) return undefined;
+  const { uid, gid } = await lstat(join(folder, FILES.disk));
+  if (uid !== 0) return { uid, gid };
+  await giveDisk(folder, SHARED_RUN_AS);
+  return SHARED_RUN_AS;
 }
 
 /** What a machine writes to is its own user's and nobody else's; also what an earlier agent made for another user. */
@@ -74,8 +91,8 @@ export async function copySparse(from: string, to: string): Promise<void> {
 
 /**
  * A machine's disk was written by its hypervisor, which a guest may have taken over. Throws {@link StartError} when its
- * header would make a reader, who still has our rights, open another file for the data. The backing file it names is of
- * no account, readers are given ours; what is missing or no qcow2 they refuse themselves.
+ * header would make a reader open another file for the data, or is none that QEMU writes. The backing file it names is
+ * of no account, readers are given ours; what is missing they refuse themselves.
  */
 export async function requireOwnData(path: string): Promise<void> {
   let file: Awaited<ReturnType<typeof open>>;
@@ -86,20 +103,11 @@ export async function requireOwnData(path: string): Promise<void> {
     throw error;
   }
   try {
-    const { buffer } = await file.read(Buffer.alloc(QCOW2_HEADER_BYTES), 0, QCOW2_HEADER_BYTES, 0);
-    if (buffer.readUInt32BE(4) >= 3 && (buffer.readUInt32BE(76) & QCOW2_DATA_FILE) !== 0) {
-      throw new StartError('DiskInvalid', 'the disk of the machine names a data file');
+    const verdict = await readQcow2(file, { backingIgnored: true });
+    if ('refusal' in verdict) {
+      throw new StartError('DiskInvalid', `the disk of the machine ${verdict.refusal}`);
     }
   } finally {
     await file.close();
   }
-}
-
-async function qemuImg(parameters: string[]): Promise<void> {
-  await execute('qemu-img', parameters, {
-    timeout: METADATA_TIMEOUT_MILLISECONDS,
-    killSignal: 'SIGKILL',
-    maxBuffer: OUTPUT_LIMIT_BYTES,
-    env: { PATH: process.env['PATH'], LC_ALL: 'C' },
-  });
 }

@@ -26,9 +26,10 @@ import {
   type MachineState,
   StartError,
 } from '../driver.ts';
+import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { DiskCopies } from './copies.ts';
-import { copySparse, createBlank, createOverlay, growDisk } from './disk.ts';
+import { copySparse, createBlank, createOverlay, diskReader, giveDisk, growDisk } from './disk.ts';
 import { Machine } from './machine.ts';
 import type { Platform } from './platform.ts';
 import type { StopOptions } from './power.ts';
@@ -42,6 +43,8 @@ export interface QemuDriverOptions {
   architecture?: 'amd64' | 'arm64' | undefined;
   /** For machines that are to outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;
+  /** The group that may read images, where the agent is root. */
+  readers?: number | undefined;
 }
 
 export class QemuDriver implements Driver {
@@ -67,6 +70,7 @@ export class QemuDriver implements Driver {
       cgroups: new CgroupTree(options.logger),
       ownRoot: options.ownRoot,
       isRoot: process.getuid?.() === 0,
+      readers: options.readers,
       changed: (uid) => {
         for (const handler of this.#handlers) handler(uid);
       },
@@ -90,6 +94,8 @@ export class QemuDriver implements Driver {
     if (platform.firmware !== undefined) {
       await copySparse(platform.firmware.variables, join(folder.path, FILES.variables));
     }
+    const { runAs } = this.#owned(plan);
+    if (runAs !== undefined) await giveDisk(folder.path, runAs);
     const state: MachineFile = {
       version: 1,
       architecture: platform.architecture,
@@ -118,7 +124,9 @@ export class QemuDriver implements Driver {
     const platform = await this.#platformFor(state.architecture);
     const wanted = plan.diskSizeBytes;
     if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
-      await growDisk(join(folder.path, FILES.disk), wanted);
+      const { isRoot } = this.#context;
+      const as = await diskReader(folder.path, isRoot);
+      await growDisk(folder.path, diskNode(state), { sizeBytes: wanted, as });
       await machine.state.update({ diskBytes: wanted });
     }
     await machine.start(plan, platform);

@@ -2,7 +2,6 @@
 import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
-import { createZstdDecompress } from 'node:zlib';
 import type { Descriptor, Manifest, Repository } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
 import { checkDigest, streamOf } from './blob.ts';
@@ -22,9 +21,12 @@ import { DirectFile } from './direct.ts';
 import { inParallel } from './parallel.ts';
 import { release } from './release.ts';
 import { type SparseFile, writeSparse } from './sparse.ts';
+import { zstdDecoder } from './zstdframes.ts';
 
 /** Of the most layers there can be, about 90 bytes each, and as much again for chunks of the same content. */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
+/** Of the largest chunk (2^26 bytes, 64 MiB): no layer needs more, and several are decoded at once. */
+const WINDOW_LOG = 26;
 /** Decoded and hashed at a time. */
 const PIECE_BYTES = 256 * 1024;
 /** Written at a time: with less, a disk spends its time on the requests. */
@@ -239,7 +241,7 @@ async function* gathered(
 }
 
 async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buffer, void, undefined> {
-  const decoder = createZstdDecompress({ chunkSize: PIECE_BYTES });
+  const decoder = zstdDecoder(PIECE_BYTES, WINDOW_LOG);
   decoder.end(compressed);
   try {
     yield* decoder as AsyncIterable<Buffer>;

@@ -4,7 +4,19 @@
  * Frame format: RFC 8878, section 3.
  */
 import { Transform, type TransformCallback } from 'node:stream';
+import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib';
 import { ImageError } from '../store.ts';
+
+/**
+ * The largest window (2^27 bytes, 128 MiB) that a frame may ask for: what `zstd --ultra -22` and `--long` make, and the
+ * decoder's own default. A frame may claim 2^31, all of which the decoder would take from memory.
+ */
+export const LONGEST_WINDOW_LOG = 27;
+
+/** Decodes one frame. Frames that ask for a larger window are errors with the code `ZSTD_error_frameParameter_windowTooLarge`. */
+export function zstdDecoder(chunkSize: number, windowLog = LONGEST_WINDOW_LOG): ZstdDecompress {
+  return createZstdDecompress({ chunkSize, params: { [constants.ZSTD_d_windowLogMax]: windowLog } });
+}
 
 const FRAME_MAGIC = 0xfd2fb528;
 const SKIPPABLE_MAGIC = 0x184d2a50;

@@ -1,0 +1,181 @@
+/**
+ * The header of a qcow2 file, judged before any program of QEMU reads the file. What it may say is listed here; all else
+ * is refused. Format: QEMU's docs/interop/qcow2.txt.
+ */
+import type { FileHandle } from 'node:fs/promises';
+
+/** "QFI\xfb". */
+const MAGIC = 0x514649fb;
+/** Version 2 ends here. */
+const SHORT_HEADER_BYTES = 72;
+/** The least of version 3; QEMU writes 112. */
+const LONG_HEADER_BYTES = 104;
+const COMPRESSION_TYPE_AT = 104;
+/** QEMU reads clusters of 512 bytes to 2 MiB. */
+const CLUSTER_BITS = { least: 9, most: 21 };
+/** Far beyond any disk of a desktop system; a header may claim 2^63. */
+const VIRTUAL_SIZE_LIMIT_BYTES = 64 * 1024 ** 4;
+const SECTOR_BYTES = 512;
+const TABLE_ENTRY_BYTES = 8;
+/** QEMU's own limits (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE): it reads both tables whole into memory. */
+const L1_LIMIT_BYTES = 32 * 1024 ** 2;
+const REFCOUNT_TABLE_LIMIT_BYTES = 8 * 1024 ** 2;
+const LARGEST_REFCOUNT_ORDER = 6;
+/** A name of a backing file is this long at most. */
+const NAME_LIMIT_BYTES = 1023;
+
+const INCOMPATIBLE = { dirty: 1n, corrupt: 2n, dataFile: 4n, compression: 8n, extendedL2: 16n };
+const KNOWN_INCOMPATIBLE = INCOMPATIBLE.dirty | INCOMPATIBLE.compression | INCOMPATIBLE.extendedL2;
+
+const EXTENSION = { end: 0, dataFile: 0x44415441, encryption: 0x0537be77 };
+const EXTENSION_HEADER_BYTES = 8;
+
+/** What a header says of itself, or why it is refused (in words that follow "the qcow2 image"). */
+export type Qcow2Verdict = { virtualSizeBytes: number } | { refusal: string };
+
+export interface Qcow2Rules {
+  /** For files whose reader is told another one, or none: what the header names is then not looked at. */
+  backingIgnored?: boolean;
+}
+
+/** Reads the header alone; nothing that the file names is opened. */
+export async function readQcow2(file: FileHandle, rules: Qcow2Rules = {}): Promise<Qcow2Verdict> {
+  const { size } = await file.stat();
+  const { buffer, bytesRead } = await file.read(Buffer.alloc(2 ** CLUSTER_BITS.most), 0, undefined, 0);
+  return judgeQcow2(buffer.subarray(0, bytesRead), size, rules);
+}
+
+/** `head`: the file's first cluster at least, as far as the file goes. `fileBytes`: the length of the file. */
+export function judgeQcow2(head: Buffer, fileBytes: number, rules: Qcow2Rules = {}): Qcow2Verdict {
+  if (head.length < SHORT_HEADER_BYTES) {
+    return { refusal: 'ends within its header' };
+  }
+  const header = fieldsOf(head);
+  const refusal =
+    refusalOfForm(head, header) ??
+    refusalOfNames(head, header, rules) ??
+    refusalOfTables(header, fileBytes) ??
+    refusalOfExtensions(head, header);
+  return refusal === undefined ? { virtualSizeBytes: Number(header.size) } : { refusal };
+}
+
+type Header = ReturnType<typeof fieldsOf>;
+
+function fieldsOf(head: Buffer) {
+  const version = head.readUInt32BE(4);
+  const isLong = version === 3 && head.length >= LONG_HEADER_BYTES;
+  return {
+    magic: head.readUInt32BE(0),
+    version,
+    isLong,
+    backingOffset: head.readBigUInt64BE(8),
+    backingSize: head.readUInt32BE(16),
+    clusterBits: head.readUInt32BE(20),
+    size: head.readBigUInt64BE(24),
+    encryption: head.readUInt32BE(32),
+    l1Entries: head.readUInt32BE(36),
+    l1Offset: head.readBigUInt64BE(40),
+    refcountOffset: head.readBigUInt64BE(48),
+    refcountClusters: head.readUInt32BE(56),
+    snapshots: head.readUInt32BE(60),
+    incompatible: isLong ? head.readBigUInt64BE(72) : 0n,
+    refcountOrder: isLong ? head.readUInt32BE(96) : 4,
+    length: isLong ? head.readUInt32BE(100) : SHORT_HEADER_BYTES,
+  };
+}
+
+/** The first of these that holds. */
+function firstOf(refusals: readonly [boolean, string][]): string | undefined {
+  return refusals.find(([holds]) => holds)?.[1];
+}
+
+function refusalOfForm(head: Buffer, header: Header): string | undefined {
+  const { clusterBits, length } = header;
+  const hasType = header.isLong && length > COMPRESSION_TYPE_AT && head.length > COMPRESSION_TYPE_AT;
+  const compression = hasType ? head.readUInt8(COMPRESSION_TYPE_AT) : 0;
+  const expected = (header.incompatible & INCOMPATIBLE.compression) === 0n ? 0 : 1;
+  return firstOf([
+    [header.magic !== MAGIC, 'does not begin as one'],
+    [header.version !== 2 && header.version !== 3, `is of version ${header.version}, not 2 or 3`],
+    [header.version === 3 && !header.isLong, 'ends within its header'],
+    [
+      clusterBits < CLUSTER_BITS.least || clusterBits > CLUSTER_BITS.most,
+      `claims clusters of 2^${clusterBits} bytes`,
+    ],
+    [header.isLong && length < LONG_HEADER_BYTES, `claims a header of ${length} bytes`],
+    [length > 2 ** clusterBits || length % 8 !== 0, `claims a header of ${length} bytes`],
+    [
+      header.refcountOrder > LARGEST_REFCOUNT_ORDER,
+      `claims reference counts of 2^${header.refcountOrder} bits`,
+    ],
+    [compression !== expected, `claims a compression of type ${compression}`],
+  ]);
+}
+
+/** By which it would read another file, or bring more than a disk. */
+function refusalOfNames(head: Buffer, header: Header, { backingIgnored }: Qcow2Rules): string | undefined {
+  const { incompatible } = header;
+  const names = header.backingOffset !== 0n || header.backingSize !== 0;
+  const unknown = incompatible & ~(KNOWN_INCOMPATIBLE | INCOMPATIBLE.dataFile | INCOMPATIBLE.corrupt);
+  return firstOf([
+    [names && backingIgnored !== true, `names a backing file (${backingName(head, header)})`],
+    [(incompatible & INCOMPATIBLE.dataFile) !== 0n, 'names a data file'],
+    [header.encryption !== 0, 'is encrypted'],
+    [header.snapshots !== 0, 'holds snapshots'],
+    [(incompatible & INCOMPATIBLE.corrupt) !== 0n, 'is marked as corrupt'],
+    [unknown !== 0n, `needs features that are not known (0x${unknown.toString(16)})`],
+  ]);
+}
+
+function backingName(head: Buffer, { backingOffset, backingSize }: Header): string {
+  const start = Number(backingOffset);
+  return head.toString('utf8', start, start + Math.min(backingSize, NAME_LIMIT_BYTES));
+}
+
+function refusalOfTables(header: Header, fileBytes: number): string | undefined {
+  const cluster = 2n ** BigInt(header.clusterBits);
+  const l1Bytes = header.l1Entries * TABLE_ENTRY_BYTES;
+  const refcountBytes = BigInt(header.refcountClusters) * cluster;
+  const isWithin = (offset: bigint, bytes: bigint): boolean =>
+    offset % cluster === 0n && offset + bytes <= BigInt(fileBytes);
+  return firstOf([
+    [
+      header.size > BigInt(VIRTUAL_SIZE_LIMIT_BYTES) || header.size % BigInt(SECTOR_BYTES) !== 0n,
+      `claims ${header.size} bytes`,
+    ],
+    [l1Bytes > L1_LIMIT_BYTES, `claims a first table of ${header.l1Entries} entries`],
+    [!isWithin(header.l1Offset, BigInt(l1Bytes)), 'claims a first table beyond its end'],
+    [
+      refcountBytes > BigInt(REFCOUNT_TABLE_LIMIT_BYTES),
+      `claims ${header.refcountClusters} clusters of reference counts`,
+    ],
+    [!isWithin(header.refcountOffset, refcountBytes), 'claims reference counts beyond its end'],
+  ]);
+}
+
+/** QEMU reads them up to the name of the backing file, or to the end of the first cluster. */
+function refusalOfExtensions(
+  head: Buffer,
+  { length, clusterBits, backingOffset }: Header,
+): string | undefined {
+  const cluster = 2 ** clusterBits;
+  const end = backingOffset === 0n ? cluster : Number(backingOffset);
+  const limit = Math.min(end, cluster, head.length);
+  for (let at = length; at + EXTENSION_HEADER_BYTES <= limit; ) {
+    const type = head.readUInt32BE(at);
+    const bytes = head.readUInt32BE(at + 4);
+    const refusal = firstOf([
+      [type === EXTENSION.dataFile, 'names a data file'],
+      [type === EXTENSION.encryption, 'is encrypted'],
+      [
+        type !== EXTENSION.end && at + EXTENSION_HEADER_BYTES + bytes > limit,
+        'has an extension beyond its header',
+      ],
+    ]);
+    if (refusal !== undefined || type === EXTENSION.end) {
+      return refusal;
+    }
+    at += EXTENSION_HEADER_BYTES + Math.ceil(bytes / 8) * 8;
+  }
+  return undefined;
+}
