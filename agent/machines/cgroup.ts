@@ -18,21 +18,78 @@ const GROUP = 'berth';
 const REMOVE_ATTEMPTS = 200;
 const REMOVE_INTERVAL_MILLISECONDS = 25;
 
+/** The most that a machine may take of its host. */
+export interface MachineLimits {
+  memoryBytes: number;
+  /** Threads count as processes. */
+  processes: number;
+  /** Processors: its share when there is not enough for all. */
+  cpu: number;
+}
+
+/** Controllers that hold limits, by their names in both versions. */
+const CONTROLLERS = ['memory', 'pids', 'cpu'] as const;
+type Controller = (typeof CONTROLLERS)[number];
+
+/** The one tree of version 2 has this file in its root. */
+const UNIFIED = 'cgroup.controllers';
+/** Shares of one processor, as the kubelet gives them; the kernel's bounds. */
+const SHARES = { each: 1024, most: 262_144 };
+/** The weight of one processor, the kernel's default, and its bound. */
+const WEIGHT = { each: 100, most: 10_000 };
+
+/** What is written into which file of a group. */
+export function limitFiles(
+  controller: Controller,
+  version: 1 | 2,
+  { memoryBytes, processes, cpu }: MachineLimits,
+): [file: string, value: string][] {
+  switch (controller) {
+    case 'memory':
+      // Version 2 is told to end the whole machine; in version 1 there is only the one process.
+      return version === 1
+        ? [['memory.limit_in_bytes', String(memoryBytes)]]
+        : [
+            ['memory.max', String(memoryBytes)],
+            ['memory.oom.group', '1'],
+          ];
+    case 'pids':
+      return [['pids.max', String(processes)]];
+    default:
+      return version === 1
+        ? [['cpu.shares', String(Math.min(SHARES.most, SHARES.each * cpu))]]
+        : [['cpu.weight', String(Math.min(WEIGHT.most, WEIGHT.each * cpu))]];
+  }
+}
+
+interface Hierarchy {
+  path: string;
+  version: 1 | 2;
+  controllers: readonly Controller[];
+}
+
 export class CgroupTree {
   readonly #logger: Logger;
-  #hierarchies: Promise<string[]> | undefined;
+  readonly #search: readonly string[];
+  #hierarchies: Promise<Hierarchy[]> | undefined;
 
-  constructor(logger: Logger) {
+  /** `roots`: where the host's tree may be. */
+  constructor(logger: Logger, roots: readonly string[] = ROOTS) {
     this.#logger = logger;
+    this.#search = roots;
   }
 
-  /** Moves a process and its threads into the machine's group; a hierarchy that refuses is left out, and said in the log. */
-  async add(uid: string, pid: number): Promise<void> {
+  /**
+   * Moves a process and its threads into the machine's group, which has its limits before; a hierarchy that refuses is
+   * left out, and said in the log.
+   */
+  async add(uid: string, pid: number, limits: MachineLimits): Promise<void> {
     for (const hierarchy of await this.#roots()) {
-      const group = join(hierarchy, GROUP, uid);
+      const group = join(hierarchy.path, GROUP, uid);
       try {
         await mkdir(group, { recursive: true });
-        if (hierarchy.endsWith('/cpuset')) await inheritCpuset(hierarchy, uid);
+        if (hierarchy.path.endsWith('/cpuset')) await inheritCpuset(hierarchy.path, uid);
+        await this.#limit(hierarchy, uid, limits);
         await writeFile(join(group, 'cgroup.procs'), String(pid));
       } catch (error) {
         this.#logger.warn({ error: String(error), group }, 'machine runs outside its control group');
@@ -40,33 +97,94 @@ export class CgroupTree {
     }
   }
 
+  /** How often the kernel ended a process of the machine because it had reached its limit of memory. */
+  async memoryKills(uid: string): Promise<number> {
+    for (const { path, version, controllers } of await this.#roots()) {
+      if (!controllers.includes('memory')) continue;
+      const file = join(path, GROUP, uid, version === 1 ? 'memory.oom_control' : 'memory.events');
+      return Number(/^oom_kill (\d+)$/m.exec(await textOf(file))?.[1] ?? 0);
+    }
+    return 0;
+  }
+
   /** After the machine's last process. */
   async remove(uid: string): Promise<void> {
-    for (const hierarchy of await this.#roots()) {
-      await removeGroup(join(hierarchy, GROUP, uid));
-      await removeIfEmpty(join(hierarchy, GROUP));
+    for (const { path } of await this.#roots()) {
+      await removeGroup(join(path, GROUP, uid));
+      await removeIfEmpty(join(path, GROUP));
     }
   }
 
-  async #roots(): Promise<string[]> {
-    this.#hierarchies ??= findHierarchies();
+  async #limit(hierarchy: Hierarchy, uid: string, limits: MachineLimits): Promise<void> {
+    const { path, version, controllers } = hierarchy;
+    for (const controller of controllers) {
+      for (const [file, value] of limitFiles(controller, version, limits)) {
+        const target = join(path, GROUP, uid, file);
+        try {
+          if (version === 2) await delegate(path, controller);
+          await writeFile(target, value);
+        } catch (error) {
+          this.#logger.warn({ err: error, file: target, value }, 'machine runs without this limit');
+        }
+      }
+    }
+  }
+
+  async #roots(): Promise<Hierarchy[]> {
+    this.#hierarchies ??= this.#find();
     return await this.#hierarchies;
+  }
+
+  async #find(): Promise<Hierarchy[]> {
+    if (process.platform !== 'linux' || process.getuid?.() !== 0) return [];
+    const found = await findHierarchies(this.#search);
+    const missing = CONTROLLERS.filter((one) => !found.some(({ controllers }) => controllers.includes(one)));
+    if (missing.length > 0) {
+      this.#logger.warn({ missing }, 'no control groups for these: machines run without limits of them');
+    }
+    return found;
   }
 }
 
-async function findHierarchies(): Promise<string[]> {
-  if (process.platform !== 'linux' || process.getuid?.() !== 0) return [];
-  for (const root of ROOTS) {
+async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
+  for (const root of roots) {
     const names = await namesIn(root);
-    if (names.includes('cgroup.controllers')) return [root];
-    const hierarchies: string[] = [];
+    if (names.includes(UNIFIED)) {
+      return [
+        { path: root, version: 2, controllers: namedIn((await textOf(join(root, UNIFIED))).split(/\s+/)) },
+      ];
+    }
+    const hierarchies: Hierarchy[] = [];
     for (const name of names) {
+      const path = join(root, name);
       // In v1 names like "cpu" may be links to "cpu,cpuacct"; both lead to the same group, which does no harm.
-      if (await isHierarchy(join(root, name))) hierarchies.push(join(root, name));
+      if (await isHierarchy(path)) {
+        hierarchies.push({ path, version: 1, controllers: namedIn(name.split(',')) });
+      }
     }
     if (hierarchies.length > 0) return hierarchies;
   }
   return [];
+}
+
+function namedIn(names: readonly string[]): Controller[] {
+  return CONTROLLERS.filter((controller) => names.includes(controller));
+}
+
+/** A group of version 2 has the files of a controller once the groups above it pass that on. */
+async function delegate(root: string, controller: Controller): Promise<void> {
+  for (const group of [root, join(root, GROUP)]) {
+    await writeFile(join(group, 'cgroup.subtree_control'), `+${controller}`);
+  }
+}
+
+async function textOf(file: string): Promise<string> {
+  try {
+    return await readFile(file, 'utf8');
+  } catch (error) {
+    if (codeOf(error) !== undefined) return '';
+    throw error;
+  }
 }
 
 async function namesIn(folder: string): Promise<string[]> {

@@ -104,6 +104,12 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     const groups = (await readFile(`/proc/${await pid()}/cgroup`, 'utf8')).trim().split('\n');
     const outside = groups.filter((line) => !line.endsWith(`/berth/${uid}`) && !/:(cpuset|):/.test(line));
     expect(outside).toEqual([]);
+    expect(await limitsIn(groups)).toEqual({
+      // Guest, 256 MiB, 16 MiB for the processor, a 64th of the guest, and what emulation may keep.
+      memory: String((128 + 256 + 16 + 2 + 1024) * 1024 ** 2),
+      pids: '129',
+      cpu: '1024',
+    });
     await host.driver.stop(folder(), { graceMilliseconds: 0 });
   });
 
@@ -128,3 +134,15 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     await host.driver.delete(other);
   });
 });
+
+/** What the kernel holds the machine to; by the lines of its `/proc/PID/cgroup`. */
+async function limitsIn(groups: readonly string[]): Promise<Record<string, string>> {
+  const files = { memory: 'memory.limit_in_bytes', pids: 'pids.max', cpu: 'cpu.shares' };
+  const limits = Object.entries(files).map(async ([controller, file]) => {
+    const line = groups.find((one) => one.split(':')[1]?.split(',').includes(controller)) ?? '';
+    const [, names, path] = line.split(':');
+    const text = await readFile(join('/sys/fs/cgroup', names ?? '', path ?? '', file), 'utf8');
+    return [controller, text.trim()] as const;
+  });
+  return Object.fromEntries(await Promise.all(limits));
+}

@@ -3,6 +3,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { open, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf } from '../../errors.ts';
+import type { MachineLimits } from '../../machines/cgroup.ts';
 import { FILES } from '../../machines/folder.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
 import { type MachineFolder, StartError } from '../driver.ts';
@@ -25,7 +26,7 @@ const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 /** A session and group of its own, output to a file, a control group of its own, and a root of its own where there is one. Throws {@link StartError}. */
 export async function launch(
   folder: MachineFolder,
-  command: [string, ...string[]],
+  { command, limits }: { command: [string, ...string[]]; limits: MachineLimits },
   { cgroups, ownRoot }: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
 ): Promise<Launched> {
   const [program, ...parameters] = ownRoot?.enclose(folder.path, command) ?? command;
@@ -45,7 +46,7 @@ export async function launch(
     const pid = await pidOf(child);
     const identity = await identify(pid);
     if (identity === undefined) throw new StartError('StartFailed', 'the hypervisor ended at once');
-    await Promise.all([cgroups.add(folder.uid, pid), forgetOomScore(pid)]);
+    await Promise.all([cgroups.add(folder.uid, pid, limits), forgetOomScore(pid)]);
     child.unref();
     return { identity, exited };
   } finally {

@@ -15,12 +15,13 @@ import { commandLine, processMark } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { giveDisk, requireOwnData } from './disk.ts';
 import { launch } from './launch.ts';
+import { limitsOf } from './limits.ts';
 import { restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
 import { pressPowerButton, quit, type StopOptions } from './power.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
 import { Session } from './session.ts';
-import { describeExit, lastWords, startError } from './words.ts';
+import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './words.ts';
 
 /** QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
@@ -155,10 +156,20 @@ export class Machine {
     const { cpu, memoryBytes } = state.launched ?? plan;
     const { uid, path } = this.#folder;
     if (state.diskBytes !== undefined) await requireOwnData(join(path, FILES.disk));
-    const { runAs } = plan;
-    if (runAs !== undefined) await giveDisk(path, runAs);
-    const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
-    const { exited, identity } = await launch(this.#folder, [platform.binary, ...parameters], this.#context);
+    if (plan.runAs !== undefined) await giveDisk(path, plan.runAs);
+    const parameters = commandLine({
+      uid,
+      plan,
+      state,
+      platform,
+      cpu,
+      memoryBytes,
+      runAs: plan.runAs,
+      incoming,
+    });
+    const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator });
+    const made = launch(this.#folder, { command: [platform.binary, ...parameters], limits }, this.#context);
+    const { exited, identity } = await made;
     const ended = new AbortController();
     exited.then(
       () => ended.abort(),
@@ -273,8 +284,8 @@ export class Machine {
   /** Writes down that the process is gone, and why. */
   async #settle(session?: Session): Promise<MachineFile> {
     const status = await (session ?? this.#session)?.exitStatus();
-    const words = await lastWords(this.#folder.path);
-    const message = words === '' ? describeExit(status) : `${describeExit(status)}: ${words}`;
+    const kills = await this.#context.cgroups.memoryKills(this.#folder.uid);
+    const message = await exitMessage(this.#folder.path, kills > 0 ? OUT_OF_MEMORY : describeExit(status));
     const state = await this.state.change((known) => {
       if (!known.live) return {};
       const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;

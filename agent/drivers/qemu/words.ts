@@ -13,7 +13,7 @@ const TAIL_LINES = 12;
 const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 
 /** The last lines of the hypervisor's log; empty when it said nothing. */
-export async function lastWords(folder: string): Promise<string> {
+async function lastWords(folder: string): Promise<string> {
   let handle: Awaited<ReturnType<typeof open>>;
   try {
     handle = await open(join(folder, FILES.log), 'r');
@@ -36,10 +36,20 @@ export async function lastWords(folder: string): Promise<string> {
   }
 }
 
+/** The hypervisor took more than guest and overhead together. */
+export const OUT_OF_MEMORY =
+  'the hypervisor reached the memory limit of its machine and was ended by the kernel of the host';
+
 export function describeExit(status: ExitStatus | undefined): string {
   if (status?.signal) return `the hypervisor was ended by ${status.signal}`;
   if (typeof status?.code === 'number') return `the hypervisor ended with code ${status.code}`;
   return 'the hypervisor ended';
+}
+
+/** How it ended, with its last words. */
+export async function exitMessage(folder: string, what: string): Promise<string> {
+  const words = await lastWords(folder);
+  return words === '' ? what : `${what}: ${words}`;
 }
 
 /** The kinds of failure that the operator treats apart, known by QEMU's own texts (7.2 to 10). */

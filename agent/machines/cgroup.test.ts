@@ -1,0 +1,79 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import { expect, it, onTestFinished } from 'vitest';
+import { CgroupTree } from './cgroup.ts';
+
+const LIMITS = { memoryBytes: 96 * 1024 ** 2, processes: 64, cpu: 2 };
+const isRoot = process.getuid?.() === 0;
+
+it('version 2: limits are written before the process comes, and passed on by the groups above', async ({
+  skip,
+}) => {
+  if (!isRoot) skip('only root has control groups');
+  const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
+  onTestFinished(async () => await rm(root, { recursive: true }));
+  await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
+  const tree = new CgroupTree(pino({ level: 'silent' }), [root]);
+  await tree.add('uid', 4711, LIMITS);
+  const read = async (name: string): Promise<string> =>
+    await readFile(join(root, 'berth', 'uid', name), 'utf8');
+  expect(await read('memory.max')).toBe('100663296');
+  expect(await read('memory.oom.group')).toBe('1');
+  expect(await read('pids.max')).toBe('64');
+  expect(await read('cpu.weight')).toBe('200');
+  expect(await read('cgroup.procs')).toBe('4711');
+  expect(await readFile(join(root, 'cgroup.subtree_control'), 'utf8')).toMatch(/^\+/);
+  await writeFile(join(root, 'berth', 'uid', 'memory.events'), 'oom 1\noom_kill 1\noom_group_kill 1\n');
+  expect(await tree.memoryKills('uid')).toBe(1);
+});
+
+it('a host without a controller says once which limits are missing', async ({ skip }) => {
+  if (!isRoot) skip('only root has control groups');
+  const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
+  onTestFinished(async () => await rm(root, { recursive: true }));
+  await mkdir(join(root, 'pids'));
+  await writeFile(join(root, 'pids', 'cgroup.procs'), '');
+  const said: string[] = [];
+  const tree = new CgroupTree(pino({ level: 'warn' }, { write: (line: string) => void said.push(line) }), [
+    root,
+  ]);
+  await tree.add('a', 4711, LIMITS);
+  await tree.add('b', 4712, LIMITS);
+  expect(said.map((line) => (JSON.parse(line) as { missing: unknown }).missing)).toEqual([['memory', 'cpu']]);
+});
+
+it('a machine that takes more memory than its limit ends alone', async ({ skip }) => {
+  if (!isRoot || !(await hasMemoryGroups())) skip('needs root and control groups of version 1 for memory');
+  const tree = new CgroupTree(pino({ level: 'silent' }));
+  const [greedy, neighbour] = ['greedy', 'neighbour'].map((name) => `test-${name}-${process.pid}`);
+  const processes = [member(), member()] as const;
+  onTestFinished(async () => {
+    for (const one of processes) one.kill('SIGKILL');
+    for (const uid of [greedy, neighbour]) await tree.remove(uid ?? '');
+  });
+  await tree.add(greedy ?? '', processes[0].pid ?? 0, LIMITS);
+  await tree.add(neighbour ?? '', processes[1].pid ?? 0, LIMITS);
+  const ended = once(processes[0], 'exit');
+  processes[0].stdin?.write('take\n');
+  expect(await ended).toEqual([null, 'SIGKILL']);
+  expect(await tree.memoryKills(greedy ?? '')).toBe(1);
+  expect(await tree.memoryKills(neighbour ?? '')).toBe(0);
+  expect(processes[1].exitCode ?? processes[1].signalCode).toBeNull();
+});
+
+/** Takes 256 MiB when it is told so. */
+function member(): ChildProcess {
+  const script = "process.stdin.once('data', () => { globalThis.kept = Buffer.alloc(256 * 1024 ** 2, 1); })";
+  return spawn(process.execPath, ['-e', script], { stdio: ['pipe', 'ignore', 'ignore'] });
+}
+
+async function hasMemoryGroups(): Promise<boolean> {
+  return await readFile('/sys/fs/cgroup/memory/memory.limit_in_bytes').then(
+    () => true,
+    () => false,
+  );
+}
