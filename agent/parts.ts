@@ -26,10 +26,15 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     metrics,
     logger: logger.child({ part: 'images' }),
   });
-  const { sharedRoots, storageFolder } = config.images;
   const log = logger.child({ part: 'qemu' });
-  const readable = storageFolder === undefined ? sharedRoots : [...sharedRoots, storageFolder];
-  const machineRoot = await ownRoot({ dataDirectory, readable, logger: log });
+  const machineRoot = await ownRoot({ dataDirectory, logger: log });
+  const publisher = new Publisher({
+    registries: images.registries,
+    storageKeyring: () => images.storageKeyring(),
+    storageFolder: config.images.storageFolder,
+    readers: users?.reader.gid,
+  });
+  await publisher.protectFolder();
   return {
     metrics,
     users,
@@ -41,11 +46,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       ownRoot: machineRoot,
     }),
     images,
-    publisher: new Publisher({
-      registries: images.registries,
-      storageKeyring: () => images.storageKeyring(),
-      storageFolder: config.images.storageFolder,
-    }),
+    publisher,
     network: createNetwork(networkSchema.parse(config.network), {
       dataDirectory,
       nodeAddress: config.address,

@@ -40,8 +40,7 @@ const METADATA = 'image.json';
 const KEPT = new Set([DISK, METADATA, 'chunks.json', 'nvram.bin']);
 /** Disks of strangers: hypervisors open them before they give up their rights, other programs are given them open. */
 const FOLDER_MODE = 0o700;
-const DISK_MODE = 0o440;
-const UNFINISHED_DISK_MODE = 0o640;
+const DISK_MODES = { unfinished: 0o640, finished: 0o440 };
 
 const metadataSchema = z.object({
   version: z.literal(1),
@@ -169,13 +168,13 @@ export class Layout {
 
   /** To those who are to look at it; a fetch that is cut off here is gone on with later. */
   async letRead(disk: string): Promise<void> {
-    await chmod(disk, UNFINISHED_DISK_MODE);
+    await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) await chown(disk, 0, this.#readers);
   }
 
   /** A fetch whose disk is whole becomes an image; all but its place. */
   async finish(partial: string, metadata: Metadata): Promise<void> {
-    await chmod(join(partial, DISK), DISK_MODE);
+    await chmod(join(partial, DISK), DISK_MODES.finished);
     await sync(join(partial, DISK));
     await writeAtomically(join(partial, METADATA), metadata);
   }

@@ -1,8 +1,9 @@
 /** Where disks go from this host: to registries as Berth's own artifact, or into the cluster's storage folder. */
-import { chmod, mkdir, rename, rm } from 'node:fs/promises';
+import { chmod, chown, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { qemuImg } from '../disks/qemuimg.ts';
+import { isMissing } from '../errors.ts';
 import { ask } from './access.ts';
 import { allocatedBytes } from './allocated.ts';
 import { publishDisk } from './formats/publish.ts';
@@ -13,6 +14,7 @@ import type { Repository } from './registry/types.ts';
 import { fileDigest } from './sharedfile.ts';
 import { ImageError } from './store.ts';
 
+const FOLDER_MODE = 0o700;
 /** Of manifests in the cluster's image storage: the place that the version was made for. */
 const VERSION_ANNOTATION = 'dev.berth.storage.version';
 
@@ -43,6 +45,8 @@ export interface PublisherOptions {
   /** Opens the cluster's own image storage, and is used for that alone. */
   storageKeyring: () => Keyring;
   storageFolder: string | undefined;
+  /** The group that may read images, where the agent is root. */
+  readers?: number | undefined;
 }
 
 export class Publisher {
@@ -121,11 +125,12 @@ export class Publisher {
   async #storeFile(path: string, disk: RawDisk, { signal }: PublishingOptions): Promise<Published> {
     const file = this.#fileAt(path);
     const partial = partialOf(file);
-    await mkdir(dirname(file), { recursive: true });
+    await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
+    await this.protectFolder();
     try {
       // A raw disk says nothing of itself that could be followed.
       await qemuImg(['convert', '-f', 'raw', '-O', 'qcow2', disk.path, partial], { signal });
-      await chmod(partial, 0o444);
+      await this.#keepFromOthers(partial);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
       const storageBytes = await allocatedBytes(partial);
       await rename(partial, file);
@@ -133,6 +138,24 @@ export class Publisher {
     } finally {
       await rm(partial, { force: true });
     }
+  }
+
+  /** Other people's disks: nobody but the agent comes into the folder of the storage. A folder that is not there is left to be made. */
+  async protectFolder(): Promise<void> {
+    const { storageFolder } = this.#options;
+    if (storageFolder === undefined) return;
+    try {
+      await chmod(storageFolder, FOLDER_MODE);
+    } catch (error) {
+      if (!isMissing(error)) throw error;
+    }
+  }
+
+  /** Programs that read disks for us have the group, and are given the file open. */
+  async #keepFromOthers(file: string): Promise<void> {
+    const { readers } = this.#options;
+    if (readers !== undefined) await chown(file, 0, readers);
+    await chmod(file, readers === undefined ? 0o400 : 0o440);
   }
 
   /** With what an agent left that was killed while it wrote the file. */

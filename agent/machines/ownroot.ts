@@ -11,14 +11,15 @@ import { isMissing } from '../errors.ts';
 import { listFolders, readMachineFile } from './folder.ts';
 
 export interface OwnRoot {
-  /** The program and arguments that run `command` in it; only `folder` can be written to. */
-  enclose(folder: string, command: readonly string[]): [string, ...string[]];
+  /** The program and arguments that run `command` in it: it sees `files`, and only `folder` can be written to. */
+  enclose(
+    view: { folder: string; files: readonly string[] },
+    command: readonly string[],
+  ): [string, ...string[]];
 }
 
 export interface OwnRootOptions {
   dataDirectory: string;
-  /** Folders that machines read besides the data directory; those that are missing are left out. */
-  readable: readonly string[];
   logger: Logger;
 }
 
@@ -50,14 +51,13 @@ async function canOutlive(logger: Logger): Promise<boolean> {
 }
 
 async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): Promise<OwnRoot> {
-  const { dataDirectory, readable, logger } = options;
+  const { dataDirectory, logger } = options;
   const runtimes = join(dataDirectory, 'runtime');
   const runtime = await installRuntime(list, runtimes);
   const removed = await removeUnused(runtimes, { keep: runtime, machines: join(dataDirectory, 'machines') });
   logger.info({ runtime, removed }, 'machines have a root of their own');
-  const folders = [dataDirectory, ...readable];
   return {
-    enclose: (folder, command) => [
+    enclose: ({ folder, files }, command) => [
       'unshare',
       '--mount',
       '--ipc',
@@ -65,7 +65,7 @@ async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): P
       script,
       runtime,
       folder,
-      ...folders,
+      ...files,
       '--',
       ...command,
     ],

@@ -1,8 +1,8 @@
 #!/bin/sh
-# machine.sh RUNTIME FOLDER [READABLE...] -- PROGRAM [ARGUMENT...]
+# machine.sh RUNTIME FOLDER [FILE...] -- PROGRAM [ARGUMENT...]
 #
 # Runs a program in a root of its own, in a mount namespace that the caller has made: the files of RUNTIME, devices,
-# the READABLE folders and the writable FOLDER at their own paths. Nothing of the container's file system is held, so
+# each FILE for reading and the writable FOLDER at their own paths. Nothing of the container's file system is held, so
 # the program outlives it.
 set -eu
 runtime=$1
@@ -10,26 +10,30 @@ folder=$2
 shift 2
 root=/mnt
 
-# show TYPE SOURCE PATH OPTIONS: TYPE is bind or rbind.
+# show SOURCE PATH OPTIONS, for folders.
 show() {
-  mkdir -p "$root$3"
-  mount "--$1" "$2" "$root$3"
+  mkdir -p "$root$2"
+  mount --bind "$1" "$root$2"
   # The host may have forbidden programs on the disk that the files are copied to.
-  mount -o "remount,bind,$4" "$root$3"
+  mount -o "remount,bind,$3" "$root$2"
 }
 
 mount -t tmpfs -o mode=755,size=1m machine "$root"
 mkdir "$root/proc" "$root/dev" "$root/etc" "$root/old"
 mkdir -m 1777 "$root/tmp"
 for part in "$runtime"/*; do
-  show bind "$part" "/${part##*/}" ro,nosuid,nodev,exec
+  show "$part" "/${part##*/}" ro,nosuid,nodev,exec
 done
 while [ "$1" != -- ]; do
-  if [ -d "$1" ]; then show rbind "$1" "$1" ro,nosuid,nodev,noexec; fi
+  # Images lie beside those of others: the file alone is shown.
+  mkdir -p "$root${1%/*}"
+  : > "$root$1"
+  mount --bind "$1" "$root$1"
+  mount -o remount,bind,ro,nosuid,nodev,noexec "$root$1"
   shift
 done
 shift
-show bind "$folder" "$folder" rw,nosuid,nodev,noexec
+show "$folder" "$folder" rw,nosuid,nodev,noexec
 # For guests in user-mode networks, whose names the hypervisor looks up.
 cat /proc/1/root/etc/resolv.conf > "$root/etc/resolv.conf" || echo 'the host has no resolv.conf' >&2
 mount -t proc proc "$root/proc"

@@ -1,6 +1,6 @@
 /** What is taken out of the cluster's image storage again: real registries that allow it or don't, and a folder. */
 import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -34,12 +34,14 @@ interface Storage {
   registry?: TestRegistry;
   password?: string;
   storageFolder?: string;
+  /** The group that may read images. */
+  readers?: number | undefined;
   /** Beside the registry's. */
   hosts?: string[];
 }
 
 /** A host's, with its own credentials for the storage. */
-function publisher({ registry, password, storageFolder, hosts = [] }: Storage): Publisher {
+function publisher({ registry, password, storageFolder, readers, hosts = [] }: Storage): Publisher {
   const { host, caFile } = registry ?? { host: '', caFile: '' };
   const known = registry === undefined ? [] : [host, ...hosts];
   const registries = new Registries({
@@ -48,7 +50,7 @@ function publisher({ registry, password, storageFolder, hosts = [] }: Storage): 
   });
   clients.push(registries);
   const storageKeyring = (): Keyring => Keyring.parse(registry ? [registry.dockerConfigJson(password)] : []);
-  return new Publisher({ registries, storageKeyring, storageFolder });
+  return new Publisher({ registries, storageKeyring, storageFolder, readers });
 }
 
 async function store(host: Publisher, target: StorageTarget): Promise<Published> {
@@ -150,6 +152,20 @@ describe('a registry with a token server', () => {
 });
 
 describe('a folder', () => {
+  it("is the agent's alone, and its files are for those who are given them open", async () => {
+    const storageFolder = join(folder, 'closed');
+    await mkdir(storageFolder, { mode: 0o755 });
+    const readers = process.getuid?.() === 0 ? 1_900_000_000 : undefined;
+    const host = publisher({ storageFolder, readers });
+    await store(host, { type: 'folder', path: 'platform-ci/one.qcow2' });
+    const modeOf = async (path: string): Promise<number> =>
+      (await stat(join(storageFolder, path))).mode & 0o777;
+    expect([await modeOf('.'), await modeOf('platform-ci')]).toEqual([0o700, 0o700]);
+    expect(await modeOf('platform-ci/one.qcow2')).toBe(readers === undefined ? 0o400 : 0o440);
+    const { uid, gid } = await stat(join(storageFolder, 'platform-ci/one.qcow2'));
+    expect([uid, gid]).toEqual([process.getuid?.(), readers ?? process.getgid?.()]);
+  });
+
   let storageFolder: string;
 
   beforeAll(async () => {

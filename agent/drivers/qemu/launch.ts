@@ -4,10 +4,14 @@ import { open, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf } from '../../errors.ts';
 import type { MachineLimits } from '../../machines/cgroup.ts';
-import { FILES } from '../../machines/folder.ts';
+import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
-import { type MachineFolder, StartError } from '../driver.ts';
+import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';
+import { commandLine } from './arguments.ts';
 import type { MachineContext } from './context.ts';
+import { giveDisk, requireOwnData } from './disk.ts';
+import { limitsOf } from './limits.ts';
+import type { Platform } from './platform.ts';
 
 /** How a process that this agent started ended; a found one does not tell. */
 export interface ExitStatus {
@@ -20,16 +24,48 @@ export interface Launched {
   exited: Promise<ExitStatus>;
 }
 
+interface LaunchOptions {
+  command: [string, ...string[]];
+  /** Outside of the machine's folder, that the command opens. */
+  files: readonly string[];
+  limits: MachineLimits;
+}
+
 /** Modules of QEMU (accelerators, displays) are found by its own built-in path. */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 
-/** A session and group of its own, output to a file, a control group of its own, and a root of its own where there is one. Throws {@link StartError}. */
-export async function launch(
+export interface MachineStart {
+  plan: LaunchPlan;
+  state: MachineFile;
+  platform: Platform;
+  /** Waits for the memory of a suspended machine. */
+  incoming: boolean;
+}
+
+/** The machine's disk is looked at and given to the machine's user first. Throws {@link StartError}. */
+export async function launchMachine(
   folder: MachineFolder,
-  { command, limits }: { command: [string, ...string[]]; limits: MachineLimits },
+  { plan, state, platform, incoming }: MachineStart,
+  context: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
+): Promise<Launched> {
+  const { cpu, memoryBytes } = state.launched ?? plan;
+  const { runAs } = plan;
+  const { uid, path } = folder;
+  if (state.diskBytes !== undefined) await requireOwnData(join(path, FILES.disk));
+  if (runAs !== undefined) await giveDisk(path, runAs);
+  const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
+  const files = [state.base?.path, plan.iso].filter((file) => file !== undefined);
+  const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator });
+  return await launch(folder, { command: [platform.binary, ...parameters], files, limits }, context);
+}
+
+/** A session and group of its own, output to a file, a control group of its own, and a root of its own where there is one. Throws {@link StartError}. */
+async function launch(
+  folder: MachineFolder,
+  { command, files, limits }: LaunchOptions,
   { cgroups, ownRoot }: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
 ): Promise<Launched> {
-  const [program, ...parameters] = ownRoot?.enclose(folder.path, command) ?? command;
+  const [program, ...parameters] = ownRoot?.enclose({ folder: folder.path, files }, command) ?? command;
   const path = join(folder.path, FILES.log);
   await rm(path, { force: true });
   const log = await open(path, 'a', 0o600);

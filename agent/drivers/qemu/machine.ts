@@ -11,11 +11,9 @@ import {
 } from '../../machines/process.ts';
 import { StateFile } from '../../machines/statefile.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
-import { commandLine, processMark } from './arguments.ts';
+import { processMark } from './arguments.ts';
 import type { MachineContext } from './context.ts';
-import { giveDisk, requireOwnData } from './disk.ts';
-import { launch } from './launch.ts';
-import { limitsOf } from './limits.ts';
+import { launchMachine } from './launch.ts';
 import { restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
 import { pressPowerButton, quit, type StopOptions } from './power.ts';
@@ -153,23 +151,8 @@ export class Machine {
   async #bringUp(plan: LaunchPlan, platform: Platform, incoming: boolean): Promise<QmpConnection> {
     const state = await this.state.read();
     if (state === undefined) throw new Error(`machine ${this.#folder.uid} has no state`);
-    const { cpu, memoryBytes } = state.launched ?? plan;
-    const { uid, path } = this.#folder;
-    if (state.diskBytes !== undefined) await requireOwnData(join(path, FILES.disk));
-    if (plan.runAs !== undefined) await giveDisk(path, plan.runAs);
-    const parameters = commandLine({
-      uid,
-      plan,
-      state,
-      platform,
-      cpu,
-      memoryBytes,
-      runAs: plan.runAs,
-      incoming,
-    });
-    const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator });
-    const made = launch(this.#folder, { command: [platform.binary, ...parameters], limits }, this.#context);
-    const { exited, identity } = await made;
+    const start = { plan, state, platform, incoming };
+    const { exited, identity } = await launchMachine(this.#folder, start, this.#context);
     const ended = new AbortController();
     exited.then(
       () => ended.abort(),
@@ -186,7 +169,7 @@ export class Machine {
       if (!(await waitForExit(identity, EXIT_NOTICE_MILLISECONDS))) throw error;
       throw await startError(this.#folder.path, describeExit(await session.exitStatus()));
     }
-    this.#context.tail({ uid, path });
+    this.#context.tail(this.#folder);
     return await answer;
   }
 
