@@ -5,6 +5,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { Addresses } from './addresses.ts';
 import { download } from './fetch.ts';
@@ -92,6 +93,36 @@ describe('a download', () => {
     expect(await readdir(folder)).toEqual(['disk']);
     expect(percents.at(-1)).toBe(100);
     expect(percents.toSorted((a, b) => a - b)).toEqual(percents);
+  });
+
+  it.each([
+    ['404', (response: ServerResponse) => response.writeHead(404).end()],
+    ['other content', (response: ServerResponse) => response.end('other')],
+    [
+      'a way to nowhere',
+      (response: ServerResponse) => response.writeHead(302, { location: 'http://hunter2:x' }).end(),
+    ],
+    [
+      'a way in a circle',
+      (response: ServerResponse) => response.writeHead(302, { location: '?hunter2' }).end(),
+    ],
+    [
+      'another scheme',
+      (response: ServerResponse) => response.writeHead(302, { location: 'file:///hunter2?hunter2' }).end(),
+    ],
+  ])('that ends with %s says so without the credentials in its URL', async (_name, answer) => {
+    const strange = createServer((_request, response) => answer(response)).listen(0, '127.0.0.1');
+    await once(strange, 'listening');
+    try {
+      const { port } = strange.address() as AddressInfo;
+      url = `http://user:hunter2@127.0.0.1:${port}/disk?X-Amz-Signature=hunter2`;
+      const error: unknown = await fetch().catch((reason: unknown) => reason);
+      expect(error).toMatchObject({ name: 'ImageError' });
+      // As the log has it, with its cause and all that it carries.
+      expect(inspect(error, { depth: 10 })).not.toContain('hunter2');
+    } finally {
+      strange.close();
+    }
   });
 
   it('that breaks off goes on where it was', async () => {

@@ -5,6 +5,7 @@
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, rm } from 'node:fs/promises';
 import { Agent, type Dispatcher, request } from 'undici';
+import { describeUrl } from '../../api/v1alpha1/describe.ts';
 import { isDiskFull } from '../errors.ts';
 import type { Addresses } from './addresses.ts';
 import { readSource, type Source, sourceFile, sourceOf, writeSource } from './fetchsource.ts';
@@ -92,6 +93,8 @@ interface Parts {
 class Download {
   readonly #file: FileHandle;
   readonly #parts: Parts;
+  /** The address, for people. */
+  readonly #what: string;
   #source: Source;
   /** Of the first `#at` bytes of the file. */
   #hash: Hash = createHash('sha256');
@@ -101,6 +104,7 @@ class Download {
   constructor(file: FileHandle, parts: Parts) {
     this.#file = file;
     this.#parts = parts;
+    this.#what = describeUrl(parts.url);
     this.#source = parts.source;
   }
 
@@ -117,26 +121,26 @@ class Download {
     }
     if (this.#isRight()) return;
     const found = this.#hash.digest('hex');
-    const { url, sha256 } = this.#parts;
-    throw new ImageError('DigestMismatch', `${url} has sha256 ${found}, expected ${sha256}`);
+    const { sha256 } = this.#parts;
+    throw new ImageError('DigestMismatch', `${this.#what} has sha256 ${found}, expected ${sha256}`);
   }
 
   async #fetch(): Promise<void> {
-    const { url, options } = this.#parts;
+    const { options } = this.#parts;
     const attempts = new Attempts();
     for (;;) {
       try {
         await this.#attempt(attempts);
         return;
       } catch (error) {
-        await attempts.failed(asFailure(error, url, options.signal), options.signal);
+        await attempts.failed(asFailure(error, this.#what, options.signal), options.signal);
       }
     }
   }
 
   async #attempt(attempts: Attempts): Promise<void> {
     const { url, options, dispatcher } = this.#parts;
-    const response = await follow(new URL(url), this.#headers(), { ...options, dispatcher });
+    const response = await follow(readUrl(url), this.#headers(), { ...options, dispatcher });
     await this.#begin(response);
     await this.#announce(response);
     for await (const chunk of response.body as AsyncIterable<Buffer>) {
@@ -146,12 +150,13 @@ class Download {
       attempts.progress(chunk.length);
       this.#tell();
       if (this.#at > SIZE_LIMIT_BYTES) {
-        throw new ImageError('ImageFetchFailed', `${url}: more than ${SIZE_LIMIT_BYTES} bytes`);
+        throw new ImageError('ImageFetchFailed', `${this.#what}: more than ${SIZE_LIMIT_BYTES} bytes`);
       }
     }
     const { total } = this.#source;
     if (total !== undefined && this.#at < total) {
-      throw new TransientError(new ImageError('ImageFetchFailed', `${url} broke off at byte ${this.#at}`));
+      const words = `${this.#what} broke off at byte ${this.#at}`;
+      throw new TransientError(new ImageError('ImageFetchFailed', words));
     }
   }
 
@@ -177,7 +182,7 @@ class Download {
     if (!isWhole) await body.dump();
     await this.#startOver();
     if (!isWhole) {
-      const words = `${this.#parts.url} answered ${statusCode} with another part than was asked for`;
+      const words = `${this.#what} answered ${statusCode} with another part than was asked for`;
       throw new TransientError(new ImageError('ImageFetchFailed', words));
     }
     this.#source = sourceOf(headers);
@@ -245,20 +250,31 @@ async function follow(
     if (response.statusCode < 300 || response.statusCode >= 400 || typeof location !== 'string') {
       throw refusal(url, response);
     }
-    const next = new URL(location, url);
-    if (url.protocol === 'https:' && next.protocol !== 'https:') {
-      throw new ImageError('ImageFetchFailed', `${url.href} leads from https to ${next.protocol}`);
+    const next = URL.parse(location, url.href);
+    if (next === null || (url.protocol === 'https:' && next.protocol !== 'https:')) {
+      const where = next === null ? 'to no address' : `from https to ${next.protocol}`;
+      throw new ImageError('ImageFetchFailed', `${describeUrl(url)} leads ${where}`);
     }
     url = next;
   }
-  throw new ImageError('ImageFetchFailed', `${first.href} leads on more than ${REDIRECT_LIMIT} times`);
+  throw new ImageError(
+    'ImageFetchFailed',
+    `${describeUrl(first)} leads on more than ${REDIRECT_LIMIT} times`,
+  );
 }
 
 function refusal(url: URL, { statusCode, headers }: Response): Error {
   const reason = statusCode === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
-  const error = new ImageError(reason, `${url.href} answered ${statusCode}`);
+  const error = new ImageError(reason, `${describeUrl(url)} answered ${statusCode}`);
   const isTransient = isTransientStatus(statusCode);
   return isTransient ? new TransientError(error, retryAfterMilliseconds(headers['retry-after'])) : error;
+}
+
+/** An error of the URL itself would tell the whole of it. */
+function readUrl(text: string): URL {
+  const url = URL.parse(text);
+  if (url === null) throw new ImageError('ImageSourceUnsupported', describeUrl(text));
+  return url;
 }
 
 function checkProtocol(url: URL): void {
@@ -267,7 +283,7 @@ function checkProtocol(url: URL): void {
   }
 }
 
-function asFailure(error: unknown, url: string, signal: AbortSignal): unknown {
-  if (isDiskFull(error)) return new ImageError('DiskFull', `no room for ${url}`);
-  return networkError(error, url, signal);
+function asFailure(error: unknown, what: string, signal: AbortSignal): unknown {
+  if (isDiskFull(error)) return new ImageError('DiskFull', `no room for ${what}`);
+  return networkError(error, what, signal);
 }

@@ -7,6 +7,7 @@ import { existsSync } from 'node:fs';
 import { rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import { describeUrl } from '../../api/v1alpha1/describe.ts';
 import type { Addresses } from './addresses.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { download } from './fetch.ts';
@@ -77,6 +78,7 @@ export class HttpSource {
       const job = {
         id: fileId(sha256),
         key,
+        what: describeUrl(request.url),
         // Told by the server's answer.
         roomBytes: 0,
         format,
@@ -115,7 +117,7 @@ export class HttpSource {
       await digHoles(fetched);
     } catch (error) {
       // It takes more room than it might, and is as good.
-      logger.debug({ err: error, url }, 'zeros of an image not made into holes');
+      logger.debug({ err: error, url: describeUrl(url) }, 'zeros of an image not made into holes');
     }
     await rename(fetched, target.disk);
   }

@@ -17,6 +17,8 @@ export interface Job {
   id: ImageId;
   /** Of the place that it is fetched from: the same again finds what an earlier attempt left. */
   key: string;
+  /** The same, for people. */
+  what: string;
   /** Bytes that it will take at most, as far as that is known beforehand. */
   roomBytes: number;
   format: ImageFormat;
@@ -54,7 +56,7 @@ export class Making {
       return stored;
     } catch (thrown) {
       this.#metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
-      const error = isDiskFull(thrown) ? new ImageError('DiskFull', `no room for ${job.key}`) : thrown;
+      const error = isDiskFull(thrown) ? new ImageError('DiskFull', `no room for ${job.what}`) : thrown;
       if (error instanceof ImageError && HOPELESS.has(error.reason)) await this.#layout.dropPartial(folder);
       throw error;
     }

@@ -166,6 +166,7 @@ export class RegistrySource {
     const job = {
       id: manifestId(resolved.digest),
       key,
+      what: `${nameOf(reference)}@${resolved.digest}`,
       roomBytes: plan.roomBytes,
       format,
       metadata: { digest: resolved.digest, architecture, names: [], repositories: [] },

@@ -1,10 +1,10 @@
 /** The steps that take long, each as one function: it drives the host, and writes down what it achieved, before and after. */
+import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { Desired, MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
 import { pause } from '../../kube/time.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
 import { messageOf, reasonOf } from '../errors.ts';
-import { describeSource } from '../images/describe.ts';
 import type { Keyring } from '../images/registry/credentials.ts';
 import type { BaseImage, Holder, ImageFormat } from '../images/store.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';

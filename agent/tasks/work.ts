@@ -1,7 +1,7 @@
 /** What each task does on this host. */
+import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
 import { allocatedBytes } from '../images/allocated.ts';
-import { describeSource } from '../images/describe.ts';
 import type { Keyring } from '../images/registry/credentials.ts';
 import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { parseReference } from '../images/registry/reference.ts';

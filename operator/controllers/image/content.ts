@@ -1,4 +1,5 @@
 /** Where machines get the content of an Image or ISO, and by which names hosts list it. */
+import { mayHoldCredentials } from '../../../api/v1alpha1/describe.ts';
 import type { Image } from '../../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
 import type { ISO } from '../../../api/v1alpha1/iso.ts';
@@ -44,6 +45,16 @@ export interface HasContent {
 export function storedContent(object: HasContent): MachineImageSource | undefined {
   const parsed = machineImageSourceSchema.safeParse(object.status?.content);
   return parsed.success ? parsed.data : undefined;
+}
+
+/**
+ * Whether a copy would show people of another namespace an address that may hold credentials. Hosts need the address as it is,
+ * so that it would stand in the copy's status and in the Pods of VMs.
+ */
+export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolean {
+  const content = storedContent(origin);
+  const isForeign = origin.metadata.namespace !== copy.metadata.namespace;
+  return isForeign && content?.type === 'http' && mayHoldCredentials(content.url);
 }
 
 type AnySource = Image['spec']['source'] | ISO['spec']['source'];

@@ -12,7 +12,7 @@ import {
 } from '../../../api/v1alpha1/task.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { OperatorConfig } from '../../config.ts';
-import { contentOf, directSource, imageObjectName, storedContent } from './content.ts';
+import { contentOf, directSource, imageObjectName, isKeptFromCopies, storedContent } from './content.ts';
 import type { ObservedImage } from './observed.ts';
 
 const apiVersion = TASK_API_VERSION;
@@ -60,12 +60,21 @@ function first(observed: ObservedImage): Operation | Blocked {
     return save(observed, { type: 'save', vmName: source.fromVM.name, requestedAt: undefined });
   }
   if (source.copyOf !== undefined) {
-    return blocked('CopySourceNotReady', `${observed.kind} ${source.copyOf.name} has no content yet`);
+    return noCopy(observed, source.copyOf.name);
   }
   const direct = directSource(source);
   return direct === undefined || direct.type === 'unsupported'
     ? { ...blocked('SourceUnsupported', direct?.description ?? 'no source is named'), terminal: true }
     : pull(observed, direct);
+}
+
+function noCopy({ kind, object, origin }: ObservedImage, name: string): Blocked {
+  return origin !== undefined && isKeptFromCopies(origin, object)
+    ? blocked(
+        'CopyWouldShowURL',
+        `${kind} ${name} comes from a URL with a query, which may hold credentials and would be shown here: with image storage (imageStorage in the operator's configuration) what comes from a URL is stored, and can be copied`,
+      )
+    : blocked('CopySourceNotReady', `${kind} ${name} has no content yet`);
 }
 
 function pull({ object, config }: ObservedImage, source: MachineImageSource): Operation {

@@ -156,6 +156,34 @@ describe('an image', () => {
     expect(world.object.status).toMatchObject({ phase: 'Ready', content, size: '1Gi' });
   });
 
+  const signed = 'https://images.example/disk.qcow2?X-Amz-Signature=secret';
+
+  it('of a signed URL says where it is from without the signature, also where an earlier operator said all', () => {
+    const http = { url: signed, sha256: 'a'.repeat(64) };
+    const world = new World({ source: { http } });
+    world.step();
+    world.succeed();
+    world.step();
+    expect(world.object.status?.origin).toBe('https://images.example/disk.qcow2?…');
+    world.object = { ...world.object, status: { ...world.object.status, origin: signed } };
+    world.step();
+    expect(world.object.status?.origin).toBe('https://images.example/disk.qcow2?…');
+  });
+
+  it('that is a copy from another namespace does not take over a URL that may hold credentials', () => {
+    const content = { type: 'http', url: signed, sha256: 'a'.repeat(64) };
+    const world = new World({ source: { copyOf: { name: 'other', namespace: 'platform-default' } } });
+    const other = image({});
+    const metadata = { ...other.metadata, namespace: 'platform-default' };
+    world.origin = { ...other, metadata, status: { content, size: '1Gi' } };
+    world.step();
+    expect(world.condition('Ready')).toMatchObject({ status: 'False', reason: 'CopyWouldShowURL' });
+    expect(JSON.stringify(world.object.status)).not.toContain('secret');
+    world.origin = { ...other, status: { content, size: '1Gi' } };
+    world.step();
+    expect(world.object.status).toMatchObject({ phase: 'Ready', content });
+  });
+
   it('made of a VM waits for it to have run, and is copied on its host', () => {
     const world = new World({ source: { fromVM: { name: 'builder' } } });
     world.vms = [];

@@ -1,4 +1,5 @@
 /** What finished Jobs and other objects have made of an Image or ISO: the lasting facts of its status. Pure. */
+import { describeSource, describeUrl } from '../../../api/v1alpha1/describe.ts';
 import type { Image, ImageStatus } from '../../../api/v1alpha1/image.ts';
 import type { ISO } from '../../../api/v1alpha1/iso.ts';
 import { type MachineImageSource, parseDocument } from '../../../api/v1alpha1/machine.ts';
@@ -6,7 +7,7 @@ import { TASK_ANNOTATION } from '../../../api/v1alpha1/names.ts';
 import { formatQuantity } from '../../../api/v1alpha1/quantity.ts';
 import { type StorageTarget, type Task, type TaskReport, taskSchema } from '../../../api/v1alpha1/task.ts';
 import type { Job } from '../../../kube/job.ts';
-import { contentOf } from './content.ts';
+import { contentOf, isKeptFromCopies } from './content.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import type { OperationType } from './operation.ts';
 
@@ -32,9 +33,17 @@ export function factsOf({ status = {} }: Image | ISO): ImageFacts {
 
 /** The facts as they are now. Writing them again changes nothing. */
 export function settle(observed: ObservedImage): ImageFacts {
-  const known = factsOf(observed.object);
+  const known = withoutCredentials(factsOf(observed.object), observed.object);
   const made = known.content === undefined ? { ...known, ...firstContent(observed) } : known;
   return { ...made, ...committed(observed, made), ...pushed(observed, made) };
+}
+
+/** An earlier operator wrote the whole address into `origin`. */
+function withoutCredentials(facts: ImageFacts, { spec: { source } }: Image | ISO): ImageFacts {
+  const { origin } = facts;
+  return origin !== undefined && origin === source.http?.url
+    ? { ...facts, origin: describeUrl(origin) }
+    : facts;
 }
 
 function firstContent(observed: ObservedImage): Partial<ImageFacts> {
@@ -45,7 +54,7 @@ function firstContent(observed: ObservedImage): Partial<ImageFacts> {
     return { content, size: String(source.empty.size), storageSize: '0', lastUpdateTime: iso(now) };
   }
   if (source.copyOf !== undefined) {
-    return origin === undefined ? {} : copied(origin, now);
+    return origin === undefined || isKeptFromCopies(origin, object) ? {} : copied(origin, now);
   }
   const job = latest(observed.jobs, 'pull') ?? latest(observed.jobs, 'save');
   return job?.outcome.kind === 'succeeded' ? contentMade(job, object, now) : {};
@@ -139,17 +148,7 @@ function originOf(job: Job): string | undefined {
   if (task?.type === 'save') {
     return `disk of VM ${task.vm.namespace}/${task.vm.name}`;
   }
-  const source = task?.type === 'import' ? task.image.source : undefined;
-  switch (source?.type) {
-    case 'registry':
-      return source.reference;
-    case 'http':
-      return source.url;
-    case 'sharedFile':
-      return source.path;
-    default:
-      return undefined;
-  }
+  return task?.type === 'import' ? describeSource(task.image.source) : undefined;
 }
 
 /** Asked again at each look, and a Job of the cache never changes. */

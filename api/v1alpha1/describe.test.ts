@@ -1,0 +1,23 @@
+import { describe, expect, it } from 'vitest';
+import { describeSource, describeUrl, mayHoldCredentials } from './describe.ts';
+
+describe('a URL as people are told it', () => {
+  it.each([
+    ['https://images.example/a/b.qcow2', 'https://images.example/a/b.qcow2'],
+    ['https://user:secret@images.example:8443/a', 'https://images.example:8443/a'],
+    ['https://secret@images.example/a', 'https://images.example/a'],
+    ['https://s3.example/a?X-Amz-Signature=secret&X-Amz-Expires=1', 'https://s3.example/a?…'],
+    ['https://images.example/a#secret', 'https://images.example/a'],
+    ['https://secret:secret', 'a URL that cannot be read'],
+  ])('%s is %s', (url, told) => {
+    expect(describeUrl(url)).toBe(told);
+    expect(describeSource({ type: 'http', url, sha256: '' })).toBe(told);
+  });
+
+  it.each([
+    ['https://images.example/a', false],
+    ['https://images.example/a?b', true],
+    ['https://user@images.example/a', true],
+    ['no URL', true],
+  ])('%s may hold credentials: %s', (url, may) => expect(mayHoldCredentials(url)).toBe(may));
+});
