@@ -1,0 +1,138 @@
+/** Machines that want more than their part of a host: memory past the host. */
+import * as fc from 'fast-check';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { type MachineReport, machineReportSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { NODES, type Pod, PODS } from '../../kube/core.ts';
+import { ApiError } from '../../kube/errors.ts';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from '../e2e/agent-host.ts';
+import { waitFor } from '../support/wait.ts';
+import { hostileRuns, tried } from './support/attempts.ts';
+
+const STEP = { deadlineMilliseconds: 60_000 };
+const SET_UP_MILLISECONDS = 300_000;
+const TEST_MILLISECONDS = 300_000;
+const MEBIBYTE = 2 ** 20;
+
+describe('memory past the host', () => {
+  const namespace = 'platform-greedy';
+  const ref = { namespace, name: 'greedy' };
+  let cluster: Cluster;
+  let host: TestHost;
+  /** The operator's own rights: whoever has them is not stopped by a policy. */
+  let operator: KubeClient;
+  let offered: number;
+  let restarts = 0;
+
+  beforeAll(async () => {
+    cluster = await startCluster({ name: `hostile-resources-${process.pid}` });
+    await cluster.createNamespace(namespace);
+    operator = await operatorClient(cluster);
+    host = await TestHost.make(cluster, { name: 'narrow' });
+    await host.start();
+    const { status } = await cluster.client().get(NODES, { name: 'narrow' });
+    offered = Number(parseQuantity(status?.allocatable?.['memory'] ?? '0'));
+    for (const name of ['greedy', 'neighbour']) {
+      await operator.create(PODS, podFor(host, machineFor(namespace, name)));
+      await waitForPod(name, ({ phase }) => phase === 'Running');
+    }
+  }, SET_UP_MILLISECONDS);
+
+  afterAll(async () => {
+    await host?.remove();
+    await cluster?.stop();
+  });
+
+  async function waitForPod(
+    name: string,
+    matches: (status: NonNullable<Pod['status']>) => boolean,
+  ): Promise<Pod> {
+    return waitFor(
+      `Pod ${name} to be as wanted`,
+      async () => {
+        const pod = await operator.get(PODS, { namespace, name });
+        if (!matches(pod.status ?? {})) throw new Error(JSON.stringify(pod.status));
+        return pod;
+      },
+      STEP,
+    );
+  }
+
+  function reportOf({ status = {} }: Pod): MachineReport {
+    const said = status.conditions?.find(({ type }) => type === MACHINE_CONDITION)?.message;
+    return machineReportSchema.parse(parseDocument(said) ?? {});
+  }
+
+  /** The machine is wanted with that memory, and restarted; resolves with what it was started with. */
+  async function restart(memoryBytes: number): Promise<number | undefined> {
+    restarts += 1;
+    const restartRequestedAt = new Date(restarts * 1000).toISOString().replace('.000Z', 'Z');
+    const pod = await operator.get(PODS, ref);
+    await setDesired(operator, pod, { ...DESIRED, cpu: 256, memoryBytes, restartRequestedAt });
+    const restarted = await waitForPod('greedy', (status) => {
+      const report = reportOf({ status } as Pod);
+      return report.restartedAt === restartRequestedAt && report.memoryBytes !== undefined;
+    });
+    expect(reportOf(restarted).cpu).toBe(DESIRED.cpu);
+    return reportOf(restarted).memoryBytes;
+  }
+
+  async function resize(memoryBytes: number): Promise<void> {
+    const { metadata, spec } = await operator.get(PODS, ref);
+    const containers = spec.containers.map(({ resources, ...rest }) => ({
+      ...rest,
+      resources: { ...resources, requests: { ...resources?.requests, memory: String(memoryBytes) } },
+    }));
+    const { uid } = metadata;
+    await operator.mergePatch(
+      PODS,
+      ref,
+      { metadata: { uid }, spec: { containers } },
+      { subresource: 'resize' },
+    );
+  }
+
+  test(
+    'a machine that is told of more memory than its Pod requests starts with what is requested',
+    async (context) => {
+      const sizes = fc.integer({ min: 2, max: 1000 });
+      await fc.assert(
+        fc.asyncProperty(sizes, async (times) => {
+          expect(await restart(times * offered)).toBe(DESIRED.memoryBytes);
+          tried(context, 'memory of 2 to 1000 hosts and a restart', 'started with the old size');
+        }),
+        hostileRuns(40),
+      );
+    },
+    TEST_MILLISECONDS,
+  );
+
+  test('the API server refuses the Pod more than the host has', async (context) => {
+    const error = await resize(10 * offered).catch((refusal: unknown) => refusal);
+    expect(error).toBeInstanceOf(ApiError);
+    expect((error as ApiError).message).toContain("node didn't have enough allocatable resources");
+    tried(context, 'pods/resize to ten hosts', `refused: ${(error as ApiError).status}`);
+  });
+
+  test(
+    'what the host has, and a neighbour needs, is not promised',
+    async (context) => {
+      await resize(offered - MEBIBYTE);
+      const { status } = await waitForPod('greedy', ({ conditions = [] }) =>
+        conditions.some(({ type }) => type === 'PodResizePending'),
+      );
+      const pending = status?.conditions?.find(({ type }) => type === 'PodResizePending');
+      expect(pending).toMatchObject({ status: 'True', reason: 'Deferred' });
+      expect(await restart(offered)).toBe(DESIRED.memoryBytes);
+      tried(
+        context,
+        'pods/resize to all of a host with a neighbour, and a restart',
+        'Deferred, the old size',
+      );
+    },
+    TEST_MILLISECONDS,
+  );
+});
