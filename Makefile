@@ -81,6 +81,10 @@ audit: $(PACKAGES) ## Known vulnerabilities of what the images hold (asks the re
 bench: $(PACKAGES) ## Measure: VMs on simulated hosts, starts, pulls, clones, the image cache
 	@node test/bench/main.ts
 
+.PHONY: host-token
+host-token: $(PACKAGES) ## Make what one host joins with, good for a day: a kubeconfig on stdout: NAME=rack1-7
+	@node hack/host-token.ts --name '$(if $(filter-out file,$(origin NAME)),$(NAME))'
+
 .PHONY: cluster-up cluster-down
 cluster-up: $(PACKAGES) ## Start a cluster: NAME=x HOSTS=600 OPERATOR=1 DPI_MAX=320
 	@node hack/cluster.ts up --name '$(NAME)' --hosts '$(HOSTS)' --operator '$(OPERATOR)' --dpi-max '$(DPI_MAX)'

@@ -3,11 +3,10 @@
  *
  *   manifests.ts [--output FILE] [HELM OPTION…]      e.g. --set displayDPIMaximum=320
  *
- * Hooks are Helm's and left out: before deleting what was applied, delete the VMs (docs/install.md). With agent.enabled
- * the file holds a bootstrap token: it is for its owner alone.
+ * Hooks are Helm's and left out: before deleting what was applied, delete the VMs (docs/install.md).
  */
 import { execFile } from 'node:child_process';
-import { mkdir, open } from 'node:fs/promises';
+import { mkdir, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
 import { resolveChartTools } from '../test/cluster/toolchain/toolchain.ts';
@@ -15,7 +14,6 @@ import { resolveChartTools } from '../test/cluster/toolchain/toolchain.ts';
 const ROOT = join(import.meta.dirname, '..');
 /** All kinds and policies together are some 150 KB. */
 const OUTPUT_BYTES = 16 * 1024 * 1024;
-const OWNER_ONLY = 0o600;
 
 async function main(args: readonly string[]): Promise<void> {
   const at = args.indexOf('--output');
@@ -29,15 +27,8 @@ async function main(args: readonly string[]): Promise<void> {
     { maxBuffer: OUTPUT_BYTES },
   );
   await mkdir(dirname(output), { recursive: true });
-  await writeForOwner(output, stdout);
+  await writeFile(output, stdout);
   process.stdout.write(`${output}\n`);
-}
-
-/** A file that is there already gets the mode before the text; what is no file, such as /dev/null, keeps its own. */
-async function writeForOwner(path: string, text: string): Promise<void> {
-  await using file = await open(path, 'w', OWNER_ONLY);
-  if ((await file.stat()).isFile()) await file.chmod(OWNER_ONLY);
-  await file.writeFile(text);
 }
 
 await main(process.argv.slice(2));

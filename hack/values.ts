@@ -115,7 +115,6 @@ const agent = z.strictObject({
     .meta({ examples: [['10.42.0.0/16', 'fd00:42::/56']] }),
   guestsMayReachCluster: z.boolean(),
   apiServer: text.regex(/^https:\/\//).meta({ examples: ['https://10.96.0.1:443'] }),
-  bootstrap: z.strictObject({ create: z.boolean(), secretName: text }),
   config: without(z.toJSONSchema(agentConfig, { io: 'input' }), [
     'nodeName',
     'address',

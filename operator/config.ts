@@ -75,6 +75,8 @@ const hostsSchema = z
       .array(z.union([z.cidrv4(), z.cidrv6()]))
       .min(1)
       .default(['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16', 'fc00::/7']),
+    /** The account of the agents of the DaemonSet, in the system namespace: its Pods may join as the hosts of their nodes. */
+    serviceAccount: z.string().min(1).default('berth-agent'),
     /** A host of this name beside a kubelet's Node, NODE + this, is on the same machine. None is where it is empty. */
     nodeNameSuffix: z
       .string()
@@ -125,6 +127,11 @@ export const configSchema = z.strictObject({
 });
 
 export type OperatorConfig = z.infer<typeof configSchema>;
+
+/** Whether VMs and what belongs to them are seen to in a namespace. */
+export function isServed(namespace: string, { namespaces }: OperatorConfig): boolean {
+  return namespace === namespaces.default || namespace.startsWith(namespaces.prefix);
+}
 
 /** A configuration file that cannot be used; `message` has one line a mistake: path, value's fault. */
 export class ConfigError extends Error {

@@ -1,13 +1,17 @@
 /** One certificate of the agent's, asked for by a CertificateSigningRequest that the operator approves. */
+import { createHash, createPublicKey } from 'node:crypto';
 import { createKey, createSigningRequest, type Key } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
-import { ApiError, isNotFound } from '../../kube/errors.ts';
+import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
 import { Backoff, pause } from '../../kube/time.ts';
 
 /** Approval takes milliseconds when the operator runs, and for ever when it does not: soon at first, then rarely. */
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
+
+/** Hexadecimal digits of the part of a name that tells requests of one host apart. */
+const FINGERPRINT_DIGITS = 20;
 
 export interface CertificateRequest {
   nodeName: string;
@@ -15,6 +19,11 @@ export interface CertificateRequest {
   /** Addresses that a serving certificate is for; a client certificate has none. */
   ipAddresses: readonly string[];
   expirationSeconds: number;
+  /**
+   * A new one when absent. With the key of an earlier try the request of that try is taken up again, if it is still there:
+   * a second one for the same name would be denied.
+   */
+  key?: Key;
 }
 
 export interface Certificate {
@@ -47,7 +56,7 @@ export async function requestCertificate(
   request: CertificateRequest,
   signal: AbortSignal,
 ): Promise<Certificate> {
-  const key = await createKey('ECDSA');
+  const key = request.key ?? (await createKey('ECDSA'));
   for (;;) {
     const name = await submit(client, request, key, signal);
     const certificate = await waitForCertificate(client, name, signal);
@@ -70,20 +79,34 @@ async function submit(
     ipAddresses: request.ipAddresses,
   });
   const signer = SIGNERS[request.kind];
-  const created = await client.create(
-    CERTIFICATE_SIGNING_REQUESTS,
-    {
-      metadata: { generateName: `berth-${request.kind}-${request.nodeName}-` },
-      spec: {
-        request: Buffer.from(pem).toString('base64'),
-        signerName: signer.name,
-        usages: ['digital signature', signer.usage],
-        expirationSeconds: request.expirationSeconds,
+  const name = `berth-${request.kind}-${request.nodeName}-${fingerprint(key)}`;
+  try {
+    await client.create(
+      CERTIFICATE_SIGNING_REQUESTS,
+      {
+        metadata: { name },
+        spec: {
+          request: Buffer.from(pem).toString('base64'),
+          signerName: signer.name,
+          usages: ['digital signature', signer.usage],
+          expirationSeconds: request.expirationSeconds,
+        },
       },
-    },
-    { signal },
-  );
-  return created.metadata.name;
+      { signal },
+    );
+  } catch (error) {
+    // Made with this key by an earlier try, whose answer did not arrive.
+    if (!isAlreadyExists(error)) {
+      throw error;
+    }
+  }
+  return name;
+}
+
+/** Names the key, as a kubelet names its requests: the same key never asks twice. */
+function fingerprint(key: Key): string {
+  const publicKey = createPublicKey(key.pem).export({ type: 'spki', format: 'der' });
+  return createHash('sha256').update(publicKey).digest('hex').slice(0, FINGERPRINT_DIGITS);
 }
 
 /** Undefined when the request vanished: the control plane removes what nobody decided within a day. */

@@ -6,6 +6,7 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { stringify } from 'yaml';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
+import { createKey, type Key, readKey } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { Backoff, pause } from '../../kube/time.ts';
@@ -25,11 +26,14 @@ export function identityFiles(dataDirectory: string): {
   kubeconfig: string;
   client: string;
   serving: string;
+  /** The key that the host asks to join with, until it has. */
+  joining: string;
 } {
   return {
     kubeconfig: path.join(dataDirectory, 'kubeconfig'),
     client: path.join(dataDirectory, 'pki', 'client.pem'),
     serving: path.join(dataDirectory, 'pki', 'serving.pem'),
+    joining: path.join(dataDirectory, 'pki', 'joining.pem'),
   };
 }
 
@@ -149,6 +153,7 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
     rmSync(files.serving, { force: true });
     writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
+    rmSync(files.joining, { force: true });
   } finally {
     await transport.close();
   }
@@ -158,9 +163,11 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
 
 /** Asks until somebody answers: a cluster that is away at the host's boot is back before long. */
 async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate> {
-  const { nodeName, certificates } = o.config;
+  const { nodeName, certificates, dataDirectory } = o.config;
+  const { joining } = identityFiles(dataDirectory);
   const request = {
     nodeName,
+    key: await joiningKey(joining),
     kind: 'client',
     ipAddresses: [],
     expirationSeconds: Math.min(certificates.clientSeconds, FIRST_CERTIFICATE_SECONDS),
@@ -174,6 +181,8 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
       return await requestCertificate(client, request, o.signal);
     } catch (error) {
       if (isFinal(error)) {
+        // The next start asks with another key, and so anew.
+        rmSync(joining, { force: true });
         throw new JoinError(error instanceof Error ? error.message : String(error), { cause: error });
       }
       o.signal.throwIfAborted();
@@ -181,6 +190,16 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
     }
     await pause(backoff.next(), o.signal);
   }
+}
+
+/** On the disk before it is used: an agent that starts again takes its request up, since a second one for its name is denied. */
+async function joiningKey(file: string): Promise<Key> {
+  if (existsSync(file)) {
+    return readKey(readFileSync(file, 'utf8'));
+  }
+  const key = await createKey('ECDSA');
+  writeSecretFile(file, key.pem);
+  return key;
 }
 
 /** A certificate and its key from one file; undefined when there is none. */

@@ -63,7 +63,13 @@ export const SYSTEM_NAMESPACE = 'berth-system';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';
 export const OPERATOR_USER = `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-operator`;
+/** Of every bootstrap token that a host joins with: it may ask for a certificate. */
 export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
+
+/** The group of a bootstrap token that says which host it is for. */
+export function bootstrapGroupOf(hostName: string): string {
+  return `${BOOTSTRAP_GROUP}:${hostName}`;
+}
 
 /** Whether a host may have this name: a lower-case DNS label, which labels and file names take as it is. */
 export function isHostName(name: string): boolean {

@@ -10,11 +10,11 @@ import type { EventRecorder } from '../../kube/events.ts';
 import { Informer } from '../../kube/informer.ts';
 import { JOBS } from '../../kube/job.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
-import type { OperatorConfig } from '../config.ts';
+import { isServed, type OperatorConfig } from '../config.ts';
 import { VMMetrics } from '../metrics.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from '../resources.ts';
 import { CertificateReconciler } from './certificates/controller.ts';
-import { enqueueRequests, REQUEST_INDEXES } from './certificates/watch.ts';
+import { enqueueRequests, requestIndexes } from './certificates/watch.ts';
 import { approvalsSelector, HostApprovals } from './host/approvals.ts';
 import { watchAddresses } from './certificates/surroundings.ts';
 import { HostReconciler } from './host/controller.ts';
@@ -40,7 +40,7 @@ import { enqueueRemovals } from './image/removal/watch.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
 
-/** Certificates and hosts change rarely; a few workers keep a slow answer from holding up the rest. */
+/** Hosts change rarely; a few workers keep a slow answer from holding up the rest. */
 const FEW_WORKERS = 4;
 
 export interface OperatorOptions {
@@ -134,7 +134,10 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
       },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
-    requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, { ...base, indexes: REQUEST_INDEXES }),
+    requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, {
+      ...base,
+      indexes: requestIndexes(config),
+    }),
     approvals: new Informer(client, CONFIG_MAPS, { ...base, ...approvalsSelector(config.namespaces.system) }),
     addresses: watchAddresses(client, logger),
   };
@@ -254,17 +257,15 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
   return controller;
 }
 
-function certificateController(
-  options: OperatorOptions,
-  watches: Watches,
-  approvals: HostApprovals,
-): Controller {
-  const { registry, logger } = options;
-  const reconciler = new CertificateReconciler({ ...options, ...watches, approvals });
+/** One worker, which sees what it has written: of two requests for one name, the second must know of the first. */
+function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
+  const { registry, logger } = o;
+  const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });
   const controller = new Controller({
     name: 'certificate',
-    workers: FEW_WORKERS,
+    workers: 1,
     reconcile: (key, context) => reconciler.reconcile(key, context),
+    ready: () => reconciler.ready(),
     logger,
     metrics: registry,
   });
@@ -288,8 +289,4 @@ function imageCacheController(options: OperatorOptions, watches: Watches): Contr
   });
   enqueueEntries(controller, sources);
   return controller;
-}
-
-function isServed(namespace: string, { namespaces }: OperatorConfig): boolean {
-  return namespace === namespaces.default || namespace.startsWith(namespaces.prefix);
 }

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VMS } from '../../operator/resources.ts';
-import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, type Pod, PODS, SECRETS } from '../../kube/core.ts';
+import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
@@ -133,18 +133,8 @@ describe('helm', () => {
     return stdout;
   }
 
-  async function token(): Promise<string | undefined> {
-    const { data } = await cluster
-      .client()
-      .get(SECRETS, { namespace: SYSTEM, name: 'berth-agent-bootstrap' });
-    return data?.['token'];
-  }
-
   /** What a Pod of the DaemonSet finds below /etc/berth/bootstrap. */
   async function bootstrapFolder(): Promise<string> {
-    const { data: secret } = await cluster
-      .client()
-      .get(SECRETS, { namespace: SYSTEM, name: 'berth-agent-bootstrap' });
     const config = { namespace: SYSTEM, name: 'berth-agent' };
     const { data } = await cluster.client().get(CONFIG_MAPS, config);
     const authority = await cluster
@@ -152,7 +142,7 @@ describe('helm', () => {
       .get(CONFIG_MAPS, { namespace: SYSTEM, name: 'kube-root-ca.crt' });
     writeFileSync(join(folder, 'kubeconfig'), data?.['kubeconfig'] ?? '');
     writeFileSync(join(folder, 'ca.crt'), authority.data?.['ca.crt'] ?? '');
-    writeFileSync(join(folder, 'token'), Buffer.from(secret?.['token'] ?? '', 'base64'));
+    writeFileSync(join(folder, 'token'), await requestToken(cluster.client(), 'berth-agent', false));
     return folder;
   }
 
@@ -175,7 +165,7 @@ describe('helm', () => {
     return (body as { status?: { allowed?: boolean } }).status?.allowed;
   }
 
-  test('install, upgrade with the same bootstrap token, uninstall that keeps what people made', async () => {
+  test('install, upgrade, uninstall that keeps what people made', async () => {
     const values = { agent: { ...EVERYTHING.agent, apiServer: cluster.server } };
     // The harness has put the same things there before.
     const over = ['--take-ownership', '--force-conflicts'];
@@ -184,20 +174,17 @@ describe('helm', () => {
     );
     const requests = { group: 'certificates.k8s.io', resource: 'certificatesigningrequests' };
     // The API server's authorizer hears of rights a little after they are stored.
-    await waitFor('the bootstrap token to open what it is for', () =>
+    await waitFor('the token of a Pod to open what it is for', () =>
       bootstrapMay({ verb: 'create', ...requests }),
     );
     expect(await bootstrapMay({ verb: 'create', resource: 'nodes' })).toBe(false);
     expect(await bootstrapMay({ verb: 'list', resource: 'secrets' })).toBe(false);
-    const before = await token();
     const changed = { ...values, config: { osx_node_platform_quota_pod: 2 } };
     await release(['upgrade', 'berth', CHART, '--force-conflicts'], changed);
-    expect(await token()).toBe(before);
     const config = await cluster.kubectl(['-n', SYSTEM, 'get', 'configmap', 'berth-operator', '-o', 'yaml']);
     expect(config.stdout).toContain('osx_node_platform_quota_pod: 2');
     await release(['uninstall', 'berth', '--no-hooks']);
     expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(false);
-    expect(await isThere(SECRETS, 'berth-agent-bootstrap', SYSTEM)).toBe(false);
     expect(await isThere(NAMESPACES, 'platform-default')).toBe(true);
     await cluster.kubectl(['get', 'crd', 'vms.berth.dev', 'images.berth.dev']);
     // What was kept is this release's still.

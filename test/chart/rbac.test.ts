@@ -32,6 +32,7 @@ const BOOTSTRAP: Person = {
   user: 'system:bootstrap:abcdef',
   groups: ['system:bootstrappers:berth', 'system:authenticated'],
 };
+const AGENT_ACCOUNT = account(SYSTEM, 'berth-agent');
 const AGENT: Person = { user: `system:node:${HOST}`, groups: ['system:nodes', 'system:authenticated'] };
 
 let cluster: Cluster;
@@ -231,6 +232,18 @@ describe('the table', () => {
       ],
     ],
     [
+      "agent's Pod, before its host has joined",
+      AGENT_ACCOUNT,
+      ['create certificatesigningrequests.certificates.k8s.io'],
+      [
+        'approve signers.certificates.k8s.io',
+        'update certificatesigningrequests/approval.certificates.k8s.io',
+        'create nodes',
+        `list pods in ${OWN}`,
+        `get secrets in ${SYSTEM}`,
+      ],
+    ],
+    [
       'host',
       AGENT,
       [
@@ -274,14 +287,14 @@ describe('the table', () => {
     expect(bound.filter((name) => !name.startsWith('berth-'))).toEqual(['system:node-bootstrapper']);
   });
 
-  test('ServiceAccounts of the chart: the agent’s has no rights at all', async () => {
+  test('ServiceAccounts of the chart: the agent’s may ask for a certificate, and no more', async () => {
     const objects = await manifests(EVERYTHING);
     expect(find(objects, 'ServiceAccount', 'berth-agent')['automountServiceAccountToken']).toBe(false);
-    const subjects = objects
+    const bound = objects
       .filter(({ kind }) => kind.endsWith('RoleBinding'))
-      .flatMap((one) => one['subjects'] as { name: string }[])
-      .map(({ name }) => name);
-    expect(subjects).not.toContain('berth-agent');
+      .filter((one) => (one['subjects'] as { name: string }[]).some(({ name }) => name === 'berth-agent'))
+      .map((one) => one['roleRef'].name as string);
+    expect(bound).toEqual(['system:node-bootstrapper']);
   });
 });
 
@@ -357,8 +370,10 @@ describe('tried', () => {
       expect(await patch(node(HOST, 'berth.dev/tried'))).toMatchObject({ code: 0 });
       expect((await patch(node(NEIGHBOUR, 'berth.dev/tried'))).said).toMatch(/not allowed to modify node/);
       expect((await as(AGENT, ['delete', 'node', NEIGHBOUR])).said).toContain('forbidden');
-      const dedicated = await patch(node(HOST, 'berth.node-restriction.kubernetes.io/namespace'));
-      expect(dedicated.said).toContain('is not allowed to modify labels');
+      for (const label of ['namespace', 'host']) {
+        const restricted = await patch(node(HOST, `berth.node-restriction.kubernetes.io/${label}`));
+        expect(restricted.said).toContain('is not allowed to modify labels');
+      }
     });
 
     test('tells the status of its own Pods alone', async () => {

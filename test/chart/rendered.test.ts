@@ -1,6 +1,6 @@
 /** What the chart renders is what the harness installs, and what its values say. */
 import { execFile } from 'node:child_process';
-import { chmodSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -223,15 +223,19 @@ test('kinds and the default namespace are kept at uninstall unless one asks othe
   expect((await manifests({ crds: { enabled: false } })).some(isKind)).toBe(false);
 });
 
-test('a bootstrap token is one that the API server takes', () => {
-  const tokens = everything.filter(({ type }) => type === 'bootstrap.kubernetes.io/token');
-  expect(tokens).toHaveLength(1);
-  const token = find(everything, 'Secret', tokens[0]?.metadata.name ?? '');
-  const { 'token-id': id, 'token-secret': secret } = token['stringData'] as Record<string, string>;
-  expect(id).toMatch(/^[a-z0-9]{6}$/);
-  expect(secret).toMatch(/^[a-z0-9]{16}$/);
-  expect(token.metadata).toMatchObject({ name: `bootstrap-token-${id}`, namespace: 'kube-system' });
-  expect(find(everything, 'Secret', 'berth-agent-bootstrap')['stringData'].token).toBe(`${id}.${secret}`);
+test('the chart makes no token for hosts: an agent joins with the token of its Pod, and the operator knows the names', () => {
+  const secrets = everything.filter(({ kind }) => kind === 'Secret');
+  expect(secrets.map(({ metadata }) => metadata.name)).toEqual(['berth-metrics-token']);
+  const { volumes } = find(everything, 'DaemonSet', 'berth-agent')['spec'].template.spec;
+  const { sources } = volumes.find(({ name }: { name: string }) => name === 'bootstrap').projected;
+  expect(sources).toContainEqual({ serviceAccountToken: { path: 'token', expirationSeconds: 3600 } });
+  const { data } = find(everything, 'ConfigMap', 'berth-operator') as unknown as {
+    data: Record<string, string>;
+  };
+  const config = Object.values(data).map((text) => parse(text) as Record<string, unknown>);
+  expect(config).toContainEqual(
+    expect.objectContaining({ hosts: expect.objectContaining({ nodeNameSuffix: '-berth' }) }),
+  );
 });
 
 test('the chart has the version of the programs', async () => {
@@ -240,11 +244,7 @@ test('the chart has the version of the programs', async () => {
   expect(chart).toMatchObject({ version, appVersion: version });
 });
 
-function modeOf(file: string): number {
-  return statSync(file).mode & 0o777;
-}
-
-test('install.yaml has everything but the hooks, and its namespaces; what it holds is for its owner alone', async () => {
+test('install.yaml has everything but the hooks, and its namespaces', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'berth-manifests-'));
   try {
     const file = join(folder, 'install.yaml');
@@ -255,14 +255,6 @@ test('install.yaml has everything but the hooks, and its namespaces; what it hol
     expect(objects).toHaveLength(defaults.length - hooks.length + 1);
     const namespace = find(objects, 'Namespace', 'berth-system');
     expect(namespace.metadata.labels).toMatchObject({ 'pod-security.kubernetes.io/enforce': 'privileged' });
-    expect(modeOf(file)).toBe(0o600);
-    chmodSync(file, 0o644);
-    const values = ['enabled=true', 'nodeSelector.machines=yes', 'guestsMayReachCluster=true'];
-    const agent = values.flatMap((value) => ['--set', `agent.${value}`]);
-    await promisify(execFile)(process.execPath, [...program, ...agent]);
-    const again = parseManifests(await readFile(file, 'utf8'));
-    expect(find(again, 'Secret', 'berth-agent-bootstrap')['stringData'].token).toMatch(/^\w{6}\.\w{16}$/);
-    expect(modeOf(file)).toBe(0o600);
   } finally {
     rmSync(folder, { recursive: true });
   }

@@ -56,10 +56,6 @@ function besides({ path }: Change): { before?: object; after?: object } {
   switch (path.join('.')) {
     case 'certificate.secretName':
       return { before: { certificate: { certManager: { enabled: false } } } };
-    case 'agent.bootstrap.create':
-      return { after: { agent: { bootstrap: { secretName: 'bootstrap' } } } };
-    case 'agent.bootstrap.secretName':
-      return { after: { agent: { bootstrap: { create: false } } } };
     case 'agent.guestsMayReachCluster':
       return { after: { agent: { clusterCIDRs: [] } } };
     case 'config.imageStorage.folder':
@@ -169,14 +165,6 @@ describe('values that contradict each other are refused by their names', () => {
     [
       { config: { leaderElection: { retryPeriodSeconds: 6 } } },
       ['config.leaderElection.renewDeadlineSeconds', 'config.leaderElection.retryPeriodSeconds'],
-    ],
-    [
-      merged(EVERYTHING, { agent: { bootstrap: { secretName: 'x' } } }) as object,
-      ['agent.bootstrap.create', 'agent.bootstrap.secretName'],
-    ],
-    [
-      merged(EVERYTHING, { agent: { bootstrap: { create: false } } }) as object,
-      ['agent.bootstrap.create', 'agent.bootstrap.secretName'],
     ],
     [
       merged(EVERYTHING, { agent: { resources: { limits: { memory: '8447Mi' } } } }) as object,

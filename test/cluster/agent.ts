@@ -45,7 +45,7 @@ export class AgentProcess {
   /** Starts it for the first time and resolves when its Node is Ready. */
   static async start(cluster: Cluster, options: AgentOptions): Promise<AgentProcess> {
     const agent = new AgentProcess(cluster, options);
-    const { kubeconfig } = await cluster.createAgentBootstrap();
+    const { kubeconfig } = await cluster.createAgentBootstrap(options.nodeName);
     const config = {
       nodeName: options.nodeName,
       dataDirectory: agent.dataDirectory,

@@ -5,7 +5,7 @@ import { NAMESPACES } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { createBootstrapKubeconfig } from './bootstrap.ts';
+import { createHostToken } from '../../hack/host-token.ts';
 import { waitUntilReady } from './controlplane.ts';
 import { createHosts, type HostOptions } from './hosts.ts';
 import { writeFileAtomically, writeKubeconfig } from './kubeconfig.ts';
@@ -97,8 +97,11 @@ export class RunningCluster implements Cluster {
     await untilPodsAllowed(this.#client, name);
   }
 
-  async createAgentBootstrap(): Promise<{ kubeconfig: string }> {
-    return { kubeconfig: await createBootstrapKubeconfig(this.#client, this.#connection, this.directory) };
+  async createAgentBootstrap(hostName: string): Promise<{ kubeconfig: string }> {
+    const token = await createHostToken(this.#client, this.#connection, hostName);
+    const kubeconfig = join(this.directory, `bootstrap-${token.id}.kubeconfig`);
+    writeFileAtomically(kubeconfig, token.kubeconfig);
+    return { kubeconfig };
   }
 
   /** Writes kubeconfigs for the operator and KWOK; the operator's token is renewed from here on, if need be. */

@@ -50,8 +50,8 @@ export interface Cluster {
   startOperator(options?: OperatorOptions): Promise<OperatorProcess>;
   /** A namespace that Berth may serve, with Pod Security `privileged`. */
   createNamespace(name: string): Promise<void>;
-  /** Path of a kubeconfig with a fresh bootstrap token for hosts that join. */
-  createAgentBootstrap(): Promise<{ kubeconfig: string }>;
+  /** Path of a kubeconfig with a fresh bootstrap token for the host of that name. */
+  createAgentBootstrap(hostName: string): Promise<{ kubeconfig: string }>;
   component(name: Component): ComponentProcess;
   /** Lets go of it: connections and timers of this process end, the cluster does not. */
   disconnect(): Promise<void>;

@@ -79,7 +79,7 @@ export class TestHost {
 
   /** Starts an agent; its certificate requests are approved as the operator would. */
   async launch({ approve = true } = {}): Promise<void> {
-    const { kubeconfig } = await this.#cluster.createAgentBootstrap();
+    const { kubeconfig } = await this.#cluster.createAgentBootstrap(this.name);
     const file = join(this.#directory, 'agent.yaml');
     await writeFile(file, stringify({ ...this.#settings, bootstrapKubeconfig: kubeconfig }));
     const config = loadConfig(file);

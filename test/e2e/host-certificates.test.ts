@@ -244,7 +244,7 @@ test(
   'a bootstrap token does not get the name of a host that is there, and the request says why',
   async () => {
     const before = (await requests('client')).length;
-    const { kubeconfig } = await cluster.createAgentBootstrap();
+    const { kubeconfig } = await cluster.createAgentBootstrap('host');
     const connection = await loadConnection({ kubeconfigPath: kubeconfig });
     const transport = new Transport(connection, { metrics: createMetrics() });
     try {

@@ -166,7 +166,7 @@ export async function tracesOn({ dataDirectory }: AgentProcess): Promise<string[
 }
 
 async function bootstrapOver(link: Link, cluster: Cluster): Promise<string> {
-  const { kubeconfig } = await cluster.createAgentBootstrap();
+  const { kubeconfig } = await cluster.createAgentBootstrap('one');
   const text = await readFile(kubeconfig, 'utf8');
   const path = join(cluster.directory, 'bootstrap-over-link.kubeconfig');
   await writeFile(path, text.replace(cluster.server, link.addressOf(cluster.server)), { mode: 0o600 });

@@ -1,9 +1,20 @@
 /** Who says that it is a host, or asks for the certificate of one, and is not. Real API server, NodeRestriction, operator. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { requestCertificate } from '../../agent/node/certificate.ts';
-import { HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { parse } from 'yaml';
+import { BOOTSTRAP_GROUP, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { createHostToken } from '../../hack/host-token.ts';
+import { createKey } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { CERTIFICATE_SIGNING_REQUESTS, EVENTS, type Node, NODES } from '../../kube/core.ts';
+import {
+  CERTIFICATE_SIGNING_REQUESTS,
+  EVENTS,
+  type Node,
+  NODES,
+  PODS,
+  SECRETS,
+  SERVICE_ACCOUNTS,
+} from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { VMs } from '../support/vms.ts';
@@ -14,6 +25,8 @@ import { asNode, clientOf } from './support/identities.ts';
 const STEP = { deadlineMilliseconds: 60_000 };
 const SLOTS = { [SLOT_RESOURCE]: '4', cpu: '8', memory: '32Gi', pods: '110' };
 const LIFETIME_SECONDS = 3600;
+const SYSTEM = 'berth-system';
+const ACCOUNT = 'berth-agent';
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -74,6 +87,105 @@ async function requestNames(): Promise<string[]> {
   const { items } = await cluster.client().list(CERTIFICATE_SIGNING_REQUESTS);
   return items.map(({ metadata }) => metadata.name);
 }
+
+/** With a fresh bootstrap token for the host of that name. */
+async function asToken(name: string): Promise<KubeClient> {
+  const { kubeconfig } = await cluster.createAgentBootstrap(name);
+  const { token } = await loadConnection({ kubeconfigPath: kubeconfig });
+  return clientOf(cluster, { token });
+}
+
+/** With the projected token of an agent's Pod on that node, or with one that is bound to nothing. */
+async function asPod(nodeName?: string): Promise<KubeClient> {
+  const bound =
+    nodeName === undefined ? [] : ['--bound-object-kind=Pod', `--bound-object-name=agent-on-${nodeName}`];
+  const { stdout } = await cluster.kubectl(['create', 'token', ACCOUNT, `--namespace=${SYSTEM}`, ...bound]);
+  return clientOf(cluster, { token: stdout.trim() });
+}
+
+/** A bootstrap token as they were made before: its groups name no host. */
+async function asOldToken(): Promise<KubeClient> {
+  const { kubeconfig } = await cluster.createAgentBootstrap('any');
+  const { token = '' } = await loadConnection({ kubeconfigPath: kubeconfig });
+  const secret = { namespace: 'kube-system', name: `bootstrap-token-${token.split('.')[0]}` };
+  await cluster
+    .client()
+    .mergePatch(SECRETS, secret, { stringData: { 'auth-extra-groups': BOOTSTRAP_GROUP } });
+  return clientOf(cluster, { token });
+}
+
+describe('what hosts join with', () => {
+  beforeAll(async () => {
+    const client = cluster.client();
+    await client.create(SERVICE_ACCOUNTS, { metadata: { namespace: SYSTEM, name: ACCOUNT } });
+    for (const name of ['node1', 'node2']) {
+      await client.create(NODES, { metadata: { name } });
+      await client.create(PODS, {
+        metadata: { namespace: SYSTEM, name: `agent-on-${name}` },
+        spec: {
+          nodeName: name,
+          serviceAccountName: ACCOUNT,
+          automountServiceAccountToken: false,
+          containers: [{ name: 'agent', image: 'any' }],
+        },
+      });
+    }
+  });
+
+  test.for([
+    [
+      "a token for one host, another's name",
+      () => asToken('mine'),
+      'yours',
+      /NotItself: this credential is for the host mine only/,
+    ],
+    ['a token for no host in particular', asOldToken, 'any', /TokenNotForOneHost: .*make host-token NAME=/],
+    [
+      "a Pod's token, the host of another node",
+      () => asPod('node1'),
+      'node2-berth',
+      /NotItself: .* the host node1-berth only/,
+    ],
+    ["a Pod's token, its node's kubelet", () => asPod('node1'), 'node1', /NotItself/],
+    ["the agents' account, bound to no Pod", () => asPod(), 'node1-berth', /TokenNotBoundToNode/],
+  ] as const)('%s: denied', async ([what, credential, name, reason], context) => {
+    const { answer } = await ask(await credential(), name, 'client');
+    await expect(answer).rejects.toThrow(reason);
+    tried(context, what, 'denied');
+  });
+
+  test('a token that has expired is none', async (context) => {
+    const connection = await loadConnection({ kubeconfigPath: cluster.kubeconfig });
+    const { kubeconfig } = await createHostToken(cluster.client(), connection, 'late', -1);
+    const { users } = parse(kubeconfig) as { users: [{ user: { token: string } }] };
+    const late = await clientOf(cluster, { token: users[0].user.token });
+    await expect(late.list(CERTIFICATE_SIGNING_REQUESTS)).rejects.toMatchObject({ status: 401 });
+    tried(context, 'an expired token', '401');
+  });
+
+  test("a Pod's token brings its own node's host in, once", async (context) => {
+    const { name, answer } = await ask(await asPod('node1'), 'node1-berth', 'client');
+    expect((await answer).certificate).toContain('BEGIN CERTIFICATE');
+    const again = await ask(await asPod('node1'), 'node1-berth', 'client');
+    await expect(again.answer).rejects.toThrow(new RegExp(`RequestOpen: .*kubectl delete csr ${name}`));
+    tried(context, 'a second request after the first was approved', 'denied: RequestOpen');
+    await cluster.client().delete(CERTIFICATE_SIGNING_REQUESTS, { name });
+    const third = await ask(await asPod('node1'), 'node1-berth', 'client');
+    expect((await third.answer).certificate).toContain('BEGIN CERTIFICATE');
+  });
+
+  test('an agent that starts again goes on with the request that it has made', async () => {
+    const key = await createKey();
+    const request = { nodeName: 'node2-berth', kind: 'client', ipAddresses: [], key } as const;
+    const asked = async () =>
+      requestCertificate(
+        await asPod('node2'),
+        { ...request, expirationSeconds: LIFETIME_SECONDS },
+        AbortSignal.timeout(STEP.deadlineMilliseconds),
+      );
+    expect(await asked()).toEqual(await asked());
+  });
+});
 
 describe('a node that says it is a host', () => {
   let impostor: KubeClient;
@@ -144,15 +256,23 @@ describe('a node that says it is a host', () => {
 describe('a host whose certificate the operator approved', () => {
   let host: KubeClient;
 
-  test('becomes one when its Node comes, though the operator was killed in between', async () => {
+  test('becomes one when its Node comes, though the operator was killed in between', async (context) => {
     const { answer } = await ask(await asToken('joined'), 'joined', 'client');
     const { certificate, key } = await answer;
     await operator.kill('SIGKILL');
     await operator.stopped;
+    const rivals = [
+      await ask(await asToken('contested'), 'contested', 'client'),
+      await ask(await asToken('contested'), 'contested', 'client'),
+    ];
     host = await clientOf(cluster, { clientCertificate: certificate, clientKey: key });
     await host.create(NODES, nodeOf('joined'));
     operator = await cluster.startOperator();
     expect(await isMarked('joined')).toBe(true);
+    const outcomes = await Promise.allSettled(rivals.map((rival) => rival.answer));
+    const denied = outcomes.filter((outcome) => outcome.status === 'rejected');
+    expect(denied.map(({ reason }) => String(reason))).toEqual([expect.stringContaining('RequestOpen')]);
+    tried(context, 'two requests for a name at once', 'one denied: RequestOpen');
   });
 
   test('is one again when its Node was deleted and it makes the Node anew', async () => {
@@ -169,10 +289,3 @@ describe('a host whose certificate the operator approved', () => {
     expect(await markOf('joined')).toBe('false');
   });
 });
-
-/** With a fresh bootstrap token. */
-async function asToken(_name: string): Promise<KubeClient> {
-  const { kubeconfig } = await cluster.createAgentBootstrap();
-  const { token } = await loadConnection({ kubeconfigPath: kubeconfig });
-  return clientOf(cluster, { token });
-}

@@ -58,7 +58,7 @@ afterAll(async () => {
 /** What the DaemonSet's ConfigMap and Secret hold. */
 async function configure(): Promise<void> {
   const folder = join(cluster.directory, 'configuration');
-  const { kubeconfig } = await cluster.createAgentBootstrap();
+  const { kubeconfig } = await cluster.createAgentBootstrap(NODE);
   const config = {
     nodeName: NODE,
     address: '127.0.0.1',

@@ -25,6 +25,7 @@ const EXAMPLES: Readonly<Record<string, unknown>> = {
   'config.defaults.memory': '2Gi',
   'config.defaults.diskSize': '20Gi',
   'config.imageStorage.registry.prefix': 'registry.example/berth',
+  'agent.config.clusterCIDRs': ['10.244.0.0/16'],
   'config.hosts.addressCIDRs': ['10.1.0.0/16', 'fd00:1::/64'],
   'config.hosts.nodeNameSuffix': '-vms',
   'config.priorityClassName': 'berth-machines',
@@ -40,7 +41,6 @@ const EXAMPLES: Readonly<Record<string, unknown>> = {
   'agent.config.reserved.memory': '2Gi',
   'agent.config.tags': ['fast'],
   'certificate.secretName': 'metrics-certificate',
-  'agent.bootstrap.secretName': 'bootstrap',
 };
 
 export function changes(schema: object, values: unknown): Change[] {

@@ -12,7 +12,7 @@ export interface Surroundings {
   readonly apiServer: readonly string[];
   /** Where Services have their addresses. */
   readonly serviceCIDRs: readonly string[];
-  readonly settings: OperatorConfig['hosts'];
+  readonly settings: Pick<OperatorConfig['hosts'], 'addressCIDRs' | 'nodeNameSuffix'>;
 }
 
 /** Addresses that mean another machine to each reader, or none. A CIDR that is wider than these does not allow them. */

@@ -9,16 +9,20 @@ import {
   type Node,
   NODES,
 } from '../../../kube/core.ts';
+import { Consistency } from '../../../kube/consistency.ts';
 import { isNotFound, unlessMissing } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
-import type { OperatorConfig } from '../../config.ts';
 import type { HostApprovals } from '../host/approvals.ts';
 import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
+import { type JoiningConfig, rivalOf } from './joining.ts';
 import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 import { surroundings } from './surroundings.ts';
+import { REQUESTS_BY_HOST } from './watch.ts';
 
 /** A host makes its Node again within a second; of others, without a Node, the control plane removes the request within a day. */
 const NODE_LOOK_MILLISECONDS = 10_000;
+/** The one key under which this controller waits for its own writes. */
+const JUDGED = 'judged';
 /** What signers give where a request asks for no lifetime: the default of the controller-manager's --cluster-signing-duration. */
 const SIGNERS_OWN_SECONDS = 365 * 24 * 3600;
 
@@ -28,15 +32,21 @@ export interface CertificateControllerOptions {
   readonly approvals: HostApprovals;
   /** All Nodes, hosts or not: see surroundings.ts. */
   readonly addresses: Informer<Node>;
-  readonly config: Pick<OperatorConfig, 'hosts'>;
+  readonly config: JoiningConfig;
   readonly clock: () => number;
 }
 
 export class CertificateReconciler {
   readonly #options: CertificateControllerOptions;
+  readonly #consistency = new Consistency();
 
   constructor(options: CertificateControllerOptions) {
     this.#options = options;
+  }
+
+  /** Whether the cache has everything that was judged. */
+  ready(): boolean {
+    return this.#consistency.ready(JUDGED);
   }
 
   async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
@@ -66,14 +76,17 @@ export class CertificateReconciler {
 
   /** With the name of the Node that it turned on. */
   async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
-    const requester = requesterOf(csr);
+    const { config, requests } = this.#options;
+    const requester = requesterOf(csr, config);
     if (requester === undefined) {
       return { decision: { kind: 'ignore' }, name: undefined };
     }
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
     const node = name === undefined ? undefined : await this.#node(name);
-    const decision = decide(requester, csr, request, node);
+    const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
+    const rival = rivalOf(csr, others)?.metadata.name;
+    const decision = decide(requester, csr, request, { node, rival });
     return {
       decision:
         decision.kind === 'serving' ? decideServing(decision, await surroundings(this.#options)) : decision,
@@ -103,7 +116,9 @@ export class CertificateReconciler {
       status: { ...csr.status, conditions: [...(csr.status?.conditions ?? []), condition] },
     };
     try {
-      await this.#options.client.update(CERTIFICATE_SIGNING_REQUESTS, judged, { subresource: 'approval' });
+      const { client, requests } = this.#options;
+      const written = await client.update(CERTIFICATE_SIGNING_REQUESTS, judged, { subresource: 'approval' });
+      this.#consistency.wrote(JUDGED, requests, written.metadata.resourceVersion ?? '');
     } catch (error) {
       if (!isNotFound(error)) {
         throw error;

@@ -4,6 +4,8 @@ import { InvalidSigningRequestError, type SigningRequest } from '../../../kube/c
 import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
 import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
 import type { Surroundings } from './addresses.ts';
+import { rivalOf } from './joining.ts';
+import { parseConfig } from '../../config.ts';
 import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 
 /** About one in 200 is. */
@@ -12,12 +14,17 @@ const OF_WHICH_SOME_ARE_APPROVED = 5_000;
 interface Asker {
   username: string;
   groups: string[];
+  extra?: Record<string, string[]>;
 }
 
-const bootstrap: Asker = {
+const CONFIG = parseConfig({}, 'test');
+
+/** As they were made before: for any name. */
+const oldToken: Asker = {
   username: 'system:bootstrap:abcdef',
   groups: ['system:bootstrappers', 'system:bootstrappers:berth'],
 };
+const bootstrap = tokenFor('new');
 const otherBootstrap: Asker = {
   username: 'system:bootstrap:fedcba',
   groups: ['system:bootstrappers', 'system:bootstrappers:worker'],
@@ -39,6 +46,20 @@ const SURROUNDINGS: Surroundings = {
   serviceCIDRs: [],
   settings: { addressCIDRs: ['127.0.0.0/8'], nodeNameSuffix: '-berth' },
 };
+
+function tokenFor(...names: string[]): Asker {
+  const groups = names.map((name) => `system:bootstrappers:berth:${name}`);
+  return { ...oldToken, groups: ['system:bootstrappers', 'system:bootstrappers:berth', ...groups] };
+}
+
+/** The projected token of an agent's Pod. */
+function podOn(...nodes: string[]): Asker {
+  return {
+    username: 'system:serviceaccount:berth-system:berth-agent',
+    groups: ['system:serviceaccounts', 'system:authenticated'],
+    extra: nodes.length === 0 ? {} : { 'authentication.kubernetes.io/node-name': nodes },
+  };
+}
 
 function nodeUser(name: string): Asker {
   return { username: `system:node:${name}`, groups: ['system:nodes', 'system:authenticated'] };
@@ -73,6 +94,7 @@ function judge(
   parsed: SigningRequest | undefined,
   signerName = CLIENT_SIGNER,
   part: Partial<CertificateSigningRequest['spec']> = {},
+  rival?: string,
 ): Decision {
   const csr: CertificateSigningRequest = {
     apiVersion: 'certificates.k8s.io/v1',
@@ -87,12 +109,13 @@ function judge(
       ...part,
     },
   };
-  const requester = requesterOf(csr);
+  const requester = requesterOf(csr, CONFIG);
   const reading: Reading = parsed ?? new InvalidSigningRequestError('no request');
   if (requester === undefined) {
     return { kind: 'ignore' };
   }
-  const decision = decide(requester, csr, reading, NODES.get(nodeToKnow(requester, reading) ?? ''));
+  const node = NODES.get(nodeToKnow(requester, reading) ?? '');
+  const decision = decide(requester, csr, reading, { node, rival });
   return decision.kind === 'serving' ? decideServing(decision, SURROUNDINGS) : decision;
 }
 
@@ -172,10 +195,73 @@ describe('who may have which certificate', () => {
   });
 
   it('says what to do about an existing node', () => {
-    expect(judge(bootstrap, request())).toMatchObject({
+    expect(judge(tokenFor('h1'), request())).toMatchObject({
       reason: 'NodeExists',
       message: expect.stringContaining('kubectl delete node h1'),
     });
+  });
+});
+
+describe('what hosts join with is good for one name', () => {
+  const forNode = request({ commonName: 'system:node:node1-example-berth' });
+
+  it.each([
+    ['a token for another host', tokenFor('other'), forNew, 'NotItself'],
+    ['a token for two hosts', tokenFor('new', 'other'), forNew, 'TokenNotForOneHost'],
+    ['a token for any host, as they were', oldToken, forNew, 'TokenNotForOneHost'],
+    ['the token of a Pod on another node', podOn('node2'), forNode, 'NotItself'],
+    ["the token of a Pod for its node's own name", podOn('new'), forNew, 'NotItself'],
+    ['a token of the account that no node is bound to', podOn(), forNode, 'TokenNotBoundToNode'],
+    ['a token that names two nodes', podOn('node1.example', 'node2'), forNode, 'TokenNotBoundToNode'],
+  ])('%s is denied', (_what, by, parsed, reason) => {
+    expect(judge(by, parsed)).toMatchObject({ kind: 'deny', reason });
+  });
+
+  it('the token of a Pod is for the host of its node, whose dots become dashes', () => {
+    expect(judge(podOn('node1.example'), forNode).kind).toBe('approve');
+  });
+
+  it('the account of the same name in another namespace is left to others', () => {
+    const by = { ...podOn('node1.example'), username: 'system:serviceaccount:default:berth-agent' };
+    expect(judge(by, forNode)).toEqual({ kind: 'ignore' });
+  });
+
+  it('says how to make a token for one host', () => {
+    expect(judge(oldToken, forNew)).toMatchObject({
+      message: expect.stringContaining('make host-token NAME='),
+    });
+  });
+
+  it('is denied while another request for the name is open, with what to do about it', () => {
+    expect(judge(bootstrap, forNew, CLIENT_SIGNER, {}, 'first')).toMatchObject({
+      reason: 'RequestOpen',
+      message: expect.stringContaining('kubectl delete csr first'),
+    });
+  });
+});
+
+describe('which of two requests for a name is the open one', () => {
+  const made = (uid: string, second: number, condition?: string): CertificateSigningRequest => ({
+    apiVersion: 'certificates.k8s.io/v1',
+    kind: 'CertificateSigningRequest',
+    metadata: { name: uid, uid, creationTimestamp: `2026-01-01T00:00:0${second}Z` },
+    spec: { request: '', signerName: CLIENT_SIGNER },
+    ...(condition !== undefined && {
+      status: { conditions: [{ type: condition, status: 'True', reason: 'Any', message: '' }] },
+    }),
+  });
+
+  it.each([
+    ['none but itself', made('b', 2), [made('b', 2)], undefined],
+    ['an older one', made('b', 2), [made('a', 1)], 'a'],
+    ['not a younger one', made('b', 1), [made('a', 2)], undefined],
+    ['a younger one that is approved', made('b', 1), [made('a', 2, 'Approved')], 'a'],
+    ['not one that was denied', made('b', 2), [made('a', 1, 'Denied')], undefined],
+    ['not one that failed', made('b', 2), [{ ...made('a', 1, 'Failed') }], undefined],
+    ['one of two in the same second', made('b', 1), [made('a', 1)], 'a'],
+    ['and not the other', made('a', 1), [made('b', 1)], undefined],
+  ])('%s', (_what, csr, others, rival) => {
+    expect(rivalOf(csr, others)?.metadata.name).toBe(rival);
   });
 });
 
@@ -206,9 +292,9 @@ describe('what is left to others', () => {
 describe('whatever is asked', () => {
   const nodes = constantFrom('h1', 'k1', 'new');
   const asker = oneof(
-    constantFrom(bootstrap, otherBootstrap),
+    constantFrom(bootstrap, otherBootstrap, oldToken, tokenFor('h1'), podOn('new'), podOn('h1')),
     nodes.map(nodeUser),
-    record({
+    record<Asker>({
       username: constantFrom('jane', 'system:node:', 'system:node:h1', 'system:node:k1'),
       groups: subarray(['system:nodes', 'system:bootstrappers:berth', 'system:authenticated']),
     }),
@@ -231,7 +317,7 @@ describe('whatever is asked', () => {
     assert(
       property(asker, asked, signer, (by, parsed, signerName) => {
         const isHost = by.groups.includes('system:nodes') && by.username === 'system:node:h1';
-        const isOurs = isHost || by.groups.includes('system:bootstrappers:berth');
+        const isOurs = isHost || by.extra !== undefined || by.groups.includes('system:bootstrappers:berth');
         const isJudged = ['approve', 'deny'].includes(judge(by, parsed, signerName).kind);
         expect(isJudged).toSatisfy((judged: boolean) => isOurs || !judged);
       }),

@@ -3,11 +3,11 @@
  * No stock binding approves these: with the auto-approval that comes with Kubernetes a bootstrap token could take over an existing node.
  * Only what Berth's hosts ask for is judged: other nodes of the cluster have an approver of their own, or a person.
  */
-import { BOOTSTRAP_GROUP } from '../../../api/v1alpha1/names.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
 import { isHost } from '../host/view.ts';
 import { refusalOfAddresses, type Surroundings } from './addresses.ts';
+import { type Joining, type JoiningConfig, joiningOf } from './joining.ts';
 import {
   NODE_USER_PREFIX,
   nodeNameOf,
@@ -38,22 +38,21 @@ export type Reading = SigningRequest | InvalidSigningRequestError;
 
 /** Who asks, as far as Berth may have to do with it. */
 export type Requester =
-  /** Somebody with a bootstrap token for Berth's hosts. */
-  | { readonly kind: 'bootstrap' }
+  | Joining
   /** The node of this name; whether it is a host, only its Node can tell. */
   | { readonly kind: 'node'; readonly name: string };
 
 /** Undefined when whoever asks is neither. */
-export function requesterOf({ spec }: CertificateSigningRequest): Requester | undefined {
-  const { username = '', groups = [] } = spec;
+export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfig): Requester | undefined {
+  const { username = '', groups = [] } = csr.spec;
   if (groups.includes(NODES_GROUP)) {
     const name = nodeNameOfUser(username);
     return name === undefined ? undefined : { kind: 'node', name };
   }
-  return groups.includes(BOOTSTRAP_GROUP) ? { kind: 'bootstrap' } : undefined;
+  return joiningOf(csr, config);
 }
 
-/** Whose Node a decision turns on: a node's own, or the one that a bootstrap token is to become. */
+/** Whose Node a decision turns on: a node's own, or the one that somebody is to join as. */
 export function nodeToKnow(requester: Requester, request: Reading): string | undefined {
   if (requester.kind === 'node') {
     return requester.name;
@@ -61,13 +60,21 @@ export function nodeToKnow(requester: Requester, request: Reading): string | und
   return request instanceof InvalidSigningRequestError ? undefined : nodeNameOf(request);
 }
 
-/** `node` is the one of {@link nodeToKnow}, read from the server at this moment; undefined when there is none. */
+/** What a decision turns on besides the request. */
+export interface Known {
+  /** The Node of {@link nodeToKnow}, read from the server at this moment; undefined when there is none. */
+  readonly node: Node | undefined;
+  /** The name of another request that may bring somebody the same host's first certificate. */
+  readonly rival?: string | undefined;
+}
+
 export function decide(
   requester: Requester,
   { spec }: CertificateSigningRequest,
   request: Reading,
-  node: Node | undefined,
+  known: Known,
 ): Decision | ServingQuestion {
+  const { node } = known;
   if (requester.kind === 'node' && node === undefined) {
     return { kind: 'wait' };
   }
@@ -77,25 +84,25 @@ export function decide(
   if (request instanceof InvalidSigningRequestError) {
     return deny('InvalidRequest', `spec.request is refused: ${request.message}`);
   }
-  const refusal = refusalOfContent(spec, request, requester.kind === 'bootstrap');
-  return refusal === undefined ? decideOurs(requester, spec, request, node) : { kind: 'deny', ...refusal };
+  const refusal = refusalOfContent(spec, request, requester.kind === 'joining');
+  return refusal === undefined ? decideOurs(requester, spec, request, known) : { kind: 'deny', ...refusal };
 }
 
 function decideOurs(
   requester: Requester,
   { signerName, username }: CertificateSigningRequest['spec'],
   request: SigningRequest,
-  node: Node | undefined,
+  known: Known,
 ): Decision | ServingQuestion {
   const name = nodeNameOf(request) ?? '';
   const isOwn = requester.kind === 'node' && requester.name === name;
   if (signerName === SERVING_SIGNER) {
-    return isOwn && node !== undefined
-      ? { kind: 'serving', addresses: request.ipAddresses, node }
+    return isOwn && known.node !== undefined
+      ? { kind: 'serving', addresses: request.ipAddresses, node: known.node }
       : notItself(`${username} may ask for its own serving certificate only`, name);
   }
-  if (requester.kind === 'bootstrap') {
-    return decideFirst(name, node);
+  if (requester.kind === 'joining') {
+    return decideFirst(requester, name, known);
   }
   return isOwn
     ? { kind: 'approve', message: 'renewal by the host itself' }
@@ -106,12 +113,24 @@ function notItself(rule: string, name: string): Decision {
   return deny('NotItself', `${rule}, not that of ${NODE_USER_PREFIX}${name}`);
 }
 
-function decideFirst(name: string, node: Node | undefined): Decision {
-  return node === undefined
+function decideFirst({ host }: Joining, name: string, { node, rival }: Known): Decision {
+  if (typeof host !== 'string') {
+    return { kind: 'deny', ...host };
+  }
+  if (host !== name) {
+    return notItself(`this credential is for the host ${host} only`, name);
+  }
+  if (node !== undefined) {
+    return deny(
+      'NodeExists',
+      `a Node named ${name} exists already: delete the Node first (kubectl delete node ${name})`,
+    );
+  }
+  return rival === undefined
     ? { kind: 'approve', message: `${name} joins as a new host` }
     : deny(
-        'NodeExists',
-        `a Node named ${name} exists already: delete the Node first (kubectl delete node ${name})`,
+        'RequestOpen',
+        `the request ${rival} for ${name} is open or approved: if nobody else made it, delete it (kubectl delete csr ${rival}) and ask again`,
       );
 }
 

@@ -5,12 +5,21 @@ import type { CertificateSigningRequest, Node } from '../../../kube/core.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { isHost } from '../host/view.ts';
 import { NODE_USER_PREFIX } from './content.ts';
+import { type JoiningConfig, joiningOf } from './joining.ts';
 
 const REQUESTS_BY_USER = 'user';
-/** Requests by the user who made them. */
-export const REQUEST_INDEXES: IndexFunctions<CertificateSigningRequest> = {
-  [REQUESTS_BY_USER]: ({ spec: { username = '' } }) => [username],
-};
+/** Requests with what hosts join with, by the host that it is for. */
+export const REQUESTS_BY_HOST = 'host';
+
+export function requestIndexes(config: JoiningConfig): IndexFunctions<CertificateSigningRequest> {
+  return {
+    [REQUESTS_BY_USER]: ({ spec: { username = '' } }) => [username],
+    [REQUESTS_BY_HOST]: (csr) => {
+      const host = joiningOf(csr, config)?.host;
+      return typeof host === 'string' ? [host] : [];
+    },
+  };
+}
 
 export interface RequestWatches {
   readonly requests: Informer<CertificateSigningRequest>;
