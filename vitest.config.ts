@@ -44,7 +44,7 @@ export default defineConfig({
       {
         test: {
           name: 'unit',
-          include: ['{api,kube,operator,agent,hack,test/cluster,test/support}/**/*.test.ts'],
+          include: ['{base,api,kube,operator,agent,hack,test/cluster,test/support}/**/*.test.ts'],
           testTimeout: UNIT_MILLISECONDS,
           sequence: { groupOrder: 0 },
         },

@@ -1,13 +1,15 @@
 /** Keeps a cache equal to what the API server has: a full read, then a watch, resumed for ever. */
 import type { Logger } from 'pino';
+import { LineSplitter } from '../base/lines.ts';
 import { type Cache, type IndexFunctions, Store } from './cache.ts';
 import { type KubeClient, query } from './client.ts';
 import { ApiError, apiErrorFrom } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
-import { LineSplitter } from './lines.ts';
 import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
 import { Backoff, rest } from './time.ts';
 
+/** An object is at most 1.5 MB in etcd's form; a longer line than this is no object. */
+const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 /** client-go's reflector: first and longest wait between tries; the jitter doubles them at most. */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
 /** client-go asks the server to end a watch after 5 to 10 minutes, at random, so that load spreads over servers. */
@@ -226,7 +228,7 @@ export class Informer<T extends KubeObject> {
 
   /** Reads until the stream ends; answers with the number of events. The server waits while this side is busy. */
   async #consume(stream: AsyncIterable<Buffer>, began: number, onEvent: () => void): Promise<number> {
-    const splitter = new LineSplitter();
+    const splitter = new LineSplitter(LINE_LIMIT_BYTES);
     let seen = this.#relistReason === undefined ? undefined : new Set<string>();
     let count = 0;
     for await (const chunk of stream) {

@@ -16,9 +16,9 @@ import {
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
-import { readCopyNote, removeCopyNote, writeCopyNote } from './copynote.ts';
+import { type CopyNote, readCopyNote, removeCopyNote, writeCopyNote } from './copynote.ts';
 import { diskReader, requireOwnData } from './disk.ts';
-import { thaw, whileFrozen } from './guestagent.ts';
+import { type Freeze, thaw, whileFrozen } from './guestagent.ts';
 import type { Machine } from './machine.ts';
 import {
   dropSnapshot,
@@ -30,6 +30,11 @@ import {
 
 /** What could not be cleared is tried again by who looks at the machine, but each try may take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
+/**
+ * A guest that did not say so often that it thawed is asked no more, and frozen no more, until it starts anew: with the interval above
+ * a guest that is only slow had five minutes, and one that plays with its host costs it nothing from then on.
+ */
+const THAW_LIMIT = 10;
 
 export class DiskCopies {
   readonly #folder: MachineFolder;
@@ -157,9 +162,9 @@ export class DiskCopies {
     }
   }
 
-  async #note(change: { target?: string | undefined; frozen?: boolean }): Promise<void> {
+  async #note(change: Partial<CopyNote>): Promise<void> {
     const { path } = this.#folder;
-    const known = (await readCopyNote(path)) ?? { frozen: false };
+    const known = (await readCopyNote(path)) ?? { frozen: false, thawsFailed: 0 };
     await writeCopyNote(path, { ...known, ...change });
   }
 
@@ -173,17 +178,25 @@ export class DiskCopies {
     if (qmp === undefined) throw new Error('the hypervisor has ended');
     const runAs = isRoot ? (launched?.runAs ?? SHARED_RUN_AS) : undefined;
     const drive = await prepareSnapshot(qmp, path, runAs);
-    const remember = async (frozen: boolean) => await this.#note({ frozen });
-    const { frozen, problems } = await whileFrozen(
-      { folder: path, signal, remember },
-      async () => await takeSnapshot(qmp, drive),
-    );
+    const take = async () => await takeSnapshot(qmp, drive);
+    const { frozen, problems } = await this.#whileFrozen(signal, take);
     if (problems.length > 0) logger.warn({ uid, problems }, 'file systems not frozen for a copy in order');
     const source = await serveSnapshot(qmp);
     onProgress(0);
     const as = runAs && { ...runAs, gid: this.#context.readers ?? runAs.gid };
     await convertToRaw(source, target, { folder: path, mark: markOf(uid), as, signal, onProgress });
     return frozen ? 'FileSystem' : 'Crash';
+  }
+
+  /** Without a freeze where the guest has failed to thaw too often. */
+  async #whileFrozen(signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
+    const { path } = this.#folder;
+    if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {
+      await work();
+      return { frozen: false, problems: ['the guest did not thaw earlier, so it is not frozen again'] };
+    }
+    const remember = async (frozen: boolean) => await this.#note({ frozen });
+    return await whileFrozen({ folder: path, signal, remember }, work);
   }
 
   async #copyStill(
@@ -219,22 +232,29 @@ export class DiskCopies {
       if (reader !== undefined) await killForCertain(reader);
       if (note.target !== undefined) await rm(note.target, { force: true });
       const qmp = await this.#machine.connect();
-      const thawed = qmp === undefined || !note.frozen || (await this.#thaw());
+      const thawed = qmp === undefined || !note.frozen || (await this.#thaw(note));
       if (qmp !== undefined) await dropSnapshot(qmp);
       await removeSnapshotFiles(path);
+      // Also where the guest is asked no more: the note is for the next copy, and goes when the machine has ended.
       if (!thawed) return await this.#note({ target: undefined });
       await removeCopyNote(path);
     }
     this.#tidied = true;
   }
 
-  async #thaw(): Promise<boolean> {
+  /** Whether the guest says that it thawed. The attempt is written down first: one that ends the agent counts too. */
+  async #thaw({ thawsFailed }: CopyNote): Promise<boolean> {
+    if (thawsFailed >= THAW_LIMIT) return false;
     const { path, uid } = this.#folder;
+    await this.#note({ thawsFailed: thawsFailed + 1 });
     try {
       await thaw(path);
       return true;
     } catch (error) {
-      this.#context.logger.error({ uid, error: String(error) }, 'file systems of the guest not thawed');
+      this.#context.logger.error(
+        { uid, error: String(error), attempt: thawsFailed + 1, attempts: THAW_LIMIT },
+        'file systems of the guest not thawed',
+      );
       return false;
     }
   }

@@ -12,8 +12,10 @@ const noteSchema = z.object({
   target: z.string().optional(),
   /** The guest's file systems may be frozen. */
   frozen: z.boolean(),
+  /** How often the guest was asked to thaw them and did not say that it did, by all agents since it was frozen. */
+  thawsFailed: z.number().int().min(0).default(0),
 });
-type CopyNote = z.infer<typeof noteSchema>;
+export type CopyNote = z.infer<typeof noteSchema>;
 
 export async function readCopyNote(folder: string): Promise<CopyNote | undefined> {
   try {

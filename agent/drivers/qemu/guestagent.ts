@@ -1,7 +1,8 @@
 /** The QEMU guest agent, where a guest runs one: holds its file systems still for a moment. JSON lines over a virtio port. */
 import { randomInt } from 'node:crypto';
 import type { Socket } from 'node:net';
-import { createInterface } from 'node:readline';
+import { z } from 'zod';
+import { readLines } from '../../../base/lines.ts';
 import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 
@@ -15,6 +16,13 @@ const THAW_TIMEOUT_MILLISECONDS = 10_000;
 const THAW_ATTEMPTS = 3;
 /** guest-sync takes any 64-bit number; JSON is exact up to 53 bits, randomInt up to 48. */
 const SYNC_ID_LIMIT = 2 ** 48 - 1;
+/**
+ * Of a whole connection, so of a line too: its few answers have some hundred bytes. A guest that writes without end costs no
+ * more than this for each connection.
+ */
+const RECEIVE_LIMIT_BYTES = 1024 * 1024;
+/** An error of an agent is a sentence; what is longer goes into no log. */
+const ERROR_LIMIT_CHARACTERS = 500;
 const SILENT = 'the guest agent does not answer: file systems may be frozen';
 
 export interface FreezeOptions {
@@ -87,6 +95,12 @@ async function thawOver(first: Port, folder: string, attempts: number): Promise<
   }
 }
 
+const messageSchema = z.object({
+  return: z.unknown().optional(),
+  error: z.object({ desc: z.string() }).optional(),
+});
+type Message = z.infer<typeof messageSchema>;
+
 type Answer = { value: unknown } | { error: string };
 
 /** A connection to an agent that has just answered. */
@@ -95,16 +109,18 @@ class Port {
   /** Answers come in the order of the commands and carry no id; those of commands given up are still to come. */
   readonly #expected: ((answer: Answer) => void)[] = [];
   #synced: ((id: unknown) => boolean) | undefined;
+  /** Set once it is. */
+  #closed: string | undefined;
 
   private constructor(socket: Socket) {
     this.#socket = socket;
-    socket.on('error', () => socket.destroy());
-    socket.on('close', () => {
-      for (const take of this.#expected.splice(0)) take({ error: 'the connection was closed' });
+    socket.on('error', (error) => this.#end(`the connection was closed: ${error.message}`));
+    socket.on('end', () => this.#end('the connection was closed'));
+    socket.on('close', () => this.#end('the connection was closed'));
+    socket.on('data', () => {
+      if (socket.bytesRead > RECEIVE_LIMIT_BYTES) socket.destroy(new Error('the guest writes without end'));
     });
-    const lines = createInterface({ input: socket });
-    lines.on('line', (line) => this.#receive(line));
-    lines.on('error', () => socket.destroy());
+    readLines(socket, RECEIVE_LIMIT_BYTES, (line) => this.#receive(line));
   }
 
   /** Undefined when no agent answers in time: QEMU holds the socket open whether the guest has one or not. */
@@ -127,6 +143,7 @@ class Port {
 
   /** Throws when the agent refuses, or gives no answer in time; its answer may then still come. */
   async execute(command: string, timeoutMilliseconds: number, signal?: AbortSignal): Promise<unknown> {
+    if (this.#closed !== undefined) throw new Error(`${command}: ${this.#closed}`);
     const { promise, resolve } = Promise.withResolvers<Answer>();
     this.#expected.push(resolve);
     this.#send({ execute: command });
@@ -148,27 +165,38 @@ class Port {
     return (await within(promise, SYNC_TIMEOUT_MILLISECONDS, signal)) ?? false;
   }
 
+  /** Of errors and closes only the first counts. */
+  #end(why: string): void {
+    this.#closed ??= why;
+    for (const take of this.#expected.splice(0)) take({ error: this.#closed });
+  }
+
   #send(message: Record<string, unknown>): void {
     this.#socket.write(`${JSON.stringify(message)}\n`);
   }
 
+  /** @throws Error for what is no answer to a command: the connection ends then. */
   #receive(line: string): void {
-    const message = parse(line);
-    if (message === undefined) return;
     if (this.#synced !== undefined) {
-      if (this.#synced(message.return)) this.#synced = undefined;
+      if (this.#synced(parse(line)?.return)) this.#synced = undefined;
       return;
     }
+    const message = parse(line);
+    if (message === undefined) throw new Error('the guest agent answered with what is no answer');
     const take = this.#expected.shift();
-    take?.(message.error === undefined ? { value: message.return } : { error: String(message.error.desc) });
+    const { error } = message;
+    take?.(
+      error === undefined
+        ? { value: message.return }
+        : { error: error.desc.slice(0, ERROR_LIMIT_CHARACTERS) },
+    );
   }
 }
 
-/** A guest may write anything there: what is no answer is no answer. */
-function parse(line: string): { return?: unknown; error?: { desc?: unknown } } | undefined {
+/** A guest may write anything there: undefined for what is no answer. */
+function parse(line: string): Message | undefined {
   try {
-    const value: unknown = JSON.parse(line);
-    return typeof value === 'object' && value !== null ? value : undefined;
+    return messageSchema.safeParse(JSON.parse(line)).data;
   } catch (error) {
     if (error instanceof SyntaxError) return undefined;
     throw error;

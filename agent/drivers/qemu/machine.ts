@@ -250,7 +250,7 @@ export class Machine {
   }
 
   #onEvent(session: Session, { event, data }: QmpEvent): void {
-    if (event !== 'SHUTDOWN' || data['guest'] !== true) return;
+    if (event !== 'SHUTDOWN' || data['guest'] !== true || !session.powersOff()) return;
     this.#background(async () => {
       await this.#guestPoweredOff();
       await quit(session, this.#context.logger);

@@ -4,6 +4,7 @@ import { chmod, open, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
+import { z } from 'zod';
 import { codeOf } from '../../errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
@@ -14,6 +15,7 @@ const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
 const STATUS_INTERVAL_MILLISECONDS = 10;
 /** 64 GiB at 200 MB/s, rounded up. */
 const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
+const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
 const HUNG_UP = new Set(['ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET']);
 
 /**
@@ -25,6 +27,8 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   const socketFile = join(folder, FILES.migration);
   await rm(socketFile, { force: true });
   const server = createServer();
+  // The hypervisor connects once; the errors of a second connection would be nobody's.
+  server.maxConnections = 1;
   try {
     await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
     // QEMU has given up its rights; the folder above keeps others out.
@@ -68,7 +72,7 @@ async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
   await qmp.execute('migrate-set-parameters', { 'max-bandwidth': BANDWIDTH_BYTES_PER_SECOND });
   await qmp.execute('migrate', { uri: `unix:${FILES.migration}` });
   for (;;) {
-    const answer = (await qmp.execute('query-migrate')) as { status?: string; 'error-desc'?: string };
+    const answer = await qmp.ask('query-migrate', migrationSchema);
     if (answer.status === 'completed') return;
     if (answer.status === 'failed' || answer.status === 'cancelled') {
       throw new Error(`the memory was not saved: ${answer['error-desc'] ?? answer.status}`);

@@ -1,7 +1,8 @@
-/** QEMU's machine protocol: JSON lines over a unix socket; one client at a time. */
+/** QEMU's machine protocol: JSON lines over a unix socket; one client at a time. A guest may have taken QEMU over: nothing that it says is believed. */
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
-import { createInterface } from 'node:readline';
+import { z } from 'zod';
+import { readLines } from '../../../base/lines.ts';
 import { codeOf } from '../../errors.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 
@@ -15,14 +16,23 @@ export interface QmpEvent {
   data: Record<string, unknown>;
 }
 
-interface Message {
-  QMP?: unknown;
-  id?: number;
-  return?: unknown;
-  error?: { class: string; desc: string };
-  event?: string;
-  data?: Record<string, unknown>;
-}
+/** The longest answers, lists of block nodes, have some tens of KiB. */
+const LINE_LIMIT_BYTES = 1024 * 1024;
+/** Of lines that answer no command, within {@link UNASKED_MILLISECONDS}: QEMU holds back events that come in numbers. */
+const UNASKED_LIMIT_CHARACTERS = 1024 * 1024;
+const UNASKED_MILLISECONDS = 10_000;
+/** An error of QEMU is a sentence; what is longer goes into no log and no status. */
+const ERROR_LIMIT_CHARACTERS = 1_000;
+
+const messageSchema = z.object({
+  QMP: z.unknown().optional(),
+  id: z.number().int().optional(),
+  return: z.unknown().optional(),
+  error: z.object({ class: z.string(), desc: z.string() }).optional(),
+  event: z.string().optional(),
+  data: z.record(z.string(), z.unknown()).optional(),
+});
+const statusSchema = z.object({ status: z.string() });
 
 interface Pending {
   resolve: (value: unknown) => void;
@@ -30,7 +40,7 @@ interface Pending {
   timer: NodeJS.Timeout;
 }
 
-/** QEMU refused a command, or the connection is gone. */
+/** QEMU refused a command or answered what is no answer to it, or the connection is gone. */
 export class QmpError extends Error {
   override readonly name = 'QmpError';
 }
@@ -45,16 +55,18 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   readonly #pending = new Map<number, Pending>();
   #nextId = 1;
   #closed = false;
+  #whyClosed = 'the connection was closed';
+  #unasked = { characters: 0, until: 0 };
 
   private constructor(socket: Socket) {
     super();
     this.#socket = socket;
-    socket.on('error', () => socket.destroy());
+    socket.on('error', (error) => {
+      this.#whyClosed = `the connection was closed: ${error.message}`;
+      socket.destroy();
+    });
     socket.on('close', () => this.#end());
-    const lines = createInterface({ input: socket });
-    lines.on('line', (line) => this.#receive(JSON.parse(line) as Message));
-    // The socket's error comes here too.
-    lines.on('error', () => socket.destroy());
+    readLines(socket, LINE_LIMIT_BYTES, (line) => this.#receive(line));
   }
 
   /**
@@ -94,10 +106,16 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     });
   }
 
+  /** Like {@link execute}, for an answer of a known form. @throws QmpError also when it has another form. */
+  async ask<T>(command: string, schema: z.ZodType<T>, parameters: Record<string, unknown> = {}): Promise<T> {
+    const answer = schema.safeParse(await this.execute(command, parameters));
+    if (!answer.success) throw new QmpError(`${command}: not an answer: ${z.prettifyError(answer.error)}`);
+    return answer.data;
+  }
+
   /** QEMU's run state: running, paused, shutdown, postmigrate, inmigrate, … */
   async status(): Promise<string> {
-    const answer = (await this.execute('query-status')) as { status: string };
-    return answer.status;
+    return (await this.ask('query-status', statusSchema)).status;
   }
 
   /** Resolves at the first event that `wanted` accepts; undefined when the time is over, `signal` aborts or the connection ends. */
@@ -133,25 +151,38 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     this.#socket.destroy();
   }
 
-  #receive(message: Message): void {
-    if (message.event !== undefined) {
-      this.emit('event', { event: message.event, data: message.data ?? {} });
+  /** @throws Error for what is no message, and where there is too much that nobody asked for: the connection ends then. */
+  #receive(line: string): void {
+    const message = messageSchema.parse(JSON.parse(line));
+    const pending = message.id === undefined ? undefined : this.#pending.get(message.id);
+    if (message.event !== undefined || message.id === undefined || pending === undefined) {
+      this.#countUnasked(line.length);
+      if (message.event !== undefined) {
+        this.emit('event', { event: message.event, data: message.data ?? {} });
+      }
       return;
     }
-    if (message.id === undefined) return;
-    const pending = this.#pending.get(message.id);
-    if (pending === undefined) return;
     this.#pending.delete(message.id);
     clearTimeout(pending.timer);
     if (message.error === undefined) pending.resolve(message.return);
-    else pending.reject(new QmpError(message.error.desc));
+    else pending.reject(new QmpError(message.error.desc.slice(0, ERROR_LIMIT_CHARACTERS)));
+  }
+
+  #countUnasked(characters: number): void {
+    const now = performance.now();
+    if (now >= this.#unasked.until) {
+      this.#unasked = { characters: 0, until: now + UNASKED_MILLISECONDS };
+    }
+    this.#unasked.characters += characters;
+    if (this.#unasked.characters > UNASKED_LIMIT_CHARACTERS)
+      throw new Error('too much that nobody asked for');
   }
 
   #end(): void {
     this.#closed = true;
     for (const pending of this.#pending.values()) {
       clearTimeout(pending.timer);
-      pending.reject(new QmpError('the connection was closed'));
+      pending.reject(new QmpError(this.#whyClosed));
     }
     this.#pending.clear();
     this.emit('close');

@@ -25,6 +25,7 @@ export class Session {
   #connecting: Promise<QmpConnection> | undefined;
   #exitHandled = false;
   #closed = false;
+  #poweredOff = false;
   readonly #handlers: SessionHandlers;
   readonly #timer: NodeJS.Timeout;
 
@@ -49,6 +50,13 @@ export class Session {
   expectExit(): void {
     this.#exitHandled = true;
     clearInterval(this.#timer);
+  }
+
+  /** True once: a hypervisor may say again and again that its guest powered off. */
+  powersOff(): boolean {
+    const first = !this.#poweredOff;
+    this.#poweredOff = true;
+    return first;
   }
 
   /** Of a process that is gone; undefined for one that another agent started. */

@@ -6,6 +6,7 @@
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
+import { z } from 'zod';
 import { isMissing } from '../../errors.ts';
 import type { RunAs } from '../../machines/users.ts';
 import { DISK_NODE } from './arguments.ts';
@@ -26,6 +27,20 @@ const WRITE_TIMEOUT_SECONDS = 30;
 /** An export is gone when the requests in flight are answered: one disk access. */
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
+
+const blockNodesSchema = z.array(z.object({ 'node-name': z.string().optional() }));
+const drivesSchema = z.array(
+  z.object({
+    qdev: z.string().optional(),
+    inserted: z
+      .object({
+        'node-name': z.string().optional(),
+        image: z.object({ 'virtual-size': z.number().int().min(0) }),
+      })
+      .optional(),
+  }),
+);
+const exportsSchema = z.array(z.object({ id: z.string() }));
 
 interface Drive {
   /** Path of the device in QEMU's object tree. */
@@ -79,7 +94,7 @@ export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, 
 /** The guest's drive is on its disk again, and nothing of a snapshot is left; from whichever point it had come to. */
 export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   await endExport(qmp);
-  const known = (await qmp.execute('query-named-block-nodes', { flat: true })) as { 'node-name'?: string }[];
+  const known = await qmp.ask('query-named-block-nodes', blockNodesSchema, { flat: true });
   const nodes = new Set(known.map((node) => node['node-name']));
   if (nodes.has(VIEW_NODE)) await qmp.execute('blockdev-del', { 'node-name': VIEW_NODE });
   const drive = await requireDrive(qmp);
@@ -113,10 +128,7 @@ async function makeFiles(folder: string, sizeBytes: number, runAs: RunAs | undef
 }
 
 async function requireDrive(qmp: QmpConnection): Promise<Drive> {
-  const drives = (await qmp.execute('query-block')) as {
-    qdev?: string;
-    inserted?: { 'node-name'?: string; image: { 'virtual-size': number } };
-  }[];
+  const drives = await qmp.ask('query-block', drivesSchema);
   for (const { qdev, inserted } of drives) {
     const node = inserted?.['node-name'];
     if (qdev === undefined || inserted === undefined) continue;
@@ -147,6 +159,6 @@ async function endExport(qmp: QmpConnection): Promise<void> {
 }
 
 async function isExported(qmp: QmpConnection): Promise<boolean> {
-  const exports = (await qmp.execute('query-block-exports')) as { id: string }[];
+  const exports = await qmp.ask('query-block-exports', exportsSchema);
   return exports.some(({ id }) => id === EXPORT);
 }

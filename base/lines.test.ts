@@ -1,6 +1,7 @@
 import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { LineSplitter } from './lines.ts';
+import { PassThrough } from 'node:stream';
+import { LineSplitter, readLines } from './lines.ts';
 
 function chunksOf(bytes: Buffer, cuts: readonly number[]): Buffer[] {
   const places = [...new Set(cuts.map((cut) => cut % (bytes.length + 1)))].sort((a, b) => a - b);
@@ -14,7 +15,7 @@ it('gives the same lines however the bytes are cut, between and within character
   fc.assert(
     fc.property(fc.array(line), fc.array(fc.nat()), (lines, cuts) => {
       const bytes = Buffer.from(lines.map((text) => `${text}\n`).join(''));
-      const splitter = new LineSplitter();
+      const splitter = new LineSplitter(1024 * 1024);
       const got = chunksOf(bytes, cuts).flatMap((chunk) => splitter.push(chunk));
       expect(got.join('\n')).toBe(lines.join('\n'));
     }),
@@ -22,7 +23,7 @@ it('gives the same lines however the bytes are cut, between and within character
 });
 
 it('leaves out what has no end yet, and empty lines', () => {
-  const splitter = new LineSplitter();
+  const splitter = new LineSplitter(1024 * 1024);
   expect(splitter.push(Buffer.from('a\n\nb'))).toEqual(['a']);
   expect(splitter.push(Buffer.from('c'))).toEqual([]);
   expect(splitter.push(Buffer.from('\n'))).toEqual(['bc']);
@@ -32,4 +33,23 @@ it('refuses a line without end instead of keeping it', () => {
   const splitter = new LineSplitter(10);
   splitter.push(Buffer.from('123456'));
   expect(() => splitter.push(Buffer.from('789012'))).toThrow('longer than 10 bytes');
+});
+
+it('refuses a line that is complete and too long', () => {
+  expect(() => new LineSplitter(3).push(Buffer.from('1234\n'))).toThrow('longer than 3 bytes');
+});
+
+it('ends the connection at a line without end, and at one that is not taken', async () => {
+  const closed = async (bytes: string): Promise<string> => {
+    const connection = new PassThrough();
+    const { promise, resolve } = Promise.withResolvers<Error>();
+    connection.on('error', resolve);
+    readLines(connection, 10, (line) => {
+      if (line !== 'good') throw new Error(`not taken: ${line}`);
+    });
+    connection.write(bytes);
+    return (await promise).message;
+  };
+  expect(await closed('good\n12345678901')).toContain('longer than 10 bytes');
+  expect(await closed('good\nbad\nworse\n')).toBe('not taken: bad');
 });

@@ -1,0 +1,301 @@
+/** A guest that plays with its agent port, and a hypervisor that a guest took over: saves fail or are crash-consistent, the agent lives. */
+import { once } from 'node:events';
+import { mkdir, mkdtemp, readFile, rm } from 'node:fs/promises';
+import { createServer, type Server, type Socket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import * as fc from 'fast-check';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { type LaunchPlan, CopyError } from '../../agent/drivers/driver.ts';
+import { whileFrozen } from '../../agent/drivers/qemu/guestagent.ts';
+import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
+import { freePort } from '../cluster/ports.ts';
+import { folderOf, type Host, makeHost, planFor } from '../e2e/qemu-guest.ts';
+import { isErrorCode } from '../support/errors.ts';
+import { hostileRuns, scaled, tried } from './support/attempts.ts';
+
+const MEBIBYTE = 1024 * 1024;
+const DISK_BYTES = 16 * MEBIBYTE;
+/** What a flood sends when nobody stops it. */
+const FLOOD_BYTES = scaled(1024) * MEBIBYTE;
+/** What the other side may have read of a flood, and the kernel may hold of it. */
+const TAKEN_LIMIT_BYTES = 8 * MEBIBYTE;
+/** As `copies.ts` has it: how often a guest is asked to thaw, beside three attempts of the copy itself. */
+const THAW_LIMIT = 10;
+
+type Play = (socket: Socket, command: { execute: string; arguments?: { id?: number } }) => void;
+
+/** Somebody else behind a socket of a machine. */
+class Peer {
+  readonly commands: string[] = [];
+  readonly #server: Server;
+  readonly #sockets = new Set<Socket>();
+
+  private constructor(server: Server) {
+    this.#server = server;
+  }
+
+  static async listen(path: string, play: Play): Promise<Peer> {
+    await rm(path, { force: true });
+    const server = createServer();
+    const peer = new Peer(server);
+    server.on('connection', (socket) => peer.#play(socket, play));
+    server.listen(path);
+    await once(server, 'listening');
+    return peer;
+  }
+
+  #play(socket: Socket, play: Play): void {
+    this.#sockets.add(socket);
+    // A peer that the agent hangs up on goes on as it was told to.
+    socket.on('error', () => undefined);
+    socket.on('data', (data: Buffer) => {
+      for (const line of data.toString().trim().split('\n')) {
+        const command = JSON.parse(line) as Parameters<Play>[1];
+        this.commands.push(command.execute);
+        play(socket, command);
+      }
+    });
+  }
+
+  async close(): Promise<void> {
+    for (const socket of this.#sockets) socket.destroy();
+    this.#server.close();
+    await once(this.#server, 'close');
+  }
+}
+
+/** Sends until all is sent or the other side hangs up; tells how much that was. */
+function flood(socket: Socket, piece: string, sent: (bytes: number) => void): void {
+  const chunk = Buffer.from(piece.repeat(Math.ceil((64 * 1024) / piece.length)));
+  let total = 0;
+  const go = (): void => {
+    while (total < FLOOD_BYTES && !socket.destroyed) {
+      total += chunk.length;
+      sent(chunk.length);
+      if (!socket.write(chunk)) {
+        socket.once('drain', go);
+        return;
+      }
+    }
+  };
+  go();
+}
+
+/** A guest agent that answers a sync as it should, and then so. */
+function afterSync(answer: (socket: Socket) => void): Play {
+  return (socket, command) => {
+    if (command.execute === 'guest-sync') socket.write(`{"return":${command.arguments?.id}}\n`);
+    else answer(socket);
+  };
+}
+
+function saying(text: string): Play {
+  return afterSync((socket) => socket.write(text));
+}
+
+let flooded = 0;
+const count = (bytes: number): void => {
+  flooded += bytes;
+};
+
+const GUESTS: [name: string, play: Play][] = [
+  ['{"error":null}', saying('{"error":null}\n')],
+  ['[]', saying('[]\n')],
+  ['null', saying('null\n')],
+  ['an error without words', saying('{"error":{}}\n')],
+  ['an error of 1 MB', saying(`{"error":{"desc":"${'x'.repeat(1_000_000)}"}}\n`)],
+  ['an object for a number', saying('{"return":{"toString":null}}\n')],
+  ['brackets without end', saying(`${'['.repeat(900_000)}\n`)],
+  ['no JSON', saying('\0\xff\n')],
+  ['a close in the middle', afterSync((socket) => socket.end('{"ret'))],
+  ['a wrong id', (socket, { arguments: { id = 0 } = {} }) => socket.write(`{"return":${id + 1}}\n`)],
+  ['no line end', (socket) => flood(socket, 'x', count)],
+  ['no line end after a sync', afterSync((socket) => flood(socket, 'x', count))],
+  ['lines without end', (socket) => flood(socket, '{"return":0}\n', count)],
+  ['lines without end after a sync', afterSync((socket) => flood(socket, '{"return":0}\n', count))],
+];
+
+describe('a guest that plays the guest agent, beside a real hypervisor', { timeout: 120_000 }, () => {
+  let host: Host;
+  let plan: LaunchPlan;
+  let peer: Peer | undefined;
+  let target: string;
+  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0044';
+  const folder = () => folderOf(host, uid);
+
+  beforeAll(async () => {
+    host = await makeHost();
+    await mkdir(join(host.directory, 'copies'));
+    target = join(host.directory, 'copies', 'disk.raw');
+    plan = { ...planFor('amd64', await freePort()), diskSizeBytes: DISK_BYTES };
+    await host.driver.create(folder(), plan, undefined);
+  });
+
+  beforeEach(async () => {
+    flooded = 0;
+    await host.driver.start(folder(), plan);
+  });
+
+  afterEach(async () => {
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+    await peer?.close();
+  });
+
+  afterAll(async () => host.end());
+
+  async function save(): Promise<string> {
+    try {
+      const options = { target, signal: new AbortController().signal, onProgress: () => undefined };
+      return (await host.driver.copyDisk(folder(), options)).consistency;
+    } catch (error) {
+      if (error instanceof CopyError) return 'Failed';
+      throw error;
+    }
+  }
+
+  async function mayBeFrozen(): Promise<boolean> {
+    try {
+      return (JSON.parse(await readFile(join(folder().path, 'copy.json'), 'utf8')) as { frozen: boolean })
+        .frozen;
+    } catch (error) {
+      if (isErrorCode(error, 'ENOENT')) return false;
+      throw error;
+    }
+  }
+
+  it.for(GUESTS)('(%s): over a restart of the agent', async ([name, play], context) => {
+    peer = await Peer.listen(join(folder().path, 'ga.sock'), play);
+    const outcome = await save();
+    tried(context, `guest agent: ${name}`, outcome);
+    expect(outcome).toMatch(/^(Crash|Failed)$/);
+    await host.restartAgent();
+    expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running', guestStarted: true });
+    // What is flooded is not read on: for each connection of the copy and of the agent after it.
+    expect(flooded).toBeLessThanOrEqual(Math.max(1, peer.commands.length) * TAKEN_LIMIT_BYTES);
+  });
+
+  it('is asked to thaw so often and no more, whatever becomes of the agent, until it starts anew', async () => {
+    peer = await Peer.listen(join(folder().path, 'ga.sock'), saying('{"error":null}\n'));
+    const thaws = () => peer?.commands.filter((one) => one === 'guest-fsfreeze-thaw').length ?? 0;
+    expect(await save()).toBe('Crash');
+    expect(await mayBeFrozen()).toBe(true);
+    const before = thaws();
+    for (let restart = 0; restart < THAW_LIMIT + 3; restart += 1) {
+      await host.restartAgent();
+      expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running' });
+    }
+    expect(thaws() - before).toBeLessThanOrEqual(THAW_LIMIT);
+    const commands = peer.commands.length;
+    expect(await save()).toBe('Crash');
+    expect(peer.commands.length).toBe(commands);
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+    await host.driver.start(folder(), plan);
+    expect(await mayBeFrozen()).toBe(false);
+  });
+});
+
+describe('whatever comes', () => {
+  let folder: string;
+  let peer: Peer | undefined;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-peer-'));
+    flooded = 0;
+  });
+
+  afterEach(async () => {
+    await peer?.close();
+    peer = undefined;
+    await rm(folder, { recursive: true, force: true });
+  });
+
+  /** Lines that are nearly answers. */
+  const lines = fc.array(
+    fc.oneof(
+      fc.json({ maxDepth: 3 }),
+      fc
+        .dictionary(
+          fc.constantFrom('id', 'return', 'error', 'event', 'data', 'QMP'),
+          fc.jsonValue({ maxDepth: 2 }),
+        )
+        .map((value) => JSON.stringify(value)),
+      fc.string({ maxLength: 60 }),
+    ),
+    { minLength: 1, maxLength: 5 },
+  );
+
+  it('from a guest agent: the work is done', async (context) => {
+    const run = async (answers: readonly string[]): Promise<void> => {
+      const text = answers.map((one) => `${one}\n`).join('');
+      peer = await Peer.listen(
+        join(folder, 'ga.sock'),
+        afterSync((socket) => socket.end(text)),
+      );
+      let done = 0;
+      const work = async (): Promise<void> => void (done += 1);
+      const signal = new AbortController().signal;
+      const { problems } = await whileFrozen({ folder, signal, remember: async () => undefined }, work);
+      expect(done).toBe(1);
+      tried(
+        context,
+        'guest agent: generated lines',
+        problems.length === 0 ? 'taken for answers' : 'not frozen',
+      );
+      await peer.close();
+    };
+    await fc.assert(fc.asyncProperty(lines, run), hostileRuns(1_000));
+  });
+
+  it('from a hypervisor: a command is answered or fails', async (context) => {
+    const run = async (answers: readonly string[]): Promise<void> => {
+      const text = answers.map((one) => `${one}\n`).join('');
+      peer = await Peer.listen(join(folder, 'qmp.sock'), (socket, command) => {
+        if (command.execute === 'qmp_capabilities') socket.write('{"QMP":{}}\n{"id":1,"return":{}}\n');
+        else socket.end(text);
+      });
+      const outcome = await statusOf();
+      tried(context, 'QMP: generated lines', outcome);
+      expect(outcome).toMatch(/^(answered|refused)$/);
+      await peer.close();
+    };
+    await fc.assert(fc.asyncProperty(lines, run), hostileRuns(1_000));
+  });
+
+  it.for([
+    ['{"error":null}', (socket) => socket.write('{"id":2,"error":null}\n')],
+    ['[]', (socket) => socket.write('[]\n')],
+    ['null', (socket) => socket.write('null\n')],
+    ['no status', (socket) => socket.write('{"id":2,"return":null}\n')],
+    ['a wrong id, then the end', (socket) => socket.end('{"id":3,"return":{"status":"running"}}\n')],
+    ['a close in the middle', (socket) => socket.end('{"id":2,"ret')],
+    ['brackets without end', (socket) => socket.write(`${'['.repeat(900_000)}\n`)],
+    ['no line end', (socket) => flood(socket, 'x', count)],
+    ['events without end', (socket) => flood(socket, '{"event":"SHUTDOWN","data":{"guest":true}}\n', count)],
+  ] as [string, (socket: Socket) => void][])(
+    'from a hypervisor (%s): a command fails',
+    async ([name, play], context) => {
+      peer = await Peer.listen(join(folder, 'qmp.sock'), (socket, command) => {
+        if (command.execute === 'qmp_capabilities') socket.write('{"id":1,"return":{}}\n');
+        else play(socket);
+      });
+      const outcome = await statusOf();
+      tried(context, `QMP: ${name}`, outcome);
+      expect(outcome).toBe('refused');
+      expect(flooded).toBeLessThanOrEqual(TAKEN_LIMIT_BYTES);
+    },
+  );
+
+  async function statusOf(): Promise<string> {
+    const qmp = await QmpConnection.connect(folder, 'qmp.sock', { timeoutMilliseconds: 10_000 });
+    try {
+      expect(typeof (await qmp.status())).toBe('string');
+      return 'answered';
+    } catch (error) {
+      if (!(error instanceof QmpError)) throw error;
+      return 'refused';
+    } finally {
+      qmp.close();
+    }
+  }
+});
