@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
+import { Authorizer } from '../kube/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { EventRecorder } from '../kube/events.ts';
 import { Transport } from '../kube/transport.ts';
@@ -10,7 +11,6 @@ import type { AgentConfig } from './config.ts';
 import type { Accelerator, Driver } from './drivers/driver.ts';
 import type { Publisher } from './images/publisher.ts';
 import type { ImageStore } from './images/store.ts';
-import { Authorizer } from './kubelet/authorizer.ts';
 import { KubeletServer } from './kubelet/server.ts';
 import type { MachineUsers } from './machines/users.ts';
 import type { Network } from './network/network.ts';
@@ -107,7 +107,8 @@ export async function runAgent(
     port: config.kubelet.port,
     clientCAFile: config.kubelet.clientCAFile,
     certificate: await servingCertificate(config),
-    authorizer: new Authorizer(client, config.nodeName),
+    nodeName: config.nodeName,
+    authorizer: new Authorizer(client),
     logs: consoleSource({
       host,
       machines: pods.machines,

@@ -26,6 +26,17 @@ const CONNECTIONS = 128;
 /** Answers one request. What it throws is logged and answered with 500. `url` has the path and the query as they were asked for. */
 export type Handler = (request: IncomingMessage, response: ServerResponse, url: URL) => void | Promise<void>;
 
+/** Thrown by a {@link Handler} for an answer with this status and this message, which is for people. It is not logged. */
+export class HttpError extends Error {
+  override readonly name: string = 'HttpError';
+  readonly status: number;
+
+  constructor(status: number, message: string) {
+    super(message);
+    this.status = status;
+  }
+}
+
 export interface RunningServer {
   port: number;
   /** Ends open connections too. */
@@ -86,7 +97,12 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
 }
 
 /** Answers with a text, or breaks off an answer that has already begun. */
-export function reply(response: ServerResponse, status: number, text: string, type = 'text/plain'): void {
+export function reply(
+  response: ServerResponse,
+  status: number,
+  text: string,
+  type = 'text/plain; charset=utf-8',
+): void {
   if (response.headersSent) {
     response.destroy();
     return;
@@ -120,6 +136,10 @@ async function answer(
   try {
     await handle(request, response, url);
   } catch (error) {
+    if (error instanceof HttpError) {
+      reply(response, error.status, `${error.message}\n`);
+      return;
+    }
     logger.error({ err: error, path: url.pathname }, 'request failed');
     reply(response, 500, 'Internal Server Error');
   }

@@ -2,7 +2,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { type Authorizer, bearerToken } from './authorization.ts';
+import type { Authorizer } from './authorization.ts';
 import { createServer, listen, reply, type RunningServer } from './httpserver.ts';
 import { runtimeMetrics } from './metrics.ts';
 import { type CertificateProvider, serveCertificate } from './servingcertificate.ts';
@@ -87,8 +87,7 @@ async function answerMetrics(
   response: ServerResponse,
   { pathname: path }: URL,
 ): Promise<void> {
-  const token = bearerToken(request.headers.authorization);
-  const user = token === undefined ? undefined : await o.authorizer.authenticate(token);
+  const user = await o.authorizer.identify(request);
   if (user === undefined) {
     response.setHeader('www-authenticate', 'Bearer');
     return reply(response, 401, 'Unauthorized');

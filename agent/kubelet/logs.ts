@@ -1,5 +1,6 @@
 /** What `kubectl logs` asks for, as the API server passes it on. */
 import { z } from 'zod';
+import { HttpError } from '../../kube/httpserver.ts';
 
 export interface LogRequest {
   namespace: string;
@@ -14,9 +15,46 @@ export interface LogRequest {
   since: Date | undefined;
 }
 
-/** Shown to the person as it is, with status 400. */
-export class LogRefusedError extends Error {
+/** Shown to the person as it is. */
+export class LogRefusedError extends HttpError {
   override readonly name = 'LogRefusedError';
+
+  constructor(message: string, status = 400) {
+    super(status, message);
+  }
+}
+
+/** Logs that are open at once on this host: each holds a connection, two files and less than 1 MiB, followed or not. */
+const HOST_READERS = 64;
+/** Of one Pod, so that the readers of one VM do not shut out those of the others. */
+const POD_READERS = 16;
+
+/** Counts who reads or follows logs. */
+export class LogReaders {
+  readonly #pods = new Map<string, number>();
+  #all = 0;
+
+  /**
+   * Runs `work` as one reader of the Pod's log.
+   * @throws LogRefusedError 429 when there are too many.
+   */
+  async count(pod: string, work: () => Promise<void>): Promise<void> {
+    const ofPod = this.#pods.get(pod) ?? 0;
+    if (ofPod >= POD_READERS || this.#all >= HOST_READERS) {
+      const where = ofPod >= POD_READERS ? `Pod ${pod}` : 'this host';
+      throw new LogRefusedError(`Too many logs of ${where} are being read: try again later`, 429);
+    }
+    this.#pods.set(pod, ofPod + 1);
+    this.#all += 1;
+    try {
+      await work();
+    } finally {
+      this.#all -= 1;
+      const left = (this.#pods.get(pod) ?? 1) - 1;
+      if (left > 0) this.#pods.set(pod, left);
+      else this.#pods.delete(pod);
+    }
+  }
 }
 
 /** The lines of a machine's console, with line ends. Rejects with {@link LogRefusedError}. */

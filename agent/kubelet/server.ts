@@ -7,12 +7,23 @@ import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { createServer, holdOpen, listen, reply, type RunningServer } from '../../kube/httpserver.ts';
+import type { Authorizer } from '../../kube/authorization.ts';
+import {
+  createServer,
+  holdOpen,
+  HttpError,
+  listen,
+  reply,
+  type RunningServer,
+} from '../../kube/httpserver.ts';
 import type { Certificate } from '../node/certificate.ts';
-import type { Authorizer, Subresource } from './authorizer.ts';
-import { LogRefusedError, type LogSource, parseLogRequest } from './logs.ts';
+import { LogReaders, type LogSource, parseLogRequest } from './logs.ts';
+
+/** Subresources of a Node: `metrics`, and `proxy` for all that reaches into machines. */
+type Subresource = 'proxy' | 'metrics';
 
 export interface KubeletServerOptions {
+  nodeName: string;
   listenAddress: string;
   port: number;
   /** Authority of the API server's client certificate. */
@@ -44,6 +55,7 @@ export class KubeletServer {
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;
+  readonly #readers = new LogReaders();
   #running: RunningServer | undefined;
 
   constructor(options: KubeletServerOptions) {
@@ -86,13 +98,8 @@ export class KubeletServer {
     try {
       await this.#answer({ request, response, url, signal: closed.signal });
     } catch (error) {
-      if (closed.signal.aborted) {
-        return;
-      }
-      if (!(error instanceof LogRefusedError)) {
-        throw error;
-      }
-      endWith(response, 400, error.message);
+      // The caller is gone, and with it whatever this was about.
+      if (!closed.signal.aborted) throw error;
     }
   }
 
@@ -107,12 +114,20 @@ export class KubeletServer {
       endWith(response, 404, 'not found');
       return;
     }
-    const verdict = await this.#options.authorizer.judge(request, route.subresource);
-    if (verdict.status !== 200) {
-      endWith(response, verdict.status, verdict.message);
-      return;
-    }
+    await this.#admit(request, route.subresource);
     await route.serve(url, response, signal);
+  }
+
+  /** @throws HttpError for a caller whom the API server does not vouch for, by its client authority or by a token review, or who may not. */
+  async #admit(request: IncomingMessage, subresource: Subresource): Promise<void> {
+    const { authorizer, nodeName } = this.#options;
+    const user = await authorizer.identify(request);
+    if (user === undefined) throw new HttpError(401, 'Unauthorized');
+    const verb = request.method === 'POST' ? 'create' : 'get';
+    const resourceAttributes = { verb, version: 'v1', resource: 'nodes', subresource, name: nodeName };
+    if (await authorizer.authorize(user, { resourceAttributes })) return;
+    const what = `user=${user.username}, verb=${verb}, resource=nodes, subresource=${subresource}`;
+    throw new HttpError(403, `Forbidden (${what})`);
   }
 
   #route(path: string): Route | undefined {
@@ -135,12 +150,15 @@ export class KubeletServer {
   }
 
   async #logs(url: URL, response: ServerResponse, signal: AbortSignal): Promise<void> {
-    const lines = await this.#options.logs(parseLogRequest(url, Date.now()), signal);
-    response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
-    // A quiet console sends nothing for long; its reader is told at once that it is being read.
-    holdOpen(response);
-    response.flushHeaders();
-    await pipeline(Readable.from(lines), response, { signal });
+    const asked = parseLogRequest(url, Date.now());
+    await this.#readers.count(`${asked.namespace}/${asked.pod}`, async () => {
+      const lines = await this.#options.logs(asked, signal);
+      response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
+      // A quiet console sends nothing for long; its reader is told at once that it is being read.
+      holdOpen(response);
+      response.flushHeaders();
+      await pipeline(Readable.from(lines), response, { signal });
+    });
   }
 
   async #metrics(response: ServerResponse): Promise<void> {
@@ -162,5 +180,5 @@ function notForMachines(verb: string): string {
 
 /** The text is for a person. */
 function endWith(response: ServerResponse, status: number, text: string): void {
-  reply(response, status, `${text}\n`, 'text/plain; charset=utf-8');
+  reply(response, status, `${text}\n`);
 }

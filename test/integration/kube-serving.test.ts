@@ -9,7 +9,9 @@ import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { Authorizer } from '../../kube/authorization.ts';
 import { createAuthority, createKey, issue, type KeyAlgorithm } from '../../kube/certificates.ts';
+import { KubeClient } from '../../kube/client.ts';
 import { SERVICE_ACCOUNTS, type TokenRequest } from '../../kube/core.ts';
+import { loadConnection } from '../../kube/credentials.ts';
 import type { RunningServer } from '../../kube/httpserver.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { serveHealth, serveMetrics } from '../../kube/serving.ts';
@@ -18,13 +20,19 @@ import {
   certificateFromFiles,
   selfMadeCertificate,
 } from '../../kube/servingcertificate.ts';
+import { Transport } from '../../kube/transport.ts';
+import { VMS } from '../../operator/resources.ts';
 import type { Cluster } from '../cluster/index.ts';
+import { ApiProxy } from '../support/apiproxy.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 
 const namespace = `kube-serving-${randomBytes(4).toString('hex')}`;
 const logger = pino({ level: 'silent' });
 const LOOK_MILLISECONDS = 50;
+/** More than a client has connections to the API server, and fewer than a server takes. */
+const STRANGERS = 100;
+const OTHER_REQUEST_MILLISECONDS = 10_000;
 
 let cluster: Cluster;
 let servers: RunningServer[] = [];
@@ -76,11 +84,14 @@ async function getHealth(port: number, path: string): Promise<{ status: number; 
   return promise;
 }
 
-async function serve(certificates: CertificateProvider): Promise<RunningServer> {
+async function serve(
+  certificates: CertificateProvider,
+  authorizer = new Authorizer(cluster.client()),
+): Promise<RunningServer> {
   const server = await serveMetrics({
     listen: '127.0.0.1:0',
     metrics: createMetrics(),
-    authorizer: new Authorizer(cluster.client()),
+    authorizer,
     certificates,
     logger,
     lookMilliseconds: LOOK_MILLISECONDS,
@@ -205,6 +216,35 @@ describe('metrics server', () => {
       expect([first.keyType, second.keyType]).toEqual([algorithm, algorithm]);
     },
   );
+});
+
+describe('callers with tokens that nobody gave out', () => {
+  it('are looked up a few at a time, so that everything else is still asked of the API server', async () => {
+    const proxy = await ApiProxy.start(cluster, `${namespace}-proxy`);
+    const connection = await loadConnection({ kubeconfigPath: proxy.kubeconfig });
+    const transport = new Transport(connection, { metrics: createMetrics() });
+    const client = new KubeClient(transport);
+    try {
+      const authorizer = new Authorizer(client);
+      const { port } = await serve(selfMadeCertificate({ commonName: 'berth', dnsNames: ['a'] }), authorizer);
+      // No review is answered from now on, as by an API server that is overloaded.
+      proxy.stopAt('before', ({ path }) => path.endsWith('/tokenreviews'));
+      const statuses: number[] = [];
+      const asked = Array.from({ length: STRANGERS }, async (_, number) => {
+        statuses.push((await get(port, '/metrics', `stranger-${number}`)).status);
+      });
+      await proxy.untilStopped();
+      await client.list(VMS, { namespace, deadlineMilliseconds: OTHER_REQUEST_MILLISECONDS });
+      await waitFor('strangers to be refused', () => statuses.length > 0);
+      expect(new Set(statuses)).toEqual(new Set([429]));
+      proxy.goOn('late');
+      await Promise.all(asked);
+      expect(new Set(statuses)).toEqual(new Set([401, 429]));
+    } finally {
+      await transport.close();
+      await proxy.close();
+    }
+  });
 });
 
 describe('health server', () => {
