@@ -88,6 +88,41 @@ describe('the console', () => {
     expect(await read({ limitBytes: 3 })).toBe('a\nb');
   });
 
+  it('finds the last lines wherever in the files they begin, also those that came in pieces', async () => {
+    const lines = Array.from({ length: 6_000 }, (_, number) => `${number} ${'x'.repeat((number * 37) % 60)}`);
+    // Longer than a record may be, so stored in pieces.
+    lines.splice(3_000, 0, 'y'.repeat(200_000));
+    guestWrites(`${lines.join('\n')}\n`);
+    for (const tailLines of [1, 2, 1_234, 2_999, 3_000, 3_001, 3_002, 6_001, 9_000]) {
+      expect(await read({ tailLines })).toBe(`${lines.slice(-tailLines).join('\n')}\n`);
+    }
+    guestWrites('login: ');
+    await read();
+    now = new Date(now.getTime() + 2_000);
+    expect(await read({ tailLines: 2 })).toBe(`${lines.at(-1)}\nlogin: `);
+  });
+
+  it('begins a line with its time once, whatever pieces it came in', async () => {
+    store.start();
+    const stop = new AbortController();
+    let text = '';
+    guestWrites('login: ');
+    await read();
+    now = new Date(now.getTime() + 2_000);
+    for await (const piece of store.read({ follow: true, timestamps: true, signal: stop.signal })) {
+      text += piece;
+      if (text.endsWith('login: ')) guestWrites('root\n');
+      else stop.abort();
+    }
+    expect(text).toMatch(/^\S+Z login: root\n$/);
+  });
+
+  it('a guest that writes nothing but line ends does not stop the console', async () => {
+    guestWrites('\n'.repeat(300_000));
+    guestWrites('the end\n');
+    expect(await read({ tailLines: 1 })).toBe('the end\n');
+  });
+
   it('goes on where an earlier agent stopped reading', async () => {
     guestWrites('one\n');
     await read();

@@ -19,9 +19,11 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
 import { ConsoleLines } from './consolelines.ts';
-import { type ConsoleReadOptions, type ConsoleRecord, parseRecord, select } from './consoleread.ts';
+import { type ConsoleReadOptions, type ConsoleRecord, ConsoleText } from './consoleread.ts';
+import { consoleTurns, StoredRecords } from './consolestore.ts';
 import { isMissing } from '../errors.ts';
 import { FILES } from './folder.ts';
 
@@ -33,12 +35,20 @@ const POLL_MILLISECONDS = 200;
 const RAW_LIMIT_BYTES = 1024 * 1024;
 /** Of what was written while no agent was there, as much is kept as the store holds. */
 const BACKLOG_BYTES = 2 * STORE_FILE_BYTES;
-const READ_BYTES = 256 * 1024;
+const READ_BYTES = 16 * 1024;
+/** Of one move, some milliseconds long: the agent has other things to do. Where more is waiting, the next one comes soon. */
+const MOVE_BYTES = 16 * READ_BYTES;
+const MOVE_RECORDS = 8_000;
+const SOON_MILLISECONDS = 10;
+/** The longest backlog is moved in a second or two. */
+const CATCH_UP_MILLISECONDS = 5_000;
 /** A reader that does not keep up loses the oldest records rather than filling the agent's memory. */
-const FOLLOW_QUEUE_RECORDS = 10_000;
+const FOLLOW_QUEUE_BYTES = 256 * 1024;
+/** What a record takes beside its text. */
+const RECORD_OVERHEAD_BYTES = 64;
 
 export interface ConsoleLog {
-  /** Pieces of text, each ending in a line feed unless the guest has not ended the line. Follows until `signal`, or until the machine is deleted. */
+  /** Pieces of text, of some lines each. Follows until `signal`, or until the machine is deleted. */
   read(options: ConsoleReadOptions): AsyncIterable<string>;
 }
 
@@ -54,6 +64,8 @@ export class ConsoleStore implements ConsoleLog {
   readonly #clock: () => Date;
   readonly #events = new EventEmitter<StoreEvents>();
   readonly #lines = new ConsoleLines();
+  readonly #turns = consoleTurns();
+  #catchingUp: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
@@ -68,48 +80,63 @@ export class ConsoleStore implements ConsoleLog {
   /** Begins to move what the hypervisor writes; idempotent. */
   start(): void {
     if (this.#timer !== undefined || this.#closed) return;
-    this.#timer = setInterval(() => this.#poll(), POLL_MILLISECONDS);
-    this.#timer.unref();
+    this.#keepMoving(SOON_MILLISECONDS);
+  }
+
+  #keepMoving(milliseconds: number): void {
+    this.#timer = setTimeout(() => {
+      const isMore = this.#poll();
+      this.#keepMoving(isMore ? SOON_MILLISECONDS : POLL_MILLISECONDS);
+    }, milliseconds).unref();
   }
 
   close(): void {
     if (this.#closed) return;
     this.#poll();
     this.#closed = true;
-    clearInterval(this.#timer);
+    clearTimeout(this.#timer);
     this.#events.emit('closed');
   }
 
   async *read(options: ConsoleReadOptions): AsyncIterable<string> {
-    let remaining = options.limitBytes ?? Number.POSITIVE_INFINITY;
-    for await (const lines of this.#selected(options)) {
-      for (const line of lines) {
-        const piece = cut(line, remaining);
-        remaining -= Buffer.byteLength(piece);
-        if (piece !== '') yield piece;
-        if (remaining <= 0) return;
-      }
+    const text = new ConsoleText(options);
+    await this.#caughtUp();
+    // Both in one go: nothing is missed between the stored records and the new ones.
+    const stored = StoredRecords.open(this.#folder, this.#turns);
+    const follower = options.follow === true ? this.#follow(options.signal) : undefined;
+    try {
+      const { tailLines } = options;
+      const start = tailLines === undefined ? 0 : await stored.tail(tailLines);
+      yield* pieces(stored.from(start), text);
+      stored.close();
+      if (follower !== undefined && !text.full) yield* pieces(follower.records, text);
+    } finally {
+      stored.close();
+      follower?.release();
     }
   }
 
-  async *#selected(options: ConsoleReadOptions): AsyncIterable<string[]> {
-    if (!this.#closed) this.#poll();
-    const stored = this.#stored();
-    const { follow, signal, timestamps = false } = options;
-    const follower = follow === true ? this.#follow(signal) : undefined;
-    yield select(stored, options);
-    if (follower === undefined) return;
-    for await (const records of follower) yield select(records, { timestamps });
+  /** What the guest has written by now is moved, however much it is; readers that come meanwhile wait for the same. */
+  async #caughtUp(): Promise<void> {
+    this.#catchingUp ??= this.#catchUp().finally(() => {
+      this.#catchingUp = undefined;
+    });
+    await this.#catchingUp;
+  }
+
+  /** A guest that writes on and on would be waited for without end. */
+  async #catchUp(): Promise<void> {
+    const deadline = performance.now() + CATCH_UP_MILLISECONDS;
+    while (!this.#closed && this.#poll() && performance.now() < deadline) await nextTurn();
   }
 
   /** Listens from the moment of the call, so that nothing is missed between the stored records and the new ones. */
-  #follow(signal: AbortSignal | undefined): AsyncIterable<ConsoleRecord[]> {
-    const queue: ConsoleRecord[] = [];
+  #follow(signal: AbortSignal | undefined): Follower {
+    const queue = new FollowQueue();
     let wake: (() => void) | undefined;
     let ended = this.#closed || signal?.aborted === true;
     const onRecords = (records: ConsoleRecord[]) => {
-      queue.push(...records);
-      queue.splice(0, Math.max(0, queue.length - FOLLOW_QUEUE_RECORDS));
+      queue.add(records);
       wake?.();
     };
     const onEnd = () => {
@@ -119,60 +146,53 @@ export class ConsoleStore implements ConsoleLog {
     this.#events.on('records', onRecords);
     this.#events.once('closed', onEnd);
     signal?.addEventListener('abort', onEnd, { once: true });
+    const records = (async function* () {
+      for (;;) {
+        if (queue.length > 0) yield queue.take();
+        else if (ended) return;
+        else {
+          await new Promise<void>((resolve) => {
+            wake = resolve;
+          });
+        }
+      }
+    })();
     const release = () => {
       this.#events.off('records', onRecords);
       this.#events.off('closed', onEnd);
       signal?.removeEventListener('abort', onEnd);
     };
-    return (async function* () {
-      try {
-        for (;;) {
-          if (queue.length > 0) yield queue.splice(0);
-          else if (ended) return;
-          else {
-            await new Promise<void>((resolve) => {
-              wake = resolve;
-            });
-          }
-        }
-      } finally {
-        release();
-      }
-    })();
+    return { records, release };
   }
 
-  #stored(): ConsoleRecord[] {
-    const text = `${readIfThere(join(this.#folder, 'previous'))}${readIfThere(join(this.#folder, 'current'))}`;
-    return text
-      .split('\n')
-      .map(parseRecord)
-      .filter((record) => record !== undefined);
-  }
-
-  #poll(): void {
+  /** Whether more is waiting. */
+  #poll(): boolean {
     try {
-      this.#move();
+      return this.#move();
     } catch (error) {
-      if (!isMissing(error)) this.#logger.warn({ error: String(error), file: this.#raw }, 'console not kept');
+      if (!isMissing(error)) this.#logger.warn({ err: error, file: this.#raw }, 'console not kept');
+      return false;
     }
   }
 
-  #move(): void {
+  #move(): boolean {
     const now = this.#clock();
     const descriptor = openSync(this.#raw, 'r+');
-    const records: ConsoleRecord[] = [];
+    let records: ConsoleRecord[] = [];
+    let isMore: boolean;
     try {
       let offset = this.#offset(fstatSync(descriptor).size);
       const start = offset;
       const buffer = Buffer.alloc(READ_BYTES);
-      for (;;) {
-        const length = readSync(descriptor, buffer, 0, READ_BYTES, offset);
-        if (length === 0) break;
+      let length: number;
+      do {
+        length = readSync(descriptor, buffer, 0, READ_BYTES, offset);
         offset += length;
-        records.push(...this.#lines.push(buffer.subarray(0, length), now));
-      }
-      records.push(...this.#lines.flush(now));
-      if (offset >= RAW_LIMIT_BYTES) {
+        records = records.concat(this.#lines.push(buffer.subarray(0, length), now));
+      } while (length > 0 && offset - start < MOVE_BYTES && records.length < MOVE_RECORDS);
+      isMore = length > 0;
+      records = records.concat(this.#lines.flush(now));
+      if (!isMore && offset >= RAW_LIMIT_BYTES) {
         // What the guest writes between the last read and here, some microseconds, is lost.
         ftruncateSync(descriptor, 0);
         offset = 0;
@@ -183,6 +203,7 @@ export class ConsoleStore implements ConsoleLog {
       closeSync(descriptor);
     }
     if (records.length > 0) this.#events.emit('records', records);
+    return isMore;
   }
 
   /** Where to go on reading; an agent that starts reads it from the file. */
@@ -206,9 +227,53 @@ export class ConsoleStore implements ConsoleLog {
   }
 }
 
-function cut(text: string, limit: number): string {
-  const bytes = Buffer.from(text);
-  return bytes.length <= limit ? text : bytes.subarray(0, Math.max(0, limit)).toString('utf8');
+interface Follower {
+  records: AsyncIterable<ConsoleRecord[]>;
+  /** Listens no more. */
+  release: () => void;
+}
+
+/** What a follower has not taken yet; of more than it may hold, the newest. */
+class FollowQueue {
+  #records: ConsoleRecord[] = [];
+  #bytes = 0;
+
+  get length(): number {
+    return this.#records.length;
+  }
+
+  add(records: readonly ConsoleRecord[]): void {
+    this.#records = this.#records.concat(records);
+    this.#bytes += records.reduce((sum, record) => sum + weightOf(record), 0);
+    let drop = 0;
+    while (this.#bytes > FOLLOW_QUEUE_BYTES) {
+      this.#bytes -= weightOf(this.#records[drop]);
+      drop += 1;
+    }
+    if (drop > 0) this.#records = this.#records.slice(drop);
+  }
+
+  take(): ConsoleRecord[] {
+    const records = this.#records;
+    this.#records = [];
+    this.#bytes = 0;
+    return records;
+  }
+}
+
+function weightOf(record: ConsoleRecord | undefined): number {
+  return record === undefined ? 0 : record.text.length + RECORD_OVERHEAD_BYTES;
+}
+
+async function* pieces(
+  batches: AsyncIterable<ConsoleRecord[]>,
+  text: ConsoleText,
+): AsyncGenerator<string, void> {
+  for await (const records of batches) {
+    const piece = text.add(records);
+    if (piece !== '') yield piece;
+    if (text.full) return;
+  }
 }
 
 function readIfThere(path: string): string {

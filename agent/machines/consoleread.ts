@@ -30,22 +30,41 @@ export function parseRecord(line: string): ConsoleRecord | undefined {
   return { time, ended: kind === 'F', text };
 }
 
-/** One text per line; only a last one without its end is without a line feed. */
-export function select(records: ConsoleRecord[], options: ConsoleReadOptions): string[] {
-  const since = options.sinceTime?.getTime();
-  const wanted =
-    since === undefined ? records : records.filter(({ time }) => new Date(time).getTime() >= since);
-  const lines: string[] = [];
-  let open: string | undefined;
-  for (const { time, ended, text } of wanted) {
-    const start = open ?? (options.timestamps === true ? `${time} ` : '');
-    open = start + text;
-    if (ended) {
-      lines.push(`${open}\n`);
-      open = undefined;
-    }
+/** Records as text: each line with a line feed, except the one that the guest has not ended. */
+export class ConsoleText {
+  readonly #since: string;
+  readonly #timestamps: boolean;
+  #remaining: number;
+  #open = false;
+
+  constructor({ sinceTime, timestamps = false, limitBytes }: ConsoleReadOptions) {
+    this.#since = sinceTime?.toISOString() ?? '';
+    this.#timestamps = timestamps;
+    this.#remaining = limitBytes ?? Number.POSITIVE_INFINITY;
   }
-  if (open !== undefined) lines.push(open);
-  const { tailLines } = options;
-  return tailLines === undefined ? lines : lines.slice(Math.max(0, lines.length - tailLines));
+
+  /** Nothing more is wanted. */
+  get full(): boolean {
+    return this.#remaining <= 0;
+  }
+
+  /** The text of the next records, which may be empty. */
+  add(records: readonly ConsoleRecord[]): string {
+    let text = '';
+    for (const { time, ended, text: piece } of records) {
+      // Times are all written the same way, so their texts have their order.
+      if (time < this.#since) continue;
+      text += `${this.#timestamps && !this.#open ? `${time} ` : ''}${piece}${ended ? '\n' : ''}`;
+      this.#open = !ended;
+    }
+    return this.#cut(text);
+  }
+
+  #cut(text: string): string {
+    if (this.#remaining === Number.POSITIVE_INFINITY) return text;
+    const bytes = Buffer.from(text);
+    const piece = bytes.subarray(0, Math.max(0, this.#remaining));
+    this.#remaining -= bytes.length;
+    return piece.toString('utf8');
+  }
 }

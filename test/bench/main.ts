@@ -1,9 +1,10 @@
 /**
  * Measures the operator's bundle, with 1,000 VMs on 600 simulated hosts and the floor beside it; the agent's starts, beside QEMU
- * started by hand; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated hosts. Prints
+ * started by hand; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated hosts; readers of
+ * logs. Prints
  * tables for people and the same numbers as JSON.
  *
- *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout] [--vms 1000] [--hosts 600] [--starts 20] [--pulls 2]
+ *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs] [--vms 1000] [--hosts 600] [--starts 20] [--pulls 2]
  *         [--folder /var/tmp]
  */
 import { parseArgs } from 'node:util';
@@ -12,11 +13,14 @@ import { measureClones } from './clones.ts';
 import { measureFanOut } from './fanout.ts';
 import { measureFleet } from './fleet.ts';
 import { clonesTable, fanOutTable, pullsTable } from './imagereport.ts';
+import { logReadsTable, measureLogReads } from './logs.ts';
 import { measurePulls } from './pulls.ts';
 import { fleetTable, startsTable } from './report.ts';
 
 const CLONES = 20;
 const FAN_OUT_HOSTS = 50;
+/** As many as somebody with a loop in a shell starts. */
+const LOG_READERS = 200;
 const ENDING_SIGNALS = [
   ['SIGHUP', 129],
   ['SIGINT', 130],
@@ -57,6 +61,7 @@ const PARTS: readonly Part[] = [
   part('pulls', ({ folder, pulls }) => measurePulls(folder, pulls), pullsTable),
   part('clones', ({ folder }) => measureClones(folder, CLONES), clonesTable),
   part('fanout', () => measureFanOut(FAN_OUT_HOSTS), fanOutTable),
+  part('logs', ({ folder }) => measureLogReads(folder, LOG_READERS), logReadsTable),
   part('fleet', ({ vms, hosts }) => measureFleet(vms, hosts), fleetTable),
   part('starts', ({ starts }) => measureStarts(starts), startsTable),
 ];

@@ -1,0 +1,58 @@
+/** How long readers of a console hold up the agent's event loop, on which its Lease is renewed too. */
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { monitorEventLoopDelay } from 'node:perf_hooks';
+import { pino } from 'pino';
+import { ConsoleStore } from '../../agent/machines/console.ts';
+import { STORE_FILES } from '../../agent/machines/consolestore.ts';
+
+/** Two full files of a store, of the shortest records that there are. */
+const FILE_BYTES = 4 * 1024 * 1024;
+const EMPTY_LINE = '2026-01-01T00:00:00.000Z F \n';
+const NANOSECONDS_A_MILLISECOND = 1e6;
+const TARGET_MILLISECONDS = 50;
+
+export interface LogReads {
+  readers: number;
+  /** Until the last reader had its last line. */
+  totalMilliseconds: number;
+  /** The longest time for which nothing else could run. */
+  worstDelayMilliseconds: number;
+}
+
+/** `readers` at once, each for the last line of 8 MiB of empty ones. */
+export async function measureLogReads(parent: string, readers: number): Promise<LogReads> {
+  const folder = await mkdtemp(join(parent, 'berth-bench-logs-'));
+  const store = new ConsoleStore(folder, { logger: pino({ level: 'silent' }) });
+  try {
+    await mkdir(join(folder, 'console'));
+    for (const name of STORE_FILES) {
+      await writeFile(join(folder, 'console', name), EMPTY_LINE.repeat(FILE_BYTES / EMPTY_LINE.length));
+    }
+    await lastLine(store);
+    const delay = monitorEventLoopDelay({ resolution: 1 });
+    delay.enable();
+    const began = performance.now();
+    await Promise.all(Array.from({ length: readers }, () => lastLine(store)));
+    const totalMilliseconds = performance.now() - began;
+    delay.disable();
+    return { readers, totalMilliseconds, worstDelayMilliseconds: delay.max / NANOSECONDS_A_MILLISECOND };
+  } finally {
+    store.close();
+    await rm(folder, { recursive: true, force: true });
+  }
+}
+
+export function logReadsTable({ readers, totalMilliseconds, worstDelayMilliseconds }: LogReads): string {
+  const verdict = worstDelayMilliseconds < TARGET_MILLISECONDS ? 'reached' : 'missed';
+  return [
+    `${readers} readers of the last line of 8 MiB: ${totalMilliseconds.toFixed(0)} ms`,
+    `  longest delay of the event loop: ${worstDelayMilliseconds.toFixed(1)} ms (target: under ${TARGET_MILLISECONDS} ms, ${verdict})`,
+  ].join('\n');
+}
+
+async function lastLine(store: ConsoleStore): Promise<void> {
+  let text = '';
+  for await (const piece of store.read({ tailLines: 1 })) text += piece;
+  if (text !== '\n') throw new Error(`the last line was ${JSON.stringify(text.slice(0, 80))}`);
+}
