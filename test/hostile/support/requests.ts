@@ -1,6 +1,6 @@
 /** Certificate requests as nobody's library makes them: any parts, well signed. */
 import { createPrivateKey, createPublicKey, sign } from 'node:crypto';
-import type { Key } from '../../../kube/certificates.ts';
+import { createKey, type Key } from '../../../kube/certificates.ts';
 import { encode, TAGS } from '../../../kube/der.ts';
 
 export const OIDS = {
@@ -56,6 +56,20 @@ export function rawIP(bytes: Buffer): Buffer {
   return encode(0x87, bytes);
 }
 
+/** An IPv4 address in 16 bytes. */
+export function mapped(address: string): Buffer {
+  const prefix = Buffer.from('00000000000000000000ffff', 'hex');
+  return rawIP(Buffer.concat([prefix, Buffer.from(address.split('.').map(Number))]));
+}
+
+export function email(address: string): Buffer {
+  return encode(0x81, Buffer.from(address));
+}
+
+export function uri(text: string): Buffer {
+  return encode(0x86, Buffer.from(text));
+}
+
 /** The extension subjectAltName. */
 export function names(...found: readonly Buffer[]): Buffer {
   return extension(OIDS.subjectAltName, encode(TAGS.sequence, ...found));
@@ -72,6 +86,12 @@ export function extensionRequest(...extensions: readonly Buffer[]): Buffer {
 
 export function attribute(type: string, ...values: readonly Buffer[]): Buffer {
   return encode(TAGS.sequence, oid(type), encode(TAGS.set, ...values));
+}
+
+/** The DER of a request with these parts, signed with a new key. */
+export async function forge(forgery: Forgery): Promise<Buffer> {
+  const key = await createKey();
+  return signedWith(key, signedPart(key, forgery));
 }
 
 /** A request whose signed part is whatever it is. */
