@@ -16,7 +16,13 @@ export const registrySchema = z
 export function downloadSchema(description: string) {
   return z
     .object({
-      url: text('Address of the file, http or https.', 2048, /^https?:\/\/[^\s/]+(\/\S*)?$/),
+      url: text('Address of the file, http or https.', 2048, /^https?:\/\/[^\s/]+(\/\S*)?$/).meta(
+        documented('Address of the file, http or https, without a user name or password.', {
+          rule: "!self.matches('^https?://[^/?#]*@')",
+          message:
+            'url must not hold a user name or password: everybody who may read this object would see them, and hosts do not send them. Use a registry with imagePullSecrets, or a URL that needs none',
+        }),
+      ),
       sha256: sha256('SHA-256 of the file, 64 lower-case hexadecimal digits.'),
     })
     .meta({ description });

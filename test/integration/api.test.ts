@@ -148,6 +148,11 @@ describe('the API server refuses, names the field and the bounds, and creates no
     ['two sources', { registry: { reference: 'r.example/i' }, empty: { size: '1Gi' } }, 'exactly one of'],
     ['a shared file above its root', { sharedFile: { path: 'a/../../b' } }, 'spec.source.sharedFile.path'],
     ['an absolute shared file', { sharedFile: { path: '/etc/passwd' } }, 'spec.source.sharedFile.path'],
+    [
+      'a URL with a password',
+      { http: { url: 'https://user:secret@x.example/a', sha256: 'a'.repeat(64) } },
+      'url must not hold a user name or password',
+    ],
     ['a download without a checksum', { http: { url: 'https://x.example/a' } }, 'spec.source.http.sha256'],
     [
       'a source of another scheme',
