@@ -81,7 +81,7 @@ async function submit(
   const signer = SIGNERS[request.kind];
   const name = `berth-${request.kind}-${request.nodeName}-${fingerprint(key)}`;
   try {
-    await client.create(
+    const created = await client.create(
       CERTIFICATE_SIGNING_REQUESTS,
       {
         metadata: { name },
@@ -94,13 +94,14 @@ async function submit(
       },
       { signal },
     );
+    return created.metadata.name;
   } catch (error) {
     // Made with this key by an earlier try, whose answer did not arrive.
     if (!isAlreadyExists(error)) {
       throw error;
     }
+    return name;
   }
-  return name;
 }
 
 /** Names the key, as a kubelet names its requests: the same key never asks twice. */

@@ -122,7 +122,13 @@ async function take(): Promise<Identity> {
   const dataDirectory = join(directory, 'data');
   writeFileSync(
     file,
-    stringify({ nodeName: 'one', address: '127.0.0.1', dataDirectory, bootstrapKubeconfig }),
+    stringify({
+      nodeName: 'one',
+      address: '127.0.0.1',
+      dataDirectory,
+      bootstrapKubeconfig,
+      network: { driver: 'user' },
+    }),
   );
   return takeIdentity({
     config: loadConfig(file),
