@@ -171,11 +171,11 @@ describe('a start that fails', { timeout: BOOT_DEADLINE_MILLISECONDS }, () => {
     }
   }
 
-  it('for a bad disk carries the last words of the hypervisor', async () => {
+  it('for a bad disk says what is wrong with it', async () => {
     const spoil = async () => await writeFile(join(folder().path, 'disk.qcow2'), 'this is no disk');
     expect(await failure({}, spoil)).toMatchObject({
       reason: 'DiskInvalid',
-      message: expect.stringContaining('Image is not in qcow2 format') as string,
+      message: expect.stringContaining('the disk of the machine ends within its header') as string,
     });
   });
 

@@ -109,7 +109,7 @@ test(
 test(
   'an image of a registry at an address of the host itself, which the host was not told of: Failed',
   async () => {
-    const message = /127\.0\.0\.1, an address of this host or its link/;
+    const message = /127\.0\.0\.1 is an address of this host or its link/;
     const reason = 'ImageFetchFailed';
     await expectFailure('registry', { image: '127.0.0.1:5000/guest:1' }, { reason, message });
   },
@@ -204,16 +204,6 @@ test(
     await rm(join(world.shared, 'lent.qcow2'));
     const message = /qemu-system-x86_64: .*Could not open '.*lent\.qcow2': No such file or directory/;
     await expectNoStart('lent', {}, { reason: 'DiskInvalid', message });
-  },
-  TEST_MILLISECONDS,
-);
-
-test(
-  'more memory than QEMU gets: Failed, with its last words',
-  async () => {
-    await makeStopped('huge', {});
-    const message = /qemu-system-x86_64: .*Cannot allocate memory/;
-    await expectNoStart('huge', { memory: '16Ti' }, { reason: 'OutOfMemory', message });
   },
   TEST_MILLISECONDS,
 );
