@@ -14,6 +14,9 @@ mount -t tmpfs -o mode=755 run /run
 mkdir -p "$3/lib" "$3/log"
 mount --bind "$3/lib" /var/lib
 mount --bind "$3/log" /var/log
+# Guests on nodes are emulated everywhere alike: a KVM inside of a virtual machine may only interpret, and hosts of an
+# earlier release do not notice.
+if [ -e /dev/kvm ]; then mount --bind /dev/null /dev/kvm; fi
 # The kubelet sets these, and they are the whole machine's.
 for setting in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
   mkdir -p "$3/sys/${setting%/*}"
