@@ -102,7 +102,7 @@ export class NodeLease {
       });
     } catch (error) {
       if (!signal.aborted) {
-        logger.warn({ error }, 'lease not renewed');
+        logger.warn({ err: error }, 'lease not renewed');
       }
       return false;
     }

@@ -57,7 +57,7 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
         return;
       }
       const wait = backoff.next();
-      logger.error({ error, retryInMilliseconds: wait }, 'certificate not renewed');
+      logger.error({ err: error, retryInMilliseconds: wait }, 'certificate not renewed');
       renewAt = now() + wait;
     }
   }

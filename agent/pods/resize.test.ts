@@ -110,6 +110,7 @@ test('whatever is asked in whatever order, machines that run never have more tha
         expect(memoryBytes).toBeLessThanOrEqual(CAPACITY.memoryBytes);
       }
     }),
+    { numRuns: 2_000, size: 'max' },
   );
 });
 
