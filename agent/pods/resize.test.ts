@@ -95,6 +95,9 @@ const step = fc.oneof(
   }),
 );
 
+/** Without a size, fast-check ends histories after ten steps. */
+const RUNS = { numRuns: 2_000, size: 'max' } as const;
+
 test('whatever is asked in whatever order, machines that run never have more than the host has', () => {
   fc.assert(
     fc.property(fc.array(step, { maxLength: 60 }), (steps) => {
@@ -110,7 +113,7 @@ test('whatever is asked in whatever order, machines that run never have more tha
         expect(memoryBytes).toBeLessThanOrEqual(CAPACITY.memoryBytes);
       }
     }),
-    { numRuns: 2_000, size: 'max' },
+    RUNS,
   );
 });
 
