@@ -26,6 +26,8 @@ const TOOLCHAIN = 'test/support/setup/toolchain.ts';
 const SIMULATION = 'test/support/setup/simulation.ts';
 const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
+/** In each process of tests that have properties. */
+const PROPERTIES = 'test/support/setup/properties.ts';
 
 /**
  * Run a second time, on a control plane in containers: an API server that is killed and comes back, and a fleet with
@@ -45,6 +47,7 @@ export default defineConfig({
         test: {
           name: 'unit',
           include: ['{base,api,kube,operator,agent,hack,test/cluster,test/support}/**/*.test.ts'],
+          setupFiles: [PROPERTIES],
           testTimeout: UNIT_MILLISECONDS,
           sequence: { groupOrder: 0 },
         },
@@ -62,6 +65,7 @@ export default defineConfig({
         test: {
           name: 'images',
           include: ['test/images/**/*.test.ts'],
+          setupFiles: [PROPERTIES],
           sequence: { groupOrder: 2 },
           ...oneAtATime,
         },

@@ -5,6 +5,7 @@
 import * as fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
+import { assertHistories } from '../../test/support/properties.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { type Observed, plan, type Step } from './plan.ts';
 import { type MachineRecord, newRecord } from './record.ts';
@@ -169,34 +170,28 @@ class Model {
 }
 
 describe('over any history', () => {
-  test('every step is allowed where it is taken, and the machine comes to rest as wanted', () => {
-    fc.assert(
-      fc.property(fc.array(happening, { maxLength: 25 }), (history) => {
-        const model = new Model();
-        for (const event of history) {
-          model.happen(event);
-          expectRest(model, model.settle());
-        }
-      }),
-      { numRuns: 5_000 },
-    );
+  test('every step is allowed where it is taken, and the machine comes to rest as wanted', (context) => {
+    assertHistories(context, { step: happening, maxLength: 25, numRuns: 5_000 }, (history) => {
+      const model = new Model();
+      for (const event of history) {
+        model.happen(event);
+        expectRest(model, model.settle());
+      }
+    });
   });
 
-  test('a deleted machine leaves nothing', () => {
-    fc.assert(
-      fc.property(fc.array(happening, { maxLength: 15 }), (history) => {
-        const model = new Model();
-        for (const event of history) {
-          model.happen(event);
-          model.settle();
-        }
-        model.happen({ kind: 'delete' });
-        expect(model.settle().kind).toBe('settled');
-        expect(model.state.kind).toBe('absent');
-        expect(model.record.released).toBe(true);
-      }),
-      { numRuns: 2_000 },
-    );
+  test('a deleted machine leaves nothing', (context) => {
+    assertHistories(context, { step: happening, maxLength: 15, numRuns: 2_000 }, (history) => {
+      const model = new Model();
+      for (const event of history) {
+        model.happen(event);
+        model.settle();
+      }
+      model.happen({ kind: 'delete' });
+      expect(model.settle().kind).toBe('settled');
+      expect(model.state.kind).toBe('absent');
+      expect(model.record.released).toBe(true);
+    });
   });
 });
 

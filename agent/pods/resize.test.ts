@@ -3,6 +3,7 @@ import * as fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { MACHINE_MEMORY_OVERHEAD_BYTES as OVERHEAD } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
+import { assertHistories } from '../../test/support/properties.ts';
 import { claimOf } from './admission.ts';
 import type { Claimants } from './claims.ts';
 import type { Host } from './host.ts';
@@ -95,26 +96,20 @@ const step = fc.oneof(
   }),
 );
 
-/** Without a size, fast-check ends histories after ten steps. */
-const RUNS = { numRuns: 2_000, size: 'max' } as const;
-
-test('whatever is asked in whatever order, machines that run never have more than the host has', () => {
-  fc.assert(
-    fc.property(fc.array(step, { maxLength: 60 }), (steps) => {
-      const model = new Model(4);
-      for (const one of steps) {
-        if (one.kind === 'resize') {
-          model.resize(one.index, one.cpu, one.gibibytes);
-        } else {
-          model[one.kind](one.index);
-        }
-        const { cpu, memoryBytes } = model.running();
-        expect(cpu).toBeLessThanOrEqual(8);
-        expect(memoryBytes).toBeLessThanOrEqual(CAPACITY.memoryBytes);
+test('whatever is asked in whatever order, machines that run never have more than the host has', (context) => {
+  assertHistories(context, { step, maxLength: 60, numRuns: 2_000 }, (steps) => {
+    const model = new Model(4);
+    for (const one of steps) {
+      if (one.kind === 'resize') {
+        model.resize(one.index, one.cpu, one.gibibytes);
+      } else {
+        model[one.kind](one.index);
       }
-    }),
-    RUNS,
-  );
+      const { cpu, memoryBytes } = model.running();
+      expect(cpu).toBeLessThanOrEqual(8);
+      expect(memoryBytes).toBeLessThanOrEqual(CAPACITY.memoryBytes);
+    }
+  });
 });
 
 describe('a machine that runs', () => {

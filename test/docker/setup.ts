@@ -14,7 +14,7 @@ declare module 'vitest' {
 export async function setup(project: TestProject): Promise<(() => Promise<void>) | undefined> {
   const unfit = whyNoDocker();
   if (unfit !== undefined) {
-    project.provide('docker', unfit);
+    project.provide('docker', `${unfit}; so no integration test runs in containers either`);
     return undefined;
   }
   const daemon = (await isDaemonHere()) ? undefined : `docker-${process.pid}`;

@@ -9,6 +9,7 @@ import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 import { NAMESPACE, NatHost, NODE } from './nat-agent-world.ts';
 import { whyNotHere } from './nat-world.ts';
+import { unless } from '../support/unless.ts';
 
 /** An emulated guest on a busy machine. */
 const BOOT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 250 };
@@ -37,9 +38,8 @@ function checks(result: 'healthy' | 'repaired' | 'faulty'): string {
 }
 
 const missing = whyNotHere();
-if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
 
-describe.skipIf(missing !== undefined)('nat from the agent to the VM', () => {
+describe('nat from the agent to the VM', unless(missing), () => {
   const ends: (() => Promise<void>)[] = [];
   let host: NatHost;
   let vms: VMs;

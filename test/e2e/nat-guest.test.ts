@@ -6,6 +6,7 @@ import type { NetworkReport } from '../../agent/network/network.ts';
 import { guestFile } from '../support/images.ts';
 import { waitFor } from '../support/wait.ts';
 import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from './nat-world.ts';
+import { unless } from '../support/unless.ts';
 
 /** An emulated guest on a busy machine. */
 const BOOT_DEADLINE_MILLISECONDS = 120_000;
@@ -18,9 +19,8 @@ const SERVICE_PORT = 8000;
 const GUESTS = { a: { mac: '52:54:00:00:00:0a', port: 8080 }, b: { mac: '52:54:00:00:00:0b', port: 8081 } };
 
 const missing = whyNotHere();
-if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
 
-describe.skipIf(missing !== undefined)('nat with real guests', () => {
+describe('nat with real guests', unless(missing), () => {
   let net: NatWorld;
   let host: Worker;
   let world: Worker;

@@ -7,6 +7,7 @@ import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { waitFor } from '../support/wait.ts';
 import { FrameGuest, tapBackend } from './nat-frames.ts';
 import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from './nat-world.ts';
+import { unless } from '../support/unless.ts';
 
 /** What the issue promises: repaired or reported within this time. */
 const REPAIR_DEADLINE_MILLISECONDS = 5_000;
@@ -16,7 +17,6 @@ const SERVICE_PORT = 8000;
 const ECHO_PORT = 7000;
 
 const missing = whyNotHere();
-if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
 
 function reservation(protocol: 'TCP' | 'UDP', hostPort: number, guestPort: number): MachinePort {
   return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort };
@@ -24,7 +24,7 @@ function reservation(protocol: 'TCP' | 'UDP', hostPort: number, guestPort: numbe
 
 const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
 
-describe.skipIf(missing !== undefined)('nat', () => {
+describe('nat', unless(missing), () => {
   let net: NatWorld;
   let host: Worker;
   let world: Worker;

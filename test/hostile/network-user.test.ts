@@ -15,6 +15,7 @@ import {
 import { tcpSyn } from '../support/frames.ts';
 import { waitFor } from '../support/wait.ts';
 import { tried } from './support/attempts.ts';
+import { unless } from '../support/unless.ts';
 
 const ECHO_PORT = 7000;
 const RESERVED_PORT = 8053;
@@ -29,9 +30,8 @@ const FORBIDDEN = ['10.244.1.5', '10.96.0.1', '169.254.169.254', '168.63.129.16'
 const ANSWER = { deadlineMilliseconds: 10_000 };
 
 const missing = whyNotHere();
-if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
 
-describe.skipIf(missing !== undefined)('a guest of the user network, on a host whose agent is root', () => {
+describe('a guest of the user network, on a host whose agent is root', unless(missing), () => {
   let net: NatWorld;
   let host: Worker;
   let world: Worker;

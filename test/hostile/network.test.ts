@@ -31,6 +31,7 @@ import {
 import { waitFor } from '../support/wait.ts';
 import { HOSTILE_SEED, hostileRuns, scaled, tried } from './support/attempts.ts';
 import { arrived, forgetArrived, strangeFrames, watchGuests } from './support/watch.ts';
+import { unless } from '../support/unless.ts';
 
 const ECHO_PORT = 7000;
 const RESERVED_PORT = 5353;
@@ -53,9 +54,8 @@ const NODE_PORT = 31_000;
 const ANSWER = { deadlineMilliseconds: 10_000 };
 
 const missing = whyNotHere();
-if (missing !== undefined) process.stderr.write(`skipped: ${missing}\n`);
 
-describe.skipIf(missing !== undefined)('a guest of the nat network', () => {
+describe('a guest of the nat network', unless(missing), () => {
   let net: NatWorld;
   let host: Worker;
   let world: Worker;

@@ -16,6 +16,7 @@ import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { pushContainerDisk } from '../support/vmimages.ts';
 import { waitFor } from '../support/wait.ts';
+import { unless } from '../support/unless.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const DISK_MEBIBYTES = 64;
@@ -47,7 +48,7 @@ function mount(point: string): void {
 
 const missing = whyNotHere();
 
-describe.skipIf(missing !== undefined)(`room for images ${missing ?? ''}`, () => {
+describe('room for images', unless(missing), () => {
   let folder: string;
   let disk: string;
   let server: Server;

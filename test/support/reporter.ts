@@ -15,8 +15,20 @@ export interface AttemptCount {
   count: number;
 }
 
+/** How many histories a property was tried with, and how long they were, in steps. */
+export interface HistoryCount {
+  test: string;
+  histories: number;
+  meanLength: number;
+  longest: number;
+}
+
 declare module 'vitest' {
   export interface TaskMeta {
+    /** Why a suite or test is skipped: `describe('nat', unless(missing), …)`. */
+    skipReason?: string;
+    /** Filled by test/support/properties.ts. */
+    histories?: HistoryCount[];
     /** Filled by test/hostile/support/attempts.ts. */
     attempts?: AttemptCount[];
   }
@@ -27,6 +39,11 @@ export interface RunSummary {
   failed: TestOutcome[];
   skipped: TestOutcome[];
   attempts: AttemptCount[];
+  histories: HistoryCount[];
+}
+
+export function emptySummary(): RunSummary {
+  return { passed: 0, failed: [], skipped: [], attempts: [], histories: [] };
 }
 
 // vitest loads a reporter by its default export.
@@ -35,7 +52,7 @@ export default class SummaryReporter implements Reporter {
   onTestRunEnd(modules: readonly TestModule[], unhandled: readonly { message: string }[]): void {
     const path = process.env['BERTH_TEST_SUMMARY'];
     if (path === undefined) return;
-    const summary: RunSummary = { passed: 0, failed: [], skipped: [], attempts: [] };
+    const summary = emptySummary();
     for (const { message } of unhandled)
       summary.failed.push({ name: 'outside of any test', reason: message });
     for (const module of modules) {
@@ -51,15 +68,17 @@ export default class SummaryReporter implements Reporter {
 
 function count(test: TestCase, summary: RunSummary): void {
   const result = test.result();
-  summary.attempts.push(...(test.meta().attempts ?? []));
+  const { attempts = [], histories = [], skipReason } = test.meta();
+  summary.attempts.push(...attempts);
+  summary.histories.push(...histories);
   const name = `${test.module.relativeModuleId} > ${test.fullName}`;
   if (result.state === 'passed') summary.passed += 1;
   else if (result.state === 'failed') {
     summary.failed.push({ name, reason: result.errors.map(({ message }) => message).join('; ') });
-  } else summary.skipped.push({ name, reason: skipReason(result) });
+  } else summary.skipped.push({ name, reason: whySkipped(result, skipReason) });
 }
 
-function skipReason(result: ReturnType<TestCase['result']>): string {
-  if (result.state === 'skipped') return result.note ?? 'no reason given';
+function whySkipped(result: ReturnType<TestCase['result']>, reason: string | undefined): string {
+  if (result.state === 'skipped') return result.note ?? reason ?? 'no reason given';
   return 'never finished';
 }

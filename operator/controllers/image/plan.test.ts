@@ -1,8 +1,9 @@
-import { array, assert, constantFrom, property } from 'fast-check';
+import { constantFrom } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../../api/v1alpha1/image.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Job } from '../../../kube/job.ts';
+import { assertHistories } from '../../../test/support/properties.ts';
 import { parseConfig } from '../../config.ts';
 import type { TaskOutcome } from '../taskjob.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
@@ -279,36 +280,34 @@ describe('actions', () => {
 describe('whatever Jobs do', () => {
   const events = constantFrom('step', 'succeed', 'fail', 'break', 'later', 'push', 'commit', 'running');
 
-  it('one piece of work runs at a time, content is never lost, and nothing is written when nothing happens', () => {
-    assert(
-      property(array(events, { maxLength: 60 }), (history) => {
-        const world = new World({});
-        let asked = 0;
-        for (const event of history) {
-          const hadContent = world.object.status?.content !== undefined;
-          act(world, event, () => new Date(START + ++asked).toISOString());
-          world.step();
-          expect(world.open.length).toBeLessThanOrEqual(1);
-          expect(!hadContent || world.object.status?.content !== undefined).toBe(true);
-          // A Job that was made is seen with the next look.
-          world.step();
-          const { status } = world.object;
-          world.step();
-          expect(world.object.status).toEqual(status);
-        }
-        for (let round = 0; round < 10; round += 1) {
-          world.now += 600_000;
-          world.step();
-          world.succeed();
-          world.step();
-        }
-        const { spec, status } = world.object;
-        expect(status?.lastPush?.requestedAt).toBe(spec.push?.requestedAt);
-        expect(status?.lastCommit?.requestedAt).toBe(spec.commit?.requestedAt);
-        const names = world.jobs.map(({ job }) => job.metadata.name);
-        expect(new Set(names).size).toBe(names.length);
-      }),
-    );
+  it('one piece of work runs at a time, content is never lost, and nothing is written when nothing happens', (context) => {
+    assertHistories(context, { step: events, maxLength: 60, numRuns: 300 }, (history) => {
+      const world = new World({});
+      let asked = 0;
+      for (const event of history) {
+        const hadContent = world.object.status?.content !== undefined;
+        act(world, event, () => new Date(START + ++asked).toISOString());
+        world.step();
+        expect(world.open.length).toBeLessThanOrEqual(1);
+        expect(!hadContent || world.object.status?.content !== undefined).toBe(true);
+        // A Job that was made is seen with the next look.
+        world.step();
+        const { status } = world.object;
+        world.step();
+        expect(world.object.status).toEqual(status);
+      }
+      for (let round = 0; round < 10; round += 1) {
+        world.now += 600_000;
+        world.step();
+        world.succeed();
+        world.step();
+      }
+      const { spec, status } = world.object;
+      expect(status?.lastPush?.requestedAt).toBe(spec.push?.requestedAt);
+      expect(status?.lastCommit?.requestedAt).toBe(spec.commit?.requestedAt);
+      const names = world.jobs.map(({ job }) => job.metadata.name);
+      expect(new Set(names).size).toBe(names.length);
+    });
   });
 
   function act(world: World, event: string, time: () => string): void {

@@ -5,6 +5,7 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { ImageCacheEntry } from '../../../api/v1alpha1/imagecacheentry.ts';
+import { assertHistories } from '../../../test/support/properties.ts';
 import { parseConfig } from '../../config.ts';
 import { mergeDiff } from '../../mergepatch.ts';
 import { resolveImage } from './image.ts';
@@ -305,7 +306,7 @@ function viewOf(name: string, host: SimulatedHost): Host {
   return { name, tags, silentSince, isCordoned, images };
 }
 
-const story = fc.array(fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), { maxLength: 150, size: 'max' });
+const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLength: 150 };
 /** Minutes: retries wait up to an hour. */
 const ROUNDS = 400;
 
@@ -330,56 +331,48 @@ function tell(world: World, actions: readonly (readonly [Action, number])[]): Wo
 }
 
 describe('an ImageCacheEntry, whatever happens', () => {
-  it('keeps its limit, forgets no host, and ends with the image on its targets alone', () => {
-    fc.assert(
-      fc.property(story, (actions) => {
-        const world = tell(new World(5), actions);
-        expect(world.settle(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
-        expectPromises(world);
-        for (const [name, host] of world.hosts) {
-          if (world.isTarget(name)) expect(host.digest, `${name} has the image`).toBeDefined();
-          else expect(host.holds, `${name} is clean`).toBe(false);
-        }
-        const { status } = world.entry;
-        expect(status?.cached).toBe((status?.desired ?? 0) - (status?.outdated ?? 0));
-        expect(status?.nodes?.filter(({ state }) => state !== 'Outdated') ?? []).toEqual([]);
-      }),
-      { numRuns: 250 },
-    );
+  it('keeps its limit, forgets no host, and ends with the image on its targets alone', (context) => {
+    assertHistories(context, { ...STORIES, numRuns: 250 }, (actions) => {
+      const world = tell(new World(5), actions);
+      expect(world.settle(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
+      expectPromises(world);
+      for (const [name, host] of world.hosts) {
+        if (world.isTarget(name)) expect(host.digest, `${name} has the image`).toBeDefined();
+        else expect(host.holds, `${name} is clean`).toBe(false);
+      }
+      const { status } = world.entry;
+      expect(status?.cached).toBe((status?.desired ?? 0) - (status?.outdated ?? 0));
+      expect(status?.nodes?.filter(({ state }) => state !== 'Outdated') ?? []).toEqual([]);
+    });
   });
 
-  it('idle-quiet: a world that stays as it is gives the same status and nothing to do', () => {
-    fc.assert(
-      fc.property(story, (actions) => {
-        const world = tell(new World(5), actions);
-        for (let second = 0; second < 3; second += 1) {
-          world.reconcile();
-          world.pass(1_000);
-        }
-        const again = plan(world.observe());
-        expect(mergeDiff(world.entry.status, again.status)).toBeUndefined();
-        expect(again.starts).toEqual([]);
-        expect(again.deletes).toEqual([]);
-      }),
-      { numRuns: 150 },
-    );
+  it('idle-quiet: a world that stays as it is gives the same status and nothing to do', (context) => {
+    assertHistories(context, { ...STORIES, numRuns: 150 }, (actions) => {
+      const world = tell(new World(5), actions);
+      for (let second = 0; second < 3; second += 1) {
+        world.reconcile();
+        world.pass(1_000);
+      }
+      const again = plan(world.observe());
+      expect(mergeDiff(world.entry.status, again.status)).toBeUndefined();
+      expect(again.starts).toEqual([]);
+      expect(again.deletes).toEqual([]);
+    });
   });
 
-  it('no-orphan: goes only when no host that answers keeps anything for it', () => {
-    fc.assert(
-      fc.property(story, story, (before, after) => {
-        const world = tell(new World(5), before);
-        world.delete();
-        tell(world, after);
-        world.settle(ROUNDS);
-        expect(world.isReleased, 'it goes in the end').toBe(true);
-        // What was parked for lost hosts runs once they are back.
-        for (const job of world.jobs) world.act('schedule', world.jobs.indexOf(job));
-        for (const job of world.jobs) world.act('succeed', world.jobs.indexOf(job));
-        for (const [name, host] of world.hosts) expect(host.holds, `${name} is clean`).toBe(false);
-      }),
-      { numRuns: 150 },
-    );
+  it('no-orphan: goes only when no host that answers keeps anything for it', (context) => {
+    assertHistories(context, { ...STORIES, numRuns: 150 }, (actions) => {
+      const middle = Math.floor(actions.length / 2);
+      const world = tell(new World(5), actions.slice(0, middle));
+      world.delete();
+      tell(world, actions.slice(middle));
+      world.settle(ROUNDS);
+      expect(world.isReleased, 'it goes in the end').toBe(true);
+      // What was parked for lost hosts runs once they are back.
+      for (const job of world.jobs) world.act('schedule', world.jobs.indexOf(job));
+      for (const job of world.jobs) world.act('succeed', world.jobs.indexOf(job));
+      for (const [name, host] of world.hosts) expect(host.holds, `${name} is clean`).toBe(false);
+    });
   });
 
   it('every target of hosts that only fail ends Failed, with all others cached', () => {

@@ -13,8 +13,9 @@ import {
 import { desiredSchema, parseDocument } from '../../../api/v1alpha1/machine.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
+import { assertHistories } from '../../../test/support/properties.ts';
 import { parseConfig } from '../../config.ts';
-import { gatherFacts, hasRun } from './facts.ts';
+import { gatherFacts, hasRun, podAttempt } from './facts.ts';
 import type { Observed } from './observed.ts';
 import { podSize, refusedAgain, resizedContainers, type ResizeRefusal, type Size } from './size.ts';
 import { summarize } from './status.ts';
@@ -69,6 +70,8 @@ class World {
     status: { conditions: [{ type: 'Ready', status: 'True' }] },
   };
   podsCreated = 0;
+  /** Of the last Pod that was made. */
+  attempt = 0;
   ranOnce = false;
   createdAfterRun = 0;
   releasedUnobserved = 0;
@@ -191,6 +194,9 @@ class World {
 
   #createPod(pod: Pod): void {
     expect(this.pod, 'one Pod per VM').toBeUndefined();
+    expect(podAttempt(pod), 'no placement is tried twice').toBeGreaterThan(this.attempt);
+    expect(podAttempt(pod), 'a Pod has the attempt that is stored').toBe(this.vm?.status?.attempt ?? 1);
+    this.attempt = podAttempt(pod);
     this.podsCreated += 1;
     if (this.ranOnce) {
       this.createdAfterRun += 1;
@@ -368,95 +374,79 @@ function settle(world: World): void {
   }
 }
 
-const histories = fc.array(fc.constantFrom(...ACTIONS), { maxLength: 60 });
-const RUNS = { numRuns: 1500 };
+const HISTORIES = { step: fc.constantFrom(...ACTIONS), maxLength: 60, numRuns: 800 };
 /** Thousands of small reconciles on a machine that may be busy with others. */
 const TIMEOUT_MILLISECONDS = 60_000;
 
 describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISECONDS }, () => {
-  it('no-lost-disk: is never placed again once a machine of it ran, and none runs unseen', () => {
-    fc.assert(
-      fc.property(histories, (actions) => {
-        const world = new World();
-        for (const action of actions) {
-          world.act(action);
-        }
-        settle(world);
-        expect(world.createdAfterRun).toBe(0);
-        expect(world.releasedUnobserved).toBe(0);
-      }),
-      RUNS,
-    );
+  it('no-lost-disk: is never placed again once a machine of it ran, and none runs unseen', (context) => {
+    assertHistories(context, HISTORIES, (actions) => {
+      const world = new World();
+      for (const action of actions) {
+        world.act(action);
+      }
+      settle(world);
+      expect(world.createdAfterRun).toBe(0);
+      expect(world.releasedUnobserved).toBe(0);
+    });
   });
 
-  it('no-orphan: once deleted with its host up, it and its Pod go', () => {
-    fc.assert(
-      fc.property(histories, (actions) => {
-        const world = new World();
-        for (const action of actions) {
-          world.act(action);
-        }
-        world.act('hostBack');
-        world.act('deleteVM');
-        for (let round = 0; round < 6; round += 1) {
-          world.act('reconcile');
-          world.act('agentEnds');
-        }
-        settle(world);
-        expect(world.vm).toBeUndefined();
-        expect(world.pod).toBeUndefined();
-      }),
-      RUNS,
-    );
-  });
-
-  it('idle-quiet: with nothing changing it comes to rest and writes no more', () => {
-    fc.assert(
-      fc.property(histories, (actions) => {
-        const world = new World();
-        for (const action of actions) {
-          world.act(action);
-        }
-        settle(world);
+  it('no-orphan: once deleted with its host up, it and its Pod go', (context) => {
+    assertHistories(context, HISTORIES, (actions) => {
+      const world = new World();
+      for (const action of actions) {
+        world.act(action);
+      }
+      world.act('hostBack');
+      world.act('deleteVM');
+      for (let round = 0; round < 6; round += 1) {
         world.act('reconcile');
-        expect(world.writesInLastPass).toBe(0);
-      }),
-      RUNS,
-    );
+        world.act('agentEnds');
+      }
+      settle(world);
+      expect(world.vm).toBeUndefined();
+      expect(world.pod).toBeUndefined();
+    });
   });
 
-  it('the host is never told of a size that the Pod does not count, and a refused one is not asked for again at once', () => {
-    fc.assert(
-      fc.property(histories, (actions) => {
-        const world = new World();
-        for (const action of actions) {
-          world.act(action);
-        }
-        expect(world.toldUncounted).toBe(0);
-        settle(world);
-        const asked = world.resizesAsked;
-        world.act('reconcile');
-        expect(world.resizesAsked).toBe(asked);
-      }),
-      RUNS,
-    );
+  it('idle-quiet: with nothing changing it comes to rest and writes no more', (context) => {
+    assertHistories(context, HISTORIES, (actions) => {
+      const world = new World();
+      for (const action of actions) {
+        world.act(action);
+      }
+      settle(world);
+      world.act('reconcile');
+      expect(world.writesInLastPass).toBe(0);
+    });
   });
 
-  it('a failure once recorded is never left and never changes', () => {
-    fc.assert(
-      fc.property(histories, (actions) => {
-        const world = new World();
-        let recorded: unknown;
-        for (const action of actions) {
-          world.act(action);
-          const failure = world.vm?.status?.failure;
-          if (recorded !== undefined && world.vm !== undefined) {
-            expect(failure).toEqual(recorded);
-          }
-          recorded = failure ?? recorded;
+  it('the host is never told of a size that the Pod does not count, and a refused one is not asked for again at once', (context) => {
+    assertHistories(context, HISTORIES, (actions) => {
+      const world = new World();
+      for (const action of actions) {
+        world.act(action);
+      }
+      expect(world.toldUncounted).toBe(0);
+      settle(world);
+      const asked = world.resizesAsked;
+      world.act('reconcile');
+      expect(world.resizesAsked).toBe(asked);
+    });
+  });
+
+  it('a failure once recorded is never left and never changes', (context) => {
+    assertHistories(context, HISTORIES, (actions) => {
+      const world = new World();
+      let recorded: unknown;
+      for (const action of actions) {
+        world.act(action);
+        const failure = world.vm?.status?.failure;
+        if (recorded !== undefined && world.vm !== undefined) {
+          expect(failure).toEqual(recorded);
         }
-      }),
-      RUNS,
-    );
+        recorded = failure ?? recorded;
+      }
+    });
   });
 });

@@ -4,6 +4,7 @@
  * process is, so that for all others it is a process with a record like the rest.
  */
 import { createHash } from 'node:crypto';
+import { existsSync } from 'node:fs';
 import { copyFile, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
@@ -35,6 +36,9 @@ export async function dockerRuntime(): Promise<Runtime> {
   process.env['TESTCONTAINERS_RYUK_DISABLED'] = 'true';
   // Where ports of containers are: they share our network. Asked in a container, it would look for a bridge's gateway.
   process.env['TESTCONTAINERS_HOST_OVERRIDE'] ??= '127.0.0.1';
+  // Testcontainers would take the machine's daemon instead of one that was named and is not there.
+  const [, socket] = /^unix:\/\/(.*)$/.exec(process.env['DOCKER_HOST'] ?? '') ?? [];
+  if (socket !== undefined && !existsSync(socket)) throw new Error(`DOCKER_HOST: ${socket} is not there`);
   return await getContainerRuntimeClient();
 }
 

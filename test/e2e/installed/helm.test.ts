@@ -10,6 +10,7 @@ import { waitFor } from '../../support/wait.ts';
 import { remains } from './remains.ts';
 import { Prometheus } from './prometheus.ts';
 import { BOOT, ERROR_LEVEL, Installed, ROLLOUT, SET_UP_MILLISECONDS, SYSTEM, VALUES } from './world.ts';
+import { unless } from '../../support/unless.ts';
 
 const PORT = 8080;
 const READER = { namespace: 'monitoring', name: 'prometheus' };
@@ -44,9 +45,8 @@ const CREATED = 3;
 const BETWEEN_CREATIONS_MILLISECONDS = 400;
 
 const unfit = whyNoNodes();
-if (unfit !== undefined) process.stderr.write(`skipped: ${unfit}\n`);
 
-describe.skipIf(unfit !== undefined)('Berth installed with helm', () => {
+describe('Berth installed with helm', unless(unfit), () => {
   const ends: (() => Promise<void>)[] = [];
   let berth: Installed;
 

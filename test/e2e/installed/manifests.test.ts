@@ -8,14 +8,14 @@ import { stringify } from 'yaml';
 import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
 import { remains } from './remains.ts';
 import { BOOT, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
+import { unless } from '../../support/unless.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORT = 8080;
 
 const unfit = whyNoNodes();
-if (unfit !== undefined) process.stderr.write(`skipped: ${unfit}\n`);
 
-describe.skipIf(unfit !== undefined)('Berth installed with kubectl', () => {
+describe('Berth installed with kubectl', unless(unfit), () => {
   const ends: (() => Promise<void>)[] = [];
   let berth: Installed;
   let manifest: string;

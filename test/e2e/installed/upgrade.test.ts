@@ -10,6 +10,7 @@ import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
 import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier.ts';
 import { BOOT, ERROR_LEVEL, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
+import { unless } from '../../support/unless.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORTS = { one: 8080, two: 8081 };
@@ -17,9 +18,8 @@ const PORTS = { one: 8080, two: 8081 };
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
 
 const unfit = whyNoNodes() ?? (await whyNoEarlier());
-if (unfit !== undefined) process.stderr.write(`skipped: ${unfit}\n`);
 
-describe.skipIf(unfit !== undefined)('helm upgrade', () => {
+describe('helm upgrade', unless(unfit), () => {
   const ends: (() => Promise<void>)[] = [];
   /** Every phase that those VMs were seen in since they ran. */
   const seen: (string | undefined)[] = [];

@@ -1,4 +1,4 @@
-import { array, assert, constantFrom, property } from 'fast-check';
+import { constantFrom } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { Image } from '../../../../api/v1alpha1/image.ts';
 import { MACHINE_API_VERSION, type MachineImageSource } from '../../../../api/v1alpha1/machine.ts';
@@ -6,6 +6,7 @@ import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../../../api/v1alpha1/na
 import { type StorageTarget, TASK_API_VERSION, type TaskReport } from '../../../../api/v1alpha1/task.ts';
 import type { Pod } from '../../../../kube/core.ts';
 import type { Job } from '../../../../kube/job.ts';
+import { assertHistories } from '../../../../test/support/properties.ts';
 import { parseConfig } from '../../../config.ts';
 import type { ImageJob, ObservedImage } from '../observed.ts';
 import { needsOf, isNeeded, type Place, placeKey, placeOf } from './place.ts';
@@ -289,28 +290,25 @@ function act(world: World, event: (typeof EVENTS)[number], index: number): void 
 }
 
 describe.each(['folder', 'registry'] as const)('content in a %s', (kind) => {
-  it('is removed once, when nothing needs it any more, and never before, whatever happens', () => {
-    assert(
-      property(array(events, { maxLength: 80 }), (history) => {
-        const world = new World(kind);
-        world.save();
-        history.forEach((event, index) => {
-          act(world, event, index);
-          world.look();
-          expect([...world.needed].filter((key) => !world.storage.has(key))).toEqual([]);
-        });
-        world.land();
-        for (let minute = 0; minute < 30; minute += 1) {
-          world.later(60_000);
-          world.look();
-          world.work();
-        }
-        const left = [...world.storage].filter((key) => !world.needed.has(key));
-        expect(left).toEqual([]);
-        expect(new Set(world.removed).size).toBe(world.removed.length);
-      }),
-      { numRuns: 300 },
-    );
+  it('is removed once, when nothing needs it any more, and never before, whatever happens', (context) => {
+    assertHistories(context, { step: events, maxLength: 80, numRuns: 300 }, (history) => {
+      const world = new World(kind);
+      world.save();
+      history.forEach((event, index) => {
+        act(world, event, index);
+        world.look();
+        expect([...world.needed].filter((key) => !world.storage.has(key))).toEqual([]);
+      });
+      world.land();
+      for (let minute = 0; minute < 30; minute += 1) {
+        world.later(60_000);
+        world.look();
+        world.work();
+      }
+      const left = [...world.storage].filter((key) => !world.needed.has(key));
+      expect(left).toEqual([]);
+      expect(new Set(world.removed).size).toBe(world.removed.length);
+    });
   });
 
   it('stays while a VM is prepared from it; a file also while a VM has it under its disk', () => {

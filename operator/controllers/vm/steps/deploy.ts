@@ -11,10 +11,7 @@ const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
 /** Resolves the VM and makes its Pod, unless it has one, ran before or has failed. */
 export function deploy(observed: Observed, facts: Facts): StepResult {
   const { vm, pod, nameTakenBy, config, random } = observed;
-  const settled = pod !== undefined || facts.failure !== undefined || facts.firstRunningTime !== undefined;
-  // A new attempt or end must be in the status before a Pod is made on its account.
-  const unwritten = facts.attempt > (vm.status?.attempt ?? 1);
-  if (settled || unwritten) {
+  if (pod !== undefined || facts.failure !== undefined || facts.firstRunningTime !== undefined) {
     return NOTHING;
   }
   if (nameTakenBy !== undefined) {
