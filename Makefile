@@ -46,6 +46,10 @@ nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)
 hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=7 HOSTILE_SCALE=1 (all of it)
 	@node hack/test.ts hostile
 
+.PHONY: mutants
+mutants: $(PACKAGES) ## Break the product in small ways; each must turn a test red: ONLY=operator/
+	@node hack/mutants.ts --only '$(ONLY)'
+
 .PHONY: prerequisites
 prerequisites: $(PACKAGES) ## Check for the distribution packages that tests need, install them in CI
 	@node hack/prerequisites.ts

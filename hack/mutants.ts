@@ -1,0 +1,186 @@
+/**
+ * Applies each mutant of test/mutants to a temporary copy of the work tree, one at a time, and runs the tests that must
+ * turn red. Prints which mutants survive; the last line is `N mutants, N killed, N survived`. The exit code is 1 when one
+ * survives, or cannot be judged: its text is not there exactly once, or its tests fail without it too.
+ *
+ *   mutants.ts                    all of them
+ *   mutants.ts --only operator/   those with this in their names
+ */
+import { execFileSync } from 'node:child_process';
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { parseArgs } from 'node:util';
+import {
+  literally,
+  type Mutant,
+  mutate,
+  productFiles,
+  readMutants,
+  type SourceFile,
+  workTree,
+} from '../test/support/mutants.ts';
+import type { RunSummary } from '../test/support/reporter.ts';
+import { runVitest } from './vitest.ts';
+
+const ROOT = join(import.meta.dirname, '..');
+const LOGS = join(ROOT, 'dist', 'mutants');
+/** A product that a mutant makes stand still has been noticed after this many times the tests' usual time, and a minute. */
+const PATIENCE = 5;
+const LEAST_PATIENCE_MILLISECONDS = 60_000;
+
+/** Tests run in process groups of their own, which hear nothing of a Ctrl-C. */
+const interrupted = new AbortController();
+for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+  process.once(signal, () => interrupted.abort(new Error('interrupted')));
+}
+
+interface Verdict {
+  readonly killed: boolean;
+  readonly why: string;
+}
+
+/** A copy of the work tree, in which alone anything is changed. */
+class Copy implements Disposable {
+  readonly root = mkdtempSync(join(tmpdir(), 'berth-mutants-'));
+  readonly #files: readonly SourceFile[] = productFiles(ROOT);
+
+  constructor() {
+    for (const path of workTree(ROOT)) {
+      mkdirSync(join(this.root, dirname(path)), { recursive: true });
+      cpSync(join(ROOT, path), join(this.root, path), { verbatimSymlinks: true });
+    }
+    symlinkSync(join(ROOT, 'node_modules'), join(this.root, 'node_modules'));
+  }
+
+  /** Runs `work` while the mutant is in the product. */
+  async with<T>(mutant: Mutant, work: () => Promise<T>): Promise<T> {
+    const { path, mutated } = mutate(mutant, this.#files);
+    try {
+      this.#write(path, mutated);
+      return await work();
+    } finally {
+      this.#write(path, readFileSync(join(ROOT, path), 'utf8'));
+    }
+  }
+
+  /** What is generated from the kinds follows them. */
+  #write(path: string, text: string): void {
+    writeFileSync(join(this.root, path), text);
+    if (path.startsWith('api/')) {
+      for (const generator of ['generate.ts', 'values.ts']) {
+        execFileSync(process.execPath, [join('hack', generator)], { cwd: this.root, stdio: 'pipe' });
+      }
+    }
+  }
+
+  [Symbol.dispose](): void {
+    rmSync(this.root, { recursive: true, force: true });
+  }
+}
+
+/** Mutants of one file of tests, after its tests have passed without any. */
+async function judgeGroup(copy: Copy, mutants: readonly Mutant[]): Promise<boolean[]> {
+  const started = performance.now();
+  const baseline = await runTests(copy, mutants, { log: `${mutants[0]?.test}` });
+  const milliseconds = performance.now() - started;
+  const [failed] = baseline.failed;
+  const kills: boolean[] = [];
+  for (const mutant of mutants) {
+    interrupted.signal.throwIfAborted();
+    const began = performance.now();
+    const verdict =
+      failed === undefined
+        ? await judge(copy, mutant, PATIENCE * milliseconds + LEAST_PATIENCE_MILLISECONDS)
+        : {
+            killed: false,
+            why: `its tests fail without it too: ${failed.name}: ${firstLine(failed.reason)}`,
+          };
+    const seconds = ((performance.now() - began) / 1000).toFixed(1).padStart(6);
+    const word = verdict.killed ? 'killed  ' : 'SURVIVED';
+    process.stdout.write(`${word} ${seconds} s  ${mutant.id}: ${verdict.why}\n`);
+    kills.push(verdict.killed);
+  }
+  return kills;
+}
+
+async function judge(copy: Copy, mutant: Mutant, patience: number): Promise<Verdict> {
+  const late = AbortSignal.timeout(Math.round(patience));
+  try {
+    const summary = await copy.with(mutant, () => runTests(copy, [mutant], { log: mutant.id, late }));
+    return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
+  } catch (error) {
+    return { killed: false, why: error instanceof Error ? error.message : String(error) };
+  }
+}
+
+/** Only a test that fails kills: a product that cannot even be loaded is no product. */
+function verdictOf({ test, breaks }: Mutant, { failed }: RunSummary): Verdict {
+  const killer = failed.find(({ name }) => name.startsWith(`${test} > `));
+  if (killer !== undefined) {
+    return { killed: true, why: `${killer.name.slice(test.length + 3)}: ${firstLine(killer.reason)}` };
+  }
+  const [other] = failed;
+  return other === undefined
+    ? { killed: false, why: breaks }
+    : { killed: false, why: `no test could run: ${other.name}: ${firstLine(other.reason)}` };
+}
+
+/**
+ * Runs the tests that must turn red by any of the mutants, which share a file of tests.
+ * @throws Error when somebody ends this program
+ */
+async function runTests(
+  { root }: Copy,
+  mutants: readonly Mutant[],
+  { log, late }: { log: string; late?: AbortSignal },
+): Promise<RunSummary> {
+  const names = mutants.map(({ name }) => name);
+  const pattern = names.includes(undefined)
+    ? []
+    : ['-t', names.map((name = '') => literally(name)).join('|')];
+  const [{ project, test }] = mutants as [Mutant];
+  const path = join(LOGS, log.replaceAll('/', '-'));
+  mkdirSync(LOGS, { recursive: true });
+  const summary = await runVitest({
+    root,
+    args: ['--project', project, test, ...pattern],
+    summary: `${path}.json`,
+    log: `${path}.log`,
+    signal: AbortSignal.any(late === undefined ? [interrupted.signal] : [interrupted.signal, late]),
+  });
+  interrupted.signal.throwIfAborted();
+  return summary;
+}
+
+/** By their file of tests, the cheap ones first. */
+function groups(mutants: readonly Mutant[]): Mutant[][] {
+  const grouped = Map.groupBy(mutants, ({ project, test }) => `${project} ${test}`);
+  const [cheap, dear] = [true, false].map((unit) =>
+    [...grouped.values()].filter(([first]) => (first?.project === 'unit') === unit),
+  );
+  return [...(cheap ?? []), ...(dear ?? [])];
+}
+
+function firstLine(text: string): string {
+  return text.split('\n')[0] ?? '';
+}
+
+async function main(): Promise<void> {
+  const { values } = parseArgs({ options: { only: { type: 'string', default: '' } } });
+  const mutants = readMutants(values.only);
+  if (mutants.length === 0) {
+    throw new Error(`no mutant has ${JSON.stringify(values.only)} in its name`);
+  }
+  using copy = new Copy();
+  const kills: boolean[] = [];
+  for (const group of groups(mutants)) {
+    kills.push(...(await judgeGroup(copy, group)));
+  }
+  const killed = kills.filter(Boolean).length;
+  const survived = mutants.length - killed;
+  process.stdout.write(`${mutants.length} mutants, ${killed} killed, ${survived} survived\n`);
+  process.exitCode = survived === 0 ? 0 : 1;
+}
+
+await main();
