@@ -83,7 +83,7 @@ export async function runAgent(
     forwardAddress: forwardAddress(config),
     machinesDirectory: join(config.dataDirectory, 'machines'),
     logger,
-    capacity: () => ({ ...allocatable(config, facts), slots: slotsOf(keeper) }),
+    capacity: () => ({ ...allocatable(config, facts, parts.images.heldBytes()), slots: slotsOf(keeper) }),
     accelerator: (architecture = facts.architecture) =>
       accelerators.find((one) => one.architecture === architecture)?.accelerator,
     fenced: () => lease.fenced,
@@ -92,6 +92,7 @@ export async function runAgent(
   };
   const tasks = new TaskRunner({
     directory: join(config.dataDirectory, 'tasks'),
+    atOnce: config.tasksAtOnce,
     work: taskWork({
       ...host,
       publisher: parts.publisher,
@@ -128,7 +129,9 @@ export async function runAgent(
       images: parts.images.images(),
       nat: undefined,
       diskPressure: false,
+      heldImageBytes: parts.images.heldBytes(),
     },
+    heldImageBytes: () => parts.images.heldBytes(),
     metrics,
     logger,
   });

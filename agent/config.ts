@@ -134,6 +134,8 @@ export const configSchema = z
       .array(z.union([z.cidrv4(), z.cidrv6()]))
       .max(64)
       .default([]),
+    /** Jobs of Images and ImageCacheEntries that are done at once; the others wait. Each reads and writes a disk, and a registry's line. */
+    tasksAtOnce: z.int().min(1).max(64).default(4),
     cpuOvercommit: z.number().min(1).max(64).default(1),
     /** Guests of another architecture than the machine's own run emulated. */
     architecture: z.enum(['amd64', 'arm64']).optional(),

@@ -25,6 +25,8 @@ const defaultsSchema = z
     cpu: z.number().int().min(1).max(256).default(2),
     memory: quantity.default('4Gi'),
     diskSize: quantity.optional(),
+    /** Counted for a disk whose size nobody knows before the host has its image. */
+    diskRequest: quantity.default('10Gi'),
     architecture: z.enum(['amd64', 'arm64']).optional(),
     os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
     network: z.strictObject({ mode: z.enum(['NAT', 'Bridge']) }).default({ mode: 'NAT' }),
@@ -107,6 +109,11 @@ export const configSchema = z.strictObject({
   /** How long a host may be silent before its VMs are Failed/HostLost; from its Node's Ready turning Unknown. */
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
+  /**
+   * What a VM's Pod requests of its host's disk, as a share of the VM's own. Disks grow as guests write, and few are ever full:
+   * with 1 each has its room for certain.
+   */
+  diskRequestRatio: z.number().gt(0).max(1).default(0.2),
   /** Of every machine's Pod, so that none preempts another and no DaemonSet preempts a VM. */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,

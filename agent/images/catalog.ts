@@ -156,6 +156,11 @@ export class Catalog {
       .toSorted((a, b) => a.usedAt - b.usedAt);
   }
 
+  heldBytes(): number {
+    const held = this.all().filter(({ id }) => this.#holds.isHeld(id));
+    return held.reduce((sum, { metadata }) => sum + metadata.sizeBytes, 0);
+  }
+
   /** Those of cache entries first, since a Node lists a limited number; else in an order that does not change with use. */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({

@@ -157,6 +157,10 @@ export class HostImageStore implements ImageStore {
     return await this.#space.within(claim, signal, async (watched) => await work(watched.signal));
   }
 
+  heldBytes(): number {
+    return this.#catalog.heldBytes();
+  }
+
   images(): StoredImage[] {
     return this.#catalog.list();
   }

@@ -64,6 +64,8 @@ export interface ImageStore {
     signal: AbortSignal,
     work: (signal: AbortSignal) => Promise<T>,
   ): Promise<T>;
+  /** Bytes that images take which somebody holds: that room is no machine's. */
+  heldBytes(): number;
   /** What is in the store, for `Node.status.images`. */
   images(): StoredImage[];
   /** Called when `images()` says something else. */

@@ -24,6 +24,8 @@ export interface KeeperOptions {
   config: AgentConfig;
   facts: HostFacts;
   state: HostState;
+  /** As in {@link HostState}, now. */
+  heldImageBytes: () => number;
   metrics: Registry;
   logger: Logger;
 }
@@ -94,9 +96,10 @@ export class NodeKeeper {
   }
 
   async #reconcile(): Promise<Result> {
-    const { config, facts } = this.#options;
+    const { config, facts, heldImageBytes } = this.#options;
     const node = this.node;
-    this.#state = { ...this.#state, diskPressure: await this.#diskPressure() };
+    const diskPressure = await this.#diskPressure();
+    this.#state = { ...this.#state, diskPressure, heldImageBytes: heldImageBytes() };
     const now = Date.now();
     if (node === undefined) {
       await this.#register();

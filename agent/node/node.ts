@@ -21,14 +21,17 @@ export interface HostState {
   /** Undefined where the network driver has no host-wide part to heal. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
+  /** Bytes of the disk that images take which somebody holds. */
+  heldImageBytes: number;
 }
 
-/** What this host offers to machines. */
+/** What this host offers to machines; of its disk what stays beside images that are held and what is to stay free. */
 export function allocatable(
   config: AgentConfig,
   facts: HostFacts,
-): { cpuMillis: number; memoryBytes: number } {
-  const { offered, reserved } = config;
+  heldImageBytes: number,
+): { cpuMillis: number; memoryBytes: number; diskBytes: number } {
+  const { offered, reserved, images } = config;
   const cpus = Math.min(facts.cpus, offered.cpu ?? Infinity) * config.cpuOvercommit;
   const memoryBytes = facts.memoryBytes - reserved.memory;
   return {
@@ -37,6 +40,7 @@ export function allocatable(
       Math.floor(Math.min(cpus, facts.cpus * config.cpuOvercommit - reserved.cpu) * 1000),
     ),
     memoryBytes: Math.max(0, Math.min(memoryBytes, offered.memory ?? Infinity)),
+    diskBytes: Math.max(0, facts.diskBytes - images.minimumFree - heldImageBytes),
   };
 }
 
@@ -74,19 +78,18 @@ export function nodeStatus(o: {
   now: string;
 }): NodeStatus {
   const { config, facts, state } = o;
-  const free = allocatable(config, facts);
-  const storage = formatQuantity(facts.diskBytes);
+  const free = allocatable(config, facts, state.heldImageBytes);
   return {
     capacity: {
       cpu: formatMillis(facts.cpus * config.cpuOvercommit * 1000),
       memory: formatQuantity(facts.memoryBytes),
-      'ephemeral-storage': storage,
+      'ephemeral-storage': formatQuantity(facts.diskBytes),
       pods: String(PODS),
     },
     allocatable: {
       cpu: formatMillis(free.cpuMillis),
       memory: formatQuantity(free.memoryBytes),
-      'ephemeral-storage': storage,
+      'ephemeral-storage': formatQuantity(free.diskBytes),
       pods: String(PODS),
     },
     conditions: conditions(state).map((condition) => stamped(condition, o.current, o.now)),

@@ -2,10 +2,10 @@ import { describe, expect, test } from 'vitest';
 import type { Pod } from '../../kube/core.ts';
 import { admit, type Claim, claimOf } from './admission.ts';
 
-const CAPACITY = { slots: 4, cpuMillis: 4_000, memoryBytes: 4_096 };
+const CAPACITY = { slots: 4, cpuMillis: 4_000, memoryBytes: 4_096, diskBytes: 8_192 };
 
 function claim(change: Partial<Claim> = {}): Claim {
-  return { slots: 1, cpuMillis: 500, memoryBytes: 512, ports: [], ...change };
+  return { slots: 1, cpuMillis: 500, memoryBytes: 512, diskBytes: 1_024, ports: [], ...change };
 }
 
 const FOUR = [claim(), claim(), claim(), claim()];
@@ -16,7 +16,10 @@ test('what a Pod claims is the sum of its containers', () => {
       {
         name: 'machine',
         image: 'x',
-        resources: { requests: { cpu: '1500m', memory: '1Ki' }, limits: { 'berth.dev/slot': '1' } },
+        resources: {
+          requests: { cpu: '1500m', memory: '1Ki', 'ephemeral-storage': '2Ki' },
+          limits: { 'berth.dev/slot': '1' },
+        },
         ports: [
           { containerPort: 22, hostPort: 8822 },
           { containerPort: 53, hostPort: 53, protocol: 'UDP' as const },
@@ -31,6 +34,7 @@ test('what a Pod claims is the sum of its containers', () => {
     slots: 1,
     cpuMillis: 3_500,
     memoryBytes: 1_024,
+    diskBytes: 2_048,
     ports: ['TCP/8822', 'UDP/53'],
   });
 });
@@ -62,6 +66,7 @@ describe('a host of four slots', () => {
 test.each([
   ['OutOfcpu', { cpuMillis: 4_001 }],
   ['OutOfmemory', { memoryBytes: 4_097 }],
+  ['OutOfDisk', { diskBytes: 8_193 }],
 ] as const)('%s', (reason, change) => {
   expect(admit(claim(change), [], [], CAPACITY)).toMatchObject({ kind: 'refused', reason });
 });

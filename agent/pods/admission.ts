@@ -9,6 +9,8 @@ export interface Claim {
   slots: number;
   cpuMillis: number;
   memoryBytes: number;
+  /** A share of the machine's disk, by the operator's `diskRequestRatio`. */
+  diskBytes: number;
   /** `TCP/8822` */
   ports: string[];
 }
@@ -18,7 +20,11 @@ export interface HostCapacity {
   slots: number | undefined;
   cpuMillis: number;
   memoryBytes: number;
+  diskBytes: number;
 }
+
+/** What is added up over machines. */
+type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 
 export type Admission =
   | { kind: 'admitted' }
@@ -28,14 +34,17 @@ export type Admission =
 
 export function claimOf(pod: Pod): Claim {
   const claims = pod.spec.containers.map(claimOfContainer);
-  const total = (field: 'slots' | 'cpuMillis' | 'memoryBytes'): number =>
-    claims.reduce((sum, claim) => sum + claim[field], 0);
   return {
-    slots: total('slots'),
-    cpuMillis: total('cpuMillis'),
-    memoryBytes: total('memoryBytes'),
+    slots: total(claims, 'slots'),
+    cpuMillis: total(claims, 'cpuMillis'),
+    memoryBytes: total(claims, 'memoryBytes'),
+    diskBytes: total(claims, 'diskBytes'),
     ports: claims.flatMap(({ ports }) => ports),
   };
+}
+
+function total(claims: readonly Claim[], amount: Amount): number {
+  return claims.reduce((sum, claim) => sum + claim[amount], 0);
 }
 
 function claimOfContainer({ resources, ports = [] }: Container): Claim {
@@ -45,11 +54,40 @@ function claimOfContainer({ resources, ports = [] }: Container): Claim {
     slots: Number(parseQuantity(asked(SLOT_RESOURCE))),
     cpuMillis: millis(asked('cpu')),
     memoryBytes: Number(parseQuantity(asked('memory'))),
+    diskBytes: Number(parseQuantity(asked('ephemeral-storage'))),
     ports: ports
       .filter(({ hostPort = 0 }) => hostPort !== 0)
       .map(({ hostPort, protocol = 'TCP' }) => `${protocol}/${hostPort}`),
   };
 }
+
+/** In the order in which a refusal names them. */
+const AMOUNTS: readonly {
+  amount: Amount;
+  reason: RefusalReason;
+  words: (wanted: number, taken: number, all: number) => string;
+}[] = [
+  {
+    amount: 'slots',
+    reason: 'OutOfSlot',
+    words: (_, taken, all) => `${taken} of ${all} slots of this host are taken`,
+  },
+  {
+    amount: 'cpuMillis',
+    reason: 'OutOfcpu',
+    words: (wanted, taken, all) => `${wanted}m cpu wanted, ${all - taken}m of ${all}m left`,
+  },
+  {
+    amount: 'memoryBytes',
+    reason: 'OutOfmemory',
+    words: (wanted, taken, all) => `${wanted} bytes of memory wanted, ${all - taken} left`,
+  },
+  {
+    amount: 'diskBytes',
+    reason: 'OutOfDisk',
+    words: (wanted, taken, all) => `${wanted} bytes of disk (ephemeral-storage) wanted, ${all - taken} left`,
+  },
+];
 
 /** What a guest of that size takes of its host, its hypervisor included. */
 export function claimOfSize(size: {
@@ -94,19 +132,12 @@ function refuse(
   others: readonly Claim[],
   capacity: HostCapacity,
 ): (Admission & { kind: 'refused' }) | undefined {
-  const total = (field: 'slots' | 'cpuMillis' | 'memoryBytes'): number =>
-    others.reduce((sum, other) => sum + other[field], 0);
-  const slots = capacity.slots ?? 0;
-  if (claim.slots > 0 && total('slots') + claim.slots > slots) {
-    return refused('OutOfSlot', `${total('slots')} of ${slots} slots of this host are taken`);
-  }
-  if (claim.cpuMillis > 0 && total('cpuMillis') + claim.cpuMillis > capacity.cpuMillis) {
-    const left = capacity.cpuMillis - total('cpuMillis');
-    return refused('OutOfcpu', `${claim.cpuMillis}m cpu wanted, ${left}m of ${capacity.cpuMillis}m left`);
-  }
-  if (claim.memoryBytes > 0 && total('memoryBytes') + claim.memoryBytes > capacity.memoryBytes) {
-    const left = capacity.memoryBytes - total('memoryBytes');
-    return refused('OutOfmemory', `${claim.memoryBytes} bytes of memory wanted, ${left} left`);
+  const lacking = AMOUNTS.find(
+    ({ amount }) => claim[amount] > 0 && total(others, amount) + claim[amount] > (capacity[amount] ?? 0),
+  );
+  if (lacking !== undefined) {
+    const { amount, reason, words } = lacking;
+    return refused(reason, words(claim[amount], total(others, amount), capacity[amount] ?? 0));
   }
   const taken = claim.ports.find((port) => others.some((other) => other.ports.includes(port)));
   return taken === undefined

@@ -41,7 +41,7 @@ async function adoptStrays(host: Host): Promise<void> {
   for (const uid of new Set(uids)) {
     if (host.records.get(uid) === undefined) {
       host.logger.warn({ uid }, 'a machine without a record, removing it');
-      const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, ports: [] };
+      const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
       const record = newRecord({ uid, key: `${STRAY_PREFIX}${uid}`, machine: undefined, claim });
       const state = await readMachineFile(join(host.machinesDirectory, uid));
       const runAs = state?.launched?.runAs;

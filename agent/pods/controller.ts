@@ -7,7 +7,7 @@ import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
 import { timestamp } from '../time.ts';
-import { type TaskRunner, type TaskState } from '../tasks/runner.ts';
+import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { claimOf } from './admission.ts';
 import { type Claimants, judge } from './claims.ts';
@@ -282,7 +282,7 @@ export class PodController {
       this.#tasks.abort(uid);
     }
     const status = taskStatus(pod, state, this.#host.address, timestamp(Date.now()));
-    const finish = deletionTimestamp !== undefined && state.kind !== 'running';
+    const finish = deletionTimestamp !== undefined && isOver(state);
     this.#writer.wish(pod, { status, finish, onTaken: () => undefined });
   }
 

@@ -6,7 +6,7 @@ import { MachineUsers } from '../machines/users.ts';
 import { ownUser } from './host.ts';
 import { type MachineRecord, newRecord, RecordStore } from './record.ts';
 
-const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 0, ports: [] };
+const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 0, diskBytes: 0, ports: [] };
 
 function recordOf(uid: string, records: RecordStore): MachineRecord {
   const record = newRecord({ uid, key: `default/${uid}`, machine: undefined, claim: CLAIM });

@@ -53,7 +53,7 @@ class Model {
     uid: 'uid',
     key: 'ns/name',
     machine: undefined,
-    claim: { slots: 1, cpuMillis: 0, memoryBytes: 0, ports: [] },
+    claim: { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] },
   });
   state: MachineState = { kind: 'absent' };
   desired: Desired = DESIRED;

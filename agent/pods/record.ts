@@ -117,6 +117,8 @@ export class RecordStore {
     for (const name of readdirSync(directory)) {
       if (name.endsWith('.json')) {
         const record = JSON.parse(readFileSync(join(directory, name), 'utf8')) as MachineRecord;
+        // Written by an agent that counted no disk: neither did the Pod.
+        record.claim = { ...record.claim, diskBytes: record.claim.diskBytes ?? 0 };
         this.#records.set(record.uid, record);
       }
     }

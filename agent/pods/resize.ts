@@ -40,13 +40,13 @@ export function allocate(
   return pending;
 }
 
-/** Slots and ports do not change with the size, so that only processors and memory are asked for. */
+/** Slots, disk and ports do not change with the size, so that only processors and memory are asked for. */
 function refusalOf(
   wanted: Claim,
   others: readonly Claim[],
   capacity: HostCapacity,
 ): PendingResize | undefined {
-  const size = { ...wanted, slots: 0, ports: [] };
+  const size = { ...wanted, slots: 0, diskBytes: 0, ports: [] };
   const alone = admit(size, [], [], capacity);
   if (alone.kind !== 'admitted') {
     return { reason: 'Infeasible', message: alone.message };

@@ -5,7 +5,7 @@ import { type Verdict, verdictOf } from './verdict.ts';
 
 /** Of a first deployment's step that failed so many times in a row. */
 function verdictOn(reason: ImageErrorReason, attempts: number): Verdict {
-  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, ports: [] };
+  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = newRecord({ uid: 'u', key: 'n/u', machine: undefined, claim });
   const error = new ImageError(reason, 'in words');
   return verdictOf({ kind: 'create', error, record, desired: undefined, attempts, now: 0 });

@@ -1,6 +1,7 @@
-/** Runs the work of task Pods, one piece for each Pod. What was under way when the agent ended is begun again: all work may be repeated. */
+/** Runs the work of task Pods, one piece for each Pod, so many at once. What was under way when the agent ended is begun again: all work may be repeated. */
 import { appendFileSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
+import PQueue from 'p-queue';
 import type { Logger } from 'pino';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -13,6 +14,8 @@ const PROGRESS_MILLISECONDS = 2_000;
 
 /** Times are milliseconds since the epoch. */
 export type TaskState =
+  /** For others to end: the host does only so many at once. */
+  | { kind: 'waiting'; message: string }
   | { kind: 'running'; startedAt: number; report: TaskReport }
   | { kind: 'succeeded'; startedAt: number; finishedAt: number; report: TaskReport }
   | { kind: 'failed'; startedAt: number; finishedAt: number; reason: string; message: string };
@@ -29,6 +32,11 @@ export interface TaskContext {
   progress: (percent: number) => void;
 }
 
+/** Whether nothing of the task is still to come. */
+export function isOver({ kind }: TaskState): boolean {
+  return kind === 'succeeded' || kind === 'failed';
+}
+
 /** Does a task; what it throws is told in the Pod with its `reason` and message. */
 export type TaskWork = (task: Task, context: TaskContext) => Promise<TaskReport>;
 
@@ -36,12 +44,16 @@ interface Running {
   state: TaskState;
   readonly key: string;
   readonly abort: AbortController;
+  /** Takes it out of the queue; without effect once it has begun. */
+  readonly leave: AbortController;
   readonly console: ConsoleStore;
 }
 
 export interface TaskRunnerOptions {
   /** `<data directory>/tasks`: a folder with the log of each task. */
   directory: string;
+  /** So many tasks are under way at most; the others wait in the order of their coming. */
+  atOnce: number;
   work: TaskWork;
   logger: Logger;
   /** Called with the Pod's key whenever its task's state has changed. */
@@ -51,9 +63,11 @@ export interface TaskRunnerOptions {
 export class TaskRunner {
   readonly #options: TaskRunnerOptions;
   readonly #running = new Map<string, Running>();
+  readonly #turns: PQueue;
 
   constructor(options: TaskRunnerOptions) {
     this.#options = options;
+    this.#turns = new PQueue({ concurrency: options.atOnce });
   }
 
   state(uid: string): TaskState | undefined {
@@ -67,28 +81,39 @@ export class TaskRunner {
 
   start(pod: Readonly<Pod>, key: string, task: Task): void {
     const { uid = '' } = pod.metadata;
-    const { directory, logger, changed } = this.#options;
+    const { directory, atOnce, logger, changed } = this.#options;
     const folder = join(directory, uid);
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const running: Running = {
-      state: { kind: 'running', startedAt: Date.now(), report: {} },
+      state: { kind: 'waiting', message: `this host does ${atOnce} tasks at once (tasksAtOnce)` },
       key,
       abort: new AbortController(),
+      leave: new AbortController(),
       console: new ConsoleStore(folder, { logger }),
     };
     const log = (line: string): void =>
       appendFileSync(join(folder, FILES.serial), `${line}\n`, { mode: 0o600 });
-    log(`${task.type} begins`);
+    if (this.#turns.pending >= atOnce) {
+      log(`${task.type} waits: this host does ${atOnce} tasks at once`);
+    }
     running.console.start();
     this.#running.set(uid, running);
     const progress = throttled(running, () => changed(key));
     const context = { uid, pod, folder, signal: running.abort.signal, log, progress };
-    void this.#run(running, task, context);
+    this.#turns
+      .add(() => this.#run(running, task, context), { signal: running.leave.signal })
+      .catch((error: unknown) => this.#failed(running, { task, context, startedAt: Date.now() }, error));
   }
 
   /** Asks the task to end; its state tells when it has. */
   abort(uid: string): void {
-    this.#running.get(uid)?.abort.abort(new Error('the Pod was deleted'));
+    const running = this.#running.get(uid);
+    const reason = new Error('the Pod was deleted');
+    // What has begun keeps its turn until it has really ended.
+    if (running?.state.kind === 'waiting') {
+      running.leave.abort(reason);
+    }
+    running?.abort.abort(reason);
   }
 
   /** The Pod is gone: what it left is removed. */
@@ -114,20 +139,35 @@ export class TaskRunner {
   }
 
   async #run(running: Running, task: Task, context: TaskContext): Promise<void> {
-    const { startedAt } = running.state;
+    const startedAt = Date.now();
+    running.state = { kind: 'running', startedAt, report: {} };
+    context.log(`${task.type} begins`);
+    this.#options.changed(running.key);
     try {
       const report = await this.#options.work(task, context);
       context.log(`${task.type} done`);
-      running.state = { kind: 'succeeded', startedAt, finishedAt: Date.now(), report };
+      this.#end(running, { kind: 'succeeded', startedAt, finishedAt: Date.now(), report });
     } catch (error) {
-      const reason = reasonOf(error) ?? 'TaskFailed';
-      const message = messageOf(error);
-      this.#options.logger.warn({ err: error, pod: running.key, task: task.type }, 'task failed');
-      if (this.#running.has(context.uid)) {
-        context.log(`${task.type} failed: ${reason}: ${message}`);
-      }
-      running.state = { kind: 'failed', startedAt, finishedAt: Date.now(), reason, message };
+      this.#failed(running, { task, context, startedAt }, error);
     }
+  }
+
+  #failed(
+    running: Running,
+    { task, context, startedAt }: { task: Task; context: TaskContext; startedAt: number },
+    error: unknown,
+  ): void {
+    const reason = reasonOf(error) ?? 'TaskFailed';
+    const message = messageOf(error);
+    this.#options.logger.warn({ err: error, pod: running.key, task: task.type }, 'task failed');
+    if (this.#running.has(context.uid)) {
+      context.log(`${task.type} failed: ${reason}: ${message}`);
+    }
+    this.#end(running, { kind: 'failed', startedAt, finishedAt: Date.now(), reason, message });
+  }
+
+  #end(running: Running, state: TaskState): void {
+    running.state = state;
     running.console.close();
     this.#options.changed(running.key);
   }

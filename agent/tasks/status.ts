@@ -1,14 +1,15 @@
 /** The Pod status that says how a task stands. Pure. */
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
-import { condition, emptyContainer, frame, lastWords, stamp } from '../podstatus.ts';
+import { condition, emptyContainer, frame, lastWords, stamp, waiting } from '../podstatus.ts';
 import { timestamp } from '../time.ts';
-import type { TaskState } from './runner.ts';
+import { isOver, type TaskState } from './runner.ts';
 
 export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now: string): PodStatus {
   const running = state.kind === 'running';
+  const notReady = running ? undefined : isOver(state) ? 'PodCompleted' : QUEUED;
   return {
-    ...frame(pod, PHASES[state.kind], hostAddress, now),
+    ...frame(pod, phaseOf(pod, state), hostAddress, now),
     ...(state.kind === 'failed' && { reason: state.reason, message: lastWords(state.message) }),
     podIP: hostAddress,
     podIPs: [{ ip: hostAddress }],
@@ -16,8 +17,8 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
       pod,
       [
         condition('Initialized', true),
-        condition('Ready', running, running ? undefined : 'PodCompleted'),
-        condition('ContainersReady', running, running ? undefined : 'PodCompleted'),
+        condition('Ready', running, notReady),
+        condition('ContainersReady', running, notReady),
         condition(TASK_CONDITION, running, state.kind, JSON.stringify(running ? state.report : {})),
       ],
       now,
@@ -32,9 +33,19 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
   };
 }
 
-const PHASES = { running: 'Running', succeeded: 'Succeeded', failed: 'Failed' } as const;
+/** Why the container waits. */
+const QUEUED = 'TaskQueued';
+const PHASES = { waiting: 'Pending', running: 'Running', succeeded: 'Succeeded', failed: 'Failed' } as const;
+
+/** A Pod that has run never goes back to Pending, also where an agent that was started anew lets its task wait. */
+function phaseOf(pod: Pod, { kind }: TaskState): NonNullable<PodStatus['phase']> {
+  return kind === 'waiting' && pod.status?.phase === 'Running' ? 'Running' : PHASES[kind];
+}
 
 function containerState(state: TaskState): ContainerState {
+  if (state.kind === 'waiting') {
+    return waiting(QUEUED, state.message);
+  }
   const startedAt = timestamp(state.startedAt);
   switch (state.kind) {
     case 'running':

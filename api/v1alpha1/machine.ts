@@ -94,13 +94,14 @@ export const machineReportSchema = z.object({
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;
 
-/** Why a host refuses a machine that another one may well take. A kubelet's own words, where it has some. */
+/** Why a host refuses a machine that another one may well take. A kubelet's own words, where it has some that can be a condition's reason. */
 export const REFUSAL_REASONS = [
   'PortTaken',
   'PortNotReservable',
   'OutOfSlot',
   'OutOfcpu',
   'OutOfmemory',
+  'OutOfDisk',
 ] as const;
 export type RefusalReason = (typeof REFUSAL_REASONS)[number];
 

@@ -196,6 +196,11 @@ function running(pod: Pod): TaskOutcome {
 }
 
 function waitingFor(pod: Pod | undefined): string {
+  const [container] = pod?.status?.containerStatuses ?? [];
+  return container?.state?.waiting?.message ?? waitingForHost(pod);
+}
+
+function waitingForHost(pod: Pod | undefined): string {
   const scheduled = pod?.status?.conditions?.find(({ type }) => type === 'PodScheduled');
   return scheduled?.status === 'False' ? (scheduled.message ?? '') : 'waiting for a host';
 }

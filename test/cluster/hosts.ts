@@ -36,6 +36,7 @@ function hostNode(name: string, options: HostOptions): Node {
   const resources = {
     cpu: '16',
     memory: '64Gi',
+    'ephemeral-storage': '1Ti',
     pods: '110',
     ...(slots === undefined ? {} : { 'berth.dev/slot': String(slots) }),
   };

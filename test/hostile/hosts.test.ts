@@ -23,7 +23,7 @@ import { tried } from './support/attempts.ts';
 import { asNode, clientOf } from './support/identities.ts';
 
 const STEP = { deadlineMilliseconds: 60_000 };
-const SLOTS = { [SLOT_RESOURCE]: '4', cpu: '8', memory: '32Gi', pods: '110' };
+const SLOTS = { [SLOT_RESOURCE]: '4', cpu: '8', memory: '32Gi', 'ephemeral-storage': '1Ti', pods: '110' };
 const LIFETIME_SECONDS = 3600;
 const SYSTEM = 'berth-system';
 const ACCOUNT = 'berth-agent';

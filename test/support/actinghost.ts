@@ -230,7 +230,13 @@ function bareNode(
   name: string,
   { slots = 4, architecture = 'arm64', taints = [], images = [] }: HostPlan,
 ): Node {
-  const resources = { cpu: '16', memory: '64Gi', pods: '110', 'berth.dev/slot': String(slots) };
+  const resources = {
+    cpu: '16',
+    memory: '64Gi',
+    'ephemeral-storage': '1Ti',
+    pods: '110',
+    'berth.dev/slot': String(slots),
+  };
   const ready = { type: 'Ready', status: 'True' as const, reason: 'AgentReady' };
   return {
     apiVersion: 'v1',

@@ -147,6 +147,10 @@ export class StandInImages implements ImageStore {
     return IMAGE;
   }
 
+  heldBytes(): number {
+    return 0;
+  }
+
   images(): { names: string[]; sizeBytes: number }[] {
     return [{ names: ['stand-in@sha256:0'], sizeBytes: 1024 }];
   }

@@ -28,6 +28,7 @@ import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../../kube/core.ts';
 import type { Unsaved } from '../../../kube/objects.ts';
 import type { OperatorConfig } from '../../config.ts';
+import { diskRequest } from './diskrequest.ts';
 import type { Resolved } from './resolve.ts';
 import { sizeRequests } from './size.ts';
 
@@ -152,7 +153,7 @@ function hardwareIdentity(vm: VM, entropy: string | undefined): Machine['hardwar
 
 function buildSpec(options: PodOptions): PodSpec {
   const { vm, resolved, config } = options;
-  const requests: Record<string, string> = sizeRequests(resolved);
+  const requests = { ...sizeRequests(resolved), 'ephemeral-storage': diskRequest(resolved, config) };
   const counted: Record<string, string> = {
     [SLOT_RESOURCE]: '1',
     ...(resolved.os === 'MacOS' && { [MACOS_GUEST_RESOURCE]: '1' }),

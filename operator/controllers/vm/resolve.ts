@@ -33,6 +33,8 @@ export interface Resolved {
   readonly cpu: number;
   readonly memoryBytes: bigint;
   readonly diskSizeBytes: bigint | undefined;
+  /** Of the image's disk, where it is known before a host has it. */
+  readonly imageSizeBytes: bigint | undefined;
   readonly display: { width: number; height: number; dpi: number } | undefined;
   readonly placement: NonNullable<VMSpec['placement']>;
   readonly networkMode: 'NAT' | 'Bridge';
@@ -84,6 +86,7 @@ export function resolve(observed: Observed): Resolved | Unresolved {
   const layers = [spec, configLayer(config), imageLayer(images.object), observed.config.defaults];
   const resolved: Resolved = {
     ...images,
+    imageSizeBytes: imageSize(images),
     ...resolveHardware(layers, images.object?.spec.source.ipsw !== undefined),
     ...resolveRest(layers),
     config: config && configIdentity(config),
@@ -210,6 +213,14 @@ function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
     display: resolveDisplay(layers, isFromIPSW),
     hardwareIdentity: pick(layers, 'hardwareIdentity') ?? 'Consistent',
   };
+}
+
+function imageSize({ image, object }: ResolvedImages): bigint | undefined {
+  if (image?.source.type === 'empty') {
+    return BigInt(image.source.sizeBytes);
+  }
+  const { size } = object?.status ?? {};
+  return size === undefined ? undefined : parseQuantity(size);
 }
 
 function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved['display'] {

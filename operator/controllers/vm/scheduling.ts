@@ -9,6 +9,7 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/^Insufficient berth\.dev\/shared-disk$/, '% whose shared disk is in use'],
   [/^Insufficient cpu$/, '% short of CPU'],
   [/^Insufficient memory$/, '% short of memory'],
+  [/^Insufficient ephemeral-storage$/, '% short of disk (ephemeral-storage)'],
   [/free ports/, '% with a reserved port in use'],
   [/untolerated taint.*berth\.dev\/nat-unready/, '% with broken NAT'],
   [/untolerated taint.*berth\.node-restriction/, '% given to another namespace'],

@@ -1,0 +1,67 @@
+/** Disk that VMs request of hosts: the scheduler and quotas count it. Simulated hosts have 1Ti each. */
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { type Cluster, startCluster } from '../cluster/index.ts';
+import { VMs } from '../support/vms.ts';
+import { waitFor } from '../support/wait.ts';
+
+const COUNTED = 'platform-counted';
+const REQUESTED = 'ephemeral-storage';
+
+let cluster: Cluster;
+let vms: VMs;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-disk-${process.pid}`, hosts: 1 });
+  await cluster.startOperator();
+  vms = new VMs(cluster);
+});
+
+afterAll(async () => {
+  await cluster?.stop();
+});
+
+async function requestOf(name: string, of = vms): Promise<string | undefined> {
+  const { spec } = await of.pod(name);
+  return spec.containers[0]?.resources?.requests?.[REQUESTED];
+}
+
+it('a VM whose disk no host has room for stays Pending and says so, until there is room', async () => {
+  await vms.create('large', { diskSize: '4Ti' });
+  await vms.waitForPhase('large', 'Running');
+  await vms.create('larger', { diskSize: '3Ti' });
+  const condition = { status: 'False', reason: 'Unschedulable' } as const;
+  const { message } = await vms.waitForCondition('larger', 'Scheduled', condition);
+  expect((await vms.get('larger')).status?.phase).toBe('Pending');
+  expect(message).toContain('no free host: 1 short of disk (ephemeral-storage)');
+  await vms.delete('large');
+  await vms.waitForPhase('larger', 'Running');
+});
+
+it('a VM of unknown size requests a share of the default, and is beside a large one where that fits', async () => {
+  await vms.create('plain');
+  await vms.waitForPhase('plain', 'Running');
+  expect(await requestOf('plain')).toBe('2Gi');
+});
+
+it('a disk that grows is counted from the next Pod on', async () => {
+  await vms.patch('plain', { diskSize: '100Gi' });
+  await vms.waitForVM('plain', 'its new size', ({ status }) => status?.resources?.diskSize === '100Gi');
+  expect(await requestOf('plain')).toBe('2Gi');
+  await vms.create('again', { diskSize: '100Gi' });
+  await vms.waitForPhase('again', 'Running');
+  expect(await requestOf('again')).toBe('20Gi');
+});
+
+it('a quota counts it', async () => {
+  await cluster.createNamespace(COUNTED);
+  const inNamespace = ['quota', 'disk', '-n', COUNTED];
+  await cluster.kubectl(['create', ...inNamespace, `--hard=requests.${REQUESTED}=10Gi`]);
+  await waitFor('the quota to be counted', async () => {
+    const { stdout } = await cluster.kubectl(['get', ...inNamespace, '-o', 'jsonpath={.status.hard}']);
+    return stdout.includes('10Gi');
+  });
+  const counted = new VMs(cluster, COUNTED);
+  await counted.create('large', { diskSize: '100Gi' });
+  const { message } = await counted.waitForCondition('large', 'Scheduled', { reason: 'PodRefused' });
+  expect(message).toContain(`requested: requests.${REQUESTED}=20Gi`);
+});
