@@ -14,8 +14,9 @@ PACKAGES := node_modules/.berth-installed
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# npm runs on the machine's own Node.js here, and would warn that our packages ask for the newer one that comes with them.
 $(PACKAGES): package.json package-lock.json
-	npm ci --no-audit --no-fund
+	npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 .PHONY: demo demo-down
@@ -51,7 +52,7 @@ mutants: $(PACKAGES) ## Break the product in small ways; each must turn a test r
 	@node hack/mutants.ts --only '$(ONLY)'
 
 .PHONY: prerequisites
-prerequisites: $(PACKAGES) ## Check for the distribution packages that tests need, install them in CI
+prerequisites: $(PACKAGES) ## Install the distribution packages that tests need (asks on a terminal)
 	@node hack/prerequisites.ts
 
 .PHONY: lint format generate verify manifests bundle

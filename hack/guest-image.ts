@@ -46,6 +46,7 @@ const TOOLS: Record<string, string> = {
 };
 
 const INIT_PATH = new URL('./guest/init.sh', import.meta.url);
+const IMAGE = 'guest.qcow2';
 const SOURCES = ['./guest-image.ts', './guest/init.sh', './guest/disk.ts', './guest/cpio.ts'];
 
 /** Path of the guest image (qcow2) for an architecture; made at the first call. */
@@ -53,17 +54,16 @@ export async function guestImage(
   architecture: GuestArchitecture,
   progress: (text: string) => void,
 ): Promise<string> {
-  const cache = join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'berth', 'guest');
-  const folder = join(cache, `${architecture}-${await recipeHash()}`);
-  const image = join(folder, 'guest.qcow2');
+  const folder = await folderOf(architecture);
+  const image = join(folder, IMAGE);
   if (await isFile(image)) return image;
   await requireTools();
   await mkdir(folder, { recursive: true });
-  const packages = new Packages(join(cache, 'packages', architecture), { architecture, progress });
+  const packages = new Packages(join(cacheFolder(), 'packages', architecture), { architecture, progress });
   const work = await mkdtemp(join(folder, 'work-'));
   try {
     const disk = await buildDisk(architecture, packages, { work, progress });
-    const partial = join(work, 'guest.qcow2');
+    const partial = join(work, IMAGE);
     await convertToQcow2(disk, partial);
     await rename(partial, image);
   } finally {
@@ -71,6 +71,19 @@ export async function guestImage(
   }
   progress(`made ${image}`);
   return image;
+}
+
+/** Whether `guestImage` finds its image in the cache, so that it needs none of the tools that make one. */
+export async function isGuestMade(architecture: GuestArchitecture): Promise<boolean> {
+  return isFile(join(await folderOf(architecture), IMAGE));
+}
+
+function cacheFolder(): string {
+  return join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'berth', 'guest');
+}
+
+async function folderOf(architecture: GuestArchitecture): Promise<string> {
+  return join(cacheFolder(), `${architecture}-${await recipeHash()}`);
 }
 
 async function buildDisk(

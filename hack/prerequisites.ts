@@ -1,18 +1,33 @@
 /**
- * Programs of the distribution that the demo and the tests need. What is missing is installed where apt can do it:
- * unasked in CI, after a question on a terminal. Else everything that is missing is listed at once.
+ * Packages of the distribution that the demo and the tests need. Missing ones are installed with apt-get: after a
+ * question on a terminal, unasked elsewhere and with CI=true. What cannot be installed is listed at once.
  */
 import { spawnSync } from 'node:child_process';
 import { accessSync, constants, existsSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
 import { createInterface } from 'node:readline/promises';
+import { type GuestArchitecture, isGuestMade } from './guest-image.ts';
+import { isBaseMade } from './image/base.ts';
 
-/** A package, and the program or file by which one sees that it is there, whatever the distribution calls it. */
-const PACKAGES: Readonly<Record<string, string>> = {
-  'qemu-system-x86': 'qemu-system-x86_64',
-  'qemu-system-arm': 'qemu-system-aarch64',
-  'qemu-efi-aarch64': '/usr/share/AAVMF/AAVMF_CODE.fd',
-  'qemu-utils': 'qemu-img',
+/** Each package with a program or file of it, which shows that it is there, whatever the distribution calls it. */
+type Packages = Readonly<Record<string, string>>;
+
+const MACHINES: Readonly<Record<GuestArchitecture, Packages>> = {
+  amd64: { 'qemu-system-x86': 'qemu-system-x86_64', 'qemu-utils': 'qemu-img' },
+  arm64: {
+    'qemu-system-arm': 'qemu-system-aarch64',
+    'qemu-efi-aarch64': '/usr/share/AAVMF/AAVMF_CODE.fd',
+    'qemu-utils': 'qemu-img',
+  },
+};
+
+/** What makes a guest image; a made one lies in the cache. */
+const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-common': 'grub-mkrescue' };
+
+/** What makes the base of container images; a made one lies in the cache. */
+const BASE_BUILDING: Packages = { mmdebstrap: 'mmdebstrap' };
+
+const TESTS: Packages = {
   'dnsmasq-base': 'dnsmasq',
   nftables: 'nft',
   iproute2: 'ip',
@@ -24,52 +39,56 @@ const PACKAGES: Readonly<Record<string, string>> = {
   e2fsprogs: 'mkfs.ext4',
   'xz-utils': 'xz',
   'busybox-static': 'busybox',
-  xorriso: 'xorriso',
-  mtools: 'mcopy',
-  'grub-common': 'grub-mkrescue',
-  'grub-pc-bin': '/usr/lib/grub/i386-pc/normal.mod',
   curl: 'curl',
   'docker.io': 'dockerd',
   containerd: 'containerd',
   runc: 'runc',
   buildah: 'buildah',
-  mmdebstrap: 'mmdebstrap',
   'containernetworking-plugins': '/usr/lib/cni/bridge',
-};
-
-/** What the demo asks for; it runs no guest of the other architecture and touches no network of the machine. */
-const DEMO = ['qemu-utils', 'busybox-static', 'xorriso', 'mtools', 'grub-common', 'curl'];
-const DEMO_BY_ARCHITECTURE: Readonly<Record<string, readonly string[]>> = {
-  amd64: ['qemu-system-x86', 'grub-pc-bin'],
-  arm64: ['qemu-system-arm', 'qemu-efi-aarch64'],
 };
 
 /** Where programs are that a user's PATH often leaves out. */
 const SYSTEM_FOLDERS = ['/usr/sbin', '/sbin', '/usr/local/sbin'];
 
-export type Purpose = { kind: 'tests' } | { kind: 'demo'; architecture: 'amd64' | 'arm64' };
+/** A machine that has just been started installs updates of its own for some minutes. */
+const PACKAGE_LOCK_SECONDS = 300;
 
-/** Makes sure that everything is there, or throws an Error that lists what is missing and how to install it. */
+export type Purpose = { kind: 'tests' } | { kind: 'demo'; architecture: GuestArchitecture };
+
+/**
+ * Makes sure that everything is there.
+ * @throws Error that lists what is missing and the command that installs it.
+ */
 export async function ensurePrerequisites(purpose: Purpose): Promise<void> {
-  const missing = missingPackages(purpose);
+  const wanted = await wantedPackages(purpose);
+  const missing = missingOf(wanted);
   if (missing.length === 0) return;
   if (await mayInstall(missing)) installPackages(missing);
-  const still = missingPackages(purpose);
+  const still = missingOf(wanted);
   if (still.length === 0) return;
   throw new Error(
     [
-      `Missing on this machine: ${still.map((name) => `${name} (${PACKAGES[name]})`).join(', ')}`,
-      `Install them, on Debian or Ubuntu with: sudo apt-get install --no-install-recommends ${still.join(' ')}`,
+      `Missing on this machine: ${still.map((name) => `${name} (${wanted[name]})`).join(', ')}`,
+      `On Debian or Ubuntu, install them with: sudo apt-get install --no-install-recommends ${still.join(' ')}`,
     ].join('\n'),
   );
 }
 
-function missingPackages(purpose: Purpose): string[] {
-  const wanted =
-    purpose.kind === 'tests'
-      ? Object.keys(PACKAGES)
-      : [...DEMO, ...(DEMO_BY_ARCHITECTURE[purpose.architecture] ?? [])];
-  return wanted.filter((name) => !isPresent(PACKAGES[name] ?? name));
+async function wantedPackages(purpose: Purpose): Promise<Packages> {
+  const architectures: GuestArchitecture[] =
+    purpose.kind === 'tests' ? ['amd64', 'arm64'] : [purpose.architecture];
+  const guests = await Promise.all(architectures.map(isGuestMade));
+  const forTests = purpose.kind === 'tests';
+  return {
+    ...Object.assign({}, ...architectures.map((architecture) => MACHINES[architecture])),
+    ...(guests.includes(false) ? GUEST_BUILDING : {}),
+    ...(forTests ? TESTS : {}),
+    ...(forTests && !(await isBaseMade()) ? BASE_BUILDING : {}),
+  };
+}
+
+function missingOf(packages: Packages): string[] {
+  return Object.keys(packages).filter((name) => !isPresent(packages[name] ?? name));
 }
 
 function isPresent(what: string): boolean {
@@ -83,37 +102,53 @@ function isExecutable(path: string): boolean {
     accessSync(path, constants.X_OK);
     return true;
   } catch {
-    // Not there or not ours to run: either way the next folder is asked.
+    // The file is not there or not ours to run: either way the next folder is asked.
     return false;
   }
 }
 
 async function mayInstall(missing: readonly string[]): Promise<boolean> {
   if (!isPresent('apt-get')) return false;
-  const isRoot = process.getuid?.() === 0;
-  if (process.env['CI'] === 'true') return isRoot;
-  if (!process.stdin.isTTY || !process.stdout.isTTY) return false;
+  const names = missing.join(', ');
+  const onTerminal = process.stdin.isTTY && process.stdout.isTTY && process.env['CI'] !== 'true';
+  if (!onTerminal) {
+    if (!isRoot() && !sudoAsksNothing()) return false;
+    process.stdout.write(`Installing with apt-get: ${names}\n`);
+    return true;
+  }
+  if (!isRoot() && !isPresent('sudo')) return false;
   const terminal = createInterface({ input: process.stdin, output: process.stdout });
   try {
     const answer = await terminal.question(
-      `Missing: ${missing.join(', ')}. Install with apt${isRoot ? '' : ' (sudo)'}? [y/N] `,
+      `Missing: ${names}. Install them with ${isRoot() ? '' : 'sudo '}apt-get? [Y/n] `,
     );
-    return /^y(es)?$/i.test(answer.trim());
+    return /^(y|yes)?$/i.test(answer.trim());
   } finally {
     terminal.close();
   }
 }
 
+function isRoot(): boolean {
+  return process.getuid?.() === 0;
+}
+
+function sudoAsksNothing(): boolean {
+  return spawnSync('sudo', ['-n', 'true'], { stdio: 'ignore' }).status === 0;
+}
+
 /** What fails to install is found missing afterwards. */
 function installPackages(names: readonly string[]): void {
-  const install = ['install', '-y', '--no-install-recommends', ...names];
-  for (const args of [['update', '-q'], install]) {
-    const command = process.getuid?.() === 0 ? ['apt-get'] : ['sudo', 'apt-get'];
-    const [file = 'apt-get', ...rest] = [...command, ...args];
-    const { error } = spawnSync(file, rest, {
-      stdio: 'inherit',
-      env: { ...process.env, DEBIAN_FRONTEND: 'noninteractive' },
-    });
+  const apt = [
+    ...(isRoot() ? [] : ['sudo']),
+    'env',
+    'DEBIAN_FRONTEND=noninteractive',
+    'apt-get',
+    '-q',
+    `-oDPkg::Lock::Timeout=${PACKAGE_LOCK_SECONDS}`,
+  ];
+  for (const args of [['update'], ['install', '-y', '--no-install-recommends', ...names]]) {
+    const [file = 'apt-get', ...rest] = [...apt, ...args];
+    const { error } = spawnSync(file, rest, { stdio: 'inherit' });
     if (error !== undefined) throw error;
   }
 }

@@ -8,6 +8,7 @@ import { run } from '../guest/run.ts';
 import type { Builder } from './builder.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
+const ROOT_ARCHIVE = 'root.tar';
 const SUITE = 'bookworm';
 /** 200 packages over a slow line, unpacked on a busy machine; 40 s on an idle one. */
 const BOOTSTRAP_TIMEOUT_MILLISECONDS = 900_000;
@@ -19,21 +20,34 @@ const KEPT = ['/usr/share/doc/*/copyright'];
 export async function distributionBase(builder: Builder, progress: (text: string) => void): Promise<string> {
   const packages = await agentPackages();
   const bootstrap = bootstrapArguments(packages);
-  const recipe = await readFile(join(import.meta.dirname, 'base.Dockerfile'));
-  const key = createHash('sha256')
-    .update(JSON.stringify([bootstrap, process.version]))
-    .update(recipe)
-    .digest('hex')
-    .slice(0, 16);
+  const key = await keyOf(bootstrap);
   const tag = `localhost/berth-base:${key}`;
   if (await builder.has(tag)) return tag;
-  const folder = join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'berth', 'base', key);
-  if (!existsSync(join(folder, 'root.tar'))) {
+  const folder = folderOf(key);
+  if (!existsSync(join(folder, ROOT_ARCHIVE))) {
     progress(`making a root file system of Debian ${SUITE}: ${packages.join(', ')}`);
     await makeContext(folder, bootstrap);
   }
   await builder.build({ tag, file: join(import.meta.dirname, 'base.Dockerfile'), context: folder });
   return tag;
+}
+
+/** Whether the cache has what `distributionBase` would make with mmdebstrap. */
+export async function isBaseMade(): Promise<boolean> {
+  const key = await keyOf(bootstrapArguments(await agentPackages()));
+  return existsSync(join(folderOf(key), ROOT_ARCHIVE));
+}
+
+async function keyOf(bootstrap: readonly string[]): Promise<string> {
+  return createHash('sha256')
+    .update(JSON.stringify([bootstrap, process.version]))
+    .update(await readFile(join(import.meta.dirname, 'base.Dockerfile')))
+    .digest('hex')
+    .slice(0, 16);
+}
+
+function folderOf(key: string): string {
+  return join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'berth', 'base', key);
 }
 
 /** Exactly what the Dockerfile would install. */
@@ -63,7 +77,7 @@ async function makeContext(folder: string, bootstrap: readonly string[]): Promis
   await mkdir(join(folder, '..'), { recursive: true });
   const work = await mkdtemp(`${folder}-`);
   try {
-    await run('mmdebstrap', [...bootstrap, join(work, 'root.tar')], {
+    await run('mmdebstrap', [...bootstrap, join(work, ROOT_ARCHIVE)], {
       timeoutMilliseconds: BOOTSTRAP_TIMEOUT_MILLISECONDS,
     });
     await copyFile(join(ROOT, 'node_modules', 'node', 'bin', 'node'), join(work, 'node'));

@@ -1,0 +1,83 @@
+/** What a fresh machine lacks is installed; apt-get and sudo are stand-ins that write down how they were called. */
+import { spawn } from 'node:child_process';
+import { mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+
+const SCRIPT = join(import.meta.dirname, '..', '..', 'hack', 'prerequisites.ts');
+/** What the stand-ins and the script itself call. */
+const PROGRAMS = ['sh', 'env', 'ln', 'cat'];
+
+/** Installing gives the machine every program that it really has. */
+const APT_GET = `#!/bin/sh
+echo "$*" >>"$CALLS"
+case "$*" in *install*) ln -sf /usr/bin/* "$BIN" ;; esac
+`;
+const SUDO = `#!/bin/sh
+echo "sudo $*" >>"$CALLS"
+[ "$1" != -n ] || shift
+exec "$@"
+`;
+
+let folder: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-prerequisites-'));
+  for (const program of PROGRAMS) await symlink(`/bin/${program}`, join(folder, program));
+  await writeFile(join(folder, 'apt-get'), APT_GET, { mode: 0o755 });
+  await writeFile(join(folder, 'sudo'), SUDO, { mode: 0o755 });
+});
+
+afterEach(() => rm(folder, { recursive: true, force: true }));
+
+/** Runs the script where no program of a package is on the PATH; with `answer`, on a terminal where it is typed. */
+async function prepare(answer?: string): Promise<{ code: number; output: string; calls: string[] }> {
+  const calls = join(folder, 'calls');
+  const command = [process.execPath, SCRIPT];
+  const [file = '', ...args] =
+    answer === undefined ? command : ['/usr/bin/script', '-qefc', command.join(' '), '/dev/null'];
+  const { CI: _, ...environment } = process.env;
+  const child = spawn(file, args, {
+    env: { ...environment, PATH: folder, BIN: folder, CALLS: calls, SHELL: '/bin/sh' },
+    stdio: ['pipe', 'pipe', 'pipe'],
+  });
+  child.stdin.end(answer === undefined ? '' : `${answer}\n`);
+  const [stdout, stderr, code] = await Promise.all([
+    text(child.stdout),
+    text(child.stderr),
+    new Promise<number>((resolve) => child.once('close', (ended) => resolve(ended ?? -1))),
+  ]);
+  const called = await readFile(calls, 'utf8').catch(() => '');
+  return {
+    code,
+    output: stdout + stderr,
+    calls: called.split('\n').filter((line) => line.includes('install')),
+  };
+}
+
+describe('missing packages', () => {
+  test('are named and installed without a question where there is no terminal', async () => {
+    const { code, output, calls } = await prepare();
+    expect(output).toMatch(/^Installing with apt-get: .*qemu-system-x86, .*skopeo/m);
+    expect(calls.at(-1)).toMatch(/ install -y --no-install-recommends .*qemu-system-x86 .*skopeo/);
+    expect(output).not.toContain('Missing');
+    expect(code).toBe(0);
+  });
+
+  test('are installed after Enter on a terminal', async () => {
+    const { code, output, calls } = await prepare('');
+    expect(output).toMatch(/Missing: .*skopeo.* Install them with (sudo )?apt-get\? \[Y\/n\]/);
+    expect(calls.at(-1)).toContain(' skopeo');
+    expect(code).toBe(0);
+  });
+
+  test('are listed with the command that installs them after "n" on a terminal', async () => {
+    const { code, output, calls } = await prepare('n');
+    expect(calls).toEqual([]);
+    expect(output).toMatch(/Missing on this machine: .*skopeo \(skopeo\)/);
+    expect(output).toMatch(/sudo apt-get install --no-install-recommends .*skopeo/);
+    expect(code).toBe(1);
+  });
+});
