@@ -5,7 +5,7 @@ import { CacheEntries } from '../support/cacheentries.ts';
 import { CacheSimulator } from '../support/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
 import { waitFor } from '../support/wait.ts';
-import { hostsAreReady } from './fleet.ts';
+import { hostsAreReady } from './contestants.ts';
 import { countWrites, cpuSeconds, difference, peakMegabytes } from './measure.ts';
 
 /** What the operator lets one entry have at once where its config says nothing else. */
@@ -38,7 +38,7 @@ export async function measureFanOut(hosts: number): Promise<FanOut> {
     simulator.usual = { delayMilliseconds: HOST_MILLISECONDS };
     try {
       const { pid } = await cluster.startOperator({ bundle: true });
-      await hostsAreReady(cluster.client());
+      await hostsAreReady(cluster);
       const before = { writes: await countWrites(cluster.client()), cpu: cpuSeconds(pid) };
       const entries = new CacheEntries(cluster);
       const began = performance.now();

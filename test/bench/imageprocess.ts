@@ -1,24 +1,28 @@
 /**
  * What is measured of images in a process of its own, so that its memory and CPU time are its own:
  *
- *     node imageprocess.js pull|publish|ceiling '{"host": …}'
+ *     node imageprocess.js pull|publish|ceiling|disk '{"host": …}'
  *
  * `pull` and `publish` are the agent's parts; `ceiling` fetches the artifact's blobs over TLS, hashes and decodes them as many
- * at a time and throws them away. Prints an Outcome as JSON.
+ * at a time and throws them away; `disk` writes as much as a pull does, in its way, and nothing that could be compressed. Prints an
+ * Outcome as JSON.
  */
 import '../../kube/heap.ts';
-import { createHash } from 'node:crypto';
+import { createHash, randomFillSync } from 'node:crypto';
 import { readFileSync } from 'node:fs';
-import { stat } from 'node:fs/promises';
+import { mkdir, stat, truncate, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { zstdDecompress } from 'node:zlib';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { Agent, request } from 'undici';
+import { DirectFile } from '../../agent/images/formats/direct.ts';
 import { HostImageStore } from '../../agent/images/hoststore.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import { Keyring } from '../../agent/images/registry/credentials.ts';
 import { peakMegabytes } from './measure.ts';
+import { RUN_BYTES } from './testdisk.ts';
 
 /** As many as the agent works on. */
 const AT_ONCE = 4;
@@ -38,6 +42,8 @@ export interface Errand {
   /** The raw disk to publish. */
   disk: string;
   virtualBytes: number;
+  /** Of these, as many hold data. */
+  dataBytes: number;
 }
 
 export interface Outcome {
@@ -117,7 +123,29 @@ async function ceiling({ host, caFile, repository }: Errand): Promise<number> {
   return bytes;
 }
 
-const WORKS: Readonly<Record<string, Work>> = { pull, publish, ceiling };
+/** Past the page cache, as many pieces at a time as a pull, with holes where the test disk has them, until all is on the disk. */
+async function disk({ dataDirectory, virtualBytes, dataBytes }: Errand): Promise<number> {
+  const path = join(dataDirectory, 'disk');
+  await mkdir(dataDirectory);
+  await writeFile(path, '');
+  await truncate(path, virtualBytes);
+  const direct = await DirectFile.open(path, { count: AT_ONCE, bytes: CHUNK_BYTES });
+  if (direct === undefined) throw new Error(`${dataDirectory} takes no writes past the page cache`);
+  let written = 0;
+  const work = async (room: Buffer): Promise<void> => {
+    while (written < dataBytes) {
+      const position = Math.floor(written / RUN_BYTES) * RUN_BYTES + written;
+      written += room.length;
+      await direct.file.write(room, 0, room.length, position);
+    }
+  };
+  await Promise.all(direct.rooms.map((room) => work(randomFillSync(room))));
+  await direct.file.datasync();
+  await direct.close();
+  return written;
+}
+
+const WORKS: Readonly<Record<string, Work>> = { pull, publish, ceiling, disk };
 
 if (import.meta.main) {
   const [name = '', errand = ''] = process.argv.slice(2);

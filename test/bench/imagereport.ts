@@ -3,91 +3,142 @@ import type { Clones } from './clones.ts';
 import type { FanOut } from './fanout.ts';
 import type { Measured, Pulls } from './pulls.ts';
 import { format, milliseconds, quantile, seconds } from './report.ts';
+import { median, type Verdict } from './verdicts.ts';
 
 /** What is to be reached. */
-const TARGETS = { ofCeiling: 0.8, peakMegabytes: 256 } as const;
+const TARGETS = { ofCeiling: 0.8, ofSkopeo: 1, peakMegabytes: 256, cloneOfSmallest: 2 } as const;
 const MEGABYTE = 1e6;
 
-export function pullsTable({
-  virtualBytes,
-  dataBytes,
-  artifactBytes,
-  publish,
-  rounds,
-  containerDisk,
-}: Pulls): string {
-  const of = (key: keyof Pulls['rounds'][number]): Measured => together(rounds.map((round) => round[key]));
-  const [artifact, skopeo, disk, ceiling] = [of('artifact'), of('skopeo'), of('disk'), of('ceiling')];
-  const least = Math.max(disk.seconds, ceiling.seconds);
-  const row = (label: string, measured: Measured, target = ''): string[] => [
+export function pullsTable(pulls: Pulls): string {
+  const { virtualBytes, dataBytes, artifactBytes, publish, rounds, containerDisk, large } = pulls;
+  const { artifact, skopeo, disk, ceiling } = mediansOf(pulls);
+  const row = (label: string, measured: Measured): string[] => [
     label,
     seconds(measured.seconds),
     (dataBytes / MEGABYTE / measured.seconds).toFixed(0),
     measured.cpuSeconds === undefined ? '' : seconds(measured.cpuSeconds),
     measured.peakMegabytes === undefined ? '' : `${measured.peakMegabytes.toFixed(0)} MB`,
-    target,
   ];
-  const title = `pull of a ${gigabytes(virtualBytes)} disk, ${gigabytes(dataBytes)} of data in ${gigabytes(artifactBytes)}`;
-  const memory = `at most ${TARGETS.peakMegabytes} MB`;
+  const size = `${gigabytes(virtualBytes)} disk, ${gigabytes(dataBytes)} of data in ${gigabytes(artifactBytes)}`;
   return format([
-    [title, 'time', 'MB/s of data', 'CPU time', 'peak memory', 'target'],
-    row('Berth’s artifact', artifact, memory),
+    [`pull of a ${size}, median of ${rounds.length}`, 'time', 'MB/s of data', 'CPU time', 'peak memory'],
+    row('Berth’s artifact', artifact),
     row('skopeo copy of its blobs, not decoded', skopeo),
     row('only writing the data to the disk', disk),
     row('only TLS, SHA-256 and zstd, thrown away', ceiling),
-    [
-      'of the slower of these two',
-      ratio(least / artifact.seconds),
-      '',
-      '',
-      '',
-      `at least ${TARGETS.ofCeiling}`,
-    ],
-    ['of skopeo', ratio(skopeo.seconds / artifact.seconds), '', '', '', 'at least 1'],
-    row('containerDisk', containerDisk.pull, memory),
+    row('containerDisk', containerDisk.pull),
     row('skopeo copy of its blobs, not decoded', containerDisk.skopeo),
-    row('publishing Berth’s artifact', publish, memory),
-  ]);
-}
-
-export function clonesTable(all: readonly Clones[]): string {
-  return format([
-    [`clone of a base, ${all[0]?.milliseconds.length} each`, 'least', 'median', 'p90', 'target'],
-    ...all.map(({ gibibytes, milliseconds: values }) => [
-      `${gibibytes} GiB`,
-      ...[0, 0.5, 0.9].map((part) => milliseconds(quantile(values, part))),
-      'the same for all',
+    row('publishing Berth’s artifact', publish),
+    ...Object.entries(large).map(([work, { seconds: time, cpuSeconds = 0, peakMegabytes = 0 }]) => [
+      `${work} of a disk of 100 GiB, most of it holes`,
+      seconds(time),
+      '',
+      seconds(cpuSeconds),
+      `${peakMegabytes.toFixed(0)} MB`,
     ]),
   ]);
 }
 
-export function fanOutTable(fanOut: FanOut): string {
-  const { hosts, atOnce, writesPerHost } = fanOut;
-  const all = Object.values(writesPerHost).reduce((sum, count) => sum + count, 0);
+export function pullsVerdicts(pulls: Pulls): Verdict[] {
+  const { artifact, skopeo, disk, ceiling } = mediansOf(pulls);
+  const { publish, containerDisk, large } = pulls;
+  const atLeast = (claim: string, value: number, target: number): Verdict => ({
+    claim,
+    measured: ratio(value),
+    target: `at least ${target}`,
+    reached: value >= target,
+  });
+  const memory = ([what, { peakMegabytes = Number.NaN }]: readonly [string, Measured]): Verdict => ({
+    claim: `pulls: peak memory, ${what}`,
+    measured: `${peakMegabytes.toFixed(0)} MB`,
+    target: `at most ${TARGETS.peakMegabytes} MB`,
+    reached: peakMegabytes <= TARGETS.peakMegabytes,
+  });
+  const least = Math.max(disk.seconds, ceiling.seconds);
+  return [
+    atLeast(
+      'pulls: speed beside the slower of disk and processors',
+      least / artifact.seconds,
+      TARGETS.ofCeiling,
+    ),
+    atLeast('pulls: speed beside skopeo', skopeo.seconds / artifact.seconds, TARGETS.ofSkopeo),
+    ...(
+      [
+        ['artifact', artifact],
+        ['containerDisk', containerDisk.pull],
+        ['publishing', publish],
+        ['100 GiB', large.pull],
+        ['publishing 100 GiB', large.publish],
+      ] as const
+    ).map(memory),
+  ];
+}
+
+export function clonesTable(all: readonly Clones[]): string {
   return format([
-    [`an image onto ${hosts} simulated hosts`, 'measured', 'target'],
-    ['create to all Cached', seconds(fanOut.seconds), `${seconds(fanOut.idealSeconds)} if Jobs cost nothing`],
-    ['Jobs at once', String(fanOut.mostAtOnce), `at most ${atOnce}`],
-    ['CPU time of the operator', seconds(fanOut.cpuSeconds), ''],
-    ['peak memory of the operator', `${fanOut.peakMegabytes.toFixed(0)} MB`, ''],
-    ['writes per host', all.toFixed(2), ''],
-    ...Object.keys(writesPerHost)
-      .toSorted()
-      .map((kind) => [`  ${kind} per host`, (writesPerHost[kind] ?? 0).toFixed(2), '']),
+    [`clone of a base, ${all[0]?.milliseconds.length} each`, 'least', 'median', 'p90'],
+    ...all.map(({ gibibytes, milliseconds: values }) => [
+      `${gibibytes} GiB`,
+      ...[0, 0.5, 0.9].map((part) => milliseconds(quantile(values, part))),
+    ]),
   ]);
 }
 
-/** The mean of each but memory, of which the most counts. */
+/** A clone takes as long for a large base as for a small one. */
+export function clonesVerdicts(all: readonly Clones[]): Verdict[] {
+  const medians = all.map(({ milliseconds: values }) => median(values));
+  const value = Math.max(...medians) / (medians[0] ?? Number.NaN);
+  return [
+    {
+      claim: 'clones: slowest size beside the smallest',
+      measured: ratio(value),
+      target: `at most ${TARGETS.cloneOfSmallest}`,
+      reached: value <= TARGETS.cloneOfSmallest,
+    },
+  ];
+}
+
+export function fanOutTable({ hosts, writesPerHost, ...fanOut }: FanOut): string {
+  const all = Object.values(writesPerHost).reduce((sum, count) => sum + count, 0);
+  return format([
+    [`an image onto ${hosts} simulated hosts`, 'measured'],
+    ['create to all Cached', seconds(fanOut.seconds)],
+    ['the same if Jobs cost nothing', seconds(fanOut.idealSeconds)],
+    ['Jobs at once', String(fanOut.mostAtOnce)],
+    ['CPU time of the operator', seconds(fanOut.cpuSeconds)],
+    ['peak memory of the operator', `${fanOut.peakMegabytes.toFixed(0)} MB`],
+    ['writes per host', all.toFixed(2)],
+    ...Object.keys(writesPerHost)
+      .toSorted()
+      .map((kind) => [`  ${kind} per host`, (writesPerHost[kind] ?? 0).toFixed(2)]),
+  ]);
+}
+
+export function fanOutVerdicts({ atOnce, mostAtOnce }: FanOut): Verdict[] {
+  return [
+    {
+      claim: 'fanout: Jobs at once',
+      measured: String(mostAtOnce),
+      target: `at most ${atOnce}`,
+      reached: mostAtOnce <= atOnce,
+    },
+  ];
+}
+
+function mediansOf({ rounds }: Pulls): Pulls['rounds'][number] {
+  const of = (key: keyof Pulls['rounds'][number]): Measured => together(rounds.map((round) => round[key]));
+  return { artifact: of('artifact'), skopeo: of('skopeo'), disk: of('disk'), ceiling: of('ceiling') };
+}
+
+/** The median of each but memory, of which the most counts. */
 function together(all: readonly Measured[]): Measured {
   const of = (key: 'seconds' | 'cpuSeconds' | 'peakMegabytes' | 'bytes'): number[] =>
     all.flatMap((one) => one[key] ?? []);
-  const mean = (values: readonly number[]): number =>
-    values.reduce((sum, value) => sum + value, 0) / values.length;
   const [cpu, memory] = [of('cpuSeconds'), of('peakMegabytes')];
   return {
-    seconds: mean(of('seconds')),
-    bytes: mean(of('bytes')),
-    ...(cpu.length > 0 ? { cpuSeconds: mean(cpu) } : {}),
+    seconds: median(of('seconds')),
+    bytes: median(of('bytes')),
+    ...(cpu.length > 0 ? { cpuSeconds: median(cpu) } : {}),
     ...(memory.length > 0 ? { peakMegabytes: Math.max(...memory) } : {}),
   };
 }

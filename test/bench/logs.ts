@@ -5,6 +5,8 @@ import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { pino } from 'pino';
 import { ConsoleStore } from '../../agent/machines/console.ts';
 import { STORE_FILES } from '../../agent/machines/consolestore.ts';
+import { format, milliseconds } from './report.ts';
+import type { Verdict } from './verdicts.ts';
 
 /** Two full files of a store, of the shortest records that there are. */
 const FILE_BYTES = 4 * 1024 * 1024;
@@ -44,11 +46,22 @@ export async function measureLogReads(parent: string, readers: number): Promise<
 }
 
 export function logReadsTable({ readers, totalMilliseconds, worstDelayMilliseconds }: LogReads): string {
-  const verdict = worstDelayMilliseconds < TARGET_MILLISECONDS ? 'reached' : 'missed';
+  return format([
+    [`${readers} readers of the last line of 8 MiB`, 'measured'],
+    ['until the last has it', milliseconds(totalMilliseconds)],
+    ['longest delay of the event loop', milliseconds(worstDelayMilliseconds)],
+  ]);
+}
+
+export function logReadsVerdicts({ worstDelayMilliseconds }: LogReads): Verdict[] {
   return [
-    `${readers} readers of the last line of 8 MiB: ${totalMilliseconds.toFixed(0)} ms`,
-    `  longest delay of the event loop: ${worstDelayMilliseconds.toFixed(1)} ms (target: under ${TARGET_MILLISECONDS} ms, ${verdict})`,
-  ].join('\n');
+    {
+      claim: 'logs: longest delay of the event loop',
+      measured: milliseconds(worstDelayMilliseconds),
+      target: `under ${TARGET_MILLISECONDS} ms`,
+      reached: worstDelayMilliseconds < TARGET_MILLISECONDS,
+    },
+  ];
 }
 
 async function lastLine(store: ConsoleStore): Promise<void> {

@@ -1,21 +1,29 @@
 /**
- * Measures the operator's bundle, with 1,000 VMs on 600 simulated hosts and the floor beside it; the agent's starts, beside QEMU
- * started by hand; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated hosts; readers of
- * logs. Prints
- * tables for people and the same numbers as JSON.
+ * Measures VMs on simulated hosts, with an operator on Go's usual framework beside ours; the agent's starts, beside QEMU started by
+ * hand; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated hosts; readers of logs. Prints
+ * tables for people, a verdict for each target and everything as JSON. The exit code is 1 where a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs] [--vms 1000] [--hosts 600] [--starts 20] [--pulls 2]
- *         [--folder /var/tmp]
+ *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs] [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20]
+ *         [--pulls 5] [--folder /var/tmp]
  */
 import { parseArgs } from 'node:util';
 import { measureStarts } from './agent.ts';
 import { measureClones } from './clones.ts';
 import { measureFanOut } from './fanout.ts';
 import { measureFleet } from './fleet.ts';
-import { clonesTable, fanOutTable, pullsTable } from './imagereport.ts';
-import { logReadsTable, measureLogReads } from './logs.ts';
+import { fleetTable, fleetVerdicts } from './fleetreport.ts';
+import {
+  clonesTable,
+  clonesVerdicts,
+  fanOutTable,
+  fanOutVerdicts,
+  pullsTable,
+  pullsVerdicts,
+} from './imagereport.ts';
+import { logReadsTable, logReadsVerdicts, measureLogReads } from './logs.ts';
 import { measurePulls } from './pulls.ts';
-import { fleetTable, startsTable } from './report.ts';
+import { startsTable, startsVerdicts } from './report.ts';
+import { type Verdict, verdictsTable } from './verdicts.ts';
 
 const CLONES = 20;
 const FAN_OUT_HOSTS = 50;
@@ -27,69 +35,97 @@ const ENDING_SIGNALS = [
   ['SIGTERM', 143],
 ] as const;
 
-interface Settings {
-  vms: number;
-  hosts: number;
-  starts: number;
-  pulls: number;
+/** What a setting is when it is not given. */
+const DEFAULTS = { vms: 1000, hosts: 600, rounds: 3, starts: 20, pulls: 5 } as const;
+
+type Settings = Record<keyof typeof DEFAULTS, number> & {
   /** On a disk: `/tmp` is memory on some machines. */
   folder: string;
+};
+
+/** What was measured, and how it is told. */
+interface Outcome {
+  result: object;
+  table: string;
+  verdicts: readonly Verdict[];
 }
 
 interface Part {
   name: string;
-  /** What it measured, and as a table. */
-  run: (settings: Settings) => Promise<{ result: object; table: string }>;
+  run: (settings: Settings) => Promise<Outcome>;
 }
 
 function part<T extends object>(
   name: string,
   measure: (settings: Settings) => Promise<T>,
-  table: (result: T) => string,
+  { table, verdicts }: { table: (result: T) => string; verdicts: (result: T) => readonly Verdict[] },
 ): Part {
   return {
     name,
     run: async (settings) => {
       const result = await measure(settings);
-      return { result, table: table(result) };
+      return { result, table: table(result), verdicts: verdicts(result) };
     },
   };
 }
 
 /** What needs most of the machine first. */
 const PARTS: readonly Part[] = [
-  part('pulls', ({ folder, pulls }) => measurePulls(folder, pulls), pullsTable),
-  part('clones', ({ folder }) => measureClones(folder, CLONES), clonesTable),
-  part('fanout', () => measureFanOut(FAN_OUT_HOSTS), fanOutTable),
-  part('logs', ({ folder }) => measureLogReads(folder, LOG_READERS), logReadsTable),
-  part('fleet', ({ vms, hosts }) => measureFleet(vms, hosts), fleetTable),
-  part('starts', ({ starts }) => measureStarts(starts), startsTable),
+  part('pulls', ({ folder, pulls }) => measurePulls(folder, pulls), {
+    table: pullsTable,
+    verdicts: pullsVerdicts,
+  }),
+  part('clones', ({ folder }) => measureClones(folder, CLONES), {
+    table: clonesTable,
+    verdicts: clonesVerdicts,
+  }),
+  part('fanout', () => measureFanOut(FAN_OUT_HOSTS), { table: fanOutTable, verdicts: fanOutVerdicts }),
+  part('logs', ({ folder }) => measureLogReads(folder, LOG_READERS), {
+    table: logReadsTable,
+    verdicts: logReadsVerdicts,
+  }),
+  part('fleet', (settings) => measureFleet(settings), { table: fleetTable, verdicts: fleetVerdicts }),
+  part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];
 
-async function main(): Promise<void> {
+/** @throws Error that names the option, its value and what is allowed */
+function readSettings(): { settings: Settings; only: readonly string[] } {
+  const names = PARTS.map(({ name }) => name);
   const { values } = parseArgs({
     options: {
-      only: { type: 'string', default: PARTS.map(({ name }) => name).join() },
-      vms: { type: 'string', default: '1000' },
-      hosts: { type: 'string', default: '600' },
-      starts: { type: 'string', default: '20' },
-      pulls: { type: 'string', default: '2' },
+      only: { type: 'string', default: names.join() },
       folder: { type: 'string', default: '/var/tmp' },
-    },
+      ...Object.fromEntries(
+        Object.entries(DEFAULTS).map(([name, value]) => [name, { type: 'string', default: String(value) }]),
+      ),
+    } as const,
   });
-  if (process.platform !== 'linux') throw new Error('the benchmark reads /proc: it runs on Linux only');
-  const [vms, hosts] = [Number(values.vms), Number(values.hosts)];
-  const [starts, pulls, folder] = [Number(values.starts), Number(values.pulls), values.folder];
   const only = values.only.split(',');
-  const unknown = only.filter((name) => PARTS.every((known) => known.name !== name));
-  if (unknown.length > 0) throw new Error(`there is nothing to measure called ${unknown.join()}`);
-  const results: Record<string, object> = {};
-  for (const { name, run } of PARTS.filter((one) => only.includes(one.name))) {
-    const { result, table } = await run({ vms, hosts, starts, pulls, folder });
-    process.stdout.write(`${table}\n\n`);
-    results[name] = result;
+  const unknown = only.filter((name) => !names.includes(name));
+  if (unknown.length > 0) {
+    throw new Error(`--only: there is no part ${unknown.join()}, but ${names.join(', ')}`);
   }
-  process.stdout.write(`${JSON.stringify(results)}\n`);
+  const numbers = Object.keys(DEFAULTS).map((name) => {
+    const text = String((values as Record<string, unknown>)[name]);
+    if (!/^[1-9]\d*$/.test(text)) throw new Error(`--${name}: "${text}" is no number from 1 on`);
+    return [name, Number(text)];
+  });
+  return { settings: { ...(Object.fromEntries(numbers) as Settings), folder: values.folder }, only };
+}
+
+async function main(): Promise<void> {
+  if (process.platform !== 'linux') throw new Error('the benchmark reads /proc: it runs on Linux only');
+  const { settings, only } = readSettings();
+  const results: Record<string, object> = {};
+  const verdicts: Verdict[] = [];
+  for (const { name, run } of PARTS.filter((one) => only.includes(one.name))) {
+    const outcome = await run(settings);
+    process.stdout.write(`${outcome.table}\n\n`);
+    results[name] = outcome.result;
+    verdicts.push(...outcome.verdicts);
+  }
+  process.stdout.write(`${verdictsTable(verdicts)}\n\n${JSON.stringify({ ...results, verdicts })}\n`);
+  if (verdicts.some(({ reached }) => reached === false)) process.exitCode = 1;
 }
 
 // What was begun for the measurement is ended and removed at exit.

@@ -1,8 +1,7 @@
 /** Pulls of a large disk from a registry on this machine, beside what the machine gives at most. */
 import { execFile } from 'node:child_process';
-import { randomFillSync } from 'node:crypto';
 import { constants } from 'node:fs';
-import { access, mkdir, open, rm, statfs, symlink, writeFile } from 'node:fs/promises';
+import { access, mkdir, rm, statfs, symlink, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { bundleInto } from '../../hack/bundle.ts';
@@ -18,9 +17,11 @@ const execute = promisify(execFile);
 const GIB = 1024 ** 3;
 const VIRTUAL_BYTES = 8 * GIB;
 const DATA_BYTES = 4 * GIB;
+/** A large one, whose memory is measured: its chunks are larger, and there are more of them. Most of it is holes. */
+const LARGE_VIRTUAL_BYTES = 100 * GIB;
+const LARGE_DATA_BYTES = 2 * GIB;
 /** The disk, the same packed and in the registry, and what one round writes. */
 const ROOM_BYTES = 20 * GIB;
-const WRITE_BYTES = 16 * 1024 ** 2;
 const PROGRAMS = ['docker-registry', 'skopeo', 'tar', 'zstd', 'qemu-img'];
 /** Gigabytes on a slow disk. */
 const LIMIT_MILLISECONDS = 300_000;
@@ -42,6 +43,8 @@ export interface Pulls {
   /** One of each per round. */
   rounds: { artifact: Measured; skopeo: Measured; disk: Measured; ceiling: Measured }[];
   containerDisk: { pull: Measured; skopeo: Measured };
+  /** Of a disk of 100 GiB with 2 GiB of data. */
+  large: { publish: Measured; pull: Measured };
 }
 
 /** Throws when a program or the room is missing. Everything is made in a folder below `parent`, which is removed. */
@@ -80,6 +83,7 @@ class PullBench {
   readonly #registry: TestRegistry;
   readonly #disk: string;
   readonly #written: string;
+  #size = { virtualBytes: VIRTUAL_BYTES, dataBytes: DATA_BYTES };
 
   constructor(folder: string, registry: TestRegistry) {
     this.#folder = folder;
@@ -89,7 +93,7 @@ class PullBench {
   }
 
   async run(count: number): Promise<Pulls> {
-    writeTestDisk(this.#disk, VIRTUAL_BYTES, DATA_BYTES);
+    this.#makeDisk(VIRTUAL_BYTES, DATA_BYTES);
     await this.#bundle();
     const publish = await this.#round(async () => await this.#process('publish', 'bench/artifact'));
     await this.#publishContainerDisk();
@@ -101,7 +105,7 @@ class PullBench {
           ceiling: await this.#process('ceiling', 'bench/artifact'),
           skopeo: await this.#skopeo('bench/artifact'),
           artifact: await this.#process('pull', 'bench/artifact'),
-          disk: await this.#writeDisk(),
+          disk: await this.#process('disk', 'bench/artifact'),
         })),
       );
     }
@@ -109,8 +113,18 @@ class PullBench {
       skopeo: await this.#skopeo('bench/containerdisk'),
       pull: await this.#process('pull', 'bench/containerdisk'),
     }));
+    this.#makeDisk(LARGE_VIRTUAL_BYTES, LARGE_DATA_BYTES);
+    const large = await this.#round(async () => ({
+      publish: await this.#process('publish', 'bench/large'),
+      pull: await this.#process('pull', 'bench/large'),
+    }));
     const [virtualBytes, dataBytes, artifactBytes] = [VIRTUAL_BYTES, DATA_BYTES, publish.bytes];
-    return { virtualBytes, dataBytes, artifactBytes, publish, rounds, containerDisk };
+    return { virtualBytes, dataBytes, artifactBytes, publish, rounds, containerDisk, large };
+  }
+
+  #makeDisk(virtualBytes: number, dataBytes: number): void {
+    writeTestDisk(this.#disk, virtualBytes, dataBytes);
+    this.#size = { virtualBytes, dataBytes };
   }
 
   /** As the agent is run, or Node's TypeScript loader would be measured too. */
@@ -141,7 +155,7 @@ class PullBench {
       repository,
       dataDirectory,
       disk: this.#disk,
-      virtualBytes: VIRTUAL_BYTES,
+      ...this.#size,
     };
     const { stdout, cpuSeconds } = await this.#undisturbed(async () => {
       const program = join(this.#folder, 'imageprocess.js');
@@ -162,21 +176,6 @@ class PullBench {
       return { seconds, ...(await execute('du', ['-sb', to])) };
     });
     return { seconds, cpuSeconds, bytes: Number.parseInt(stdout, 10) };
-  }
-
-  /** As many bytes as the pulled disk has, until they are on the disk; nothing that could be compressed. */
-  async #writeDisk(): Promise<Measured> {
-    const path = join(this.#written, 'file');
-    const piece = randomFillSync(Buffer.alloc(WRITE_BYTES));
-    const { seconds } = await this.#undisturbed(async () => {
-      const began = performance.now();
-      const file = await open(path, 'w');
-      for (let at = 0; at < DATA_BYTES; at += piece.length) await file.write(piece);
-      await file.datasync();
-      await file.close();
-      return { seconds: (performance.now() - began) / 1000 };
-    });
-    return { seconds, bytes: DATA_BYTES };
   }
 
   /**

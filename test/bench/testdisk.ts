@@ -17,7 +17,7 @@ const CONTENT = '/usr/lib';
 /** Files begin where blocks of a file system do. */
 const BLOCK_BYTES = 4096;
 /** Of data, each followed by a hole of the same size. */
-const RUN_BYTES = 256 * 1024 * 1024;
+export const RUN_BYTES = 256 * 1024 * 1024;
 const READ_BYTES = 1024 * 1024;
 
 /** Writes a raw disk of `virtualBytes` with `dataBytes` in it, at most half as many. */

@@ -1,0 +1,101 @@
+/** What was measured of fleets, as a table of medians for people, and whether it reaches its targets. */
+import type { Contestant } from './contestants.ts';
+import type { Fleet, Run } from './fleet.ts';
+import { format, seconds } from './report.ts';
+import { median, type Verdict } from './verdicts.ts';
+
+type Name = Contestant['name'];
+/** Medians, and the most idle writes of any round. */
+type Medians = Omit<Run, 'idleWrites'> & { idleWrites: number };
+
+/**
+ * The anchor does only the part of the work that places VMs. It runs without admission policies, as the operator does beside it. The
+ * figures are the project's own promises.
+ */
+const TARGETS = { ownWritesPerVM: 4, cpuOfAnchor: 1.2, peakMegabytes: 120, memoryOfAnchor: 1.2 } as const;
+const COLUMNS: readonly Name[] = ['operator', 'without policies', 'anchor', 'floor'];
+
+const ROWS: readonly (readonly [label: string, value: (run: Medians) => string])[] = [
+  ['first create to all Running', (run) => seconds(run.totalSeconds)],
+  ['create to Running, p50', (run) => seconds(run.p50Seconds)],
+  ['create to Running, p99', (run) => seconds(run.p99Seconds)],
+  ['CPU time', (run) => seconds(run.cpuSeconds)],
+  ['peak memory', (run) => `${run.peakMegabytes.toFixed(0)} MB`],
+  ['writes per VM', (run) => run.ownWritesPerVM.toFixed(2)],
+  ['writes when idle', (run) => String(run.idleWrites)],
+];
+
+/** Medians of all rounds, side by side; then the writes of everybody per VM. */
+export function fleetTable({ vms, hosts, runs }: Fleet): string {
+  const names = COLUMNS.filter((name) => runs[name] !== undefined);
+  const columns = names.map((name) => mediansOf(runs[name] ?? []));
+  const rounds = runs.operator?.length ?? 0;
+  const kinds = [...new Set(columns.flatMap(({ writesPerVM }) => Object.keys(writesPerVM)))].toSorted();
+  return format([
+    [`${vms} VMs on ${hosts} simulated hosts, ${rounds} rounds`, ...names],
+    ...ROWS.map(([label, value]) => [label, ...columns.map(value)]),
+    ...kinds.map((kind) => [
+      `  ${kind} per VM`,
+      ...columns.map(({ writesPerVM }) => (writesPerVM[kind] ?? 0).toFixed(2)),
+    ]),
+  ]);
+}
+
+/** Times, CPU and memory beside the anchor; writes as they are with policies. */
+export function fleetVerdicts({ vms, runs }: Fleet): Verdict[] {
+  const operator = mediansOf(runs.operator ?? []);
+  const [bare, anchor] = [mediansOf(runs['without policies'] ?? []), mediansOf(runs.anchor ?? [])];
+  const beside = runs.anchor !== undefined;
+  const ratio = (value: number, other: number, most: number) => ({
+    measured: (value / other).toFixed(2),
+    target: beside ? `at most ${most}` : 'Go builds the anchor, and there is none',
+    reached: beside ? value <= other * most : undefined,
+  });
+  const most = Math.max(TARGETS.peakMegabytes, (anchor.peakMegabytes || 0) * TARGETS.memoryOfAnchor);
+  return [
+    { claim: `${vms} VMs: time of the anchor's`, ...ratio(bare.totalSeconds, anchor.totalSeconds, 1) },
+    {
+      claim: `${vms} VMs: CPU of the anchor's`,
+      ...ratio(bare.cpuSeconds, anchor.cpuSeconds, TARGETS.cpuOfAnchor),
+    },
+    {
+      claim: `${vms} VMs: peak memory`,
+      measured: `${bare.peakMegabytes.toFixed(0)} MB`,
+      target: `at most ${most.toFixed(0)} MB`,
+      reached: bare.peakMegabytes <= most,
+    },
+    {
+      claim: `${vms} VMs: writes per VM`,
+      measured: operator.ownWritesPerVM.toFixed(2),
+      target: `at most ${TARGETS.ownWritesPerVM}`,
+      reached: operator.ownWritesPerVM <= TARGETS.ownWritesPerVM,
+    },
+    {
+      claim: `${vms} VMs: writes when idle`,
+      measured: String(operator.idleWrites),
+      target: '0',
+      reached: operator.idleWrites === 0,
+    },
+  ];
+}
+
+function mediansOf(runs: readonly Run[]): Medians {
+  const of = (value: (run: Run) => number): number => median(runs.map(value));
+  const kinds = new Set(runs.flatMap(({ writesPerVM }) => Object.keys(writesPerVM)));
+  return {
+    totalSeconds: of((run) => run.totalSeconds),
+    p50Seconds: of((run) => run.p50Seconds),
+    p99Seconds: of((run) => run.p99Seconds),
+    cpuSeconds: of((run) => run.cpuSeconds),
+    peakMegabytes: of((run) => run.peakMegabytes),
+    ownWritesPerVM: of((run) => run.ownWritesPerVM),
+    writesPerVM: Object.fromEntries(
+      [...kinds].map((kind) => [kind, of(({ writesPerVM }) => writesPerVM[kind] ?? 0)]),
+    ),
+    idleWrites: Math.max(0, ...runs.map(({ idleWrites }) => sum(idleWrites))),
+  };
+}
+
+function sum(counts: Record<string, number>): number {
+  return Object.values(counts).reduce((total, count) => total + count, 0);
+}

@@ -1,0 +1,130 @@
+/**
+ * Draws what a run of the benchmark measured, for docs/performance.md:
+ *
+ *     make bench | tail -1 >bench.json && node test/bench/plot.ts bench.json docs/performance
+ */
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Clones } from './clones.ts';
+import type { Fleet, Run } from './fleet.ts';
+import type { Pulls } from './pulls.ts';
+import { median } from './verdicts.ts';
+
+const WIDTH = 720;
+const LABEL_WIDTH = 250;
+const VALUE_WIDTH = 70;
+const BAR_HEIGHT = 18;
+const LINE_HEIGHT = 26;
+const TITLE_HEIGHT = 34;
+/** Read on a light and on a dark page. */
+const COLOURS = { text: '#6e7781', ours: '#2da44e', others: '#8c959f' } as const;
+
+interface Bar {
+  label: string;
+  value: number;
+  ours: boolean;
+}
+
+interface Chart {
+  file: string;
+  title: string;
+  unit: string;
+  bars: Bar[];
+}
+
+/** One bar below the other, each with its label and value; the longest fills the width. */
+function draw({ title, unit, bars }: Chart): string {
+  const height = TITLE_HEIGHT + bars.length * LINE_HEIGHT;
+  const most = Math.max(...bars.map(({ value }) => value));
+  const lines = bars.map(({ label, value, ours }, index) => {
+    const top = TITLE_HEIGHT + index * LINE_HEIGHT;
+    const length = (value / most) * (WIDTH - LABEL_WIDTH - VALUE_WIDTH);
+    const text = top + BAR_HEIGHT - 5;
+    return [
+      `  <text x="${LABEL_WIDTH - 8}" y="${text}" text-anchor="end">${escape(label)}</text>`,
+      `  <rect x="${LABEL_WIDTH}" y="${top}" width="${length.toFixed(1)}" height="${BAR_HEIGHT}" fill="${ours ? COLOURS.ours : COLOURS.others}"/>`,
+      `  <text x="${(LABEL_WIDTH + length + 6).toFixed(1)}" y="${text}">${shown(value)} ${unit}</text>`,
+    ].join('\n');
+  });
+  return [
+    `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${height}" role="img" font-family="sans-serif" font-size="13" fill="${COLOURS.text}">`,
+    `  <title>${escape(title)}</title>`,
+    `  <text x="0" y="16" font-weight="bold">${escape(title)}</text>`,
+    ...lines,
+    '</svg>',
+    '',
+  ].join('\n');
+}
+
+function shown(value: number): string {
+  return value.toFixed(value < 100 ? 1 : 0);
+}
+
+function escape(text: string): string {
+  return text.replaceAll('&', '&amp;').replaceAll('<', '&lt;');
+}
+
+function fleetCharts({ vms, hosts, runs }: Fleet): Chart[] {
+  const chart = (file: string, what: string, unit: string, value: (run: Run) => number): Chart => ({
+    file,
+    title: `${vms} VMs on ${hosts} hosts: ${what}`,
+    unit,
+    bars: Object.entries(runs).map(([name, of]) => ({
+      label: name,
+      value: median(of.map(value)),
+      ours: name === 'operator' || name === 'without policies',
+    })),
+  });
+  return [
+    chart('fleet-time', 'first create to all Running', 's', (run) => run.totalSeconds),
+    chart('fleet-cpu', 'CPU time', 's', (run) => run.cpuSeconds),
+    chart('fleet-memory', 'peak memory', 'MB', (run) => run.peakMegabytes),
+  ];
+}
+
+function pullsChart({ rounds, dataBytes }: Pulls): Chart {
+  const bar = (label: string, key: keyof Pulls['rounds'][number], ours = false): Bar => ({
+    label,
+    value: median(rounds.map((round) => round[key].seconds)),
+    ours,
+  });
+  return {
+    file: 'pulls',
+    title: `Pull of a disk with ${(dataBytes / 1e9).toFixed(1)} GB of data`,
+    unit: 's',
+    bars: [
+      bar('Berth’s artifact', 'artifact', true),
+      bar('skopeo, not decoded', 'skopeo'),
+      bar('only writing to the disk', 'disk'),
+      bar('only TLS, SHA-256 and zstd', 'ceiling'),
+    ],
+  };
+}
+
+function clonesChart(all: readonly Clones[]): Chart {
+  return {
+    file: 'clones',
+    title: 'Clone of a base, by its size: median',
+    unit: 'ms',
+    bars: all.map(({ gibibytes, milliseconds }) => ({
+      label: `${gibibytes} GiB`,
+      value: median(milliseconds),
+      ours: true,
+    })),
+  };
+}
+
+const [from = '', to = ''] = process.argv.slice(2);
+if (to === '') {
+  process.stderr.write('usage: node test/bench/plot.ts RESULT.json FOLDER\n');
+  process.exit(2);
+}
+const results = JSON.parse(readFileSync(from, 'utf8')) as { fleet?: Fleet; pulls?: Pulls; clones?: Clones[] };
+const { fleet, pulls, clones } = results;
+const charts = [
+  ...(fleet === undefined ? [] : fleetCharts(fleet)),
+  ...(pulls === undefined ? [] : [pullsChart(pulls)]),
+  ...(clones === undefined ? [] : [clonesChart(clones)]),
+];
+mkdirSync(to, { recursive: true });
+for (const chart of charts) writeFileSync(join(to, `${chart.file}.svg`), draw(chart));
