@@ -9,6 +9,7 @@ import { numbered } from '../../support/vms.ts';
 import { waitFor } from '../../support/wait.ts';
 import { remains } from './remains.ts';
 import { Prometheus } from './prometheus.ts';
+import { installAsReadmeSays } from './readme.ts';
 import { BOOT, ERROR_LEVEL, Installed, ROLLOUT, SET_UP_MILLISECONDS, SYSTEM, VALUES } from './world.ts';
 import { unless } from '../../support/unless.ts';
 
@@ -59,9 +60,14 @@ describe('Berth installed with helm', unless(unfit), () => {
   });
 
   describe('helm install', () => {
-    test('brings up the operator on both nodes, and makes each node a host', async () => {
+    test('in the words of README.md makes each labelled node a host', async () => {
+      const printed = await installAsReadmeSays(berth);
+      for (const { name } of berth.nodes) expect(printed).toContain(`${name}-berth`);
+    });
+
+    test('runs the operator on both nodes, also after an upgrade to other values', async () => {
       const values = { ...VALUES, metrics: { readers: [READER], hosts: { enabled: false } } };
-      await berth.helm(['install', 'berth', CHART, '--create-namespace'], values);
+      await berth.helm(['upgrade', 'berth', CHART], values);
       await berth.rolledOut();
       const nodes = (await berth.pods('operator')).map((pod) => pod.spec?.nodeName);
       expect(new Set(nodes)).toEqual(new Set(['node1', 'node2']));

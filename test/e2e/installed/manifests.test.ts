@@ -22,6 +22,7 @@ describe('Berth installed with kubectl', unless(unfit), () => {
 
   beforeAll(async () => {
     berth = await Installed.start('apply', ends);
+    await berth.prepareNodes();
     manifest = join(berth.cluster.directory, 'install.yaml');
   }, SET_UP_MILLISECONDS);
 

@@ -30,6 +30,7 @@ describe('helm upgrade', unless(unfit), () => {
 
   beforeAll(async () => {
     berth = await Installed.start('upgrade', ends);
+    await berth.prepareNodes();
     earlier = await buildEarlier(join(berth.cluster.directory, 'earlier'));
     for (const archive of earlier.archives) await berth.importImages(archive);
   }, SET_UP_MILLISECONDS);

@@ -69,11 +69,11 @@ export class Installed {
     this.#downloads = downloads;
   }
 
-  /** Two nodes with Berth's images and the label of hosts. What was started is in `ends`, to be run from the last to the first. */
+  /** Two nodes without anything of Berth. What was started is in `ends`, to be run from the last to the first. */
   static async start(name: string, ends: (() => Promise<void>)[]): Promise<Installed> {
     const guest = await guestFile('amd64');
     const parts = await startNodeCluster({ name: `${name}-${process.pid}`, nodes: 2 });
-    const { cluster, nodes, namespace } = parts;
+    const { cluster, namespace } = parts;
     ends.push(() => cluster.stop());
     const downloads = await Downloads.serve(guest);
     ends.push(() => downloads.close());
@@ -85,10 +85,14 @@ export class Installed {
       directory: cluster.directory,
     });
     ends.push(() => relay.close());
-    const installed = new Installed(parts, downloads);
-    for (const archive of inject('archives')) await installed.importImages(archive);
-    await cluster.kubectl(['label', 'nodes', ...nodes.map((node) => node.name), 'berth.dev/machines=true']);
-    return installed;
+    return new Installed(parts, downloads);
+  }
+
+  /** Gives each node Berth's images and the label of hosts. */
+  async prepareNodes(): Promise<void> {
+    for (const archive of inject('archives')) await this.importImages(archive);
+    const names = this.nodes.map(({ name }) => name);
+    await this.cluster.kubectl(['label', 'nodes', ...names, 'berth.dev/machines=true']);
   }
 
   async importImages(archive: string): Promise<void> {
