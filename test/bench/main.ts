@@ -4,7 +4,7 @@
  * tables for people, a verdict for each target and everything as JSON. The exit code is 1 where a target is missed.
  *
  *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs] [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20]
- *         [--pulls 5] [--folder /var/tmp]
+ *         [--pulls 5] [--folder /var/tmp] [--charts docs/performance]
  */
 import { parseArgs } from 'node:util';
 import { measureStarts } from './agent.ts';
@@ -21,6 +21,7 @@ import {
   pullsVerdicts,
 } from './imagereport.ts';
 import { logReadsTable, logReadsVerdicts, measureLogReads } from './logs.ts';
+import { writeCharts } from './plot.ts';
 import { measurePulls } from './pulls.ts';
 import { startsTable, startsVerdicts } from './report.ts';
 import { type Verdict, verdictsTable } from './verdicts.ts';
@@ -89,12 +90,13 @@ const PARTS: readonly Part[] = [
 ];
 
 /** @throws Error that names the option, its value and what is allowed */
-function readSettings(): { settings: Settings; only: readonly string[] } {
+function readSettings(): { settings: Settings; only: readonly string[]; charts: string | undefined } {
   const names = PARTS.map(({ name }) => name);
   const { values } = parseArgs({
     options: {
       only: { type: 'string', default: names.join() },
       folder: { type: 'string', default: '/var/tmp' },
+      charts: { type: 'string' },
       ...Object.fromEntries(
         Object.entries(DEFAULTS).map(([name, value]) => [name, { type: 'string', default: String(value) }]),
       ),
@@ -110,12 +112,13 @@ function readSettings(): { settings: Settings; only: readonly string[] } {
     if (!/^[1-9]\d*$/.test(text)) throw new Error(`--${name}: "${text}" is no number from 1 on`);
     return [name, Number(text)];
   });
-  return { settings: { ...(Object.fromEntries(numbers) as Settings), folder: values.folder }, only };
+  const settings = { ...(Object.fromEntries(numbers) as Settings), folder: values.folder };
+  return { settings, only, charts: values.charts };
 }
 
 async function main(): Promise<void> {
   if (process.platform !== 'linux') throw new Error('the benchmark reads /proc: it runs on Linux only');
-  const { settings, only } = readSettings();
+  const { settings, only, charts } = readSettings();
   const results: Record<string, object> = {};
   const verdicts: Verdict[] = [];
   for (const { name, run } of PARTS.filter((one) => only.includes(one.name))) {
@@ -124,6 +127,7 @@ async function main(): Promise<void> {
     results[name] = outcome.result;
     verdicts.push(...outcome.verdicts);
   }
+  if (charts !== undefined) writeCharts(charts, results);
   process.stdout.write(`${verdictsTable(verdicts)}\n\n${JSON.stringify({ ...results, verdicts })}\n`);
   if (verdicts.some(({ reached }) => reached === false)) process.exitCode = 1;
 }

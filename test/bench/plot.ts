@@ -1,9 +1,5 @@
-/**
- * Draws what a run of the benchmark measured, for docs/performance.md:
- *
- *     make bench | tail -1 >bench.json && node test/bench/plot.ts bench.json docs/performance
- */
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+/** Draws what was measured as bars, for docs/performance.md. */
+import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Clones } from './clones.ts';
 import type { Fleet, Run } from './fleet.ts';
@@ -30,6 +26,23 @@ interface Chart {
   title: string;
   unit: string;
   bars: Bar[];
+}
+
+interface Results {
+  fleet?: Fleet;
+  pulls?: Pulls;
+  clones?: Clones[];
+}
+
+/** Writes a file for each chart that the results have the figures of. */
+export function writeCharts(folder: string, { fleet, pulls, clones }: Results): void {
+  const charts = [
+    ...(fleet === undefined ? [] : fleetCharts(fleet)),
+    ...(pulls === undefined ? [] : [pullsChart(pulls)]),
+    ...(clones === undefined ? [] : [clonesChart(clones)]),
+  ];
+  mkdirSync(folder, { recursive: true });
+  for (const chart of charts) writeFileSync(join(folder, `${chart.file}.svg`), draw(chart));
 }
 
 /** One bar below the other, each with its label and value; the longest fills the width. */
@@ -113,18 +126,3 @@ function clonesChart(all: readonly Clones[]): Chart {
     })),
   };
 }
-
-const [from = '', to = ''] = process.argv.slice(2);
-if (to === '') {
-  process.stderr.write('usage: node test/bench/plot.ts RESULT.json FOLDER\n');
-  process.exit(2);
-}
-const results = JSON.parse(readFileSync(from, 'utf8')) as { fleet?: Fleet; pulls?: Pulls; clones?: Clones[] };
-const { fleet, pulls, clones } = results;
-const charts = [
-  ...(fleet === undefined ? [] : fleetCharts(fleet)),
-  ...(pulls === undefined ? [] : [pullsChart(pulls)]),
-  ...(clones === undefined ? [] : [clonesChart(clones)]),
-];
-mkdirSync(to, { recursive: true });
-for (const chart of charts) writeFileSync(join(to, `${chart.file}.svg`), draw(chart));
