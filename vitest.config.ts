@@ -139,6 +139,7 @@ export default defineConfig({
         test: {
           name: 'hostile',
           include: ['test/hostile/**/*.test.ts'],
+          setupFiles: [PROPERTIES],
           globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/support/shared-cluster.ts'],
           sequence: { groupOrder: 11 },
           ...twoAtATime,

@@ -110,6 +110,7 @@ async function judge(copy: Copy, mutant: Mutant, patience: number): Promise<Verd
     const summary = await copy.with(mutant, () => runTests(copy, [mutant], { log: mutant.id, late }));
     return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
   } catch (error) {
+    interrupted.signal.throwIfAborted();
     return { killed: false, why: error instanceof Error ? error.message : String(error) };
   }
 }

@@ -120,7 +120,11 @@ class Model {
     const brings = ['create', 'start', 'resume'].includes(step.kind);
     if (this.deletion !== undefined || this.record.failure !== undefined) expect(brings).toBe(false);
     if (this.fenced && !this.record.acknowledged) expect(brings).toBe(false);
-    if (step.kind === 'remove') expect(this.deletion).toBeDefined();
+    if (step.kind === 'remove') {
+      expect(this.deletion).toBeDefined();
+      expect(this.record.released, 'process and network are given back first').toBe(true);
+      expect(['running', 'suspended']).not.toContain(this.state.kind);
+    }
     if (step.kind === 'start') expect(this.state.kind).not.toBe('running');
     if (step.kind === 'create') expect(this.record.created).toBe(false);
   }

@@ -3,10 +3,10 @@ import { ImageError, type ImageErrorReason } from '../images/store.ts';
 import { newRecord } from './record.ts';
 import { type Verdict, verdictOf } from './verdict.ts';
 
-/** Of a first deployment's step that failed so many times in a row. */
-function verdictOn(reason: ImageErrorReason, attempts: number): Verdict {
+/** Of making the disk, which failed so many times in a row: for the first time, or of a machine that ran (its disk is put back). */
+function verdictOn(reason: ImageErrorReason, attempts: number, everRan = false): Verdict {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
-  const record = newRecord({ uid: 'u', key: 'n/u', machine: undefined, claim });
+  const record = { ...newRecord({ uid: 'u', key: 'n/u', machine: undefined, claim }), everRan };
   const error = new ImageError(reason, 'in words');
   return verdictOf({ kind: 'create', error, record, desired: undefined, attempts, now: 0 });
 }
@@ -30,4 +30,8 @@ describe('an image that cannot be had', () => {
     '%s is final',
     (reason) => expect(verdictOn(reason, 1)).toMatchObject({ kind: 'fail', failure: { reason } }),
   );
+
+  test.each(['ImageNotFound', 'ImageFetchFailed'] as const)('%s ends no machine that ran', (reason) => {
+    expect(verdictOn(reason, 100, true)).toMatchObject({ kind: 'retry' });
+  });
 });

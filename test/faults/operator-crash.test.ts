@@ -1,6 +1,11 @@
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { POD_FINALIZER, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
-import { LEASES, PODS } from '../../kube/core.ts';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { POD_FINALIZER, VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { KubeClient } from '../../kube/client.ts';
+import { LEASES, type Pod, PODS } from '../../kube/core.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { Transport } from '../../kube/transport.ts';
+import { VMS } from '../../operator/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { startOperator } from '../cluster/operator.ts';
 import { ActingHost } from '../support/actinghost.ts';
@@ -196,6 +201,78 @@ describe('kill -9 of the operator', () => {
   it('none of its writes was refused for want of a right or as invalid', async () => {
     const { logFile } = operator ?? {};
     expect(faultsIn(logFile ?? '')).toEqual([]);
+  });
+});
+
+describe('a watch of VMs that lags', () => {
+  const VM_WATCH = '/apis/berth.dev/v1alpha1/vms';
+  let transport: Transport;
+  /** Another operator, as the API server knows it. */
+  let other: KubeClient;
+
+  beforeAll(async () => {
+    if (operator === undefined) await start();
+    const connection = await loadConnection({ kubeconfigPath: cluster.operatorKubeconfig });
+    transport = new Transport(connection, { metrics: createMetrics() });
+    other = new KubeClient(transport);
+  });
+
+  afterEach(() => proxy.speak());
+
+  afterAll(async () => transport.close());
+
+  /** The operator has been told all that was written until now, and hears nothing of VMs from now on. */
+  async function lag(name: string): Promise<void> {
+    const { resourceVersion } = (await vms.get(name)).metadata;
+    await waitFor('the last change', () => proxy.hasTold(`"resourceVersion":"${resourceVersion}"`));
+    proxy.silence(VM_WATCH);
+  }
+
+  /** A Pod as of a VM with this uid, which no scheduler places. */
+  async function createPod(name: string, like: Pod, vmUid: string | undefined): Promise<void> {
+    const { labels, annotations = {} } = like.metadata;
+    const { nodeName: _, ...spec } = like.spec;
+    await other.create(PODS, {
+      metadata: { ...ref(name), annotations, labels: { ...labels, [VM_UID_LABEL]: vmUid ?? '' } },
+      spec: { ...spec, schedulerName: 'nobody' },
+    });
+  }
+
+  it('no-lost-disk: a Pod whose VM it has not seen yet stays, one whose VM is gone goes', async () => {
+    await vms.create('seen');
+    const startedAt = await bindAndRun('seen');
+    const like = await vms.pod('seen');
+    await lag('seen');
+    const unseen = await vms.create('unseen');
+    await createPod('unseen', like, unseen.metadata.uid);
+    await createPod('orphan', like, like.metadata.uid);
+    await vms.waitUntilPodGone('orphan');
+    expect((await vms.pod('unseen')).metadata.deletionTimestamp).toBeUndefined();
+    proxy.speak();
+    await vms.delete('unseen');
+    await vms.waitUntilGone('unseen');
+    expect(await history.createdAs(vms.namespace, 'unseen')).toBe(1);
+    await deleteAndEnd('seen', startedAt);
+  });
+
+  it('a status that another operator has written meanwhile is not overwritten', async () => {
+    await vms.create('twice-led');
+    const startedAt = await bindAndRun('twice-led');
+    await lag('twice-led');
+    const hostAddress = '192.0.2.7';
+    await other.mergePatch(VMS, ref('twice-led'), { status: { hostAddress } }, { subresource: 'status' });
+    const { length: sent } = proxy.writes;
+    await host.stopped(ref('twice-led'));
+    const answered = await waitFor('its write of the status to be answered', () =>
+      proxy.writes
+        .slice(sent)
+        .find((write) => isVM(write, 'twice-led', '/status') && write.status !== undefined),
+    );
+    expect(answered.status).toBe(409);
+    expect((await vms.get('twice-led')).status).toMatchObject({ hostAddress, phase: 'Running' });
+    proxy.speak();
+    await vms.waitForPhase('twice-led', 'Stopped');
+    await deleteAndEnd('twice-led', startedAt);
   });
 });
 

@@ -151,7 +151,7 @@ async function versionsAtRest(): Promise<(string | undefined)[]> {
   return last;
 }
 
-it('the leader frozen past its lease, then continued: it writes nothing more, and what was on its way changes nothing', async () => {
+it('the leader frozen past its lease, then continued: it writes nothing more; of what was on its way only a Pod of a VM that is gone is made, and goes', async () => {
   const [first, second] = await startTwo();
   const before = await waitForHolder((holder) => holder !== '');
   await freezeAtWork(first);

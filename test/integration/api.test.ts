@@ -1,6 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { ZodObject } from 'zod';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
+import { vmKind } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
@@ -227,46 +229,113 @@ describe('the API server accepts', () => {
 
 describe('a VM that is there already', () => {
   const name = 'changing';
+  const other = 'other';
+
+  /** Every field that may not change: what the one VM has, and the other has not. */
+  const FIXED: Spec = {
+    configRef: { name: 'config' },
+    image: 'any',
+    imagePullSecrets: [{ name: 'secret' }],
+    architecture: 'amd64',
+    os: 'Linux',
+    displayWidth: 800,
+    displayHeight: 600,
+    displayDPI: 96,
+    network: { mode: 'NAT' },
+    vnc: { enabled: true },
+    readiness: { type: 'GuestAgent' },
+    hardwareIdentity: 'Dynamic',
+    ports: ['8822:22'],
+    placement: { tag: 'fast' },
+    serialNumber: 'ABCDEFGH',
+    guestMetadata: { key: 'value' },
+    userData: 'text',
+    deployTimeoutSeconds: 60,
+  };
+  /** What excludes something of the first is in the second. */
+  const FIXED_TOO: Spec = { iso: 'disc', userDataSecretRef: { name: 'secret', key: 'key' } };
+  const CHANGED: Spec = {
+    configRef: { name: 'another' },
+    image: 'another',
+    iso: 'another',
+    imagePullSecrets: [{ name: 'another' }],
+    architecture: 'arm64',
+    os: 'MacOS',
+    displayWidth: 801,
+    displayHeight: 601,
+    displayDPI: 97,
+    network: { mode: 'Bridge' },
+    vnc: { enabled: false },
+    readiness: { type: 'None' },
+    hardwareIdentity: 'Consistent',
+    ports: ['8823:22'],
+    placement: { tag: 'slow' },
+    serialNumber: 'ABCDEFGI',
+    guestMetadata: { key: 'another' },
+    userData: 'another',
+    userDataSecretRef: { name: 'secret', key: 'another' },
+    deployTimeoutSeconds: 61,
+  };
+  const MAY_CHANGE = {
+    cpu: 3,
+    memory: '3Gi',
+    diskSize: '11Gi',
+    powerState: 'Stopped',
+    restartPolicy: 'Always',
+    restartRequestedAt: '2026-01-01T00:00:00Z',
+    revertRequestedAt: '2026-01-01T00:00:00+02:00',
+    activeDeadlineSeconds: 60,
+    ttlSecondsAfterFinished: 0,
+  };
 
   beforeAll(async () => {
-    const spec = { image: 'any', diskSize: '10Gi', ports: ['8822:22'] };
-    await cluster.kubectl(['create', '-f', '-'], { input: object('VM', name, spec) });
+    for (const [vm, spec] of [
+      [name, { ...FIXED, diskSize: '10Gi' }],
+      [other, { configRef: { name: 'config' }, ...FIXED_TOO }],
+    ] as const) {
+      await cluster.kubectl(['create', '-f', '-'], { input: object('VM', vm, spec) });
+    }
   });
 
-  async function patch(spec: Spec) {
+  async function patch(vm: string, spec: Spec) {
     const body = JSON.stringify({ spec });
-    return cluster.kubectl(['patch', 'vm', name, '-n', namespace, '--type=merge', '-p', body], {
+    return cluster.kubectl(['patch', 'vm', vm, '-n', namespace, '--type=merge', '-p', body], {
       allowFailure: true,
     });
   }
 
+  async function expectKept(vm: string, spec: Spec, ...says: string[]): Promise<void> {
+    const { code, stderr } = await patch(vm, spec);
+    expect(code, `the API server accepted ${JSON.stringify(spec)}`).not.toBe(0);
+    for (const part of says) expect(stderr).toContain(part);
+  }
+
+  it('has no field of which it is not said here whether it may change', () => {
+    const known = { ...FIXED, ...FIXED_TOO, ...MAY_CHANGE };
+    const fields = Object.keys((vmKind(240).spec as ZodObject).shape);
+    expect(Object.keys(known).toSorted()).toEqual(fields.toSorted());
+    expect(Object.keys(CHANGED).toSorted()).toEqual(Object.keys({ ...FIXED, ...FIXED_TOO }).toSorted());
+  });
+
+  it.each(Object.keys(CHANGED))('keeps its %s: it cannot be set, changed or removed', async (field) => {
+    const has = field in FIXED ? name : other;
+    const says = [`spec.${field}`, `${field} is immutable`];
+    await expectKept(has, { [field]: CHANGED[field] }, ...says);
+    await expectKept(has, { [field]: null }, ...says);
+    // Both have a configRef.
+    if (field !== 'configRef')
+      await expectKept(has === name ? other : name, { [field]: CHANGED[field] }, ...says);
+  });
+
   it.for<[string, Spec, ...string[]]>([
-    ['another image', { image: 'other' }, 'spec.image', 'immutable'],
-    ['an iso in place of the image', { image: null, iso: 'disc' }, 'spec.image', 'spec.iso', 'immutable'],
-    ['other ports', { ports: ['8823:22'] }, 'spec.ports', 'immutable'],
-    ['no ports', { ports: null }, 'spec.ports', 'immutable'],
-    ['a display that had none', { displayWidth: 800 }, 'spec.displayWidth', 'immutable'],
-    ['another deployment timeout', { deployTimeoutSeconds: 5 }, 'spec.deployTimeoutSeconds', 'immutable'],
     ['a smaller disk', { diskSize: '9Gi' }, 'spec.diskSize', 'never made smaller', '10Gi'],
     ['no disk size', { diskSize: null }, 'spec.diskSize', 'removed'],
   ])('cannot get %s', async ([, spec, ...says]) => {
-    const { code, stderr } = await patch(spec);
-    expect(code).not.toBe(0);
-    for (const part of says) expect(stderr).toContain(part);
+    await expectKept(name, spec, ...says);
   });
 
   it('can get what takes effect later', async () => {
-    const { code, stderr } = await patch({
-      cpu: 3,
-      memory: '3Gi',
-      diskSize: '11Gi',
-      powerState: 'Stopped',
-      restartPolicy: 'Always',
-      restartRequestedAt: '2026-01-01T00:00:00Z',
-      revertRequestedAt: '2026-01-01T00:00:00+02:00',
-      activeDeadlineSeconds: 60,
-      ttlSecondsAfterFinished: 0,
-    });
+    const { code, stderr } = await patch(name, MAY_CHANGE);
     expect({ code, stderr }).toMatchObject({ code: 0 });
   });
 });

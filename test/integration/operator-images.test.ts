@@ -89,28 +89,40 @@ function ref(job: Job): { namespace: string; name: string } {
 }
 
 describe('of hosts with a free place', () => {
-  it('the scheduler prefers the one that has the image', async () => {
-    const image = 'registry.example/team/near:1';
-    const images = [{ names: [image, `registry.example/team/near@${DIGEST}`], sizeBytes: 30 * 1024 ** 3 }];
+  it('the scheduler prefers the one that has the image, for each image another one', async () => {
     const client = cluster.client();
     const others = ['mac2', 'mac3', 'mac4', 'mac5', 'mac6'];
+    const holders = ['mac6', 'mac3', 'mac4'];
     const hosts = await Promise.all(
-      others.map((name) => ActingHost.join(client, name, { slots: 1, ...(name === 'mac4' && { images }) })),
+      others.map((name) => ActingHost.join(client, name, { slots: 1, images: imagesOf(name) })),
     );
     try {
       await Promise.all([host, ...hosts].map((one) => one.placeable()));
-      await vms.create('near', { image });
-      const { spec } = await waitFor('VM near to be placed', async () => {
-        const pod = await vms.pod('near');
-        return pod.spec.nodeName !== undefined && pod;
-      });
-      expect(spec.nodeName).toBe('mac4');
-      await vms.delete('near');
-      await hosts[2]?.end({ namespace: NAMESPACE, name: 'near' });
+      for (const holder of holders) await vms.create(`near-${holder}`, { image: imageOn(holder) });
+      const placed = await Promise.all(holders.map((holder) => placeOf(`near-${holder}`)));
+      expect(placed).toEqual(holders);
+      for (const holder of holders) {
+        await vms.delete(`near-${holder}`);
+        const holding = hosts.find(({ name }) => name === holder);
+        await holding?.end({ namespace: NAMESPACE, name: `near-${holder}` });
+      }
     } finally {
       for (const one of hosts) await one.remove();
     }
   });
+
+  function imageOn(holder: string): string {
+    return `registry.example/team/near-${holder}:1`;
+  }
+
+  function imagesOf(holder: string): { names: string[]; sizeBytes: number }[] {
+    const image = imageOn(holder);
+    return [{ names: [image, image.replace(/:1$/, `@${DIGEST}`)], sizeBytes: 30 * 1024 ** 3 }];
+  }
+
+  async function placeOf(name: string): Promise<string | undefined> {
+    return waitFor(`VM ${name} to be placed`, async () => (await vms.pod(name)).spec.nodeName);
+  }
 });
 
 describe('an Image of a registry', () => {

@@ -2,18 +2,18 @@ import { describe, expect, it } from 'vitest';
 import type { NodeCacheState } from '../../../api/v1alpha1/imagecacheentry.ts';
 import { parseConfig } from '../../config.ts';
 import { resolveImage } from './image.ts';
-import type { Observed } from './observed.ts';
+import type { CacheJob, Observed } from './observed.ts';
 import { plan } from './plan.ts';
 
 const NOW = Date.parse('2030-01-01T00:10:00Z');
 const queuedAt = '2030-01-01T00:00:00.000Z';
 
-/** Hosts that begin next, of those that are queued so; `full` ones have no free place. */
-function next(
+/** An entry for hosts that are queued so; `full` ones have no free place. */
+function observe(
   rows: readonly Omit<NodeCacheState, 'state'>[],
   full: readonly string[],
   limit: number,
-): string[] {
+): Observed {
   const names = rows.map(({ node }) => node);
   const entry = {
     apiVersion: 'berth.dev/v1alpha1',
@@ -22,7 +22,7 @@ function next(
     spec: { reference: 'registry.example/guest', targets: { all: true } },
     status: { nodes: rows.map((row) => ({ ...row, state: 'Queued' })), holders: names },
   };
-  const observed: Observed = {
+  return {
     entry,
     reference: 'registry.example/guest:latest',
     image: resolveImage(entry, undefined),
@@ -39,7 +39,11 @@ function next(
     config: parseConfig({ cacheJobsPerEntry: limit }, 'test'),
     now: NOW,
   };
-  return plan(observed).starts.map(({ host }) => host);
+}
+
+/** Hosts that begin next. */
+function next(...queue: Parameters<typeof observe>): string[] {
+  return plan(observe(...queue)).starts.map(({ host }) => host);
 }
 
 describe('the queue of an entry', () => {
@@ -62,4 +66,23 @@ describe('the queue of an entry', () => {
     ];
     expect(next(rows, hosts, 5)).toEqual(['c', 'b', 'd', 'a', 'e']);
   });
+});
+
+it('an entry is not let go while a host has a Job of it, though nobody remembers the host', () => {
+  const observed = observe([{ node: 'a', queuedAt }], [], 1);
+  const { metadata } = observed.entry;
+  const job: CacheJob = {
+    name: 'job',
+    uid: 'job-uid',
+    host: 'a',
+    type: 'cache',
+    createdAt: NOW,
+    turn: 'of the past',
+    isParked: false,
+    isScheduled: true,
+    outcome: { kind: 'succeeded', report: {}, finishedAt: undefined },
+  };
+  const entry = { ...observed.entry, metadata: { ...metadata, deletionTimestamp: queuedAt }, status: {} };
+  const planned = plan({ ...observed, entry, jobs: [job] });
+  expect(planned).toMatchObject({ isReleased: false, status: { holders: ['a'] } });
 });

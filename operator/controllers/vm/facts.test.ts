@@ -1,10 +1,14 @@
 import { describe, expect, it } from 'vitest';
 import type { VMSpec } from '../../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
-import type { Pod } from '../../../kube/core.ts';
+import type { Node, Pod } from '../../../kube/core.ts';
 import { parseConfig } from '../../config.ts';
 import { gatherFacts, nextDeadline } from './facts.ts';
 import type { Observed } from './observed.ts';
+import { buildPod } from './pod.ts';
+import { isUnresolved, resolve } from './resolve.ts';
+import { finish } from './steps/finish.ts';
+import { deleteMachine, retirePod } from './steps/retire.ts';
 
 const CREATED = '2030-01-01T00:00:00Z';
 const BOUND = '2030-01-01T01:00:00Z';
@@ -39,10 +43,88 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
   };
 }
 
+/** A Pod of that placement. */
+function attempt(number: number, status: NonNullable<Pod['status']>): Partial<Pod> {
+  const look = { ...observed({}, { attempt: number }), pod: undefined };
+  const resolved = resolve(look);
+  if (isUnresolved(resolved)) {
+    throw new Error(resolved.message);
+  }
+  const { vm, config, random } = look;
+  const { metadata } = buildPod({ vm, resolved, attempt: number, avoidedNodes: [], config, random });
+  return { metadata: { ...metadata, name: 'x', uid: `pod-${number}` }, status };
+}
+
 function deadline(look: Observed): string | undefined {
   const found = nextDeadline(look, gatherFacts(look));
   return found && `${found.reason} ${new Date(found.at).toISOString().slice(11, 19)}`;
 }
+
+describe('a VM that hosts refuse before it ran', () => {
+  const refused: NonNullable<Pod['status']> = {
+    phase: 'Failed',
+    reason: 'PortTaken',
+    message: '8822/TCP is in use',
+  };
+
+  it('is placed again, and never on a host that refused it', () => {
+    const facts = gatherFacts(observed({}, { attempt: 2, avoidedNodes: ['first'] }, attempt(2, refused)));
+    expect(facts).toMatchObject({ attempt: 3, avoidedNodes: ['first', 'host'], failure: undefined });
+  });
+
+  it('is placed again three times at most', () => {
+    const avoidedNodes = ['first', 'second', 'third'];
+    const facts = gatherFacts(observed({}, { attempt: 4, avoidedNodes }, attempt(4, refused)));
+    expect(facts).toMatchObject({ attempt: 4, avoidedNodes, failure: { reason: 'PortTaken' } });
+  });
+
+  it('avoids no host that was merely lost', () => {
+    const facts = gatherFacts({ ...observed({}, {}, attempt(1, {})), node: undefined });
+    expect(facts).toMatchObject({ attempt: 2, avoidedNodes: [], failure: undefined });
+  });
+});
+
+describe('a VM that ran', () => {
+  const ran: VMStatus = { attempt: 1, firstRunningTime: FIRST_RAN };
+
+  it('has failed when its Pod is deleted, and is not placed again', () => {
+    const pod = attempt(1, { phase: 'Running' });
+    const metadata = { ...pod.metadata, name: 'x', deletionTimestamp: FIRST_RAN };
+    const facts = gatherFacts(observed({}, ran, { ...pod, metadata }));
+    expect(facts).toMatchObject({ attempt: 1, failure: { reason: 'PodDeleted' } });
+  });
+
+  it('keeps its Pod while a host that has long been silent may still run its machine, unless it is deleted', () => {
+    const pod = attempt(1, { phase: 'Running' });
+    const metadata = { ...pod.metadata, name: 'x', deletionTimestamp: FIRST_RAN };
+    const failure = { reason: 'PodDeleted', message: 'deleted', time: FIRST_RAN };
+    const look = observed({}, { ...ran, failure }, { ...pod, metadata });
+    const ready = { type: 'Ready', status: 'Unknown' as const, lastTransitionTime: CREATED };
+    const node: Node = {
+      apiVersion: 'v1',
+      kind: 'Node',
+      metadata: { name: 'host' },
+      status: { conditions: [ready] },
+    };
+    const silent = { ...look, node, now: Date.parse(FIRST_RAN) };
+    expect(retirePod(silent, gatherFacts(silent)).writes).toEqual([]);
+    const vm = { ...look.vm, metadata: { ...look.vm.metadata, deletionTimestamp: FIRST_RAN } };
+    expect(deleteMachine({ ...silent, vm }).writes.map(({ kind }) => kind)).toEqual([
+      'deletePod',
+      'releasePod',
+    ]);
+  });
+
+  it('is not deleted because its network failed; one that never ran is', () => {
+    const failure = { reason: 'NATSelfHealFailed', message: 'no bridge', time: FIRST_RAN };
+    const writes = (status: VMStatus) => {
+      const look = observed({}, { ...status, failure });
+      return finish(look, gatherFacts(look)).writes.map(({ kind }) => kind);
+    };
+    expect(writes(ran)).toEqual([]);
+    expect(writes({ attempt: 1 })).toEqual(['deleteVM']);
+  });
+});
 
 describe('deadlines of a VM', () => {
   it('count its activity from its first run, not from its creation, its placement or its last start', () => {

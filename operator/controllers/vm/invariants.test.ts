@@ -43,7 +43,8 @@ const ACTIONS = [
   'hostBack',
   'nodeDeleted',
   'outOfService',
-  'tick',
+  'minutePasses',
+  'hostLostTimeoutPasses',
 ] as const;
 type Action = (typeof ACTIONS)[number];
 
@@ -229,7 +230,9 @@ class World {
     const ready = this.node?.status?.conditions?.[0];
     const silent =
       ready?.status === 'Unknown' && this.now - Date.parse(ready.lastTransitionTime ?? '') >= 600_000;
-    return this.node === undefined || fenced === true || silent;
+    // A machine that ran may run on: only people give it up, by deleting its VM.
+    const mayBeLost = this.vm?.metadata.deletionTimestamp !== undefined || !this.ranOnce;
+    return this.node === undefined || fenced === true || (silent && mayBeLost);
   }
 
   markPodDeleted(): void {
@@ -314,8 +317,10 @@ class World {
   }
 
   #actOnHost(action: Action): void {
-    if (action === 'tick') {
+    if (action === 'minutePasses') {
       this.now += 60_000;
+    } else if (action === 'hostLostTimeoutPasses') {
+      this.now += 600_000;
     } else if (action === 'quotaChanges') {
       this.quota = this.quota === 4 ? 16 : 4;
     } else if (action === 'resizeVM') {
@@ -374,7 +379,7 @@ function settle(world: World): void {
   }
 }
 
-const HISTORIES = { step: fc.constantFrom(...ACTIONS), maxLength: 60, numRuns: 800 };
+const HISTORIES = { step: fc.constantFrom(...ACTIONS), maxLength: 60, numRuns: 500 };
 /** Thousands of small reconciles on a machine that may be busy with others. */
 const TIMEOUT_MILLISECONDS = 60_000;
 

@@ -74,7 +74,11 @@ describe("the scheduler's reasons, condensed", () => {
         taints: ['berth.dev/host', ...keys].map((key) => ({ key, value: 'true', effect: 'NoSchedule' })),
       },
     });
-    const hosts = [host('a'), host('b', 'berth.dev/nat-unready'), host('c', 'x/y'), host('d', 'x/y')];
+    const soft: Node = {
+      ...host('e'),
+      spec: { taints: [{ key: 'x/y', value: 'true', effect: 'PreferNoSchedule' }] },
+    };
+    const hosts = [host('a'), host('b', 'berth.dev/nat-unready'), host('c', 'x/y'), host('d', 'x/y'), soft];
     expect(describeTaints(pod, hosts)).toEqual(['1 with broken NAT', '2 tainted x/y']);
     const nodeSelectorTerms = [
       { matchFields: [{ key: 'metadata.name', operator: 'In' as const, values: ['b'] }] },

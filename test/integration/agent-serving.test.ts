@@ -1,0 +1,154 @@
+/** Who may read of an agent: its HTTPS endpoints have the consoles and metrics of all VMs of a host. */
+import { randomBytes } from 'node:crypto';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { request } from 'node:https';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Readable } from 'node:stream';
+import { pino } from 'pino';
+import { Registry } from 'prom-client';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { KubeletServer } from '../../agent/kubelet/server.ts';
+import { Authorizer } from '../../kube/authorization.ts';
+import { type Authority, createAuthority, createKey, issue } from '../../kube/certificates.ts';
+import { SERVICE_ACCOUNTS, SUBJECT_ACCESS_REVIEWS, type TokenRequest } from '../../kube/core.ts';
+import type { Cluster } from '../cluster/index.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { waitFor } from '../support/wait.ts';
+
+const NODE = 'served';
+const namespace = `agent-serving-${randomBytes(4).toString('hex')}`;
+const METRICS = ['GET', '/metrics'] as const;
+const LOGS = ['GET', '/containerLogs/platform-default/vm/machine'] as const;
+const EXEC = ['POST', '/exec/platform-default/vm/machine'] as const;
+
+interface Caller {
+  readonly token?: string;
+  readonly cert?: string;
+  readonly key?: string;
+}
+
+let cluster: Cluster;
+let folder: string;
+let server: KubeletServer;
+let port: number;
+let callers: Record<string, Caller>;
+
+/** The statuses of metrics, logs and exec for a caller. */
+async function statusesFor({ token, ...pair }: Caller): Promise<number[]> {
+  const ask = ([method, path]: readonly [string, string]): Promise<number> => {
+    const { promise, resolve, reject } = Promise.withResolvers<number>();
+    const headers = token === undefined ? {} : { authorization: `Bearer ${token}` };
+    const options = { host: '127.0.0.1', port, path, method, headers, rejectUnauthorized: false };
+    request({ ...options, ...pair, agent: false }, (response) => {
+      response.resume();
+      resolve(response.statusCode ?? 0);
+    })
+      .on('error', reject)
+      .end();
+    return promise;
+  };
+  return Promise.all([METRICS, LOGS, EXEC].map(ask));
+}
+
+/** The token of a ServiceAccount that may `get` this subresource of this Node, once the API server knows it. */
+async function tokenFor(name: string, right?: { resource: string; node: string }): Promise<Caller> {
+  const client = cluster.client();
+  await client.create(SERVICE_ACCOUNTS, { metadata: { name, namespace } });
+  if (right !== undefined) {
+    const role = `${namespace}-${name}`;
+    const what = [`--verb=get`, `--resource=nodes/${right.resource}`, `--resource-name=${right.node}`];
+    await cluster.kubectl(['create', 'clusterrole', role, ...what]);
+    const bound = [`--clusterrole=${role}`, `--serviceaccount=${namespace}:${name}`];
+    await cluster.kubectl(['create', 'clusterrolebinding', role, ...bound]);
+    const user = `system:serviceaccount:${namespace}:${name}`;
+    const resourceAttributes = {
+      verb: 'get',
+      resource: 'nodes',
+      subresource: right.resource,
+      name: right.node,
+    };
+    await waitFor(`the right of ${name} to be known`, async () => {
+      const spec = { user, groups: [], resourceAttributes: { ...resourceAttributes, version: 'v1' } };
+      const review = await client.create(SUBJECT_ACCESS_REVIEWS, { metadata: {}, spec });
+      return review.status?.allowed;
+    });
+  }
+  const body = { spec: { expirationSeconds: 600 } };
+  const answer = await client.createSubresource<typeof body, TokenRequest>(
+    SERVICE_ACCOUNTS,
+    { namespace, name },
+    'token',
+    body,
+  );
+  return { token: answer.status?.token ?? '' };
+}
+
+async function certificateOf(authority: Authority, commonName: string, group: string): Promise<Caller> {
+  const key = await createKey();
+  const subject = { commonName, organizations: [group], days: 1, usages: ['client' as const] };
+  return { key: key.pem, cert: await issue(authority, { ...subject, key }) };
+}
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  await cluster.createNamespace(namespace);
+  folder = await mkdtemp(join(tmpdir(), 'berth-serving-'));
+  const authority = await createAuthority({ commonName: 'clients', days: 1 });
+  const stranger = await createAuthority({ commonName: 'clients', days: 1 });
+  const clientCAFile = join(folder, 'ca.crt');
+  await writeFile(clientCAFile, authority.certificate);
+  const key = await createKey();
+  const certificate = await issue(authority, { key, commonName: NODE, days: 1, ipAddresses: ['127.0.0.1'] });
+  server = new KubeletServer({
+    nodeName: NODE,
+    listenAddress: '127.0.0.1',
+    port: 0,
+    clientCAFile,
+    certificate: { certificate, key: key.pem },
+    authorizer: new Authorizer(cluster.client()),
+    logs: async () => Readable.from(['booted\n']),
+    unready: () => undefined,
+    metrics: new Registry(),
+    logger: pino({ level: 'silent' }),
+  });
+  port = await server.listen();
+  callers = {
+    'a stranger': {},
+    'a stranger with a token that nobody gave out': { token: 'forged' },
+    'somebody whom the cluster knows': await tokenFor('somebody'),
+    'who may read metrics of the host': await tokenFor('metrics', { resource: 'metrics', node: NODE }),
+    'who may read logs of the host': await tokenFor('logs', { resource: 'proxy', node: NODE }),
+    'who may read metrics of another host': await tokenFor('other', { resource: 'metrics', node: 'other' }),
+    'the API server': await certificateOf(authority, 'kube-apiserver', 'system:masters'),
+    'a user with a certificate': await certificateOf(authority, 'somebody', 'people'),
+    'the API server, by a certificate of somebody else': await certificateOf(
+      stranger,
+      'kube-apiserver',
+      'system:masters',
+    ),
+  };
+});
+
+afterAll(async () => {
+  await server?.close();
+  await rm(folder, { recursive: true, force: true });
+  const roles = ['metrics', 'logs', 'other'].map((name) => `${namespace}-${name}`);
+  await cluster.kubectl(['delete', 'clusterrole,clusterrolebinding', ...roles, '--ignore-not-found']);
+  await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+});
+
+/** Of metrics, logs and exec, which no machine has: 400 for who may ask for it. */
+it.each([
+  ['a stranger', [401, 401, 401]],
+  ['a stranger with a token that nobody gave out', [401, 401, 401]],
+  ['somebody whom the cluster knows', [403, 403, 403]],
+  ['who may read metrics of the host', [200, 403, 403]],
+  ['who may read logs of the host', [403, 200, 403]],
+  ['who may read metrics of another host', [403, 403, 403]],
+  ['the API server', [200, 200, 400]],
+  ['a user with a certificate', [403, 403, 403]],
+  ['the API server, by a certificate of somebody else', [401, 401, 401]],
+])('%s gets %j', async (caller, statuses) => {
+  expect(await statusesFor(callers[caller] ?? {})).toEqual(statuses);
+});
