@@ -9,6 +9,7 @@ import { EventRecorder } from '../kube/events.ts';
 import { Transport } from '../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
 import type { Accelerator, Driver } from './drivers/driver.ts';
+import { allocated } from './images/allocated.ts';
 import type { Publisher } from './images/publisher.ts';
 import type { ImageStore } from './images/store.ts';
 import { KubeletServer } from './kubelet/server.ts';
@@ -16,7 +17,7 @@ import type { MachineUsers } from './machines/users.ts';
 import type { Network } from './network/network.ts';
 import { keepCertificates, servingCertificate } from './node/certificates.ts';
 import { REPORTING_CONTROLLER } from './node/constants.ts';
-import { bootId, hostFacts, nativeArchitecture } from './node/facts.ts';
+import { bootId, freeDisk, hostFacts, nativeArchitecture } from './node/facts.ts';
 import { takeIdentity } from './node/identity.ts';
 import { NodeKeeper } from './node/keeper.ts';
 import { NodeLease } from './node/lease.ts';
@@ -24,6 +25,7 @@ import { allocatable } from './node/node.ts';
 import { adoptMachines } from './pods/adopt.ts';
 import { consoleSource } from './pods/console.ts';
 import { PodController } from './pods/controller.ts';
+import { DiskGuard } from './pods/diskguard.ts';
 import { followNetwork } from './pods/follownetwork.ts';
 import type { Host } from './pods/host.ts';
 import { NetworkMonitor } from './pods/networkmonitor.ts';
@@ -74,8 +76,18 @@ export async function runAgent(
     reportingInstance: config.nodeName,
     logger,
   });
+  const guard = new DiskGuard({
+    minimumFree: config.images.minimumFree,
+    freeBytes: async () => (await freeDisk(config.dataDirectory)).bytes,
+    sizeOf: (uid) => allocated(join(host.machinesDirectory, uid)),
+    machines: () => pods.machines.guarded(),
+    relieve: () => parts.images.relieve(),
+    changed: (uid) => pods.touch(uid),
+    logger,
+  });
   const host: Host = {
     ...parts,
+    disk: guard,
     monitor,
     records: new RecordStore(join(config.dataDirectory, 'pods')),
     bootId: bootId(),
@@ -151,7 +163,7 @@ export async function runAgent(
   parts.images.onChange(() => keeper.update({ images: parts.images.images() }));
   await parts.network.setUp();
   await adoptMachines(host, pods.machines);
-  const running = [monitor.run(signal), lease.run(signal)];
+  const running = [monitor.run(signal), lease.run(signal), guard.run(signal)];
   await takeUpWork({ keeper, pods, kubelet }, signal);
   if (identity.isNode) {
     running.push(...keepCertificates({ config, client, transport, kubelet, metrics, logger, signal }));

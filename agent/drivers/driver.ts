@@ -29,8 +29,11 @@ export type MachineState =
   | { kind: 'absent' }
   /** A folder without a process: never started, or stopped on purpose. */
   | { kind: 'stopped' }
-  /** `guestStarted`: the virtual CPUs run (the hypervisor said so); what the guest does with them is its own. */
-  | { kind: 'running'; pid: number; guestStarted: boolean }
+  /**
+   * `guestStarted`: the virtual CPUs run (the hypervisor said so); what the guest does with them is its own. `paused`: they stand
+   * still until {@link Driver.unpause}, by {@link Driver.pause} or because the hypervisor found the disk full.
+   */
+  | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean }
   | { kind: 'suspended' }
   /** Ended, and nobody had asked; `message` holds the hypervisor's last words. Stays until the next start. */
   | { kind: 'exited'; reason: ExitReason; message: string };
@@ -73,9 +76,14 @@ export interface Driver {
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
    * Presses the power button, and after the grace, or once `hurry` aborts (a Pod's grace can be shortened), takes the
-   * power away. No process is left when it resolves. A suspended machine loses what was suspended.
+   * power away. No process is left when it resolves. A suspended machine loses what was suspended; a paused one has no
+   * grace, since its guest hears no power button.
    */
   stop(folder: MachineFolder, options: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void>;
+  /** The guest of a running machine stands still, also over a restart of the agent. A copy of its disk fails. */
+  pause(folder: MachineFolder): Promise<void>;
+  /** The guest goes on from where it stood still. */
+  unpause(folder: MachineFolder): Promise<void>;
   /** To disk: memory and devices go into the folder, the process ends. */
   suspend(folder: MachineFolder): Promise<void>;
   /** Goes on from {@link suspend}, with the cpu and memory it had then. Throws {@link StartError}; it stays suspended. */
@@ -86,7 +94,7 @@ export interface Driver {
    * The machine's whole disk as a raw file with holes at `target`, an absolute path on any file system, as it was at one
    * moment; the guest runs on. The file is not flushed. It is removed when this rejects: with the signal's reason when that
    * aborted, with {@link CopyError} else.
-   * May overlap with other calls: a second copy, create, start, resume and revert wait for its end; stop and suspend of
+   * May overlap with other calls: a second copy, create, start, resume and revert wait for its end; stop, pause and suspend of
    * a running machine, delete and close make it fail, and wait for that.
    */
   copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy>;

@@ -149,6 +149,10 @@ export class HostImageStore implements ImageStore {
     await this.#catalog.sweep();
   }
 
+  async relieve(): Promise<void> {
+    await this.#space.relieve();
+  }
+
   async withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,

@@ -24,7 +24,7 @@ import {
 } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { z } from 'zod';
-import { allocatedBytes } from './allocated.ts';
+import { allocated } from './allocated.ts';
 import { isMissing } from '../errors.ts';
 import { listFolders } from '../machines/folder.ts';
 
@@ -230,39 +230,12 @@ export class Layout {
   }
 }
 
-/** Bytes that the files of a folder take; one that goes meanwhile takes none. */
-export async function allocated(folder: string): Promise<number> {
-  let bytes = 0;
-  for (const name of await entriesOf(folder)) {
-    bytes += await blocksOf(join(folder, name));
-  }
-  return bytes;
-}
-
-async function entriesOf(folder: string): Promise<string[]> {
-  try {
-    return await readdir(folder, { recursive: true });
-  } catch (error) {
-    if (isMissing(error)) return [];
-    throw error;
-  }
-}
-
 /** In milliseconds since the epoch; undefined for what has gone. */
 async function changedAt(path: string): Promise<number | undefined> {
   try {
     return (await stat(path)).mtimeMs;
   } catch (error) {
     if (isMissing(error)) return undefined;
-    throw error;
-  }
-}
-
-async function blocksOf(path: string): Promise<number> {
-  try {
-    return await allocatedBytes(path);
-  } catch (error) {
-    if (isMissing(error)) return 0;
     throw error;
   }
 }

@@ -1,7 +1,8 @@
 /** Room for images: asked for before a fetch, watched while it goes on, and made by removing what nobody holds. */
 import { statfs } from 'node:fs/promises';
 import type { Catalog } from './catalog.ts';
-import { allocated, type Layout } from './layout.ts';
+import { allocated } from './allocated.ts';
+import type { Layout } from './layout.ts';
 import { ImageError } from './store.ts';
 
 /** Machines' disks grow at the same time; in a second the fastest disk writes less than the least that is kept free. */
@@ -75,11 +76,16 @@ export class Space {
 
   /** Removes fetches that were given up, and what nobody holds when less is free than is to stay so. */
   async tidy(): Promise<void> {
-    await this.#inTurn(() => this.#relieve());
+    await this.relieve();
     const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
     for (const { folder, usedAt } of await this.#idlePartials()) {
       if (usedAt < oldest) await this.#options.layout.dropPartial(folder);
     }
+  }
+
+  /** Removes what nobody holds while less is free than is to stay so. */
+  async relieve(): Promise<void> {
+    await this.#inTurn(() => this.#relieve());
   }
 
   /** Bytes that images take, the unfinished ones among them. */

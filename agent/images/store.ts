@@ -58,6 +58,8 @@ export interface ImageStore {
    * machines run from loses its names now and its file with the last of them.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
+  /** Removes what nobody holds while less of the disk is free than is to stay so. */
+  relieve(): Promise<void>;
   /** Does other work that needs `bytes` in `folder` on this host, within the limits of the store. Throws ImageError `DiskFull`. */
   withRoom<T>(
     claim: { folder: string; bytes: number },

@@ -51,6 +51,8 @@ const stateSchema = z.object({
   /** The process is being or was made and its end has not been seen. */
   live: z.boolean(),
   suspended: z.boolean(),
+  /** The guest is to stand still; absent: it never was. */
+  paused: z.boolean().optional(),
   end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
 });
 export type MachineFile = z.infer<typeof stateSchema>;

@@ -1,26 +1,22 @@
 /** The steps that take long, each as one function: it drives the host, and writes down what it achieved, before and after. */
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { Desired, MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
-import { pause } from '../../kube/time.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
-import { messageOf, reasonOf } from '../errors.ts';
 import type { Keyring } from '../images/registry/credentials.ts';
 import type { BaseImage, Holder, ImageFormat } from '../images/store.ts';
-import type { GuestNetwork, NetworkReport } from '../network/network.ts';
+import type { GuestNetwork } from '../network/network.ts';
 import { timestamp } from '../time.ts';
+import { connect } from './connect.ts';
+import { PAUSED_MESSAGE } from './diskguard.ts';
 import { type Host, ownUser } from './host.ts';
-import type { MachineRecord } from './record.ts';
+import { type MachineRecord, needed } from './record.ts';
 import { grantedSize } from './resize.ts';
 import type { Runtime, Task, TaskKind } from './runtime.ts';
 
 /** A download tells its progress this often at most: every telling is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
-/** Before a machine's network is given up: as many checks more, which repair, this far apart. */
-const HEAL_ATTEMPTS = 3;
-const HEAL_PAUSE_MILLISECONDS = 500;
-/** A fault that is still there after this is final. A check that finds packets lost takes 2 s: all ends within the 5 s in which a fault is told. */
-const HEAL_MILLISECONDS = 2_750;
 
 export interface Action {
   host: Host;
@@ -33,12 +29,6 @@ export interface Action {
   graceMilliseconds: number;
   /** The task's phase or progress has changed. */
   changed: () => void;
-}
-
-/** The network of the host could not be repaired. */
-export class NetworkFaultError extends Error {
-  override readonly name = 'NetworkFaultError';
-  readonly reason = 'NATSelfHealFailed';
 }
 
 /** Fetches what the machine boots from and makes its disk. */
@@ -150,6 +140,18 @@ async function stop(action: Action): Promise<void> {
   event(action, 'Normal', 'Stopped', 'Stop', 'the machine is stopped');
 }
 
+async function pauseGuest(action: Action): Promise<void> {
+  const { host, runtime } = action;
+  await host.driver.pause(runtime.folder);
+  event(action, 'Warning', HOST_DISK_FULL, 'Pause', PAUSED_MESSAGE);
+}
+
+async function unpauseGuest(action: Action): Promise<void> {
+  const { host, runtime } = action;
+  await host.driver.unpause(runtime.folder);
+  event(action, 'Normal', 'Unpaused', 'Unpause', "the host's disk has room again, the machine goes on");
+}
+
 async function suspend(action: Action): Promise<void> {
   const { host, record, runtime } = action;
   host.records.update(record, { running: false });
@@ -201,67 +203,14 @@ export const ACTIONS: Readonly<Record<TaskKind, (action: Action) => Promise<void
   create,
   start,
   stop,
+  pause: pauseGuest,
+  unpause: unpauseGuest,
   suspend,
   resume,
   revert,
   release,
   remove,
 };
-
-async function connect(action: Action): Promise<GuestNetwork> {
-  const { host, record } = action;
-  const network = await attach(action);
-  const began = performance.now();
-  for (let attempt = 1; ; attempt += 1) {
-    const fault = networkFault(await host.monitor.checkOf(record.uid), record);
-    if (fault === undefined) {
-      break;
-    }
-    if (attempt > HEAL_ATTEMPTS || performance.now() - began >= HEAL_MILLISECONDS) {
-      throw new NetworkFaultError(fault);
-    }
-    await pause(HEAL_PAUSE_MILLISECONDS);
-  }
-  action.runtime.address = network.address ?? (await host.network.address(record.uid));
-  return network;
-}
-
-/** A machine that alone is cut off may start when it has run before: what it was is not thrown away, and healing goes on. */
-function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
-  if (!report.healthy) {
-    return report.faults.join('; ');
-  }
-  const own = report.machines[uid];
-  return own?.healthy === false && !everRan ? own.message : undefined;
-}
-
-/** What no repair of the network mends. */
-function isAboutPorts(error: unknown): boolean {
-  return ['PortTaken', 'PortNotReservable'].includes(reasonOf(error) ?? '');
-}
-
-async function attach(action: Action): Promise<GuestNetwork> {
-  const { host, record } = action;
-  const { hardware, ports } = needed(record.machine);
-  const runAs = ownUser(host, record);
-  const options = { macAddress: hardware.macAddress, ports, ...(runAs && { runAs }) };
-  // Before the attempt: what it leaves half done is to be given back too.
-  host.records.update(record, { released: false });
-  try {
-    return await host.network.attach(record.uid, options);
-  } catch (error) {
-    if (isAboutPorts(error)) {
-      throw error;
-    }
-    host.logger.warn({ err: error, uid: record.uid }, 'network attachment failed, checking the network');
-  }
-  await host.monitor.check();
-  try {
-    return await host.network.attach(record.uid, options);
-  } catch (error) {
-    throw isAboutPorts(error) ? error : new NetworkFaultError(messageOf(error), { cause: error });
-  }
-}
 
 function launchPlan(action: Action, network: GuestNetwork): LaunchPlan {
   const machine = needed(action.record.machine);
@@ -275,14 +224,6 @@ function launchPlan(action: Action, network: GuestNetwork): LaunchPlan {
     network,
     runAs: ownUser(action.host, action.record),
   };
-}
-
-/** The planner asks for these steps only of machines that are described. */
-function needed<T>(value: T | undefined): T {
-  if (value === undefined) {
-    throw new TypeError('a machine without description cannot be worked on');
-  }
-  return value;
 }
 
 function event(

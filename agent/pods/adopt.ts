@@ -22,6 +22,7 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
     }
     const runtime = machines.runtime(record);
     const state = await host.driver.inspect(runtime.folder);
+    runtime.state = state;
     const { macAddress } = machine.hardware;
     try {
       const running = state.kind === 'running';

@@ -9,6 +9,7 @@ import type { ImageStore } from '../images/store.ts';
 import type { MachineUsers, RunAs } from '../machines/users.ts';
 import type { Network } from '../network/network.ts';
 import type { HostCapacity } from './admission.ts';
+import type { DiskGuard } from './diskguard.ts';
 import type { NetworkMonitor } from './networkmonitor.ts';
 import type { MachineRecord, RecordStore } from './record.ts';
 
@@ -17,6 +18,7 @@ export interface Host {
   readonly network: Network;
   readonly monitor: NetworkMonitor;
   readonly images: ImageStore;
+  readonly disk: Pick<DiskGuard, 'wish' | 'roomBytes'>;
   readonly records: RecordStore;
   /** Undefined where the agent is not root. */
   readonly users?: MachineUsers | undefined;

@@ -4,9 +4,10 @@ import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
 import { reasonOf } from '../errors.ts';
 import { ACTIONS } from './actions.ts';
+import type { GuardedMachine } from './diskguard.ts';
 import type { Host } from './host.ts';
 import { type Observed, plan, type Step } from './plan.ts';
-import type { MachineFailure, MachineRecord } from './record.ts';
+import { type MachineFailure, type MachineRecord, suspendedBytes } from './record.ts';
 import { newRuntime, newTask, type Runtime, type Task, type TaskKind } from './runtime.ts';
 import type { MachinePhase } from './status.ts';
 import { verdictOf } from './verdict.ts';
@@ -20,12 +21,17 @@ const PHASES: Readonly<Record<TaskKind, MachinePhase>> = {
   create: 'Pulling',
   start: 'Starting',
   stop: 'Stopping',
+  pause: 'Running',
+  unpause: 'Running',
   suspend: 'Suspending',
   resume: 'Resuming',
   revert: 'Starting',
   release: 'Stopping',
   remove: 'Terminating',
 };
+
+/** During these a guest may still write, and no other step can be taken. */
+const ENDING: ReadonlySet<TaskKind> = new Set(['stop', 'release']);
 
 /** What is asked of one machine at one moment. */
 export interface Request {
@@ -75,6 +81,15 @@ export class Machines {
     this.#host.images.release(`machine/${record.uid}`);
   }
 
+  /** Those whose guests may write, or are paused. */
+  guarded(): GuardedMachine[] {
+    return [...this.#runtimes.values()].flatMap(({ folder: { uid }, state, task }) =>
+      state.kind === 'running' && (task === undefined || ENDING.has(task.kind))
+        ? [{ uid, paused: state.paused }]
+        : [],
+    );
+  }
+
   async drive(request: Request): Promise<Progress> {
     const runtime = this.runtime(request.record);
     for (let round = 0; round < ROUNDS; round += 1) {
@@ -108,7 +123,22 @@ export class Machines {
       activeDeadline,
       networkFault: given ? monitor.host?.message : undefined,
       graceMilliseconds,
+      diskWish: this.#host.disk.wish(record.uid),
+      noRoomToSuspend: this.#noRoomToSuspend(record),
     };
+  }
+
+  /** Memory of machines that are being suspended is on its way to the disk. */
+  #noRoomToSuspend(record: Readonly<MachineRecord>): string | undefined {
+    const suspending = [...this.#runtimes.values()].filter(({ task }) => task?.kind === 'suspend');
+    const others = suspending
+      .map(({ folder }) => this.#host.records.get(folder.uid))
+      .filter((other) => other !== undefined);
+    const promised = others.reduce((sum, other) => sum + suspendedBytes(other), 0);
+    const needed = suspendedBytes(record);
+    return needed <= this.#host.disk.roomBytes - promised
+      ? undefined
+      : `its memory takes ${needed} bytes, which the host's disk does not have beside what is to stay free (images.minimumFree)`;
   }
 
   /** Undefined: a fact was noted, look again. */
@@ -139,19 +169,25 @@ export class Machines {
 
   /** Work that was asked for before may be of no use any more, or may have to be done sooner. */
   #underWay(request: Request, runtime: Runtime, task: Task): Progress {
-    const { deletion } = request;
     const activeDeadline = ahead(request, Date.now());
     const step = plan(this.#observe(request, runtime), request.desired, Date.now());
     if (task.kind === 'create' && step.kind !== 'create') {
       task.abort.abort(new Error('no longer wanted'));
     }
-    const hurried =
+    const again = this.#hurry(request, task);
+    return { runtime, step: { kind: 'wait', until: again }, again: earliest(again, activeDeadline) };
+  }
+
+  /** Ends the grace of a stop where it is over by now; when it will be, if that is sooner than the stop was begun with. */
+  #hurry({ record, deletion }: Request, task: Task): number | undefined {
+    const isFilling = ENDING.has(task.kind) && this.#host.disk.wish(record.uid) === 'pause';
+    const isSooner =
       deletion !== undefined && task.deadline !== undefined && deletion.deadline < task.deadline;
-    if (hurried && Date.now() >= deletion.deadline) {
+    // A guest that fills the disk has no grace for it.
+    if (isFilling || (isSooner && Date.now() >= deletion.deadline)) {
       task.hurry.abort();
     }
-    const again = hurried && !task.hurry.signal.aborted ? deletion.deadline : undefined;
-    return { runtime, step: { kind: 'wait', until: again }, again: earliest(again, activeDeadline) };
+    return isSooner && !task.hurry.signal.aborted ? deletion.deadline : undefined;
   }
 
   #begin(request: Request, runtime: Runtime, step: Step & { kind: TaskKind }): void {

@@ -7,6 +7,7 @@ import { describe, expect, test } from 'vitest';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import type { MachineState } from '../drivers/driver.ts';
+import type { DiskWish } from './diskguard.ts';
 import { type Observed, plan, type Step } from './plan.ts';
 import { type MachineRecord, newRecord } from './record.ts';
 
@@ -21,6 +22,8 @@ type Happening =
   | { kind: 'fence'; fenced: boolean }
   | { kind: 'delete' }
   | { kind: 'fault'; fault: string | undefined }
+  | { kind: 'disk'; wish: DiskWish | undefined }
+  | { kind: 'room'; lacking: string | undefined }
   | { kind: 'wait'; milliseconds: number };
 
 const happening: fc.Arbitrary<Happening> = fc.oneof(
@@ -44,6 +47,8 @@ const happening: fc.Arbitrary<Happening> = fc.oneof(
   fc.record({ kind: fc.constant('fence' as const), fenced: fc.boolean() }),
   fc.record({ kind: fc.constant('delete' as const) }),
   fc.record({ kind: fc.constant('fault' as const), fault: fc.constantFrom(undefined, 'no bridge') }),
+  fc.record({ kind: fc.constant('disk' as const), wish: fc.constantFrom(undefined, 'pause', 'unpause') }),
+  fc.record({ kind: fc.constant('room' as const), lacking: fc.constantFrom(undefined, 'no room') }),
   fc.record({ kind: fc.constant('wait' as const), milliseconds: fc.integer({ min: 1, max: 900_000 }) }),
 );
 
@@ -61,6 +66,8 @@ class Model {
   fenced = false;
   unseen = false;
   fault: string | undefined;
+  disk: DiskWish | undefined;
+  noRoom: string | undefined;
   now = 0;
   readonly steps: Step[] = [];
 
@@ -74,6 +81,8 @@ class Model {
       activeDeadline: undefined,
       networkFault: this.fault,
       graceMilliseconds: 30_000,
+      diskWish: this.disk,
+      noRoomToSuspend: this.noRoom,
     };
   }
 
@@ -98,6 +107,12 @@ class Model {
         break;
       case 'fault':
         this.fault = event.fault;
+        break;
+      case 'disk':
+        this.disk = event.wish;
+        break;
+      case 'room':
+        this.noRoom = event.lacking;
         break;
       default:
         this.now += event.milliseconds;
@@ -126,6 +141,8 @@ class Model {
       expect(['running', 'suspended']).not.toContain(this.state.kind);
     }
     if (step.kind === 'start') expect(this.state.kind).not.toBe('running');
+    if (step.kind === 'pause' || step.kind === 'unpause') expect(step.kind).toBe(this.disk);
+    if (step.kind === 'suspend') expect(this.noRoom).toBeUndefined();
     if (step.kind === 'create') expect(this.record.created).toBe(false);
   }
 
@@ -144,7 +161,7 @@ class Model {
         break;
       case 'start':
       case 'resume':
-        this.state = { kind: 'running', pid: 1, guestStarted: true };
+        this.state = { kind: 'running', pid: 1, guestStarted: true, paused: false };
         this.unseen = false;
         Object.assign(record, { running: true, everRan: true, acknowledged: true, released: false });
         if (step.kind === 'start')
@@ -153,6 +170,15 @@ class Model {
       case 'stop':
         this.state = { kind: 'stopped' };
         Object.assign(record, { running: false, end: undefined });
+        break;
+      case 'pause':
+      case 'unpause':
+        this.state = {
+          kind: 'running',
+          pid: 1,
+          guestStarted: step.kind === 'unpause',
+          paused: step.kind === 'pause',
+        };
         break;
       case 'suspend':
         this.state = { kind: 'suspended' };
@@ -213,6 +239,7 @@ function expectRest(model: Model, step: Step): void {
     expect(record.revertedAt).toBe(desired.revertRequestedAt);
     if (state.kind === 'running') expect(record.restartedAt).toBe(desired.restartRequestedAt);
   }
+  if (state.kind === 'running' && model.disk !== undefined) expect(state.paused).toBe(model.disk === 'pause');
 }
 
 function running(change: Partial<MachineRecord> = {}, desired: Partial<Desired> = {}): Model {
@@ -308,4 +335,44 @@ test('the active deadline ends a machine with what grace its Pod has', () => {
     kind: 'fail',
     failure: { reason: 'DeadlineExceeded', graceMilliseconds: 30_000 },
   });
+});
+
+test('a machine that is paused stays so when asked to go on by nobody, and is stopped, suspended and removed as any other', () => {
+  const paused = (): Model => {
+    const model = running();
+    model.happen({ kind: 'disk', wish: 'pause' });
+    model.settle();
+    model.happen({ kind: 'disk', wish: undefined });
+    model.settle();
+    expect(kinds(model)).toEqual(['pause']);
+    expect(model.state).toMatchObject({ paused: true });
+    model.steps.length = 0;
+    return model;
+  };
+  for (const [power, steps] of [
+    ['Stopped', ['stop']],
+    ['Suspended', ['suspend']],
+  ] as const) {
+    const model = paused();
+    model.happen({ kind: 'desire', change: { power } });
+    model.settle();
+    expect(kinds(model)).toEqual(steps);
+  }
+  const gone = paused();
+  gone.happen({ kind: 'delete' });
+  gone.settle();
+  expect(kinds(gone)).toEqual(['release', 'remove']);
+});
+
+test('a machine whose memory has no room is not suspended until it has, and may be paused meanwhile', () => {
+  const model = running();
+  model.happen({ kind: 'room', lacking: 'too large' });
+  model.happen({ kind: 'desire', change: { power: 'Suspended' } });
+  expect(model.settle()).toEqual({ kind: 'wait', until: model.now + 5_000, noRoomToSuspend: 'too large' });
+  model.happen({ kind: 'disk', wish: 'pause' });
+  model.settle();
+  expect(kinds(model)).toEqual(['pause']);
+  model.happen({ kind: 'room', lacking: undefined });
+  expect(model.settle().kind).toBe('settled');
+  expect(kinds(model)).toEqual(['pause', 'suspend']);
 });

@@ -5,11 +5,14 @@
  */
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
+import type { DiskWish } from './diskguard.ts';
 import type { MachineEnd, MachineFailure, MachineRecord } from './record.ts';
 
 /** A machine that keeps ending: the waits between its starts, as a kubelet has them. The first is at once. */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
 const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;
+/** A machine whose memory has no room is looked at again after this: nobody announces room. */
+const ROOM_MILLISECONDS = 5_000;
 /** A run of this length forgives the ends before it. */
 export const FORGIVING_RUN_MILLISECONDS = 600_000;
 
@@ -31,12 +34,16 @@ export interface Observed {
   networkFault: string | undefined;
   /** `Pod.spec.terminationGracePeriodSeconds`. */
   graceMilliseconds: number;
+  /** What the host's disk asks of the machine. */
+  diskWish: DiskWish | undefined;
+  /** Why the machine's memory has no room on the host's disk, while it has none. */
+  noRoomToSuspend: string | undefined;
 }
 
 export type Step =
   /** What is wanted is there. */
   | { kind: 'settled' }
-  | { kind: 'wait'; until: number | undefined }
+  | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
   /** Facts to remember; then plan again. */
   | { kind: 'note'; change: Partial<MachineRecord> }
   | { kind: 'fail'; failure: MachineFailure }
@@ -44,6 +51,9 @@ export type Step =
   | { kind: 'create' }
   | { kind: 'start' }
   | { kind: 'stop'; graceMilliseconds: number }
+  /** The guest stands still, for want of room on the host's disk, and goes on. */
+  | { kind: 'pause' }
+  | { kind: 'unpause' }
   | { kind: 'suspend' }
   | { kind: 'resume' }
   | { kind: 'revert' }
@@ -81,7 +91,16 @@ function live(observed: Observed, desired: Desired | undefined, now: number): St
     return { kind: 'note', change };
   }
   // Without a readable wish nothing changes.
-  return desired === undefined ? SETTLED : towards(observed, desired, now);
+  const step = desired === undefined ? SETTLED : towards(observed, desired, now);
+  return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(observed) ?? step) : step;
+}
+
+/** Whatever ends the guest's writing goes before, and whatever is wanted goes on afterwards. */
+function forDisk({ state, diskWish }: Observed): Step | undefined {
+  if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
+    return undefined;
+  }
+  return { kind: diskWish };
 }
 
 function leave(observed: Observed, graceMilliseconds: number): Step {
@@ -160,11 +179,17 @@ function towards(observed: Observed, desired: Desired, now: number): Step {
     return towardsRunning(observed, desired, now);
   }
   if (desired.power === 'Suspended' && state.kind === 'running') {
-    return { kind: 'suspend' };
+    return towardsSuspended(observed, now);
   }
   return desired.power === 'Stopped' && isAlive(state)
     ? { kind: 'stop', graceMilliseconds: observed.graceMilliseconds }
     : settledAfter(record, desired);
+}
+
+function towardsSuspended({ noRoomToSuspend }: Observed, now: number): Step {
+  return noRoomToSuspend === undefined
+    ? { kind: 'suspend' }
+    : { kind: 'wait', until: now + ROOM_MILLISECONDS, noRoomToSuspend };
 }
 
 /** An action asked of a machine that is off has nothing to do, and an end is forgotten once the machine is wanted off. */

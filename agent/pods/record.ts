@@ -76,6 +76,17 @@ export interface MachineRecord {
   failure: MachineFailure | undefined;
 }
 
+/** Devices, and the graphics card's memory. */
+const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
+/** QEMU writes eight bytes with each page of 4 KiB; doubled. */
+const SUSPENDED_SHARE = 1 / 256;
+
+/** Bytes of the host's disk that the machine's memory takes at most while it is suspended. */
+export function suspendedBytes({ startedWith, claim }: Readonly<MachineRecord>): number {
+  const memoryBytes = startedWith?.memoryBytes ?? claim.memoryBytes;
+  return Math.ceil(memoryBytes * (1 + SUSPENDED_SHARE)) + SUSPENDED_DEVICES_BYTES;
+}
+
 export function newRecord(o: {
   uid: string;
   key: string;
@@ -104,6 +115,14 @@ export function newRecord(o: {
     revertedAt: undefined,
     failure: undefined,
   };
+}
+
+/** The planner asks for these steps only of machines that are described. */
+export function needed<T>(value: T | undefined): T {
+  if (value === undefined) {
+    throw new TypeError('a machine without description cannot be worked on');
+  }
+  return value;
 }
 
 /** All records of this host, in memory and on disk. Written by temporary file and rename: a reader never sees half of one. */

@@ -1,6 +1,13 @@
 /** The Pod status that says what a machine is: a pure function, so that nothing is written when nothing changed. */
 import type { Desired, MachineReport } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_CONDITION, MACHINE_CONTAINER, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
+import {
+  DISK_CONDITION,
+  HOST_DISK_FULL,
+  MACHINE_CONDITION,
+  MACHINE_CONTAINER,
+  NETWORK_CONDITION,
+  type NO_ROOM_TO_SUSPEND,
+} from '../../api/v1alpha1/names.ts';
 import type { ContainerState, Pod, PodCondition, PodStatus } from '../../kube/core.ts';
 import {
   condition,
@@ -44,6 +51,8 @@ export interface MachineView {
   guestShutdown: boolean;
   /** Whether the guest answers as the VM's readiness asks; the message says what is missing. */
   readiness: { ready: boolean; message: string };
+  /** How the host's disk is in the way of a machine that runs, while it is. */
+  disk: { reason: typeof HOST_DISK_FULL | typeof NO_ROOM_TO_SUSPEND; message: string } | undefined;
   /** Undefined while the network has not been looked at. */
   network: { healthy: boolean; message: string } | undefined;
   guestAddress: string | undefined;
@@ -65,17 +74,17 @@ const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
 
 export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, now: string): PodStatus {
   const running = view.phase === 'Running';
-  const ready = running && view.readiness.ready;
+  const { ready, reason: notReady, message } = readinessOf(view);
   const state = containerState(view);
   const phase = podPhase(pod, view);
-  const notReady = running ? 'GuestNotReady' : view.phase;
   const conditions: PodCondition[] = [
     condition('PodReadyToStartContainers', view.record.created),
     condition('Initialized', true),
-    condition('Ready', ready, ready ? undefined : notReady, running ? view.readiness.message : view.message),
-    condition('ContainersReady', ready, ready ? undefined : notReady),
+    condition('Ready', ready, notReady, message),
+    condition('ContainersReady', ready, notReady),
     machineCondition(view),
     ...networkCondition(pod, view),
+    ...diskCondition(view),
     ...resizeConditions(view.record, view.pendingResize),
   ];
   const address = view.guestAddress ?? hostAddress;
@@ -99,6 +108,26 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
         container.name === MACHINE_CONTAINER || pod.spec.containers.length === 1 ? state : waiting('Unused'),
     })),
   };
+}
+
+function readinessOf({ phase, disk, readiness, message }: MachineView): {
+  ready: boolean;
+  /** Why it is not. */
+  reason: string | undefined;
+  message: string | undefined;
+} {
+  if (phase !== 'Running') {
+    return { ready: false, reason: phase, message };
+  }
+  if (disk?.reason === HOST_DISK_FULL) {
+    return { ready: false, ...disk };
+  }
+  return { ...readiness, reason: readiness.ready ? undefined : 'GuestNotReady' };
+}
+
+/** Only while the disk is in the machine's way. */
+function diskCondition({ disk }: MachineView): PodCondition[] {
+  return disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)];
 }
 
 function machineCondition(view: MachineView): PodCondition {

@@ -1,5 +1,7 @@
 /** What a machine looks like from outside, from what is known of it. Pure. */
 import type { Desired } from '../../api/v1alpha1/machine.ts';
+import { HOST_DISK_FULL, NO_ROOM_TO_SUSPEND } from '../../api/v1alpha1/names.ts';
+import { PAUSED_MESSAGE } from './diskguard.ts';
 import type { MachineRecord } from './record.ts';
 import type { Progress } from './machines.ts';
 import type { PendingResize } from './resize.ts';
@@ -20,6 +22,7 @@ export function viewOf(seen: Seen): MachineView {
   const { runtime, step } = progress;
   const settled = step.kind === 'settled' && runtime.task === undefined;
   const phase = phaseOf(seen, settled);
+  const disk = phase === 'Running' ? diskTrouble(progress) : undefined;
   return {
     phase,
     message: messageOf(seen, phase),
@@ -31,10 +34,20 @@ export function viewOf(seen: Seen): MachineView {
     accelerator: seen.accelerator,
     guestShutdown: record.end?.how === 'GuestShutdown',
     readiness: runtime.readiness ?? { ready: false, message: 'not yet probed' },
+    disk,
     network: runtime.network,
     guestAddress: runtime.address,
     pendingResize: seen.pendingResize,
   };
+}
+
+function diskTrouble({ runtime: { state }, step }: Progress): MachineView['disk'] {
+  if (state.kind === 'running' && state.paused) {
+    return { reason: HOST_DISK_FULL, message: PAUSED_MESSAGE };
+  }
+  return step.kind === 'wait' && step.noRoomToSuspend !== undefined
+    ? { reason: NO_ROOM_TO_SUSPEND, message: `the machine is not suspended: ${step.noRoomToSuspend}` }
+    : undefined;
 }
 
 function phaseOf(seen: Seen, settled: boolean): MachinePhase {

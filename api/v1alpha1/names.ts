@@ -57,6 +57,12 @@ export const TASK_CONTAINER = 'task';
 export const MACHINE_CONDITION = 'berth.dev/Machine';
 export const TASK_CONDITION = 'berth.dev/Task';
 export const NETWORK_CONDITION = 'berth.dev/Network';
+/** On a machine's Pod only while the disk of its host is in the machine's way; then False, with one of the two reasons below. */
+export const DISK_CONDITION = 'berth.dev/Disk';
+/** The machine is paused, because its disk grew while the host's became full. */
+export const HOST_DISK_FULL = 'HostDiskFull';
+/** The machine runs on, because the host has no room for its memory. */
+export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 
 export const SYSTEM_NAMESPACE = 'berth-system';

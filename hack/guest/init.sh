@@ -62,6 +62,19 @@ while :; do
   sleep 0.02
 done
 SCRIPT
+# Fills the disk behind the record, a mebibyte after the other, each on the disk before the next.
+cat >/bin/fill <<'SCRIPT'
+#!/bin/sh
+[ -e /var/run/piece ] || yes berth | head -c 1048576 >/var/run/piece
+filled=$(cat /var/run/filled 2>/dev/null || echo 0)
+end=$((filled + $1))
+while [ "$filled" -lt "$end" ]; do
+  dd if=/var/run/piece of=/dev/vda bs=1048576 seek=$((64 + filled)) conv=notrunc,fsync 2>/dev/null || exit
+  filled=$((filled + 1))
+  echo "$filled" >/var/run/filled.new
+  mv /var/run/filled.new /var/run/filled
+done
+SCRIPT
 # A stand-in for the guest agent: only what freezes and thaws the file system above.
 cat >/bin/agent-stand-in <<'SCRIPT'
 #!/bin/sh
@@ -83,7 +96,7 @@ done
 SCRIPT
 # /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed), ?write (begins to),
 # ?number (that was written last), ?numbers (that the disk holds, and how it was mounted), ?agent=SECONDS (has the
-# stand-in let a freeze wait as long; starts it), ?freezes (that it did)
+# stand-in let a freeze wait as long; starts it), ?freezes (that it did), ?fill=MEBIBYTES (begins to), ?filled (how many it has)
 cat >/www/cgi-bin/do <<'SCRIPT'
 #!/bin/sh
 printf 'Content-Type: text/plain\r\n\r\n'
@@ -110,6 +123,8 @@ case "$QUERY_STRING" in
     echo listening
     ;;
   freezes) cat /var/run/freezes ;;
+  fill=*) (fill "$(echo "${QUERY_STRING#fill=}" | tr -cd 0-9)" >/dev/null 2>&1 </dev/null &) && echo filling ;;
+  filled) cat /var/run/filled ;;
   *) echo unknown ;;
 esac
 SCRIPT
@@ -134,7 +149,7 @@ echo "berth-guest: power button" >/dev/console
 sync
 poweroff -f
 SCRIPT
-chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/write-on /bin/agent-stand-in /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
+chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/write-on /bin/fill /bin/agent-stand-in /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
 printf '%s' "$marker" >/var/run/marker
 [ -b $disk ] && save-record
 hostname berth-guest

@@ -66,7 +66,7 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     const process = await pid();
     await host.restartAgent();
     expect((await host.driver.list()).map((found) => found.uid)).toEqual([uid]);
-    expect(await state()).toEqual({ kind: 'running', pid: process, guestStarted: true });
+    expect(await state()).toEqual({ kind: 'running', pid: process, guestStarted: true, paused: false });
     expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
   });
 
@@ -87,7 +87,7 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     await host.driver.close();
     await changeState((state) => ({ ...state, process: undefined }));
     await host.restartAgent();
-    expect(await state()).toEqual({ kind: 'running', pid: process, guestStarted: true });
+    expect(await state()).toEqual({ kind: 'running', pid: process, guestStarted: true, paused: false });
   });
 
   it('runs on when the agent died in the middle of a suspend', async () => {

@@ -1,8 +1,10 @@
-/** Machines that want more than their part of a host: memory past the host. */
+/** Machines that want more than their part of a host: memory past the host, and disk where none is left. The guests of disk.test.ts are real. */
+import { appendFile, mkdir } from 'node:fs/promises';
+import { join } from 'node:path';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { type MachineReport, machineReportSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { DISK_CONDITION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NODES, type Pod, PODS } from '../../kube/core.ts';
@@ -16,6 +18,8 @@ const STEP = { deadlineMilliseconds: 60_000 };
 const SET_UP_MILLISECONDS = 300_000;
 const TEST_MILLISECONDS = 300_000;
 const MEBIBYTE = 2 ** 20;
+/** Of the Pods here. */
+const GRACE_MILLISECONDS = 30_000;
 
 describe('memory past the host', () => {
   const namespace = 'platform-greedy';
@@ -135,4 +139,107 @@ describe('memory past the host', () => {
     },
     TEST_MILLISECONDS,
   );
+});
+
+describe('disk where less is free than is to stay so', () => {
+  const namespace = 'platform-full';
+  let cluster: Cluster;
+  let host: TestHost;
+  let operator: KubeClient;
+
+  beforeAll(async () => {
+    cluster = await startCluster({ name: `hostile-disk-standin-${process.pid}` });
+    await cluster.createNamespace(namespace);
+    operator = await operatorClient(cluster);
+    // More than any disk has.
+    host = await TestHost.make(cluster, { name: 'full', images: { minimumFree: '1Pi' } });
+    await host.start();
+  }, SET_UP_MILLISECONDS);
+
+  afterAll(async () => {
+    await host?.remove();
+    await cluster?.stop();
+  });
+
+  /** Resolves with its uid when it runs. */
+  async function run(name: string): Promise<string> {
+    await operator.create(PODS, podFor(host, machineFor(namespace, name)));
+    const { metadata } = await waitForPod(name, (pod) => conditionOf(pod, 'Ready')?.status === 'True');
+    return metadata.uid ?? '';
+  }
+
+  async function waitForPod(name: string, matches: (pod: Pod) => boolean): Promise<Pod> {
+    return waitFor(
+      `Pod ${name} to be as wanted`,
+      async () => {
+        const pod = await operator.get(PODS, { namespace, name });
+        if (!matches(pod)) throw new Error(JSON.stringify(pod.status));
+        return pod;
+      },
+      STEP,
+    );
+  }
+
+  function conditionOf({ status }: Pod, type: string) {
+    return status?.conditions?.find((condition) => condition.type === type);
+  }
+
+  /** What the machine's guest would write, until `isOver`. */
+  async function writeUntil(
+    uid: string,
+    what: string,
+    isOver: () => Promise<boolean> | boolean,
+  ): Promise<void> {
+    const folder = join(host.dataDirectory, 'machines', uid);
+    await mkdir(folder, { recursive: true });
+    await waitFor(
+      what,
+      async () => {
+        await appendFile(join(folder, 'disk.qcow2'), Buffer.alloc(MEBIBYTE));
+        return isOver();
+      },
+      { ...STEP, intervalMilliseconds: 200 },
+    );
+  }
+
+  test('a machine is not suspended, and says why, until there is room', async (context) => {
+    const uid = await run('asleep');
+    const pod = await operator.get(PODS, { namespace, name: 'asleep' });
+    await setDesired(operator, pod, { ...DESIRED, power: 'Suspended' });
+    const { status } = await waitForPod('asleep', (one) => conditionOf(one, DISK_CONDITION) !== undefined);
+    const told = status?.conditions?.find(({ type }) => type === DISK_CONDITION);
+    expect(told).toMatchObject({ status: 'False', reason: 'NoRoomToSuspend' });
+    expect(told?.message).toContain('images.minimumFree');
+    expect(host.driver.calls).not.toContain(`suspend ${uid}`);
+    await setDesired(operator, pod, { ...DESIRED, power: 'Running' });
+    await waitForPod('asleep', (one) => conditionOf(one, DISK_CONDITION) === undefined);
+    tried(context, 'suspending without room', 'not done, with a reason');
+  });
+
+  test('a machine that fills the disk while it is being stopped has no grace left', async (context) => {
+    const uid = await run('stopping');
+    const pod = await operator.get(PODS, { namespace, name: 'stopping' });
+    host.driver.deaf = true;
+    const began = performance.now();
+    await setDesired(operator, pod, { ...DESIRED, power: 'Stopped' });
+    await waitFor('the stop to begin', () => host.driver.calls.includes(`power ${uid}`), STEP);
+    const isStopped = (): boolean => host.driver.calls.includes(`stop ${uid}`);
+    await writeUntil(uid, 'the machine to be stopped', isStopped);
+    expect(performance.now() - began).toBeLessThan(GRACE_MILLISECONDS);
+    host.driver.deaf = false;
+    tried(context, 'a disk that grows within the grace of a stop', 'the power is taken away');
+  });
+
+  test('the machine that grows is paused, and no other', async (context) => {
+    // As an agent is that has just paused nobody.
+    await host.stop();
+    await host.launch();
+    const quiet = await run('quiet');
+    const uid = await run('grows');
+    const isPaused = (): boolean => host.driver.calls.includes(`pause ${uid}`);
+    await writeUntil(uid, 'the machine to be paused', isPaused);
+    await waitForPod('grows', (pod) => conditionOf(pod, 'Ready')?.reason === 'HostDiskFull');
+    expect(host.driver.calls).not.toContain(`pause ${quiet}`);
+    tried(context, 'a disk that grows', 'paused');
+  });
 });

@@ -220,6 +220,19 @@ describe('room for images', unless(missing), () => {
     expect(await partials()).toEqual([]);
   });
 
+  it('counts as held what somebody needs, and only the rest is given back when machines lack room', async () => {
+    const store = await openHere({ minimumFree: 20 * MEBIBYTE });
+    await leave(store, 'left');
+    expect(store.heldBytes()).toBe(0);
+    await take(store, 'machine/m', 'kept');
+    expect(store.heldBytes()).toBe(IMAGE_MEBIBYTES * MEBIBYTE);
+    await store.relieve();
+    expect(names(store).toSorted()).toEqual(['kept', 'left']);
+    await writeFile(join(disk, 'overlay'), randomBytes(30 * MEBIBYTE));
+    await store.relieve();
+    expect(names(store)).toEqual(['kept']);
+  });
+
   describe('without anybody asking for an image', () => {
     beforeEach(() => {
       vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });

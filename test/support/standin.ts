@@ -47,7 +47,7 @@ export class StandInDriver implements Driver {
       this.startError = undefined;
       throw error;
     }
-    this.#set('start', folder, { kind: 'running', pid: 1, guestStarted: true });
+    this.#set('start', folder, { kind: 'running', pid: 1, guestStarted: true, paused: false });
   }
 
   async stop(folder: MachineFolder, o: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void> {
@@ -64,12 +64,20 @@ export class StandInDriver implements Driver {
     this.#set('stop', folder, { kind: 'stopped' });
   }
 
+  async pause(folder: MachineFolder): Promise<void> {
+    this.#set('pause', folder, { kind: 'running', pid: 1, guestStarted: false, paused: true });
+  }
+
+  async unpause(folder: MachineFolder): Promise<void> {
+    this.#set('unpause', folder, { kind: 'running', pid: 1, guestStarted: true, paused: false });
+  }
+
   async suspend(folder: MachineFolder): Promise<void> {
     this.#set('suspend', folder, { kind: 'suspended' });
   }
 
   async resume(folder: MachineFolder): Promise<void> {
-    this.#set('resume', folder, { kind: 'running', pid: 1, guestStarted: true });
+    this.#set('resume', folder, { kind: 'running', pid: 1, guestStarted: true, paused: false });
   }
 
   async revert(folder: MachineFolder): Promise<void> {
@@ -169,6 +177,10 @@ export class StandInImages implements ImageStore {
 
   async remove(): Promise<void> {
     // Nothing is kept.
+  }
+
+  async relieve(): Promise<void> {
+    // Nothing takes room.
   }
 
   withRoom<T>(_: object, signal: AbortSignal, work: (signal: AbortSignal) => Promise<T>): Promise<T> {

@@ -1,19 +1,37 @@
 /** A machine's disk: made, grown, given to its user, and looked at before anybody reads it. */
-import { chmod, lchown, lstat, open } from 'node:fs/promises';
+import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { closeAll, openNode, qemuImg } from '../../disks/qemuimg.ts';
 import { isMissing } from '../../errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { type RunAs, SHARED_RUN_AS } from '../../machines/users.ts';
-import { StartError } from '../driver.ts';
+import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';
+import type { BaseImage } from '../../images/store.ts';
 
 /** A new or grown qcow2 is metadata only: some 14 ms for 100 GiB. */
 const LIMITS = { timeoutMilliseconds: 30_000 };
 const COPY_BYTES = 1024 * 1024;
 
+/** The new disk's size, or undefined where the machine has none. */
+export async function makeDisk(
+  folder: MachineFolder,
+  plan: LaunchPlan,
+  base: BaseImage | undefined,
+): Promise<number | undefined> {
+  const path = join(folder.path, FILES.disk);
+  await rm(path, { force: true });
+  if (base !== undefined) {
+    const size = Math.max(base.virtualSizeBytes, plan.diskSizeBytes ?? 0);
+    await createOverlay(path, base, size);
+    return size;
+  }
+  if (plan.diskSizeBytes !== undefined) await createBlank(path, plan.diskSizeBytes);
+  return plan.diskSizeBytes;
+}
+
 /** A qcow2 at `path` that shows `base` and keeps what is written to it. */
-export async function createOverlay(
+async function createOverlay(
   path: string,
   base: { path: string; format: 'qcow2' | 'raw' },
   sizeBytes: number,
@@ -23,7 +41,7 @@ export async function createOverlay(
   await qemuImg(['create', '-q', '-f', 'qcow2', ...overlay], LIMITS);
 }
 
-export async function createBlank(path: string, sizeBytes: number): Promise<void> {
+async function createBlank(path: string, sizeBytes: number): Promise<void> {
   await qemuImg(['create', '-q', '-f', 'qcow2', path, String(sizeBytes)], LIMITS);
 }
 

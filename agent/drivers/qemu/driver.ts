@@ -1,5 +1,5 @@
 /** Machines as QEMU processes. What is known of each lies in its folder; this class holds only connections. */
-import { rm, stat } from 'node:fs/promises';
+import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { isMissing } from '../../errors.ts';
@@ -29,8 +29,9 @@ import {
 import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { DiskCopies } from './copies.ts';
-import { copySparse, createBlank, createOverlay, diskReader, giveDisk, growDisk } from './disk.ts';
+import { copySparse, diskReader, giveDisk, growDisk, makeDisk } from './disk.ts';
 import { Machine } from './machine.ts';
+import { pauseGuest, unpauseGuest } from './pause.ts';
 import type { Platform } from './platform.ts';
 import type { StopOptions } from './power.ts';
 import { probePlatforms } from './probe.ts';
@@ -139,6 +140,14 @@ export class QemuDriver implements Driver {
     else await this.#ending(folder, 'stopped', async () => await machine.stop(options));
   }
 
+  async pause(folder: MachineFolder): Promise<void> {
+    await this.#ending(folder, 'paused', async () => await pauseGuest(this.#machine(folder)));
+  }
+
+  async unpause(folder: MachineFolder): Promise<void> {
+    await this.#copies(folder).exclusively(async () => await unpauseGuest(this.#machine(folder)));
+  }
+
   async suspend(folder: MachineFolder): Promise<void> {
     await this.#ending(folder, 'suspended', async () => {
       await this.#copies(folder).tidy();
@@ -146,7 +155,7 @@ export class QemuDriver implements Driver {
     });
   }
 
-  /** A copy reads from the process that is to end. */
+  /** A copy reads from the process that is to end, or that is to stand still. */
   async #ending(folder: MachineFolder, what: string, work: () => Promise<void>): Promise<void> {
     const copies = this.#copies(folder);
     await copies.interrupt(`the machine was ${what} while its disk was copied`);
@@ -280,21 +289,4 @@ async function requireState(folder: MachineFolder): Promise<MachineFile> {
   const state = await readMachineFile(folder.path);
   if (state === undefined) throw new StartError('StartFailed', 'the machine was not created completely');
   return state;
-}
-
-/** The new disk's size, or undefined where the machine has none. */
-async function makeDisk(
-  folder: MachineFolder,
-  plan: LaunchPlan,
-  base: BaseImage | undefined,
-): Promise<number | undefined> {
-  const path = join(folder.path, FILES.disk);
-  await rm(path, { force: true });
-  if (base !== undefined) {
-    const size = Math.max(base.virtualSizeBytes, plan.diskSizeBytes ?? 0);
-    await createOverlay(path, base, size);
-    return size;
-  }
-  if (plan.diskSizeBytes !== undefined) await createBlank(path, plan.diskSizeBytes);
-  return plan.diskSizeBytes;
 }

@@ -15,6 +15,7 @@ import { processMark } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { launchMachine } from './launch.ts';
 import { restoreMemory, saveMemory } from './memory.ts';
+import { isInterrupted, isStill, PAUSED } from './pause.ts';
 import type { Platform } from './platform.ts';
 import { pressPowerButton, quit, type StopOptions } from './power.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
@@ -25,8 +26,6 @@ import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './words.ts
 const START_TIMEOUT_MILLISECONDS = 60_000;
 /** A process that ends closes its sockets first. */
 const EXIT_NOTICE_MILLISECONDS = 500;
-/** States in which QEMU waits for somebody to say "go on": what an agent that died in the middle leaves behind. */
-const INTERRUPTED = new Set(['paused', 'prelaunch', 'postmigrate', 'finish-migrate']);
 
 export class Machine {
   readonly #folder: MachineFolder;
@@ -75,6 +74,7 @@ export class Machine {
       intent: 'run',
       live: true,
       suspended: false,
+      paused: false,
       process: undefined,
       end: undefined,
       launched,
@@ -88,7 +88,7 @@ export class Machine {
 
   async resume(plan: LaunchPlan, platform: Platform): Promise<void> {
     // Until the memory is in the new process, the machine counts as suspended: whatever happens, nothing is lost.
-    const fresh = { intent: 'run', live: true, process: undefined, end: undefined } as const;
+    const fresh = { intent: 'run', live: true, paused: false, process: undefined, end: undefined } as const;
     await this.state.change(({ launched }) => ({
       ...fresh,
       ...(launched && { launched: { ...launched, runAs: plan.runAs } }),
@@ -116,7 +116,8 @@ export class Machine {
       await quit(session, this.#context.logger);
     }
     this.#letGo();
-    await this.state.update({ live: false, suspended: false, end: undefined, process: undefined });
+    const off = { live: false, suspended: false, paused: false, end: undefined, process: undefined };
+    await this.state.update(off);
     await rm(join(this.#folder.path, FILES.memory), { force: true });
     await this.#context.cgroups.remove(this.#folder.uid);
   }
@@ -129,7 +130,7 @@ export class Machine {
     try {
       await qmp.execute('stop');
       await saveMemory(this.#folder.path, qmp);
-      await this.state.update({ suspended: true });
+      await this.state.update({ suspended: true, paused: false });
     } catch (error) {
       await this.#goOn(qmp);
       throw error;
@@ -192,14 +193,16 @@ export class Machine {
     try {
       const status = await this.#reconcile(session, identity);
       if (status === 'gone') return undefined;
-      return { kind: 'running', pid: identity.pid, guestStarted: status === 'running' };
+      const { pid } = identity;
+      return { kind: 'running', pid, guestStarted: status === 'running', paused: isStill(status) };
     } catch (error) {
       if (!(await isAlive(identity))) return undefined;
       this.#context.logger.warn(
         { uid: this.#folder.uid, error: String(error) },
         'hypervisor does not answer',
       );
-      return { kind: 'running', pid: identity.pid, guestStarted: false };
+      const paused = (await this.state.read())?.paused === true;
+      return { kind: 'running', pid: identity.pid, guestStarted: false, paused };
     }
   }
 
@@ -218,14 +221,19 @@ export class Machine {
       await quit(session, this.#context.logger);
       return 'gone';
     }
-    if (INTERRUPTED.has(status)) await this.#goOn(qmp);
-    return status;
+    if (state?.paused === true) {
+      if (status === 'running') await qmp.execute('stop');
+      return PAUSED;
+    }
+    if (!isInterrupted(status)) return status;
+    await this.#goOn(qmp);
+    return 'running';
   }
 
   async #goOn(qmp: QmpConnection): Promise<void> {
     await qmp.execute('migrate_cancel');
-    await qmp.execute('cont');
-    await this.state.update({ intent: 'run' });
+    const { paused } = await this.state.update({ intent: 'run' });
+    if (paused !== true) await qmp.execute('cont');
   }
 
   #adopt(identity: ProcessIdentity): Session {
@@ -273,7 +281,7 @@ export class Machine {
       if (!known.live) return {};
       const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;
       const end = crashed ? { end: { reason: 'Crashed' as const, message } } : {};
-      return { live: false, process: undefined, ...end };
+      return { live: false, paused: false, process: undefined, ...end };
     });
     this.#letGo();
     await this.#context.cgroups.remove(this.#folder.uid);

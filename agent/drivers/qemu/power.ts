@@ -1,6 +1,7 @@
 /** The end of a machine: asked of the guest, then taken. */
 import type { Logger } from 'pino';
 import { killForCertain, waitForExit } from '../../machines/process.ts';
+import { isStill } from './pause.ts';
 import type { Session } from './session.ts';
 
 /** After `quit` QEMU flushes its disks; a slow one gets this long before it is killed. */
@@ -14,7 +15,7 @@ export interface StopOptions {
   hurry?: AbortSignal;
 }
 
-/** Resolves when the guest has powered off, the grace is over, or `hurry` aborts. */
+/** Resolves when the guest has powered off, the grace is over, or `hurry` aborts; at once for a guest that stands still. */
 export async function pressPowerButton(
   session: Session,
   { graceMilliseconds, hurry }: StopOptions,
@@ -24,6 +25,7 @@ export async function pressPowerButton(
   const over = hurry === undefined ? deadline : AbortSignal.any([deadline, hurry]);
   try {
     const qmp = await session.qmp();
+    if (isStill(await qmp.status())) return;
     while (!over.aborted && !qmp.closed) {
       const poweredOff = qmp.waitForEvent(({ event }) => event === 'SHUTDOWN', {
         timeoutMilliseconds: POWER_BUTTON_INTERVAL_MILLISECONDS,

@@ -2,6 +2,7 @@
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
 import type { EventRecorder } from '../../../kube/events.ts';
+import { toldTrouble } from './disktrouble.ts';
 import type { LostPlacement } from './facts.ts';
 
 interface Story {
@@ -25,6 +26,7 @@ export function recordTransition(
     ...placed(last, next, attempt),
     ...givenUp(lost, attempt),
     ...heldUp(last, next),
+    ...troubledByDisk(last, next),
     ...moved(last, next),
   ];
   for (const story of stories) {
@@ -53,6 +55,17 @@ function heldUp(last: VMStatus | undefined, next: VMStatus): Story[] {
   return waiting === undefined || waiting.reason === blocked(last)?.reason
     ? []
     : [{ type: 'Warning', reason: waiting.reason, action: 'Scheduling', message: waiting.message }];
+}
+
+function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
+  const before = toldTrouble(last);
+  const now = toldTrouble(next);
+  if (now === undefined) {
+    const isOver = before !== undefined && next.phase === 'Running';
+    return isOver ? [normal('HostDiskHasRoom', 'Running', "the host's disk has room again")] : [];
+  }
+  const { reason, message } = now;
+  return reason === before?.reason ? [] : [{ type: 'Warning', reason, action: 'Running', message }];
 }
 
 function moved(last: VMStatus | undefined, next: VMStatus): Story[] {

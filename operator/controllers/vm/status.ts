@@ -8,6 +8,7 @@ import type { Condition } from '../../../kube/objects.ts';
 import { type ConditionDraft as Draft, stampConditions } from '../../conditions.ts';
 import { containerState, type Facts, iso, machineOf } from './facts.ts';
 import type { Pod } from '../../../kube/core.ts';
+import { pausedByDisk, unsuspendedByDisk } from './disktrouble.ts';
 import type { Observed } from './observed.ts';
 import {
   desiredText,
@@ -120,7 +121,7 @@ function conditions(observed: Observed, phase: Phase, findings: Findings): Condi
   const generation = observed.vm.metadata.generation ?? 0;
   const drafts = [
     ready(observed, phase, findings),
-    reconciling(phase, findings),
+    reconciling(observed, phase, findings),
     stalled(phase, findings),
     scheduled(observed, findings),
     imageReady(observed, findings),
@@ -143,6 +144,10 @@ function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
   if (phase.name !== 'Running') {
     return { type, status: 'False', reason, message };
   }
+  const paused = pausedByDisk(pod);
+  if (paused !== undefined) {
+    return paused;
+  }
   const podReady = podCondition(pod, 'Ready');
   return podReady === undefined || podReady.status === 'True'
     ? { type, status: 'True', reason: 'Running', message: '' }
@@ -156,7 +161,10 @@ function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
 
 const SETTLED: ReadonlySet<string> = new Set(['Running', 'Stopped', 'Suspended', 'Failed']);
 
-function reconciling(phase: Phase, { blocked }: Findings): Draft | undefined {
+function reconciling({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft | undefined {
+  if (phase.name === 'Running') {
+    return unsuspendedByDisk(pod);
+  }
   const busy = !SETTLED.has(phase.name) && blocked?.condition !== 'Stalled';
   return busy ? { type: 'Reconciling', status: 'True', reason: phase.name, message: '' } : undefined;
 }

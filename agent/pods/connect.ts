@@ -1,0 +1,81 @@
+/** A machine's way to a network that works, before its start. */
+import { pause } from '../../kube/time.ts';
+import { messageOf, reasonOf } from '../errors.ts';
+import type { GuestNetwork, NetworkReport } from '../network/network.ts';
+import { type Host, ownUser } from './host.ts';
+import { type MachineRecord, needed } from './record.ts';
+import type { Runtime } from './runtime.ts';
+
+/** Before a machine's network is given up: as many checks more, which repair, this far apart. */
+const HEAL_ATTEMPTS = 3;
+const HEAL_PAUSE_MILLISECONDS = 500;
+/** A fault that is still there after this is final. A check that finds packets lost takes 2 s: all ends within the 5 s in which a fault is told. */
+const HEAL_MILLISECONDS = 2_750;
+
+interface Connecting {
+  host: Host;
+  record: MachineRecord;
+  runtime: Runtime;
+}
+
+/** The network of the host could not be repaired. */
+export class NetworkFaultError extends Error {
+  override readonly name = 'NetworkFaultError';
+  readonly reason = 'NATSelfHealFailed';
+}
+
+/** Attaches the machine to a network that works. Throws {@link NetworkFaultError}, or what says that a port cannot be had. */
+export async function connect(action: Connecting): Promise<GuestNetwork> {
+  const { host, record } = action;
+  const network = await attach(action);
+  const began = performance.now();
+  for (let attempt = 1; ; attempt += 1) {
+    const fault = networkFault(await host.monitor.checkOf(record.uid), record);
+    if (fault === undefined) {
+      break;
+    }
+    if (attempt > HEAL_ATTEMPTS || performance.now() - began >= HEAL_MILLISECONDS) {
+      throw new NetworkFaultError(fault);
+    }
+    await pause(HEAL_PAUSE_MILLISECONDS);
+  }
+  action.runtime.address = network.address ?? (await host.network.address(record.uid));
+  return network;
+}
+
+/** A machine that alone is cut off may start when it has run before: what it was is not thrown away, and healing goes on. */
+function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
+  if (!report.healthy) {
+    return report.faults.join('; ');
+  }
+  const own = report.machines[uid];
+  return own?.healthy === false && !everRan ? own.message : undefined;
+}
+
+/** What no repair of the network mends. */
+function isAboutPorts(error: unknown): boolean {
+  return ['PortTaken', 'PortNotReservable'].includes(reasonOf(error) ?? '');
+}
+
+async function attach(action: Connecting): Promise<GuestNetwork> {
+  const { host, record } = action;
+  const { hardware, ports } = needed(record.machine);
+  const runAs = ownUser(host, record);
+  const options = { macAddress: hardware.macAddress, ports, ...(runAs && { runAs }) };
+  // Before the attempt: what it leaves half done is to be given back too.
+  host.records.update(record, { released: false });
+  try {
+    return await host.network.attach(record.uid, options);
+  } catch (error) {
+    if (isAboutPorts(error)) {
+      throw error;
+    }
+    host.logger.warn({ err: error, uid: record.uid }, 'network attachment failed, checking the network');
+  }
+  await host.monitor.check();
+  try {
+    return await host.network.attach(record.uid, options);
+  } catch (error) {
+    throw isAboutPorts(error) ? error : new NetworkFaultError(messageOf(error), { cause: error });
+  }
+}

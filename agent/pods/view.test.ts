@@ -1,0 +1,53 @@
+import { expect, test } from 'vitest';
+import { DISK_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { MachineState } from '../drivers/driver.ts';
+import type { Step } from './plan.ts';
+import { newRecord } from './record.ts';
+import { newRuntime } from './runtime.ts';
+import { machineStatus } from './status.ts';
+import { viewOf } from './view.ts';
+
+const POD: Pod = {
+  apiVersion: 'v1',
+  kind: 'Pod',
+  metadata: { name: 'x', namespace: 'ns', uid: 'u' },
+  spec: { containers: [{ name: MACHINE_CONTAINER, image: 'x' }] },
+};
+const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
+
+/** Conditions that the Pod of a machine shows whose guest is ready. */
+function conditions(state: MachineState, step: Step) {
+  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+  const record = { ...newRecord({ uid: 'u', key: 'ns/x', machine: undefined, claim }), everRan: true };
+  const runtime = { ...newRuntime({ path: '/x', uid: 'u' }, false), state };
+  runtime.readiness = { ready: true, message: '' };
+  const nothing = { desired: undefined, desiredHash: undefined, accelerator: undefined };
+  const progress = { runtime, step, again: undefined };
+  const view = viewOf({ record, progress, deleting: false, pendingResize: undefined, ...nothing });
+  const { conditions: all = [] } = machineStatus(POD, view, '127.0.0.1', '2030-01-01T00:00:00Z');
+  return {
+    ready: all.find(({ type }) => type === 'Ready'),
+    disk: all.find(({ type }) => type === DISK_CONDITION),
+  };
+}
+
+test('a machine that runs says nothing of the disk', () => {
+  const { ready, disk } = conditions(RUNNING, { kind: 'settled' });
+  expect(ready?.status).toBe('True');
+  expect(disk).toBeUndefined();
+});
+
+test('a paused machine is not ready, and says why', () => {
+  const { ready, disk } = conditions({ ...RUNNING, guestStarted: false, paused: true }, { kind: 'settled' });
+  expect(ready).toMatchObject({ status: 'False', reason: 'HostDiskFull' });
+  expect(disk).toMatchObject({ status: 'False', reason: 'HostDiskFull', message: ready?.message });
+});
+
+test('a machine whose memory has no room is ready, and says why it is not suspended', () => {
+  const step = { kind: 'wait', until: 1, noRoomToSuspend: 'its memory is too large' } as const;
+  const { ready, disk } = conditions(RUNNING, step);
+  expect(ready?.status).toBe('True');
+  const message = 'the machine is not suspended: its memory is too large';
+  expect(disk).toMatchObject({ status: 'False', reason: 'NoRoomToSuspend', message });
+});
