@@ -13,11 +13,12 @@ import { isBaseMade } from './image/base.ts';
 type Packages = Readonly<Record<string, string>>;
 
 const MACHINES: Readonly<Record<GuestArchitecture, Packages>> = {
-  amd64: { 'qemu-system-x86': 'qemu-system-x86_64', 'qemu-utils': 'qemu-img' },
+  amd64: { 'qemu-system-x86': 'qemu-system-x86_64', 'qemu-utils': 'qemu-img', 'perl-base': 'perl' },
   arm64: {
     'qemu-system-arm': 'qemu-system-aarch64',
     'qemu-efi-aarch64': '/usr/share/AAVMF/AAVMF_CODE.fd',
     'qemu-utils': 'qemu-img',
+    'perl-base': 'perl',
   },
 };
 

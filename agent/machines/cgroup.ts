@@ -46,7 +46,7 @@ export function limitFiles(
 ): [file: string, value: string][] {
   switch (controller) {
     case 'memory':
-      // Version 2 is told to end the whole machine; in version 1 there is only the one process.
+      // Version 2 is told to end the whole machine; in version 1 the kernel ends the hypervisor, which takes the most.
       return version === 1
         ? [['memory.limit_in_bytes', String(memoryBytes)]]
         : [

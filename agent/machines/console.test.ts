@@ -1,4 +1,4 @@
-import { appendFileSync } from 'node:fs';
+import { appendFileSync, rmSync, statSync, truncateSync } from 'node:fs';
 import { mkdtemp, readdir, rm, stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -6,10 +6,28 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { ConsoleStore } from './console.ts';
 import type { ConsoleReadOptions } from './consoleread.ts';
+import { listSegments, SEGMENT_BYTES, segmentName } from './segments.ts';
 
 const MEBIBYTE = 1024 * 1024;
 
-describe('the console', () => {
+/** As a task, or the hypervisor of an agent without log writers. */
+function appendToOneFile(folder: string, bytes: string | Buffer): void {
+  appendFileSync(join(folder, 'serial.log'), bytes);
+}
+
+/** As the log writer. */
+function appendToSegments(folder: string, bytes: string | Buffer): void {
+  const last = listSegments(folder, 'serial').at(-1) ?? { start: 0, path: join(folder, 'serial.0.log') };
+  const size = statSync(last.path, { throwIfNoEntry: false })?.size ?? 0;
+  const isFull = size + bytes.length > SEGMENT_BYTES;
+  appendFileSync(isFull ? join(folder, segmentName('serial', last.start + size)) : last.path, bytes);
+  for (const { path } of listSegments(folder, 'serial').slice(0, -2)) rmSync(path);
+}
+
+describe.each([
+  ['of one file', appendToOneFile],
+  ['of the log writer', appendToSegments],
+])('the console %s', (_, append) => {
   let folder: string;
   let now: Date;
   let store: ConsoleStore;
@@ -29,8 +47,8 @@ describe('the console', () => {
     return new ConsoleStore(folder, { logger: pino({ level: 'silent' }), clock: () => now });
   }
 
-  function guestWrites(text: string): void {
-    appendFileSync(join(folder, 'serial.log'), text);
+  function guestWrites(bytes: string | Buffer): void {
+    append(folder, bytes);
   }
 
   async function read(options: ConsoleReadOptions = {}): Promise<string> {
@@ -56,9 +74,9 @@ describe('the console', () => {
 
   it('keeps a character that came in two pieces', async () => {
     const bytes = Buffer.from('ü\n');
-    appendFileSync(join(folder, 'serial.log'), bytes.subarray(0, 1));
+    guestWrites(bytes.subarray(0, 1));
     await read();
-    appendFileSync(join(folder, 'serial.log'), bytes.subarray(1));
+    guestWrites(bytes.subarray(1));
     expect(await read()).toBe('ü\n');
   });
 
@@ -140,9 +158,10 @@ describe('the console', () => {
     }
     guestWrites('the end\n');
     expect(await read({ tailLines: 1 })).toBe('the end\n');
-    expect(await bytesOf('serial.log')).toBeLessThanOrEqual(MEBIBYTE);
+    if (append === appendToOneFile) expect(await bytesOf('serial.log')).toBeLessThanOrEqual(MEBIBYTE);
     const files = await readdir(join(folder, 'console'));
-    expect(files.sort()).toEqual(['current', 'offset', 'previous']);
+    expect(files).toHaveLength(3);
+    expect(files).toEqual(expect.arrayContaining(['current', 'previous']));
     expect(await bytesOf('console/current')).toBeLessThanOrEqual(4 * MEBIBYTE);
     expect(await bytesOf('console/previous')).toBeLessThanOrEqual(4 * MEBIBYTE);
   });
@@ -171,5 +190,83 @@ describe('the console', () => {
     const following = read({ follow: true });
     store.close();
     expect(await following).toBe('');
+  });
+});
+
+describe('the console of the log writer, and agents that come and go', () => {
+  const now = new Date('2026-01-01T00:00:00.000Z');
+  let folder: string;
+  let store: ConsoleStore;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-console-'));
+    store = anotherAgent();
+  });
+
+  afterEach(async () => {
+    store.close();
+    await rm(folder, { recursive: true, force: true });
+  });
+
+  /** The one before is as good as killed: it has not closed its store. */
+  function anotherAgent(): ConsoleStore {
+    return new ConsoleStore(folder, { logger: pino({ level: 'silent' }), clock: () => now });
+  }
+
+  async function read(): Promise<string> {
+    let text = '';
+    for await (const piece of store.read({})) text += piece;
+    return text;
+  }
+
+  it('a line in the middle of which the agent was killed is whole', async () => {
+    appendToSegments(folder, 'one\ntw');
+    expect(await read()).toBe('one\n');
+    store = anotherAgent();
+    appendToSegments(folder, 'o\n');
+    expect(await read()).toBe('one\ntwo\n');
+  });
+
+  it('says how much it lost while no agent was there, and shows the newest', async () => {
+    appendToSegments(folder, 'one\nbegun');
+    await read();
+    store = anotherAgent();
+    const line = `${'x'.repeat(1023)}\n`;
+    for (let number = 0; number < 12 * 1024; number += 1) appendToSegments(folder, line);
+    const [first] = listSegments(folder, 'serial');
+    const lines = (await read()).split('\n');
+    const lost = (first?.start ?? 0) - 'one\n'.length;
+    const notice = `[${lost} bytes of the console were lost: nobody read them in time]`;
+    expect(lines.filter((text) => text !== line.trimEnd())).toEqual(['one', '', notice, '']);
+    expect(lines.length).toBeGreaterThan(4 * 1024);
+  });
+
+  it('goes on after a file that a crash of the host cut short', async () => {
+    const half = 'x'.repeat(SEGMENT_BYTES / 2 - 1);
+    for (const text of ['1', '2', '3']) appendToSegments(folder, `${text}${half.slice(1)}\n`);
+    const [first, second] = listSegments(folder, 'serial');
+    truncateSync(first?.path ?? '', 1);
+    expect(second?.start).toBe(SEGMENT_BYTES);
+    expect(await read()).toMatch(/^1\n\[4194303 bytes .*\n3x+\n$/);
+  });
+
+  it('reads all that came before the log writer, then what the log writer has, and removes the one file', async () => {
+    appendToOneFile(folder, 'one\n');
+    expect(await read()).toBe('one\n');
+    appendToOneFile(folder, 'two\n');
+    appendToSegments(folder, 'three\n');
+    expect(await read()).toBe('one\ntwo\nthree\n');
+    expect((await readdir(folder)).sort()).toEqual(['console', 'serial.0.log']);
+    expect((await readdir(join(folder, 'console'))).sort()).toEqual(['current', 'position']);
+  });
+
+  it('goes on at the end of a file that a crash of the host cut short after it was read', async () => {
+    appendToSegments(folder, 'one\ntwo\n');
+    await read();
+    truncateSync(join(folder, 'serial.0.log'), 'one\n'.length);
+    store = anotherAgent();
+    await read();
+    appendToSegments(folder, 'three\n');
+    expect(await read()).toBe('one\ntwo\nthree\n');
   });
 });

@@ -1,40 +1,24 @@
 /**
- * What a guest wrote to its serial console. The hypervisor appends to a raw file; this store moves it on into two
- * files of bounded size, each line with the time at which it was seen, and empties the raw file in place.
+ * What a guest wrote to its serial console. The log writer keeps it as it came (consoleraw.ts); this store moves it on into
+ * two files of bounded size, each line with the time at which it was seen.
  *
  * A stored line is `TIME F|P TEXT`, as container runtimes write theirs; P: the guest had not yet ended the line.
  */
 import { EventEmitter } from 'node:events';
-import {
-  appendFileSync,
-  closeSync,
-  fstatSync,
-  ftruncateSync,
-  mkdirSync,
-  openSync,
-  readFileSync,
-  readSync,
-  renameSync,
-  statSync,
-  writeFileSync,
-} from 'node:fs';
+import { appendFileSync, mkdirSync, renameSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
 import { ConsoleLines } from './consolelines.ts';
+import { RawConsole } from './consoleraw.ts';
 import { type ConsoleReadOptions, type ConsoleRecord, ConsoleText } from './consoleread.ts';
 import { consoleTurns, StoredRecords } from './consolestore.ts';
-import { isMissing } from '../errors.ts';
 import { FILES } from './folder.ts';
 
 /** Two files of this size are kept: the current one and the one before. */
 const STORE_FILE_BYTES = 4 * 1024 * 1024;
 /** A person who follows a console does not notice a fifth of a second; sixteen machines cost 80 calls a second. */
 const POLL_MILLISECONDS = 200;
-/** The raw file is emptied when it has grown to this and everything is read. */
-const RAW_LIMIT_BYTES = 1024 * 1024;
-/** Of what was written while no agent was there, as much is kept as the store holds. */
-const BACKLOG_BYTES = 2 * STORE_FILE_BYTES;
 const READ_BYTES = 16 * 1024;
 /** Of one move, some milliseconds long: the agent has other things to do. Where more is waiting, the next one comes soon. */
 const MOVE_BYTES = 16 * READ_BYTES;
@@ -58,19 +42,19 @@ interface StoreEvents {
 }
 
 export class ConsoleStore implements ConsoleLog {
-  readonly #raw: string;
+  readonly #raw: RawConsole;
   readonly #folder: string;
   readonly #logger: Logger;
   readonly #clock: () => Date;
   readonly #events = new EventEmitter<StoreEvents>();
-  readonly #lines = new ConsoleLines();
+  #lines = new ConsoleLines();
   readonly #turns = consoleTurns();
   #catchingUp: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
   constructor(machineFolder: string, options: { logger: Logger; clock?: () => Date }) {
-    this.#raw = join(machineFolder, FILES.serial);
+    this.#raw = new RawConsole(machineFolder);
     this.#folder = join(machineFolder, FILES.console);
     this.#logger = options.logger;
     this.#clock = options.clock ?? (() => new Date());
@@ -170,52 +154,43 @@ export class ConsoleStore implements ConsoleLog {
     try {
       return this.#move();
     } catch (error) {
-      if (!isMissing(error)) this.#logger.warn({ err: error, file: this.#raw }, 'console not kept');
+      this.#logger.warn({ err: error, folder: this.#folder }, 'console not kept');
       return false;
     }
   }
 
   #move(): boolean {
     const now = this.#clock();
-    const descriptor = openSync(this.#raw, 'r+');
     let records: ConsoleRecord[] = [];
-    let isMore: boolean;
-    try {
-      let offset = this.#offset(fstatSync(descriptor).size);
-      const start = offset;
-      const buffer = Buffer.alloc(READ_BYTES);
-      let length: number;
-      do {
-        length = readSync(descriptor, buffer, 0, READ_BYTES, offset);
-        offset += length;
-        records = records.concat(this.#lines.push(buffer.subarray(0, length), now));
-      } while (length > 0 && offset - start < MOVE_BYTES && records.length < MOVE_RECORDS);
-      isMore = length > 0;
-      records = records.concat(this.#lines.flush(now));
-      if (!isMore && offset >= RAW_LIMIT_BYTES) {
-        // What the guest writes between the last read and here, some microseconds, is lost.
-        ftruncateSync(descriptor, 0);
-        offset = 0;
-      }
-      if (records.length > 0) this.#append(records);
-      if (offset !== start) writeFileSync(join(this.#folder, 'offset'), String(offset));
-    } finally {
-      closeSync(descriptor);
-    }
-    if (records.length > 0) this.#events.emit('records', records);
-    return isMore;
+    let moved = 0;
+    let length: number;
+    do {
+      const { lost, bytes } = this.#raw.next(READ_BYTES);
+      if (lost > 0) records = records.concat(this.#lines.gap(lost, now));
+      records = records.concat(this.#lines.push(bytes, now));
+      length = bytes.length;
+      moved += length;
+    } while (length > 0 && moved < MOVE_BYTES && records.length < MOVE_RECORDS);
+    records = records.concat(this.#lines.flush(now));
+    if (records.length > 0) this.#store(records);
+    if (moved > 0 || records.length > 0) this.#raw.commit(this.#lines.pending);
+    return length > 0;
   }
 
-  /** Where to go on reading; an agent that starts reads it from the file. */
-  #offset(size: number): number {
-    mkdirSync(this.#folder, { recursive: true, mode: 0o700 });
-    const known = Number(readIfThere(join(this.#folder, 'offset')));
-    // A raw file that is shorter than what was read of it was made anew.
-    const offset = known <= size ? known : 0;
-    return Math.max(offset, size - BACKLOG_BYTES);
+  #store(records: ConsoleRecord[]): void {
+    try {
+      this.#append(records);
+    } catch (error) {
+      // What was read and not stored, such as for a full disk, is read again.
+      this.#raw.rewind();
+      this.#lines = new ConsoleLines();
+      throw error;
+    }
+    this.#events.emit('records', records);
   }
 
   #append(records: ConsoleRecord[]): void {
+    mkdirSync(this.#folder, { recursive: true, mode: 0o700 });
     const current = join(this.#folder, 'current');
     const text = records
       .map(({ time, ended, text: line }) => `${time} ${ended ? 'F' : 'P'} ${line}\n`)
@@ -273,15 +248,6 @@ async function* pieces(
     const piece = text.add(records);
     if (piece !== '') yield piece;
     if (text.full) return;
-  }
-}
-
-function readIfThere(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    if (isMissing(error)) return '';
-    throw error;
   }
 }
 

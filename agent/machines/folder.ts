@@ -14,12 +14,14 @@ export const FILES = {
   guestAgent: 'ga.sock',
   vnc: 'vnc.sock',
   migration: 'migration.sock',
-  /** The serial console as the guest writes it. */
+  /** What a task says; and the console of a machine that an agent without log writers started. */
   serial: 'serial.log',
   /** The bounded store that people read. */
   console: 'console',
-  /** What the hypervisor itself says. */
-  log: 'hypervisor.log',
+  /** What the hypervisor of such a machine says. */
+  formerLog: 'hypervisor.log',
+  /** Process id of the log writer, until it has written all. */
+  logging: 'logging',
   /** Memory and devices of a suspended machine. */
   memory: 'memory',
 } as const;

@@ -164,7 +164,12 @@ function endOf(observed: Observed, now: number): MachineEnd {
     return { how: 'GuestShutdown', message: state.message, at: now };
   }
   if (observed.unseen) {
-    return { how: 'HostLost', message: 'the machine ended together with the host or its agent', at: now };
+    const words = state.kind === 'exited' ? `: ${state.message}` : '';
+    return {
+      how: 'HostLost',
+      message: `the machine ended together with the host or its agent${words}`,
+      at: now,
+    };
   }
   const message = state.kind === 'exited' ? state.message : 'the hypervisor is gone';
   return { how: 'Crashed', message, at: now };

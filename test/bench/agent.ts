@@ -1,11 +1,12 @@
 /** What the agent adds to a machine's start: from Pod bound to the guest's kernel, beside the same QEMU command by hand. */
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdir, readFile, readlink } from 'node:fs/promises';
+import { mkdir, open, readFile, readlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { pino } from 'pino';
 import { FILES } from '../../agent/machines/folder.ts';
+import { segmentName } from '../../agent/machines/segments.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { VMS } from '../../operator/resources.ts';
@@ -117,13 +118,16 @@ class Bench {
     const overlay = ['create', '-q', '-f', 'qcow2', '-F', 'qcow2', '-b', base, disk];
     await promisify(execFile)('qemu-img', overlay);
     const began = performance.now();
-    const child = spawn(program, command.slice(1), { cwd: folder, stdio: 'ignore' });
+    const serial = await open(join(folder, segmentName('serial', 0)), 'a');
+    const stdio = ['ignore', 'ignore', 'ignore', serial.fd] as const;
+    const child = spawn(program, command.slice(1), { cwd: folder, stdio: [...stdio] });
     const ended = once(child, 'exit');
     try {
       return (await kernelStarted(folder)) - began;
     } finally {
       child.kill('SIGKILL');
       await ended;
+      await serial.close();
     }
   }
 }
@@ -133,7 +137,7 @@ async function kernelStarted(folder: string): Promise<number> {
   return waitFor(
     'the kernel to start',
     async () => {
-      const console = await readFile(join(folder, FILES.serial), 'latin1');
+      const console = await readFile(join(folder, segmentName('serial', 0)), 'latin1');
       return console.includes(KERNEL_STARTED) && performance.now();
     },
     START,

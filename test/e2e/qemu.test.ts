@@ -64,7 +64,9 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     await host.driver.stop(folder(), { graceMilliseconds: GRACE_MILLISECONDS });
     expect(await state()).toEqual({ kind: 'stopped' });
     expect(identity !== undefined && (await isAlive(identity))).toBe(false);
-    expect(await readFile(join(folder().path, 'serial.log'), 'utf8')).toContain('berth-guest: power button');
+    expect(await readFile(join(folder().path, 'serial.0.log'), 'utf8')).toContain(
+      'berth-guest: power button',
+    );
   });
 
   it('keeps its disk over a restart, grown as asked', async () => {

@@ -107,6 +107,13 @@ async function ofMachine(file: string): Promise<string> {
   return await readFile(host.proc(String(await machineProcess()), file), 'utf8');
 }
 
+/** The process that keeps the machine's console, as the host counts. */
+async function logWriter(): Promise<string> {
+  const machine = await machineProcess();
+  const [writer = ''] = (await ofMachine(`task/${machine}/children`)).split(' ');
+  return writer;
+}
+
 test('joins from its image, and runs a guest', async ({ skip }) => {
   if (unfit !== undefined) skip(unfit);
   agent = await startAgent('agent');
@@ -141,12 +148,19 @@ test('gives a machine a control group and a root of its own, and no rights', asy
   for (const path of ['agent/root', 'configuration'])
     expect(mounts).not.toContain(join(cluster.directory, path));
   expect(await ofMachine('status')).toMatch(/^CapEff:\t0+$/m);
+  const writer = await logWriter();
+  expect(await readFile(host.proc(writer, 'comm'), 'utf8')).toBe('berth-log-write\n');
+  for (const file of ['cgroup', 'mountinfo']) {
+    expect(await readFile(host.proc(writer, file), 'utf8')).toBe(await ofMachine(file));
+  }
 });
 
 test('leaves machines running when its Pod is deleted, and a new Pod goes on with them', async ({ skip }) => {
   if (unfit !== undefined) skip(unfit);
   const before = { process: await machineProcess(), page: await page(guestPort) };
+  const writer = await logWriter();
   await deletePod(agent, 'agent');
+  expect(existsSync(host.proc(writer))).toBe(true);
   expect(await page(guestPort)).toMatchObject({ boot_id: before.page['boot_id'] });
   agent = await startAgent('next');
   expect(await machineProcess()).toBe(before.process);

@@ -1,6 +1,7 @@
 /** A machine as QEMU's command line. Nothing here is read by a shell; what comes from outside is quoted for QEMU's own parser. */
 import type { MachineFile } from '../../machines/folder.ts';
 import { FILES } from '../../machines/folder.ts';
+import { SERIAL_DESCRIPTOR } from '../../machines/logwriter.ts';
 import type { RunAs } from '../../machines/users.ts';
 import type { LaunchPlan } from '../driver.ts';
 import { cpuModel, type Platform } from './platform.ts';
@@ -8,6 +9,7 @@ import { cpuModel, type Platform } from './platform.ts';
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
 /** What the guest's drive shows. */
 export const DISK_NODE = 'disk';
+const SERIAL_SET = 1;
 
 export interface CommandLine {
   uid: string;
@@ -42,7 +44,7 @@ export function commandLine(command: CommandLine): string[] {
     ...firmware(command),
     ...disk(command.state),
     ...iso(command),
-    ...options('-chardev', `file,id=serial,path=${FILES.serial},append=on`, '-serial', 'chardev:serial'),
+    ...serial(),
     ...options('-device', 'virtio-serial-pci'),
     ...options('-chardev', `socket,id=agent,path=${FILES.guestAgent},server=on,wait=off`),
     ...options('-device', 'virtserialport,chardev=agent,name=org.qemu.guest_agent.0'),
@@ -127,6 +129,15 @@ function iso({ plan, platform }: CommandLine): string[] {
   });
   if (platform.architecture === 'amd64') return [...drive, '-device', 'ide-cd,drive=iso,bootindex=1'];
   return [...drive, '-device', 'virtio-scsi-pci', '-device', 'scsi-cd,drive=iso,bootindex=1'];
+}
+
+/** To the log writer's pipe. QEMU may open a descriptor that it was given only as one of a set. */
+function serial(): string[] {
+  return [
+    ...options('-add-fd', `fd=${SERIAL_DESCRIPTOR},set=${SERIAL_SET}`),
+    ...options('-chardev', `file,id=serial,path=/dev/fdset/${SERIAL_SET},append=on`),
+    ...options('-serial', 'chardev:serial'),
+  ];
 }
 
 function display({ plan, platform }: CommandLine): string[] {

@@ -13,9 +13,10 @@ import {
   makeMachineFolder,
   readMachineFile,
 } from '../../machines/folder.ts';
+import { logsWritten } from '../../machines/logwriter.ts';
 import type { OwnRoot } from '../../machines/ownroot.ts';
-import { SHARED_RUN_AS } from '../../machines/users.ts';
 import { killForCertain } from '../../machines/process.ts';
+import { SHARED_RUN_AS } from '../../machines/users.ts';
 import {
   type Accelerator,
   type CopyOptions,
@@ -30,6 +31,7 @@ import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { DiskCopies } from './copies.ts';
 import { copySparse, diskReader, giveDisk, growDisk, makeDisk } from './disk.ts';
+import { requireLogWriter } from './launch.ts';
 import { Machine } from './machine.ts';
 import { pauseGuest, unpauseGuest } from './pause.ts';
 import type { Platform } from './platform.ts';
@@ -80,6 +82,7 @@ export class QemuDriver implements Driver {
   }
 
   async probe(): Promise<Accelerator[]> {
+    await requireLogWriter();
     const platforms = await this.#known();
     return platforms.map(({ architecture, accelerator }) => ({ architecture, accelerator }));
   }
@@ -193,6 +196,7 @@ export class QemuDriver implements Driver {
     const identity = await machine.process();
     machine.close();
     if (identity !== undefined) await killForCertain(identity);
+    await logsWritten(folder.path);
     await this.#copies(folder).tidy();
     this.#diskCopies.delete(folder.uid);
     this.#machines.delete(folder.uid);

@@ -1,11 +1,14 @@
 /** Makes a QEMU process that outlives the agent. */
-import { type ChildProcess, spawn } from 'node:child_process';
-import { open, rm, writeFile } from 'node:fs/promises';
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { codeOf } from '../../errors.ts';
+import { promisify } from 'node:util';
+import { codeOf, messageOf } from '../../errors.ts';
 import type { MachineLimits } from '../../machines/cgroup.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
+import { forgetLastWords, logsWritten, withLogWriter } from '../../machines/logwriter.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
+import { segmentName } from '../../machines/segments.ts';
 import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';
 import { commandLine } from './arguments.ts';
 import type { MachineContext } from './context.ts';
@@ -33,6 +36,22 @@ interface LaunchOptions {
 
 /** Modules of QEMU (accelerators, displays) are found by its own built-in path. */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
+/** It ends 3 ms after its start, on an overloaded host in seconds. */
+const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
+
+/** For the agent's start, rather than the first machine's. @throws Error where the log writer cannot run. */
+export async function requireLogWriter(): Promise<void> {
+  const [interpreter] = withLogWriter([]);
+  try {
+    await promisify(execFile)(interpreter, ['-e', '1'], {
+      env: ENVIRONMENT,
+      timeout: INTERPRETER_TIMEOUT_MILLISECONDS,
+    });
+  } catch (error) {
+    const why = `the log writer of machines cannot run, it needs ${interpreter} in ${ENVIRONMENT.PATH}`;
+    throw new Error(`${why}: ${messageOf(error)}`, { cause: error });
+  }
+}
 
 export interface MachineStart {
   plan: LaunchPlan;
@@ -59,23 +78,27 @@ export async function launchMachine(
   return await launch(folder, { command: [platform.binary, ...parameters], files, limits }, context);
 }
 
-/** A session and group of its own, output to a file, a control group of its own, and a root of its own where there is one. Throws {@link StartError}. */
+/** A session and group of its own, a log writer, a control group of its own, and a root of its own where there is one. Throws {@link StartError}. */
 async function launch(
   folder: MachineFolder,
   { command, files, limits }: LaunchOptions,
   { cgroups, ownRoot }: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
 ): Promise<Launched> {
-  const [program, ...parameters] = ownRoot?.enclose({ folder: folder.path, files }, command) ?? command;
-  const path = join(folder.path, FILES.log);
-  await rm(path, { force: true });
-  const log = await open(path, 'a', 0o600);
+  const logged = withLogWriter(command);
+  const [program, ...parameters] = ownRoot?.enclose({ folder: folder.path, files }, logged) ?? logged;
+  await logsWritten(folder.path);
+  await forgetLastWords(folder.path);
+  // For what is said before the log writer is there, which goes on with this file.
+  const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
   try {
     const child = spawn(program, parameters, {
       cwd: folder.path,
       detached: true,
-      stdio: ['ignore', log.fd, log.fd],
+      stdio: ['pipe', log.fd, log.fd, 'ignore'],
       env: ENVIRONMENT,
     });
+    // A process that has ended takes no byte; whoever waits for its answer finds that out.
+    child.stdin?.on('error', () => undefined);
     const exited = new Promise<ExitStatus>((resolve) => {
       child.once('exit', (code, signal) => resolve({ code, signal }));
     });
@@ -83,6 +106,7 @@ async function launch(
     const identity = await identify(pid);
     if (identity === undefined) throw new StartError('StartFailed', 'the hypervisor ended at once');
     await Promise.all([cgroups.add(folder.uid, pid, limits), forgetOomScore(pid)]);
+    child.stdin?.end('\n');
     child.unref();
     return { identity, exited };
   } finally {

@@ -2,13 +2,8 @@
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
-import {
-  findByArgument,
-  isAlive,
-  killForCertain,
-  type ProcessIdentity,
-  waitForExit,
-} from '../../machines/process.ts';
+import { findByArgument, isAlive, killForCertain, waitForExit } from '../../machines/process.ts';
+import type { ProcessIdentity } from '../../machines/process.ts';
 import { StateFile } from '../../machines/statefile.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
 import { processMark } from './arguments.ts';

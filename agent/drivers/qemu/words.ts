@@ -3,6 +3,8 @@ import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../errors.ts';
 import { FILES } from '../../machines/folder.ts';
+import { logsWritten } from '../../machines/logwriter.ts';
+import { listSegments } from '../../machines/segments.ts';
 import { StartError, type StartReason } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 
@@ -12,11 +14,28 @@ const TAIL_LINES = 12;
 /** `2026-11-21T12:00:00.000000Z ` before each line. */
 const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 
-/** The last lines of the hypervisor's log; empty when it said nothing. */
+/** The last lines of what the hypervisor said; empty when it said nothing. It has ended. */
 async function lastWords(folder: string): Promise<string> {
+  await logsWritten(folder);
+  let tail = '';
+  for (const path of logFiles(folder)) tail = (tail + (await tailOf(path))).slice(-TAIL_BYTES);
+  return tail
+    .split('\n')
+    .map((line) => line.replace(TIMESTAMP, '').trimEnd())
+    .filter((line) => line !== '')
+    .slice(-TAIL_LINES)
+    .join('\n');
+}
+
+function logFiles(folder: string): string[] {
+  const segments = listSegments(folder, 'hypervisor');
+  return segments.length > 0 ? segments.map(({ path }) => path) : [join(folder, FILES.formerLog)];
+}
+
+async function tailOf(path: string): Promise<string> {
   let handle: Awaited<ReturnType<typeof open>>;
   try {
-    handle = await open(join(folder, FILES.log), 'r');
+    handle = await open(path, 'r');
   } catch (error) {
     if (isMissing(error)) return '';
     throw error;
@@ -25,12 +44,7 @@ async function lastWords(folder: string): Promise<string> {
     const { size } = await handle.stat();
     const start = Math.max(0, size - TAIL_BYTES);
     const { buffer, bytesRead } = await handle.read(Buffer.alloc(size - start), 0, size - start, start);
-    const lines = buffer.toString('utf8', 0, bytesRead).split('\n');
-    return lines
-      .map((line) => line.replace(TIMESTAMP, '').trimEnd())
-      .filter((line) => line !== '')
-      .slice(-TAIL_LINES)
-      .join('\n');
+    return buffer.toString('utf8', 0, bytesRead);
   } finally {
     await handle.close();
   }

@@ -1,0 +1,214 @@
+/** The serial console as the guest wrote it, in the log writer's files; or one file to which a task or a hypervisor of an earlier agent appends. */
+import {
+  closeSync,
+  existsSync,
+  fstatSync,
+  ftruncateSync,
+  mkdirSync,
+  openSync,
+  readFileSync,
+  readSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { isMissing } from '../errors.ts';
+import { FILES } from './folder.ts';
+import { listSegments, SEGMENT_BYTES, type Segment } from './segments.ts';
+
+/** Of what came while no agent was there, as much is read as the store holds. */
+const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
+/** An appended file is emptied when it has grown to this and everything is read. */
+const RAW_LIMIT_BYTES = 1024 * 1024;
+
+export interface RawPiece {
+  /** How many bytes before `bytes` were removed before anybody read them. */
+  lost: number;
+  bytes: Buffer;
+}
+
+/** Something that is read once, over all agents: from where the last commit says. */
+interface Source {
+  /** The next bytes, at most `length`; none when everything is read. */
+  next: (length: number) => RawPiece;
+  /** What was read is stored, but for the last `pending` bytes. */
+  commit: (pending: number) => void;
+  /** Goes back to the last commit. */
+  rewind: () => void;
+}
+
+const NOTHING: RawPiece = { lost: 0, bytes: Buffer.alloc(0) };
+
+export class RawConsole implements Source {
+  readonly #folder: string;
+  readonly #appended: AppendedFile;
+  readonly #segments: Segments;
+
+  constructor(machineFolder: string) {
+    this.#folder = machineFolder;
+    this.#appended = new AppendedFile(machineFolder);
+    this.#segments = new Segments(machineFolder);
+  }
+
+  next(length: number): RawPiece {
+    if (this.#appended.exists()) {
+      const piece = this.#appended.next(length);
+      if (piece.bytes.length > 0 || listSegments(this.#folder, 'serial').length === 0) return piece;
+      // The machine of an earlier agent was started anew, with a log writer: nobody writes to this file any more.
+      this.#appended.remove();
+    }
+    return this.#segments.next(length);
+  }
+
+  commit(pending: number): void {
+    mkdirSync(join(this.#folder, FILES.console), { recursive: true, mode: 0o700 });
+    if (this.#appended.exists()) this.#appended.commit();
+    else this.#segments.commit(pending);
+  }
+
+  rewind(): void {
+    this.#appended.rewind();
+    this.#segments.rewind();
+  }
+}
+
+class Segments implements Source {
+  readonly #folder: string;
+  readonly #file: string;
+  #position: number | undefined;
+  #committed: number | undefined;
+
+  constructor(machineFolder: string) {
+    this.#folder = machineFolder;
+    this.#file = join(machineFolder, FILES.console, 'position');
+  }
+
+  next(length: number): RawPiece {
+    const segments = listSegments(this.#folder, 'serial');
+    const [first, last] = [segments[0], segments.at(-1)];
+    if (first === undefined || last === undefined) return NOTHING;
+    const known = this.#position ?? this.#load(last.start + sizeOf(last.path));
+    let from = Math.max(known, first.start);
+    let bytes = readSegment(segments, from, length);
+    const after = segments.find(({ start }) => start > from);
+    if (bytes.length === 0 && after !== undefined) {
+      // A crash of the host may have cut a file short. The next one says where it begins.
+      from = after.start;
+      bytes = readSegment(segments, from, length);
+    }
+    this.#position = from + bytes.length;
+    return { lost: from - known, bytes };
+  }
+
+  commit(pending: number): void {
+    if (this.#position === undefined || this.#position - pending === this.#committed) return;
+    const committed = this.#position - pending;
+    // By rename: a full disk leaves the position as it was.
+    writeFileSync(`${this.#file}.tmp`, String(committed), { mode: 0o600 });
+    renameSync(`${this.#file}.tmp`, this.#file);
+    this.#committed = committed;
+  }
+
+  rewind(): void {
+    this.#position = this.#committed;
+  }
+
+  /** A crash of the host may have cut off what was read already; the log writer goes on at the end. */
+  #load(end: number): number {
+    return Math.min(Number(textOf(this.#file)), end);
+  }
+}
+
+/**
+ * What a task says, which ends with the agent; and the console of a machine that an agent without log writers started,
+ * until its next start. Nobody but the reader bounds this file.
+ */
+class AppendedFile implements Source {
+  readonly #raw: string;
+  readonly #file: string;
+  #position: number | undefined;
+
+  constructor(machineFolder: string) {
+    this.#raw = join(machineFolder, FILES.serial);
+    this.#file = join(machineFolder, FILES.console, 'offset');
+  }
+
+  exists(): boolean {
+    return existsSync(this.#raw);
+  }
+
+  remove(): void {
+    for (const path of [this.#raw, this.#file]) rmSync(path, { force: true });
+  }
+
+  next(length: number): RawPiece {
+    const size = sizeOf(this.#raw);
+    this.#position ??= Number(textOf(this.#file));
+    // A file that is shorter than what was read of it was made anew.
+    if (this.#position > size) this.#position = 0;
+    const lost = Math.max(0, size - BACKLOG_BYTES - this.#position);
+    const bytes = readPiece(this.#raw, this.#position + lost, length);
+    this.#position += lost + bytes.length;
+    return { lost, bytes };
+  }
+
+  commit(): void {
+    if (this.#position === undefined) return;
+    if (this.#position >= RAW_LIMIT_BYTES) this.#empty(this.#position);
+    writeFileSync(this.#file, String(this.#position), { mode: 0o600 });
+  }
+
+  rewind(): void {
+    this.#position = undefined;
+  }
+
+  /** What the guest writes between the look at the size and here, some microseconds, is lost. */
+  #empty(position: number): void {
+    const descriptor = openSync(this.#raw, 'r+');
+    try {
+      if (fstatSync(descriptor).size > position) return;
+      ftruncateSync(descriptor, 0);
+      this.#position = 0;
+    } finally {
+      closeSync(descriptor);
+    }
+  }
+}
+
+function readSegment(segments: readonly Segment[], position: number, length: number): Buffer {
+  const segment = segments.findLast(({ start }) => start <= position);
+  if (segment === undefined) return NOTHING.bytes;
+  return readPiece(segment.path, position - segment.start, length);
+}
+
+/** None where the file was removed meanwhile: the next look finds those that are there. */
+function readPiece(path: string, offset: number, length: number): Buffer {
+  let descriptor: number;
+  try {
+    descriptor = openSync(path, 'r');
+  } catch (error) {
+    if (isMissing(error)) return NOTHING.bytes;
+    throw error;
+  }
+  try {
+    const buffer = Buffer.alloc(length);
+    return buffer.subarray(0, readSync(descriptor, buffer, 0, length, offset));
+  } finally {
+    closeSync(descriptor);
+  }
+}
+
+function textOf(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    if (isMissing(error)) return '';
+    throw error;
+  }
+}
+
+function sizeOf(path: string): number {
+  return statSync(path, { throwIfNoEntry: false })?.size ?? 0;
+}

@@ -1,0 +1,109 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtemp, open, readdir, readFile, rm, stat } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { forgetLastWords, logsWritten, withLogWriter } from './logwriter.ts';
+import { type LogName, listSegments, SEGMENT_BYTES } from './segments.ts';
+
+const MEBIBYTE = 1024 * 1024;
+
+describe('the log writer', () => {
+  let folder: string;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-logwriter-'));
+  });
+
+  afterEach(async () => await rm(folder, { recursive: true, force: true }));
+
+  /** Runs a shell script in the hypervisor's place to its end; its exit code. */
+  async function run(script: string): Promise<number | null> {
+    await forgetLastWords(folder);
+    const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', script, 'the-machine']);
+    const log = await open(join(folder, 'hypervisor.0.log'), 'a', 0o600);
+    const child = spawn(program, parameters, {
+      cwd: folder,
+      stdio: ['pipe', log.fd, log.fd, 'ignore'],
+    });
+    const exit = once(child, 'exit') as Promise<[number | null]>;
+    child.stdin?.end('\n');
+    const [code] = await exit;
+    await log.close();
+    await logsWritten(folder);
+    return code;
+  }
+
+  async function kept(log: LogName): Promise<string> {
+    const pieces = listSegments(folder, log).map(async ({ path }) => await readFile(path, 'latin1'));
+    return (await Promise.all(pieces)).join('');
+  }
+
+  it('keeps what the console and the hypervisor say, apart', async () => {
+    expect(await run('echo booting >&3; echo warning; echo error >&2; exit 7')).toBe(7);
+    expect(await kept('serial')).toBe('booting\n');
+    expect(await kept('hypervisor')).toBe('warning\nerror\n');
+    expect(await readdir(folder)).toEqual(['hypervisor.0.log', 'serial.0.log']);
+  });
+
+  it('keeps the newest of both in files of bounded size, and positions that tell what is missing', async () => {
+    const flood = 'yes 0123456789 | head -c 60m';
+    expect(await run(`${flood} >&3; ${flood} >&2; echo ending >&3; echo failing >&2`)).toBe(0);
+    for (const [log, end] of [
+      ['serial', 'ending\n'],
+      ['hypervisor', 'failing\n'],
+    ] as const) {
+      const [before, last] = listSegments(folder, log);
+      const sizes = await Promise.all(listSegments(folder, log).map(async ({ path }) => await stat(path)));
+      expect(sizes.map(({ size }) => size <= SEGMENT_BYTES)).toEqual([true, true]);
+      expect(last?.start).toBe((before?.start ?? 0) + (sizes[0]?.size ?? 0));
+      expect((last?.start ?? 0) + (sizes[1]?.size ?? 0)).toBe(60 * MEBIBYTE + end.length);
+      const text = await kept(log);
+      expect(text.length).toBeGreaterThan(SEGMENT_BYTES);
+      expect(text.endsWith(end)).toBe(true);
+    }
+  });
+
+  it('goes on with the console at the next start, and begins the last words anew', async () => {
+    await run('head -c 5m /dev/zero >&3; echo one >&3; echo first >&2');
+    await run('echo two >&3; echo second >&2');
+    expect((await kept('serial')).endsWith('\0one\ntwo\n')).toBe(true);
+    expect(listSegments(folder, 'serial').map(({ start }) => start)).toHaveLength(2);
+    expect(await kept('hypervisor')).toBe('second\n');
+  });
+
+  it('is not taken for the machine, and killing it neither stalls nor ends the machine', async () => {
+    const killed = [
+      'for file in /proc/[0-9]*/status; do',
+      '  if grep -qs "^PPid:\t$$$" "$file"; then pid=${file#/proc/}; pid=${pid%/status}; fi',
+      '  if [ "$pid" ] && grep -qs the-machine "/proc/$pid/cmdline"; then pid=; fi',
+      '  if [ "$pid" ]; then break; fi',
+      'done',
+      'trap "" PIPE; kill -9 "$pid"; while [ -e "/proc/$pid/fd/0" ]; do :; done',
+      'head -c 1m /dev/zero >&3 2> /dev/null; echo lost >&2; exit 5',
+    ].join('\n');
+    expect(await run(killed)).toBe(5);
+    expect(await kept('serial')).toBe('');
+  });
+
+  it('keeps why the command cannot be executed', async () => {
+    const [program, ...parameters] = withLogWriter(['/no/such/hypervisor']);
+    const log = await open(join(folder, 'hypervisor.0.log'), 'a', 0o600);
+    const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', log.fd, log.fd, 'ignore'] });
+    child.stdin?.end('\n');
+    await once(child, 'exit');
+    await log.close();
+    await logsWritten(folder);
+    expect(await kept('hypervisor')).toBe('/no/such/hypervisor: No such file or directory\n');
+  });
+
+  it('does not begin before it is told to', async () => {
+    const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', 'echo begun >&3']);
+    const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', 'ignore', 'ignore', 'ignore'] });
+    // As when the agent dies before the process has its control group.
+    child.stdin?.destroy();
+    expect((await once(child, 'exit'))[0]).toBe(1);
+    expect(await readdir(folder)).toEqual([]);
+  });
+});

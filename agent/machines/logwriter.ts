@@ -1,0 +1,122 @@
+/**
+ * A process beside each hypervisor that keeps what the guest's console and the hypervisor write, in files of bounded size
+ * (segments.ts). It lives as long as the hypervisor, so nothing grows or is lost while the agent is away.
+ */
+import { readFile, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { isMissing } from '../errors.ts';
+import { FILES } from './folder.ts';
+import { identify } from './process.ts';
+import { listSegments, SEGMENT_BYTES } from './segments.ts';
+
+/** The descriptor to which the command writes the guest's console. Its starter opens something there, such as /dev/null. */
+export const SERIAL_DESCRIPTOR = 3;
+
+/** The writer has what is left in two pipes, 64 KiB each, to write. On an overloaded host that takes some milliseconds. */
+const WRITER_TIMEOUT_MILLISECONDS = 2_000;
+const WRITER_INTERVAL_MILLISECONDS = 5;
+
+/**
+ * In Perl: it takes 0.4 MiB and starts in 3 ms, where a second Node.js would take 8 MiB. It uses no module, because the
+ * root of a machine holds none. The command keeps the process id; the writer is its child.
+ */
+const PROGRAM = String.raw`
+my ($limit, @command) = @ARGV;
+# The starter writes a byte when this process is in its control group. The writer is then in it too.
+sysread(STDIN, my $go, 1) or exit 1;
+open(STDIN, '<', '/dev/null') or die "/dev/null: $!\n";
+pipe(my $serial, my $guest) or die "pipe: $!\n";
+pipe(my $output, my $words) or die "pipe: $!\n";
+defined(my $writer = fork) or die "fork: $!\n";
+if ($writer) {
+  open(my $mark, '>', '${FILES.logging}') or die "${FILES.logging}: $!\n";
+  print $mark $writer;
+  close $mark;
+  # Descriptors up to this one keep their number, and stay open for the command.
+  $^F = ${SERIAL_DESCRIPTOR};
+  open(my $console, '>&=', ${SERIAL_DESCRIPTOR}) or die "descriptor ${SERIAL_DESCRIPTOR}: $!\n";
+  for ([$console, $guest], [\*STDOUT, $words], [\*STDERR, $words]) {
+    open($_->[0], '>&', $_->[1]) or die "descriptors: $!\n";
+  }
+  exec { $command[0] } @command or die "$command[0]: $!\n";
+}
+
+# The command's arguments would make this process look like the machine.
+$0 = 'berth-log-writer';
+# It ends after the command, whose last words it keeps.
+$SIG{$_} = 'IGNORE' for qw(HUP INT QUIT TERM PIPE);
+umask 077;
+close $guest;
+close $words;
+open($_, '>', '/dev/null') for \*STDOUT, \*STDERR;
+
+# Begins a file of a log at a position, and removes those before the last two.
+sub begin {
+  my ($log, $start) = @_;
+  my $path = "$log->{name}.$start.log";
+  open(my $file, '>>', $path) or return 0;
+  @$log{qw(file start size)} = ($file, $start, -s $path);
+  push @{$log->{kept}}, $path;
+  unlink shift @{$log->{kept}} while @{$log->{kept}} > 2;
+  return 1;
+}
+
+# A full disk loses what comes; the guest never waits.
+sub keep {
+  my ($log, $bytes) = @_;
+  return if $log->{size} + length($bytes) > $limit && !begin($log, $log->{start} + $log->{size});
+  $log->{size} += syswrite($log->{file}, $bytes) || 0;
+}
+
+my %logs;
+for (['serial', $serial], ['hypervisor', $output]) {
+  my ($name, $pipe) = @$_;
+  opendir(my $folder, '.') or exit 1;
+  my @starts = sort { $a <=> $b } map { /^$name\.(\d+)\.log$/ ? $1 : () } readdir $folder;
+  my $last = @starts ? pop @starts : 0;
+  my $log = { name => $name, pipe => $pipe, kept => [map { "$name.$_.log" } @starts] };
+  begin($log, $last) or exit 1;
+  $logs{fileno $pipe} = $log;
+}
+while (%logs) {
+  my $ready = '';
+  vec($ready, $_, 1) = 1 for keys %logs;
+  select($ready, undef, undef, undef);
+  # A guest prints byte by byte: what comes within 2 ms is one write. The pipe has room for 30 MB a second.
+  select(undef, undef, undef, 0.002);
+  for my $descriptor (grep { vec($ready, $_, 1) } keys %logs) {
+    if (sysread($logs{$descriptor}{pipe}, my $bytes, 65536)) { keep($logs{$descriptor}, $bytes) }
+    else { delete $logs{$descriptor} }
+  }
+}
+unlink '${FILES.logging}';
+`;
+
+/** The program and arguments that run `command` with its output kept in the folder that they are run in. They wait for a byte on standard input. */
+export function withLogWriter(command: readonly string[]): [string, ...string[]] {
+  return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), ...command];
+}
+
+/** After the command has ended: waits until its last words are in the files, or its writer was killed. */
+export async function logsWritten(folder: string): Promise<void> {
+  const deadline = performance.now() + WRITER_TIMEOUT_MILLISECONDS;
+  while ((await isWriting(folder)) && performance.now() < deadline) await sleep(WRITER_INTERVAL_MILLISECONDS);
+}
+
+async function isWriting(folder: string): Promise<boolean> {
+  try {
+    const pid = Number(await readFile(join(folder, FILES.logging), 'utf8'));
+    return (await identify(pid)) !== undefined;
+  } catch (error) {
+    if (isMissing(error)) return false;
+    throw error;
+  }
+}
+
+/** Before a start: what the hypervisor said last time, and what an agent of an earlier version had it write to. */
+export async function forgetLastWords(folder: string): Promise<void> {
+  const segments = listSegments(folder, 'hypervisor').map(({ path }) => path);
+  const files = [...segments, join(folder, FILES.formerLog), join(folder, FILES.logging)];
+  await Promise.all(files.map(async (path) => await rm(path, { force: true })));
+}
