@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { dirname, resolve } from 'node:path';
 import { parse, YAMLParseError } from 'yaml';
-import { z } from 'zod';
+import * as z from 'zod';
 import { isHostName } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../api/v1alpha1/reservable.ts';

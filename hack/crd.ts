@@ -1,5 +1,5 @@
 /** Makes a CustomResourceDefinition out of a kind's zod schemas. */
-import { z } from 'zod';
+import * as z from 'zod';
 import type { KindDefinition, PrinterColumn } from '../api/v1alpha1/kind.ts';
 import { API_VERSION, GROUP } from '../api/v1alpha1/names.ts';
 

@@ -8,7 +8,7 @@
 import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { z } from 'zod';
+import * as z from 'zod';
 import { configSchema as agentConfig } from '../agent/config.ts';
 import { configSchema as operatorConfig } from '../operator/config.ts';
 

@@ -3,7 +3,7 @@
  */
 import { readFileSync } from 'node:fs';
 import { parse } from 'yaml';
-import { z } from 'zod';
+import * as z from 'zod';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../api/v1alpha1/reservable.ts';

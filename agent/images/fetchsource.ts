@@ -1,7 +1,7 @@
 /** What of a download is noted beside it, so that it can be gone on with. */
 import { readFile, writeFile } from 'node:fs/promises';
 import type { Dispatcher } from 'undici';
-import { z } from 'zod';
+import * as z from 'zod';
 import { isMissing } from '../errors.ts';
 
 /** Kept beside what has come of a file, for the next call. */

@@ -5,7 +5,7 @@
  */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { z } from 'zod';
+import * as z from 'zod';
 import { isMissing } from '../errors.ts';
 import type { RunAs } from '../machines/users.ts';
 import type { Catalog, Stored } from './catalog.ts';

@@ -1,6 +1,6 @@
 /** What a disk image from a stranger is, and whether it may be used. */
 import { type FileHandle, open } from 'node:fs/promises';
-import { z } from 'zod';
+import * as z from 'zod';
 import { readQcow2 } from '../disks/qcow2.ts';
 import { fileName, qemuImg, QemuImgError } from '../disks/qemuimg.ts';
 import type { RunAs } from '../machines/users.ts';

@@ -23,7 +23,7 @@ import {
   writeFile,
 } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { z } from 'zod';
+import * as z from 'zod';
 import { allocated } from './allocated.ts';
 import { isMissing } from '../errors.ts';
 import { listFolders } from '../machines/folder.ts';

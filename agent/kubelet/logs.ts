@@ -1,5 +1,5 @@
 /** What `kubectl logs` asks for, as the API server passes it on. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { HttpError } from '../../kube/httpserver.ts';
 
 export interface LogRequest {

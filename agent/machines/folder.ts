@@ -1,7 +1,7 @@
 /** What lies where in a machine's folder, and its state file. */
 import { mkdir, readdir, readFile, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { z } from 'zod';
+import * as z from 'zod';
 import { isMissing } from '../errors.ts';
 
 /** Names in a machine's folder. Sockets are bound by the hypervisor relative to it: a socket's whole path may have 107 bytes only. */

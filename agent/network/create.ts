@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
-import { z } from 'zod';
+import * as z from 'zod';
 import type { PortRules } from '../../api/v1alpha1/reservable.ts';
 import { NatNetwork } from './nat/nat.ts';
 import type { Network } from './network.ts';

@@ -1,5 +1,5 @@
 /** What guests may not reach, whichever driver connects them: said in the agent's configuration, held by rules of the host. */
-import { z } from 'zod';
+import * as z from 'zod';
 
 /**
  * Where clouds tell a host of its identity and its secrets: link-local (AWS, Google, Azure, Oracle and most others), Azure's

@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, machine, platform, release, totalmem } from 'node:os';
-import { z } from 'zod';
+import * as z from 'zod';
 import type { AgentConfig } from '../config.ts';
 import { AGENT_VERSION } from './constants.ts';
 

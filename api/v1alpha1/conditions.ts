@@ -1,5 +1,5 @@
 /** Conditions in the shape of `metav1.Condition`. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { choice, count, report, text, timestamp } from './schema.ts';
 
 /** As in metav1.Condition: an optional DNS prefix and a name. */

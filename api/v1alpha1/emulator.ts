@@ -1,5 +1,5 @@
 /** Emulator: an Android emulator on the host of its VM. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import {
   AGE_COLUMN,

@@ -1,5 +1,5 @@
 /** Image: a disk that VMs are made from. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import {
   AGE_COLUMN,

@@ -1,5 +1,5 @@
 /** ImageCacheEntry: keeps one image on chosen hosts, so that VMs start there without a pull. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import { IMAGE_NAME_LENGTH } from './imagename.ts';
 import { AGE_COLUMN, conditionColumn, type KindDefinition, kindResource, wide } from './kind.ts';

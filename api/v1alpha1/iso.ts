@@ -1,5 +1,5 @@
 /** ISO: an optical disc that VMs boot from. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import {
   AGE_COLUMN,

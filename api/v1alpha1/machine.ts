@@ -3,7 +3,7 @@
  * `berth.dev/machine` (a fully resolved {@link Machine}, never changed afterwards) and `berth.dev/desired`
  * (a {@link Desired}, the only annotation it changes; the Pod's cpu and memory change by `pods/resize`). The agent answers in Pod status alone.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 
 /** Version of the machine document. An agent that does not know it refuses the Pod with `AgentTooOld`, never guesses. */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';

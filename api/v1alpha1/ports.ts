@@ -1,5 +1,5 @@
 /** Port reservations: `<NODE_PORT>:<VM_PORT>` with an optional `/tcp` or `/udp`, in any case, TCP when omitted. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { documented } from './schema.ts';
 
 /** A reservation: `hostPort` of the machine's host leads to `guestPort` in the guest. */

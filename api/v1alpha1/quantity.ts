@@ -1,5 +1,5 @@
 /** Kubernetes quantities (`4Gi`, `1500M`, `0.5Ti`) as whole bytes. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { documented } from './schema.ts';
 
 const QUANTITY =

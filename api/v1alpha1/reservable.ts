@@ -1,5 +1,5 @@
 /** Which ports of hosts VMs may reserve: the same setting, `ports`, in the operator's configuration and in an agent's. */
-import { z } from 'zod';
+import * as z from 'zod';
 
 const LAST_PORT = 65_535;
 /** Below it are the ports of the host's own services; only root may listen there. */

@@ -2,7 +2,7 @@
  * Building blocks of the kinds' schemas. What zod cannot say (CEL rules, list types) travels in `.meta()` under the
  * names that a CustomResourceDefinition uses, so that one schema gives the types, the CRD and the HTTP API.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 
 /** One CEL rule of a CustomResourceDefinition (`x-kubernetes-validations`). */
 export interface CelRule {

@@ -1,5 +1,5 @@
 /** What Images and ISOs share: where they come from, and what is reported of them. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { count, documented, report, sha256, text, timestamp } from './schema.ts';
 import { imageName, objectReferenceSchema } from './template.ts';
 

@@ -1,5 +1,5 @@
 /** Fits a status to its schema's bounds before it is written, so that the API server never refuses our own words. */
-import { z } from 'zod';
+import * as z from 'zod';
 
 /** The parts of a JSON schema that bound a value. */
 interface BoundedSchema {

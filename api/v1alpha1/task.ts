@@ -4,7 +4,7 @@
  * container's termination message, both as JSON of a {@link TaskReport}. The Pod's pull secrets are the credentials of
  * every registry that the task speaks to.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { machineImageSourceSchema } from './machine.ts';
 
 /** Version of the task document. An agent that does not know it refuses the Pod with `AgentTooOld`, never guesses. */

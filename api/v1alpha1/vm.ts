@@ -1,5 +1,5 @@
 /** VM: one virtual machine on one host. */
-import { z } from 'zod';
+import * as z from 'zod';
 import type { DisplayDpiMaximum } from './display.ts';
 import {
   AGE_COLUMN,

@@ -1,5 +1,5 @@
 /** VMConfig: what many VMs have in common; a VM's own values win over it. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import type { DisplayDpiMaximum } from './display.ts';
 import { AGE_COLUMN, conditionColumn, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';

@@ -1,5 +1,5 @@
 /** What the operator reports of a VM. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import { IMAGE_NAME_LENGTH } from './imagename.ts';
 import { count, report, timestamp } from './schema.ts';

@@ -6,7 +6,7 @@ import { execFileSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
 import { parse } from 'yaml';
-import { z } from 'zod';
+import * as z from 'zod';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const MUTANTS = join(ROOT, 'test', 'mutants');

@@ -1,7 +1,7 @@
 /** What a copy under way leaves when the agent dies, written down before it is made. */
 import { readFile, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { z } from 'zod';
+import * as z from 'zod';
 import { isMissing } from '../../errors.ts';
 
 /** Beside the state file, where the hypervisor may not write: what it names is removed. */

@@ -1,7 +1,7 @@
 /** The QEMU guest agent, where a guest runs one: holds its file systems still for a moment. JSON lines over a virtio port. */
 import { randomInt } from 'node:crypto';
 import type { Socket } from 'node:net';
-import { z } from 'zod';
+import * as z from 'zod';
 import { readLines } from '../../../base/lines.ts';
 import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';

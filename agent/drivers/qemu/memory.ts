@@ -4,7 +4,7 @@ import { chmod, open, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
-import { z } from 'zod';
+import * as z from 'zod';
 import { codeOf } from '../../errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';

@@ -1,7 +1,7 @@
 /** QEMU's machine protocol: JSON lines over a unix socket; one client at a time. A guest may have taken QEMU over: nothing that it says is believed. */
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
-import { z } from 'zod';
+import * as z from 'zod';
 import { readLines } from '../../../base/lines.ts';
 import { codeOf } from '../../errors.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';

@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { z } from 'zod';
+import * as z from 'zod';
 import type { ContentLookup, PullTarget } from './format.ts';
 import { type SparseFile, writeSparse } from './sparse.ts';
 

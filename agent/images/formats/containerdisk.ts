@@ -7,7 +7,7 @@
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { z } from 'zod';
+import * as z from 'zod';
 import type { Descriptor, Repository } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
 import { fetchBlob } from './blob.ts';

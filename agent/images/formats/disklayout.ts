@@ -4,7 +4,7 @@
  * images can look at it: `rootfs.diff_ids` has the digests of the chunks' content, as it has those of archives elsewhere, and
  * what only a disk has is below a key of its own.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import type { Manifest } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
 

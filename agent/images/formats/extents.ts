@@ -1,6 +1,6 @@
 /** Where a sparse file has data. */
 import { createInterface } from 'node:readline';
-import { z } from 'zod';
+import * as z from 'zod';
 import { startQemuImg } from '../../disks/qemuimg.ts';
 
 const extentSchema = z.object({ start: z.number(), length: z.number(), data: z.boolean() });

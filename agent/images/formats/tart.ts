@@ -6,7 +6,7 @@ import { createHash } from 'node:crypto';
 import { constants, open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
-import { z } from 'zod';
+import * as z from 'zod';
 import type { Descriptor, Manifest, Repository } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
 import { checkDigest, saveBlob, streamOf } from './blob.ts';

@@ -1,5 +1,5 @@
 /** What a registry's refusals mean. */
-import { z } from 'zod';
+import * as z from 'zod';
 import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from '../retries.ts';
 import { ImageError, type ImageErrorReason } from '../store.ts';
 import type { Response } from './transport.ts';

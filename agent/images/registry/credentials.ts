@@ -1,6 +1,6 @@
 /** What opens registries: the content of `kubernetes.io/dockerconfigjson` Secrets. */
 import { createHmac, randomBytes } from 'node:crypto';
-import { z } from 'zod';
+import * as z from 'zod';
 
 export type Credential =
   | { type: 'password'; username: string; password: string }

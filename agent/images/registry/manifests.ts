@@ -1,6 +1,6 @@
 /** Manifests as registries give them: read with suspicion. */
 import { createHash } from 'node:crypto';
-import { z } from 'zod';
+import * as z from 'zod';
 import { ImageError } from '../store.ts';
 import { isSha256 } from './reference.ts';
 import type { Manifest } from './types.ts';

@@ -8,7 +8,7 @@
  * unless the registry itself is configured for plain http. A realm on an address of this host or its link is refused as
  * everywhere, and a token server's redirects are not followed.
  */
-import { z } from 'zod';
+import * as z from 'zod';
 import { Flights } from '../flight.ts';
 import { retrying } from '../retries.ts';
 import { ImageError } from '../store.ts';

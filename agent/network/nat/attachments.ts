@@ -1,7 +1,7 @@
 /** The attachments that should be, kept in one file so that they outlive the agent. */
 import { mkdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { z } from 'zod';
+import * as z from 'zod';
 import { machinePortSchema } from '../../../api/v1alpha1/machine.ts';
 
 const attachmentSchema = z.object({

@@ -1,7 +1,7 @@
 /** What is: the kernel's devices, rules and switches, read with two commands. */
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
-import { z } from 'zod';
+import * as z from 'zod';
 import { CommandError, run } from './command.ts';
 
 export interface Link {

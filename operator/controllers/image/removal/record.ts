@@ -3,7 +3,7 @@
  * namespace, so that it outlives the image and the image's namespace. Nothing but such a Job removes content.
  */
 import { createHash } from 'node:crypto';
-import { z } from 'zod';
+import * as z from 'zod';
 import { parseDocument } from '../../../../api/v1alpha1/machine.ts';
 import { API_VERSION } from '../../../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION } from '../../../../api/v1alpha1/task.ts';

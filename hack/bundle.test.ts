@@ -1,0 +1,20 @@
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { bundleInto } from './bundle.ts';
+
+const ROOT = join(import.meta.dirname, '..');
+/** Of zod's messages in one of the forty languages that it has. */
+const GERMAN = /Ung(ü|\\xFC|\\u00FC)ltige Eingabe/i;
+
+test.each(['operator', 'agent'])('the bundle of the %s leaves out the languages of zod', async (program) => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-bundle-'));
+  try {
+    const options = { sourcemap: false };
+    await bundleInto(folder, { [program]: join(ROOT, program, 'main.ts') }, options);
+    expect(await readFile(join(folder, `${program}.js`), 'utf8')).not.toMatch(GERMAN);
+  } finally {
+    await rm(folder, { recursive: true, force: true });
+  }
+});
