@@ -246,13 +246,13 @@ test(
 );
 
 test(
-  'a registry that goes away half-way, and an agent killed meanwhile: told, taken up where it was, and the VM runs',
+  // What is fetched again then, and what not, is counted in test/images/store-cuts.test.ts.
+  'a registry that goes away half-way, and an agent killed meanwhile: told, tried again, and the VM runs',
   async () => {
     const reference = await pushContainerDisk(registry, 'team/guest:1', await guestFile('amd64'));
     const { size } = await stat(await newestBlob());
     registry.traffic.cutAfter(Math.floor(size / 2));
     const port = await freePort();
-    const before = registry.traffic.received;
     const imagePullSecrets = [{ name: 'right' }];
     const placement = { node: 'host' };
     await world.makeVM('patient', { image: reference, imagePullSecrets, ports: [`${port}:80`], placement });
@@ -271,8 +271,6 @@ test(
     await registry.restart();
     await world.vms.waitForPhase('patient', 'Running', undefined, BOOT);
     expect(await page(port)).toMatchObject({ boots: '1' });
-    // Half of it before the cut, and no more than all of it again afterwards.
-    expect(registry.traffic.received - before).toBeLessThan(1.7 * size);
   },
   TEST_MILLISECONDS,
 );

@@ -1,4 +1,4 @@
-/** A web server that gives the guest image under any number of digests, and can hold it back. */
+/** A web server that gives the guest image under any number of digests, from any byte on, and can hold it back. */
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
@@ -13,13 +13,16 @@ export class Downloads {
   readonly #held = new Map<ServerResponse, Buffer>();
   #holdsBack = false;
   #count = 0;
+  /** The byte from which each who asked wanted an image. */
+  readonly starts: number[] = [];
 
   private constructor(image: Buffer, server: Server) {
     this.#image = image;
     this.#server = server;
-    server.on('request', ({ url = '' }, response) =>
-      this.#answer(this.#version(Number(url.slice(1))), response),
-    );
+    server.on('request', ({ url = '', headers }, response) => {
+      const [, start = '0'] = /^bytes=(\d+)-$/.exec(headers.range ?? '') ?? [];
+      this.#answer(Number(url.slice(1)), Number(start), response);
+    });
   }
 
   static async serve(file: string): Promise<Downloads> {
@@ -33,6 +36,11 @@ export class Downloads {
   /** Of the loopback address. */
   get port(): number {
     return (this.#server.address() as AddressInfo).port;
+  }
+
+  /** How many the last image of {@link next} has. */
+  get bytes(): number {
+    return this.#version(this.#count).length;
   }
 
   /** An image that nobody has fetched yet. */
@@ -70,15 +78,23 @@ export class Downloads {
     return Buffer.concat([this.#image, Buffer.alloc(number * 512)]);
   }
 
-  #answer(image: Buffer, response: ServerResponse): void {
-    response.setHeader('Content-Length', image.length);
+  #answer(number: number, start: number, response: ServerResponse): void {
+    const image = this.#version(number);
+    const wanted = image.subarray(start);
+    this.starts.push(start);
+    response.setHeader('ETag', `"${number}"`);
+    response.setHeader('Content-Length', wanted.length);
+    if (start > 0) {
+      response.setHeader('Content-Range', `bytes ${start}-${image.length - 1}/${image.length}`);
+      response.statusCode = 206;
+    }
     if (!this.#holdsBack) {
-      response.end(image);
+      response.end(wanted);
       return;
     }
-    const half = Math.floor(image.length / 2);
-    this.#held.set(response, image.subarray(half));
+    const half = Math.floor(wanted.length / 2);
+    this.#held.set(response, wanted.subarray(half));
     response.once('close', () => this.#held.delete(response));
-    response.write(image.subarray(0, half));
+    response.write(wanted.subarray(0, half));
   }
 }

@@ -94,7 +94,8 @@ export function mutate({ id, text, becomes }: Mutant, files: readonly SourceFile
     throw new Error(`${id}: its text stands ${found.length} times: ${places.join(', ')}`);
   }
   const { file, match } = only;
-  const indent = /[ \t]*$/.exec(file.text.slice(0, match.index))?.[0] ?? '';
+  const [before = ''] = /[^\n]*$/.exec(file.text.slice(0, match.index)) ?? [];
+  const indent = before.replaceAll(/\S/g, ' ');
   const changed = becomes.trimEnd().replaceAll('\n', `\n${indent}`);
   const mutated = `${file.text.slice(0, match.index)}${changed}${file.text.slice(match.index + match[0].length)}`;
   if (mutated === file.text) {
