@@ -97,17 +97,27 @@ describe("the network's driver", () => {
   );
 
   test('guests may not reach what tells a host of itself, nor the networks of the cluster that are named', () => {
-    const text = `${LEAST}network: { driver: nat, clusterCIDRs: [10.244.0.0/16, "fd00:10::/48"] }\n`;
-    const { network } = loadConfig(write(text), {}, ROOT);
+    const text = `${LEAST}network: { driver: nat }\nclusterCIDRs: [10.244.0.0/16, "fd00:10::/48"]\n`;
+    const { network, clusterCIDRs } = loadConfig(write(text), {}, ROOT);
     expect(network).toMatchObject({
       guestsMayNotReach: expect.arrayContaining(['169.254.0.0/16', '168.63.129.16/32', 'fd00:ec2::254/128']),
-      clusterCIDRs: ['10.244.0.0/16', 'fd00:10::/48'],
       connectionsPerGuest: 2048,
     });
-    expect(mistakes(`${LEAST}network: { driver: nat, clusterCIDRs: [pods] }\n`)[0]).toMatch(
-      /^network\.clusterCIDRs\.0: /,
-    );
+    expect(clusterCIDRs).toEqual(['10.244.0.0/16', 'fd00:10::/48']);
+    expect(mistakes(`${LEAST}clusterCIDRs: [pods]\n`)[0]).toMatch(/^clusterCIDRs\.0: /);
   });
+
+  test.each(['nat', 'user'])(
+    'networks of the cluster below %s are refused: they have another place',
+    (driver) => {
+      const found = mistakes(`${LEAST}network: { driver: ${driver}, clusterCIDRs: [10.244.0.0/16] }\n`, ROOT);
+      expect(found).toEqual([
+        expect.stringMatching(
+          /^network\.clusterCIDRs: write .* clusterCIDRs at the top level.*images\.registries/,
+        ),
+      ]);
+    },
+  );
 });
 
 describe('who the agent is', () => {

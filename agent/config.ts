@@ -8,6 +8,7 @@ import { isHostName } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../api/v1alpha1/reservable.ts';
 import { networkSchema } from './network/create.ts';
+import { clusterNetworks } from './network/reach.ts';
 import { sharedRootMistakes } from './sharedroots.ts';
 
 /** The API server refuses to sign a certificate for less (422 on `expirationSeconds`). */
@@ -25,6 +26,9 @@ const FIRST_MACHINE_USER = 65_536;
 const LAST_MACHINE_USER = 2 ** 31 - 1;
 /** The images' reader and one machine. */
 const LEAST_MACHINE_USERS = 2;
+
+const MOVED_CIDRS =
+  'write these networks as clusterCIDRs at the top level of the file. Images are then fetched from them only where images.registries names the server';
 
 const nodeName = z
   .string()
@@ -79,9 +83,11 @@ export const configSchema = z
     certificates: z
       .strictObject({ clientSeconds: certificateSeconds, servingSeconds: certificateSeconds })
       .prefault({}),
-    network: networkSchema.and(
-      z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
-    ),
+    network: networkSchema
+      .and(
+        z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
+      )
+      .refine((network) => !('clusterCIDRs' in network), { path: ['clusterCIDRs'], message: MOVED_CIDRS }),
     /** Which ports of this host machines may reserve; the agent's own (`kubelet.port`) never. The operator has the same setting. */
     ports: portRulesSchema,
     images: z
@@ -89,7 +95,7 @@ export const configSchema = z
         /** Folders below which files may be used as images. */
         sharedRoots: z.array(path).max(16).default([]),
         allowLoopbackHttp: z.boolean().default(false),
-        /** What some registries need, and the cluster's own storage. Others need no entry here. */
+        /** What some registries need, the cluster's own storage, and servers of images within `clusterCIDRs`. Others need no entry here. */
         registries: z.array(registry).max(64).default([]),
         /** What all images together may take; without it what the disk holds. */
         budget: bytes.optional(),
@@ -126,14 +132,7 @@ export const configSchema = z
      * same memory is not promised by two Nodes.
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
-    /**
-     * Networks of the cluster's Pods and Services, which an agent cannot find out by itself: no image is fetched from there, but
-     * from registries named in `images.registries`.
-     */
-    clusterCIDRs: z
-      .array(z.union([z.cidrv4(), z.cidrv6()]))
-      .max(64)
-      .default([]),
+    clusterCIDRs: clusterNetworks.default([]),
     /** Jobs of Images and ImageCacheEntries that are done at once; the others wait. Each reads and writes a disk, and a registry's line. */
     tasksAtOnce: z.int().min(1).max(64).default(4),
     cpuOvercommit: z.number().min(1).max(64).default(1),

@@ -51,6 +51,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       dataDirectory,
       nodeAddress: config.address,
       ports: portRules(config),
+      clusterCIDRs: config.clusterCIDRs,
       machineUsers: process.getuid?.() === 0 ? userNumbers(config) : undefined,
       resolvConf: machineRoot === undefined ? '/etc/resolv.conf' : '/proc/1/root/etc/resolv.conf',
       logger: logger.child({ part: 'network' }),

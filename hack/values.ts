@@ -10,6 +10,7 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import * as z from 'zod';
 import { configSchema as agentConfig } from '../agent/config.ts';
+import { clusterNetworks } from '../agent/network/reach.ts';
 import { configSchema as operatorConfig } from '../operator/config.ts';
 
 const ROOT = join(import.meta.dirname, '..');
@@ -110,9 +111,7 @@ const agent = z.strictObject({
     memory: text.regex(/^\d+(Ki|Mi|Gi|Ti)?$/).meta({ examples: ['24Gi'] }),
   }),
   hostPath: text.regex(/^\/./).meta({ examples: ['/srv/berth'] }),
-  clusterCIDRs: z
-    .array(z.union([z.cidrv4(), z.cidrv6()]))
-    .meta({ examples: [['10.42.0.0/16', 'fd00:42::/56']] }),
+  clusterCIDRs: clusterNetworks,
   guestsMayReachCluster: z.boolean(),
   apiServer: text.regex(/^https:\/\//).meta({ examples: ['https://10.96.0.1:443'] }),
   config: without(z.toJSONSchema(agentConfig, { io: 'input' }), [
@@ -121,6 +120,7 @@ const agent = z.strictObject({
     'dataDirectory',
     'kubeconfig',
     'bootstrapKubeconfig',
+    'clusterCIDRs',
     'offered',
   ]),
   extraVolumes: z.array(object).meta({ examples: [[{ name: 'images', hostPath: { path: '/srv/images' } }]] }),

@@ -1,4 +1,8 @@
+import { once } from 'node:events';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { networkInterfaces } from 'node:os';
+import { Agent, request } from 'undici';
 import { describe, expect, it } from 'vitest';
 import { Addresses } from './addresses.ts';
 
@@ -69,7 +73,7 @@ describe('an address', () => {
   });
 
   it.each(CLUSTER)('%s is of the cluster', (address) =>
-    expect(strict.refusal(address)).toContain('clusterCIDRs'),
+    expect(strict.refusal(address)).toMatch(/clusterCIDRs.*images\.registries/),
   );
 
   it.each(SPECIAL)('%s is of no server', (address) =>
@@ -79,6 +83,32 @@ describe('an address', () => {
   it.each(OPEN)('%s is open', (address) => expect(strict.refusal(address)).toBeUndefined());
 
   it('that cannot be read is refused', () => expect(strict.refusal('0177.0.0.1')).toBeDefined());
+});
+
+it('a server that is named may be at any address, and only that one', async () => {
+  const servers = [createServer(), createServer()];
+  const hosts: string[] = [];
+  for (const server of servers) {
+    server.on('request', (_request, response) => response.end());
+    server.listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    hosts.push(`127.0.0.1:${(server.address() as AddressInfo).port}`);
+  }
+  const [named = '', other = ''] = hosts;
+  const addresses = new Addresses({ allowLoopback: false, registries: [{ host: named }] });
+  const dispatcher = new Agent({ connect: addresses.connector({}) });
+  const status = async (host: string): Promise<number> => {
+    const { statusCode, body } = await request(`http://${host}/disk`, { dispatcher });
+    await body.dump();
+    return statusCode;
+  };
+  try {
+    expect(await status(named)).toBe(200);
+    await expect(status(other)).rejects.toThrow('images.registries');
+  } finally {
+    await dispatcher.destroy();
+    for (const server of servers) server.close();
+  }
 });
 
 it('loopback that is allowed opens this host and its link, and nothing else', () => {

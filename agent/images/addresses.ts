@@ -6,15 +6,18 @@ import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { buildConnector } from 'undici';
+import { apiHost } from './registry/reference.ts';
 import { ImageError } from './store.ts';
 
 export interface AddressRules {
   /** Also from addresses of this host itself and of its link, such as a mirror beside the agent. */
   allowLoopback: boolean;
-  /** Networks of the cluster's Pods and Services. */
+  /** Networks of the cluster's Pods, Services and Nodes. */
   clusterCIDRs?: readonly string[];
   /** Addresses of this host that none of its interfaces has, since they are translated on the way here. */
   ownAddresses?: readonly string[];
+  /** Servers that may be at any address, each as in references: `registry.example:5000`. */
+  registries?: readonly { host: string }[];
 }
 
 /** This host and its link. */
@@ -61,24 +64,32 @@ const SPECIAL = [
   'ff00::/8',
 ];
 
-const OUTSIDE = 'only a registry named in images.registries of the agent may be there';
+const OUTSIDE = 'only a server named in images.registries of the agent may be there';
 
 export class Addresses {
   readonly #rules: AddressRules;
   readonly #cluster: BlockList;
+  /** As URLs have it. */
+  readonly #namedHosts: ReadonlySet<string>;
 
   constructor(rules: AddressRules) {
     this.#rules = rules;
     this.#cluster = listOf(rules.clusterCIDRs ?? []);
+    this.#namedHosts = new Set(rules.registries?.map(({ host }) => new URL(`https://${apiHost(host)}`).host));
   }
 
   /**
-   * How undici connects to hosts that no setting names. Names are looked up once, and the addresses that were checked are the
-   * ones connected to: a second look-up could answer otherwise. It fails with an ImageError before anything is sent.
+   * How undici connects. Names are looked up once, and the addresses that were checked are the ones connected to: a second
+   * look-up could answer otherwise. It fails with an ImageError before anything is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
+    const connectAnywhere = buildConnector(options);
     const connect = buildConnector({ ...options, lookup: this.#lookup });
     return (target, callback) => {
+      if (target.host !== undefined && this.#namedHosts.has(target.host)) {
+        connectAnywhere(target, callback);
+        return;
+      }
       // Addresses are connected to without a look-up.
       const address = target.hostname.replace(/^\[|\]$/g, '');
       const refusal = isIP(address) === 0 ? undefined : this.refusal(address);
@@ -128,7 +139,7 @@ export class Addresses {
 }
 
 const LOCAL_WORDS =
-  'an address of this host or its link; images are not fetched from there unless the agent’s configuration allows it (images.allowLoopbackHttp, or a registry named in images.registries)';
+  'an address of this host or its link; images are not fetched from there unless the agent’s configuration allows it (images.allowLoopbackHttp, or a server named in images.registries)';
 
 const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };
 

@@ -43,11 +43,11 @@ export interface HostImageStoreOptions extends SpaceLimits {
   reader?: RunAs | undefined;
   /** Fetch also from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;
-  /** Networks of the cluster's Pods and Services: nothing is fetched from there but by registries that have settings. */
+  /** Networks of the cluster's Pods, Services and Nodes: only servers named in `registries` may be there. */
   clusterCIDRs?: readonly string[];
   /** Of this host, beside those of its interfaces. */
   ownAddresses?: readonly string[];
-  /** `credentialsFile`: opens the cluster's own storage, and nothing else. */
+  /** Servers that may be at any address. `credentialsFile` opens the cluster's own storage, and nothing else. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
   /** For tests: milliseconds, as of `performance.now()`. */
   clock?: () => number;
@@ -68,7 +68,7 @@ export class HostImageStore implements ImageStore {
 
   private constructor(options: HostImageStoreOptions, layout: Layout) {
     const { logger, registries, allowLoopbackHttp, clusterCIDRs = [], ownAddresses = [] } = options;
-    const rules = { allowLoopback: allowLoopbackHttp, clusterCIDRs, ownAddresses };
+    const rules = { allowLoopback: allowLoopbackHttp, clusterCIDRs, ownAddresses, registries };
     this.#options = options;
     const catalog = new Catalog(layout, this.#holds, logger);
     const space = new Space({ ...options, layout, catalog, onEviction: () => metrics.evictions.inc() });
@@ -79,7 +79,7 @@ export class HostImageStore implements ImageStore {
     const making = new Making({ layout, catalog, space, metrics, reader: options.reader });
     this.#catalog = catalog;
     this.#space = space;
-    this.registries = new Registries({ registries, ...rules });
+    this.registries = new Registries(rules);
     const access = new Access(this.registries, options.clock);
     this.#registrySource = new RegistrySource({ catalog, making, access, metrics });
     this.#httpSource = new HttpSource({ catalog, making, metrics, addresses: new Addresses(rules), logger });

@@ -63,6 +63,8 @@ export interface NetworkSurroundings {
   nodeAddress: string;
   /** Which ports machines may reserve. */
   ports: PortRules;
+  /** Networks of the cluster, which guests may not reach. */
+  clusterCIDRs: readonly string[];
   /** Users that hypervisors run as, `10-19`; undefined where the agent is not root, and machines are of its own user. */
   machineUsers: readonly string[] | undefined;
   /** The resolv.conf that hypervisors read. */
@@ -72,7 +74,7 @@ export interface NetworkSurroundings {
 
 /** Throws NetworkSetupError for names and subnets that cannot be used; touches nothing on the host. */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
-  const { dataDirectory, nodeAddress, ports, logger } = surroundings;
+  const { dataDirectory, nodeAddress, ports, clusterCIDRs, logger } = surroundings;
   const directory = join(dataDirectory, 'network');
   const id = createHash('sha256').update(directory).digest('hex').slice(0, 8);
   if (settings.driver === 'user') {
@@ -90,7 +92,7 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
     dnsServers,
     ports,
     connectionsPerGuest,
-    forbidden: forbiddenNetworks(settings).ipv4,
+    forbidden: forbiddenNetworks({ ...settings, clusterCIDRs }).ipv4,
     ...(settings.hostAddress === undefined ? {} : { hostAddress: settings.hostAddress }),
   };
   return new NatNetwork(options, logger);
@@ -99,12 +101,13 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
 /** Only root can have rules about other users, and only Linux has nftables. */
 function userGuard(
   settings: Extract<NetworkSettings, { driver: 'user' }>,
-  { machineUsers, resolvConf, logger }: NetworkSurroundings,
+  { machineUsers, resolvConf, clusterCIDRs, logger }: NetworkSurroundings,
   table: string,
 ): UserGuard | undefined {
   if (machineUsers === undefined || process.platform !== 'linux' || settings.guestsMayReachHost) {
     logger.warn("guests reach what this host reaches, its loopback too: 'user' is for guests you trust");
     return undefined;
   }
-  return new UserGuard({ table, users: machineUsers, forbidden: forbiddenNetworks(settings), resolvConf });
+  const forbidden = forbiddenNetworks({ ...settings, clusterCIDRs });
+  return new UserGuard({ table, users: machineUsers, forbidden, resolvConf });
 }

@@ -16,14 +16,18 @@ export const METADATA_NETWORKS = [
 
 const networks = z.array(z.union([z.cidrv4(), z.cidrv6()])).max(256);
 
+/**
+ * Networks of the cluster's Pods, Services and Nodes, which an agent has no right to read. Guests may not reach them, and no
+ * image is fetched from there but from servers named in `images.registries`.
+ */
+export const clusterNetworks = networks.meta({ examples: [['10.244.0.0/16', 'fd00:10:244::/56']] });
+
 /** Of the section `network`, for every driver. */
 export const reachSettings = {
   /** Replaced as a whole by another list; by default a cloud's metadata services. */
   guestsMayNotReach: networks
     .default(METADATA_NETWORKS)
     .meta({ examples: [['192.0.2.0/24', '2001:db8::/32']] }),
-  /** Networks of the cluster's Pods, Services and Nodes, kept from guests too; an agent has no right to read them. */
-  clusterCIDRs: networks.default([]).meta({ examples: [['10.244.0.0/16', 'fd00:10:244::/56']] }),
 };
 
 export interface Reach {

@@ -139,6 +139,7 @@ describe('configuration files are ones that the programs take', () => {
       const environment = { BERTH_NODE_NAME: 'node-1-berth', BERTH_ADDRESS: '192.0.2.1' };
       const config = loadAgentConfig(file, environment);
       expect(config).toMatchObject({ nodeName: 'node-1-berth', offered: { cpu: 4, memory: 8 * 1024 ** 3 } });
+      expect(config.clusterCIDRs).toEqual(EVERYTHING.agent.clusterCIDRs);
       expect(container.resources.requests).toEqual({
         cpu: '4100m',
         memory: String(8 * 1024 ** 3 + 256 * 1024 ** 2),

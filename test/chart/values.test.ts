@@ -130,6 +130,10 @@ describe('values that contradict each other are refused by their names', () => {
       ['agent.clusterCIDRs', 'agent.guestsMayReachCluster'],
     ],
     [
+      merged(EVERYTHING, { agent: { config: { network: { clusterCIDRs: ['10.244.0.0/16'] } } } }) as object,
+      ['agent.config.network.clusterCIDRs', 'agent.clusterCIDRs', 'agent.config.images.registries'],
+    ],
+    [
       merged(EVERYTHING, { agent: { config: { kubelet: { port: 0 } } } }) as object,
       ['agent.config.kubelet.port'],
     ],

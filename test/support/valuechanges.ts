@@ -27,7 +27,6 @@ const EXAMPLES: Readonly<Record<string, unknown>> = {
   'config.defaults.diskRequest': '20Gi',
   'config.diskRequestRatio': 0.5,
   'config.imageStorage.registry.prefix': 'registry.example/berth',
-  'agent.config.clusterCIDRs': ['10.244.0.0/16'],
   'config.hosts.addressCIDRs': ['10.1.0.0/16', 'fd00:1::/64'],
   'config.hosts.nodeNameSuffix': '-vms',
   'config.priorityClassName': 'berth-machines',

@@ -27,7 +27,6 @@ export interface RegistrySettings {
   plainHttp?: boolean | undefined;
 }
 
-/** The rules hold for all hosts but the registries that have settings. */
 export interface RegistriesOptions extends AddressRules {
   /** Only those that need settings; their addresses may be any. */
   registries: readonly RegistrySettings[];
@@ -126,8 +125,7 @@ export class Transport {
 
   #poolOptions(origin: string | URL): Pool.Options {
     const { host } = typeof origin === 'string' ? new URL(origin) : origin;
-    const settings = this.#settings.get(host);
-    const ca = settings?.ca;
+    const ca = this.#settings.get(host)?.ca;
     const connect = {
       timeout: CONNECT_TIMEOUT_MILLISECONDS,
       allowH2: false,
@@ -138,7 +136,7 @@ export class Transport {
       connections: CONNECTIONS_PER_HOST,
       headersTimeout: HEADERS_TIMEOUT_MILLISECONDS,
       bodyTimeout: BODY_IDLE_TIMEOUT_MILLISECONDS,
-      connect: settings === undefined ? this.#addresses.connector(connect) : connect,
+      connect: this.#addresses.connector(connect),
     };
   }
 }

@@ -67,7 +67,7 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- $own := dict "dataDirectory" .Values.agent.hostPath "bootstrapKubeconfig" "/etc/berth/bootstrap/kubeconfig" "offered" (dict "cpu" $share.cpu "memory" $share.memory) -}}
 {{- $usual := dict "kubelet" (dict "clientCAFile" "/etc/berth/bootstrap/ca.crt" "port" (include "berth.agentPort" . | int)) -}}
 {{- with .Values.agent.clusterCIDRs -}}
-{{- $_ := set $own "network" (dict "clusterCIDRs" .) -}}
+{{- $_ := set $own "clusterCIDRs" . -}}
 {{- end -}}
 {{- /* What VMs may reserve is said once, for the operator. */ -}}
 {{- with .Values.config.ports -}}

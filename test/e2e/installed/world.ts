@@ -30,6 +30,9 @@ export const SET_UP_MILLISECONDS = 600_000;
 /** A page on the same machine. */
 const PAGE_SECONDS = '2';
 
+/** Where hosts fetch the guest's image; within the cluster's networks. */
+const IMAGE_PORT = 80;
+
 /** Values for the images that were built here, and for nodes this small. */
 export const VALUES = {
   operator: { image: { repository: 'localhost/berth-operator' } },
@@ -39,8 +42,12 @@ export const VALUES = {
     nodeSelector: { 'berth.dev/machines': 'true' },
     share: { cpu: 1, memory: '2Gi' },
     clusterCIDRs: ['10.244.0.0/16', '10.96.0.0/16', '10.200.0.0/24'],
-    // Guests do little, and there are few processors.
-    config: { network: { driver: 'nat' }, cpuOvercommit: 8 },
+    config: {
+      network: { driver: 'nat' },
+      images: { registries: [{ host: CONTROL_ADDRESS }] },
+      // Guests do little, and there are few processors.
+      cpuOvercommit: 8,
+    },
   },
 };
 
@@ -81,6 +88,7 @@ export class Installed {
       namespace,
       direction: 'in',
       port: downloads.port,
+      portThere: IMAGE_PORT,
       addressThere: CONTROL_ADDRESS,
       directory: cluster.directory,
     });
@@ -131,10 +139,10 @@ export class Installed {
   /** An Image that every host fetches over the network. */
   async createGuestImage(name: string): Promise<void> {
     const { url, sha256 } = this.#downloads.next();
-    const { port, pathname } = new URL(url);
-    await createImage(this.cluster, name, {
-      http: { url: `http://${CONTROL_ADDRESS}:${port}${pathname}`, sha256 },
-    });
+    const there = new URL(url);
+    there.hostname = CONTROL_ADDRESS;
+    there.port = String(IMAGE_PORT);
+    await createImage(this.cluster, name, { http: { url: there.href, sha256 } });
   }
 
   /** Creates a VM of an Image, with its page on a port of the host. */
