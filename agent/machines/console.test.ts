@@ -1,14 +1,17 @@
 import { appendFileSync, rmSync, statSync, truncateSync } from 'node:fs';
-import { mkdtemp, readdir, rm, stat } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { ConsoleStore } from './console.ts';
 import type { ConsoleReadOptions } from './consoleread.ts';
+import { STORE_FILES } from './consolestore.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './segments.ts';
 
 const MEBIBYTE = 1024 * 1024;
+/** More than what waits for a follower may take. */
+const FOLLOWER_BYTES = 300 * 1024;
 
 /** As a task, or the hypervisor of an agent without log writers. */
 function appendToOneFile(folder: string, bytes: string | Buffer): void {
@@ -55,6 +58,12 @@ describe.each([
     let text = '';
     for await (const piece of store.read(options)) text += piece;
     return text;
+  }
+
+  /** By this process, from anywhere. */
+  async function bytesRead(): Promise<number> {
+    const text = await readFile('/proc/self/io', 'utf8');
+    return Number(/^rchar: (\d+)$/m.exec(text)?.[1]);
   }
 
   async function bytesOf(name: string): Promise<number> {
@@ -184,6 +193,36 @@ describe.each([
       else stop.abort();
     }
     expect(lines).toEqual(['before\n', 'after\n']);
+  });
+
+  it('a reader of the last line reads the end of a full store, not all of it', async () => {
+    await mkdir(join(folder, 'console'));
+    const line = '2026-01-01T00:00:00.000Z F \n';
+    const full = line.repeat(Math.floor((4 * MEBIBYTE) / line.length));
+    for (const name of STORE_FILES) await writeFile(join(folder, 'console', name), full);
+    expect(await read({ tailLines: 1 })).toBe('\n');
+    const before = await bytesRead();
+    expect(await read({ tailLines: 1 })).toBe('\n');
+    expect((await bytesRead()) - before).toBeLessThan(MEBIBYTE);
+  });
+
+  it('a follower that does not keep up loses the oldest lines, and does not fill the memory', async () => {
+    guestWrites('begin\n');
+    const follower = store.read({ follow: true })[Symbol.asyncIterator]();
+    expect(await follower.next()).toMatchObject({ value: 'begin\n' });
+    const line = `${'x'.repeat(99)}\n`;
+    // The follower listens from here on.
+    const next = follower.next();
+    guestWrites('first\n');
+    await read({ tailLines: 0 });
+    expect(await next).toMatchObject({ value: 'first\n' });
+    guestWrites(line.repeat(20_000));
+    guestWrites('the end\n');
+    await read({ tailLines: 0 });
+    const { value } = (await follower.next()) as { value: string };
+    expect(value.endsWith(`${line}the end\n`)).toBe(true);
+    expect(value.length).toBeLessThan(FOLLOWER_BYTES);
+    await follower.return?.();
   });
 
   it('a follow ends with the machine', async () => {
