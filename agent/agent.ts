@@ -30,7 +30,7 @@ import { followNetwork } from './pods/follownetwork.ts';
 import type { Host } from './pods/host.ts';
 import { NetworkMonitor } from './pods/networkmonitor.ts';
 import { pullKeyring } from './pods/pullsecrets.ts';
-import { RecordStore } from './pods/record.ts';
+import { RecordStore } from './pods/recordstore.ts';
 import { knowsItsPods } from './pods/uptodate.ts';
 import { TaskRunner } from './tasks/runner.ts';
 import { taskWork } from './tasks/work.ts';

@@ -6,12 +6,13 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { writeWhole } from '../../base/files.ts';
 import { isMissing } from '../errors.ts';
 import type { RunAs } from '../machines/users.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { Flights } from './flight.ts';
 import { inspectImage } from './inspect.ts';
-import { sharedId, writeAtomically } from './layout.ts';
+import { sharedId } from './layout.ts';
 import { fileDigest, fileIdentity, resolveBelowRoots } from './sharedfile.ts';
 import { ImageError, type EnsureOptions, type ImageFormat } from './store.ts';
 
@@ -81,7 +82,7 @@ export class FileSource {
       throw new ImageError('ImageInvalid', `${real} was written to while it was read`);
     }
     this.#digests = new Map([...this.#digests, [identity, digest] as const].slice(-DIGESTS_LIMIT));
-    await writeAtomically(this.#file, [...this.#digests]);
+    await writeWhole(this.#file, JSON.stringify([...this.#digests]));
     return digest;
   }
 }

@@ -9,21 +9,10 @@
  */
 import { createHash, randomUUID } from 'node:crypto';
 import { existsSync, renameSync } from 'node:fs';
-import {
-  chmod,
-  chown,
-  mkdir,
-  open,
-  readdir,
-  readFile,
-  rename,
-  rm,
-  stat,
-  utimes,
-  writeFile,
-} from 'node:fs/promises';
+import { chmod, chown, mkdir, readdir, readFile, rm, stat, utimes } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
+import { sync, writeWhole } from '../../base/files.ts';
 import { allocated } from './allocated.ts';
 import { isMissing } from '../errors.ts';
 import { listFolders } from '../machines/folder.ts';
@@ -154,7 +143,7 @@ export class Layout {
   async save(id: ImageId, metadata: Metadata): Promise<void> {
     // Others have their folder from the fetch.
     if (metadata.path !== undefined) await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
-    await writeAtomically(join(this.folder(id), METADATA), metadata);
+    await writeWhole(join(this.folder(id), METADATA), JSON.stringify(metadata));
   }
 
   /** The time of the last use is that of the file: it may be lost with the host's power. */
@@ -176,7 +165,7 @@ export class Layout {
   async finish(partial: string, metadata: Metadata): Promise<void> {
     await chmod(join(partial, DISK), DISK_MODES.finished);
     await sync(join(partial, DISK));
-    await writeAtomically(join(partial, METADATA), metadata);
+    await writeWhole(join(partial, METADATA), JSON.stringify(metadata));
   }
 
   /** Gives a finished fetch its place, before anything else can happen. */
@@ -252,22 +241,5 @@ async function readMetadata(folder: string): Promise<Metadata | undefined> {
 async function prune(folder: string): Promise<void> {
   for (const name of await readdir(folder)) {
     if (!KEPT.has(name)) await rm(join(folder, name), { recursive: true });
-  }
-}
-
-/** Whole or not at all, whatever happens to the host. */
-export async function writeAtomically(path: string, content: unknown): Promise<void> {
-  const temporary = `${path}.${randomUUID()}.tmp`;
-  await writeFile(temporary, JSON.stringify(content), { mode: 0o600, flush: true });
-  await rename(temporary, path);
-  await sync(dirname(path));
-}
-
-async function sync(path: string): Promise<void> {
-  const handle = await open(path, 'r');
-  try {
-    await handle.sync();
-  } finally {
-    await handle.close();
   }
 }

@@ -1,7 +1,8 @@
 /** What lies where in a machine's folder, and its state file. */
-import { mkdir, readdir, readFile, rename, writeFile } from 'node:fs/promises';
+import { mkdir, readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { writeWhole } from '../../base/files.ts';
 import { isMissing } from '../errors.ts';
 
 /** Names in a machine's folder. Sockets are bound by the hypervisor relative to it: a socket's whole path may have 107 bytes only. */
@@ -71,11 +72,8 @@ export async function readMachineFile(folder: string): Promise<MachineFile | und
   return stateSchema.parse(JSON.parse(text));
 }
 
-/** By temporary file and rename: a reader never sees half of it. */
 export async function writeMachineFile(folder: string, state: MachineFile): Promise<void> {
-  const file = join(folder, FILES.state);
-  await writeFile(`${file}.tmp`, JSON.stringify(state), { mode: 0o600 });
-  await rename(`${file}.tmp`, file);
+  await writeWhole(join(folder, FILES.state), JSON.stringify(state));
 }
 
 /** The hypervisor, without rights of its own, must be able to reach sockets here; the parent folder keeps everybody else out. */

@@ -1,11 +1,12 @@
 /** Who the agent is to the cluster: a node's identity got with a bootstrap kubeconfig, or a kubeconfig used as it is. */
 import { X509Certificate } from 'node:crypto';
-import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
 import path from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { stringify } from 'yaml';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
+import { writeWholeSync } from '../../base/files.ts';
 import { createKey, type Key, readKey } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
@@ -227,8 +228,7 @@ export function isUsable(pair: Certificate | undefined, nodeName: string): boole
 
 function writeSecretFile(file: string, text: string): void {
   mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
-  writeFileSync(`${file}.tmp`, text, { mode: 0o600 });
-  renameSync(`${file}.tmp`, file);
+  writeWholeSync(file, text);
 }
 
 function kubeconfigText(bootstrap: Connection, clientFile: string): string {

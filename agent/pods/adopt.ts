@@ -1,9 +1,13 @@
 /** What an earlier agent left on this host: machines that run on, and traces that belong to nobody. */
 import { join } from 'node:path';
-import { readMachineFile } from '../machines/folder.ts';
+import type { Pod } from '../../kube/core.ts';
+import { keyOf } from '../../kube/objects.ts';
+import { type MachineFile, readMachineFile } from '../machines/folder.ts';
 import type { Host } from './host.ts';
 import type { Machines } from './machines.ts';
-import { newRecord } from './record.ts';
+import { claimOf } from './admission.ts';
+import { type MachineRecord, newRecord, recordDamaged } from './record.ts';
+import { roleOf } from './role.ts';
 
 /** Key of what no Pod of this host ever named: no namespace has a slash before its name, so no Pod can have it. */
 const STRAY_PREFIX = '/stray-';
@@ -13,19 +17,21 @@ const STRAY_PREFIX = '/stray-';
  * and makes known to the store which images machines run from, and to the network which attachments are to be there.
  */
 export async function adoptMachines(host: Host, machines: Machines): Promise<void> {
+  for (const { uid, path, message } of host.records.damaged) {
+    host.logger.error({ uid, path, message }, 'the record of a machine cannot be read, leaving it alone');
+  }
   await adoptStrays(host);
-  adoptImages(host);
+  await adoptImages(host);
   for (const record of host.records.list()) {
     const { machine, uid, runAs } = record;
     if (record.released || machine === undefined) {
       continue;
     }
     const runtime = machines.runtime(record);
-    const state = await host.driver.inspect(runtime.folder);
-    runtime.state = state;
     const { macAddress } = machine.hardware;
     try {
-      const running = state.kind === 'running';
+      runtime.state = await host.driver.inspect(runtime.folder);
+      const running = runtime.state.kind === 'running';
       const options = { macAddress, ports: machine.ports, running, ...(runAs && { runAs }) };
       const network = await host.network.attach(uid, options);
       runtime.address = network.address ?? (await host.network.address(uid));
@@ -38,23 +44,76 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
 
 /** What no record names. Its process keeps its user, which no other machine may get meanwhile. */
 async function adoptStrays(host: Host): Promise<void> {
+  const damaged = new Set(host.records.damaged.map(({ uid }) => uid));
   const uids = [...(await host.driver.list()).map(({ uid }) => uid), ...(await host.network.attached())];
   for (const uid of new Set(uids)) {
-    if (host.records.get(uid) === undefined) {
+    if (host.records.get(uid) === undefined && !damaged.has(uid)) {
       host.logger.warn({ uid }, 'a machine without a record, removing it');
-      const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
-      const record = newRecord({ uid, key: `${STRAY_PREFIX}${uid}`, machine: undefined, claim });
-      const state = await readMachineFile(join(host.machinesDirectory, uid));
-      const runAs = state?.launched?.runAs;
-      host.records.save({ ...record, created: true, released: false, runAs });
+      host.records.save(await foundRecord(host, uid, strayIdentity(uid)));
     }
   }
 }
 
-function adoptImages({ records, images }: Host): void {
+/**
+ * Gives machines whose records cannot be read new ones, once it is known which Pods there are: a machine that has a Pod
+ * fails with its disk kept, another one is torn down.
+ */
+export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): Promise<void> {
+  const byUid = new Map(pods.map((pod) => [pod.metadata.uid, pod]));
+  for (const { uid, path, message } of host.records.damaged) {
+    const pod = byUid.get(uid);
+    const record = await foundRecord(host, uid, pod === undefined ? strayIdentity(uid) : identityOf(pod));
+    const failure = pod === undefined ? undefined : recordDamaged(path, message);
+    host.records.replaceDamaged({ ...record, failure });
+  }
+}
+
+type MachineIdentity = Pick<MachineRecord, 'key' | 'machine' | 'claim'>;
+
+function strayIdentity(uid: string): MachineIdentity {
+  const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+  return { key: `${STRAY_PREFIX}${uid}`, machine: undefined, claim };
+}
+
+function identityOf(pod: Readonly<Pod>): MachineIdentity {
+  const role = roleOf(pod);
+  return {
+    key: keyOf(pod),
+    machine: role.kind === 'machine' ? role.machine : undefined,
+    claim: claimOf(pod),
+  };
+}
+
+/** Of what was found on the host: it may run, and its process keeps its user. */
+async function foundRecord(host: Host, uid: string, identity: MachineIdentity): Promise<MachineRecord> {
+  const state = await stateOf(host, uid);
+  return {
+    ...newRecord({ uid, ...identity }),
+    created: true,
+    released: false,
+    runAs: state?.launched?.runAs,
+  };
+}
+
+/** Undefined also for a state that cannot be read: the driver says so each time that it is asked to do something. */
+async function stateOf(host: Host, uid: string): Promise<MachineFile | undefined> {
+  try {
+    return await readMachineFile(join(host.machinesDirectory, uid));
+  } catch (error) {
+    host.logger.error({ err: error, uid }, 'the state of a machine cannot be read');
+    return undefined;
+  }
+}
+
+async function adoptImages(host: Host): Promise<void> {
+  const { records, images } = host;
   for (const { uid, base, isoPath } of records.list()) {
     for (const path of [base?.path, isoPath]) {
       if (path !== undefined) images.adopt(`machine/${uid}`, path);
     }
+  }
+  for (const { uid } of records.damaged) {
+    const base = (await stateOf(host, uid))?.base;
+    if (base !== undefined) images.adopt(`machine/${uid}`, base.path);
   }
 }

@@ -10,6 +10,7 @@ import { timestamp } from '../time.ts';
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { claimOf } from './admission.ts';
+import { adoptDamaged } from './adopt.ts';
 import { type Claimants, judge } from './claims.ts';
 import type { Host } from './host.ts';
 import { Machines, type Progress } from './machines.ts';
@@ -30,6 +31,9 @@ const WORKERS = 4;
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** A kubelet looks at all its containers every so often, whatever events say. */
 const RELIST_MILLISECONDS = 30_000;
+
+/** What is asked of a machine whose Pod is gone or not known. */
+const WITHOUT_POD = { pod: undefined, desired: undefined, activeDeadline: undefined, graceMilliseconds: 0 };
 
 export interface PodControllerOptions {
   client: KubeClient;
@@ -75,6 +79,7 @@ export class PodController {
     this.#controller.start(signal);
     this.informer.start(signal);
     await this.informer.synced;
+    await adoptDamaged(this.#host, this.informer.cache.list());
     this.#synced = true;
     this.#tasks.sweep(new Set(this.informer.cache.list().map(({ metadata }) => metadata.uid ?? '')));
     this.#writer.start(signal);
@@ -142,22 +147,15 @@ export class PodController {
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
-        const none = { pod: undefined, desired: undefined, deletion: undefined, activeDeadline: undefined };
-        await this.machines.drive({ record, ...none, graceMilliseconds: 0 });
+        await this.machines.drive({ record, ...WITHOUT_POD, deletion: undefined });
       }
     }
   }
 
   /** A machine whose Pod is gone: at once, and without a trace. */
   async #dismiss(record: MachineRecord): Promise<number | undefined> {
-    const progress = await this.machines.drive({
-      record,
-      pod: undefined,
-      desired: undefined,
-      deletion: { deadline: Date.now() },
-      activeDeadline: undefined,
-      graceMilliseconds: 0,
-    });
+    const deletion = { deadline: Date.now() };
+    const progress = await this.machines.drive({ record, ...WITHOUT_POD, deletion });
     if (progress.step.kind === 'settled') {
       this.machines.forget(record);
       this.touchAll();

@@ -11,7 +11,8 @@ import type { Network } from '../network/network.ts';
 import type { HostCapacity } from './admission.ts';
 import type { DiskGuard } from './diskguard.ts';
 import type { NetworkMonitor } from './networkmonitor.ts';
-import type { MachineRecord, RecordStore } from './record.ts';
+import type { MachineRecord } from './record.ts';
+import type { RecordStore } from './recordstore.ts';
 
 export interface Host {
   readonly driver: Driver;

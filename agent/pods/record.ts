@@ -2,12 +2,13 @@
  * What the agent must remember of each machine beyond its own life: one small file per Pod uid. The hypervisor's
  * process, disk and sockets are the driver's; here are the facts that decide what may happen to them.
  */
-import { mkdirSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { BaseImage } from '../images/store.ts';
 import type { RunAs } from '../machines/users.ts';
 import type { Claim } from './admission.ts';
+
+/** A guest that still runs ends in order, as with a Pod that is deleted. */
+const DAMAGED_GRACE_MILLISECONDS = 30_000;
 
 /** How a machine ended that nobody asked to end. */
 export interface MachineEnd {
@@ -26,6 +27,16 @@ export interface MachineFailure {
   exitCode: number;
   /** Milliseconds that the guest gets to end in order. */
   graceMilliseconds: number;
+}
+
+/** The agent can neither go on with a machine that it knows nothing of, nor throw its disk away. */
+export function recordDamaged(path: string, message: string): MachineFailure {
+  return {
+    reason: 'RecordDamaged',
+    message: `The agent's record of this machine cannot be read (${path}: ${message}). Its disk stays on the host until the VM is deleted`,
+    exitCode: 1,
+    graceMilliseconds: DAMAGED_GRACE_MILLISECONDS,
+  };
 }
 
 /** The control plane gave the Pod up: its slot and ports may be another's already. */
@@ -123,52 +134,4 @@ export function needed<T>(value: T | undefined): T {
     throw new TypeError('a machine without description cannot be worked on');
   }
   return value;
-}
-
-/** All records of this host, in memory and on disk. Written by temporary file and rename: a reader never sees half of one. */
-export class RecordStore {
-  readonly #directory: string;
-  readonly #records = new Map<string, MachineRecord>();
-
-  constructor(directory: string) {
-    this.#directory = directory;
-    mkdirSync(directory, { recursive: true, mode: 0o700 });
-    for (const name of readdirSync(directory)) {
-      if (name.endsWith('.json')) {
-        const record = JSON.parse(readFileSync(join(directory, name), 'utf8')) as MachineRecord;
-        // Written by an agent that counted no disk: neither did the Pod.
-        record.claim = { ...record.claim, diskBytes: record.claim.diskBytes ?? 0 };
-        this.#records.set(record.uid, record);
-      }
-    }
-  }
-
-  get(uid: string): MachineRecord | undefined {
-    return this.#records.get(uid);
-  }
-
-  list(): MachineRecord[] {
-    return [...this.#records.values()];
-  }
-
-  ofKey(key: string): MachineRecord[] {
-    return this.list().filter((record) => record.key === key);
-  }
-
-  save(record: MachineRecord): void {
-    const file = join(this.#directory, `${record.uid}.json`);
-    writeFileSync(`${file}.tmp`, JSON.stringify(record), { mode: 0o600 });
-    renameSync(`${file}.tmp`, file);
-    this.#records.set(record.uid, record);
-  }
-
-  update(record: MachineRecord, change: Partial<MachineRecord>): void {
-    Object.assign(record, change);
-    this.save(record);
-  }
-
-  remove(uid: string): void {
-    this.#records.delete(uid);
-    rmSync(join(this.#directory, `${uid}.json`), { force: true });
-  }
 }

@@ -1,5 +1,7 @@
 /** What the agent does when its cluster or its network fails it, against a real API server; the machines are stand-ins. */
+import { readdir, writeFile } from 'node:fs/promises';
 import { Agent, get } from 'node:https';
+import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import { NAT_READY_CONDITION, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
@@ -157,4 +159,36 @@ test('NAT that cannot be healed fails what has never run, is told of what runs, 
   await waitFor('NATReady True', async () => (await natReady(host)) === 'True');
   const healed = await waitForPod('old', 'healed', (pod) => status(pod, NETWORK_CONDITION) === 'True');
   expect(healed.status?.phase).toBe('Running');
+});
+
+test('a record that cannot be read fails its own machine, whose disk stays; others run on', async () => {
+  const host = await makeHost({ name: 'damaged' });
+  await host.start();
+  for (const name of ['hurt', 'well']) await operator.create(PODS, podFor(host, machineFor(NAMESPACE, name)));
+  const [hurt = '', well = ''] = await Promise.all(
+    ['hurt', 'well'].map(async (name) => {
+      const pod = await waitForPod(name, 'Ready', (one) => status(one, 'Ready') === 'True');
+      return pod.metadata.uid;
+    }),
+  );
+  await host.stop();
+  const file = join(host.dataDirectory, 'pods', `${hurt}.json`);
+  await writeFile(file, '');
+  const before = host.driver.calls.length;
+  await host.start();
+  const failed = await waitForPod('hurt', 'Failed', (pod) => pod.status?.phase === 'Failed');
+  expect(failed.status).toMatchObject({
+    reason: 'RecordDamaged',
+    message: expect.stringContaining(file) as string,
+  });
+  const calls = (): string[] => host.driver.calls.slice(before);
+  expect(calls()).toEqual([`power ${hurt}`, `stop ${hurt}`]);
+  expect(host.network.attachments.has(hurt)).toBe(false);
+  expect(host.driver.machines.get(well)?.kind).toBe('running');
+  await operator.delete(PODS, { namespace: NAMESPACE, name: 'hurt' });
+  await waitFor('the disk to be gone', () => calls().includes(`delete ${hurt}`));
+  await waitFor('nothing to be left', async () => {
+    const names = await readdir(join(host.dataDirectory, 'pods'));
+    return names.length === 1 && names[0] === `${well}.json`;
+  });
 });

@@ -1,7 +1,8 @@
 /** What a copy under way leaves when the agent dies, written down before it is made. */
-import { readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { writeWhole } from '../../../base/files.ts';
 import { isMissing } from '../../errors.ts';
 
 /** Beside the state file, where the hypervisor may not write: what it names is removed. */
@@ -27,9 +28,7 @@ export async function readCopyNote(folder: string): Promise<CopyNote | undefined
 }
 
 export async function writeCopyNote(folder: string, note: CopyNote): Promise<void> {
-  const file = join(folder, NAME);
-  await writeFile(`${file}.tmp`, JSON.stringify(note), { mode: 0o600 });
-  await rename(`${file}.tmp`, file);
+  await writeWhole(join(folder, NAME), JSON.stringify(note));
 }
 
 export async function removeCopyNote(folder: string): Promise<void> {

@@ -1,10 +1,11 @@
 /** A suspended machine's memory: QEMU's migration stream, written to and read from a file of its folder. */
 import { createReadStream, createWriteStream } from 'node:fs';
-import { chmod, open, rename, rm } from 'node:fs/promises';
+import { chmod, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import * as z from 'zod';
+import { sync } from '../../../base/files.ts';
 import { codeOf } from '../../errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
@@ -83,18 +84,9 @@ async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
 }
 
 async function syncedRename(folder: string, from: string, to: string): Promise<void> {
-  await syncFile(from);
+  await sync(from);
   await rename(from, to);
-  await syncFile(folder);
-}
-
-async function syncFile(path: string): Promise<void> {
-  const handle = await open(path, 'r');
-  try {
-    await handle.sync();
-  } finally {
-    await handle.close();
-  }
+  await sync(folder);
 }
 
 async function listening(server: Server, path: string): Promise<void> {

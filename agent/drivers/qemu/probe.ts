@@ -4,10 +4,11 @@
  */
 import { execFile } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { mkdir, mkdtemp, readFile, rename, rm, stat, truncate, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import type { Logger } from 'pino';
+import { writeWhole } from '../../../base/files.ts';
 import { isMissing } from '../../errors.ts';
 import { hostBootId } from '../../machines/process.ts';
 import { options } from './arguments.ts';
@@ -59,8 +60,7 @@ export async function probePlatforms(context: ProbeContext): Promise<Platform[]>
     if (platform !== undefined) platforms.push(platform);
   }
   await mkdir(context.dataDirectory, { recursive: true });
-  await writeFile(`${file}.tmp`, JSON.stringify({ key, platforms }));
-  await rename(`${file}.tmp`, file);
+  await writeWhole(file, JSON.stringify({ key, platforms }));
   return platforms;
 }
 

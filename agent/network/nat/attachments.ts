@@ -1,7 +1,8 @@
 /** The attachments that should be, kept in one file so that they outlive the agent. */
-import { mkdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { writeWhole } from '../../../base/files.ts';
 import { machinePortSchema } from '../../../api/v1alpha1/machine.ts';
 
 const attachmentSchema = z.object({
@@ -37,10 +38,8 @@ export class AttachmentFile {
   }
 
   async save(attachments: Attachment[]): Promise<void> {
-    const temporary = `${this.#path}.new`;
     await mkdir(join(this.#path, '..'), { recursive: true });
-    await writeFile(temporary, JSON.stringify({ attachments }, undefined, 1), { flush: true, mode: 0o644 });
-    await rename(temporary, this.#path);
+    await writeWhole(this.#path, JSON.stringify({ attachments }, undefined, 1), 0o644);
   }
 
   async remove(): Promise<void> {

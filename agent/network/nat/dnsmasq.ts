@@ -2,9 +2,10 @@
  * DHCP and DNS for the guests: one dnsmasq per NAT network. It outlives the agent, which finds it by its pid file.
  * It keeps no lease file: each machine's address is fixed, so that a restarted dnsmasq hands out the same ones.
  */
-import { mkdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, rm } from 'node:fs/promises';
 import { setTimeout as delay } from 'node:timers/promises';
 import { join } from 'node:path';
+import { writeWhole } from '../../../base/files.ts';
 import type { Attachment } from './attachments.ts';
 import { run } from './command.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
@@ -64,9 +65,7 @@ export class Dnsmasq {
   /** Writes the list and has a running dnsmasq read it. */
   async tell(attachments: readonly Attachment[]): Promise<void> {
     await mkdir(this.#directory, { recursive: true, mode: 0o755 });
-    const temporary = `${this.#hostsFile}.new`;
-    await writeFile(temporary, hostsText(attachments), { mode: 0o644 });
-    await rename(temporary, this.#hostsFile);
+    await writeWhole(this.#hostsFile, hostsText(attachments), 0o644);
     const pid = await this.pid();
     if (pid !== undefined) signal(pid, 'SIGHUP');
   }

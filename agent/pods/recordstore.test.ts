@@ -1,0 +1,92 @@
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { type MachineRecord, newRecord } from './record.ts';
+import { RecordStore } from './recordstore.ts';
+
+const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 0, diskBytes: 0, ports: [] };
+
+let directory: string;
+
+beforeEach(() => {
+  directory = mkdtempSync(join(tmpdir(), 'berth-records-'));
+});
+
+afterEach(() => {
+  rmSync(directory, { recursive: true });
+});
+
+function saved(uid: string): MachineRecord {
+  const record = {
+    ...newRecord({ uid, key: `default/${uid}`, machine: undefined, claim: CLAIM }),
+    created: true,
+  };
+  new RecordStore(directory).save(record);
+  return record;
+}
+
+function fileOf(uid: string): string {
+  return join(directory, `${uid}.json`);
+}
+
+/** As JSON keeps it. */
+function written(record: MachineRecord): unknown {
+  return JSON.parse(JSON.stringify(record));
+}
+
+describe('records of machines', () => {
+  it('are there again after a restart, with the version of their form', () => {
+    const record = saved('a');
+    expect(written(new RecordStore(directory).list()[0] as MachineRecord)).toEqual(written(record));
+    expect(JSON.parse(readFileSync(fileOf('a'), 'utf8'))).toMatchObject({ version: 1, uid: 'a' });
+    expect(readdirSync(directory)).toEqual(['a.json']);
+  });
+
+  it('of an agent that wrote no version, and counted no disk, are read', () => {
+    const record = saved('a');
+    const { diskBytes: _, ...claim } = CLAIM;
+    writeFileSync(fileOf('a'), JSON.stringify({ ...record, claim }));
+    const records = new RecordStore(directory);
+    expect(records.damaged).toEqual([]);
+    expect(written(records.get('a') as MachineRecord)).toEqual(written(record));
+  });
+
+  it.each([
+    ['an empty file, as a host leaves it that lost its power', () => '', /JSON/],
+    ['half a file', (text: string) => text.slice(0, text.length / 2), /JSON/],
+    ['zeros', (text: string) => '\0'.repeat(text.length), /JSON/],
+    ['a list', () => '[]', /^file: /],
+    [
+      'a file without what the machine holds',
+      (text: string) => text.replace('"claim"', '"claims"'),
+      /^claim: /,
+    ],
+    ['a later version', (text: string) => text.replace('"version":1', '"version":2'), /^version: /],
+    [
+      'the record of another machine',
+      (text: string) => text.replace('"uid":"a"', '"uid":"z"'),
+      /record of z/,
+    ],
+  ])('%s is told, and keeps no other from being read', (_, damage, message) => {
+    saved('a');
+    const other = saved('b');
+    writeFileSync(fileOf('a'), damage(readFileSync(fileOf('a'), 'utf8')));
+    const records = new RecordStore(directory);
+    expect(records.list().map(written)).toEqual([written(other)]);
+    expect(records.damaged).toEqual([
+      { uid: 'a', path: fileOf('a'), message: expect.stringMatching(message) as string },
+    ]);
+  });
+
+  it('that are damaged are kept for people until the machine is gone', () => {
+    const record = saved('a');
+    writeFileSync(fileOf('a'), 'damage');
+    const records = new RecordStore(directory);
+    records.replaceDamaged(record);
+    expect(readFileSync(`${fileOf('a')}.damaged`, 'utf8')).toBe('damage');
+    expect(new RecordStore(directory)).toMatchObject({ damaged: [] });
+    records.remove('a');
+    expect(readdirSync(directory)).toEqual([]);
+  });
+});

@@ -1,0 +1,132 @@
+/** The records of all machines of this host, in memory and on disk: `<data directory>/pods/UID.json`. */
+import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import * as z from 'zod';
+import { writeWholeSync } from '../../base/files.ts';
+import { messageOf } from '../errors.ts';
+import type { MachineRecord } from './record.ts';
+
+/** Of the file. An agent that meets a higher one was downgraded, and must not guess. */
+const VERSION = 1;
+
+/** A record that cannot be read. Its machine may run, and its disk may be somebody's only copy. */
+export interface DamagedRecord {
+  uid: string;
+  path: string;
+  /** What is wrong with the file. */
+  message: string;
+}
+
+/**
+ * What every record has had since the first agent; the rest is optional. Machine and image are not judged again, since an
+ * agent has taken them: a rule that became stricter must not take a machine from its Pod.
+ */
+const recordSchema = z.looseObject({
+  /** Absent: of an agent that wrote none. */
+  version: z.literal(VERSION).optional(),
+  uid: z.string().min(1),
+  key: z.string().min(1),
+  claim: z.object({
+    slots: z.number(),
+    cpuMillis: z.number(),
+    memoryBytes: z.number(),
+    /** Absent: of an agent that counted no disk; neither did the Pod. */
+    diskBytes: z.number().default(0),
+    ports: z.array(z.string()),
+  }),
+  machine: z.looseObject({}).optional(),
+  base: z.looseObject({ path: z.string() }).optional(),
+  created: z.boolean(),
+  running: z.boolean(),
+  everRan: z.boolean(),
+  acknowledged: z.boolean(),
+  released: z.boolean(),
+});
+
+export class RecordStore {
+  /** Found at the start. They keep their files until {@link replaceDamaged}. */
+  readonly damaged: readonly DamagedRecord[];
+  readonly #directory: string;
+  readonly #records = new Map<string, MachineRecord>();
+
+  /** Throws when the folder cannot be made or listed; a bad file is one of {@link damaged}. */
+  constructor(directory: string) {
+    this.#directory = directory;
+    mkdirSync(directory, { recursive: true, mode: 0o700 });
+    const damaged: DamagedRecord[] = [];
+    for (const name of readdirSync(directory)) {
+      if (!name.endsWith('.json')) {
+        continue;
+      }
+      const uid = name.slice(0, -'.json'.length);
+      const path = this.#path(uid);
+      try {
+        this.#records.set(uid, readRecord(path, uid));
+      } catch (error) {
+        damaged.push({ uid, path, message: describe(error) });
+      }
+    }
+    this.damaged = damaged;
+  }
+
+  get(uid: string): MachineRecord | undefined {
+    return this.#records.get(uid);
+  }
+
+  list(): MachineRecord[] {
+    return [...this.#records.values()];
+  }
+
+  ofKey(key: string): MachineRecord[] {
+    return this.list().filter((record) => record.key === key);
+  }
+
+  /** On the disk before it returns, since what comes next may rest on it. */
+  save(record: MachineRecord): void {
+    writeWholeSync(this.#path(record.uid), JSON.stringify({ version: VERSION, ...record }));
+    this.#records.set(record.uid, record);
+  }
+
+  update(record: MachineRecord, change: Partial<MachineRecord>): void {
+    Object.assign(record, change);
+    this.save(record);
+  }
+
+  /** Saves a record in the place of a damaged one, whose file is kept beside it for people until the machine is gone. */
+  replaceDamaged(record: MachineRecord): void {
+    const path = this.#path(record.uid);
+    copyFileSync(path, damagedPath(path));
+    this.save(record);
+  }
+
+  remove(uid: string): void {
+    const path = this.#path(uid);
+    this.#records.delete(uid);
+    rmSync(path, { force: true });
+    rmSync(damagedPath(path), { force: true });
+  }
+
+  #path(uid: string): string {
+    return join(this.#directory, `${uid}.json`);
+  }
+}
+
+function damagedPath(path: string): string {
+  return `${path}.damaged`;
+}
+
+function readRecord(path: string, uid: string): MachineRecord {
+  const { version: _, ...record } = recordSchema.parse(JSON.parse(readFileSync(path, 'utf8')));
+  if (record.uid !== uid) {
+    throw new Error(`it is the record of ${record.uid}`);
+  }
+  return record as unknown as MachineRecord;
+}
+
+/** One line: it is shown in a Pod's status. */
+function describe(error: unknown): string {
+  if (error instanceof z.ZodError) {
+    return error.issues.map(({ path, message }) => `${path.join('.') || 'file'}: ${message}`).join('; ');
+  }
+  return messageOf(error);
+}

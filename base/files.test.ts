@@ -1,0 +1,89 @@
+import { execFile } from 'node:child_process';
+import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { writeWhole, writeWholeSync } from './files.ts';
+
+const FILES = new URL('./files.ts', import.meta.url).pathname;
+
+interface TraceEvent {
+  ph: string;
+  name: string;
+}
+
+let folder: string;
+let file: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-files-'));
+  file = join(folder, 'file');
+});
+
+afterEach(async () => {
+  await rm(folder, { recursive: true });
+});
+
+/** What a program that writes one file asks the kernel for, in that order. */
+async function systemCalls(statement: string): Promise<string[]> {
+  const program = `import { writeWhole, writeWholeSync } from ${JSON.stringify(FILES)}; ${statement}`;
+  const categories = ['--trace-event-categories', 'node.fs.sync,node.fs.async'];
+  const log = join(folder, 'trace.json');
+  const where = ['--trace-event-file-pattern', log];
+  await promisify(execFile)(process.execPath, [
+    ...categories,
+    ...where,
+    '--input-type=module',
+    '--eval',
+    program,
+  ]);
+  const { traceEvents } = JSON.parse(await readFile(log, 'utf8')) as { traceEvents: TraceEvent[] };
+  const calls = traceEvents
+    .filter(({ ph }) => ph.toUpperCase() === 'B')
+    .map(({ name }) => name.split('.').at(-1) ?? '');
+  return calls.filter((name) => ['write', 'fsync', 'rename'].includes(name));
+}
+
+describe('a file that is written whole', () => {
+  it.each([
+    ['asynchronously', 'await writeWhole'],
+    ['at once', 'writeWholeSync'],
+  ])('%s is on the disk before it has its name, and then the name is', async (_, call) => {
+    const calls = await systemCalls(`${call}(${JSON.stringify(file)}, 'text')`);
+    expect(calls).toEqual(['write', 'fsync', 'rename', 'fsync']);
+    expect(await readFile(file, 'utf8')).toBe('text');
+  });
+
+  it('replaces what was there, and is for its owner alone', async () => {
+    await writeWhole(file, 'one');
+    writeWholeSync(file, 'two');
+    expect(await readFile(file, 'utf8')).toBe('two');
+    expect((await stat(file)).mode & 0o777).toBe(0o600);
+    expect(await readdir(folder)).toEqual(['file']);
+  });
+
+  it('holds what was asked for last, however many ask at once', async () => {
+    const texts = Array.from({ length: 50 }, (_, number) => String(number).repeat(10_000));
+    await Promise.all(texts.map((text) => writeWhole(file, text)));
+    expect(await readFile(file, 'utf8')).toBe(texts.at(-1));
+    expect(await readdir(folder)).toEqual(['file']);
+  });
+
+  it('takes the place of what a process left that was killed', async () => {
+    await writeFile(`${file}.tmp`, 'half');
+    await writeWhole(file, 'whole');
+    expect(await readdir(folder)).toEqual(['file']);
+  });
+
+  it('that cannot be written leaves nothing behind, and does not keep the next one from it', async () => {
+    const missing = join(folder, 'none', 'file');
+    await expect(writeWhole(missing, 'text')).rejects.toMatchObject({ code: 'ENOENT' });
+    expect(() => writeWholeSync(missing, 'text')).toThrow('ENOENT');
+    const failing = writeWhole(join(folder), 'a folder is there');
+    const next = writeWhole(file, 'text');
+    await expect(failing).rejects.toThrow();
+    await next;
+    expect(await readdir(folder)).toEqual(['file']);
+  });
+});
