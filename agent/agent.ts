@@ -17,7 +17,7 @@ import type { MachineUsers } from './machines/users.ts';
 import type { Network } from './network/network.ts';
 import { keepCertificates, servingCertificate } from './node/certificates.ts';
 import { REPORTING_CONTROLLER } from './node/constants.ts';
-import { bootId, freeDisk, hostFacts, nativeArchitecture } from './node/facts.ts';
+import { freeDisk, hostFacts, nativeArchitecture } from './node/facts.ts';
 import { takeIdentity } from './node/identity.ts';
 import { NodeKeeper } from './node/keeper.ts';
 import { NodeLease } from './node/lease.ts';
@@ -90,7 +90,6 @@ export async function runAgent(
     disk: guard,
     monitor,
     records: new RecordStore(join(config.dataDirectory, 'pods')),
-    bootId: bootId(),
     address: config.address,
     forwardAddress: forwardAddress(config),
     machinesDirectory: join(config.dataDirectory, 'machines'),

@@ -48,17 +48,12 @@ export async function hostFacts(config: AgentConfig, hypervisor: string): Promis
     osImage: osImage(),
     kernelVersion: release(),
     machineId: firstLine('/etc/machine-id'),
-    bootId: bootId(),
+    bootId: firstLine('/proc/sys/kernel/random/boot_id'),
     cpus: availableParallelism(),
     memoryBytes: totalmem(),
     diskBytes: disk.bsize * disk.blocks,
     hypervisor,
   };
-}
-
-/** Another value after every boot of the host; '' where the system has none. */
-export function bootId(): string {
-  return firstLine('/proc/sys/kernel/random/boot_id');
 }
 
 /** What is free of the data directory's file system. */

@@ -112,7 +112,7 @@ async function start(action: Action): Promise<void> {
   const desired = needed(action.desired);
   const restart = record.everRan;
   const network = await connect(action);
-  host.records.update(record, { ...startFacts(record, desired), bootId: host.bootId });
+  host.records.update(record, startFacts(record, desired));
   await host.driver.start(runtime.folder, launchPlan(action, network));
   runtime.unseen = false;
   host.records.update(record, {
@@ -162,7 +162,6 @@ async function suspend(action: Action): Promise<void> {
 async function resume(action: Action): Promise<void> {
   const { host, record, runtime } = action;
   const network = await connect(action);
-  host.records.update(record, { released: false, bootId: host.bootId });
   await host.driver.resume(runtime.folder, launchPlan(action, network));
   runtime.unseen = false;
   host.records.update(record, { running: true });

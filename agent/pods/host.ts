@@ -23,7 +23,6 @@ export interface Host {
   readonly records: RecordStore;
   /** Undefined where the agent is not root. */
   readonly users?: MachineUsers | undefined;
-  readonly bootId: string;
   /** Published as the Pods' hostIP. */
   readonly address: string;
   /** Where this host itself reaches its reserved ports. */

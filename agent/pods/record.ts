@@ -80,8 +80,6 @@ export interface MachineRecord {
   /** Unasked ends in a row, for the back-off. */
   endsInARow: number;
   restarts: number;
-  /** Of the host when the machine was started. */
-  bootId: string;
   restartedAt: string | undefined;
   revertedAt: string | undefined;
   failure: MachineFailure | undefined;
@@ -121,7 +119,6 @@ export function newRecord(o: {
     end: undefined,
     endsInARow: 0,
     restarts: 0,
-    bootId: '',
     restartedAt: undefined,
     revertedAt: undefined,
     failure: undefined,
