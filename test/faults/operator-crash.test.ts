@@ -1,18 +1,19 @@
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { POD_FINALIZER, VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_ANNOTATION, POD_FINALIZER, VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { LEASES, type Pod, PODS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { VMS } from '../../operator/resources.ts';
+import { IMAGES, VM_CONFIGS, VMS } from '../../operator/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { startOperator } from '../cluster/operator.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { ApiProxy, type Write } from '../support/apiproxy.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
-import { numbered, VMs } from '../support/vms.ts';
+import { IMAGE, numbered, VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 import { KeptOperator } from './keptoperator.ts';
 
@@ -49,6 +50,11 @@ async function start(): Promise<void> {
 
 function ref(name: string): { namespace: string; name: string } {
   return { namespace: vms.namespace, name };
+}
+
+async function machineOf(name: string): Promise<Machine> {
+  const { annotations } = (await vms.pod(name)).metadata;
+  return machineSchema.parse(JSON.parse(annotations?.[MACHINE_ANNOTATION] ?? ''));
 }
 
 /** kill -9 at that write. What is tested is how the next operator goes on, not how long a lease lasts: it need not wait for it. */
@@ -292,6 +298,39 @@ describe('the API server', () => {
     expect((await vms.pod('i')).metadata.deletionTimestamp).toBeUndefined();
     await deleteAndEnd('i', status?.firstRunningTime ?? '');
     expect(await history.createdAs(vms.namespace, 'i')).toBe(1);
+  });
+
+  it('tells of an edit too late: a VM made after it has the edited VMConfig, and the edited Image', async () => {
+    if (operator === undefined) await start();
+    const client = cluster.client();
+    const place = { namespace: vms.namespace, name: 'edited' };
+    // It needs no Job.
+    const source = { empty: { size: '1Gi' } };
+    await client.create(VM_CONFIGS, { metadata: place, spec: { image: IMAGE, cpu: 1 } });
+    await client.create(IMAGES, { metadata: place, spec: { source } });
+    await vms.create('before', { configRef: { name: 'edited' } });
+    await vms.create('before-too', { image: 'edited' });
+    for (const name of ['before', 'before-too']) await host.waitForPod(ref(name));
+
+    proxy.silence('/apis/berth.dev/v1alpha1/vmconfigs');
+    await client.mergePatch(VM_CONFIGS, place, { spec: { cpu: 3 } });
+    await vms.create('after', { configRef: { name: 'edited' } });
+    await host.waitForPod(ref('after'));
+    proxy.speak();
+    proxy.silence('/apis/berth.dev/v1alpha1/images');
+    await client.mergePatch(IMAGES, place, { spec: { os: 'Windows' } });
+    await vms.create('after-too', { image: 'edited' });
+    await host.waitForPod(ref('after-too'));
+    proxy.speak();
+
+    expect(await machineOf('after')).toMatchObject({ config: { name: 'edited', generation: 2 } });
+    expect((await vms.pod('after')).spec.containers[0]?.resources?.requests).toMatchObject({ cpu: '3' });
+    expect(await machineOf('after-too')).toMatchObject({ os: 'Windows' });
+    for (const name of ['before', 'before-too', 'after', 'after-too']) {
+      await vms.delete(name);
+      await host.end(ref(name));
+      await vms.waitUntilGone(name);
+    }
   });
 
   /** A client sees the server go; it looks and tries again, as any does. */

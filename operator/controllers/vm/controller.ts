@@ -19,6 +19,7 @@ import type { VMMetrics } from '../../metrics.ts';
 import { recordTransition } from './events.ts';
 import { Executor } from './executor.ts';
 import { gatherFacts, lostPlacement, terminated } from './facts.ts';
+import { isDeploying, readLive } from './live.ts';
 import { observe, type Sources } from './observe.ts';
 import type { Observed } from './observed.ts';
 import { type ResizeRefusal, standingRefusal } from './size.ts';
@@ -69,9 +70,9 @@ export class VMReconciler {
   }
 
   async #reconcileVM(key: string, vm: VM): Promise<Result> {
-    const start = await observe(this.#options, vm);
-    const resizeRefused = this.#resizeRefused.get(key);
-    const { observed, findings, outcome } = await this.#runSteps({ ...start, resizeRefused });
+    const known = { ...(await observe(this.#options, vm)), resizeRefused: this.#resizeRefused.get(key) };
+    const start = isDeploying(known) ? await readLive(this.#options.client, known) : known;
+    const { observed, findings, outcome } = await this.#runSteps(start);
     this.#remember(key, observed);
     const { deletionTimestamp, finalizers } = observed.vm.metadata;
     if (deletionTimestamp !== undefined && finalizers?.includes(VM_FINALIZER) !== true) {

@@ -87,7 +87,8 @@ export async function nodeOf(
     : (nodes.cache.get(name) ?? (await getOrUndefined(client, NODES, { name })));
 }
 
-async function getOrUndefined<T extends KubeObject>(
+/** Of the server; undefined for an object that is not there. */
+export async function getOrUndefined<T extends KubeObject>(
   client: KubeClient,
   type: Resource<T>,
   ref: Ref,
