@@ -27,11 +27,13 @@ import { ImageCacheReconciler } from './imagecache/controller.ts';
 import { referenceOf } from './imagecache/image.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
 import {
+  ENTRIES_BY_QUEUED_HOST,
   ENTRIES_BY_REFERENCE,
   ENTRIES_BY_UID,
   entryUidOf,
   hostOfJob,
   JOBS_BY_HOST,
+  queuedHosts,
   TASKS_BY_ENTRY,
 } from './imagecache/observe.ts';
 import { enqueueEntries } from './imagecache/watch.ts';
@@ -131,6 +133,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
       indexes: {
         [ENTRIES_BY_UID]: ({ metadata: { uid = '' } }) => [uid],
         [ENTRIES_BY_REFERENCE]: (entry) => [referenceOf(entry)],
+        [ENTRIES_BY_QUEUED_HOST]: queuedHosts,
       },
     }),
     namespaces: new Informer(client, NAMESPACES, base),

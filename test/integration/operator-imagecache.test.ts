@@ -183,7 +183,7 @@ describe('an entry that an uninstallation has let go of', () => {
 });
 
 describe('hosts that hold things up', () => {
-  it('full: go to the end of the queue, and hold up nobody', async () => {
+  it('full: wait without a Job until they have a place, and hold up nobody', async () => {
     const full = hosts.slice(0, 6);
     const vms = new VMs(cluster);
     await Promise.all(full.map((node) => vms.create(`on-${node}`, { placement: { node } })));
@@ -191,15 +191,12 @@ describe('hosts that hold things up', () => {
     await entries.create('busy', { reference: 'registry.example/busy:1', targets: { all: true } });
     const free = hosts.length - full.length;
     await entries.waitFor('busy', 'all free hosts to have it', ({ status }) => status?.cached === free);
-    const hadTurns = new Set<string>();
-    const entry = await entries.waitFor('busy', 'each full host to have had its turn', (candidate) => {
-      for (const host of full) {
-        if (rowOf(candidate, host)?.message?.startsWith('HostFull: ') === true) hadTurns.add(host);
-      }
-      return hadTurns.size === full.length;
-    });
+    const entry = await entries.waitFor('busy', 'each full host to be known as full', (candidate) =>
+      full.every((host) => rowOf(candidate, host)?.message === 'HostFull: no place of the host is free'),
+    );
     expect(new Set(full.map((host) => rowOf(entry, host)?.state))).toEqual(new Set(['Queued']));
     expect(readyOf(entry)).toMatchObject({ status: 'False', reason: 'Caching' });
+    expect(history.madeFor('busy')).toBe(free);
     await Promise.all(full.map((node) => vms.delete(`on-${node}`)));
     await entries.waitUntilCached('busy', hosts.length);
     expect(history.mostOf('busy')).toBeLessThanOrEqual(LIMIT);

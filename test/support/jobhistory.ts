@@ -11,6 +11,7 @@ export class JobHistory {
   readonly #stopping = new AbortController();
   readonly #here = new Map<string, Set<string>>();
   readonly #most = new Map<string, number>();
+  readonly #made = new Map<string, number>();
   #all = 0;
 
   static async start(client: KubeClient): Promise<JobHistory> {
@@ -33,6 +34,11 @@ export class JobHistory {
     return this.#most.get(entry) ?? 0;
   }
 
+  /** How many there ever were of the entry. */
+  madeFor(entry: string): number {
+    return this.#made.get(entry) ?? 0;
+  }
+
   /** How many there are now, of all entries. */
   get present(): number {
     return [...this.#here.values()].reduce((sum, { size }) => sum + size, 0);
@@ -52,7 +58,10 @@ export class JobHistory {
     this.#here.set(entry, here);
     if (type === 'deleted') here.delete(uid);
     else here.add(uid);
-    if (type === 'added') this.#all += 1;
+    if (type === 'added') {
+      this.#all += 1;
+      this.#made.set(entry, this.madeFor(entry) + 1);
+    }
     this.#most.set(entry, Math.max(this.mostOf(entry), here.size));
   }
 }

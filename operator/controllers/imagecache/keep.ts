@@ -134,7 +134,7 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): O
   if (isLate(context, row)) {
     return failed(context, row, DEADLINE, []);
   }
-  const why = obstacle(context);
+  const why = obstacle(context) ?? fullness(context);
   const { message = why, ...rest } = row;
   const shown: NodeCacheState = { ...rest, state: 'Queued', ...(message !== undefined && { message }) };
   return {
@@ -143,6 +143,11 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): O
     wakeAt: deadlineOf(context, row),
     ...(why === undefined && { start: { type: 'cache', isParked: false } as const }),
   };
+}
+
+/** A Job would only wait for a place, and be deleted and made again. When one is free, the entry is looked at. */
+function fullness({ host, observed }: HostContext): string | undefined {
+  return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: no place of the host is free';
 }
 
 function failed(context: HostContext, row: NodeCacheState, why: string, deletes: CacheJob[]): Decision {

@@ -19,6 +19,7 @@ export const ENTRIES_BY_UID = 'uid';
 export const ENTRIES_BY_REFERENCE = 'reference';
 export const TASKS_BY_ENTRY = 'entry';
 export const JOBS_BY_HOST = 'host';
+export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
 
 export interface Sources {
   readonly entries: Informer<ImageCacheEntry>;
@@ -72,6 +73,12 @@ export function hostOfJob({ spec }: Job): string[] {
   const { nodeAffinity } = spec.template.spec.affinity ?? {};
   const terms = nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;
   return terms?.[0]?.matchFields?.[0]?.values ?? [];
+}
+
+/** The hosts that wait for their turn, or for a free place. */
+export function queuedHosts({ status }: ImageCacheEntry): string[] {
+  const rows = status?.nodes ?? [];
+  return rows.filter(({ state }) => state === 'Queued').map(({ node }) => node);
 }
 
 export function entryUidOf({ metadata }: Job | Pod): string[] {
@@ -145,6 +152,17 @@ function silentSince({ metadata, status }: Node): number | undefined {
 
 function freeSlots({ nodes, pods, jobs }: Sources, host: string): number {
   const slots = Number(nodes.cache.get(host)?.status?.allocatable?.[SLOT_RESOURCE] ?? 0);
-  const machines = pods.cache.byIndex(PODS_BY_NODE, host).filter(({ status }) => status?.phase !== 'Failed');
-  return slots - machines.length - jobs.cache.byIndex(JOBS_BY_HOST, host).length;
+  const machines = pods.cache.byIndex(PODS_BY_NODE, host).filter(holdsSlot);
+  return slots - machines.length - jobs.cache.byIndex(JOBS_BY_HOST, host).filter(takesSlot).length;
+}
+
+/** A Pod that was bound to a host. */
+export function holdsSlot({ status }: Readonly<Pod>): boolean {
+  return status?.phase !== 'Failed' && status?.phase !== 'Succeeded';
+}
+
+function takesSlot({ spec }: Readonly<Job>): boolean {
+  return spec.template.spec.containers.some(
+    ({ resources }) => resources?.requests?.[SLOT_RESOURCE] !== undefined,
+  );
 }

@@ -53,7 +53,7 @@ export interface Observed {
   /** The entry that was there first for this image. */
   readonly duplicateOf: string | undefined;
   readonly hosts: ReadonlyMap<string, Host>;
-  /** Places for machines that nobody has yet, as far as is known: for the order of the queue only. */
+  /** Places for machines that nobody has yet, as far as is known. */
   readonly freeSlots: (host: string) => number;
   readonly jobs: readonly CacheJob[];
   /** Hosts on which a Pod is still ending whose Job is gone. */

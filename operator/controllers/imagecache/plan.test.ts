@@ -412,20 +412,39 @@ describe('one host', () => {
     }
   }
 
-  it('that is full gives its turn to the next, waits its own turn again, and fails at the deadline', () => {
+  it('that is full waits without a Job and without a write, until it has a place or fails at the deadline', () => {
     const world = new World(1);
-    act(world, 'host-0', 'fill', 'reconcile', 'reconcile');
-    const [first] = world.jobs;
+    act(world, 'host-0', 'fill', 'reconcile');
+    const queuedAt = world.row('host-0')?.queuedAt;
+    // Its reason is written once.
+    minutes(world, 2);
+    const waits = { state: 'Queued', queuedAt, message: 'HostFull: no place of the host is free' };
+    for (let minute = 3; minute < 10; minute += 1) {
+      world.pass(60_000);
+      expect(world.reconcile()).toEqual({ wrote: false });
+      expect(world.row('host-0')).toMatchObject(waits);
+    }
+    expect(world.jobs).toEqual([]);
+    act(world, 'host-0', 'fill', 'reconcile');
+    expect(world.jobs).toHaveLength(1);
+    act(world, 'host-0', 'fill');
+    minutes(world, 1);
+    expect(world.row('host-0')).toMatchObject({ state: 'Failed', failures: 1 });
+    expect(world.row('host-0')?.message).toMatch(/^DeadlineExceeded: not done within 600 s: HostFull/);
+  });
+
+  it('whose place another takes before its Job is scheduled gives its turn to the next, and waits for a place', () => {
+    const world = new World(1);
+    act(world, 'host-0', 'reconcile', 'reconcile', 'fill');
+    expect(world.jobs).toHaveLength(1);
     const queuedAt = world.row('host-0')?.queuedAt;
     world.pass(60_000);
     world.reconcile();
     expect(world.row('host-0')).toMatchObject({ state: 'Queued', queuedAt, triedAt: iso(world.now) });
-    expect(world.row('host-0')?.message).toMatch(/^HostFull: /);
-    world.reconcile();
-    expect(world.jobs[0]?.uid).not.toBe(first?.uid);
-    minutes(world, 9);
-    expect(world.row('host-0')).toMatchObject({ state: 'Failed', failures: 1 });
-    expect(world.row('host-0')?.message).toMatch(/^DeadlineExceeded: not done within 600 s: HostFull/);
+    expect(world.row('host-0')?.message).toMatch(/^HostFull: its job was not scheduled/);
+    minutes(world, 2);
+    expect(world.jobs).toEqual([]);
+    expect(world.row('host-0')?.message).toBe('HostFull: no place of the host is free');
   });
 
   it('that fails is tried again after a minute, then after two; a crash does not count a failure twice', () => {

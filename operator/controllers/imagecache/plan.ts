@@ -106,8 +106,8 @@ function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observe
 }
 
 /**
- * As many as the limit leaves: hosts with a free place first, then those that have waited longest. Jobs that wait for lost hosts
- * ask nothing of a registry and are not counted.
+ * As many as the limit leaves: those that have waited longest first. Jobs that wait for lost hosts ask nothing of a registry and
+ * are not counted.
  */
 function startsOf(observed: Observed, decisions: readonly Named[], deletes: readonly CacheJob[]): Start[] {
   const { jobs, config } = observed;
@@ -123,12 +123,11 @@ function startsOf(observed: Observed, decisions: readonly Named[], deletes: read
   return [...parked, ...waiting.slice(0, Math.max(0, config.cacheJobsPerEntry - remaining))];
 }
 
-function inOrder({ entry, freeSlots }: Observed, wishes: readonly Start[]): Start[] {
+function inOrder({ entry }: Observed, wishes: readonly Start[]): Start[] {
   const { uid = '' } = entry.metadata;
   const keyed = wishes.map((start) => {
-    const isFree = start.type === 'uncache' || freeSlots(start.host) > 0;
     const since = start.row.triedAt ?? start.row.queuedAt ?? '';
-    return { start, key: `${isFree ? 0 : 1} ${since} ${lot(uid, start.host)}` };
+    return { start, key: `${since} ${lot(uid, start.host)}` };
   });
   return keyed.toSorted((a, b) => (a.key < b.key ? -1 : 1)).map(({ start }) => start);
 }

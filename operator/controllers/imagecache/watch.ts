@@ -1,4 +1,5 @@
 /** Which changes of the world concern which entries. */
+import { SLOT_RESOURCE } from '../../../api/v1alpha1/names.ts';
 import type { Cache, Change } from '../../../kube/cache.ts';
 import type { Controller } from '../../../kube/controller.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
@@ -6,7 +7,15 @@ import type { Job } from '../../../kube/job.ts';
 import type { ImageCacheEntry } from '../../../api/v1alpha1/imagecacheentry.ts';
 import { equal } from '../../mergepatch.ts';
 import { referenceOf } from './image.ts';
-import { ENTRIES_BY_REFERENCE, ENTRIES_BY_UID, entryUidOf, type Sources } from './observe.ts';
+import {
+  ENTRIES_BY_QUEUED_HOST,
+  ENTRIES_BY_REFERENCE,
+  ENTRIES_BY_UID,
+  entryUidOf,
+  holdsSlot,
+  hostOfJob,
+  type Sources,
+} from './observe.ts';
 
 export function enqueueEntries(controller: Controller, sources: Sources): void {
   const entries = sources.entries.cache;
@@ -22,6 +31,19 @@ export function enqueueEntries(controller: Controller, sources: Sources): void {
   const byTask = ({ object }: Change<Job | Pod>) =>
     entryUidOf(object).forEach((uid) => enqueue(entries.byIndex(ENTRIES_BY_UID, uid)));
   sources.jobs.cache.onChange(byTask);
+  // Whose end gives a place of a host back.
+  const byHost = (host: string) => enqueue(entries.byIndex(ENTRIES_BY_QUEUED_HOST, host));
+  sources.jobs.cache.onChange(({ type, object }) => {
+    if (type === 'deleted') {
+      hostOfJob(object).forEach(byHost);
+    }
+  });
+  sources.pods.cache.onChange(({ type, object }) => {
+    const { nodeName } = object.spec;
+    if (nodeName !== undefined && (type === 'deleted' || !holdsSlot(object))) {
+      byHost(nodeName);
+    }
+  });
   sources.taskPods.cache.onChange(byTask);
   sources.images.cache.onChange(({ object: { metadata } }) =>
     enqueue(entries.byIndex(ENTRIES_BY_REFERENCE, `berth.dev/${metadata.namespace}/${metadata.name}`)),
@@ -49,6 +71,7 @@ function stateOf(node: Readonly<Node> | undefined): object {
     labels: node?.metadata.labels,
     isCordoned: node?.spec?.unschedulable,
     ready: node?.status?.conditions?.find(({ type }) => type === 'Ready'),
+    slots: node?.status?.allocatable?.[SLOT_RESOURCE],
   };
 }
 
