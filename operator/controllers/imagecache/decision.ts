@@ -31,8 +31,8 @@ export interface Decision {
 
 /** Why nothing can begin on the host; undefined when it can. */
 export function obstacle({ host, observed }: HostContext): string | undefined {
-  if (host.silentSince !== undefined) {
-    return 'the host does not answer';
+  if (host.notReadySince !== undefined) {
+    return 'the host is not Ready';
   }
   if (host.isCordoned) {
     return 'the host is cordoned';

@@ -112,8 +112,8 @@ function retrying(context: HostContext, row: NodeCacheState, refresh: boolean): 
   if (context.observed.now < wakeAt) {
     return { row: withRefresh(row, refresh), isHeld: true, wakeAt };
   }
-  // Of a host that does not answer, its Node tells when it does again.
-  return context.host.silentSince === undefined
+  // The Node of a host tells when it is Ready again.
+  return context.host.notReadySince === undefined
     ? queued(context, refresh)
     : { row: withRefresh(row, refresh), isHeld: true };
 }

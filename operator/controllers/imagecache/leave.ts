@@ -87,8 +87,8 @@ function queued({ host, row, observed }: HostContext): Omit<Decision, 'deletes'>
 }
 
 /**
- * An entry that is being deleted does not wait for a host for ever: one that is silent as long as one that loses its VMs is given
- * up, and a Job that waits for it stays behind.
+ * An entry that is being deleted does not wait for a host for ever: one that is not Ready for as long as a
+ * silent host that loses its VMs is given up, and a Job that waits for it stays behind.
  */
 function isLost(context: HostContext): boolean {
   const at = lostAt(context);
@@ -97,7 +97,7 @@ function isLost(context: HostContext): boolean {
 
 function lostAt({ host, observed }: HostContext): number | undefined {
   const isDeleted = observed.entry.metadata.deletionTimestamp !== undefined;
-  return isDeleted && host.silentSince !== undefined
-    ? host.silentSince + observed.config.hostLostTimeoutSeconds * 1000
+  return isDeleted && host.notReadySince !== undefined
+    ? host.notReadySince + observed.config.hostLostTimeoutSeconds * 1000
     : undefined;
 }

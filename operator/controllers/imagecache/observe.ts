@@ -131,7 +131,7 @@ function hostOf(node: Node): Host {
   return {
     name: metadata.name,
     tags: new Set(tagsOf(metadata.labels ?? {})),
-    silentSince: silentSince(node),
+    notReadySince: notReadySince(node),
     isCordoned: spec?.unschedulable === true,
     images: (status?.images ?? []).map(({ names }) => names),
   };
@@ -143,7 +143,8 @@ function tagsOf(labels: Record<string, string>): string[] {
     .map((label) => label.slice(TAG_LABEL_PREFIX.length));
 }
 
-function silentSince({ metadata, status }: Node): number | undefined {
+/** A host without a Ready condition counts as never Ready: nothing can be scheduled there, whether it is silent or not. */
+function notReadySince({ metadata, status }: Node): number | undefined {
   const ready = status?.conditions?.find(({ type }) => type === 'Ready');
   return ready?.status === 'True'
     ? undefined

@@ -9,7 +9,7 @@ export interface Host {
   readonly name: string;
   readonly tags: ReadonlySet<string>;
   /** Since when its Node is not Ready, in milliseconds; undefined when it answers. */
-  readonly silentSince: number | undefined;
+  readonly notReadySince: number | undefined;
   readonly isCordoned: boolean;
   /** Names under which it lists its images, one list for each image. */
   readonly images: readonly (readonly string[])[];

@@ -24,7 +24,7 @@ const config = parseConfig(
 
 interface SimulatedHost {
   tags: Set<string>;
-  silentSince: number | undefined;
+  notReadySince: number | undefined;
   isCordoned: boolean;
   isFull: boolean;
   digest: string | undefined;
@@ -118,7 +118,7 @@ class World {
   /** Everything answers and has room, and all work that is begun succeeds. Returns after how many rounds nothing was written. */
   settle(rounds: number): number {
     for (const host of this.hosts.values()) {
-      host.silentSince = undefined;
+      host.notReadySince = undefined;
       host.isCordoned = false;
       host.isFull = false;
     }
@@ -169,7 +169,7 @@ class World {
   addHost(name: string): void {
     this.hosts.set(name, {
       tags: new Set(),
-      silentSince: undefined,
+      notReadySince: undefined,
       isCordoned: false,
       isFull: false,
       digest: undefined,
@@ -247,7 +247,7 @@ class World {
   #actOnJob(action: Action, job: SimulatedJob | undefined): void {
     if (job === undefined) return;
     const host = this.hosts.get(job.host);
-    const answers = host?.silentSince === undefined && host !== undefined;
+    const answers = host?.notReadySince === undefined && host !== undefined;
     const isOver = job.outcome.kind === 'succeeded' || job.outcome.kind === 'failed';
     switch (action) {
       case 'schedule':
@@ -289,8 +289,8 @@ class World {
   #actOnHost(action: Action, name: string | undefined, host: SimulatedHost | undefined): void {
     if (name === undefined || host === undefined) return;
     if (action === 'fill') host.isFull = !host.isFull;
-    if (action === 'silence') host.silentSince ??= this.now;
-    if (action === 'comeBack') host.silentSince = undefined;
+    if (action === 'silence') host.notReadySince ??= this.now;
+    if (action === 'comeBack') host.notReadySince = undefined;
     if (action === 'cordon') host.isCordoned = !host.isCordoned;
     if (action === 'removeNode') this.hosts.delete(name);
     if (action === 'retag' && !host.tags.delete('a')) host.tags.add('a');
@@ -300,10 +300,10 @@ class World {
 }
 
 function viewOf(name: string, host: SimulatedHost): Host {
-  const { tags, silentSince, isCordoned, digest } = host;
+  const { tags, notReadySince, isCordoned, digest } = host;
   const repository = REFERENCE.replace(/:1$/, '');
   const images = digest === undefined ? [] : [[REFERENCE, `${repository}@${digest}`]];
-  return { name, tags, silentSince, isCordoned, images };
+  return { name, tags, notReadySince, isCordoned, images };
 }
 
 const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLength: 150 };
@@ -473,7 +473,7 @@ describe('one host', () => {
     expect(world.row('host-0')?.message).toContain('does not list the image');
   });
 
-  it('that does not answer keeps a deleted entry until it counts as lost, and is cleaned when it is back', () => {
+  it('that is not Ready keeps a deleted entry until it counts as lost, and is cleaned when it is back', () => {
     const world = new World(2);
     world.settle(ROUNDS);
     act(world, 'host-1', 'silence');
@@ -481,7 +481,7 @@ describe('one host', () => {
     minutes(world, 2);
     act(world, 'host-0', 'schedule', 'succeed');
     minutes(world, 1);
-    expect(world.row('host-1')).toMatchObject({ state: 'Removing', message: 'the host does not answer' });
+    expect(world.row('host-1')).toMatchObject({ state: 'Removing', message: 'the host is not Ready' });
     expect(world.row('host-0')).toBeUndefined();
     minutes(world, 5);
     expect(world.isReleased).toBe(true);

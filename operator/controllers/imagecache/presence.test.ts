@@ -22,7 +22,7 @@ function entry(spec: ImageCacheEntrySpec, digest?: string): ImageCacheEntry {
 function host(name: string, ...digests: string[]): Host {
   const names = [TAG, ...digests.map((digest) => `${REPOSITORY}@sha256:${digest}`)];
   const images = digests.length === 0 ? [] : [names];
-  return { name, tags: new Set(), silentSince: undefined, isCordoned: false, images };
+  return { name, tags: new Set(), notReadySince: undefined, isCordoned: false, images };
 }
 
 function succeeded(on: string, finishedAt: string, digest: string): CacheJob {

@@ -30,7 +30,7 @@ function observe(
     hosts: new Map(
       names.map((name) => [
         name,
-        { name, tags: new Set(), silentSince: undefined, isCordoned: false, images: [] },
+        { name, tags: new Set(), notReadySince: undefined, isCordoned: false, images: [] },
       ]),
     ),
     freeSlots: (host) => (full.includes(host) ? 0 : 1),

@@ -258,7 +258,7 @@ export function isOutOfService(node: Node): boolean {
   return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
 }
 
-/** When the host turned silent, in milliseconds; undefined while it reports. A Node without a Ready condition is not judged. */
+/** When the host turned silent, in milliseconds; undefined while it reports, Ready or not. A Node without a Ready condition is not judged. */
 export function silentSince(node: Node): number | undefined {
   const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
   return ready?.status === 'Unknown' && ready.lastTransitionTime !== undefined
