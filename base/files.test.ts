@@ -82,7 +82,7 @@ describe('a file that is written whole', () => {
     expect(() => writeWholeSync(missing, 'text')).toThrow('ENOENT');
     const failing = writeWhole(join(folder), 'a folder is there');
     const next = writeWhole(file, 'text');
-    await expect(failing).rejects.toThrow();
+    await expect(failing).rejects.toMatchObject({ code: 'EISDIR' });
     await next;
     expect(await readdir(folder)).toEqual(['file']);
   });
