@@ -65,6 +65,9 @@ export const HOST_DISK_FULL = 'HostDiskFull';
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 
+/** On a silent host's Node, a list as JSON: MAC addresses of machines that were given up there and may still run. */
+export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
+
 export const SYSTEM_NAMESPACE = 'berth-system';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';

@@ -112,7 +112,7 @@ export function machineFields(dpiMaximum: DisplayDpiMaximum) {
     vnc: vncSchema.optional(),
     readiness: readinessSchema.optional(),
     hardwareIdentity: choice(
-      'Consistent: hardware UUID and serial number stay the same over the life of the deployment. Dynamic: new ones at each deployment.',
+      'Consistent: hardware UUID, serial number and MAC address are the same at each deployment of a VM of this name in this namespace. Dynamic: new ones at each deployment.',
       ['Consistent', 'Dynamic'],
     ).optional(),
   };

@@ -40,6 +40,7 @@ import { enqueueEntries } from './imagecache/watch.ts';
 import { RemovalReconciler } from './image/removal/controller.ts';
 import { enqueueRemovals } from './image/removal/watch.ts';
 import { VMReconciler } from './vm/controller.ts';
+import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/givenup.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
 
 /** Hosts change rarely; a few workers keep a slow answer from holding up the rest. */
@@ -117,6 +118,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
       ...base,
       labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
       transform: trimNode,
+      indexes: { [NODES_BY_GIVEN_UP]: givenUpOn },
     }),
     jobs: new Informer(client, JOBS, {
       ...base,

@@ -1,5 +1,5 @@
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
-import { NAT_TAINT } from '../../api/v1alpha1/names.ts';
+import { GIVEN_UP_ANNOTATION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { NODES, type Node, type Taint } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
@@ -211,6 +211,17 @@ describe('a host that is lost', () => {
     await vms.delete('given-up');
     await vms.waitUntilGone('given-up');
     expect(Date.now() - silentSince).toBeGreaterThanOrEqual(LOST_SECONDS * 1000);
+    const givenUp = async (): Promise<unknown> =>
+      (await cluster.client().get(NODES, { name: host.name })).metadata.annotations?.[GIVEN_UP_ANNOTATION];
+    expect(await givenUp()).toMatch(/^\["02(:[0-9a-f]{2}){5}"\]$/);
+    await vms.create('given-up', { placement: { node: 'nowhere' } });
+    await waitFor('the Event', async () =>
+      /Warning\s+IdentityMayBeDoubled.*silent host deleted-from/.test(await eventsOf('given-up')),
+    );
+    await host.comeBack();
+    await waitFor('the host to be trusted again', async () => (await givenUp()) === undefined);
+    await vms.delete('given-up');
+    await vms.waitUntilGone('given-up');
   });
 
   it('the taint out-of-service gives up what is on it', async () => {

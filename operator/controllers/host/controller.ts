@@ -3,7 +3,7 @@
  * on those that join later and when the configured quota changes.
  */
 import type { Logger } from 'pino';
-import { HOST_MARK, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
+import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Result } from '../../../kube/controller.ts';
 import { type Node, NODES } from '../../../kube/core.ts';
@@ -14,7 +14,7 @@ import type { OperatorConfig } from '../../config.ts';
 import { FIELD_MANAGER } from '../../resources.ts';
 import type { HostApprovals } from './approvals.ts';
 import { resourcesToApply, taintsToWrite } from './plan.ts';
-import { isHost } from './view.ts';
+import { isHost, isReady } from './view.ts';
 
 export interface HostControllerOptions {
   readonly client: KubeClient;
@@ -41,6 +41,7 @@ export class HostReconciler {
       if (isHost(node)) {
         await this.#writeResources(node, logger);
         await this.#writeTaints(node, logger);
+        await this.#forgetGivenUp(node);
       } else if (node.metadata.labels?.[HOST_MARK] === undefined) {
         await this.#mark(node, logger);
       }
@@ -94,6 +95,16 @@ export class HostReconciler {
       force: true,
       subresource: 'status',
     });
+  }
+
+  /** A host that is back ends what has no VM. */
+  async #forgetGivenUp(node: Node): Promise<void> {
+    if (node.metadata.annotations?.[GIVEN_UP_ANNOTATION] === undefined || !isReady(node)) {
+      return;
+    }
+    const { name, uid, resourceVersion } = node.metadata;
+    const patch = { metadata: { uid, resourceVersion, annotations: { [GIVEN_UP_ANNOTATION]: null } } };
+    await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
   }
 
   /**

@@ -8,6 +8,10 @@ export function isHost(node: Readonly<Node> | undefined): boolean {
   return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
 }
 
+export function isReady({ status }: Readonly<Node>): boolean {
+  return status?.conditions?.some(({ type, status: value }) => type === 'Ready' && value === 'True') === true;
+}
+
 /** Without the heartbeats and sizes of images, which only cost memory here. */
 export function trimNode(node: Node): Node {
   const { images = [], conditions = [], ...status } = node.status ?? {};

@@ -16,9 +16,10 @@ import type { EventRecorder } from '../../../kube/events.ts';
 import { refOf } from '../../../kube/objects.ts';
 import { mergeDiff } from '../../mergepatch.ts';
 import type { VMMetrics } from '../../metrics.ts';
-import { recordTransition } from './events.ts';
+import { recordDoubledIdentity, recordTransition } from './events.ts';
 import { Executor } from './executor.ts';
 import { gatherFacts, lostPlacement, terminated } from './facts.ts';
+import { macAddressOf, NODES_BY_GIVEN_UP } from './givenup.ts';
 import { isDeploying, readLive } from './live.ts';
 import { observe, type Sources } from './observe.ts';
 import type { Observed } from './observed.ts';
@@ -108,6 +109,9 @@ export class VMReconciler {
       for (const write of result.writes) {
         const executed = await this.#executor.execute(observed, write);
         observed = executed.observed;
+        if (write.kind === 'createPod' && executed.blocked === undefined) {
+          this.#tellDoubledIdentity(observed);
+        }
         if (executed.blocked !== undefined) {
           return { observed, findings: { blocked: executed.blocked }, outcome: result.outcome };
         }
@@ -117,6 +121,20 @@ export class VMReconciler {
       }
     }
     return { observed, findings: {}, outcome: { kind: 'done' } };
+  }
+
+  #tellDoubledIdentity({ vm, pod }: Observed): void {
+    const { nodes, recorder } = this.#options;
+    const macAddress = pod && macAddressOf(pod);
+    const holders = macAddress === undefined ? [] : nodes.cache.byIndex(NODES_BY_GIVEN_UP, macAddress);
+    if (macAddress !== undefined && holders.length > 0) {
+      recordDoubledIdentity(
+        recorder,
+        vm,
+        macAddress,
+        holders.map(({ metadata }) => metadata.name),
+      );
+    }
   }
 
   /** Returns for how long the write is held back, undefined when it was done or there is none. */

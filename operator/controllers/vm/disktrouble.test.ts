@@ -44,6 +44,7 @@ function statusWith(disk: { reason: string; message: string } | undefined): VMSt
     hosts: () => [],
     config: parseConfig({}, 'test'),
     now: 0,
+    clusterUid: 'cluster',
     random: () => '',
   };
   return summarize(observed, gatherFacts(observed), {});

@@ -34,6 +34,21 @@ export function recordTransition(
   }
 }
 
+/** A VM whose new Pod has the addresses of a machine that was given up on `hosts`, which are silent. */
+export function recordDoubledIdentity(
+  recorder: EventRecorder,
+  vm: VM,
+  macAddress: string,
+  hosts: readonly string[],
+): void {
+  recorder.event(vm, {
+    type: 'Warning',
+    reason: 'IdentityMayBeDoubled',
+    action: 'Deploying',
+    message: `Its MAC address ${macAddress}, UUID and serial number are those of an earlier VM of this name, which was given up on the silent host ${hosts.join(', ')}. If that machine still runs, the network has both`,
+  });
+}
+
 /** The Pod, which says why, is gone soon, and the VM's next host does not know. */
 function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
   if (lost === undefined) {

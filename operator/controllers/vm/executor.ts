@@ -1,6 +1,7 @@
 /** The one place where a VM's reconcile writes. Every write is safe to repeat and fails when stale. */
 import {
   DESIRED_ANNOTATION,
+  GIVEN_UP_ANNOTATION,
   POD_FINALIZER,
   VM_FINALIZER,
   VM_UID_LABEL,
@@ -8,7 +9,7 @@ import {
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Consistency } from '../../../kube/consistency.ts';
-import { type Node, type Pod, PODS } from '../../../kube/core.ts';
+import { type Node, NODES, type Pod, PODS } from '../../../kube/core.ts';
 import { type ApiError, isAlreadyExists, isInvalid, isNotFound, isRefused } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { keyOf, type Ref, type Unsaved } from '../../../kube/objects.ts';
@@ -70,6 +71,8 @@ export class Executor {
       case 'deletePod':
         await this.deletePod(observed.pod, write.force);
         return { observed };
+      case 'rememberGivenUp':
+        return { observed: await this.#rememberGivenUp(observed, write.macAddresses) };
       case 'releasePod':
         return { observed: await this.#releasePod(observed) };
       case 'deleteVM':
@@ -169,6 +172,26 @@ export class Executor {
     const whose = owner === undefined ? "somebody else's Pod" : `a Pod of ${owner.kind} ${owner.name}`;
     const message = `the Pod name ${observed.vm.metadata.name} is taken by ${whose}`;
     return { observed, blocked: { condition: 'Scheduled', reason: 'PodNameTaken', message } };
+  }
+
+  /** The resourceVersion keeps it from undoing what another VM of that host has remembered. */
+  async #rememberGivenUp(observed: Observed, macAddresses: readonly string[]): Promise<Observed> {
+    const { node } = observed;
+    if (node === undefined) {
+      return observed;
+    }
+    const { name, uid, resourceVersion } = node.metadata;
+    const annotations = { [GIVEN_UP_ANNOTATION]: JSON.stringify(macAddresses) };
+    const patch = { metadata: { uid, resourceVersion, annotations } };
+    try {
+      await this.#client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+    } catch (error) {
+      // With its Node the host is fenced.
+      if (!isNotFound(error)) {
+        throw error;
+      }
+    }
+    return observed;
   }
 
   async #releasePod(observed: Observed): Promise<Observed> {

@@ -39,6 +39,7 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
     hosts: () => [],
     config: parseConfig({}, 'test'),
     now: Date.parse(CREATED),
+    clusterUid: 'cluster',
     random: () => 'ab'.repeat(32),
   };
 }

@@ -6,6 +6,9 @@ import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import {
   DESIRED_ANNOTATION,
+  GIVEN_UP_ANNOTATION,
+  HOST_MARK,
+  HOST_VALUE,
   MACHINE_CONTAINER,
   POD_FINALIZER,
   VM_FINALIZER,
@@ -15,7 +18,8 @@ import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
 import { assertHistories } from '../../../test/support/properties.ts';
 import { parseConfig } from '../../config.ts';
-import { gatherFacts, hasRun, podAttempt } from './facts.ts';
+import { gatherFacts, hasRun, isOutOfService, podAttempt } from './facts.ts';
+import { givenUpOn, macAddressOf } from './givenup.ts';
 import type { Observed } from './observed.ts';
 import { podSize, refusedAgain, resizedContainers, type ResizeRefusal, type Size } from './size.ts';
 import { summarize } from './status.ts';
@@ -67,7 +71,7 @@ class World {
   node: Node | undefined = {
     apiVersion: 'v1',
     kind: 'Node',
-    metadata: { name: 'host' },
+    metadata: { name: 'host', labels: { [HOST_MARK]: HOST_VALUE } },
     status: { conditions: [{ type: 'Ready', status: 'True' }] },
   };
   podsCreated = 0;
@@ -96,6 +100,7 @@ class World {
       hosts: () => [],
       config,
       now: this.now,
+      clusterUid: 'cluster',
       random: () => 'ab'.repeat(32),
     };
   }
@@ -160,6 +165,11 @@ class World {
       case 'deletePod':
         this.markPodDeleted();
         break;
+      case 'rememberGivenUp':
+        (this.node as Node).metadata.annotations = {
+          [GIVEN_UP_ANNOTATION]: JSON.stringify(write.macAddresses),
+        };
+        break;
       case 'releasePod':
         this.#releasePod();
         break;
@@ -210,6 +220,12 @@ class World {
   #releasePod(): void {
     const pod = this.pod as Pod;
     const terminated = pod.status?.containerStatuses?.[0]?.state?.terminated !== undefined;
+    const { node } = this.observed();
+    if (hasRun(pod) && !terminated && node !== undefined && !isOutOfService(node)) {
+      expect(givenUpOn(node), 'what may run on a silent host is remembered there').toContain(
+        macAddressOf(pod),
+      );
+    }
     const vm = this.vm as VM;
     const unobserved =
       hasRun(pod) && vm.metadata.deletionTimestamp === undefined && vm.status?.firstRunningTime === undefined;
@@ -453,5 +469,18 @@ describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISEC
         recorded = failure ?? recorded;
       }
     });
+  });
+
+  it('a machine that may run on a silent host is remembered there when its VM is deleted', () => {
+    const world = new World();
+    for (const action of ['reconcile', 'schedule', 'agentStarts', 'reconcile', 'hostSilent'] as const) {
+      world.act(action);
+    }
+    const macAddress = macAddressOf(world.pod as Pod);
+    world.now += 601_000;
+    world.act('deleteVM');
+    for (let pass = 0; pass < 3; pass += 1) world.act('reconcile');
+    expect(world.vm).toBeUndefined();
+    expect(givenUpOn(world.node as Node)).toEqual([macAddress]);
   });
 });

@@ -6,7 +6,7 @@ import type { ISO } from '../../../api/v1alpha1/iso.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../../api/v1alpha1/vmconfig.ts';
 import type { KubeClient } from '../../../kube/client.ts';
-import { type Node, NODES, type Pod, PODS } from '../../../kube/core.ts';
+import { type Namespace, type Node, NODES, type Pod, PODS } from '../../../kube/core.ts';
 import { isNotFound } from '../../../kube/errors.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { keyOf, refOf, type KubeObject, type Ref, type Resource } from '../../../kube/objects.ts';
@@ -25,9 +25,12 @@ export interface Sources {
   readonly vmConfigs: Informer<VMConfig>;
   readonly images: Informer<Image>;
   readonly isos: Informer<ISO>;
+  readonly namespaces: Informer<Namespace>;
   readonly config: OperatorConfig;
   readonly clock: () => number;
 }
+
+const CLUSTER_NAMESPACE = 'kube-system';
 
 /** Index of Pods by the host ports they reserve, `8822/TCP`. */
 export const PODS_BY_PORT = 'port';
@@ -59,8 +62,18 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
     hosts: () => sources.nodes.cache.list().filter(isHost),
     config: sources.config,
     now: sources.clock(),
+    clusterUid: clusterUid(sources),
     random: () => randomBytes(ENTROPY_BYTES).toString('hex'),
   };
+}
+
+/** Throws where it is not known, rather than give machines an identity that another cluster could have too. */
+function clusterUid({ namespaces }: Sources): string {
+  const uid = namespaces.cache.get(CLUSTER_NAMESPACE)?.metadata.uid;
+  if (uid === undefined) {
+    throw new Error(`namespace ${CLUSTER_NAMESPACE} is not known: its uid tells this cluster from others`);
+  }
+  return uid;
 }
 
 function isBound(pod: Pod): boolean {

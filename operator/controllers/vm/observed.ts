@@ -28,6 +28,8 @@ export interface Observed {
   readonly config: OperatorConfig;
   /** Milliseconds since the epoch. */
   readonly now: number;
+  /** Of the namespace `kube-system`, which every cluster has from its first minute to its last. */
+  readonly clusterUid: string;
   /** Random bytes as hex, for `hardwareIdentity: Dynamic`. */
   readonly random: () => string;
 }

@@ -42,6 +42,7 @@ export interface PodOptions {
   /** Hosts on which an earlier attempt could not start. */
   readonly avoidedNodes: readonly string[];
   readonly config: OperatorConfig;
+  readonly clusterUid: string;
   /** Hex digits for `hardwareIdentity: Dynamic`, at least 64. */
   readonly random: () => string;
 }
@@ -91,7 +92,8 @@ function identity({ metadata: { name, namespace = '', uid = '' } }: VM): Machine
 }
 
 /** Fields without a value are left out when it is written as JSON. */
-function buildMachine({ vm, resolved, attempt, random }: PodOptions): Machine {
+function buildMachine(options: PodOptions): Machine {
+  const { vm, resolved, attempt } = options;
   const { spec } = vm;
   const { diskSizeBytes, readiness } = resolved;
   return {
@@ -108,7 +110,7 @@ function buildMachine({ vm, resolved, attempt, random }: PodOptions): Machine {
     ports: machinePorts(spec.ports),
     vnc: { enabled: resolved.vncEnabled },
     readiness: { type: readiness.type ?? 'None', port: readiness.port },
-    hardware: hardwareIdentity(vm, resolved.hardwareIdentity === 'Dynamic' ? random() : undefined),
+    hardware: hardwareIdentity(options),
     guestMetadata: spec.guestMetadata ?? {},
     userData: spec.userData,
     userDataSecret: spec.userDataSecretRef,
@@ -133,11 +135,13 @@ export function machinePorts(ports: readonly string[] | undefined): MachinePort[
 }
 
 /**
- * UUID, serial number and MAC address: the same for every start of this deployment (from the VM's uid), or from `entropy`.
- * The MAC is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
+ * UUID, serial number and MAC address: from the cluster, namespace and name, so that two clusters of one network share none,
+ * or from chance. The MAC is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
  */
-function hardwareIdentity(vm: VM, entropy: string | undefined): Machine['hardware'] {
-  const seed = entropy ?? vm.metadata.uid ?? '';
+function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
+  const { namespace = '', name } = vm.metadata;
+  // No part has a slash.
+  const seed = resolved.hardwareIdentity === 'Dynamic' ? random() : `${clusterUid}/${namespace}/${name}`;
   const digest = createHash('sha256').update(`berth-hardware:${seed}`).digest('hex');
   const uuid = [
     digest.slice(0, 8),

@@ -10,7 +10,7 @@ const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
 
 /** Resolves the VM and makes its Pod, unless it has one, ran before or has failed. */
 export function deploy(observed: Observed, facts: Facts): StepResult {
-  const { vm, pod, nameTakenBy, config, random } = observed;
+  const { vm, pod, nameTakenBy, config, clusterUid, random } = observed;
   if (pod !== undefined || facts.failure !== undefined || facts.firstRunningTime !== undefined) {
     return NOTHING;
   }
@@ -26,6 +26,6 @@ export function deploy(observed: Observed, facts: Facts): StepResult {
     return { ...waitFor(resolved.message), blocked: blockedBy(resolved) };
   }
   const { attempt, avoidedNodes } = facts;
-  const built = buildPod({ vm, resolved, attempt, avoidedNodes, config, random });
+  const built = buildPod({ vm, resolved, attempt, avoidedNodes, config, clusterUid, random });
   return { writes: [{ kind: 'createPod', pod: built }], outcome: { kind: 'done' } };
 }

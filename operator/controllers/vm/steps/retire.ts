@@ -2,7 +2,8 @@ import { POD_FINALIZER } from '../../../../api/v1alpha1/names.ts';
 import type { Pod } from '../../../../kube/core.ts';
 import { type Facts, hasEnded, hasRun, podAttempt } from '../facts.ts';
 import type { Observed } from '../observed.ts';
-import { isAbandoned, isReleasable, NOTHING, type StepResult, waitFor } from './step.ts';
+import { toRemember } from '../givenup.ts';
+import { isAbandoned, isReleasable, NOTHING, type StepResult, waitFor, type Write } from './step.ts';
 
 /**
  * Lets a Pod go that has ended or must end: of an earlier placement, of a VM that failed, or deleted from outside.
@@ -35,8 +36,19 @@ function letGo(observed: Observed, pod: Pod): StepResult {
     return waitFor('the machine to end');
   }
   return isAbandoned(observed, pod)
-    ? waitFor('the Pod to go', { kind: 'deletePod', force: true }, { kind: 'releasePod' })
+    ? waitFor(
+        'the Pod to go',
+        ...remember(observed, pod),
+        { kind: 'deletePod', force: true },
+        { kind: 'releasePod' },
+      )
     : waitFor('the Pod to go', { kind: 'releasePod' });
+}
+
+/** Before the Pod goes, which alone knows the machine's addresses. */
+function remember(observed: Observed, pod: Pod): Write[] {
+  const macAddresses = toRemember(observed, pod);
+  return macAddresses === undefined ? [] : [{ kind: 'rememberGivenUp', macAddresses }];
 }
 
 function factsAreWritten({ vm }: Observed, pod: Pod): boolean {

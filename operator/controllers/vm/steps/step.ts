@@ -16,6 +16,8 @@ export type Write =
   | { readonly kind: 'patchDesired'; readonly text: string }
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'releasePod' }
+  /** On the Pod's Node. */
+  | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   | { readonly kind: 'deleteVM' };
 
 export type Outcome =
