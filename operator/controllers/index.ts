@@ -219,7 +219,7 @@ function imageController(
     metrics: registry,
   });
   const enqueue = (keys: readonly string[]): void => keys.forEach((key) => controller.enqueue(key));
-  const affected = imagesAffected(about);
+  const affected = imagesAffected({ ...about, config: options.config });
   about.objects.cache.onChange(({ object }) => enqueue([keyOf(object), ...affected.byOrigin(object)]));
   watches.jobs.cache.onChange(({ object }) => enqueue(affected.byJob(object)));
   watches.taskPods.cache.onChange(({ object }) => enqueue(affected.byPod(object, watches.jobs)));

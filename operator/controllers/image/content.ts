@@ -5,6 +5,8 @@ import { normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
 import type { ISO } from '../../../api/v1alpha1/iso.ts';
 import { type MachineImageSource, machineImageSourceSchema } from '../../../api/v1alpha1/machine.ts';
 import { parseQuantity } from '../../../api/v1alpha1/quantity.ts';
+import { keyOf } from '../../../kube/objects.ts';
+import type { OperatorConfig } from '../../config.ts';
 
 export interface ImageContent {
   readonly source: MachineImageSource;
@@ -35,6 +37,18 @@ export function contentOf(object: Image | ISO): ImageContent | undefined {
 /** The name under which hosts list the content of an Image or ISO. */
 export function imageObjectName({ metadata }: Image | ISO): string {
   return `berth.dev/${metadata.namespace}/${metadata.name}`;
+}
+
+/** Where a copy looks for what it copies, in this order, as `namespace/name`. An object is no copy of itself. */
+export function originKeys(object: Image | ISO, { namespaces }: OperatorConfig): string[] {
+  const { copyOf } = object.spec.source;
+  if (copyOf === undefined) {
+    return [];
+  }
+  const { namespace: own = '' } = object.metadata;
+  const places = copyOf.namespace === undefined ? [own, namespaces.default] : [copyOf.namespace];
+  const keys = places.map((namespace) => `${namespace}/${copyOf.name}`);
+  return [...new Set(keys)].filter((key) => key !== keyOf(object));
 }
 
 export interface HasContent {

@@ -7,6 +7,7 @@ import type { Informer } from '../../../kube/informer.ts';
 import type { Job } from '../../../kube/job.ts';
 import { keyOf } from '../../../kube/objects.ts';
 import type { ImageControllerOptions } from './controller.ts';
+import { originKeys } from './content.ts';
 import { podJob } from './observe.ts';
 
 /** Each answers with keys, `namespace/name`. */
@@ -21,17 +22,14 @@ export interface Affected {
 export function imagesAffected({
   kind,
   objects,
-}: Pick<ImageControllerOptions, 'kind' | 'objects'>): Affected {
+  config,
+}: Pick<ImageControllerOptions, 'kind' | 'objects' | 'config'>): Affected {
   const matching = (test: (object: Image | ISO) => boolean): string[] =>
     objects.cache.list().filter(test).map(keyOf);
   const byJob = ({ metadata: { namespace, ownerReferences = [] } }: Job): string[] =>
     ownerReferences.filter((owner) => owner.kind === kind).map(({ name }) => `${namespace}/${name}`);
   return {
-    byOrigin: ({ metadata }) =>
-      matching(({ spec: { source }, metadata: own }) => {
-        const { copyOf } = source;
-        return copyOf?.name === metadata.name && (copyOf.namespace ?? own.namespace) === metadata.namespace;
-      }),
+    byOrigin: (origin) => matching((object) => originKeys(object, config).includes(keyOf(origin))),
     byJob,
     byPod: (pod, jobs) =>
       podJob(pod).flatMap((key) => {

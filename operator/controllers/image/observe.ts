@@ -7,7 +7,7 @@ import type { Informer } from '../../../kube/informer.ts';
 import { type Job, JOB_NAME_LABEL } from '../../../kube/job.ts';
 import type { OperatorConfig } from '../../config.ts';
 import { podsOf, taskOutcome } from '../taskjob.ts';
-import { imageObjectName } from './content.ts';
+import { imageObjectName, originKeys } from './content.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import { ATTEMPT_LABEL, IMAGE_UID_LABEL, OPERATION_LABEL, REQUESTED_AT_ANNOTATION } from './plan.ts';
 import { judgedOutcome } from './report.ts';
@@ -41,12 +41,13 @@ export interface ImageSources {
 export function observeImage(sources: ImageSources, object: Image | ISO): ObservedImage {
   const { kind, objects, vms, jobs, config, clock } = sources;
   const { namespace = '', uid = '' } = object.metadata;
-  const { copyOf } = object.spec.source;
   return {
     object,
     kind,
     jobs: jobs.cache.byIndex(JOBS_BY_IMAGE, uid).map((job) => imageJob(job, sources)),
-    origin: copyOf && objects.cache.get(`${copyOf.namespace ?? namespace}/${copyOf.name}`),
+    origin: originKeys(object, config)
+      .map((key) => objects.cache.get(key))
+      .find((found) => found !== undefined),
     vm: (name) => vms.cache.get(`${namespace}/${name}`),
     deploying:
       object.metadata.deletionTimestamp === undefined

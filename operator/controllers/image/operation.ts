@@ -12,7 +12,14 @@ import {
 } from '../../../api/v1alpha1/task.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { OperatorConfig } from '../../config.ts';
-import { contentOf, directSource, imageObjectName, isKeptFromCopies, storedContent } from './content.ts';
+import {
+  contentOf,
+  directSource,
+  imageObjectName,
+  isKeptFromCopies,
+  storedContent,
+  originKeys,
+} from './content.ts';
 import type { ObservedImage } from './observed.ts';
 
 const apiVersion = TASK_API_VERSION;
@@ -60,7 +67,7 @@ function first(observed: ObservedImage): Operation | Blocked {
     return save(observed, { type: 'save', vmName: source.fromVM.name, requestedAt: undefined });
   }
   if (source.copyOf !== undefined) {
-    return noCopy(observed, source.copyOf.name);
+    return noCopy(observed);
   }
   const direct = directSource(source);
   return direct === undefined || direct.type === 'unsupported'
@@ -68,8 +75,13 @@ function first(observed: ObservedImage): Operation | Blocked {
     : pull(observed, direct);
 }
 
-function noCopy({ kind, object, origin }: ObservedImage, name: string): Blocked {
-  return origin !== undefined && isKeptFromCopies(origin, object)
+function noCopy({ kind, object, origin, config }: ObservedImage): Blocked {
+  if (origin === undefined) {
+    const places = originKeys(object, config).join(' or ');
+    return blocked('CopySourceNotReady', `${kind} ${places} was not found`);
+  }
+  const { name } = origin.metadata;
+  return isKeptFromCopies(origin, object)
     ? blocked(
         'CopyWouldShowURL',
         `${kind} ${name} comes from a URL with a query, which may hold credentials and would be shown here: with image storage (imageStorage in the operator's configuration) what comes from a URL is stored, and can be copied`,
