@@ -1,5 +1,5 @@
 /**
- * What a VM runs with: VM → VMConfig → Image → operator's configuration → built-in, once, at deployment.
+ * What a VM runs with: VM → VMConfig → Image or ISO → operator's configuration → built-in, once, at deployment.
  * One-of groups (image or iso) are taken whole.
  */
 import { isImageReference, normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
@@ -83,11 +83,14 @@ export function resolve(observed: Observed): Resolved | Unresolved {
   if ('reason' in images) {
     return images;
   }
-  const layers = [spec, configLayer(config), imageLayer(images.object), observed.config.defaults];
+  const { image, iso, imageObject, isoObject } = images;
+  const named = [imageLayer(imageObject), imageLayer(isoObject)];
+  const layers = [spec, configLayer(config), ...named, observed.config.defaults];
   const resolved: Resolved = {
-    ...images,
+    image,
+    iso,
     imageSizeBytes: imageSize(images),
-    ...resolveHardware(layers, images.object?.spec.source.ipsw !== undefined),
+    ...resolveHardware(layers, imageObject?.spec.source.ipsw !== undefined),
     ...resolveRest(layers),
     config: config && configIdentity(config),
   };
@@ -98,7 +101,7 @@ function configLayer(config: VMConfig | undefined): Layer {
   return config === undefined ? {} : { ...config.spec };
 }
 
-function imageLayer(image: Image | undefined): Layer {
+function imageLayer(image: Image | ISO | undefined): Layer {
   if (image === undefined) {
     return {};
   }
@@ -142,8 +145,9 @@ function configIdentity({ metadata }: VMConfig): NonNullable<Resolved['config']>
 interface ResolvedImages {
   readonly image: ResolvedImage | undefined;
   readonly iso: ResolvedImage | undefined;
-  /** The Image object that was named, for what it says of architecture and os. */
-  readonly object: Image | undefined;
+  /** What was named, for what it says of architecture, os and pull secrets. */
+  readonly imageObject: Image | undefined;
+  readonly isoObject: ISO | undefined;
 }
 
 function resolveImages(observed: Observed, config: VMConfigSpec | undefined): ResolvedImages | Unresolved {
@@ -156,14 +160,14 @@ function resolveImages(observed: Observed, config: VMConfigSpec | undefined): Re
     lookups,
     config: { namespaces },
   } = observed;
-  const object = named(image, (name) => lookups.image(name));
-  const disk = resolvedImage('Image', image, object, namespaces.default);
+  const imageObject = named(image, (name) => lookups.image(name));
+  const disk = resolvedImage('Image', image, imageObject, namespaces.default);
   if (disk !== undefined && 'reason' in disk) {
     return disk;
   }
   const isoObject = named(iso, (name) => lookups.iso(name));
   const disc = resolvedImage('ISO', iso, isoObject, namespaces.default);
-  return disc !== undefined && 'reason' in disc ? disc : { image: disk, iso: disc, object };
+  return disc !== undefined && 'reason' in disc ? disc : { image: disk, iso: disc, imageObject, isoObject };
 }
 
 /** The object of that name; a reference names none. */
@@ -215,11 +219,11 @@ function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
   };
 }
 
-function imageSize({ image, object }: ResolvedImages): bigint | undefined {
+function imageSize({ image, imageObject }: ResolvedImages): bigint | undefined {
   if (image?.source.type === 'empty') {
     return BigInt(image.source.sizeBytes);
   }
-  const { size } = object?.status ?? {};
+  const { size } = imageObject?.status ?? {};
   return size === undefined ? undefined : parseQuantity(size);
 }
 
