@@ -35,6 +35,9 @@ import { knowsItsPods } from './pods/uptodate.ts';
 import { TaskRunner } from './tasks/runner.ts';
 import { taskWork } from './tasks/work.ts';
 
+/** For Events at the end: they say why machines ended. A kubelet gives the agent's Pod 30 s in all. */
+const LAST_EVENTS_MILLISECONDS = 5_000;
+
 /** What runs machines on this host. */
 export interface HostParts {
   driver: Driver;
@@ -168,7 +171,7 @@ export async function runAgent(
     running.push(...keepCertificates({ config, client, transport, kubelet, metrics, logger, signal }));
   }
   await Promise.all(running);
-  await drainAndClose([keeper, pods], [kubelet, parts.network, parts.driver, transport]);
+  await drainAndClose([keeper, pods], recorder, [kubelet, parts.network, parts.driver, transport]);
 }
 
 async function takeUpWork(
@@ -180,11 +183,14 @@ async function takeUpWork(
   kubelet.hasJoined = true;
 }
 
+/** What the last writes tell of is told after them. */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],
+  recorder: EventRecorder,
   open: readonly { close: () => Promise<unknown> }[],
 ): Promise<void> {
   await Promise.all(busy.map((one) => one.drained()));
+  await recorder.flush(LAST_EVENTS_MILLISECONDS);
   await Promise.all(open.map((one) => one.close()));
 }
 

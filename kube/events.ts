@@ -19,8 +19,6 @@ const SERIES_WINDOW_MILLISECONDS = 600_000;
  * newest are dropped and counted.
  */
 const WAITING = 4_000;
-/** One at a time: in a burst Events trail behind the writes that they tell of, instead of taking the API server's time from them. */
-const SENDERS = 1;
 /** The API server's limits of a note and of a reporting instance. */
 const NOTE_LENGTH = 1024;
 const INSTANCE_LENGTH = 128;
@@ -96,7 +94,9 @@ export class EventRecorder {
   readonly #recorded = new Recent<Recorded>();
   readonly #buckets = new Recent<Bucket>();
   readonly #waiting: (() => Promise<void>)[] = [];
-  #senders = 0;
+  /** Sends what waits, one after another. */
+  #sender: Promise<void> = Promise.resolve();
+  #isSending = false;
 
   constructor(client: KubeClient, options: EventRecorderOptions) {
     this.#client = client;
@@ -120,6 +120,19 @@ export class EventRecorder {
       this.#patchSeries(key, known);
     } else {
       this.#create(key, regarding, text);
+    }
+  }
+
+  /** For a process that ends: resolves once all are sent, at the latest after `milliseconds`. What waits then is dropped and counted. */
+  async flush(milliseconds: number): Promise<void> {
+    const { promise: late, resolve } = Promise.withResolvers<void>();
+    const timer = setTimeout(resolve, milliseconds);
+    await Promise.race([this.#sender, late]);
+    clearTimeout(timer);
+    const { length: dropped } = this.#waiting.splice(0);
+    if (dropped > 0) {
+      this.#count('dropped', dropped);
+      this.#options.logger.warn({ dropped, milliseconds }, 'events not sent before the end');
     }
   }
 
@@ -212,22 +225,23 @@ export class EventRecorder {
       return false;
     }
     this.#waiting.push(job);
-    if (this.#senders < SENDERS) {
-      this.#senders += 1;
-      void this.#drain();
+    if (!this.#isSending) {
+      this.#sender = this.#drain();
     }
     return true;
   }
 
+  /** One at a time: in a burst Events trail behind the writes that they tell of, instead of taking the API server's time from them. */
   async #drain(): Promise<void> {
+    this.#isSending = true;
     for (let job = this.#waiting.shift(); job !== undefined; job = this.#waiting.shift()) {
       await job();
     }
-    this.#senders -= 1;
+    this.#isSending = false;
   }
 
-  #count(result: 'created' | 'patched' | 'limited' | 'dropped' | 'failed'): void {
-    this.#client.transport.metrics.eventsSent.inc({ result });
+  #count(result: 'created' | 'patched' | 'limited' | 'dropped' | 'failed', number = 1): void {
+    this.#client.transport.metrics.eventsSent.inc({ result }, number);
   }
 }
 

@@ -25,6 +25,8 @@ import { leaderLabel } from './leaderlabel.ts';
 const LEASE_NAME = 'berth-operator';
 /** How long running reconciles may take at a clean stop: well inside the 30 s that Kubernetes gives a Pod. */
 const DRAIN_MILLISECONDS = 15_000;
+/** Events of a burst trail behind; the next leader need not wait for them. */
+const LAST_EVENTS_MILLISECONDS = 500;
 const DAY_SECONDS = 24 * 3600;
 
 export interface OperatorStart {
@@ -42,6 +44,7 @@ export class Operator {
   readonly #registry: Registry;
   readonly #client: KubeClient;
   readonly #leaseClient: KubeClient;
+  readonly #recorder: EventRecorder;
   readonly #controllers: Controllers;
   readonly #leaderLabel: Controller | undefined;
   readonly #identity = `${hostname()}-${randomUUID()}`;
@@ -64,14 +67,15 @@ export class Operator {
       new Transport(connection, { metrics: this.#registry, userAgent: 'berth-operator' }),
     );
     this.#client.guard = () => this.#election?.isHeld() === true;
+    this.#recorder = new EventRecorder(this.#client, {
+      reportingController: 'berth.dev/operator',
+      reportingInstance: this.#identity,
+      logger,
+    });
     this.#controllers = createControllers({
       client: this.#client,
       config,
-      recorder: new EventRecorder(this.#client, {
-        reportingController: 'berth.dev/operator',
-        reportingInstance: this.#identity,
-        logger,
-      }),
+      recorder: this.#recorder,
       registry: this.#registry,
       logger,
       clock: Date.now,
@@ -178,6 +182,8 @@ export class Operator {
       this.#working.abort();
       const drained = Promise.all(this.#controllers.controllers.map((controller) => controller.drained()));
       await Promise.race([drained, deadline(DRAIN_MILLISECONDS)]);
+      // Only who leads may write.
+      await this.#recorder.flush(LAST_EVENTS_MILLISECONDS);
       await this.#election?.release();
     }
     this.#watching.abort();

@@ -6,7 +6,7 @@ import { text } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import { NAT_READY_CONDITION, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { CERTIFICATE_SIGNING_REQUESTS, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
 import { waitFor } from '../support/wait.ts';
 import { machineFor, operatorClient, podFor, TestHost } from './agent-host.ts';
@@ -191,4 +191,19 @@ test('a record that cannot be read fails its own machine, whose disk stays; othe
     const names = await readdir(join(host.dataDirectory, 'pods'));
     return names.length === 1 && names[0] === `${well}.json`;
   });
+});
+
+test('an agent that is stopped tells the Events of its machines first', async () => {
+  const host = await makeHost({ name: 'leaves' });
+  await host.start();
+  const names = ['a', 'b', 'c', 'd'].map((letter) => `told-${letter}`);
+  for (const name of names) await operator.create(PODS, podFor(host, machineFor(NAMESPACE, name)));
+  await waitFor(
+    'all machines to run',
+    () => [...host.driver.machines.values()].filter(({ kind }) => kind === 'running').length === names.length,
+  );
+  await host.stop();
+  const { items } = await cluster.client().list(EVENTS, { namespace: NAMESPACE });
+  const started = items.filter(({ reason }) => reason === 'Started').map(({ regarding }) => regarding.name);
+  expect(names.filter((name) => !started.includes(name))).toEqual([]);
 });

@@ -1,4 +1,6 @@
 import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { type AddressInfo, createServer } from 'node:net';
 import { pino } from 'pino';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { KubeClient } from '../../kube/client.ts';
@@ -88,6 +90,31 @@ describe('events', () => {
       return found.length > 0 && found;
     });
     expect(event?.note).toMatch(/^€+…$/);
+  });
+
+  it('that wait when a process ends are sent first', async () => {
+    for (let count = 0; count < 20; count += 1) recorder.event(object, text(`number ${count}`));
+    await recorder.flush(30_000);
+    expect(await events()).toHaveLength(20);
+  });
+
+  it('that cannot be sent hold up no end, and are counted', async () => {
+    const silent = createServer();
+    silent.listen(0, '127.0.0.1');
+    await once(silent, 'listening');
+    const { port } = silent.address() as AddressInfo;
+    const transport = new Transport({ server: `http://127.0.0.1:${port}` }, { metrics: createMetrics() });
+    const cutOff = new EventRecorder(new KubeClient(transport), {
+      reportingController: 'berth.dev/test',
+      reportingInstance: 'test',
+      logger: pino({ level: 'silent' }),
+    });
+    for (const message of ['on its way', 'waits', 'waits too']) cutOff.event(object, text(message));
+    await cutOff.flush(100);
+    const { values } = await transport.metrics.eventsSent.get();
+    expect(values).toMatchObject([{ labels: { result: 'dropped' }, value: 2 }]);
+    await transport.close();
+    silent.close();
   });
 
   it('that cannot be recorded are counted, and in nobody else’s way', async () => {
