@@ -2,6 +2,7 @@
 import { existsSync, linkSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { codeOf } from './errors.ts';
+import { startTimeIn } from './machines/process.ts';
 
 interface Holder {
   pid: number;
@@ -69,9 +70,6 @@ function describe(pid: number): Holder {
   if (!existsSync(file)) {
     return { pid, startTime: '' };
   }
-  const text = readFileSync(file, 'utf8');
-  // The command may hold spaces and brackets: fields are counted after the last ')'. Field 3 is the state, 22 the start time.
-  const [state = '', ...fields] = text.slice(text.lastIndexOf(')') + 2).split(' ');
-  // Killed, and not yet waited for by its parent: it holds nothing any more.
-  return { pid, startTime: state === 'Z' ? 'ended' : (fields[18] ?? '') };
+  // One that was killed and whose parent has not yet waited for it holds nothing any more.
+  return { pid, startTime: startTimeIn(readFileSync(file, 'utf8')) ?? 'ended' };
 }
