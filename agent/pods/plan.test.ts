@@ -376,3 +376,14 @@ test('a machine whose memory has no room is not suspended until it has, and may 
   expect(model.settle().kind).toBe('settled');
   expect(kinds(model)).toEqual(['pause', 'suspend']);
 });
+
+test('a machine that an agent started and did not live to write down has run, with the time at which it is found', () => {
+  const model = new Model();
+  model.state = { kind: 'running', pid: 1, guestStarted: true, paused: false };
+  model.record = { ...model.record, created: true, running: false };
+  const step = plan(model.observed(), DESIRED, Date.parse('2030-01-01T00:00:00Z'));
+  expect(step).toMatchObject({
+    kind: 'note',
+    change: { running: true, everRan: true, startedAt: '2030-01-01T00:00:00Z' },
+  });
+});

@@ -5,6 +5,7 @@
  */
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
+import { timestamp } from '../time.ts';
 import type { DiskWish } from './diskguard.ts';
 import type { MachineEnd, MachineFailure, MachineRecord } from './record.ts';
 
@@ -143,7 +144,10 @@ function noticed(observed: Observed, now: number): Partial<MachineRecord> | unde
   const { record, state } = observed;
   if (state.kind === 'running') {
     // Started by an agent that did not live to write it down.
-    return record.running ? undefined : { running: true, everRan: true, released: false, end: undefined };
+    const startedAt = record.startedAt ?? timestamp(now);
+    return record.running
+      ? undefined
+      : { running: true, everRan: true, released: false, end: undefined, startedAt };
   }
   if (state.kind === 'suspended' || !record.running) {
     return undefined;

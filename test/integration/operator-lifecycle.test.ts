@@ -188,6 +188,27 @@ describe('a VM that has not run yet', () => {
   });
 });
 
+describe('a VM that is made Stopped', () => {
+  it('is placed and made, says that it is Stopped, and first runs when it is asked to', async () => {
+    await vms.create('prepared', { ...onBare, powerState: 'Stopped', deployTimeoutSeconds: 2 });
+    const { metadata } = await bare.waitForPod(ref('prepared'));
+    await bare.stopped(ref('prepared'));
+    const off = await vms.waitForPhase('prepared', 'Stopped');
+    expect(conditionOf(off, 'Ready')).toMatchObject({ status: 'False', reason: 'Stopped' });
+    const created = Date.parse(metadata.creationTimestamp ?? '');
+    await waitFor('twice the time-out to pass', () => Date.now() > created + 4_000);
+    expect((await vms.get('prepared')).status).toMatchObject({ phase: 'Stopped' });
+    expect((await vms.get('prepared')).status?.firstRunningTime).toBeUndefined();
+    await vms.patch('prepared', { powerState: 'Running' });
+    await bare.run(ref('prepared'));
+    const { status } = await vms.waitForPhase('prepared', 'Running');
+    expect(status).toMatchObject({ attempt: 1, firstRunningTime: status?.startTime });
+    await vms.delete('prepared');
+    await bare.end(ref('prepared'));
+    await vms.waitUntilGone('prepared');
+  });
+});
+
 describe('what a VM is told while it lives', () => {
   it('a change of powerState reaches the host, and Stopped is shown with its reason', async () => {
     await runOnBare('power');

@@ -52,7 +52,15 @@ function attempt(number: number, status: NonNullable<Pod['status']>): Partial<Po
     throw new Error(resolved.message);
   }
   const { vm, config, random } = look;
-  const { metadata } = buildPod({ vm, resolved, attempt: number, avoidedNodes: [], config, random });
+  const { metadata } = buildPod({
+    vm,
+    resolved,
+    attempt: number,
+    avoidedNodes: [],
+    config,
+    clusterUid: 'cluster',
+    random,
+  });
   return { metadata: { ...metadata, name: 'x', uid: `pod-${number}` }, status };
 }
 
@@ -124,6 +132,38 @@ describe('a VM that ran', () => {
     };
     expect(writes(ran)).toEqual([]);
     expect(writes({ attempt: 1 })).toEqual(['deleteVM']);
+  });
+});
+
+/** As an agent says it of a machine that was made and not started, or of one that was stopped after a run. */
+function off(reason: string, containerID?: string): Partial<Pod> {
+  const container = { name: 'machine', image: '', imageID: '', ready: false, restartCount: 0 };
+  const state = { waiting: { reason } };
+  return {
+    status: {
+      phase: 'Running',
+      containerStatuses: [{ ...container, state, ...(containerID && { containerID }) }],
+    },
+  };
+}
+
+describe('a VM that is made Stopped', () => {
+  it.each(['Stopped', 'Starting'])('has not run, and its deployment is over, when it is %s', (reason) => {
+    const look = observed({ powerState: 'Stopped', deployTimeoutSeconds: 60 }, {}, off(reason));
+    expect(gatherFacts(look).firstRunningTime).toBeUndefined();
+    expect(deadline(look)).toBeUndefined();
+  });
+
+  it('is placed again when its Pod is deleted, since nothing is lost', () => {
+    const pod = off('Stopped');
+    const metadata = { name: 'x', uid: 'pod', deletionTimestamp: CREATED };
+    const { attempt, failure } = gatherFacts(observed({ powerState: 'Stopped' }, {}, { ...pod, metadata }));
+    expect({ attempt, failure }).toEqual({ attempt: 2, failure: undefined });
+  });
+
+  it('is told from one that ran and was stopped while nobody looked', () => {
+    const look = observed({ powerState: 'Stopped' }, {}, off('Stopped', 'berth://uid'));
+    expect(gatherFacts(look).firstRunningTime).toBe(CREATED);
   });
 });
 

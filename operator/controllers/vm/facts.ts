@@ -6,7 +6,7 @@ import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import { machineSchema, parseDocument, REFUSAL_REASONS } from '../../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../../api/v1alpha1/names.ts';
 import type { VMStatus } from '../../../api/v1alpha1/vmstatus.ts';
-import type { ContainerState, Node, Pod } from '../../../kube/core.ts';
+import type { ContainerState, ContainerStatus, Node, Pod } from '../../../kube/core.ts';
 import type { Observed } from './observed.ts';
 
 export interface Facts {
@@ -69,14 +69,8 @@ function vanished(facts: Facts): End | undefined {
 
 /** How the Pod ended, or is bound to end; undefined while it may live. */
 function podEnd(observed: Observed, pod: Pod): End | undefined {
-  const given = givenUp(observed, pod);
-  if (given !== undefined) {
-    return given;
-  }
-  if (pod.metadata.deletionTimestamp !== undefined) {
-    return deletedBy(pod);
-  }
-  return hasEnded(pod) ? endOf(pod) : undefined;
+  const isDeleted = pod.metadata.deletionTimestamp !== undefined;
+  return givenUp(observed, pod) ?? (isDeleted ? deletedBy(pod) : hasEnded(pod) ? endOf(pod) : undefined);
 }
 
 export interface LostPlacement extends End {
@@ -187,9 +181,10 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
   };
 }
 
-/** Counts from binding to a host, so that waiting for a free host is never a failure. */
+/** Counts from binding to a host, so that waiting for a free host is never a failure, and until the machine is made, started or not. */
 function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
-  const bound = pod?.spec.nodeName === undefined ? undefined : boundTime(pod);
+  const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
+  const bound = isDeploying ? boundTime(pod) : undefined;
   if (bound === undefined) {
     return undefined;
   }
@@ -216,15 +211,31 @@ function firstRun({ pod, now }: Observed): string | undefined {
   return state?.running?.startedAt ?? state?.terminated?.startedAt ?? iso(now);
 }
 
-/** Whether a machine of this Pod ever ran. A terminated one that never did carries no `startedAt`. */
+/** What the container of a machine waits for that was made and not started. */
+const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
+
+/**
+ * Whether a machine of this Pod ever ran. One that was made and not started, since it was wanted off, waits without the id
+ * that agents give at the first start. A terminated one that never ran carries no `startedAt`.
+ */
 export function hasRun(pod: Pod): boolean {
-  const state = containerState(pod);
-  const startedAt = state?.terminated?.startedAt;
-  return pod.status?.phase === 'Running' || (startedAt !== undefined && startedAt !== null);
+  if (pod.status?.phase === 'Running') {
+    return machineContainer(pod)?.containerID !== undefined || !NOT_STARTED.has(waitingReason(pod));
+  }
+  const startedAt = terminated(pod)?.startedAt;
+  return startedAt !== undefined && startedAt !== null;
+}
+
+function waitingReason(pod: Pod): string {
+  return containerState(pod)?.waiting?.reason ?? '';
 }
 
 export function containerState(pod: Pod): ContainerState | undefined {
-  return pod.status?.containerStatuses?.find(({ name }) => name === MACHINE_CONTAINER)?.state;
+  return machineContainer(pod)?.state;
+}
+
+function machineContainer(pod: Pod): ContainerStatus | undefined {
+  return pod.status?.containerStatuses?.find(({ name }) => name === MACHINE_CONTAINER);
 }
 
 export function terminated(pod: Pod): ContainerState['terminated'] {
@@ -268,8 +279,8 @@ export function silentSince(node: Node): number | undefined {
 
 /** The moment at which a silent host counts as lost, in milliseconds. */
 export function lostAt({ node, config }: Observed): number | undefined {
-  const since = node === undefined ? undefined : silentSince(node);
-  return since === undefined ? undefined : since + config.hostLostTimeoutSeconds * 1000;
+  const since = node && silentSince(node);
+  return since && since + config.hostLostTimeoutSeconds * 1000;
 }
 
 export function isLost(observed: Observed): boolean {
