@@ -92,7 +92,7 @@ export class CgroupTree {
         await this.#limit(hierarchy, uid, limits);
         await writeFile(join(group, 'cgroup.procs'), String(pid));
       } catch (error) {
-        this.#logger.warn({ error: String(error), group }, 'machine runs outside its control group');
+        this.#logger.warn({ err: error, group }, 'machine runs outside its control group');
       }
     }
   }

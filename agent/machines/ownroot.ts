@@ -45,7 +45,7 @@ async function canOutlive(logger: Logger): Promise<boolean> {
     return own !== host;
   } catch (error) {
     if (!(error instanceof Error && 'code' in error)) throw error;
-    logger.warn({ error: error.message }, `the container may not look at its host: ${consequence}`);
+    logger.warn({ err: error }, `the container may not look at its host: ${consequence}`);
     return false;
   }
 }

@@ -101,7 +101,7 @@ export class DiskCopies {
       await this.tidy();
     } catch (error) {
       const { uid } = this.#folder;
-      this.#context.logger.warn({ uid, error: String(error) }, 'remains of a copy of the disk not removed');
+      this.#context.logger.warn({ uid, err: error }, 'remains of a copy of the disk not removed');
     }
   }
 
@@ -158,7 +158,7 @@ export class DiskCopies {
       await this.tidy();
     } catch (error) {
       const { uid } = this.#folder;
-      this.#context.logger.warn({ uid, error: String(error) }, 'a copy of the disk left something behind');
+      this.#context.logger.warn({ uid, err: error }, 'a copy of the disk left something behind');
     }
   }
 
@@ -252,7 +252,7 @@ export class DiskCopies {
       return true;
     } catch (error) {
       this.#context.logger.error(
-        { uid, error: String(error), attempt: thawsFailed + 1, attempts: THAW_LIMIT },
+        { uid, err: error, attempt: thawsFailed + 1, attempts: THAW_LIMIT },
         'file systems of the guest not thawed',
       );
       return false;

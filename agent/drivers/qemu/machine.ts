@@ -192,10 +192,7 @@ export class Machine {
       return { kind: 'running', pid, guestStarted: status === 'running', paused: isStill(status) };
     } catch (error) {
       if (!(await isAlive(identity))) return undefined;
-      this.#context.logger.warn(
-        { uid: this.#folder.uid, error: String(error) },
-        'hypervisor does not answer',
-      );
+      this.#context.logger.warn({ uid: this.#folder.uid, err: error }, 'hypervisor does not answer');
       const paused = (await this.state.read())?.paused === true;
       return { kind: 'running', pid: identity.pid, guestStarted: false, paused };
     }
@@ -289,7 +286,7 @@ export class Machine {
       // Its folder may be gone.
       if (this.#closed) return;
       const { uid } = this.#folder;
-      this.#context.logger.error({ uid, error: String(error) }, 'machine event not handled');
+      this.#context.logger.error({ uid, err: error }, 'machine event not handled');
     });
   }
 }

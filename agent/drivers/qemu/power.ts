@@ -36,7 +36,7 @@ export async function pressPowerButton(
     }
   } catch (error) {
     const { uid } = session.folder;
-    logger.warn({ uid, error: String(error) }, 'power button not pressed, power is taken away');
+    logger.warn({ uid, err: error }, 'power button not pressed, power is taken away');
   }
 }
 
@@ -48,7 +48,7 @@ export async function quit(session: Session, logger: Logger): Promise<void> {
     if (await waitForExit(session.identity, QUIT_TIMEOUT_MILLISECONDS)) return;
   } catch (error) {
     const { uid } = session.folder;
-    logger.debug({ uid, error: String(error) }, 'hypervisor did not take quit');
+    logger.debug({ uid, err: error }, 'hypervisor did not take quit');
   }
   await killForCertain(session.identity);
 }
