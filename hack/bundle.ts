@@ -2,6 +2,7 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { build } from 'esbuild';
+import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const PROGRAMS = ['operator', 'agent'];
@@ -49,4 +50,4 @@ export async function bundleInto(
   });
 }
 
-if (import.meta.main) await bundle();
+if (import.meta.main) await runCommand(async () => await bundle());

@@ -9,6 +9,7 @@
 import { parseArgs } from 'node:util';
 import { startCluster, stopCluster } from '../test/cluster/index.ts';
 import { bundle } from './bundle.ts';
+import { runCommand } from './command.ts';
 
 /** The API server's own limit of object counts in one place is far off; more than this is a slip of the keyboard. */
 const MOST_HOSTS = 10_000;
@@ -56,9 +57,4 @@ async function main(): Promise<void> {
   await cluster.disconnect();
 }
 
-try {
-  await main();
-} catch (error) {
-  process.stderr.write(`${error instanceof Error ? error.message : String(error)}\n`);
-  process.exitCode = 1;
-}
+await runCommand(main);

@@ -10,6 +10,7 @@ import { directoryOf, readState } from '../test/cluster/state.ts';
 import { waitFor } from '../test/support/wait.ts';
 import { type GuestArchitecture, guestImage } from './guest-image.ts';
 import { ensurePrerequisites } from './prerequisites.ts';
+import { runCommand } from './command.ts';
 
 const NAME = 'demo';
 const NAMESPACE = 'platform-default';
@@ -119,13 +120,12 @@ function say(text: string): void {
   process.stdout.write(`${text}\n`);
 }
 
-try {
+async function main(): Promise<void> {
   const [action] = process.argv.slice(2);
   if (action !== 'up' && action !== 'down') {
     throw new Error('say what to do: up or down');
   }
   await (action === 'up' ? up() : down());
-} catch (error) {
-  process.stderr.write(`${error instanceof Error ? error.message : String(error)}\n`);
-  process.exitCode = 1;
 }
+
+await runCommand(main);

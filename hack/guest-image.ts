@@ -15,6 +15,7 @@ import { gzipSync } from 'node:zlib';
 import { type CpioEntry, cpioArchive, DIRECTORY_MODE, EXECUTABLE_MODE, FILE_MODE } from './guest/cpio.ts';
 import { convertToQcow2, makeBiosDisk, makeUefiDisk, onlyEntry } from './guest/disk.ts';
 import { Packages } from './guest/packages.ts';
+import { runCommand } from './command.ts';
 
 export type GuestArchitecture = 'amd64' | 'arm64';
 
@@ -188,11 +189,4 @@ async function main(): Promise<void> {
   else await copyFile(image, out);
 }
 
-if (import.meta.main) {
-  try {
-    await main();
-  } catch (error) {
-    process.stderr.write(`guest image: ${error instanceof Error ? error.message : String(error)}\n`);
-    process.exitCode = 1;
-  }
-}
+if (import.meta.main) await runCommand(main);

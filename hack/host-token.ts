@@ -11,6 +11,7 @@ import { SECRETS } from '../kube/core.ts';
 import { type Connection, loadConnection } from '../kube/credentials.ts';
 import { createMetrics } from '../kube/metrics.ts';
 import { Transport } from '../kube/transport.ts';
+import { runCommand } from './command.ts';
 
 /** Long enough for a host to join, short enough that a forgotten file is worth nothing. */
 const TOKEN_MILLISECONDS = 24 * 3_600_000;
@@ -86,11 +87,4 @@ async function main(): Promise<void> {
   }
 }
 
-if (import.meta.main) {
-  try {
-    await main();
-  } catch (error) {
-    process.stderr.write(`host-token: ${error instanceof Error ? error.message : String(error)}\n`);
-    process.exitCode = 1;
-  }
-}
+if (import.meta.main) await runCommand(main);

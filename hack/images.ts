@@ -17,6 +17,7 @@ import { run } from './guest/run.ts';
 import { distributionBase } from './image/base.ts';
 import { type Builder, findBuilder } from './image/builder.ts';
 import { billOfMaterials } from './image/sbom.ts';
+import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const CONTEXT = join(ROOT, 'dist', 'image');
@@ -152,11 +153,4 @@ async function main(): Promise<void> {
   await buildImages({ ...values, progress: (text) => process.stdout.write(`images: ${text}\n`) });
 }
 
-if (import.meta.main) {
-  try {
-    await main();
-  } catch (error) {
-    process.stderr.write(`images: ${error instanceof Error ? error.message : String(error)}\n`);
-    process.exitCode = 1;
-  }
-}
+if (import.meta.main) await runCommand(main);

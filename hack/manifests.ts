@@ -8,8 +8,8 @@
 import { execFile } from 'node:child_process';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { promisify } from 'node:util';
 import { resolveChartTools } from '../test/cluster/toolchain/toolchain.ts';
+import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 /** All kinds and policies together are some 150 KB. */
@@ -17,18 +17,28 @@ const OUTPUT_BYTES = 16 * 1024 * 1024;
 
 async function main(args: readonly string[]): Promise<void> {
   const at = args.indexOf('--output');
-  const output = at < 0 ? join(ROOT, 'dist', 'install.yaml') : (args[at + 1] ?? '');
+  const output = at < 0 ? join(ROOT, 'dist', 'install.yaml') : args[at + 1];
+  if (output === undefined) {
+    throw new Error('--output needs the name of a file');
+  }
   const rest = at < 0 ? args : args.toSpliced(at, 2);
   const { helm } = await resolveChartTools();
   const fixed = ['--namespace', 'berth-system', '--no-hooks', '--set', 'namespaces.createSystem=true'];
-  const { stdout } = await promisify(execFile)(
-    helm,
-    ['template', 'berth', join(ROOT, 'charts', 'berth'), ...fixed, ...rest],
-    { maxBuffer: OUTPUT_BYTES },
-  );
+  const template = ['template', 'berth', join(ROOT, 'charts', 'berth'), ...fixed, ...rest];
+  const stdout = await render(helm, template);
   await mkdir(dirname(output), { recursive: true });
   await writeFile(output, stdout);
   process.stdout.write(`${output}\n`);
 }
 
-await main(process.argv.slice(2));
+/** Rejects with helm's own words. */
+async function render(helm: string, args: readonly string[]): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  execFile(helm, args, { maxBuffer: OUTPUT_BYTES }, (error, stdout, stderr) => {
+    if (error === null) resolve(stdout);
+    else reject(new Error(stderr.trim() || error.message));
+  });
+  return await promise;
+}
+
+await runCommand(async () => await main(process.argv.slice(2)));

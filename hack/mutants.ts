@@ -22,6 +22,7 @@ import {
 } from '../test/support/mutants.ts';
 import type { RunSummary } from '../test/support/reporter.ts';
 import { runVitest } from './vitest.ts';
+import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const LOGS = join(ROOT, 'dist', 'mutants');
@@ -184,4 +185,4 @@ async function main(): Promise<void> {
   process.exitCode = survived === 0 ? 0 : 1;
 }
 
-await main();
+await runCommand(main);

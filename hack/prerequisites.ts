@@ -8,6 +8,7 @@ import { delimiter, join } from 'node:path';
 import { createInterface } from 'node:readline/promises';
 import { type GuestArchitecture, isGuestMade } from './guest-image.ts';
 import { isBaseMade } from './image/base.ts';
+import { runCommand } from './command.ts';
 
 /** Each package with a program or file of it, which shows that it is there, whatever the distribution calls it. */
 type Packages = Readonly<Record<string, string>>;
@@ -154,11 +155,4 @@ function installPackages(names: readonly string[]): void {
   }
 }
 
-if (import.meta.main) {
-  try {
-    await ensurePrerequisites({ kind: 'tests' });
-  } catch (error) {
-    process.stderr.write(`${error instanceof Error ? error.message : String(error)}\n`);
-    process.exitCode = 1;
-  }
-}
+if (import.meta.main) await runCommand(async () => await ensurePrerequisites({ kind: 'tests' }));

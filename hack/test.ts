@@ -6,6 +6,7 @@
 import { join } from 'node:path';
 import type { HistoryCount, RunSummary, TestOutcome } from '../test/support/reporter.ts';
 import { runVitest } from './vitest.ts';
+import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const PROJECTS = [
@@ -76,4 +77,4 @@ async function main(projects: readonly string[]): Promise<void> {
   process.exitCode = failed === 0 && (skipped === 0 || !MAY_NOT_SKIP) ? 0 : 1;
 }
 
-await main(process.argv.slice(2));
+await runCommand(async () => await main(process.argv.slice(2)));

@@ -12,6 +12,7 @@ import * as z from 'zod';
 import { configSchema as agentConfig } from '../agent/config.ts';
 import { clusterNetworks } from '../agent/network/reach.ts';
 import { configSchema as operatorConfig } from '../operator/config.ts';
+import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const CHART = join(ROOT, 'charts', 'berth');
@@ -212,4 +213,4 @@ function ignoreMissing(error: unknown): undefined {
   throw error;
 }
 
-if (import.meta.main) process.exitCode = await main();
+if (import.meta.main) await runCommand(main);

@@ -25,6 +25,7 @@ import { writeCharts } from './plot.ts';
 import { measurePulls } from './pulls.ts';
 import { startsTable, startsVerdicts } from './report.ts';
 import { type Verdict, verdictsTable } from './verdicts.ts';
+import { runCommand } from '../../hack/command.ts';
 
 const CLONES = 20;
 const FAN_OUT_HOSTS = 50;
@@ -134,9 +135,4 @@ async function main(): Promise<void> {
 
 // What was begun for the measurement is ended and removed at exit.
 for (const [signal, code] of ENDING_SIGNALS) process.once(signal, () => process.exit(code));
-try {
-  await main();
-} catch (error) {
-  process.stderr.write(`${error instanceof Error ? error.message : String(error)}\n`);
-  process.exitCode = 1;
-}
+await runCommand(main);

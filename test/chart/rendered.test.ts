@@ -9,7 +9,7 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { loadConfig as loadAgentConfig } from '../../agent/config.ts';
 import { parseConfig } from '../../operator/config.ts';
-import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests } from '../support/chart.ts';
+import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests, run } from '../support/chart.ts';
 import { merged } from '../support/valuechanges.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
@@ -148,6 +148,14 @@ describe('configuration files are ones that the programs take', () => {
       rmSync(folder, { recursive: true });
     }
   });
+});
+
+test('make manifests tells what helm says of values that it refuses, and no more', async () => {
+  const script = join(CHART, '..', '..', 'hack', 'manifests.ts');
+  const { code, stderr } = await run(process.execPath, [script, '--set', 'displayDPIMaximum=300']);
+  expect(code).toBe(1);
+  expect(stderr).toMatch(/^Error: values don't meet the specifications of the schema.*displayDPIMaximum/s);
+  expect(stderr).not.toContain('    at ');
 });
 
 test('the certificate comes from whichever issuer one names, also of another project', async () => {

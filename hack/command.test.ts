@@ -1,0 +1,39 @@
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import { describeError } from './command.ts';
+
+const ROOT = join(import.meta.dirname, '..');
+
+function run(program: string, ...args: string[]): Promise<{ code: number | null; said: string }> {
+  return new Promise((resolve) => {
+    const child = execFile(process.execPath, [join(ROOT, program), ...args], (_error, stdout, stderr) => {
+      resolve({ code: child.exitCode, said: `${stdout}${stderr}` });
+    });
+    child.stdin?.end();
+  });
+}
+
+describe('a program of make that is told something wrong', () => {
+  it.each([
+    ['hack/cluster.ts', ['up', '--hosts', 'many'], '--hosts must be a whole number up to 10000, not "many"'],
+    ['hack/demo.ts', ['around'], 'say what to do: up or down'],
+    ['hack/generate.ts', ['--no-such'], "Unknown option '--no-such'"],
+    ['hack/guest-image.ts', ['mips'], 'usage: node hack/guest-image.ts amd64|arm64 [OUT.qcow2]'],
+    ['hack/host-token.ts', ['--no-such'], "Unknown option '--no-such'"],
+    ['hack/images.ts', ['--no-such'], "Unknown option '--no-such'"],
+    ['hack/manifests.ts', ['--output'], '--output needs the name of a file'],
+    ['hack/metrics.ts', ['--no-such'], "Unknown option '--no-such'"],
+    ['hack/mutants.ts', ['--no-such'], "Unknown option '--no-such'"],
+    ['hack/test.ts', ['no-such'], 'no such project: no-such'],
+    ['hack/values.ts', ['--no-such'], "Unknown option '--no-such'"],
+    ['test/bench/main.ts', ['--no-such'], "Unknown option '--no-such'"],
+  ])('%s %j says so in a line', async (program, args, words) => {
+    expect(await run(program, ...args)).toEqual({ code: 1, said: `${words}\n` });
+  });
+});
+
+it('a mistake of ours is told with its stack', () => {
+  expect(describeError(new TypeError('undefined is not a function'))).toContain('command.test.ts');
+  expect(describeError(new Error('no such project'))).toBe('no such project');
+});
