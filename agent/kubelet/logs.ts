@@ -41,8 +41,9 @@ export class LogReaders {
   async count(pod: string, work: () => Promise<void>): Promise<void> {
     const ofPod = this.#pods.get(pod) ?? 0;
     if (ofPod >= POD_READERS || this.#all >= HOST_READERS) {
-      const where = ofPod >= POD_READERS ? `Pod ${pod}` : 'this host';
-      throw new LogRefusedError(`Too many logs of ${where} are being read: try again later`, 429);
+      const [where, limit] = ofPod >= POD_READERS ? [`Pod ${pod}`, POD_READERS] : ['this host', HOST_READERS];
+      const message = `Too many logs of ${where} are being read, ${limit} at most: try again later`;
+      throw new LogRefusedError(message, 429);
     }
     this.#pods.set(pod, ofPod + 1);
     this.#all += 1;

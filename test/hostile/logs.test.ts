@@ -1,0 +1,309 @@
+/** Guests and readers that make as much of a console as they can, with and without an agent: files, memory, Lease. */
+import { once } from 'node:events';
+import { readFileSync, statSync } from 'node:fs';
+import type { ClientRequest, IncomingMessage } from 'node:http';
+import { request } from 'node:https';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { waitForExit } from '../../agent/machines/process.ts';
+import { type LogName, listSegments } from '../../agent/machines/segments.ts';
+import { NODES } from '../../kube/core.ts';
+import { type Connection, loadConnection } from '../../kube/credentials.ts';
+import { freePort } from '../cluster/ports.ts';
+import { folderOf, type Host, makeHost, planFor } from '../e2e/qemu-guest.ts';
+import { type MachineOnHost, SET_UP_MILLISECONDS, STEP, World } from '../e2e/vm-world.ts';
+import { waitFor } from '../support/wait.ts';
+import { scaled, tried } from './support/attempts.ts';
+import { renewed } from './support/doors.ts';
+import { makePrinter, printedLine, type Printing } from '../support/printer.ts';
+
+const MEBIBYTE = 1024 * 1024;
+const LOG_LIMIT_BYTES = 8 * MEBIBYTE;
+/** An emulated guest prints some 0.5 MiB a second; the machine may have other work. */
+const PRINT = { deadlineMilliseconds: 900_000, intervalMilliseconds: 500 };
+const TEST_MILLISECONDS = 1_000_000;
+
+/** All of a log's files together; fails when there are none. */
+function bytesOf(folder: string, log: LogName): number {
+  const sizes = listSegments(folder, log).map(({ path }) => statSync(path).size);
+  expect(sizes.length).toBeGreaterThan(0);
+  return sizes.reduce((sum, size) => sum + size, 0);
+}
+
+/** The guest prints to its end although nobody reads, and its log is never larger than it may be. */
+async function untilPrinted(folder: string): Promise<void> {
+  await waitFor(
+    'the guest to print its last line',
+    () => {
+      expect(bytesOf(folder, 'serial')).toBeLessThanOrEqual(LOG_LIMIT_BYTES);
+      const last = listSegments(folder, 'serial').at(-1)?.path ?? '';
+      return readFileSync(last, 'latin1').endsWith('\nthe end\n');
+    },
+    PRINT,
+  );
+}
+
+describe('a console of 8 MiB and its readers', () => {
+  const NODE = 'log-host';
+  const FENCE_SECONDS = 20;
+  /** As `agent/kubelet/logs.ts` has it. */
+  const POD_READERS = 16;
+  const FOLLOWERS = 50;
+  const TAILS = 200;
+  /** Each reader may hold 1 MiB, and each of those that are refused some KiB; the rest is the collector's. */
+  const GROWTH_LIMIT_BYTES = 96 * MEBIBYTE;
+  /** Some 8 MiB of the store hold 40,000 lines at least, since each has its time. */
+  const LINES_KEPT = 40_000;
+  const LINES = scaled(2_000_000);
+
+  let world: World;
+  let connection: Connection;
+  const opened: ClientRequest[] = [];
+
+  beforeAll(async () => {
+    world = await World.start({
+      name: 'hostile-logs',
+      architecture: 'amd64',
+      hosts: { [NODE]: '127.0.0.1' },
+      agentConfig: { fenceAfterSeconds: FENCE_SECONDS },
+    });
+    connection = await loadConnection({ kubeconfigPath: world.cluster.kubeconfig });
+    await makePrinterImage('lines', { pieces: LINES, what: 'lines', end: 'halt' });
+    // 28 bytes of the store for each: both of its files are full of empty lines.
+    await makePrinterImage('empty', {
+      pieces: Math.ceil(LOG_LIMIT_BYTES / 28 / 64),
+      what: 'line ends',
+      end: 'halt',
+    });
+  }, SET_UP_MILLISECONDS);
+
+  afterEach(() => {
+    for (const one of opened.splice(0)) one.destroy();
+  });
+
+  afterAll(async () => world?.stop());
+
+  async function makePrinterImage(name: string, printing: Printing): Promise<void> {
+    await makePrinter(join(world.shared, `${name}.img`), printing);
+    await world.makeImage(name, `${name}.img`);
+  }
+
+  async function runPrinter(name: string): Promise<MachineOnHost> {
+    await world.makeVM(name, { image: name });
+    await world.vms.waitForPhase(name, 'Running', undefined, STEP);
+    return world.machine(name);
+  }
+
+  /** As the administrator; the answer has not been read. */
+  async function open(url: string): Promise<IncomingMessage> {
+    const { clientCertificate: cert, clientKey: key } = connection;
+    const asked = request(url, { agent: false, cert, key, rejectUnauthorized: false });
+    opened.push(asked);
+    asked.end();
+    const [response] = (await once(asked, 'response')) as [IncomingMessage];
+    // Whoever closes it in the middle of the answer knows that.
+    asked.on('error', () => undefined);
+    response.on('error', () => undefined);
+    return response;
+  }
+
+  async function read(url: string): Promise<{ status: number | undefined; said: string }> {
+    const response = await open(url);
+    return { status: response.statusCode, said: await text(response) };
+  }
+
+  /** What `kubectl logs` asks. */
+  function logOf(vm: string, query: string): string {
+    return `${connection.server}/api/v1/namespaces/${world.vms.namespace}/pods/${vm}/log?${query}`;
+  }
+
+  /** Its last line is there, and somebody may read it. */
+  async function untilShown(vm: string): Promise<void> {
+    await waitFor(
+      `the console of ${vm} to be shown to its end`,
+      async () => {
+        const { said } = await read(logOf(vm, 'tailLines=1'));
+        if (said !== 'the end\n') throw new Error(said);
+        return true;
+      },
+      STEP,
+    );
+  }
+
+  /** Past the API server, which leaves out the agent's words. */
+  async function askAgent(vm: string): Promise<{ status: number | undefined; said: string }> {
+    const { status } = await world.cluster.client().get(NODES, { name: NODE });
+    const port = status?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
+    return read(`https://127.0.0.1:${port}/containerLogs/${world.vms.namespace}/${vm}/machine?tailLines=1`);
+  }
+
+  function agentBytes(): number {
+    const pid = readFileSync(join(world.cluster.directory, `${NODE}.pid`), 'utf8').trim();
+    const kibibytes = /^VmRSS:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1];
+    return Number(kibibytes) * 1024;
+  }
+
+  it(
+    'a guest that prints without end while the agent is away is not held up, fills no disk, and its newest lines are shown',
+    async (context) => {
+      const { folder } = await runPrinter('lines');
+      const host = world.host(NODE);
+      await host.kill();
+      await untilPrinted(folder);
+      tried(context, `${(LINES * 64) / MEBIBYTE} MiB on the console without an agent`, '8 MiB kept at most');
+      await host.startAgain();
+      await untilShown('lines');
+      const lines = (await read(logOf('lines', ''))).said.split('\n').slice(0, -1);
+      expect(lines.at(-1)).toBe('the end');
+      const newest = lines.slice(-LINES_KEPT - 1, -1);
+      expect(newest).toEqual(
+        Array.from({ length: LINES_KEPT }, (_, index) => printedLine(LINES - LINES_KEPT + index)),
+      );
+    },
+    TEST_MILLISECONDS,
+  );
+
+  it(
+    '200 readers of the last of 300,000 empty lines are served or refused, and the Leases are renewed meanwhile',
+    async (context) => {
+      const { folder } = await runPrinter('empty');
+      await untilPrinted(folder);
+      await untilShown('empty');
+      const before = agentBytes();
+      const tail = async (): Promise<void> => {
+        const response = await open(logOf('empty', 'tailLines=1'));
+        tried(context, 'the last of 8 MiB of empty lines', String(response.statusCode));
+        const answer =
+          response.statusCode === 200 ? 'the end\n' : 'the server has received too many requests';
+        expect(await text(response)).toContain(answer);
+      };
+      await Promise.all([renewed(world, NODE), ...Array.from({ length: TAILS }, tail)]);
+      expect(agentBytes() - before).toBeLessThan(GROWTH_LIMIT_BYTES);
+      expect(await read(logOf('empty', 'tailLines=1'))).toEqual({ status: 200, said: 'the end\n' });
+    },
+    TEST_MILLISECONDS,
+  );
+
+  it(
+    '50 followers that read nothing: 16 are taken, the others are told why not, and other Pods are served meanwhile',
+    async (context) => {
+      const before = agentBytes();
+      const answers = await Promise.all(
+        Array.from({ length: FOLLOWERS }, () => open(logOf('lines', 'follow=true'))),
+      );
+      for (const { statusCode } of answers) tried(context, 'a stalled follower', String(statusCode));
+      const refused = answers.filter(({ statusCode }) => statusCode !== 200);
+      expect(refused).toHaveLength(FOLLOWERS - POD_READERS);
+      expect(refused.map(({ statusCode }) => statusCode)).toEqual(refused.map(() => 429));
+      expect(await askAgent('lines')).toEqual({
+        status: 429,
+        said: `Too many logs of Pod ${world.vms.namespace}/lines are being read, ${POD_READERS} at most: try again later\n`,
+      });
+      expect(await read(logOf('empty', 'tailLines=1'))).toEqual({ status: 200, said: 'the end\n' });
+      await renewed(world, NODE);
+      expect(agentBytes() - before).toBeLessThan(GROWTH_LIMIT_BYTES);
+      for (const one of opened.splice(0)) one.destroy();
+      await untilShown('lines');
+    },
+    TEST_MILLISECONDS,
+  );
+
+  it(
+    'the last words of a hypervisor that ends while the agent is away are told, and its machine starts again',
+    async () => {
+      const { process: hypervisor } = await world.machine('lines');
+      const host = world.host(NODE);
+      await host.kill();
+      process.kill(hypervisor.pid, 'SIGTERM');
+      expect(await waitForExit(hypervisor, STEP.deadlineMilliseconds)).toBe(true);
+      await host.startAgain();
+      const told = /HostLost .*the machine ended .*: terminating on signal 15 from pid \d+/;
+      await waitFor(
+        'the Pod to tell',
+        async () => told.test(await world.kubectl('describe', 'pod', 'lines')),
+        STEP,
+      );
+      await waitFor(
+        'the machine to run again',
+        async () => (await world.vms.pod('lines')).status?.containerStatuses?.[0]?.restartCount === 1,
+        STEP,
+      );
+    },
+    TEST_MILLISECONDS,
+  );
+});
+
+describe('a hypervisor that says too much', () => {
+  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0011';
+  /** It says 62 bytes for each byte that the guest prints. */
+  const TRACE = ['-trace', 'enable=serial_write'];
+  let host: Host;
+
+  beforeEach(async () => {
+    host = await makeHost();
+  });
+  afterEach(async () => host.end());
+
+  const folder = (): ReturnType<typeof folderOf> => folderOf(host, uid);
+
+  /** The hypervisor's process id. */
+  async function run(printing: Printing, parameters: readonly string[]): Promise<number> {
+    const path = join(host.directory, 'printer.img');
+    await makePrinter(path, printing);
+    const plan = planFor('amd64', await freePort());
+    plan.network.arguments.push(...parameters);
+    const base = { path, digest: 'sha256:unused', format: 'raw', virtualSizeBytes: 4 * MEBIBYTE } as const;
+    await host.driver.create(folder(), plan, base);
+    await host.driver.start(folder(), plan);
+    const state = await host.driver.inspect(folder());
+    if (state.kind !== 'running') throw new Error(`the machine is ${state.kind}`);
+    return state.pid;
+  }
+
+  async function ended(): Promise<{ reason: string; message: string }> {
+    return waitFor(
+      'the machine to have ended',
+      async () => {
+        const state = await host.driver.inspect(folder());
+        return state.kind === 'exited' && state;
+      },
+      PRINT,
+    );
+  }
+
+  it(
+    'while the agent is away fills no disk, and its last words are told',
+    async (context) => {
+      const pid = await run({ pieces: scaled(100_000), what: 'lines', end: 'halt' }, TRACE);
+      await host.driver.close();
+      await untilPrinted(folder().path);
+      expect(bytesOf(folder().path, 'hypervisor')).toBeLessThanOrEqual(LOG_LIMIT_BYTES);
+      expect(listSegments(folder().path, 'hypervisor')[0]?.start).toBeGreaterThan(0);
+      tried(
+        context,
+        `${Math.round((scaled(100_000) * 64 * 62) / MEBIBYTE)} MiB of a hypervisor`,
+        '8 MiB kept',
+      );
+      process.kill(pid, 'SIGTERM');
+      await host.restartAgent();
+      const { reason, message } = await ended();
+      expect(reason).toBe('Crashed');
+      expect(message).toMatch(/serial_write[^]*terminating on signal 15 from pid \d+ \(.*\)$/);
+    },
+    TEST_MILLISECONDS,
+  );
+
+  it(
+    'runs on, and its guest too, when its log writer is killed',
+    async () => {
+      const pid = await run({ pieces: 5_000, what: 'lines', end: 'power off' }, TRACE);
+      const [writer] = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ');
+      expect(readFileSync(`/proc/${writer}/cmdline`, 'latin1')).toMatch(/^berth-log-writer/);
+      process.kill(Number(writer), 'SIGKILL');
+      expect(await ended()).toMatchObject({ reason: 'GuestShutdown' });
+      expect(bytesOf(folder().path, 'serial')).toBeLessThan(5_000 * 64);
+    },
+    TEST_MILLISECONDS,
+  );
+});
