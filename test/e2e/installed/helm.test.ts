@@ -7,7 +7,7 @@ import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
 import { numbered } from '../../support/vms.ts';
 import { waitFor } from '../../support/wait.ts';
-import { remains } from './remains.ts';
+import { NO_TRACES, remains } from './remains.ts';
 import { Prometheus } from './prometheus.ts';
 import { installAsReadmeSays } from './readme.ts';
 import { BOOT, ERROR_LEVEL, Installed, ROLLOUT, SET_UP_MILLISECONDS, SYSTEM, VALUES } from './world.ts';
@@ -264,7 +264,7 @@ describe('Berth installed with helm', unless(unfit), () => {
         'image/platform-default/guest',
         'namespace/platform-default',
       ]);
-      expect(hosts).toEqual(berth.nodes.map(() => ({ links: [], tables: [], processes: [] })));
+      expect(hosts).toEqual(berth.nodes.map(() => NO_TRACES));
       // Nobody is there to let go of it, and nobody needs to be.
       await berth.cluster.kubectl(['delete', 'image', '--namespace', 'platform-default', 'guest']);
     });

@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { stringify } from 'yaml';
 import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
-import { remains } from './remains.ts';
+import { NO_TRACES, remains } from './remains.ts';
 import { BOOT, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
 import { unless } from '../../support/unless.ts';
 
@@ -61,6 +61,6 @@ describe('Berth installed with kubectl', unless(unfit), () => {
     }
     const { objects, hosts } = await remains(berth);
     expect(objects).toEqual([]);
-    expect(hosts).toEqual(berth.nodes.map(() => ({ links: [], tables: [], processes: [] })));
+    expect(hosts).toEqual(berth.nodes.map(() => NO_TRACES));
   });
 });

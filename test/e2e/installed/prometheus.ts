@@ -1,8 +1,7 @@
-/** A Prometheus on a node, configured as docs/metrics.md says, with the token of a ServiceAccount. */
+/** A Prometheus on a node, configured as docs/metrics.md says, with the token of a ServiceAccount and a stand-in for its discovery. */
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
-import { HOST_KEY, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
 import { NODES } from '../../../kube/core.ts';
 import { startProcess } from '../../cluster/processes.ts';
 import { waitFor } from '../../support/wait.ts';
@@ -19,8 +18,14 @@ interface Sample {
   value: [number, string];
 }
 
+interface Discovery {
+  role: string;
+  selectors: { role: string; label: string }[];
+}
+
 interface Scrape {
   job_name: string;
+  kubernetes_sd_configs?: Discovery[];
   [field: string]: unknown;
 }
 
@@ -83,7 +88,10 @@ export class Prometheus {
   }
 }
 
-/** What the documentation tells people to write. Nothing looks up names here, and Debian's build finds no targets by itself. */
+/**
+ * What the documentation tells people to write, with its relabelling. Debian's build has no discovery of Kubernetes: a stand-in
+ * gives the targets that Prometheus would find, with the labels that it would give them. Nothing looks up names here.
+ */
 async function scrapes(berth: Installed): Promise<Scrape[]> {
   const folder = berth.cluster.directory;
   const block = /```yaml\n(scrape_configs:[\s\S]*?)```/.exec(await readFile(DOCUMENT, 'utf8'))?.[1] ?? '';
@@ -92,19 +100,29 @@ async function scrapes(berth: Installed): Promise<Scrape[]> {
     .replaceAll(`${IN_POD}/ca.crt`, join(folder, 'pki', 'ca.crt'))
     .replaceAll(SERVICE_NAME, await berth.serviceAddress());
   const { scrape_configs: jobs } = parse(text) as { scrape_configs: Scrape[] };
-  const hosts = await hostTargets(berth);
-  return jobs.map((job) => {
-    const { kubernetes_sd_configs: discovery, relabel_configs: _, ...rest } = job;
-    return discovery === undefined ? job : { ...rest, static_configs: hosts };
-  });
+  return await Promise.all(
+    jobs.map(async ({ kubernetes_sd_configs: discovery, ...job }) =>
+      discovery === undefined ? job : { ...job, static_configs: await discovered(berth, discovery) },
+    ),
+  );
 }
 
-/** As Prometheus would find them. */
-async function hostTargets(berth: Installed): Promise<object[]> {
-  const { items } = await berth.cluster.client().list(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
+/** As Prometheus finds Nodes: the kubelet's port at the internal address, with the Node's name and labels as meta labels. */
+async function discovered(berth: Installed, discovery: readonly Discovery[]): Promise<object[]> {
+  const [selector, ...more] = discovery.flatMap(({ selectors }) => selectors);
+  if (selector?.role !== 'node' || more.length > 0)
+    throw new Error('the stand-in finds Nodes by one selector');
+  const { items } = await berth.cluster.client().list(NODES, { labelSelector: selector.label });
   return items.map(({ metadata, status }) => {
     const { address } = status?.addresses?.find(({ type }) => type === 'InternalIP') ?? {};
     const port = status?.daemonEndpoints?.kubeletEndpoint?.Port;
-    return { targets: [`${address}:${port}`], labels: { node: metadata.name } };
+    const labels = Object.entries(metadata.labels ?? {}).map(([key, value]) => [
+      `__meta_kubernetes_node_label_${key.replaceAll(/[^a-zA-Z0-9_]/g, '_')}`,
+      value,
+    ]);
+    return {
+      targets: [`${address}:${port}`],
+      labels: { __meta_kubernetes_node_name: metadata.name, ...Object.fromEntries(labels) },
+    };
   });
 }

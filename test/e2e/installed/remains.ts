@@ -6,8 +6,20 @@ export interface Remains {
   /** As `kind/namespace/name`. */
   objects: string[];
   /** Of each node. */
-  hosts: { links: string[]; tables: string[]; processes: string[] }[];
+  hosts: Traces[];
 }
+
+export interface Traces {
+  links: string[];
+  tables: string[];
+  processes: string[];
+  /** Control groups of machines. */
+  groups: string[];
+  /** What the data directory has of machines and Pods; images stay on purpose. */
+  data: string[];
+}
+
+export const NO_TRACES: Traces = { links: [], tables: [], processes: [], groups: [], data: [] };
 
 interface Found {
   apiVersion: string;
@@ -26,6 +38,10 @@ const KUBERNETES_OWN =
 /** The harness's, which has the project's folder in its arguments. */
 const NODE_PROGRAMS = /node\.sh|containerd|kubelet|kube-proxy|prometheus/;
 
+/** The chart's `agent.hostPath`. */
+const DATA = '/var/lib/berth';
+const MACHINES = ['-path', `${DATA}/machines/*`, '-o', '-path', `${DATA}/pods/*`];
+
 export async function remains(berth: Installed): Promise<Remains> {
   const { stdout } = await berth.cluster.kubectl(['api-resources', '--verbs=list', '--output=name']);
   const kinds = stdout.trim().split('\n').join(',');
@@ -42,13 +58,21 @@ export async function remains(berth: Installed): Promise<Remains> {
   return { objects: [...new Set(objects)].toSorted(), hosts: await Promise.all(berth.nodes.map(traces)) };
 }
 
-async function traces(node: Installed['nodes'][number]): Promise<Remains['hosts'][number]> {
+async function traces(node: Installed['nodes'][number]): Promise<Traces> {
   const ours = (text: string): string[] =>
     text.split('\n').filter((line) => line.includes('berth') && !NODE_PROGRAMS.test(line));
-  const [links, tables, processes] = await Promise.all([
+  const [links, tables, processes, groups, data] = await Promise.all([
     node.run('ip', '-brief', 'link'),
     node.run('nft', 'list', 'tables'),
     node.run('ps', '-e', '-o', 'args='),
+    node.run('find', '/sys/fs/cgroup', '-path', '*/berth/*', '-type', 'd'),
+    node.run('find', DATA, '-mindepth', '2', '-maxdepth', '2', '(', ...MACHINES, ')'),
   ]);
-  return { links: ours(links), tables: ours(tables), processes: ours(processes) };
+  return {
+    links: ours(links),
+    tables: ours(tables),
+    processes: ours(processes),
+    groups: ours(groups),
+    data: ours(data),
+  };
 }
