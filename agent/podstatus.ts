@@ -102,6 +102,8 @@ export function emptyContainer(container: Container): ContainerStatus {
     ready: false,
     started: false,
     restartCount: 0,
+    // The API server returns it in any case: left out, each look would find a difference, and write.
+    lastState: {},
   };
 }
 

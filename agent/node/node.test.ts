@@ -1,46 +1,75 @@
-import { describe, expect, it } from 'vitest';
-import { configSchema } from '../config.ts';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import type { Node } from '../../kube/core.ts';
+import { type AgentConfig, loadConfig } from '../config.ts';
 import type { HostFacts } from './facts.ts';
-import { allocatable, nodeStatus } from './node.ts';
+import { HEARTBEAT_MILLISECONDS, type HostState, newNode, nodeStatus, statusDiffers } from './node.ts';
 
-const GIB = 2 ** 30;
-const config = configSchema.parse({
-  nodeName: 'host',
-  dataDirectory: '/data',
-  kubeconfig: '/kubeconfig',
-  address: '192.0.2.1',
-  network: { driver: 'user' },
-  images: { minimumFree: '10Gi' },
-});
+const NOW = Date.parse('2030-01-01T00:00:00Z');
 const facts: HostFacts = {
   architecture: 'amd64',
   operatingSystem: 'linux',
   osImage: '',
-  kernelVersion: '',
-  machineId: '',
-  bootId: '',
+  kernelVersion: '6.1',
+  machineId: 'm',
+  bootId: 'b',
   cpus: 4,
-  memoryBytes: 16 * GIB,
-  diskBytes: 100 * GIB,
-  hypervisor: 'qemu',
+  memoryBytes: 2 ** 33,
+  diskBytes: 2 ** 40,
+  hypervisor: 'qemu (kvm)',
+};
+const state: HostState = {
+  kubeletPort: 10_250,
+  images: [
+    { names: ['registry.example/guest:1'], sizeBytes: 1024 },
+    { names: ['berth.dev/platform-default/shared@sha256:0'], sizeBytes: 0 },
+  ],
+  nat: { healthy: true, message: '' },
+  diskPressure: false,
+  heldImageBytes: 1024,
 };
 
-describe('the disk of a host', () => {
-  it('is offered without what is to stay free and the images that somebody holds', () => {
-    expect(allocatable(config, facts, 30 * GIB).diskBytes).toBe(60 * GIB);
-    const state = {
-      kubeletPort: 1,
-      images: [],
-      nat: undefined,
-      diskPressure: false,
-      heldImageBytes: 30 * GIB,
-    };
-    const status = nodeStatus({ config, facts, state, current: undefined, now: '2030-01-01T00:00:00Z' });
-    expect(status.capacity).toMatchObject({ 'ephemeral-storage': '100Gi' });
-    expect(status.allocatable).toMatchObject({ 'ephemeral-storage': '60Gi' });
-  });
+let folder: string;
+let config: AgentConfig;
 
-  it('is never less than nothing', () => {
-    expect(allocatable(config, facts, 95 * GIB).diskBytes).toBe(0);
-  });
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'berth-node-'));
+  const file = join(folder, 'agent.yaml');
+  writeFileSync(
+    file,
+    `nodeName: mac1\naddress: 192.0.2.1\ndataDirectory: ${folder}\nbootstrapKubeconfig: boot\nnetwork: {driver: user}\n`,
+  );
+  config = loadConfig(file, {}, false);
+});
+
+afterEach(() => rmSync(folder, { recursive: true }));
+
+function status(change: Partial<HostState>, current: Node | undefined, now: number) {
+  const time = new Date(now).toISOString();
+  return nodeStatus({ config, facts, state: { ...state, ...change }, current, now: time });
+}
+
+/** As the API server gives it back: without what is empty. */
+function given(): Node {
+  const node = {
+    apiVersion: 'v1',
+    kind: 'Node',
+    ...newNode(config, facts, state, new Date(NOW).toISOString()),
+  };
+  const text = JSON.stringify(node, (key, value: unknown) =>
+    value === '' || (key === 'sizeBytes' && value === 0) ? undefined : value,
+  );
+  return JSON.parse(text) as Node;
+}
+
+test('a status is written again when it differs or its heartbeat is old, and not before', () => {
+  const node = given();
+  const differs = (change: Partial<HostState>, after: number): boolean =>
+    statusDiffers(node, status(change, node, NOW + after), NOW + after);
+  expect(differs({}, HEARTBEAT_MILLISECONDS - 1)).toBe(false);
+  expect(differs({}, HEARTBEAT_MILLISECONDS)).toBe(true);
+  expect(differs({ diskPressure: true }, 0)).toBe(true);
+  expect(differs({ images: [] }, 0)).toBe(true);
 });

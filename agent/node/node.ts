@@ -97,8 +97,13 @@ export function nodeStatus(o: {
     addresses: [{ type: 'InternalIP', address: config.address }],
     daemonEndpoints: { kubeletEndpoint: { Port: state.kubeletPort } },
     nodeInfo: systemInfo(facts),
-    images: [...state.images].slice(0, IMAGES_LISTED),
+    images: state.images.slice(0, IMAGES_LISTED).map(listed),
   };
+}
+
+/** A file that is used where it lies takes no room, and the API server leaves out a size of 0: it would differ at each look. */
+function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
+  return sizeBytes === 0 ? { names } : { names, sizeBytes };
 }
 
 function conditions(state: HostState): NodeCondition[] {
