@@ -73,3 +73,13 @@ test('a status is written again when it differs or its heartbeat is old, and not
   expect(differs({ diskPressure: true }, 0)).toBe(true);
   expect(differs({ images: [] }, 0)).toBe(true);
 });
+
+test('the disk is offered without what is to stay free and the images that somebody holds, and never less than nothing', () => {
+  const offered = (heldImageBytes: number) => status({ heldImageBytes }, undefined, NOW);
+  const gib = 2 ** 30;
+  const { capacity, allocatable } = offered(30 * gib);
+  expect(capacity).toMatchObject({ 'ephemeral-storage': '1Ti' });
+  // 2Gi stay free.
+  expect(allocatable).toMatchObject({ 'ephemeral-storage': `${1024 - 2 - 30}Gi` });
+  expect(offered(1023 * gib).allocatable).toMatchObject({ 'ephemeral-storage': '0' });
+});
