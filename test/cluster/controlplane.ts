@@ -1,5 +1,5 @@
 /** kube-apiserver, etcd, controller-manager and scheduler on loopback: plain processes, or each in a container. */
-import { readFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { join } from 'node:path';
 import { waitFor } from '../support/wait.ts';
@@ -20,12 +20,28 @@ const LAST_WORDS_CHARACTERS = 2_000;
 /** One answer on loopback. */
 const PROBE_MILLISECONDS = 2_000;
 
+/** In the cluster's folder: a JSON object of the group audit.k8s.io on each line. */
+export const AUDIT_LOG = 'audit.log';
+/** Reviews are questions: nothing of them is stored. */
+const AUDIT_POLICY = {
+  apiVersion: 'audit.k8s.io/v1',
+  kind: 'Policy',
+  omitStages: ['RequestReceived', 'ResponseStarted'],
+  rules: [
+    { level: 'None', resources: [{ group: 'authentication.k8s.io' }, { group: 'authorization.k8s.io' }] },
+    { level: 'Request', verbs: ['create', 'update', 'patch', 'delete', 'deletecollection'] },
+    { level: 'None' },
+  ],
+};
+
 export interface ControlPlaneOptions {
   name: string;
   directory: string;
   tools: Tools;
   /** How long a node may be silent before it counts as lost; Kubernetes' own value is 50. */
   nodeMonitorGracePeriodSeconds?: number | undefined;
+  /** Records every write, with who made it, in {@link AUDIT_LOG}. */
+  audit?: boolean | undefined;
   /** Image of containers for the programs, which are its files `/NAME`; plain processes when absent. */
   image?: string | undefined;
   /** Where it runs, for nodes that are to reach it; loopback alone when absent. */
@@ -146,7 +162,15 @@ function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: n
     '--max-requests-inflight=1600',
     '--max-mutating-requests-inflight=800',
     '--profiling=false',
+    ...auditArguments(options),
   ];
+}
+
+function auditArguments({ directory, audit = false }: ControlPlaneOptions): string[] {
+  if (!audit) return [];
+  const policy = join(directory, 'audit-policy.json');
+  writeFileSync(policy, JSON.stringify(AUDIT_POLICY));
+  return [`--audit-policy-file=${policy}`, `--audit-log-path=${join(directory, AUDIT_LOG)}`];
 }
 
 function addressArguments(network: ControlPlaneNetwork | undefined): string[] {

@@ -17,6 +17,8 @@ export interface ClusterOptions {
   stateDirectory?: string;
   /** How long a node may be silent before it counts as lost; Kubernetes' own value is 50. */
   nodeMonitorGracePeriodSeconds?: number;
+  /** The API server records every write, with who made it, in `audit.log` of the cluster's folder. */
+  audit?: boolean;
   /** Goes on when this process ends; otherwise everything is killed then at the latest. */
   lasting?: boolean;
 }

@@ -8,7 +8,7 @@ import { isAlive, type ProcessIdentity } from '../../agent/machines/process.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { GuestArchitecture } from '../../hack/guest-image.ts';
 import { AgentProcess, endMachines } from '../cluster/agent.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { type Cluster, type ClusterOptions, type OperatorProcess, startCluster } from '../cluster/index.ts';
 import { isErrorCode } from '../support/errors.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { VMs } from '../support/vms.ts';
@@ -32,6 +32,7 @@ export interface WorldOptions {
   /** Of the agents' section `images`, beside their shared folder; by the host's name where they differ. */
   images?: Record<string, unknown> | ((host: string) => Record<string, unknown>);
   operatorConfig?: Record<string, unknown>;
+  audit?: ClusterOptions['audit'];
 }
 
 export class World {
@@ -52,7 +53,10 @@ export class World {
   /** With an Image `guest` of the architecture. */
   static async start(options: WorldOptions): Promise<World> {
     const image = await guestFile(options.architecture);
-    const cluster = await startCluster({ name: `${options.name}-${process.pid}` });
+    const cluster = await startCluster({
+      name: `${options.name}-${process.pid}`,
+      audit: options.audit ?? false,
+    });
     try {
       return await World.#furnish(cluster, image, options);
     } catch (error) {

@@ -1,15 +1,15 @@
-/** What was written to the API server, by its own count. */
+/** What was written to the API server, by its own count, and by whom, from its audit log. */
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { AUDIT_LOG } from '../cluster/controlplane.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { waitFor } from './wait.ts';
 
 const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
-/** Leases and heartbeats of hosts go on for ever. */
-const ALLOWED = new Set(['leases', 'nodes']);
-/** Between two looks, and how many of them in a row see nothing new: one may fall into a moment in which the machine stands still. */
-const LOOK_MILLISECONDS = 2_000;
-const QUIET_LOOKS = 3;
-/** Events are told some seconds after what they tell of. */
-const SETTLE_MILLISECONDS = 60_000;
+/** Events are told, and statuses folded, some seconds after what they tell of. */
+const QUIET_MILLISECONDS = 6_000;
+const SETTLE_MILLISECONDS = 120_000;
+const LOOK_MILLISECONDS = 500;
 
 /** Requests that changed something, by resource, since the API server started. */
 export async function writesByResource(cluster: Cluster): Promise<Map<string, number>> {
@@ -25,26 +25,61 @@ export async function writesByResource(cluster: Cluster): Promise<Map<string, nu
   return counts;
 }
 
-/** What was written between two counts, but for what may always be: `pods: 3`. */
-export function writesBetween(before: Map<string, number>, after: Map<string, number>): string[] {
-  return [...after]
-    .filter(([resource, count]) => !ALLOWED.has(resource) && count !== (before.get(resource) ?? 0))
-    .map(([resource, count]) => `${resource}: ${count - (before.get(resource) ?? 0)}`);
+/** A write as the audit log has it. */
+interface AuditEvent {
+  readonly verb: string;
+  readonly userAgent?: string;
+  /** What was sent. */
+  readonly requestObject?: object;
+  readonly objectRef?: { resource: string; subresource?: string; namespace?: string; name?: string };
+  /** When its answer was given, RFC 3339. */
+  readonly stageTimestamp: string;
 }
 
-/** Resolves with the count once all that was begun has been written; then there is nothing left to say. */
-export async function untilSettled(cluster: Cluster): Promise<Map<string, number>> {
-  let before = await writesByResource(cluster);
-  let quietLooks = 0;
+/** One write: who (the first word of the user agent), what (`patch nodes/status`) and of which object. */
+export interface AuditedWrite {
+  readonly writer: string;
+  readonly what: string;
+  readonly object: string;
+  /** What was sent, as JSON. */
+  readonly body: string;
+  /** Milliseconds since the epoch. */
+  readonly at: number;
+}
+
+/** All writes to a cluster that was started with `audit`, the oldest first. */
+export function auditedWrites({ directory }: Cluster): AuditedWrite[] {
+  const lines = readFileSync(join(directory, AUDIT_LOG), 'utf8').split('\n').slice(0, -1);
+  return lines.map((line) => {
+    const { verb, userAgent = '', objectRef, requestObject, stageTimestamp } = JSON.parse(line) as AuditEvent;
+    const { resource = '', subresource, namespace = '', name = '' } = objectRef ?? {};
+    return {
+      writer: userAgent.split(/[/ ]/)[0] ?? '',
+      what: `${verb} ${subresource === undefined ? resource : `${resource}/${subresource}`}`,
+      object: `${namespace}/${name}`,
+      body: JSON.stringify(requestObject ?? {}),
+      at: Date.parse(stageTimestamp),
+    };
+  });
+}
+
+/**
+ * Leases go on for ever, whoever holds them, and so do heartbeats of kubelets. KWOK stands for the kubelets of simulated
+ * hosts; Berth's own agent writes the heartbeat of its Node every five minutes, which the caller may count.
+ */
+export function isSignOfLife({ writer, what }: AuditedWrite): boolean {
+  const isKubelet = writer === 'kubelet' || writer === 'kwok' || writer === 'kwok-controller';
+  return what.endsWith(' leases') || (isKubelet && what === 'patch nodes/status');
+}
+
+/** Resolves once nothing but signs of life has been written for some seconds: all that was begun is done. */
+export async function untilSettled(cluster: Cluster): Promise<void> {
   await waitFor(
     'the last Events and statuses to be written',
-    async () => {
-      const now = await writesByResource(cluster);
-      quietLooks = writesBetween(before, now).length === 0 ? quietLooks + 1 : 0;
-      before = now;
-      return quietLooks >= QUIET_LOOKS;
+    () => {
+      const quietSince = Date.now() - QUIET_MILLISECONDS;
+      return auditedWrites(cluster).every((write) => write.at < quietSince || isSignOfLife(write));
     },
     { deadlineMilliseconds: SETTLE_MILLISECONDS, intervalMilliseconds: LOOK_MILLISECONDS },
   );
-  return before;
 }
