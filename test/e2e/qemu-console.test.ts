@@ -10,7 +10,7 @@ import type { BaseImage } from '../../agent/images/store.ts';
 import { freePort } from '../cluster/ports.ts';
 import { makePrinter, printedLine } from '../support/printer.ts';
 import { waitFor } from '../support/wait.ts';
-import { folderOf, type Host, makeHost, planFor } from './qemu-guest.ts';
+import { folderOf, type Host, makeHost, planFor, terminate } from './qemu-guest.ts';
 
 const TEST_MILLISECONDS = 120_000;
 const LINES = 100;
@@ -83,12 +83,11 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
   it('keeps its console, tells its last words, and has a log writer from its next start on', async () => {
     await untilConsole(PRINTED);
     expect(existsSync(at('serial.0.log'))).toBe(false);
-    process.kill(await pid(), 'SIGTERM');
-    const end = await waitFor('the machine to be exited', async () => {
-      const state = await host.driver.inspect(folder());
-      return state.kind === 'exited' && state;
+    await terminate(await pid());
+    expect(await host.driver.inspect(folder())).toMatchObject({
+      kind: 'exited',
+      message: expect.stringContaining('terminating on signal 15') as string,
     });
-    expect(end.message).toContain('terminating on signal 15');
     await host.driver.start(folder(), plan);
     await untilConsole(`${PRINTED}${PRINTED}`);
     expect(existsSync(at('serial.0.log'))).toBe(true);

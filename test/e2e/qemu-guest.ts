@@ -6,6 +6,7 @@ import { pino } from 'pino';
 import type { LaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
+import { identify, waitForExit } from '../../agent/machines/process.ts';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
 import type { GuestArchitecture } from '../../hack/guest-image.ts';
 import { guestFile } from '../support/images.ts';
@@ -130,6 +131,14 @@ export async function powerOff(port: number): Promise<void> {
     return (await get(`${url}/`, LOOK_MILLISECONDS)) === undefined;
   };
   await waitFor('the guest to power off', isOff, { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS });
+}
+
+/** Ends a hypervisor by SIGTERM, which it tells; resolves when it is gone. While it ends it looks like one whose guest powered off. */
+export async function terminate(pid: number): Promise<void> {
+  const identity = await identify(pid);
+  if (identity === undefined) throw new Error(`there is no process ${pid}`);
+  process.kill(pid, 'SIGTERM');
+  if (!(await waitForExit(identity, ACTION_MILLISECONDS))) throw new Error(`process ${pid} did not end`);
 }
 
 async function get(url: string, milliseconds: number): Promise<string | undefined> {

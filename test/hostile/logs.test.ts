@@ -6,12 +6,11 @@ import { request } from 'node:https';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { waitForExit } from '../../agent/machines/process.ts';
 import { type LogName, listSegments } from '../../agent/machines/segments.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { freePort } from '../cluster/ports.ts';
-import { folderOf, type Host, makeHost, planFor } from '../e2e/qemu-guest.ts';
+import { folderOf, type Host, makeHost, planFor, terminate } from '../e2e/qemu-guest.ts';
 import { type MachineOnHost, SET_UP_MILLISECONDS, STEP, World } from '../e2e/vm-world.ts';
 import { waitFor } from '../support/wait.ts';
 import { scaled, tried } from './support/attempts.ts';
@@ -215,8 +214,7 @@ describe('a console of 8 MiB and its readers', () => {
       const { process: hypervisor } = await world.machine('lines');
       const host = world.host(NODE);
       await host.kill();
-      process.kill(hypervisor.pid, 'SIGTERM');
-      expect(await waitForExit(hypervisor, STEP.deadlineMilliseconds)).toBe(true);
+      await terminate(hypervisor.pid);
       await host.startAgain();
       const told = /HostLost .*the machine ended .*: terminating on signal 15 from pid \d+/;
       await waitFor(
@@ -285,7 +283,7 @@ describe('a hypervisor that says too much', () => {
         `${Math.round((scaled(100_000) * 64 * 62) / MEBIBYTE)} MiB of a hypervisor`,
         '8 MiB kept',
       );
-      process.kill(pid, 'SIGTERM');
+      await terminate(pid);
       await host.restartAgent();
       const { reason, message } = await ended();
       expect(reason).toBe('Crashed');
