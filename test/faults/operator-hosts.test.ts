@@ -12,6 +12,8 @@ import { waitFor } from '../support/wait.ts';
 const GRACE_SECONDS = 4;
 /** Long enough to see the time before it. */
 const LOST_SECONDS = 3;
+/** Of all annotations of an object, keys and values: the API server's own. */
+const ANNOTATIONS_LIMIT_BYTES = 256 * 1024;
 const OUT_OF_SERVICE = {
   key: 'node.kubernetes.io/out-of-service',
   value: 'nodeshutdown',
@@ -222,6 +224,19 @@ describe('a host that is lost', () => {
     await waitFor('the host to be trusted again', async () => (await givenUp()) === undefined);
     await vms.delete('given-up');
     await vms.waitUntilGone('given-up');
+  });
+
+  it('a host whose annotations are full keeps no VM from being given up', async () => {
+    const host = await join('full-of-words');
+    await runOn(host, 'wordy');
+    const node = await cluster.client().get(NODES, { name: host.name });
+    const taken = Object.entries(node.metadata.annotations ?? {}).flat().join('').length;
+    const filler = 'x'.repeat(ANNOTATIONS_LIMIT_BYTES - taken - 'filler'.length);
+    await cluster.client().mergePatch(NODES, { name: host.name }, { metadata: { annotations: { filler } } });
+    await host.silence();
+    await untilUnknown(host);
+    await vms.delete('wordy');
+    await vms.waitUntilGone('wordy');
   });
 
   it('the taint out-of-service gives up what is on it', async () => {

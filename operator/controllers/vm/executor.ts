@@ -186,8 +186,9 @@ export class Executor {
     try {
       await this.#client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
     } catch (error) {
-      // With its Node the host is fenced.
-      if (!isNotFound(error)) {
+      // With its Node the host is fenced. A host can fill its own annotations: then nothing is remembered, and no warning
+      // comes later, but its VMs can be deleted.
+      if (!isNotFound(error) && !isInvalid(error)) {
         throw error;
       }
     }
