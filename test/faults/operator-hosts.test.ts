@@ -230,13 +230,19 @@ describe('a host that is lost', () => {
     const host = await join('full-of-words');
     await runOn(host, 'wordy');
     const node = await cluster.client().get(NODES, { name: host.name });
-    const taken = Object.entries(node.metadata.annotations ?? {}).flat().join('').length;
+    const taken = Object.entries(node.metadata.annotations ?? {})
+      .flat()
+      .join('').length;
     const filler = 'x'.repeat(ANNOTATIONS_LIMIT_BYTES - taken - 'filler'.length);
     await cluster.client().mergePatch(NODES, { name: host.name }, { metadata: { annotations: { filler } } });
     await host.silence();
     await untilUnknown(host);
     await vms.delete('wordy');
     await vms.waitUntilGone('wordy');
+    expect((await cluster.client().get(NODES, { name: host.name })).metadata.annotations).toEqual({
+      ...node.metadata.annotations,
+      filler,
+    });
   });
 
   it('the taint out-of-service gives up what is on it', async () => {
