@@ -16,6 +16,8 @@ const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORTS = { one: 8080, two: 8081 };
 /** Runs through the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
+/** They refuse a file with `clusterCIDRs`, as docs/upgrading.md says, which also says what to set instead. */
+const OF_EARLIER_AGENTS = { clusterCIDRs: [], guestsMayReachCluster: true };
 
 const unfit = whyNoNodes() ?? (await whyNoEarlier());
 
@@ -49,10 +51,10 @@ describe('helm upgrade', unless(unfit), () => {
     return { ...images(tag, tag), agent: { ...agent, image: { ...agent.image, ...tag } } };
   }
 
-  const images = (operator: object, agent: object): object => ({
+  const images = (operator: object, agent: object, values: object = {}): object => ({
     ...VALUES,
     operator: { image: { ...VALUES.operator.image, ...operator } },
-    agent: { ...VALUES.agent, image: { ...VALUES.agent.image, ...agent } },
+    agent: { ...VALUES.agent, ...values, image: { ...VALUES.agent.image, ...agent } },
   });
 
   async function watch(): Promise<void> {
@@ -105,7 +107,7 @@ describe('helm upgrade', unless(unfit), () => {
   });
 
   test('the operator is upgraded: VMs run on, and agents one version behind run new ones', async () => {
-    await berth.helm(['upgrade', 'berth', CHART], images({}, { tag: EARLIER_TAG }));
+    await berth.helm(['upgrade', 'berth', CHART], images({}, { tag: EARLIER_TAG }, OF_EARLIER_AGENTS));
     await berth.rolledOut();
     await markHosts();
     await runOn();
