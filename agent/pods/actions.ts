@@ -113,6 +113,7 @@ async function start(action: Action): Promise<void> {
   const restart = record.everRan;
   const network = await connect(action);
   host.records.update(record, startFacts(record, desired));
+  host.disk.startsAnew(record.uid);
   await host.driver.start(runtime.folder, launchPlan(action, network));
   runtime.unseen = false;
   host.records.update(record, {

@@ -118,6 +118,16 @@ test('several that fill the disk are paused one after another, before it is full
   expect(model.free).toBeGreaterThan(0);
 });
 
+test('a machine that was stopped and started between two looks is not paused for what it did before', async () => {
+  const model = new Model(20 * GIB, { greedy: GIB / 4 });
+  while (model.paused.length === 0) await model.look();
+  model.write('greedy', 0);
+  for (const guest of model.guests.values()) guest.paused = false;
+  model.guard.startsAnew('greedy');
+  await model.look(10);
+  expect(model.paused).toEqual([]);
+});
+
 test('nobody is paused for what others than guests write', async () => {
   const model = new Model(20 * GIB, { a: 0, b: 0 });
   model.others = 19 * GIB;

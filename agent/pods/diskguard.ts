@@ -68,6 +68,11 @@ export class DiskGuard {
     return this.#wishes.get(uid);
   }
 
+  /** The machine starts anew, maybe before a look has seen that it had stopped: what was asked of it is over. */
+  startsAnew(uid: string): void {
+    this.#wishes.delete(uid);
+  }
+
   /** Bytes that may still be taken before less is free than is to stay so, at the last look; 0 before the first. */
   get roomBytes(): number {
     return this.#roomBytes;

@@ -19,7 +19,7 @@ export interface Host {
   readonly network: Network;
   readonly monitor: NetworkMonitor;
   readonly images: ImageStore;
-  readonly disk: Pick<DiskGuard, 'wish' | 'roomBytes'>;
+  readonly disk: Pick<DiskGuard, 'wish' | 'startsAnew' | 'roomBytes'>;
   readonly records: RecordStore;
   /** Undefined where the agent is not root. */
   readonly users?: MachineUsers | undefined;
