@@ -60,6 +60,8 @@ afterAll(async () => {
   await go?.[Symbol.asyncDispose]();
 });
 
+const SELF_REVIEWS = '/apis/authentication.k8s.io/v1/selfsubjectreviews';
+
 /** As the host's own agent writes them. */
 async function publish(addresses: readonly string[]): Promise<void> {
   const status = { addresses: addresses.map((address) => ({ type: 'InternalIP', address })) };
@@ -70,7 +72,13 @@ async function publish(addresses: readonly string[]): Promise<void> {
 async function joiner(name: string): Promise<KubeClient> {
   const { kubeconfig } = await cluster.createAgentBootstrap(name);
   const { token } = await loadConnection({ kubeconfigPath: kubeconfig });
-  return clientOf(cluster, { token });
+  const client = await clientOf(cluster, { token });
+  // The API server learns of a token by a watch of its own.
+  const whoAmI = { body: { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } };
+  const isKnown = async (): Promise<boolean> =>
+    (await client.raw('POST', SELF_REVIEWS, whoAmI)).status !== 401;
+  await waitFor(`the token of ${name} to be known`, isKnown, STEP);
+  return client;
 }
 
 type Spec = Partial<CertificateSigningRequest['spec']>;

@@ -61,10 +61,11 @@ export async function remains(berth: Installed): Promise<Remains> {
 async function traces(node: Installed['nodes'][number]): Promise<Traces> {
   const ours = (text: string): string[] =>
     text.split('\n').filter((line) => line.includes('berth') && !NODE_PROGRAMS.test(line));
-  const [links, tables, processes, groups, data] = await Promise.all([
+  // By itself: it would show the others, which have the name in their arguments.
+  const processes = await node.run('ps', '-e', '-o', 'args=');
+  const [links, tables, groups, data] = await Promise.all([
     node.run('ip', '-brief', 'link'),
     node.run('nft', 'list', 'tables'),
-    node.run('ps', '-e', '-o', 'args='),
     node.run('find', '/sys/fs/cgroup', '-path', '*/berth/*', '-type', 'd'),
     node.run('find', DATA, '-mindepth', '2', '-maxdepth', '2', '(', ...MACHINES, ')'),
   ]);
