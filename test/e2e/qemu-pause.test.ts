@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import { freePort } from '../cluster/ports.ts';
+import { unless } from '../support/unless.ts';
 import { waitFor } from '../support/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
@@ -54,90 +55,86 @@ function whyNotHere(): string | undefined {
 
 const missing = whyNotHere();
 
-describe.skipIf(missing !== undefined)(
-  `a guest that stands still ${missing ?? ''}`,
-  { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
-  () => {
-    let host: Host;
-    let plan: LaunchPlan;
-    let port: number;
-    let disk: string;
-    const folder = () => folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0042');
-    const state = async () => await host.driver.inspect(folder());
+describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(missing) }, () => {
+  let host: Host;
+  let plan: LaunchPlan;
+  let port: number;
+  let disk: string;
+  const folder = () => folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0042');
+  const state = async () => await host.driver.inspect(folder());
 
-    beforeAll(async () => {
-      host = await makeHost();
-      disk = join(host.directory, 'machines');
-      mkdirSync(disk, { mode: 0o700 });
-      mount(disk);
-      await writeFile(join(disk, 'ballast'), Buffer.alloc(BALLAST_MEBIBYTES * MEBIBYTE));
-      await writeFile(join(disk, 'spare'), Buffer.alloc(SPARE_MEBIBYTES * MEBIBYTE));
-      port = await freePort();
-      plan = { ...planFor('amd64', port), diskSizeBytes: 2 * FILL_MEBIBYTES * MEBIBYTE };
-      await host.driver.create(folder(), plan, await guestBase('amd64'));
-      await host.driver.start(folder(), plan);
-      await page(port);
-    }, 300_000);
+  beforeAll(async () => {
+    host = await makeHost();
+    disk = join(host.directory, 'machines');
+    mkdirSync(disk, { mode: 0o700 });
+    mount(disk);
+    await writeFile(join(disk, 'ballast'), Buffer.alloc(BALLAST_MEBIBYTES * MEBIBYTE));
+    await writeFile(join(disk, 'spare'), Buffer.alloc(SPARE_MEBIBYTES * MEBIBYTE));
+    port = await freePort();
+    plan = { ...planFor('amd64', port), diskSizeBytes: 2 * FILL_MEBIBYTES * MEBIBYTE };
+    await host.driver.create(folder(), plan, await guestBase('amd64'));
+    await host.driver.start(folder(), plan);
+    await page(port);
+  }, 300_000);
 
-    afterAll(async () => {
-      await host?.driver.delete(folder());
-      execFileSync('umount', [disk]);
-      await host?.end();
+  afterAll(async () => {
+    await host?.driver.delete(folder());
+    execFileSync('umount', [disk]);
+    await host?.end();
+  });
+
+  async function expectStill(): Promise<void> {
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: false, paused: true });
+    const answer = fetch(`http://127.0.0.1:${port}/`, {
+      signal: AbortSignal.timeout(SILENCE_MILLISECONDS),
     });
+    await expect(answer).rejects.toThrow('aborted due to timeout');
+  }
 
-    async function expectStill(): Promise<void> {
-      expect(await state()).toMatchObject({ kind: 'running', guestStarted: false, paused: true });
-      const answer = fetch(`http://127.0.0.1:${port}/`, {
-        signal: AbortSignal.timeout(SILENCE_MILLISECONDS),
-      });
-      await expect(answer).rejects.toThrow('aborted due to timeout');
-    }
+  async function untilStill(): Promise<void> {
+    const isStill = async () => {
+      const now = await state();
+      return now.kind === 'running' && now.paused;
+    };
+    await waitFor('QEMU to find the disk full', isStill, SLOW);
+  }
 
-    async function untilStill(): Promise<void> {
-      const isStill = async () => {
-        const now = await state();
-        return now.kind === 'running' && now.paused;
-      };
-      await waitFor('QEMU to find the disk full', isStill, SLOW);
-    }
+  it('does so until it is to go on, also under another agent', async () => {
+    await host.driver.pause(folder());
+    await expectStill();
+    await host.restartAgent();
+    await expectStill();
+    await host.driver.unpause(folder());
+    expect(await state()).toMatchObject({ guestStarted: true, paused: false });
+    await page(port);
+  });
 
-    it('does so until it is to go on, also under another agent', async () => {
-      await host.driver.pause(folder());
-      await expectStill();
-      await host.restartAgent();
-      await expectStill();
-      await host.driver.unpause(folder());
-      expect(await state()).toMatchObject({ guestStarted: true, paused: false });
-      await page(port);
-    });
+  it('can be suspended, and runs once it is resumed', async () => {
+    await host.driver.pause(folder());
+    await host.driver.suspend(folder());
+    expect(await state()).toEqual({ kind: 'suspended' });
+    await host.driver.resume(folder(), plan);
+    expect(await state()).toMatchObject({ guestStarted: true, paused: false });
+    await page(port);
+  });
 
-    it('can be suspended, and runs once it is resumed', async () => {
-      await host.driver.pause(folder());
-      await host.driver.suspend(folder());
-      expect(await state()).toEqual({ kind: 'suspended' });
-      await host.driver.resume(folder(), plan);
-      expect(await state()).toMatchObject({ guestStarted: true, paused: false });
-      await page(port);
-    });
+  it('for want of room goes on with its write when there is some', async () => {
+    await tell(port, `fill=${FILL_MEBIBYTES}`);
+    await untilStill();
+    await host.restartAgent();
+    await expectStill();
+    await rm(join(disk, 'ballast'));
+    await host.driver.unpause(folder());
+    await page(port);
+    await untilStill();
+  });
 
-    it('for want of room goes on with its write when there is some', async () => {
-      await tell(port, `fill=${FILL_MEBIBYTES}`);
-      await untilStill();
-      await host.restartAgent();
-      await expectStill();
-      await rm(join(disk, 'ballast'));
-      await host.driver.unpause(folder());
-      await page(port);
-      await untilStill();
-    });
-
-    it('loses its power at once when it is stopped', async () => {
-      await rm(join(disk, 'spare'));
-      await expectStill();
-      const began = performance.now();
-      await host.driver.stop(folder(), { graceMilliseconds: GRACE_MILLISECONDS });
-      expect(performance.now() - began).toBeLessThan(GRACE_MILLISECONDS / 2);
-      expect(await state()).toEqual({ kind: 'stopped' });
-    });
-  },
-);
+  it('loses its power at once when it is stopped', async () => {
+    await rm(join(disk, 'spare'));
+    await expectStill();
+    const began = performance.now();
+    await host.driver.stop(folder(), { graceMilliseconds: GRACE_MILLISECONDS });
+    expect(performance.now() - began).toBeLessThan(GRACE_MILLISECONDS / 2);
+    expect(await state()).toEqual({ kind: 'stopped' });
+  });
+});

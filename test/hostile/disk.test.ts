@@ -14,6 +14,7 @@ import { freePort } from '../cluster/ports.ts';
 import { tell } from '../e2e/qemu-guest.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { conditionOf, VMs } from '../support/vms.ts';
+import { unless } from '../support/unless.ts';
 import { waitFor } from '../support/wait.ts';
 import { tried } from './support/attempts.ts';
 
@@ -51,7 +52,7 @@ function whyNotHere(): string | undefined {
 
 const missing = whyNotHere();
 
-describe.skipIf(missing !== undefined)(`a host with a small disk ${missing ?? ''}`, () => {
+describe('a host with a small disk', unless(missing), () => {
   const ports = new Map<string, number>();
   let cluster: Cluster;
   let agent: AgentProcess;
