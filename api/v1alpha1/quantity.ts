@@ -42,7 +42,8 @@ export function parseQuantity(quantity: Quantity): bigint {
   return sign === '-' ? -bytes : bytes;
 }
 
-function divideUp(value: bigint, divisor: bigint): bigint {
+/** The quotient of two numbers of which neither is negative, rounded up. */
+export function divideUp(value: bigint, divisor: bigint): bigint {
   return (value + divisor - 1n) / divisor;
 }
 

@@ -1,5 +1,5 @@
 /** How much of its host's disk a VM's Pod requests. The request counts from the Pod's making on: Kubernetes resizes no disk. */
-import { formatQuantity, parseQuantity } from '../../../api/v1alpha1/quantity.ts';
+import { divideUp, formatQuantity, parseQuantity } from '../../../api/v1alpha1/quantity.ts';
 import type { OperatorConfig } from '../../config.ts';
 import type { Resolved } from './resolve.ts';
 
@@ -20,8 +20,4 @@ export function diskRequest(
       : known.reduce((largest, size) => (size > largest ? size : largest));
   const ratio = BigInt(Math.round(diskRequestRatio * Number(RATIO_SCALE)));
   return formatQuantity(divideUp(sizeBytes * ratio, RATIO_SCALE * MEBIBYTE) * MEBIBYTE);
-}
-
-function divideUp(value: bigint, divisor: bigint): bigint {
-  return (value + divisor - 1n) / divisor;
 }
