@@ -1,12 +1,12 @@
 /** A guest that stands still: because the agent says so, or because QEMU found no room for what it wrote. On a small disk of its own. */
 import { execFileSync } from 'node:child_process';
-import { mkdirSync, rmdirSync } from 'node:fs';
+import { mkdirSync } from 'node:fs';
 import { rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import { freePort } from '../cluster/ports.ts';
+import { mountTmpfs, whyNoTmpfs } from '../support/tmpfs.ts';
 import { unless } from '../support/unless.ts';
 import { waitFor } from '../support/wait.ts';
 import {
@@ -33,27 +33,7 @@ const GRACE_MILLISECONDS = 30_000;
 const SILENCE_MILLISECONDS = 2_000;
 const SLOW = { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS };
 
-function mount(point: string): void {
-  const size = `size=${DISK_MEBIBYTES}m`;
-  execFileSync('mount', ['-t', 'tmpfs', '-o', size, 'berth-test', point], { stdio: 'pipe' });
-}
-
-/** Undefined where a disk of its own can be had. */
-function whyNotHere(): string | undefined {
-  const point = join(tmpdir(), `berth-pause-probe-${process.pid}`);
-  mkdirSync(point);
-  try {
-    mount(point);
-    execFileSync('umount', [point]);
-    return undefined;
-  } catch (error) {
-    return `no file system can be mounted: ${String(error)}`;
-  } finally {
-    rmdirSync(point);
-  }
-}
-
-const missing = whyNotHere();
+const missing = whyNoTmpfs();
 
 describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(missing) }, () => {
   let host: Host;
@@ -67,7 +47,7 @@ describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS,
     host = await makeHost();
     disk = join(host.directory, 'machines');
     mkdirSync(disk, { mode: 0o700 });
-    mount(disk);
+    mountTmpfs(disk, DISK_MEBIBYTES);
     await writeFile(join(disk, 'ballast'), Buffer.alloc(BALLAST_MEBIBYTES * MEBIBYTE));
     await writeFile(join(disk, 'spare'), Buffer.alloc(SPARE_MEBIBYTES * MEBIBYTE));
     port = await freePort();

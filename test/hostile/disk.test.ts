@@ -1,8 +1,6 @@
 /** A guest that fills its disk while a neighbour writes on: a real operator, agent and QEMU on a host whose disk is small. */
-import { execFile, execFileSync } from 'node:child_process';
-import { mkdirSync, rmdirSync } from 'node:fs';
+import { execFile } from 'node:child_process';
 import { mkdir, rm, stat, statfs, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
@@ -14,6 +12,7 @@ import { freePort } from '../cluster/ports.ts';
 import { tell } from '../e2e/qemu-guest.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { conditionOf, VMs } from '../support/vms.ts';
+import { whyNoTmpfs } from '../support/tmpfs.ts';
 import { unless } from '../support/unless.ts';
 import { waitFor } from '../support/wait.ts';
 import { tried } from './support/attempts.ts';
@@ -35,22 +34,7 @@ const TEST_MILLISECONDS = 400_000;
 /** An emulated guest on a busy machine, and one that fills its disk. */
 const SLOW = { deadlineMilliseconds: 240_000, intervalMilliseconds: 200 };
 
-/** Undefined where a disk of its own can be had. */
-function whyNotHere(): string | undefined {
-  const point = join(tmpdir(), `berth-disk-probe-${process.pid}`);
-  mkdirSync(point);
-  try {
-    execFileSync('mount', ['-t', 'tmpfs', 'berth-test', point], { stdio: 'pipe' });
-    execFileSync('umount', [point]);
-    return undefined;
-  } catch (error) {
-    return `no file system can be mounted: ${String(error)}`;
-  } finally {
-    rmdirSync(point);
-  }
-}
-
-const missing = whyNotHere();
+const missing = whyNoTmpfs();
 
 describe('a host with a small disk', unless(missing), () => {
   const ports = new Map<string, number>();

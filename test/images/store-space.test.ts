@@ -16,6 +16,7 @@ import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { pushContainerDisk } from '../support/vmimages.ts';
 import { waitFor } from '../support/wait.ts';
+import { mountTmpfs, whyNoTmpfs } from '../support/tmpfs.ts';
 import { unless } from '../support/unless.ts';
 
 const MEBIBYTE = 1024 ** 2;
@@ -26,27 +27,7 @@ const MINUTE_MILLISECONDS = 60_000;
 /** The first part of an answer that is then left to the test. */
 const FIRST_BYTES = 4 * MEBIBYTE;
 
-/** Undefined where a disk of its own can be had. */
-function whyNotHere(): string | undefined {
-  const point = join(tmpdir(), `berth-space-probe-${process.pid}`);
-  mkdirSync(point);
-  try {
-    mount(point);
-    execFileSync('umount', [point]);
-    return undefined;
-  } catch (error) {
-    return `no file system can be mounted: ${String(error)}`;
-  } finally {
-    execFileSync('rmdir', [point]);
-  }
-}
-
-function mount(point: string): void {
-  const size = `size=${DISK_MEBIBYTES}m`;
-  execFileSync('mount', ['-t', 'tmpfs', '-o', size, 'berth-test', point], { stdio: 'pipe' });
-}
-
-const missing = whyNotHere();
+const missing = whyNoTmpfs();
 
 describe('room for images', unless(missing), () => {
   let folder: string;
@@ -86,7 +67,7 @@ describe('room for images', unless(missing), () => {
     held = undefined;
     disk = join(folder, 'disk');
     mkdirSync(disk);
-    mount(disk);
+    mountTmpfs(disk, DISK_MEBIBYTES);
   });
 
   afterEach(() => {
