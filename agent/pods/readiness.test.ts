@@ -74,6 +74,69 @@ test('a port that nobody listens on says so', async () => {
   });
 });
 
+/** A port of the loopback address where somebody listens, or nobody. */
+class Guest {
+  #server: Server | undefined;
+  #port = 0;
+
+  get port(): number {
+    return this.#port;
+  }
+
+  async listens(listens: boolean): Promise<void> {
+    if (listens === (this.#server !== undefined)) return;
+    this.#server?.close();
+    this.#server = listens
+      ? createServer((socket) => socket.resume()).listen(this.#port, '127.0.0.1')
+      : undefined;
+    if (this.#server === undefined) return;
+    servers.push(this.#server);
+    await once(this.#server, 'listening');
+    this.#port = (this.#server.address() as AddressInfo).port;
+  }
+}
+
+describe('a guest that has answered', () => {
+  /** What is known after each question, and the milliseconds until the next. The waits themselves take no time. */
+  async function known(listens: readonly boolean[]): Promise<[ready: boolean, milliseconds: number][]> {
+    const guest = new Guest();
+    await guest.listens(true);
+    const told: [boolean, number][] = [];
+    const runtime = newRuntime({ path: '/none', uid: 'uid' }, false);
+    await new Promise<void>((resolve) => {
+      const prober = new ReadinessProber(
+        () => undefined,
+        async (milliseconds) => {
+          told.push([runtime.readiness?.ready === true, milliseconds]);
+          const next = listens[told.length];
+          if (next !== undefined) return guest.listens(next);
+          prober.close();
+          resolve();
+        },
+      );
+      const target = { host: '127.0.0.1', port: guest.port, forwarded: false };
+      prober.watch(runtime, { kind: 'probe', target });
+    });
+    return told;
+  }
+
+  test('stays ready for two lost connections in a row, and is asked sooner meanwhile', async () => {
+    expect(await known([true, false, false, true, false, false])).toEqual([
+      [true, 10_000],
+      [true, 1_000],
+      [true, 1_000],
+      [true, 10_000],
+      [true, 1_000],
+      [true, 1_000],
+    ]);
+  });
+
+  test('is not ready after the third, until it answers again', async () => {
+    const told = await known([true, false, false, false, true, false]);
+    expect(told.map(([ready]) => ready)).toEqual([true, true, true, false, true, true]);
+  });
+});
+
 describe('where to ask', () => {
   const ports = [{ name: '8080-tcp', protocol: 'TCP' as const, hostPort: 8080, guestPort: 80 }];
   const machine = (readiness: Machine['readiness']) => ({ readiness, ports }) as unknown as Machine;

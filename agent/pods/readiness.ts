@@ -66,9 +66,12 @@ interface Watch {
 export class ReadinessProber {
   readonly #watches = new Map<string, Watch>();
   readonly #changed: (uid: string) => void;
+  readonly #wait: typeof rest;
 
-  constructor(changed: (uid: string) => void) {
+  /** `wait`: between two questions, for so many milliseconds. */
+  constructor(changed: (uid: string) => void, wait = rest) {
     this.#changed = changed;
+    this.#wait = wait;
   }
 
   watch(runtime: Runtime, question: Question): void {
@@ -113,7 +116,7 @@ export class ReadinessProber {
       if (!signal.aborted) {
         this.#tell(runtime, answered || stays, target);
       }
-      await rest(answered ? READY_MILLISECONDS : NOT_READY_MILLISECONDS, signal);
+      await this.#wait(answered ? READY_MILLISECONDS : NOT_READY_MILLISECONDS, signal);
     }
   }
 
