@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { NODES, PODS, SECRETS, SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Cluster } from '../cluster/index.ts';
-import { EVERYTHING, find, type Manifest, manifests } from '../support/chart.ts';
+import { EVERYTHING, type Manifest, manifests } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 
@@ -271,30 +271,6 @@ describe('the table', () => {
     };
     expect(await answers(allowed)).toEqual(allowed);
     expect(await answers(refused)).toEqual([]);
-  });
-
-  test('no right of the chart has a wildcard, and none reads Secrets', async () => {
-    const objects = await manifests(EVERYTHING);
-    const roles = objects.filter(({ kind }) => kind === 'ClusterRole' || kind === 'Role');
-    expect(roles.length).toBeGreaterThan(7);
-    for (const role of roles) {
-      expect(JSON.stringify(role['rules'])).not.toContain('*');
-      expect(JSON.stringify(role['rules'])).not.toContain('secrets');
-    }
-    const bound = objects
-      .filter(({ kind }) => kind.endsWith('RoleBinding'))
-      .map((one) => one['roleRef'].name as string);
-    expect(bound.filter((name) => !name.startsWith('berth-'))).toEqual(['system:node-bootstrapper']);
-  });
-
-  test('ServiceAccounts of the chart: the agent’s may ask for a certificate, and no more', async () => {
-    const objects = await manifests(EVERYTHING);
-    expect(find(objects, 'ServiceAccount', 'berth-agent')['automountServiceAccountToken']).toBe(false);
-    const bound = objects
-      .filter(({ kind }) => kind.endsWith('RoleBinding'))
-      .filter((one) => (one['subjects'] as { name: string }[]).some(({ name }) => name === 'berth-agent'))
-      .map((one) => one['roleRef'].name as string);
-    expect(bound).toEqual(['system:node-bootstrapper']);
   });
 });
 

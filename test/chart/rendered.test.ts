@@ -10,14 +10,8 @@ import { parse } from 'yaml';
 import { loadConfig as loadAgentConfig } from '../../agent/config.ts';
 import { parseConfig } from '../../operator/config.ts';
 import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests, run } from '../support/chart.ts';
-import { merged } from '../support/valuechanges.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
-
-interface LabelSelector {
-  matchLabels: Record<string, string>;
-  matchExpressions: { key: string; operator: 'In'; values: string[] }[];
-}
 
 let defaults: Manifest[];
 let everything: Manifest[];
@@ -128,7 +122,7 @@ describe('configuration files are ones that the programs take', () => {
     }
   });
 
-  test('the agent, whose Pod asks its node for what the host offers to machines', () => {
+  test('the agent', () => {
     const folder = mkdtempSync(join(tmpdir(), 'berth-agent-config-'));
     try {
       const file = join(folder, 'agent.yaml');
@@ -140,10 +134,6 @@ describe('configuration files are ones that the programs take', () => {
       const config = loadAgentConfig(file, environment);
       expect(config).toMatchObject({ nodeName: 'node-1-berth', offered: { cpu: 4, memory: 8 * 1024 ** 3 } });
       expect(config.clusterCIDRs).toEqual(EVERYTHING.agent.clusterCIDRs);
-      expect(container.resources.requests).toEqual({
-        cpu: '4100m',
-        memory: String(8 * 1024 ** 3 + 256 * 1024 ** 2),
-      });
     } finally {
       rmSync(folder, { recursive: true });
     }
@@ -158,57 +148,6 @@ test('make manifests tells what helm says of values that it refuses, and no more
   expect(stderr).not.toContain('    at ');
 });
 
-test('the certificate comes from whichever issuer one names, also of another project', async () => {
-  const issuerRef = { name: 'fleet', kind: 'RemoteIssuer', group: 'issuers.example' };
-  const objects = await manifests({ certificate: { certManager: { enabled: true, issuerRef } } });
-  expect(find(objects, 'Certificate', 'berth-operator')['spec'].issuerRef).toEqual(issuerRef);
-});
-
-describe('the network policy', () => {
-  test('lets out the operator and the uninstall hook, and not the agent', () => {
-    const { matchLabels, matchExpressions } = find(everything, 'NetworkPolicy', 'berth-operator')['spec']
-      .podSelector as LabelSelector;
-    const isSelected = (kind: string, name: string) => {
-      const labels = find(everything, kind, name)['spec'].template.metadata.labels as Record<string, string>;
-      return (
-        Object.entries(matchLabels).every(([key, value]) => labels[key] === value) &&
-        matchExpressions.every(({ key, values }) => values.includes(labels[key] ?? ''))
-      );
-    };
-    expect(isSelected('Deployment', 'berth-operator')).toBe(true);
-    expect(isSelected('Job', 'berth-uninstall')).toBe(true);
-    expect(isSelected('DaemonSet', 'berth-agent')).toBe(false);
-  });
-
-  test('leads to the API server by the ports and addresses that there are, of both families', async () => {
-    const cidrs = ['192.0.2.1/32', '2001:db8::/64', '::/0'];
-    const apiServer = { cidrs };
-    const objects = await manifests({ networkPolicy: { enabled: true, apiServer } });
-    const { egress } = find(objects, 'NetworkPolicy', 'berth-operator')['spec'];
-    expect(egress).toEqual([
-      {
-        ports: [443, 6443, 8443].map((port) => ({ port, protocol: 'TCP' })),
-        to: cidrs.map((cidr) => ({ ipBlock: { cidr } })),
-      },
-    ]);
-  });
-});
-
-test.each([
-  ['a tenth of them', {}, '10%'],
-  ['as many as one says', { maxUnavailable: 40 }, 40],
-  ['another part of them', { maxUnavailable: '25%' }, '25%'],
-])(
-  'hosts are upgraded while no more are away than %s, and no host has two agents',
-  async (_, agent, most) => {
-    const objects = await manifests(merged(EVERYTHING, { agent }) as object);
-    expect(find(objects, 'DaemonSet', 'berth-agent')['spec'].updateStrategy).toEqual({
-      type: 'RollingUpdate',
-      rollingUpdate: { maxUnavailable: most, maxSurge: 0 },
-    });
-  },
-);
-
 test('a new configuration makes new Pods, and nothing else does', async () => {
   const checksum = (objects: readonly Manifest[], kind: string, name: string) =>
     find(objects, kind, name)['spec'].template.metadata.annotations['checksum/config'] as string;
@@ -218,32 +157,6 @@ test('a new configuration makes new Pods, and nothing else does', async () => {
   );
   expect(checksum(changed, 'DaemonSet', 'berth-agent')).toBe(
     checksum(everything, 'DaemonSet', 'berth-agent'),
-  );
-});
-
-test('kinds and the default namespace are kept at uninstall unless one asks otherwise', async () => {
-  const policy = (object: Manifest) => object.metadata.annotations?.['helm.sh/resource-policy'];
-  expect(new Set(defaults.filter(isKind).map(policy))).toEqual(new Set(['keep']));
-  expect(policy(find(defaults, 'Namespace', 'platform-default'))).toBe('keep');
-  const removed = await manifests({ crds: { keep: false } });
-  expect(new Set(removed.filter(isKind).map(policy))).toEqual(new Set([undefined]));
-  const [container] = find(removed, 'Job', 'berth-uninstall')['spec'].template.spec.containers;
-  expect(container.args).toContain('--all-kinds');
-  expect((await manifests({ crds: { enabled: false } })).some(isKind)).toBe(false);
-});
-
-test('the chart makes no token for hosts: an agent joins with the token of its Pod, and the operator knows the names', () => {
-  const secrets = everything.filter(({ kind }) => kind === 'Secret');
-  expect(secrets.map(({ metadata }) => metadata.name)).toEqual(['berth-metrics-token']);
-  const { volumes } = find(everything, 'DaemonSet', 'berth-agent')['spec'].template.spec;
-  const { sources } = volumes.find(({ name }: { name: string }) => name === 'bootstrap').projected;
-  expect(sources).toContainEqual({ serviceAccountToken: { path: 'token', expirationSeconds: 3600 } });
-  const { data } = find(everything, 'ConfigMap', 'berth-operator') as unknown as {
-    data: Record<string, string>;
-  };
-  const config = Object.values(data).map((text) => parse(text) as Record<string, unknown>);
-  expect(config).toContainEqual(
-    expect.objectContaining({ hosts: expect.objectContaining({ nodeNameSuffix: '-berth' }) }),
   );
 });
 

@@ -12,7 +12,7 @@ const ROOT = join(import.meta.dirname, '..', '..');
 const MUTANTS = join(ROOT, 'test', 'mutants');
 /** Where product code is looked for. The rest is tests, tools, or made from these. */
 const PRODUCT = ['base', 'api', 'kube', 'operator', 'agent', 'charts/berth'];
-const NOT_PRODUCT = /\.test\.ts$|^charts\/berth\/(files\/crds\/|values\.schema\.json$)/;
+const NOT_PRODUCT = /\.test\.ts$|^charts\/berth\/(files\/crds\/|tests\/|values\.schema\.json$)/;
 
 const mutantSchema = z.strictObject({
   /** What the changed product does wrong, for people. */

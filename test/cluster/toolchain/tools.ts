@@ -14,7 +14,7 @@ export type ClusterTool =
 export type SimulationTool = 'kwok';
 
 /** What renders and checks the chart. */
-export type ChartTool = 'helm' | 'kubeconform';
+export type ChartTool = 'helm' | 'helm-unittest' | 'kubeconform';
 
 /** What makes a machine a node. */
 export type NodeTool = 'kubelet' | 'kube-proxy';
@@ -23,7 +23,7 @@ export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool;
 
 /** Programs that are released and built together. */
 export interface ToolGroup {
-  readonly name: 'kubernetes' | 'etcd' | 'kwok' | 'helm' | 'kubeconform';
+  readonly name: 'kubernetes' | 'etcd' | 'kwok' | 'helm' | 'helm-unittest' | 'kubeconform';
   readonly version: string;
   /** Go package of each program. */
   readonly packages: Readonly<Partial<Record<Tool, string>>>;
@@ -81,6 +81,13 @@ export const CHART_TOOL_GROUPS: readonly ToolGroup[] = [
     packages: { helm: 'helm.sh/helm/v4/cmd/helm' },
     ldflags: '-s -w',
     coldBuild: 'about 100 s on 2 cores',
+  },
+  {
+    name: 'helm-unittest',
+    version: 'v1.1.2',
+    packages: { 'helm-unittest': 'github.com/helm-unittest/helm-unittest/cmd/helm-unittest' },
+    ldflags: '-s -w',
+    coldBuild: 'about 60 s on 2 cores after helm',
   },
   {
     name: 'kubeconform',

@@ -1,0 +1,42 @@
+/** The suites of helm-unittest in charts/berth/tests, and that the packaged chart is without them. */
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import { parse } from 'yaml';
+import { resolveChartTools } from '../cluster/toolchain/toolchain.ts';
+import { CHART, helm, run } from '../support/chart.ts';
+
+interface Suite {
+  suite: string;
+  tests: unknown[];
+}
+
+const SUITES = readdirSync(join(CHART, 'tests'))
+  .filter((name) => name.endsWith('_test.yaml'))
+  .map((name) => {
+    const { suite, tests } = parse(readFileSync(join(CHART, 'tests', name), 'utf8')) as Suite;
+    return { file: join('tests', name), suite, count: tests.length };
+  });
+
+test.each(SUITES)('$suite ($count tests)', async ({ file, count }) => {
+  const program = (await resolveChartTools())['helm-unittest'];
+  const { code, stdout, stderr } = await run(program, ['--strict', '--file', file, CHART]);
+  expect(`${stdout}${stderr}`).toContain(`Tests:       ${count} passed, ${count} total`);
+  expect(code).toBe(0);
+});
+
+test('the packaged chart holds no tests', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'berth-package-'));
+  try {
+    const { code, stderr } = await helm(['package', CHART, '--destination', folder]);
+    expect({ code, stderr }).toMatchObject({ code: 0 });
+    const [archive = ''] = readdirSync(folder);
+    const { stdout } = await run('tar', ['-tzf', join(folder, archive)]);
+    const names = stdout.trim().split('\n');
+    expect(names).toContain('berth/values.schema.json');
+    expect(names.filter((name) => name.startsWith('berth/tests/'))).toEqual([]);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+});
