@@ -1,38 +1,33 @@
 /**
- * Applies each mutant of test/mutants to a temporary copy of the work tree, one at a time, and runs the tests that must
- * turn red. Prints which mutants survive; the last line is `N mutants, N killed, N survived`. The exit code is 1 when one
- * survives, or cannot be judged: its text is not there exactly once, or its tests fail without it too.
+ * Applies each mutant of test/mutants to a temporary copy of the work tree, and runs the tests that must turn red.
+ * Prints which mutants survive; the last line is `N mutants, N killed, N survived`. The exit code is 1 when one survives,
+ * or cannot be judged: its text is not there exactly once, or its tests fail without it too.
  *
  *   mutants.ts                    all of them
  *   mutants.ts --only operator/   those with this in their names
  */
-import { execFileSync } from 'node:child_process';
-import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import {
-  literally,
-  type Mutant,
-  mutate,
-  productFiles,
-  readMutants,
-  type SourceFile,
-  workTree,
-} from '../test/support/mutants.ts';
+import { literally, type Mutant, readMutants } from '../test/support/mutants.ts';
 import type { RunSummary } from '../test/support/reporter.ts';
-import { runVitest } from './vitest.ts';
 import { runCommand } from './command.ts';
+import { MutantCopy, removeLeftCopies } from './mutantcopy.ts';
+import { runVitest } from './vitest.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const LOGS = join(ROOT, 'dist', 'mutants');
 /** A product that a mutant makes stand still has been noticed after this many times the tests' usual time, and a minute. */
 const PATIENCE = 5;
 const LEAST_PATIENCE_MILLISECONDS = 60_000;
+/** Their tests get along with other files of tests beside them. Those of the others assert deadlines, or count. */
+const SIDE_BY_SIDE = new Set(['unit', 'integration', 'hostile', 'e2e']);
+/** As many of them as vitest.config.ts runs at a time. */
+const LANES = 2;
 
 /** Tests run in process groups of their own, which hear nothing of a Ctrl-C. */
 const interrupted = new AbortController();
-for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
   process.once(signal, () => interrupted.abort(new Error('interrupted')));
 }
 
@@ -41,47 +36,8 @@ interface Verdict {
   readonly why: string;
 }
 
-/** A copy of the work tree, in which alone anything is changed. */
-class Copy implements Disposable {
-  readonly root = mkdtempSync(join(tmpdir(), 'berth-mutants-'));
-  readonly #files: readonly SourceFile[] = productFiles(ROOT);
-
-  constructor() {
-    for (const path of workTree(ROOT)) {
-      mkdirSync(join(this.root, dirname(path)), { recursive: true });
-      cpSync(join(ROOT, path), join(this.root, path), { verbatimSymlinks: true });
-    }
-    symlinkSync(join(ROOT, 'node_modules'), join(this.root, 'node_modules'));
-  }
-
-  /** Runs `work` while the mutant is in the product. */
-  async with<T>(mutant: Mutant, work: () => Promise<T>): Promise<T> {
-    const { path, mutated } = mutate(mutant, this.#files);
-    try {
-      this.#write(path, mutated);
-      return await work();
-    } finally {
-      this.#write(path, readFileSync(join(ROOT, path), 'utf8'));
-    }
-  }
-
-  /** What is generated from the kinds follows them. */
-  #write(path: string, text: string): void {
-    writeFileSync(join(this.root, path), text);
-    if (path.startsWith('api/')) {
-      for (const generator of ['generate.ts', 'values.ts']) {
-        execFileSync(process.execPath, [join('hack', generator)], { cwd: this.root, stdio: 'pipe' });
-      }
-    }
-  }
-
-  [Symbol.dispose](): void {
-    rmSync(this.root, { recursive: true, force: true });
-  }
-}
-
 /** Mutants of one file of tests, after its tests have passed without any. */
-async function judgeGroup(copy: Copy, mutants: readonly Mutant[]): Promise<boolean[]> {
+async function judgeGroup(copy: MutantCopy, mutants: readonly Mutant[]): Promise<boolean[]> {
   const started = performance.now();
   const baseline = await runTests(copy, mutants, { log: `${mutants[0]?.test}` });
   const milliseconds = performance.now() - started;
@@ -105,10 +61,11 @@ async function judgeGroup(copy: Copy, mutants: readonly Mutant[]): Promise<boole
   return kills;
 }
 
-async function judge(copy: Copy, mutant: Mutant, patience: number): Promise<Verdict> {
+async function judge(copy: MutantCopy, mutant: Mutant, patience: number): Promise<Verdict> {
   const late = AbortSignal.timeout(Math.round(patience));
   try {
-    const summary = await copy.with(mutant, () => runTests(copy, [mutant], { log: mutant.id, late }));
+    const args = ['--bail=1'];
+    const summary = await copy.with(mutant, () => runTests(copy, [mutant], { log: mutant.id, args, late }));
     return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
   } catch (error) {
     interrupted.signal.throwIfAborted();
@@ -133,9 +90,9 @@ function verdictOf({ test, breaks }: Mutant, { failed }: RunSummary): Verdict {
  * @throws Error when somebody ends this program
  */
 async function runTests(
-  { root }: Copy,
+  { root }: MutantCopy,
   mutants: readonly Mutant[],
-  { log, late }: { log: string; late?: AbortSignal },
+  { log, args = [], late }: { log: string; args?: readonly string[]; late?: AbortSignal },
 ): Promise<RunSummary> {
   const names = mutants.map(({ name }) => name);
   const pattern = names.includes(undefined)
@@ -146,7 +103,7 @@ async function runTests(
   mkdirSync(LOGS, { recursive: true });
   const summary = await runVitest({
     root,
-    args: ['--project', project, test, ...pattern],
+    args: ['--project', project, test, ...pattern, ...args],
     summary: `${path}.json`,
     log: `${path}.log`,
     signal: AbortSignal.any(late === undefined ? [interrupted.signal] : [interrupted.signal, late]),
@@ -155,13 +112,18 @@ async function runTests(
   return summary;
 }
 
-/** By their file of tests, the cheap ones first. */
-function groups(mutants: readonly Mutant[]): Mutant[][] {
-  const grouped = Map.groupBy(mutants, ({ project, test }) => `${project} ${test}`);
-  const [cheap, dear] = [true, false].map((unit) =>
-    [...grouped.values()].filter(([first]) => (first?.project === 'unit') === unit),
-  );
-  return [...(cheap ?? []), ...(dear ?? [])];
+/** Judges groups so many at a time, each lane in a copy of its own. */
+async function judgeAll(groups: readonly Mutant[][], lanes: number): Promise<boolean[]> {
+  const waiting = [...groups];
+  const kills: boolean[] = [];
+  const lane = async (): Promise<void> => {
+    await using copy = await MutantCopy.of(ROOT);
+    for (let group = waiting.shift(); group !== undefined; group = waiting.shift()) {
+      kills.push(...(await judgeGroup(copy, group)));
+    }
+  };
+  await Promise.all(Array.from({ length: Math.min(lanes, groups.length) }, lane));
+  return kills;
 }
 
 function firstLine(text: string): string {
@@ -174,11 +136,12 @@ async function main(): Promise<void> {
   if (mutants.length === 0) {
     throw new Error(`no mutant has ${JSON.stringify(values.only)} in its name`);
   }
-  using copy = new Copy();
-  const kills: boolean[] = [];
-  for (const group of groups(mutants)) {
-    kills.push(...(await judgeGroup(copy, group)));
-  }
+  await removeLeftCopies();
+  const groups = [...Map.groupBy(mutants, ({ project, test }) => `${project} ${test}`).values()];
+  const { beside = [], alone = [] } = Object.groupBy(groups, ([first]) =>
+    SIDE_BY_SIDE.has(first?.project ?? '') ? 'beside' : 'alone',
+  );
+  const kills = [...(await judgeAll(beside, LANES)), ...(await judgeAll(alone, 1))];
   const killed = kills.filter(Boolean).length;
   const survived = mutants.length - killed;
   process.stdout.write(`${mutants.length} mutants, ${killed} killed, ${survived} survived\n`);

@@ -38,9 +38,8 @@ export interface SourceFile {
   readonly text: string;
 }
 
-/** A product file as a mutant makes it. */
-export interface Mutation {
-  readonly path: string;
+/** A product file, and its text as a mutant makes it. */
+export interface Mutation extends SourceFile {
   readonly mutated: string;
 }
 
@@ -101,7 +100,7 @@ export function mutate({ id, text, becomes }: Mutant, files: readonly SourceFile
   if (mutated === file.text) {
     throw new Error(`${id}: becomes what it is: ${firstLine(text)}`);
   }
-  return { path: file.path, mutated };
+  return { ...file, mutated };
 }
 
 /** The lines of a text one below the other, whatever their indentation. */
