@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -80,10 +80,13 @@ describe('a file that is written whole', () => {
     const missing = join(folder, 'none', 'file');
     await expect(writeWhole(missing, 'text')).rejects.toMatchObject({ code: 'ENOENT' });
     expect(() => writeWholeSync(missing, 'text')).toThrow('ENOENT');
-    const failing = writeWhole(join(folder), 'a folder is there');
+    const taken = join(folder, 'taken');
+    await mkdir(taken);
+    expect(() => writeWholeSync(taken, 'a folder is there')).toThrow('EISDIR');
+    const failing = writeWhole(taken, 'a folder is there');
     const next = writeWhole(file, 'text');
     await expect(failing).rejects.toMatchObject({ code: 'EISDIR' });
     await next;
-    expect(await readdir(folder)).toEqual(['file']);
+    expect((await readdir(folder)).toSorted()).toEqual(['file', 'taken']);
   });
 });

@@ -24,6 +24,7 @@ const account = (namespace: string, name: string): Person => ({
 });
 const VIEWER: Person = { user: 'rbac-viewer', groups: ['system:authenticated'] };
 const EDITOR: Person = { user: 'rbac-editor', groups: ['system:authenticated'] };
+const EDITOR_EVERYWHERE: Person = { user: 'rbac-editor-everywhere', groups: ['system:authenticated'] };
 const ADMIN: Person = { user: 'rbac-admin', groups: ['system:authenticated'] };
 const OPERATOR = account(SYSTEM, 'berth-operator');
 const READER = account('monitoring', 'prometheus');
@@ -46,6 +47,7 @@ beforeAll(async () => {
   await apply([
     binding('RoleBinding', 'view', VIEWER),
     binding('RoleBinding', 'edit', EDITOR),
+    binding('ClusterRoleBinding', 'edit', EDITOR_EVERYWHERE),
     binding('ClusterRoleBinding', 'admin', ADMIN),
   ]);
   // The control plane gathers the roles, and its authorizer hears of them, a little later.
@@ -53,6 +55,7 @@ beforeAll(async () => {
     const known = [
       may(VIEWER, `get vmconfigs.berth.dev in ${OWN}`),
       may(EDITOR, `create vmconfigs.berth.dev in ${OWN}`),
+      may(EDITOR_EVERYWHERE, `create vmconfigs.berth.dev in ${OTHER}`),
       may(ADMIN, `create vmconfigs.berth.dev in ${OWN}`),
       may(ADMIN, 'create imagecacheentries.berth.dev'),
     ];
@@ -63,7 +66,7 @@ beforeAll(async () => {
 afterAll(async () => {
   await cluster.kubectl(['delete', 'namespace', OWN, OTHER, ELSEWHERE, '--wait=false']);
   await cluster.kubectl(['delete', 'node', HOST, NEIGHBOUR, '--ignore-not-found']);
-  await cluster.kubectl(['delete', 'clusterrolebinding', 'rbac-test', '--ignore-not-found']);
+  await cluster.kubectl(['delete', 'clusterrolebinding', 'rbac-edit', 'rbac-admin', '--ignore-not-found']);
 });
 
 async function apply(objects: readonly Manifest[]): Promise<void> {
@@ -76,7 +79,7 @@ function binding(kind: 'RoleBinding' | 'ClusterRoleBinding', role: string, { use
   return {
     apiVersion: 'rbac.authorization.k8s.io/v1',
     kind,
-    metadata: kind === 'RoleBinding' ? { name: `rbac-${role}`, namespace: OWN } : { name: 'rbac-test' },
+    metadata: { name: `rbac-${role}`, ...(kind === 'RoleBinding' && { namespace: OWN }) },
     roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: role },
     subjects: [subject],
   };
@@ -142,6 +145,12 @@ describe('the table', () => {
       ],
     ],
     [
+      'edit in all namespaces',
+      EDITOR_EVERYWHERE,
+      [`create vms.berth.dev in ${OTHER}`, 'list vms.berth.dev', 'list imagecacheentries.berth.dev'],
+      ['create imagecacheentries.berth.dev', 'delete imagecacheentries.berth.dev', 'patch nodes'],
+    ],
+    [
       'admin of the cluster',
       ADMIN,
       ['create imagecacheentries.berth.dev', 'list vms.berth.dev', `delete vms.berth.dev in ${OTHER}`],
@@ -176,6 +185,8 @@ describe('the table', () => {
         'escalate clusterroles.rbac.authorization.k8s.io',
         'impersonate users',
         'create certificatesigningrequests.certificates.k8s.io',
+        'approve signers.certificates.k8s.io',
+        `patch configmaps in ${SYSTEM}`,
         'get /metrics',
       ],
     ],

@@ -23,6 +23,8 @@ export interface FaultProxy {
   inject(line: string): void;
   /** Ends all open watches, perhaps within a line. */
   cut(part?: string): void;
+  /** Breaks the connections of all open watches. */
+  reset(): void;
   close(): Promise<void>;
 }
 
@@ -56,6 +58,9 @@ export async function startFaultProxy(connection: Connection): Promise<FaultProx
     },
     cut: (part) => {
       for (const { response } of watches) response.end(part);
+    },
+    reset: () => {
+      for (const { response } of watches) response.destroy();
     },
     close: async () => {
       server.closeAllConnections();

@@ -129,10 +129,13 @@ describe('informer', () => {
     });
   });
 
-  it('resumes where it was when the connection ends within a line', async () => {
+  it.each([
+    ['ends within a line', () => proxy.cut('{"type":"ADDED","object":{"kind":"Conf')],
+    ['breaks', () => proxy.reset()],
+  ])('resumes where it was when the connection %s', async (_, lose) => {
     await create('a', '1');
     await follow();
-    proxy.cut('{"type":"ADDED","object":{"kind":"Conf');
+    lose();
     await change('a', '2');
     await waitToSee('updated a 2');
     expect(told()).toEqual(['added a 1', 'updated a 2']);
