@@ -30,6 +30,7 @@ import {
 } from '../support/frames.ts';
 import { waitFor } from '../support/wait.ts';
 import { HOSTILE_SEED, hostileRuns, scaled, tried } from './support/attempts.ts';
+import { ipv6Attempts } from './support/ipv6.ts';
 import { arrived, forgetArrived, strangeFrames, watchGuests } from './support/watch.ts';
 import { unless } from '../support/unless.ts';
 
@@ -51,6 +52,7 @@ const FORBIDDEN = {
 const CLUSTER_IP = '10.96.0.20';
 const LOAD_BALANCER = '198.51.100.7';
 const NODE_PORT = 31_000;
+const [HOST_IPV6, WORLD_IPV6, GUESTS_IPV6] = ['2001:db8:1::1', '2001:db8:1::2', '2001:db8:2::1'] as const;
 const ANSWER = { deadlineMilliseconds: 10_000 };
 
 const missing = whyNotHere();
@@ -345,6 +347,41 @@ describe('a guest of the nat network', unless(missing), () => {
     }[];
     return all.filter(({ ifname, state }) => ifname === tap && state !== 'permanent').map(({ mac }) => mac);
   }
+
+  test('over IPv6 it meets no neighbour and no host, also where the host routes IPv6', async (context) => {
+    expect(net.inHost('ip', '-6', '-oneline', 'address')).not.toMatch(/ (berth0|bt\S*) /);
+    const isIPv6 = (frame: Buffer): boolean => frame.readUInt16BE(12) === ETHERTYPE.ipv6;
+    expect([...a.frames, ...b.frames].filter(isIPv6)).toEqual([]);
+    // As a program may do that knows nothing of guests: the host is a router, also on the guests' link.
+    for (const [inside, own, device] of [
+      ['inHost', HOST_IPV6, 'uplink'],
+      ['inWorld', WORLD_IPV6, 'uplink'],
+      ['inHost', GUESTS_IPV6, 'berth0'],
+    ] as const) {
+      net[inside]('sysctl', '--quiet', '--write', `net.ipv6.conf.${device}.disable_ipv6=0`);
+      net[inside]('ip', 'address', 'add', `${own}/64`, 'dev', device, 'nodad');
+    }
+    net.inHost('sysctl', '--quiet', '--write', 'net.ipv6.conf.all.forwarding=1');
+    await host.do('serveUdp', ECHO_PORT + 1, '::');
+    await world.do('serveUdp', ECHO_PORT + 1, '::');
+    const own = { own: MACS.a, gateway, neighbours: [MACS.b], port: ECHO_PORT + 1 };
+    for (const [what, frame] of ipv6Attempts({ ...own, hosts: [HOST_IPV6, GUESTS_IPV6, WORLD_IPV6] })) {
+      a.send(frame);
+      tried(context, `${what} over IPv6`, 'dropped');
+    }
+    await settled();
+    await neighbourIsReached();
+    expect(atNeighbour()).toEqual([]);
+    expect(strangeFrames(net)).toBe(0);
+    expect(net.inHost('ip', '-6', 'neighbour', 'show', 'dev', 'berth0')).toBe('');
+    for (const heard of [await host.do('heard'), await world.do('heard')]) {
+      expect(Object.keys(heard)).not.toContain('over IPv6');
+    }
+    const answers = a.frames.filter((frame) => isIPv6(frame) && macText(frame.subarray(0, 6)) === MACS.a);
+    expect(answers).toEqual([]);
+    expect((await host.do('check')).repaired).toEqual(['switched IPv6 off on berth0']);
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
+  });
 
   test('it cannot lie about its addresses', async (context) => {
     const lies: [string, { address?: string; macAddress?: string }][] = [

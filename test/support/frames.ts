@@ -17,7 +17,7 @@ export interface Endpoint {
   port: number;
 }
 
-function macBytes(mac: string): Buffer {
+export function macBytes(mac: string): Buffer {
   return Buffer.from(mac.replaceAll(':', ''), 'hex');
 }
 
@@ -59,7 +59,7 @@ export function ipv4(head: { from: string; to: string; protocol: number }, body:
   return Buffer.concat([header, body]);
 }
 
-/** Addresses as 16 bytes; no checksum: whoever counts frames does not look at it. */
+/** Addresses as 16 bytes; the body has its checksum already, or none. */
 export function ipv6(head: { from: Buffer; to: Buffer; next: number }, body: Buffer): Buffer {
   const header = Buffer.alloc(8);
   header[0] = 0x60;
@@ -67,6 +67,27 @@ export function ipv6(head: { from: Buffer; to: Buffer; next: number }, body: Buf
   header[6] = head.next;
   header[7] = 255;
   return Buffer.concat([header, head.from, head.to, body]);
+}
+
+/** The address of a card on its own link, as most systems make it (RFC 4291). */
+export function linkLocal(mac: string): Buffer {
+  const [first = 0, ...rest] = macBytes(mac);
+  const card = [first ^ 2, ...rest.slice(0, 2), 0xff, 0xfe, ...rest.slice(2)];
+  return Buffer.from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, ...card]);
+}
+
+/** ICMPv6, UDP or TCP over IPv6, with a checksum at this place of the body, so that whoever takes it believes it. */
+export function ipv6Packet(
+  head: { from: Buffer; to: Buffer; next: number },
+  body: Buffer,
+  checksumAt: number,
+): Buffer {
+  const length = Buffer.alloc(4);
+  length.writeUInt32BE(body.length);
+  const pseudo = Buffer.concat([head.from, head.to, length, Buffer.from([0, 0, 0, head.next])]);
+  const checked = Buffer.from(body);
+  checked.writeUInt16BE(checksum(Buffer.concat([pseudo, body])), checksumAt);
+  return ipv6(head, checked);
 }
 
 export function udp(from: Endpoint, to: Endpoint, payload: Buffer): Buffer {

@@ -12,6 +12,8 @@ export interface Link {
   isolated: boolean;
   /** `a.b.c.d/len`, IPv4 only. */
   addresses: string[];
+  /** The host has an IPv6 address there; the kernel gives every device one, also a bridge's ports. */
+  ipv6: boolean;
   /** A process holds the other end (of a tap), or the other end is up (of a veth). */
   carrier: boolean;
 }
@@ -48,6 +50,7 @@ function toLink(raw: z.infer<typeof linkSchema>): Link {
     addresses: raw.addr_info
       .filter((one) => one.family === 'inet')
       .map((one) => `${one.local}/${one.prefixlen}`),
+    ipv6: raw.addr_info.some((one) => one.family === 'inet6'),
     carrier: raw.flags.includes('LOWER_UP'),
   };
 }

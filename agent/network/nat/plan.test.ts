@@ -34,6 +34,7 @@ const FRESH: Link = {
   master: undefined,
   isolated: false,
   addresses: [],
+  ipv6: false,
   carrier: false,
 };
 
@@ -63,6 +64,7 @@ class Host {
       createTap: ({ device }) => this.#create(device, 'tun'),
       connectPort: ({ device }) =>
         this.#change(device, (link) => Object.assign(link, { master: layout.bridge, isolated: true })),
+      disableIPv6: ({ device }) => this.#change(device, (link) => Object.assign(link, { ipv6: false })),
       rebuildProbe: () => {
         this.links.delete(layout.probe.innerPort);
         this.links.delete(layout.probe.outerPort);
@@ -80,7 +82,7 @@ class Host {
 
   #create(name: string, kind: string): void {
     if (this.links.has(name)) throw new Error(`${name} exists`);
-    this.links.set(name, { ...FRESH, kind, addresses: [] });
+    this.links.set(name, { ...FRESH, kind, addresses: [], ipv6: true });
   }
 
   #change(name: string, change: (link: Link) => void): void {
@@ -109,6 +111,7 @@ const link = (kind: string) =>
     master: fc.constantFrom(undefined, layout.bridge, 'docker0'),
     isolated: fc.boolean(),
     addresses: fc.subarray(['10.213.0.1/20', '198.18.213.1/24', '192.168.1.5/24']),
+    ipv6: fc.boolean(),
     carrier: fc.boolean(),
   });
 
@@ -147,6 +150,9 @@ test('from any state the repairs end in what should be, and then there is nothin
       expect(Object.values(state)).not.toContain(false);
       for (const name of [...wanted.map((one) => one.tap), layout.probe.innerPort]) {
         expect(links.get(name)).toMatchObject({ up: true, isolated: true, master: layout.bridge });
+      }
+      for (const name of [...wanted.map((one) => one.tap), layout.bridge]) {
+        expect(links.get(name)).toMatchObject({ ipv6: false });
       }
       expect(links.get(layout.bridge)).toMatchObject({ kind: 'bridge', up: true });
       expect(links.get(layout.bridge)?.addresses).toContain('10.213.0.1/20');

@@ -23,6 +23,7 @@ export type Repair =
   | { kind: 'raiseDevice'; device: string }
   | { kind: 'createTap'; device: string; owner: Attachment['owner'] }
   | { kind: 'connectPort'; device: string }
+  | { kind: 'disableIPv6'; device: string }
   | { kind: 'rebuildProbe' }
   | { kind: 'loadRules' }
   | { kind: 'enableForwarding' }
@@ -42,7 +43,16 @@ function planBridge(layout: Layout, links: Links): Repair[] {
   // A device of another kind with this name is somebody's: making ours then fails, which is reported.
   const bridge = found?.kind === 'bridge' ? found : undefined;
   const repairs: Repair[] = bridge ? [] : [{ kind: 'createBridge' }];
-  return [...repairs, ...planAddressed(layout.bridge, gatewayWithPrefix(layout), bridge)];
+  return [
+    ...repairs,
+    ...planWithoutIPv6(layout.bridge, bridge),
+    ...planAddressed(layout.bridge, gatewayWithPrefix(layout), bridge),
+  ];
+}
+
+/** With an address of its own the host would show itself on the guests' link, and be one more neighbour there. */
+function planWithoutIPv6(device: string, link: Link | undefined): Repair[] {
+  return link === undefined || link.ipv6 ? [{ kind: 'disableIPv6', device }] : [];
 }
 
 function planAddressed(device: string, address: string, link: Link | undefined): Repair[] {
@@ -65,7 +75,7 @@ function planTap(layout: Layout, attachment: Attachment, links: Links): Repair[]
   const found = links.get(device);
   const tap = found?.kind === 'tun' ? found : undefined;
   const repairs: Repair[] = tap ? [] : [{ kind: 'createTap', device, owner: attachment.owner }];
-  return [...repairs, ...planPort(layout, device, tap)];
+  return [...repairs, ...planWithoutIPv6(device, tap), ...planPort(layout, device, tap)];
 }
 
 function planProbe(layout: Layout, observed: Observed): Repair[] {
@@ -147,6 +157,8 @@ export function describeRepair(layout: Layout, repair: Repair): string {
       return `made tap ${repair.device}`;
     case 'connectPort':
       return `connected ${repair.device} to ${layout.bridge}, isolated`;
+    case 'disableIPv6':
+      return `switched IPv6 off on ${repair.device}`;
     default:
       return DESCRIPTIONS[repair.kind];
   }

@@ -1,5 +1,6 @@
 /** Brings the host to what should be: looks, plans, repairs, and looks again. */
-import { access, constants, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
+import { isMissing } from '../../errors.ts';
 import type { Attachment } from './attachments.ts';
 import { ip, run } from './command.ts';
 import { Dnsmasq } from './dnsmasq.ts';
@@ -120,8 +121,8 @@ export class NatState {
   async #perform(repair: Repair, attachments: readonly Attachment[], observed: Observed): Promise<void> {
     await ip(ipCommands(this.#layout, repair));
     switch (repair.kind) {
-      case 'createBridge':
-        return this.#withoutIPv6();
+      case 'disableIPv6':
+        return disableIPv6(repair.device);
       case 'loadRules':
         return this.#loadRules(attachments);
       case 'rebuildProbe':
@@ -142,15 +143,13 @@ export class NatState {
     await run('nft', ['-f', '-'], script);
     this.#loaded = { script, fingerprint: fingerprint(await readRuleset(), this.tables) };
   }
+}
 
-  /** No IPv6 address of the host on the guests' link. */
-  async #withoutIPv6(): Promise<void> {
-    const { bridge } = this.#layout;
-    const noIPv6 = `/proc/sys/net/ipv6/conf/${bridge}/disable_ipv6`;
-    const hasIPv6 = await access(noIPv6, constants.W_OK).then(
-      () => true,
-      () => false,
-    );
-    if (hasIPv6) await writeFile(noIPv6, '1');
+async function disableIPv6(device: string): Promise<void> {
+  try {
+    await writeFile(`/proc/sys/net/ipv6/conf/${device}/disable_ipv6`, '1');
+  } catch (error) {
+    // A kernel without IPv6.
+    if (!isMissing(error)) throw error;
   }
 }
