@@ -12,10 +12,14 @@ import type { ImageMetrics } from './metrics.ts';
 import type { Keyring } from './registry/credentials.ts';
 import { parseReference, type Reference } from './registry/reference.ts';
 import type { Repository, ResolvedManifest } from './registry/types.ts';
-import { ImageError, type EnsureOptions, type ImageFormat } from './store.ts';
+import { ImageError, type EnsureOptions, type ImageErrorReason, type ImageFormat } from './store.ts';
 
-/** One who waits for another's fetch, which that one's credentials no longer open, begins his own. */
+/** One who waits for another's fetch, which fails for what that one asked with, begins his own. */
 const TRIES = 2;
+const OF_THE_ASKER: ReadonlySet<ImageErrorReason> = new Set([
+  'ImageAccessDenied',
+  'ImageArchitectureMismatch',
+]);
 /** Of one repository: what its tags named while they named this image. */
 const DIGESTS_LIMIT = 16;
 /** Of one image: the repositories that gave it last; to others it is fetched again. */
@@ -132,6 +136,8 @@ export class RegistrySource {
       // Only what this very repository gave proves that it has the content, and not the digest alone.
       const isHere = present !== undefined && originOf(present, nameOf(reference)) !== undefined;
       const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
+      // Whoever fetched it asked for another architecture, and the image was judged for that one alone.
+      if (stored.metadata.architecture !== architecture) await planPull(repository, resolved, signal);
       if (noteOrigin(stored, { name: nameOf(reference), open, digests: digestsOf(resolved) })) {
         await catalog.save(stored);
       }
@@ -150,8 +156,8 @@ export class RegistrySource {
         });
         return result;
       } catch (error) {
-        const denied = error instanceof ImageError && error.reason === 'ImageAccessDenied';
-        if (own || !denied || attempt === TRIES) throw error;
+        const isTheirs = error instanceof ImageError && OF_THE_ASKER.has(error.reason);
+        if (own || !isTheirs || attempt === TRIES) throw error;
       }
     }
   }

@@ -77,6 +77,8 @@ export interface ImageStore {
 export type ImageErrorReason =
   | 'ImageSourceUnsupported'
   | 'ImageNotFound'
+  /** There is an image, and it is for another architecture than the machine. */
+  | 'ImageArchitectureMismatch'
   | 'ImageInvalid'
   | 'DigestMismatch'
   | 'ImageFetchFailed'

@@ -26,9 +26,14 @@ describe('an image that cannot be had', () => {
     expect(verdictOn(reason, 4)).toMatchObject({ kind: 'fail', failure: { reason, message: 'in words' } });
   });
 
-  test.each(['ImageNotFound', 'ImageInvalid', 'DigestMismatch', 'ImageSourceUnsupported'] as const)(
-    '%s is final',
-    (reason) => expect(verdictOn(reason, 1)).toMatchObject({ kind: 'fail', failure: { reason } }),
+  test.each([
+    'ImageNotFound',
+    'ImageArchitectureMismatch',
+    'ImageInvalid',
+    'DigestMismatch',
+    'ImageSourceUnsupported',
+  ] as const)('%s is final', (reason) =>
+    expect(verdictOn(reason, 1)).toMatchObject({ kind: 'fail', failure: { reason } }),
   );
 
   test.each(['ImageNotFound', 'ImageFetchFailed'] as const)('%s ends no machine that ran', (reason) => {

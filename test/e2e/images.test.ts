@@ -5,13 +5,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { Registries } from '../../agent/images/registry/client.ts';
-import { Keyring } from '../../agent/images/registry/credentials.ts';
 import { NODES } from '../../kube/core.ts';
+import { AgentProcess } from '../cluster/agent.ts';
 import { freePort } from '../cluster/ports.ts';
 import { guestFile } from '../support/images.ts';
 import { PASSWORD, startRegistry, type TestRegistry, USER } from '../support/registry.ts';
-import { pushContainerDisk, pushTart } from '../support/vmimages.ts';
+import { pushTart } from '../support/tart.ts';
+import { pushContainerDisk } from '../support/vmimages.ts';
 import { waitFor } from '../support/wait.ts';
 import { page } from './qemu-guest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
@@ -53,13 +53,20 @@ async function makeSecret(name: string, password: string): Promise<void> {
 }
 
 /** `kubectl apply` of a VM that serves its page at the port. */
-async function apply(name: string, image: string, secret: string, port: number): Promise<void> {
+async function apply(
+  name: string,
+  image: string,
+  secret: string,
+  port: number,
+  architecture = 'amd64',
+): Promise<void> {
   const manifest = `
 apiVersion: berth.dev/v1alpha1
 kind: VM
 metadata: {name: ${name}, namespace: ${world.vms.namespace}}
 spec:
   image: ${image}
+  architecture: ${architecture}
   imagePullSecrets: [{name: ${secret}}]
   cpu: 1
   memory: 256Mi
@@ -132,24 +139,37 @@ test(
 );
 
 test(
-  "a VM image in Tart's layout boots",
+  'an arm64 VM image as Tart writes it boots on an ARM host, and is refused on another, which names both architectures',
   async () => {
     const raw = join(folder, 'guest.raw');
-    const parameters = ['convert', '-f', 'qcow2', '-O', 'raw', await guestFile('amd64'), raw];
+    const parameters = ['convert', '-f', 'qcow2', '-O', 'raw', await guestFile('arm64'), raw];
     await promisify(execFile)('qemu-img', parameters);
+    const image = await pushTart(registry, 'team/tart:v1', raw, { architecture: 'arm64' });
+    const [port, otherPort] = [await freePort(), await freePort()];
+    await apply('x86', image, SECRET, otherPort);
     const { host, caFile } = registry;
-    const registries = new Registries({ registries: [{ host, caFile }], allowLoopback: true });
-    try {
-      const [credential] = Keyring.parse([registry.dockerConfigJson()]).candidates(host, 'team/tart');
-      const repository = registries.repository({ registry: host, repository: 'team/tart' }, credential);
-      await pushTart(repository, 'v1', raw, { layerBytes: 16 * 1024 ** 2 });
-    } finally {
-      await registries.close();
-    }
-    const port = await freePort();
-    await apply('tart', `${host}/team/tart:v1`, SECRET, port);
+    const arm = await AgentProcess.start(world.cluster, {
+      nodeName: 'arm',
+      config: {
+        architecture: 'arm64',
+        address: '127.0.0.2',
+        images: { registries: [{ host, caFile }] },
+      },
+    });
+    world.hosts.set('arm', arm);
+    await apply('tart', image, SECRET, port, 'arm64');
+    const refused = await world.vms.waitForVM(
+      'x86',
+      'VM x86 to fail',
+      ({ status }) => status?.failure !== undefined,
+      STEP,
+    );
+    expect(refused.status?.failure).toMatchObject({
+      reason: 'ImageArchitectureMismatch',
+      message: expect.stringContaining('is an image for arm64, and the machine is amd64') as string,
+    });
     await world.vms.waitForCondition('tart', 'Ready', { status: 'True' }, BOOT);
-    expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64' });
+    expect(await page(port, '127.0.0.2')).toMatchObject({ boots: '1', architecture: 'aarch64' });
   },
   TEST_MILLISECONDS,
 );

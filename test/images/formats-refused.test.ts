@@ -10,13 +10,13 @@ import type { ImageErrorReason } from '../../agent/images/store.ts';
 import { lz4Stream } from '../support/lz4.ts';
 import { pull, PullWorld } from '../support/pulls.ts';
 import type { TestRegistry } from '../support/registry.ts';
+import { tartImage } from '../support/tart.ts';
 import {
   containerImage,
   type ImageToPush,
   pushImage,
   sha256,
   tarOf,
-  tartImage,
   writeRawDisk,
 } from '../support/vmimages.ts';
 
@@ -65,6 +65,51 @@ async function expectDisk(tag: string, content = disk): Promise<void> {
 
 const file = { name: 'disk/disk.img', content: disk };
 const other = { name: 'disk/other.img', content: randomBytes(512) };
+
+describe('an image for another architecture than the machine is refused, and both are named', () => {
+  const layer = tarOf([file]);
+
+  async function expectMismatch(tag: string, machine: 'amd64' | 'arm64'): Promise<void> {
+    const other = machine === 'amd64' ? 'arm64' : 'amd64';
+    const pulled = pull(repository, { folder: join(folder, 'pull'), tag, architecture: machine });
+    await expect(pulled).rejects.toMatchObject({
+      reason: 'ImageArchitectureMismatch',
+      message: expect.stringContaining(`is an image for ${other}, and the machine is ${machine}`) as string,
+    });
+    expect(await readdir(folder, { recursive: true })).not.toContain('pull');
+  }
+
+  it('a container image, unless its configuration says none', async () => {
+    const image = containerImage([layer]);
+    await expectMismatch(await pushed(image), 'arm64');
+    for (const said of ['{}', '{"architecture":""}', '{"architecture":7}', '[]']) {
+      const config = { ...image.config, bytes: Buffer.from(said) };
+      const tag = await pushed({ ...image, config });
+      for (const architecture of ['amd64', 'arm64'] as const) {
+        const folderOfIts = join(folder, `${tag}-${architecture}`);
+        await expect(pull(repository, { folder: folderOfIts, tag, architecture })).resolves.toBeDefined();
+      }
+    }
+  });
+
+  it("a Tart image, by its machine's configuration; one that says none is for arm64", async () => {
+    const raw = join(folder, 'raw');
+    await writeRawDisk(raw, 1);
+    await expectMismatch(await pushed(await tartImage(raw, { architecture: 'arm64' })), 'amd64');
+    const image = await tartImage(raw, { architecture: 'amd64' });
+    await expectMismatch(await pushed(image), 'arm64');
+    const layers = image.layers.map((one, at) => (at === 0 ? { ...one, bytes: Buffer.from('{}') } : one));
+    await expectMismatch(await pushed({ ...image, layers }), 'amd64');
+  });
+
+  it('a disk of our own', async () => {
+    const rawPath = join(folder, 'raw');
+    await writeRawDisk(rawPath, 1);
+    const what = { repository, tag: 'arm64', rawPath, virtualSize: MIB, architecture: 'arm64' };
+    await publishDisk(what, { signal, onBytes: () => undefined });
+    await expectMismatch('arm64', 'amd64');
+  });
+});
 
 describe('a container image', () => {
   it.each([

@@ -11,7 +11,8 @@ import { type DiskToPublish, publishDisk } from '../../agent/images/formats/publ
 import type { Repository } from '../../agent/images/registry/types.ts';
 import { allocated, compareDisks, pull, PullWorld } from '../support/pulls.ts';
 import type { TestRegistry } from '../support/registry.ts';
-import { pushContainerDisk, pushTart, sha256, writeRawDisk } from '../support/vmimages.ts';
+import { pushTart } from '../support/tart.ts';
+import { pushContainerDisk, sha256, writeRawDisk } from '../support/vmimages.ts';
 
 const run = promisify(execFile);
 const MIB = 1024 * 1024;
@@ -98,7 +99,7 @@ describe('a container image with a disk', () => {
 describe('a Tart image', () => {
   it('gives its disk sparse, with what belongs to it beside', async () => {
     const nvram = randomBytes(3 * MIB);
-    await pushTart(repository('tart/disk'), 'latest', disk, { layerBytes: 40 * MIB, nvram });
+    await pushTart(registry, 'tart/disk:latest', disk, { layerBytes: 40 * MIB, nvram });
     const pulled = await pull(repository('tart/disk'), { folder });
     await expectSame(pulled.disk);
     expect(pulled.fetched).toBe(pulled.downloadBytes);
@@ -107,13 +108,13 @@ describe('a Tart image', () => {
   });
 
   it('is taken up again after a cut', async () => {
-    await pushTart(repository('tart/layers'), 'latest', disk, { layerBytes: 4 * MIB });
+    await pushTart(registry, 'tart/layers:latest', disk, { layerBytes: 4 * MIB });
     await expectResumed(repository('tart/layers'), disk, 4 * 3 * MIB);
     await expectSame(join(folder, 'disk'));
   });
 
   it('takes from this host what lies here', async () => {
-    await pushTart(repository('tart/known'), 'latest', disk, { layerBytes: 16 * MIB });
+    await pushTart(registry, 'tart/known:latest', disk, { layerBytes: 16 * MIB });
     const first = await pull(repository('tart/known'), { folder: join(folder, 'first') });
     const lookup = lookupIn([{ disk: first.disk, chunks: await readChunkTable(join(folder, 'first')) }]);
     const second = await pull(repository('tart/known'), { folder: join(folder, 'second'), lookup });

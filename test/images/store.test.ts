@@ -194,6 +194,18 @@ describe('an image of a registry', () => {
     expect(store.images()).toEqual([]);
   });
 
+  it('is refused to machines of another architecture, also once it is here', async () => {
+    const keyring = keyringOf(registry);
+    const { reference } = await publish('team/amd64:1');
+    const asArm = { keyring, architecture: 'arm64' as const };
+    const mismatch = { reason: 'ImageArchitectureMismatch' };
+    const fetching = ensure(store, reference, 'machine/a', { keyring });
+    await expect(ensure(store, reference, 'machine/b', asArm)).rejects.toMatchObject(mismatch);
+    await fetching;
+    await expect(ensure(store, reference, 'machine/b', asArm)).rejects.toMatchObject(mismatch);
+    expect((await ensure(store, reference, 'machine/c', { keyring })).path).toBe((await fetching).path);
+  });
+
   it("of the cluster's own storage is opened by the host's credentials, which open nothing else", async () => {
     const { reference } = await publish('storage/image:1');
     const credentialsFile = join(folder, 'storage.json');

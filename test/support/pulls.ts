@@ -61,6 +61,8 @@ export class PullWorld {
 export interface PullToRun {
   folder: string;
   tag?: string;
+  /** Of the machine; amd64 when absent. */
+  architecture?: 'amd64' | 'arm64';
   lookup?: ContentLookup;
   /** Cut off when so many bytes have come. */
   abortAfter?: number;
@@ -78,8 +80,9 @@ export interface Pulled {
 /** Rejects as the pull does; one that is cut off gives what it had fetched. */
 export async function pull(repository: Repository, options: PullToRun): Promise<Pulled> {
   const { folder, tag = 'latest', lookup, abortAfter = Number.POSITIVE_INFINITY } = options;
+  const { architecture = 'amd64' } = options;
   const cut = new AbortController();
-  const resolved = await repository.resolve(tag, 'amd64', cut.signal);
+  const resolved = await repository.resolve(tag, architecture, cut.signal);
   const plan = await planPull(repository, resolved, cut.signal);
   const { downloadBytes, roomBytes } = plan;
   const pulled = { disk: join(folder, 'disk'), downloadBytes, roomBytes, fetched: 0, spared: 0 };

@@ -1,25 +1,20 @@
-/** Images with disks, as the tests publish them: container images with skopeo, Tart's layout by hand, and broken ones of both. */
+/** Images with disks, as the tests publish them: container images with skopeo, and broken ones. */
 import { execFile } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
-import { link, mkdir, mkdtemp, open, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
+import { link, mkdir, mkdtemp, open, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { promisify } from 'node:util';
 import type { Descriptor, Repository } from '../../agent/images/registry/types.ts';
-import { lz4Stream } from './lz4.ts';
 import type { TestRegistry } from './registry.ts';
 
 const run = promisify(execFile);
 
-const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
-const OCI_CONFIG = 'application/vnd.oci.image.config.v1+json';
+export const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
+export const OCI_CONFIG = 'application/vnd.oci.image.config.v1+json';
 const OCI_LAYER = 'application/vnd.oci.image.layer.v1.tar';
-const TART = 'application/vnd.cirruslabs.tart.';
-const TART_NOTE = 'org.cirruslabs.tart.';
 const MIB = 1024 * 1024;
-/** As tart cuts disks. */
-const TART_LAYER_BYTES = 512 * MIB;
 
 type Encoding = 'none' | 'gzip' | 'zstd';
 
@@ -59,7 +54,7 @@ function diskData(seed: number): Buffer {
 }
 
 /** Something to be put in a registry as it is. */
-interface ImageBlob {
+export interface ImageBlob {
   mediaType: string;
   bytes: Buffer;
   annotations?: Record<string, string>;
@@ -209,50 +204,4 @@ async function writeLayout(
   await writeFile(join(layout, 'oci-layout'), '{"imageLayoutVersion":"1.0.0"}');
   await writeFile(join(layout, 'index.json'), JSON.stringify(index));
   return layout;
-}
-
-export interface TartOptions {
-  /** Of each layer but the last; tart's own when absent. */
-  layerBytes?: number;
-  diskFormat?: string;
-  nvram?: Buffer;
-}
-
-/** Publishes a raw disk in Tart's layout; the manifest's digest. */
-export async function pushTart(
-  repository: Repository,
-  tag: string,
-  disk: string,
-  options: TartOptions = {},
-): Promise<string> {
-  return await pushImage(repository, tag, await tartImage(disk, options));
-}
-
-export async function tartImage(disk: string, options: TartOptions = {}): Promise<ImageToPush> {
-  const { layerBytes = TART_LAYER_BYTES, diskFormat, nvram = Buffer.from('nvram') } = options;
-  const raw = await readFile(disk);
-  const parts = Array.from({ length: Math.ceil(raw.length / layerBytes) }, (_, index) =>
-    raw.subarray(index * layerBytes, (index + 1) * layerBytes),
-  );
-  const machine = { version: 1, os: 'linux', arch: 'arm64', cpuCount: 2, memorySize: 1024 * MIB, diskFormat };
-  const stub = { architecture: 'arm64', config: { Labels: {} }, os: 'linux' };
-  return {
-    config: { mediaType: OCI_CONFIG, bytes: Buffer.from(JSON.stringify(stub)) },
-    layers: [
-      { mediaType: `${TART}config.v1`, bytes: Buffer.from(JSON.stringify(machine)), annotations: {} },
-      ...parts.map((part) => ({
-        mediaType: `${TART}disk.v2`,
-        bytes: lz4Stream(part),
-        annotations: {
-          [`${TART_NOTE}uncompressed-size`]: String(part.length),
-          [`${TART_NOTE}uncompressed-content-digest`]: sha256(part),
-        },
-      })),
-      { mediaType: `${TART}nvram.v1`, bytes: nvram, annotations: {} },
-    ],
-    annotations: {
-      [`${TART_NOTE}uncompressed-disk-size`]: String(raw.length),
-      [`${TART_NOTE}upload-time`]: '2026-01-01T00:00:00Z',
-    },
-  };
 }

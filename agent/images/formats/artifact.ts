@@ -4,6 +4,7 @@ import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import type { Descriptor, Manifest, Repository } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
+import { checkArchitecture } from './architecture.ts';
 import { checkDigest, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import {
@@ -39,9 +40,10 @@ interface RemoteChunk extends Chunk {
   descriptor: Descriptor;
 }
 
-export const planArtifact: PlanPull = async (repository, { manifest, digest }, signal) => {
+export const planArtifact: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
   if (manifest.artifactType !== ARTIFACT_TYPE) return undefined;
   const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
+  checkArchitecture(repository.name, config.architecture, architecture);
   const chunks = remoteChunks(config, manifest);
   return {
     downloadBytes: manifest.layers.reduce((sum, { size }) => sum + size, 0),

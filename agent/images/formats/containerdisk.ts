@@ -10,6 +10,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import type { Descriptor, Repository } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
+import { checkArchitecture } from './architecture.ts';
 import { fetchBlob } from './blob.ts';
 import type { PlanPull, PullOptions, PullTarget } from './format.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
@@ -30,7 +31,14 @@ const CONFIG_TYPES = new Set([
 /** Configurations of the largest images in use have some tens of KiB. */
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
 
-const configSchema = z.object({ rootfs: z.object({ diff_ids: z.array(z.string()) }) });
+/** Some tools write less, or something else. */
+const configSchema = z.object({
+  architecture: z.string().optional().catch(undefined),
+  rootfs: z
+    .object({ diff_ids: z.array(z.string()) })
+    .optional()
+    .catch(undefined),
+});
 
 interface RemoteLayer {
   descriptor: Descriptor;
@@ -38,18 +46,19 @@ interface RemoteLayer {
   diffId: string | undefined;
 }
 
-export const planContainerDisk: PlanPull = async (repository, { manifest, digest }, signal) => {
+export const planContainerDisk: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
   if (!CONFIG_TYPES.has(manifest.config.mediaType) || manifest.layers.length === 0) return undefined;
   const encodings = manifest.layers.map(({ mediaType }) => LAYER_TYPES[mediaType]);
-  const config = encodings.every((encoding) => encoding !== undefined)
-    ? await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal)
-    : undefined;
-  if (config === undefined) return undefined;
-  const diffIds = diffIdsOf(config, manifest.layers.length);
+  if (encodings.includes(undefined)) return undefined;
+  const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
+  checkArchitecture(repository.name, config?.architecture, architecture);
+  const diffIds = config?.rootfs?.diff_ids;
+  const isComplete = diffIds?.length === manifest.layers.length;
   const layers = manifest.layers.map((descriptor, index) => ({
     descriptor,
     encoding: encodings[index] ?? 'none',
-    diffId: diffIds?.[index],
+    // A configuration that does not list each layer tells nothing of any.
+    diffId: isComplete ? diffIds[index] : undefined,
   }));
   const downloadBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
   const largest = Math.max(...layers.map(({ descriptor }) => descriptor.size));
@@ -72,17 +81,15 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   };
 };
 
-/** Undefined for a configuration that does not list each layer: some tools write none. */
-function diffIdsOf(config: Buffer, layers: number): string[] | undefined {
+/** Undefined for one that is no object. Throws ImageError `ImageInvalid` when it is not JSON. */
+function parseConfig(config: Buffer): z.infer<typeof configSchema> | undefined {
   let content: unknown;
   try {
     content = JSON.parse(config.toString('utf8'));
   } catch (error) {
     throw new ImageError('ImageInvalid', 'the configuration of the image is not JSON', { cause: error });
   }
-  const parsed = configSchema.safeParse(content);
-  const diffIds = parsed.data?.rootfs.diff_ids;
-  return diffIds?.length === layers ? diffIds : undefined;
+  return configSchema.safeParse(content).data;
 }
 
 async function pull(

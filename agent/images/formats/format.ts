@@ -45,7 +45,10 @@ export type ContentLookup = (
   length: number,
 ) => { path: string; offset: number } | undefined;
 
-/** Undefined when the manifest is not of this layout; throws ImageError when it is and breaks its rules. */
+/**
+ * Undefined when the manifest is not of this layout. Throws ImageError when it is and breaks its rules, or when the image is for
+ * another architecture than was asked for.
+ */
 export type PlanPull = (
   repository: Repository,
   resolved: ResolvedManifest,

@@ -9,6 +9,7 @@ import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
 import type { Descriptor, Manifest, Repository } from '../registry/types.ts';
 import { ImageError } from '../store.ts';
+import { checkArchitecture } from './architecture.ts';
 import { checkDigest, saveBlob, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import type { PlanPull, PullOptions, PullTarget } from './format.ts';
@@ -36,7 +37,8 @@ const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 const SECTOR_BYTES = 512;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 
-const configSchema = z.object({ diskFormat: z.string().optional() });
+/** A configuration without `arch` is of the time when Tart ran arm64 alone. */
+const configSchema = z.object({ arch: z.string().default('arm64'), diskFormat: z.string().optional() });
 
 interface DiskLayer {
   index: number;
@@ -46,11 +48,12 @@ interface DiskLayer {
   length: number;
 }
 
-export const planTart: PlanPull = async (repository, { manifest, digest }, signal) => {
+export const planTart: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
   if (!manifest.layers.some(({ mediaType }) => mediaType.startsWith(TYPE))) return undefined;
   const { config, nvram, layers, size } = partsOf(manifest);
   const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
-  checkConfig(configBytes);
+  // Not the manifest's own configuration: Tart writes arm64 there, whatever the machine is.
+  checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
   const diskBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
   return {
     downloadBytes: diskBytes + nvram.size,
@@ -126,7 +129,7 @@ function checkSize(size: number, said: string | undefined): void {
   }
 }
 
-function checkConfig(bytes: Buffer): void {
+function readConfig(bytes: Buffer): z.infer<typeof configSchema> {
   let config: z.infer<typeof configSchema>;
   try {
     config = configSchema.parse(JSON.parse(bytes.toString('utf8')));
@@ -140,6 +143,7 @@ function checkConfig(bytes: Buffer): void {
       `its disk is ${JSON.stringify(config.diskFormat)}, which only its own platform reads; it must be raw`,
     );
   }
+  return config;
 }
 
 interface Disk {

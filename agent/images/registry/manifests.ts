@@ -86,7 +86,10 @@ export function pick({ manifests }: Index, architecture: string, what: string): 
   if (found !== undefined) return found.digest;
   const there = images.map(({ platform }) => `${platform?.os}/${platform?.architecture}`);
   const list = there.length === 0 ? 'none for linux or darwin' : printable(there.join(', '));
-  throw new ImageError('ImageNotFound', `${what} has no image for ${architecture}; it has: ${list}`);
+  throw new ImageError(
+    'ImageArchitectureMismatch',
+    `${what} has no image for ${architecture}; it has: ${list}`,
+  );
 }
 
 const mediaTypeSchema = z.looseObject({ mediaType: z.string().optional() });
@@ -125,6 +128,7 @@ function descriptor(from: z.infer<typeof descriptorSchema>): Manifest['config'] 
   return annotations === undefined ? rest : { ...rest, annotations };
 }
 
-function printable(text: string): string {
+/** Of a stranger's manifest, for a message: one line, of at most 200 characters. */
+export function printable(text: string): string {
   return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, 200);
 }

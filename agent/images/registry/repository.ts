@@ -60,7 +60,8 @@ export class HttpRepository implements Repository {
     const tagDigest = fetched.digest;
     for (let depth = 0; depth <= INDEX_DEPTH; depth += 1) {
       const { digest, document } = fetched;
-      if (document.kind === 'manifest') return { digest, tagDigest, manifest: document.manifest };
+      if (document.kind === 'manifest')
+        return { digest, tagDigest, architecture, manifest: document.manifest };
       const chosen = pick(document.index, architecture, this.#session.named(reference));
       fetched = await this.#manifest(chosen, signal);
     }

@@ -24,6 +24,8 @@ export interface ResolvedManifest {
   digest: string;
   /** Of what the tag itself names: the index's where there is one, else the same. */
   tagDigest: string;
+  /** That was asked for; what the image says of itself is judged when its pull is planned. */
+  architecture: 'amd64' | 'arm64';
   manifest: Manifest;
 }
 
