@@ -1,14 +1,18 @@
-/** VMs from images of a private registry, as their user writes and sees them, with real guests. */
+/** VMs from images of a private registry, and from an ISO of a web server, as their user writes and sees them, with real guests. */
 import { execFile } from 'node:child_process';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import type { GuestArchitecture } from '../../hack/guest-image.ts';
 import { NODES } from '../../kube/core.ts';
+import { ISOS, VMS } from '../../operator/resources.ts';
 import { AgentProcess } from '../cluster/agent.ts';
 import { freePort } from '../cluster/ports.ts';
+import { Downloads } from '../support/downloads.ts';
 import { guestFile } from '../support/images.ts';
+import { ProgressHistory } from '../support/progresshistory.ts';
 import { PASSWORD, startRegistry, type TestRegistry, USER } from '../support/registry.ts';
 import { pushTart } from '../support/tart.ts';
 import { pushContainerDisk } from '../support/vmimages.ts';
@@ -19,6 +23,9 @@ import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 const TEST_MILLISECONDS = 300_000;
 /** Name of the Secret with the registry's password. */
 const SECRET = 'pull';
+const SECTOR_BYTES = 512;
+/** What is fetched once is more than its own size by this at most: TLS, and what comes beside it. */
+const ONCE = 1.1;
 
 let folder: string;
 let registry: TestRegistry;
@@ -32,7 +39,7 @@ beforeAll(async () => {
     name: 'images',
     architecture: 'amd64',
     hosts: { host: '127.0.0.1' },
-    images: { registries: [{ host, caFile }] },
+    images: { allowLoopbackHttp: true, registries: [{ host, caFile }] },
   });
   await makeSecret(SECRET, PASSWORD);
 }, SET_UP_MILLISECONDS);
@@ -42,6 +49,14 @@ afterAll(async () => {
   await registry?.close();
   await rm(folder, { recursive: true, force: true });
 });
+
+/** The guest's disk; that of amd64 is made to boot as an ISO too. */
+async function rawGuest(architecture: GuestArchitecture): Promise<string> {
+  const raw = join(folder, `guest-${architecture}.raw`);
+  const parameters = ['convert', '-f', 'qcow2', '-O', 'raw', await guestFile(architecture), raw];
+  await promisify(execFile)('qemu-img', parameters);
+  return raw;
+}
 
 async function makeSecret(name: string, password: string): Promise<void> {
   const login = [
@@ -82,25 +97,28 @@ async function listed(repository: string): Promise<string[]> {
   return (status?.images ?? []).flatMap(({ names }) => names).filter((name) => name.includes(repository));
 }
 
-async function fetchedBlobs(repository: string): Promise<string[]> {
-  const asked = await registry.requests();
-  return asked
-    .filter(({ method, path }) => method === 'GET' && path.startsWith(`/v2/${repository}/blobs/`))
-    .map(({ path }) => path);
+/** Of what hosts fetch to have the image, all but some kilobytes. */
+async function layerBytes(image: string): Promise<number> {
+  const manifest = JSON.parse(await registry.skopeo('inspect', '--raw', `docker://${image}`)) as {
+    layers: { size: number }[];
+  };
+  return manifest.layers.reduce((sum, { size }) => sum + size, 0);
 }
 
 test(
   'a container disk, pulled with a secret by two VMs at once: fetched once, both boot, and the host lists it',
   async () => {
     const image = await pushContainerDisk(registry, 'team/guest:1', await guestFile('amd64'));
+    const bytes = await layerBytes(image);
+    const before = registry.traffic.received;
     const [port, otherPort] = [await freePort(), await freePort()];
     await Promise.all([apply('one', image, SECRET, port), apply('two', image, SECRET, otherPort)]);
     await Promise.all([world.waitForCondition('Ready', 'one'), world.waitForCondition('Ready', 'two')]);
     expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64' });
     expect(await page(otherPort)).toMatchObject({ boots: '1' });
-    const blobs = await fetchedBlobs('team/guest');
-    expect(blobs).not.toEqual([]);
-    expect(new Set(blobs).size, 'each blob is fetched once').toBe(blobs.length);
+    const fetched = registry.traffic.received - before;
+    expect(fetched).toBeGreaterThan(bytes);
+    expect(fetched, 'bytes that were fetched').toBeLessThan(bytes * ONCE);
     const { status } = await world.vms.get('one');
     const digest = status?.image?.digest ?? '';
     expect(digest).toMatch(/^sha256:[0-9a-f]{64}$/);
@@ -138,12 +156,51 @@ test(
   TEST_MILLISECONDS,
 );
 
+/** Whether a transfer was told of more than once while it went on. */
+function isFollowed(percents: readonly number[]): boolean {
+  return percents.filter((percent) => percent > 0 && percent < 100).length > 1;
+}
+
+function expectRising(percents: readonly number[]): void {
+  expect(percents).toEqual([...new Set(percents)].toSorted((a, b) => a - b));
+}
+
+test(
+  'an ISO of a slow web server: ISO and VM tell how much is there, and the VM boots from it beside an empty disk',
+  async () => {
+    await using downloads = await Downloads.serve(await rawGuest('amd64'));
+    downloads.slowDown();
+    const client = world.cluster.client();
+    using isos = await ProgressHistory.start(client, ISOS);
+    using vms = await ProgressHistory.start(client, VMS);
+    const http = downloads.next();
+    const metadata = { name: 'installer', namespace: world.vms.namespace };
+    await client.create(ISOS, { metadata, spec: { source: { http } } });
+    const [port, diskBytes] = [await freePort(), 128 * 1024 ** 2];
+    await world.vms.create('installed', {
+      iso: 'installer',
+      diskSize: String(diskBytes),
+      cpu: 1,
+      memory: '256Mi',
+      ports: [`${port}:80`],
+    });
+    const areFollowed = (): boolean => isFollowed(isos.of('installer')) && isFollowed(vms.of('installed'));
+    await waitFor('ISO and VM to tell how much is there', areFollowed, STEP);
+    downloads.release();
+    expect(await page(port)).toMatchObject({ boots: '1', disk_sectors: String(diskBytes / SECTOR_BYTES) });
+    expect(await client.get(ISOS, metadata)).toMatchObject({
+      status: { phase: 'Ready', digest: `sha256:${http.sha256}`, size: String(downloads.bytes) },
+    });
+    expectRising(isos.of('installer'));
+    expectRising(vms.of('installed'));
+  },
+  TEST_MILLISECONDS,
+);
+
 test(
   'an arm64 VM image as Tart writes it boots on an ARM host, and is refused on another, which names both architectures',
   async () => {
-    const raw = join(folder, 'guest.raw');
-    const parameters = ['convert', '-f', 'qcow2', '-O', 'raw', await guestFile('arm64'), raw];
-    await promisify(execFile)('qemu-img', parameters);
+    const raw = await rawGuest('arm64');
     const image = await pushTart(registry, 'team/tart:v1', raw, { architecture: 'arm64' });
     const [port, otherPort] = [await freePort(), await freePort()];
     await apply('x86', image, SECRET, otherPort);

@@ -1,17 +1,22 @@
-/** A web server that gives the guest image under any number of digests, from any byte on, and can hold it back. */
+/** A web server that gives the guest image under any number of digests, from any byte on, and can hold it back or give it slowly. */
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
 import { createServer, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { waitFor } from './wait.ts';
 
-export class Downloads {
+/** A slow download takes a minute, so that what comes late on a busy machine still sees it go on. */
+const SLOW = { pieces: 1_000, pauseMilliseconds: 60 };
+
+export class Downloads implements AsyncDisposable {
   readonly #image: Buffer;
   readonly #server: Server;
   /** With what each has still to get. */
   readonly #held = new Map<ServerResponse, Buffer>();
   #holdsBack = false;
+  #isSlow = false;
   #count = 0;
   /** The byte from which each who asked wanted an image. */
   readonly starts: number[] = [];
@@ -55,12 +60,18 @@ export class Downloads {
     this.#holdsBack = true;
   }
 
+  /** From now on downloads get their image little by little. */
+  slowDown(): void {
+    this.#isSlow = true;
+  }
+
   async waitForHeld(): Promise<void> {
     await waitFor('a download to be held back', () => this.#held.size > 0);
   }
 
-  /** Those that were held back get the rest. */
+  /** Those that were held back, or that are slow, get the rest. */
   release(): void {
+    this.#isSlow = false;
     this.#holdsBack = false;
     for (const [response, rest] of this.#held) response.end(rest);
     this.#held.clear();
@@ -71,6 +82,10 @@ export class Downloads {
     this.#server.close();
     this.#server.closeAllConnections();
     await closed;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
   }
 
   /** Zeros behind a qcow2 image mean nothing. */
@@ -88,6 +103,10 @@ export class Downloads {
       response.setHeader('Content-Range', `bytes ${start}-${image.length - 1}/${image.length}`);
       response.statusCode = 206;
     }
+    if (this.#isSlow) {
+      void this.#giveSlowly(wanted, response);
+      return;
+    }
     if (!this.#holdsBack) {
       response.end(wanted);
       return;
@@ -96,5 +115,15 @@ export class Downloads {
     this.#held.set(response, wanted.subarray(half));
     response.once('close', () => this.#held.delete(response));
     response.write(wanted.subarray(0, half));
+  }
+
+  /** Ends at once for a client that has gone. */
+  async #giveSlowly(wanted: Buffer, response: ServerResponse): Promise<void> {
+    const size = Math.ceil(wanted.length / SLOW.pieces);
+    for (let at = 0; at < wanted.length && !response.destroyed; at += size) {
+      if (this.#isSlow) await sleep(SLOW.pauseMilliseconds);
+      response.write(wanted.subarray(at, at + size));
+    }
+    response.end();
   }
 }
