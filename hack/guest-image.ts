@@ -1,6 +1,6 @@
 /**
- * Makes the small Linux guest of the demo and the tests from distribution packages: a kernel, busybox and a boot
- * loader. It says `berth-guest: ready` on its serial console, gets an address by DHCP, serves a page on port 80,
+ * Makes the small Linux guest of the demo and the tests from distribution packages: a kernel, busybox, QEMU's
+ * guest agent and a boot loader. It says `berth-guest: ready` on its serial console, gets an address by DHCP, serves a page on port 80,
  * counts its boots on its disk, and powers off when its power button is pressed.
  *
  *     node hack/guest-image.ts amd64|arm64 [OUT.qcow2]
@@ -12,6 +12,7 @@ import { copyFile, mkdir, mkdtemp, readdir, readFile, rename, rm, stat } from 'n
 import { homedir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { gzipSync } from 'node:zlib';
+import { guestAgentEntries } from './guest/agent.ts';
 import { type CpioEntry, cpioArchive, DIRECTORY_MODE, EXECUTABLE_MODE, FILE_MODE } from './guest/cpio.ts';
 import { convertToQcow2, makeBiosDisk, makeUefiDisk, onlyEntry } from './guest/disk.ts';
 import { Packages } from './guest/packages.ts';
@@ -48,7 +49,13 @@ const TOOLS: Record<string, string> = {
 
 const INIT_PATH = new URL('./guest/init.sh', import.meta.url);
 const IMAGE = 'guest.qcow2';
-const SOURCES = ['./guest-image.ts', './guest/init.sh', './guest/disk.ts', './guest/cpio.ts'];
+const SOURCES = [
+  './guest-image.ts',
+  './guest/init.sh',
+  './guest/agent.ts',
+  './guest/disk.ts',
+  './guest/cpio.ts',
+];
 
 /** Path of the guest image (qcow2) for an architecture; made at the first call. */
 export async function guestImage(
@@ -101,20 +108,22 @@ async function buildDisk(
   const grub = architecture === 'amd64' ? 'grub-pc-bin' : 'grub-efi-arm64-bin';
   const platform = architecture === 'amd64' ? 'i386-pc' : 'arm64-efi';
   const grubModules = join(await packages.unpack(grub), 'usr', 'lib', 'grub', platform);
+  const agent = await guestAgentEntries(packages, architecture);
   progress('making the disk');
   const files = {
     kernel: await onlyEntry(join(kernelFiles, 'boot'), 'vmlinuz-'),
-    initramfs: await initramfs(kernelFiles, join(busyboxFiles, 'bin', 'busybox')),
+    initramfs: await initramfs(kernelFiles, join(busyboxFiles, 'bin', 'busybox'), agent),
     grubModules,
   };
   return architecture === 'amd64' ? await makeBiosDisk(files, work) : await makeUefiDisk(files, work);
 }
 
-async function initramfs(kernelFiles: string, busybox: string): Promise<Buffer> {
+async function initramfs(kernelFiles: string, busybox: string, agent: CpioEntry[]): Promise<Buffer> {
   const entries: CpioEntry[] = [
-    ...['bin', 'modules', 'etc'].map((path) => ({ path, mode: DIRECTORY_MODE })),
+    ...['bin', 'lib', 'lib64', 'modules', 'etc'].map((path) => ({ path, mode: DIRECTORY_MODE })),
     { path: 'init', mode: EXECUTABLE_MODE, content: await readFile(INIT_PATH) },
     { path: 'bin/busybox', mode: EXECUTABLE_MODE, content: await readFile(busybox) },
+    ...agent,
   ];
   const modules = await onlyEntry(join(kernelFiles, 'lib', 'modules'));
   const paths = new Map(

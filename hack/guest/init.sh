@@ -1,11 +1,12 @@
 #!/bin/busybox sh
 # First process of the small guest that the demo and the tests run.
-/bin/busybox mkdir -p /proc /sys /dev /etc/acpi/PWRF /www/cgi-bin /var/run
+/bin/busybox mkdir -p /proc /sys /dev /etc/acpi/PWRF /etc/qemu /www/cgi-bin /var/run
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+mkdir /dev/virtio-ports
 echo "berth-guest: kernel started"
 
 while read -r module; do insmod "/modules/$module"; done </modules/order
@@ -75,28 +76,22 @@ while [ "$filled" -lt "$end" ]; do
   mv /var/run/filled.new /var/run/filled
 done
 SCRIPT
-# A stand-in for the guest agent: only what freezes and thaws the file system above.
-cat >/bin/agent-stand-in <<'SCRIPT'
+# QEMU's own guest agent, as Debian has it. Its hook lets a freeze wait as long as a test wants, and says what was done.
+cat >/etc/qemu/fsfreeze-hook <<'SCRIPT'
 #!/bin/sh
-for port in /sys/class/virtio-ports/*; do
-  [ "$(cat "$port/name")" = org.qemu.guest_agent.0 ] && exec 3<>"/dev/${port##*/}"
-done
-: >/var/run/listening
-while :; do
-  # The port reads as ended while nobody is connected.
-  read -r line <&3 || { sleep 0.1; continue; }
-  answer=
-  case "$line" in
-    *guest-sync*) answer=$(echo "$line" | sed 's/.*"id": *\([0-9]*\).*/\1/') ;;
-    *guest-fsfreeze-freeze*) sleep "$(cat /var/run/agent)"; fsfreeze --freeze /data && answer=1 && echo freeze >>/var/run/freezes ;;
-    *guest-fsfreeze-thaw*) fsfreeze --unfreeze /data; echo thaw >>/var/run/freezes; answer=1 ;;
-  esac
-  if [ -n "$answer" ]; then echo "{\"return\": $answer}" >&3; else echo '{"error": {"class": "GenericError", "desc": "not done"}}' >&3; fi
-done
+[ "$1" = thaw ] || sleep "$(cat /var/run/agent)"
+echo "$1" >>/var/run/freezes
+SCRIPT
+cat >/bin/guest-agent <<'SCRIPT'
+#!/bin/sh
+# The links that udev would make.
+for port in /sys/class/virtio-ports/*; do ln -sf "/dev/${port##*/}" "/dev/virtio-ports/$(cat "$port/name")"; done
+qemu-ga --daemonize --fsfreeze-hook=/etc/qemu/fsfreeze-hook || exit
+until ls -l "/proc/$(pidof qemu-ga)/fd" | grep -q /dev/vport; do sleep 0.1; done
 SCRIPT
 # /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed), ?write (begins to),
-# ?number (that was written last), ?numbers (that the disk holds, and how it was mounted), ?agent=SECONDS (has the
-# stand-in let a freeze wait as long; starts it), ?freezes (that it did), ?fill=MEBIBYTES (begins to), ?filled (how many it has)
+# ?number (that was written last), ?numbers (that the disk holds, and how it was mounted), ?agent=SECONDS (has the guest
+# agent let a freeze wait as long; starts it), ?freezes (that it did), ?fill=MEBIBYTES (begins to), ?filled (how many it has)
 cat >/www/cgi-bin/do <<'SCRIPT'
 #!/bin/sh
 printf 'Content-Type: text/plain\r\n\r\n'
@@ -117,10 +112,8 @@ case "$QUERY_STRING" in
   number) cat /var/run/number ;;
   numbers) mount-data && cat /data/number-*; dmesg | grep EXT4-fs ;;
   agent=*)
-    [ -e /var/run/agent ] || (agent-stand-in >/dev/null 2>&1 </dev/null &)
     echo "${QUERY_STRING#agent=}" >/var/run/agent
-    until [ -e /var/run/listening ]; do sleep 0.1; done
-    echo listening
+    if pidof qemu-ga >/dev/null || guest-agent >/dev/console 2>&1 </dev/null; then echo listening; fi
     ;;
   freezes) cat /var/run/freezes ;;
   fill=*) (fill "$(echo "${QUERY_STRING#fill=}" | tr -cd 0-9)" >/dev/null 2>&1 </dev/null &) && echo filling ;;
@@ -149,7 +142,7 @@ echo "berth-guest: power button" >/dev/console
 sync
 poweroff -f
 SCRIPT
-chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/write-on /bin/fill /bin/agent-stand-in /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
+chmod 755 /bin/save-record /bin/write-page /bin/mount-data /bin/write-on /bin/fill /bin/guest-agent /etc/qemu/fsfreeze-hook /www/cgi-bin/do /etc/udhcpc.sh /etc/acpi/PWRF/00000080
 printf '%s' "$marker" >/var/run/marker
 [ -b $disk ] && save-record
 hostname berth-guest

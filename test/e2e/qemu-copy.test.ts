@@ -1,4 +1,4 @@
-/** Copies of a machine's whole disk, with a real guest that writes all the time. */
+/** Copies of a machine's whole disk, with a real guest that writes all the time and runs Debian's guest agent. */
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { access, mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
