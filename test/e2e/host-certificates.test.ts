@@ -20,16 +20,16 @@ import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import { AgentProcess } from '../cluster/agent.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type AuditedWrite, auditedWrites } from '../support/apiwrites.ts';
+import { issueForNode } from '../support/nodecertificate.ts';
 import { waitFor } from '../support/wait.ts';
 
 /** The least that an API server signs for. */
 const LIFETIME_SECONDS = 600;
-/**
- * What is left of the certificates that the agent is given: it asks for others at 70 to 90 % of their life, which
- * counts from 5 minutes ago, so at once; and until then they are good for a restart on a busy machine.
- */
-const LEFT_SECONDS = 30;
-const MILLISECONDS_PER_DAY = 24 * 3_600_000;
+/** Of certificates that an agent starts with and has to renew; what comes before 70 % of it is time for its start on a busy machine. */
+const SHORT_LIFE_MILLISECONDS = 20_000;
+/** The Lease is renewed four times in it. */
+const FENCE_SECONDS = 8;
 const STEP = { deadlineMilliseconds: 90_000 };
 const TEST_MILLISECONDS = 240_000;
 const NODE_USER = 'system:node:host';
@@ -38,14 +38,17 @@ const KUBELET_ADDRESS = '127.0.0.9';
 
 let cluster: Cluster;
 let agent: AgentProcess;
-/** When the certificates that were near their end have ended, in milliseconds since the epoch. */
-let agedUntil = 0;
+/** When the short certificates have ended, in milliseconds since the epoch. */
+let shortUntil = 0;
 
 beforeAll(async () => {
-  cluster = await startCluster({ name: `host-certificates-${process.pid}`, operator: true });
+  cluster = await startCluster({ name: `host-certificates-${process.pid}`, operator: true, audit: true });
   agent = await AgentProcess.start(cluster, {
     nodeName: 'host',
-    config: { certificates: { clientSeconds: LIFETIME_SECONDS, servingSeconds: LIFETIME_SECONDS } },
+    config: {
+      certificates: { clientSeconds: LIFETIME_SECONDS, servingSeconds: LIFETIME_SECONDS },
+      fenceAfterSeconds: FENCE_SECONDS,
+    },
   });
 });
 
@@ -82,7 +85,11 @@ async function fresh(kind: 'client' | 'serving'): Promise<string> {
     `a fresh ${kind} certificate on the host`,
     () => {
       const pair = readPair(identityFiles(agent.dataDirectory)[kind]);
-      return pair !== undefined && secondsLeft(pair.certificate) > LEFT_SECONDS && pair.certificate;
+      return (
+        pair !== undefined &&
+        secondsLeft(pair.certificate) * 1000 > SHORT_LIFE_MILLISECONDS &&
+        pair.certificate
+      );
     },
     STEP,
   );
@@ -107,19 +114,38 @@ test(
 );
 
 test(
-  'both are renewed before they end, each by the host itself, and put to use',
+  'the running agent renews both at 70 to 90 % of their life, and comes with the new one alone from then on',
   async () => {
     await agent.stop();
-    await agePair('client');
-    await agePair('serving');
+    const stopped = Date.now();
+    const begin = Math.floor(stopped / 1000) * 1000;
+    const old = await shorten('client', begin);
+    await shorten('serving', begin);
     await agent.startAgain();
     for (const kind of ['client', 'serving'] as const) {
       const [, renewal] = await signed(kind, 2);
+      const age = Date.parse(renewal?.metadata.creationTimestamp ?? '') - begin;
+      expect(age, `${kind}, in milliseconds`).toBeGreaterThanOrEqual(0.7 * SHORT_LIFE_MILLISECONDS);
+      expect(age).toBeLessThan(SHORT_LIFE_MILLISECONDS);
       expect(renewal?.spec.username).toBe(NODE_USER);
       expect(renewal?.status?.conditions).toMatchObject([{ type: 'Approved', reason: 'ApprovedByBerth' }]);
-      await fresh(kind);
     }
-    await agent.ready();
+    const next = certificateHash(await fresh('client'));
+    const leases = await waitFor(
+      'the Lease to be renewed twice with the new certificate',
+      () => {
+        const found = agentWrites().filter((one) => one.certificate === next && one.what.endsWith(' leases'));
+        return found.length > 1 && found;
+      },
+      STEP,
+    );
+    const [since, all] = [leases[0]?.at ?? 0, agentWrites()];
+    const early = all.filter(({ at }) => at >= stopped && at < begin + 0.7 * SHORT_LIFE_MILLISECONDS);
+    expect(new Set(early.map(({ certificate }) => certificate)), 'while it was not yet time').toEqual(
+      new Set([certificateHash(old)]),
+    );
+    const late = all.filter(({ at }) => at >= since);
+    expect(new Set(late.map(({ certificate }) => certificate)), 'since then').toEqual(new Set([next]));
     const { fingerprint256 } = new X509Certificate(await fresh('serving'));
     await waitFor(
       'the new certificate to be served',
@@ -130,6 +156,16 @@ test(
   TEST_MILLISECONDS,
 );
 
+/** As the API server saw them. */
+function agentWrites(): AuditedWrite[] {
+  return auditedWrites(cluster).filter(({ writer }) => writer === 'berth-agent');
+}
+
+/** As the audit log has it. */
+function certificateHash(pem: string): string {
+  return new X509Certificate(pem).fingerprint256.replaceAll(':', '').toLowerCase();
+}
+
 function authority(): Authority {
   const pki = join(cluster.directory, 'pki');
   return {
@@ -138,19 +174,20 @@ function authority(): Authority {
   };
 }
 
-/** Puts a certificate near its end in the place of the agent's. */
-async function agePair(kind: 'client' | 'serving'): Promise<void> {
+/** Puts a certificate with a short life in the place of the agent's; the certificate. */
+async function shorten(kind: 'client' | 'serving', begin: number): Promise<string> {
   const key = await createKey();
-  const certificate = await issue(authority(), {
+  const certificate = await issueForNode(authority(), {
     key,
-    commonName: NODE_USER,
-    organizations: ['system:nodes'],
-    ...(kind === 'serving' ? { ipAddresses: ['127.0.0.1'] } : {}),
-    days: (LEFT_SECONDS * 1000) / MILLISECONDS_PER_DAY,
-    usages: [kind === 'client' ? 'client' : 'server'],
+    nodeName: 'host',
+    kind,
+    ipAddress: '127.0.0.1',
+    notBefore: new Date(begin),
+    notAfter: new Date(begin + SHORT_LIFE_MILLISECONDS),
   });
-  agedUntil = Math.max(agedUntil, validityOf(certificate).notAfter.getTime());
+  shortUntil = begin + SHORT_LIFE_MILLISECONDS;
   writePair(identityFiles(agent.dataDirectory)[kind], { certificate, key: key.pem });
+  return certificate;
 }
 
 /** Fingerprint of the certificate that the agent's HTTPS endpoint shows. */
@@ -277,7 +314,7 @@ test(
       'the Lease to be renewed after their end',
       async () => {
         const { spec } = await cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'host' });
-        return Date.parse(spec?.renewTime ?? '') > agedUntil;
+        return Date.parse(spec?.renewTime ?? '') > shortUntil;
       },
       STEP,
     );

@@ -10,6 +10,8 @@ const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
 const QUIET_MILLISECONDS = 6_000;
 const SETTLE_MILLISECONDS = 120_000;
 const LOOK_MILLISECONDS = 500;
+/** By which the API server tells the credentials of one user apart. */
+const CREDENTIAL_KEY = 'authentication.kubernetes.io/credential-id';
 
 /** Requests that changed something, by resource, since the API server started. */
 export async function writesByResource(cluster: Cluster): Promise<Map<string, number>> {
@@ -29,6 +31,7 @@ export async function writesByResource(cluster: Cluster): Promise<Map<string, nu
 interface AuditEvent {
   readonly verb: string;
   readonly userAgent?: string;
+  readonly user?: { extra?: Record<string, string[]> };
   /** What was sent. */
   readonly requestObject?: object;
   readonly objectRef?: { resource: string; subresource?: string; namespace?: string; name?: string };
@@ -39,6 +42,8 @@ interface AuditEvent {
 /** One write: who (the first word of the user agent), what (`patch nodes/status`) and of which object. */
 export interface AuditedWrite {
   readonly writer: string;
+  /** SHA-256 of the client certificate that it came with, in hexadecimal; empty where it came with none. */
+  readonly certificate: string;
   readonly what: string;
   readonly object: string;
   /** What was sent, as JSON. */
@@ -51,10 +56,13 @@ export interface AuditedWrite {
 export function auditedWrites({ directory }: Cluster): AuditedWrite[] {
   const lines = readFileSync(join(directory, AUDIT_LOG), 'utf8').split('\n').slice(0, -1);
   return lines.map((line) => {
-    const { verb, userAgent = '', objectRef, requestObject, stageTimestamp } = JSON.parse(line) as AuditEvent;
+    const event = JSON.parse(line) as AuditEvent;
+    const { verb, userAgent = '', user, objectRef, requestObject, stageTimestamp } = event;
+    const [credential = ''] = user?.extra?.[CREDENTIAL_KEY] ?? [];
     const { resource = '', subresource, namespace = '', name = '' } = objectRef ?? {};
     return {
       writer: userAgent.split(/[/ ]/)[0] ?? '',
+      certificate: /^X509SHA256=(.*)$/.exec(credential)?.[1] ?? '',
       what: `${verb} ${subresource === undefined ? resource : `${resource}/${subresource}`}`,
       object: `${namespace}/${name}`,
       body: JSON.stringify(requestObject ?? {}),
