@@ -184,8 +184,9 @@ test(
       memory: '256Mi',
       ports: [`${port}:80`],
     });
-    const areFollowed = (): boolean => isFollowed(isos.of('installer')) && isFollowed(vms.of('installed'));
-    await waitFor('ISO and VM to tell how much is there', areFollowed, STEP);
+    const followed = 'to tell more than once how much is there';
+    await waitFor(`ISO installer ${followed}`, () => isFollowed(isos.of('installer')), STEP);
+    await waitFor(`VM installed ${followed}`, () => isFollowed(vms.of('installed')), STEP);
     downloads.release();
     expect(await page(port)).toMatchObject({ boots: '1', disk_sectors: String(diskBytes / SECTOR_BYTES) });
     expect(await client.get(ISOS, metadata)).toMatchObject({
