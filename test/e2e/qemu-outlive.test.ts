@@ -117,6 +117,14 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     expect(await end()).toMatchObject({ kind: 'exited', reason: 'Crashed' });
   });
 
+  it('has not powered itself off when its hypervisor is ended by a signal', async () => {
+    await host.driver.start(folder(), plan);
+    const end = await endOf();
+    process.kill(await pid(), 'SIGTERM');
+    const message = expect.stringContaining('terminating on signal 15') as string;
+    expect(await end()).toMatchObject({ kind: 'exited', reason: 'Crashed', message });
+  });
+
   it('its power-off is known for what it is when no agent was there', async () => {
     await host.driver.start(folder(), plan);
     await page(port);

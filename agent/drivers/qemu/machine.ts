@@ -209,7 +209,7 @@ export class Machine {
       return 'gone';
     }
     if (status === 'shutdown') {
-      await this.#guestPoweredOff();
+      if (!session.endsFromOutside) await this.#guestPoweredOff();
       await quit(session, this.#context.logger);
       return 'gone';
     }
@@ -250,7 +250,12 @@ export class Machine {
   }
 
   #onEvent(session: Session, { event, data }: QmpEvent): void {
-    if (event !== 'SHUTDOWN' || data['guest'] !== true || !session.powersOff()) return;
+    if (event !== 'SHUTDOWN') return;
+    if (data['guest'] !== true) {
+      session.endsFromOutside = true;
+      return;
+    }
+    if (!session.powersOff()) return;
     this.#background(async () => {
       await this.#guestPoweredOff();
       await quit(session, this.#context.logger);

@@ -20,6 +20,8 @@ export interface SessionHandlers {
 export class Session {
   readonly folder: MachineFolder;
   readonly identity: ProcessIdentity;
+  /** The hypervisor said that it ends, and not for its guest: by a signal. Its run state is `shutdown` then, as after a power-off. */
+  endsFromOutside = false;
   #exitStatus: Promise<ExitStatus> | undefined;
   #qmp: QmpConnection | undefined;
   #connecting: Promise<QmpConnection> | undefined;
