@@ -3,6 +3,7 @@ import '../kube/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
+import { keepReserve } from '../base/reserve.ts';
 import { HostUnfitError, runAgent } from './agent.ts';
 import { type AgentConfig, ConfigError, loadConfig } from './config.ts';
 import { LockedError, lockDataDirectory } from './lock.ts';
@@ -28,6 +29,7 @@ async function run(config: AgentConfig): Promise<number> {
   // Helpers that run as nobody in particular must get through to their own folders; what is secret has folders of its own.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
   const unlock = lockDataDirectory(config.dataDirectory);
+  keepReserve(config.dataDirectory);
   const stop = new AbortController();
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     process.once(signal, () => {

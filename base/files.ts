@@ -2,6 +2,7 @@
 import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { open, rename, rm, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
+import { withReserve } from './reserve.ts';
 
 /** Of a file that nobody else need read. */
 const MODE = 0o600;
@@ -11,7 +12,8 @@ const lastWrites = new Map<string, Promise<void>>();
 
 /**
  * Replaces a file's text. Once this resolves the text is on the disk. A reader sees the old text or the new one, and what is
- * asked for last is what stays. The folder has to be there. Rejects with the system's error, and leaves the old text then.
+ * asked for last is what stays. The folder has to be there. On a full disk it takes the room of the reserve, where one is kept.
+ * Rejects with the system's error, and leaves the old text then.
  */
 export async function writeWhole(path: string, text: string, mode = MODE): Promise<void> {
   const before = lastWrites.get(path);
@@ -31,19 +33,10 @@ export async function writeWhole(path: string, text: string, mode = MODE): Promi
 
 /** As {@link writeWhole}, before it returns: for what the next statement rests on. It must not meet the other one at a path. */
 export function writeWholeSync(path: string, text: string, mode = MODE): void {
-  const temporary = temporaryOf(path);
   try {
-    writeFileSync(temporary, text, { mode, flush: true });
-    renameSync(temporary, path);
+    replaceSync(path, text, mode);
   } catch (error) {
-    rmSync(temporary, { force: true });
-    throw error;
-  }
-  const folder = openSync(dirname(path), 'r');
-  try {
-    fsyncSync(folder);
-  } finally {
-    closeSync(folder);
+    withReserve(dirname(path), error, () => replaceSync(path, text, mode));
   }
 }
 
@@ -64,9 +57,28 @@ async function replace(path: string, text: string, mode: number): Promise<void> 
     await rename(temporary, path);
   } catch (error) {
     await rm(temporary, { force: true });
-    throw error;
+    // At once, so that nobody else takes the room in between.
+    withReserve(dirname(path), error, () => replaceSync(path, text, mode));
+    return;
   }
   await sync(dirname(path));
+}
+
+function replaceSync(path: string, text: string, mode: number): void {
+  const temporary = temporaryOf(path);
+  try {
+    writeFileSync(temporary, text, { mode, flush: true });
+    renameSync(temporary, path);
+  } catch (error) {
+    rmSync(temporary, { force: true });
+    throw error;
+  }
+  const folder = openSync(dirname(path), 'r');
+  try {
+    fsyncSync(folder);
+  } finally {
+    closeSync(folder);
+  }
 }
 
 /** One for each path, so that those of processes that were killed do not heap up. */

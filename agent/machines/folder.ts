@@ -3,6 +3,7 @@ import { mkdir, readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { writeWhole } from '../../base/files.ts';
+import { keepReserve } from '../../base/reserve.ts';
 import { isMissing } from '../errors.ts';
 
 /** Names in a machine's folder. Sockets are bound by the hypervisor relative to it: a socket's whole path may have 107 bytes only. */
@@ -82,6 +83,7 @@ const PARENT_MODE = 0o700;
 
 export async function makeMachineFolder(root: string, folder: string): Promise<void> {
   await mkdir(root, { recursive: true, mode: PARENT_MODE });
+  keepReserve(root);
   await mkdir(folder, { recursive: true, mode: MACHINE_FOLDER_MODE });
 }
 

@@ -1,0 +1,58 @@
+/** Room that is kept on a file system for small files that must be written there though others have filled it. */
+import { randomBytes } from 'node:crypto';
+import { existsSync, statSync, truncateSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+
+/** Some hundred files of a few KiB at once, each with its temporary. */
+const RESERVE_BYTES = 1024 * 1024;
+const NAME = '.reserve';
+
+/** The reserve of each file system, by the number of its device. */
+const reserves = new Map<number, string>();
+
+/**
+ * Keeps a reserve in a folder that is there, one for each file system; of a full one what there is left. Throws the system's error
+ * for all but want of room.
+ */
+export function keepReserve(folder: string): void {
+  const { dev } = statSync(folder);
+  const known = reserves.get(dev);
+  if (known === undefined || !existsSync(known)) {
+    const path = join(folder, NAME);
+    reserves.set(dev, path);
+    fill(path);
+  }
+}
+
+/**
+ * Does `write` once more with the room of the reserve, after it has failed with `error`, and keeps what is left again. Throws
+ * `error` where that is not want of room, or the folder's file system has no reserve.
+ */
+export function withReserve(folder: string, error: unknown, write: () => void): void {
+  const path = isFull(error) ? reserves.get(statSync(folder).dev) : undefined;
+  if (path === undefined || !existsSync(path)) {
+    throw error;
+  }
+  truncateSync(path);
+  try {
+    write();
+  } finally {
+    fill(path);
+  }
+}
+
+/** Random, since some file systems take no room for what can be compressed. A part of it is better than none. */
+function fill(path: string): void {
+  try {
+    writeFileSync(path, randomBytes(RESERVE_BYTES), { mode: 0o600 });
+  } catch (error) {
+    if (!isFull(error)) {
+      throw error;
+    }
+  }
+}
+
+/** Whether an error says that there is no room. */
+function isFull(error: unknown): boolean {
+  return error instanceof Error && 'code' in error && (error.code === 'ENOSPC' || error.code === 'EDQUOT');
+}
