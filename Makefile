@@ -56,11 +56,12 @@ prerequisites: $(PACKAGES) ## Install the distribution packages that tests need 
 	@node hack/prerequisites.ts
 
 .PHONY: lint format generate verify manifests bundle
-lint: $(PACKAGES) ## Check format, lint rules, types and dead code
+lint: $(PACKAGES) ## Check format, lint rules, types and dead code, the programs' also without tests
 	biome format .
 	oxlint --type-aware
 	tsc -p .
-	knip
+	knip --config knip.jsonc
+	knip --config knip.production.jsonc --production
 format: $(PACKAGES) ## Format the sources
 	biome format --write .
 generate: $(PACKAGES) ## Write the generated files (crds/, the chart's schema and kinds, docs/metrics.md)

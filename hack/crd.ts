@@ -23,7 +23,7 @@ function makeStructural(schema: JsonSchema): void {
 }
 
 /** The OpenAPI schema of a zod schema, as a CustomResourceDefinition takes it. */
-export function structuralSchema(schema: z.ZodType): JsonSchema {
+function structuralSchema(schema: z.ZodType): JsonSchema {
   const { $schema: _, ...structural } = z.toJSONSchema(schema, {
     io: 'input',
     target: 'openapi-3.0',

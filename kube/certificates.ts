@@ -26,25 +26,17 @@ export interface Subject {
   ipAddresses?: readonly string[];
 }
 
-export interface Authority {
-  key: Key;
-  /** Its certificate. */
-  certificate: string;
-}
-
 export interface Validity {
   notBefore: Date;
   notAfter: Date;
 }
-
-type Usage = 'server' | 'client';
 
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /** Certificates are valid a little before they are made, for readers whose clocks are behind. */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 /** What browsers and Go accept everywhere. */
 const RSA_BITS = 2048;
-const EXTENDED_USAGES = { server: '1.3.6.1.5.5.7.3.1', client: '1.3.6.1.5.5.7.3.2' } as const;
+const SERVER_USAGE = '1.3.6.1.5.5.7.3.1';
 const ECDSA = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' } as const;
 const RSA = { name: 'RSASSA-PKCS1-v1_5', hash: 'SHA-256' } as const;
 
@@ -101,57 +93,7 @@ export async function selfSigned(o: Subject & { key: Key; days: number }): Promi
     keys: pairOf(o.key),
     signingAlgorithm: algorithmOf(o.key),
     ...period(o.days),
-    extensions: [...(await usageExtensions(['server'])), ...(await namesExtension(o))],
-  });
-  return certificate.toString('pem');
-}
-
-/** A certificate authority of its own. */
-export async function createAuthority(o: {
-  commonName: string;
-  days: number;
-  key?: Key;
-}): Promise<Authority> {
-  const x509 = await library();
-  const key = o.key ?? (await createKey());
-  const keys = pairOf(key);
-  const certificate = await x509.X509CertificateGenerator.createSelfSigned({
-    name: nameOf(o),
-    keys,
-    signingAlgorithm: algorithmOf(key),
-    ...period(o.days),
-    extensions: [
-      new x509.BasicConstraintsExtension(true, undefined, true),
-      new x509.KeyUsagesExtension(
-        x509.KeyUsageFlags.keyCertSign | x509.KeyUsageFlags.cRLSign | x509.KeyUsageFlags.digitalSignature,
-        true,
-      ),
-      await x509.SubjectKeyIdentifierExtension.create(keys.publicKey),
-    ],
-  });
-  return { key, certificate: certificate.toString('pem') };
-}
-
-/** A certificate for a key, signed by an authority; for serving and as a client unless `usages` says less. */
-export async function issue(
-  authority: Authority,
-  o: Subject & { key: Key; days: number; usages?: readonly Usage[] },
-): Promise<string> {
-  const x509 = await library();
-  const issuer = new x509.X509Certificate(authority.certificate);
-  const keys = pairOf(o.key);
-  const certificate = await x509.X509CertificateGenerator.create({
-    subject: nameOf(o),
-    issuer: issuer.subjectName,
-    publicKey: keys.publicKey,
-    signingKey: pairOf(authority.key).privateKey,
-    signingAlgorithm: algorithmOf(authority.key),
-    ...period(o.days),
-    extensions: [
-      ...(await usageExtensions(o.usages ?? ['server', 'client'])),
-      await x509.AuthorityKeyIdentifierExtension.create(issuer),
-      ...(await namesExtension(o)),
-    ],
+    extensions: [...(await servingExtensions()), ...(await namesExtension(o))],
   });
   return certificate.toString('pem');
 }
@@ -185,7 +127,7 @@ async function namesExtension(subject: Subject): Promise<Extension[]> {
   return names.length === 0 ? [] : [new x509.SubjectAlternativeNameExtension(names)];
 }
 
-async function usageExtensions(usages: readonly Usage[]): Promise<Extension[]> {
+async function servingExtensions(): Promise<Extension[]> {
   const x509 = await library();
   return [
     new x509.BasicConstraintsExtension(false, undefined, true),
@@ -193,7 +135,7 @@ async function usageExtensions(usages: readonly Usage[]): Promise<Extension[]> {
       x509.KeyUsageFlags.digitalSignature | x509.KeyUsageFlags.keyEncipherment,
       true,
     ),
-    new x509.ExtendedKeyUsageExtension(usages.map((usage) => EXTENDED_USAGES[usage])),
+    new x509.ExtendedKeyUsageExtension([SERVER_USAGE]),
   ];
 }
 

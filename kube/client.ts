@@ -41,11 +41,6 @@ export interface DeleteOptions extends CallOptions {
   propagationPolicy?: 'Background' | 'Foreground' | 'Orphan' | undefined;
 }
 
-export type JsonPatchOperation =
-  | { op: 'add' | 'replace' | 'test'; path: string; value: unknown }
-  | { op: 'remove'; path: string }
-  | { op: 'move' | 'copy'; path: string; from: string };
-
 type Query = Record<string, string | number | boolean | undefined>;
 
 /**
@@ -133,22 +128,12 @@ export class KubeClient {
     patch: object,
     options: WriteOptions = {},
   ): Promise<T> {
-    return this.#patch<T>(
-      pathOf(type, ref, options.subresource),
-      'application/merge-patch+json',
-      patch,
-      options,
-    );
-  }
-
-  async jsonPatch<T extends KubeObject>(
-    type: Resource<T>,
-    ref: Ref,
-    operations: JsonPatchOperation[],
-    options: WriteOptions = {},
-  ): Promise<T> {
     const path = pathOf(type, ref, options.subresource);
-    return this.#patch<T>(path, 'application/json-patch+json', operations, options);
+    return this.#object<T>('PATCH', path + query({ fieldManager: options.fieldManager }), {
+      ...options,
+      body: patch,
+      contentType: 'application/merge-patch+json',
+    });
   }
 
   /** PUT; with a resourceVersion in the object's metadata, a 409 when it is no longer that. */
@@ -184,16 +169,6 @@ export class KubeClient {
     }
   }
 
-  /** POST to a subresource, such as `serviceaccounts/NAME/token` or `pods/NAME/eviction`; answers often have the body's type. */
-  async createSubresource<B, R = B>(
-    type: Resource<KubeObject>,
-    ref: Ref,
-    subresource: string,
-    body: B,
-  ): Promise<R> {
-    return (await this.#call('POST', pathOf(type, ref, subresource), { body })).body as R;
-  }
-
   /** Any request; answers with errors as they are. */
   async raw(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
     return this.transport.request({
@@ -227,16 +202,6 @@ export class KubeClient {
       item.kind = type.kind;
     }
     return { items, resourceVersion: list.metadata.resourceVersion, continue: list.metadata.continue ?? '' };
-  }
-
-  async #patch<T extends KubeObject>(
-    path: string,
-    contentType: string,
-    body: unknown,
-    options: WriteOptions,
-  ): Promise<T> {
-    const fieldManager = query({ fieldManager: options.fieldManager });
-    return this.#object<T>('PATCH', path + fieldManager, { ...options, body, contentType });
   }
 
   async #object<T extends KubeObject>(

@@ -162,20 +162,6 @@ export interface SubjectAccessReview extends KubeObject {
   status?: { allowed: boolean; denied?: boolean; reason?: string; evaluationError?: string };
 }
 
-export interface ServiceAccount extends KubeObject {
-  secrets?: ObjectReference[];
-}
-
-/** Body and answer of `serviceaccounts/NAME/token`. */
-export interface TokenRequest extends KubeObject {
-  spec: {
-    audiences?: string[];
-    expirationSeconds?: number;
-    boundObjectRef?: { apiVersion: string; kind: string; name: string; uid?: string };
-  };
-  status?: { token: string; expirationTimestamp: string };
-}
-
 const CORE = 'v1';
 
 export const PODS = resource<Pod>({ apiVersion: CORE, kind: 'Pod', plural: 'pods', namespaced: true });
@@ -196,12 +182,6 @@ export const CONFIG_MAPS = resource<ConfigMap>({
   apiVersion: CORE,
   kind: 'ConfigMap',
   plural: 'configmaps',
-  namespaced: true,
-});
-export const SERVICE_ACCOUNTS = resource<ServiceAccount>({
-  apiVersion: CORE,
-  kind: 'ServiceAccount',
-  plural: 'serviceaccounts',
   namespaced: true,
 });
 export const LEASES = resource<Lease>({

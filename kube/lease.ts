@@ -19,7 +19,7 @@ export interface LeaseTimings {
 }
 
 /** client-go's 15, 10 and 2 s, with their jitter, take up to 24 s to replace a leader that was killed; these at most 11 s. */
-export const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
+const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
 /** One request for the lease, in retries: on a dead connection the next try, on another, must still come in time. */
 const REQUEST_RETRIES = 2;

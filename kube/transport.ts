@@ -9,7 +9,7 @@ import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
 import { Backoff, pause } from './time.ts';
 
 /** The API server ends its own requests after 60 s; half of that leaves a caller time to try again. */
-export const REQUEST_DEADLINE_MILLISECONDS = 30_000;
+const REQUEST_DEADLINE_MILLISECONDS = 30_000;
 /** Long enough for a TLS handshake with a busy server, short enough to notice that it is gone. */
 const CONNECT_DEADLINE_MILLISECONDS = 10_000;
 /** When the kernel begins to probe a silent connection; libuv then probes every second, ten times. */

@@ -39,7 +39,7 @@ const SHARES = { each: 1024, most: 262_144 };
 const WEIGHT = { each: 100, most: 10_000 };
 
 /** What is written into which file of a group. */
-export function limitFiles(
+function limitFiles(
   controller: Controller,
   version: 1 | 2,
   { memoryBytes, processes, cpu }: MachineLimits,

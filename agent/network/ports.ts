@@ -59,13 +59,3 @@ export async function requireFreePorts(address: string, ports: readonly MachineP
     }
   }
 }
-
-/** QEMU's words when a port was taken between our test and its start. */
-const QEMU_FORWARD_FAILURE = /Could not set up host forwarding rule '([^']*)'/;
-
-/** The {@link PortTakenError} that QEMU's last words speak of; undefined when they speak of something else. */
-export function portTakenFromHypervisor(lastWords: string): PortTakenError | undefined {
-  const match = QEMU_FORWARD_FAILURE.exec(lastWords);
-  if (!match) return undefined;
-  return new PortTakenError(`a reserved port was taken before the machine started: ${match[1]}`);
-}

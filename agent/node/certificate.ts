@@ -33,7 +33,7 @@ export interface Certificate {
 }
 
 /** The request was denied, or could not be signed: asking again brings the same answer until a person acts. */
-export class CertificateRefusedError extends Error {
+class CertificateRefusedError extends Error {
   override readonly name = 'CertificateRefusedError';
 }
 

@@ -9,8 +9,9 @@ import type { TLSSocket } from 'node:tls';
 import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { stringify } from 'yaml';
-import { type Authority, createAuthority, createKey, issue } from '../../kube/certificates.ts';
+import { createKey } from '../../kube/certificates.ts';
 import { createMetrics } from '../../kube/metrics.ts';
+import { type Authority, createAuthority, issue } from '../../test/support/authority.ts';
 import { loadConfig } from '../config.ts';
 import type { Certificate } from './certificate.ts';
 import { type Identity, identityFiles, JoinError, readPair, takeIdentity, writePair } from './identity.ts';
@@ -36,13 +37,13 @@ let asked: string[];
 let log: string[];
 
 beforeAll(async () => {
-  authority = await createAuthority({ commonName: 'here', days: 1 });
-  otherAuthority = await createAuthority({ commonName: 'elsewhere', days: 1 });
+  authority = await createAuthority('here');
+  otherAuthority = await createAuthority('elsewhere');
   stored = await pairOf(otherAuthority);
   issued = await pairOf(authority);
   const key = await createKey();
   const names = { commonName: 'api', dnsNames: [SERVER_NAME], ipAddresses: ['127.0.0.1'] };
-  const cert = await issue(authority, { key, ...names, days: 1 });
+  const cert = await issue(authority, { key, ...names });
   server = createServer(
     { cert, key: key.pem, requestCert: true, rejectUnauthorized: false },
     (call, reply) => {
@@ -76,7 +77,7 @@ afterEach(() => {
 async function pairOf(by: Authority): Promise<Certificate> {
   const key = await createKey();
   const commonName = 'system:node:one';
-  return { certificate: await issue(by, { key, commonName, days: 1 }), key: key.pem };
+  return { certificate: await issue(by, { key, commonName }), key: key.pem };
 }
 
 interface Place {

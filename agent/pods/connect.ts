@@ -19,7 +19,7 @@ interface Connecting {
 }
 
 /** The network of the host could not be repaired. */
-export class NetworkFaultError extends Error {
+class NetworkFaultError extends Error {
   override readonly name = 'NetworkFaultError';
   readonly reason = 'NATSelfHealFailed';
 }

@@ -59,10 +59,6 @@ export class NetworkMonitor {
         };
   }
 
-  machine(uid: string): Health | undefined {
-    return this.#report?.machines[uid];
-  }
-
   /** Looks in a row that found the host-wide part beyond repair. */
   get faultyChecks(): number {
     return this.#faultyChecks;

@@ -15,10 +15,10 @@ const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;
 /** A machine whose memory has no room is looked at again after this: nobody announces room. */
 const ROOM_MILLISECONDS = 5_000;
 /** A run of this length forgives the ends before it. */
-export const FORGIVING_RUN_MILLISECONDS = 600_000;
+const FORGIVING_RUN_MILLISECONDS = 600_000;
 
 /** The machine was there and its disk is not: somebody removed it, or the host's disk was lost. */
-export const DISK_LOST = 'DiskLost';
+const DISK_LOST = 'DiskLost';
 
 export interface Observed {
   state: MachineState;

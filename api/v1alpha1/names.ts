@@ -38,9 +38,6 @@ export const TASK_ANNOTATION = 'berth.dev/task';
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
 /** `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
-export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
-/** On a namespace whose Pods may tolerate every taint. */
-export const KEYLESS_TOLERATIONS_LABEL = 'berth.dev/keyless-tolerations';
 
 /** On the VM: held until nothing of it remains. */
 export const VM_FINALIZER = 'berth.dev/machine';
@@ -71,7 +68,6 @@ export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 export const SYSTEM_NAMESPACE = 'berth-system';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';
-export const OPERATOR_USER = `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-operator`;
 /** Of every bootstrap token that a host joins with: it may ask for a certificate. */
 export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
 

@@ -77,7 +77,7 @@ function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean
 }
 
 /** A quantity of bytes from `minimum` to `maximum`, both included; `name` is the field, for the refusal. */
-export function quantity(name: string, description: string, minimum: string, maximum: string) {
+function quantity(name: string, description: string, minimum: string, maximum: string) {
   const lowest = parseQuantity(minimum);
   const highest = parseQuantity(maximum);
   const bounds = `must be a quantity from ${minimum} to ${maximum}`;

@@ -11,10 +11,10 @@ import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { type OwnerReference, resource } from '../../kube/objects.ts';
+import { type OwnerReference, pathOf, resource } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { writeKubeconfig } from '../cluster/kubeconfig.ts';
-import { requestToken } from '../cluster/tokens.ts';
+import { componentToken } from '../cluster/tokens.ts';
 import { CHART, EVERYTHING, find, helm, type Manifest, manifests, template } from '../support/chart.ts';
 import { isAllowed, untilAllowed } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
@@ -142,7 +142,7 @@ describe('helm', () => {
       .get(CONFIG_MAPS, { namespace: SYSTEM, name: 'kube-root-ca.crt' });
     writeFileSync(join(folder, 'kubeconfig'), data?.['kubeconfig'] ?? '');
     writeFileSync(join(folder, 'ca.crt'), authority.data?.['ca.crt'] ?? '');
-    writeFileSync(join(folder, 'token'), await requestToken(cluster.client(), 'berth-agent', false));
+    writeFileSync(join(folder, 'token'), await componentToken(cluster.client(), 'berth-agent', false));
     return folder;
   }
 
@@ -263,7 +263,7 @@ describe('uninstall', () => {
     writeKubeconfig(kubeconfig, {
       server: cluster.server,
       authority: Buffer.from(authority, 'base64').toString(),
-      user: { kind: 'token', token: await requestToken(cluster.client(), 'berth-uninstall', false) },
+      user: { kind: 'token', token: await componentToken(cluster.client(), 'berth-uninstall', false) },
     });
     const args = [join(ROOT, 'operator', 'main.ts'), ...(container.args as string[]), ...more];
     const child = spawn(process.execPath, args, {
@@ -370,12 +370,10 @@ describe('uninstall', () => {
       return pods.length === 2 && pods;
     });
     const at = { namespace: SYSTEM, name: pod?.metadata.name ?? '' };
-    await cluster.client().createSubresource(PODS, at, 'binding', {
-      apiVersion: 'v1',
-      kind: 'Binding',
-      metadata: at,
-      target: { kind: 'Node', name: 'somebody-elses' },
-    });
+    const target = { kind: 'Node', name: 'somebody-elses' };
+    const body = { apiVersion: 'v1', kind: 'Binding', metadata: at, target };
+    const bound = await cluster.client().raw('POST', pathOf(PODS, at, 'binding'), { body });
+    expect(bound).toMatchObject({ status: 201 });
     const { code, said } = await runHook({}, '--timeout-seconds=10');
     expect({ code, said }).toMatchObject({ code: 0 });
     expect((await operatorPods()).map(({ metadata }) => metadata.name)).toEqual([at.name]);

@@ -16,7 +16,7 @@ import { type OperatorOptions, type OperatorProcess, startOperator } from './ope
 import { type ProcessRecord, readRecord, signalProcess, stopProcess } from './processes.ts';
 import { untilPodsAllowed, untilSimulated } from './simulation.ts';
 import type { ClusterState } from './state.ts';
-import { renewRegularly, requestToken } from './tokens.ts';
+import { componentToken, renewRegularly } from './tokens.ts';
 import type { Cluster, Component, ComponentProcess } from './types.ts';
 
 /** A cluster by its state folder; the same whether this process started it or another one. */
@@ -108,10 +108,13 @@ export class RunningCluster implements Cluster {
   async writeComponentKubeconfigs(): Promise<void> {
     const tokenFile = join(this.directory, 'operator.token');
     const renew = async (): Promise<void> => {
-      writeFileAtomically(tokenFile, await requestToken(this.#client, 'berth-operator', this.#state.lasting));
+      writeFileAtomically(
+        tokenFile,
+        await componentToken(this.#client, 'berth-operator', this.#state.lasting),
+      );
     };
     await renew();
-    const token = await requestToken(this.#client, 'berth-kwok', true);
+    const token = await componentToken(this.#client, 'berth-kwok', true);
     const content = { server: this.server, authority: this.#connection.certificateAuthority ?? '' };
     writeKubeconfig(this.operatorKubeconfig, { ...content, user: { kind: 'tokenFile', path: tokenFile } });
     writeKubeconfig(join(this.directory, 'kwok.kubeconfig'), { ...content, user: { kind: 'token', token } });

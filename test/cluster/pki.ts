@@ -2,11 +2,9 @@
 import { generateKeyPairSync } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Authority, createAuthority, createKey, issue, type Subject } from '../../kube/certificates.ts';
+import { createKey, type Subject } from '../../kube/certificates.ts';
+import { type Authority, createAuthority, issue } from '../support/authority.ts';
 import { type KeyAndCertificate, writeKubeconfig } from './kubeconfig.ts';
-
-/** A cluster for trying, tests or benchmarks is not kept longer. */
-const VALIDITY_DAYS = 365;
 
 /** Users that components are, with a kubeconfig each in `pki/`. */
 const COMPONENT_USERS = {
@@ -36,7 +34,7 @@ export async function writeCredentials(
 ): Promise<void> {
   const pki = join(directory, 'pki');
   mkdirSync(pki, { recursive: true, mode: 0o700 });
-  const authority = await createAuthority({ commonName: `berth-${name}`, days: VALIDITY_DAYS });
+  const authority = await createAuthority(`berth-${name}`);
   writePair(pki, 'ca', { key: authority.key.pem, certificate: authority.certificate });
   writeServiceAccountKeys(pki);
   writePair(pki, 'kube-apiserver', await apiServerPair(authority, address));
@@ -77,7 +75,7 @@ function apiServerPair(authority: Authority, address: string | undefined): Promi
 
 async function serverPair(authority: Authority, subject: Subject): Promise<KeyAndCertificate> {
   const key = await createKey();
-  const certificate = await issue(authority, { ...subject, key, days: VALIDITY_DAYS, usages: ['server'] });
+  const certificate = await issue(authority, { ...subject, key, usages: ['server'] });
   return { key: key.pem, certificate };
 }
 
@@ -87,8 +85,8 @@ async function clientPair(
   organizations: string[] = [],
 ): Promise<KeyAndCertificate> {
   const key = await createKey();
-  const subject = { key, commonName, organizations, days: VALIDITY_DAYS };
-  return { key: key.pem, certificate: await issue(authority, { ...subject, usages: ['client'] }) };
+  const certificate = await issue(authority, { key, commonName, organizations, usages: ['client'] });
+  return { key: key.pem, certificate };
 }
 
 /** The key pair that ServiceAccount tokens are signed with. */

@@ -1,7 +1,8 @@
 /** Waiting until KWOK really has the hosts that it was given. */
 import { randomBytes } from 'node:crypto';
 import type { KubeClient } from '../../kube/client.ts';
-import { type Lease, LEASES, PODS, SERVICE_ACCOUNTS } from '../../kube/core.ts';
+import { type Lease, LEASES, PODS } from '../../kube/core.ts';
+import { SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
 import { waitFor } from '../support/wait.ts';
 
 /** KWOK makes a few hundred Leases a second; a busy machine far fewer. */

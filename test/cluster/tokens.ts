@@ -4,7 +4,7 @@
  * outlasts them instead of a process for renewals.
  */
 import type { KubeClient } from '../../kube/client.ts';
-import { SERVICE_ACCOUNTS, type TokenRequest } from '../../kube/core.ts';
+import { requestToken } from '../support/serviceaccounts.ts';
 
 const NAMESPACE = 'berth-system';
 /** What a Pod's projected token has. */
@@ -15,16 +15,9 @@ const LASTING_SECONDS = 30 * 24 * 3600;
 const RENEWAL_MILLISECONDS = 15 * 60_000;
 
 /** Asks for a token of a ServiceAccount in `berth-system`. */
-export async function requestToken(client: KubeClient, name: string, lasting: boolean): Promise<string> {
-  const account = { namespace: NAMESPACE, name };
-  const answer = await client.createSubresource<object, TokenRequest>(SERVICE_ACCOUNTS, account, 'token', {
-    apiVersion: 'authentication.k8s.io/v1',
-    kind: 'TokenRequest',
-    spec: { expirationSeconds: lasting ? LASTING_SECONDS : RENEWED_SECONDS },
-  });
-  const token = answer.status?.token;
-  if (token === undefined) throw new Error(`TokenRequest for ${name} answered without a token`);
-  return token;
+export async function componentToken(client: KubeClient, name: string, lasting: boolean): Promise<string> {
+  const seconds = lasting ? LASTING_SECONDS : RENEWED_SECONDS;
+  return await requestToken(client, { namespace: NAMESPACE, name }, seconds);
 }
 
 /** Calls `renew` now and then until the returned function is called. A failure is told, and tried again. */

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { type Certificate, requestCertificate } from '../../agent/node/certificate.ts';
 import { HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { identityFiles, readPair, writePair } from '../../agent/node/identity.ts';
-import { type Authority, createKey, issue, readKey, validityOf } from '../../kube/certificates.ts';
+import { createKey, readKey, validityOf } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
 import {
   CERTIFICATE_SIGNING_REQUESTS,
@@ -21,7 +21,7 @@ import { Transport } from '../../kube/transport.ts';
 import { AgentProcess } from '../cluster/agent.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
 import { type AuditedWrite, auditedWrites } from '../support/apiwrites.ts';
-import { issueForNode } from '../support/nodecertificate.ts';
+import { type Authority, issue } from '../support/authority.ts';
 import { waitFor } from '../support/wait.ts';
 
 /** The least that an API server signs for. */
@@ -174,16 +174,16 @@ function authority(): Authority {
   };
 }
 
-/** Puts a certificate with a short life in the place of the agent's; the certificate. */
+/** Puts a certificate with a short life in the place of the agent's, since API servers sign none below 10 minutes; the certificate. */
 async function shorten(kind: 'client' | 'serving', begin: number): Promise<string> {
   const key = await createKey();
-  const certificate = await issueForNode(authority(), {
+  const certificate = await issue(authority(), {
     key,
-    nodeName: 'host',
-    kind,
-    ipAddress: '127.0.0.1',
-    notBefore: new Date(begin),
-    notAfter: new Date(begin + SHORT_LIFE_MILLISECONDS),
+    commonName: NODE_USER,
+    organizations: ['system:nodes'],
+    usages: [kind === 'client' ? 'client' : 'server'],
+    ipAddresses: kind === 'serving' ? ['127.0.0.1'] : [],
+    validity: { notBefore: new Date(begin), notAfter: new Date(begin + SHORT_LIFE_MILLISECONDS) },
   });
   shortUntil = begin + SHORT_LIFE_MILLISECONDS;
   writePair(identityFiles(agent.dataDirectory)[kind], { certificate, key: key.pem });
@@ -213,7 +213,6 @@ async function askAs(
     key,
     commonName: `system:node:${nodeName}`,
     organizations: ['system:nodes'],
-    days: 1,
     usages: ['client'],
   });
   const { server, certificateAuthority } = await loadConnection({ kubeconfigPath: cluster.kubeconfig });

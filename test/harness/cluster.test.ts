@@ -117,7 +117,7 @@ describe('a simulated host', () => {
     });
     expect(ended.status?.containerStatuses?.[0]?.state).toHaveProperty('terminated');
 
-    await cluster.client().jsonPatch(PODS, ref, [{ op: 'replace', path: '/metadata/finalizers', value: [] }]);
+    await cluster.client().mergePatch(PODS, ref, { metadata: { finalizers: null } });
     await waitFor('the Pod to be gone', async () => {
       const pods = await cluster.client().list(PODS, { namespace: 'simulated' });
       return pods.items.length === 0;

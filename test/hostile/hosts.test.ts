@@ -6,17 +6,10 @@ import { BOOTSTRAP_GROUP, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from 
 import { createHostToken } from '../../hack/host-token.ts';
 import { createKey } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import {
-  CERTIFICATE_SIGNING_REQUESTS,
-  EVENTS,
-  type Node,
-  NODES,
-  PODS,
-  SECRETS,
-  SERVICE_ACCOUNTS,
-} from '../../kube/core.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, EVENTS, type Node, NODES, PODS, SECRETS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 import { tried } from './support/attempts.ts';

@@ -131,20 +131,4 @@ describe('a registry with a token server', () => {
     expect((await repository.blob(blob, BLOB_BYTES, signal)).equals(content)).toBe(true);
     expect(tokens.given).toHaveLength(2);
   });
-
-  it('a mount asks for both repositories, and nothing is sent', async () => {
-    const bytes = randomBytes(100_000);
-    const { digest, size } = await put(to('private/image', password()), bytes);
-    const other = to('private/other', password());
-    await put(other, Buffer.from('something else'));
-    const before = (await registry.requests()).length;
-    await other.upload({ digest, size, content: () => bytes, from: 'private/image' }, signal);
-    expect(tokens.given.at(-1)).toEqual([
-      { type: 'repository', name: 'private/other', actions: ['pull', 'push'] },
-      { type: 'repository', name: 'private/image', actions: ['pull'] },
-    ]);
-    const statuses = (await registry.requests()).slice(before).map(({ status }) => status);
-    // Is it there, may I take it, taken: nothing was sent.
-    expect(statuses).toEqual([404, 401, 201]);
-  });
 });

@@ -323,25 +323,6 @@ describe('a registry with TLS and a password', () => {
       expect(registry.traffic.sent).toBeLessThan(10_000);
     });
 
-    it('take what another repository of the registry has', async () => {
-      const content = randomBytes(MEBIBYTE);
-      const { digest, size } = await put(open('team/one'), content);
-      const other = open('team/two');
-      await expect(other.has(digest, signal)).resolves.toBe(false);
-      registry.traffic.sent = 0;
-      await other.upload({ digest, size, content: () => content, from: 'team/one' }, signal);
-      expect(registry.traffic.sent).toBeLessThan(10_000);
-      await expect(other.has(digest, signal)).resolves.toBe(true);
-    });
-
-    it('are sent though the other repository does not have it', async () => {
-      const content = randomBytes(1000);
-      const digest = `sha256:${createHash('sha256').update(content).digest('hex')}`;
-      const repository = open('team/two');
-      await repository.upload({ digest, size: 1000, content: () => content, from: 'team/empty' }, signal);
-      await expect(repository.has(digest, signal)).resolves.toBe(true);
-    });
-
     it('of other bytes than their digest says are refused', async () => {
       const digest = `sha256:${'1'.repeat(64)}`;
       const upload = { digest, size: 4, content: () => Buffer.from('text') };
@@ -365,22 +346,6 @@ describe('a registry with TLS and a password', () => {
       expect(times).toBe(2);
       const descriptor = { mediaType: '', digest, size: BLOB_BYTES };
       expect((await repository.blob(descriptor, BLOB_BYTES, signal)).equals(content)).toBe(true);
-    });
-
-    it('of large blobs go in parts', async () => {
-      const repository = open('team/large');
-      const piece = randomBytes(MEBIBYTE);
-      const count = 130;
-      const hash = createHash('sha256');
-      for (let index = 0; index < count; index += 1) hash.update(piece);
-      const digest = `sha256:${hash.digest('hex')}`;
-      const size = count * MEBIBYTE;
-      const content = (): Readable => Readable.from(Array.from({ length: count }, () => piece));
-      const before = (await registry.requests()).length;
-      await repository.upload({ digest, size, content }, signal);
-      const parts = (await registry.requests()).slice(before).filter(({ method }) => method === 'PATCH');
-      expect(parts).toHaveLength(9);
-      await expect(repository.has(digest, signal)).resolves.toBe(true);
     });
   });
 

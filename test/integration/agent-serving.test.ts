@@ -10,10 +10,12 @@ import { Registry } from 'prom-client';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { KubeletServer } from '../../agent/kubelet/server.ts';
 import { Authorizer } from '../../kube/authorization.ts';
-import { type Authority, createAuthority, createKey, issue } from '../../kube/certificates.ts';
-import { SERVICE_ACCOUNTS, SUBJECT_ACCESS_REVIEWS, type TokenRequest } from '../../kube/core.ts';
+import { createKey } from '../../kube/certificates.ts';
+import { SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Cluster } from '../cluster/index.ts';
+import { type Authority, createAuthority, issue } from '../support/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
 import { waitFor } from '../support/wait.ts';
 
 const NODE = 'served';
@@ -74,19 +76,12 @@ async function tokenFor(name: string, right?: { resource: string; node: string }
       return review.status?.allowed;
     });
   }
-  const body = { spec: { expirationSeconds: 600 } };
-  const answer = await client.createSubresource<typeof body, TokenRequest>(
-    SERVICE_ACCOUNTS,
-    { namespace, name },
-    'token',
-    body,
-  );
-  return { token: answer.status?.token ?? '' };
+  return { token: await requestToken(client, { namespace, name }, 600) };
 }
 
 async function certificateOf(authority: Authority, commonName: string, group: string): Promise<Caller> {
   const key = await createKey();
-  const subject = { commonName, organizations: [group], days: 1, usages: ['client' as const] };
+  const subject = { commonName, organizations: [group], usages: ['client' as const] };
   return { key: key.pem, cert: await issue(authority, { ...subject, key }) };
 }
 
@@ -94,12 +89,12 @@ beforeAll(async () => {
   cluster = await sharedCluster();
   await cluster.createNamespace(namespace);
   folder = await mkdtemp(join(tmpdir(), 'berth-serving-'));
-  const authority = await createAuthority({ commonName: 'clients', days: 1 });
-  const stranger = await createAuthority({ commonName: 'clients', days: 1 });
+  const authority = await createAuthority('clients');
+  const stranger = await createAuthority('clients');
   const clientCAFile = join(folder, 'ca.crt');
   await writeFile(clientCAFile, authority.certificate);
   const key = await createKey();
-  const certificate = await issue(authority, { key, commonName: NODE, days: 1, ipAddresses: ['127.0.0.1'] });
+  const certificate = await issue(authority, { key, commonName: NODE, ipAddresses: ['127.0.0.1'] });
   server = new KubeletServer({
     nodeName: NODE,
     listenAddress: '127.0.0.1',

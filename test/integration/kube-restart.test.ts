@@ -4,14 +4,16 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { createKey, issue } from '../../kube/certificates.ts';
+import { createKey } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
-import { CONFIG_MAPS, SERVICE_ACCOUNTS, type TokenRequest } from '../../kube/core.ts';
+import { CONFIG_MAPS } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { Informer } from '../../kube/informer.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import { type Cluster, startCluster } from '../cluster/index.ts';
+import { issue } from '../support/authority.ts';
+import { requestToken } from '../support/serviceaccounts.ts';
 import { waitFor } from '../support/wait.ts';
 
 const namespace = 'default';
@@ -41,12 +43,9 @@ afterAll(async () => {
 });
 
 async function createToken(): Promise<string> {
-  const body = { spec: { expirationSeconds: 600 } };
-  const ref = { namespace, name: 'default' };
-  const answer = await waitFor('the default ServiceAccount', () =>
-    cluster.client().createSubresource<typeof body, TokenRequest>(SERVICE_ACCOUNTS, ref, 'token', body),
+  return await waitFor('the default ServiceAccount', () =>
+    requestToken(cluster.client(), { namespace, name: 'default' }, 600),
   );
-  return answer.status?.token ?? '';
 }
 
 /** Who the API server says that we are. */
@@ -105,7 +104,7 @@ async function certificateFor(commonName: string, organizations: string[]): Prom
   ]);
   const key = await createKey('RSA');
   const authority = { certificate, key: { algorithm: 'ECDSA' as const, pem } };
-  const clientCertificate = await issue(authority, { key, commonName, organizations, days: 1 });
+  const clientCertificate = await issue(authority, { key, commonName, organizations });
   return { server: admin.server, certificateAuthority: certificate, clientCertificate, clientKey: key.pem };
 }
 

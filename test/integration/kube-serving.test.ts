@@ -8,9 +8,8 @@ import type { TLSSocket } from 'node:tls';
 import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { Authorizer } from '../../kube/authorization.ts';
-import { createAuthority, createKey, issue, type KeyAlgorithm } from '../../kube/certificates.ts';
+import { createKey, type KeyAlgorithm } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
-import { SERVICE_ACCOUNTS, type TokenRequest } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import type { RunningServer } from '../../kube/httpserver.ts';
 import { createMetrics } from '../../kube/metrics.ts';
@@ -24,7 +23,9 @@ import { Transport } from '../../kube/transport.ts';
 import { VMS } from '../../operator/resources.ts';
 import type { Cluster } from '../cluster/index.ts';
 import { ApiProxy } from '../support/apiproxy.ts';
+import { createAuthority, issue } from '../support/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
 import { waitFor } from '../support/wait.ts';
 
 const namespace = `kube-serving-${randomBytes(4).toString('hex')}`;
@@ -119,18 +120,14 @@ async function createToken(name: string, clusterRole?: string): Promise<string> 
       `--serviceaccount=${namespace}:${name}`,
     ]);
   }
-  const body = { spec: { expirationSeconds: 600 } };
-  const answer = await cluster
-    .client()
-    .createSubresource<typeof body, TokenRequest>(SERVICE_ACCOUNTS, { namespace, name }, 'token', body);
-  return answer.status?.token ?? '';
+  return await requestToken(cluster.client(), { namespace, name }, 600);
 }
 
 /** Both files are replaced one after the other, as people do. */
 async function writePair(algorithm: KeyAlgorithm, commonName: string): Promise<CertificateProvider> {
-  const authority = await createAuthority({ commonName: 'test', days: 1 });
+  const authority = await createAuthority('test');
   const key = await createKey(algorithm);
-  const certificate = await issue(authority, { key, commonName, days: 1, dnsNames: ['localhost'] });
+  const certificate = await issue(authority, { key, commonName, dnsNames: ['localhost'] });
   const files = { certificateFile: join(folder, 'tls.crt'), keyFile: join(folder, 'tls.key') };
   await writeFile(`${files.certificateFile}.new`, certificate);
   await rename(`${files.certificateFile}.new`, files.certificateFile);

@@ -1,14 +1,11 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import {
-  CUSTOM_PODS_LABEL,
   DEFAULT_NAMESPACE,
   GROUP,
   HOST_KEY,
   HOST_MARK,
-  KEYLESS_TOLERATIONS_LABEL,
   NAMESPACE_PREFIX,
-  OPERATOR_USER,
   SYSTEM_NAMESPACE,
   TASK_ANNOTATION,
   WORKLOAD_LABEL,
@@ -22,6 +19,7 @@ import {
   AS_OPERATOR,
   COMMANDING_SPECS,
   HOST_TOLERATION,
+  OPERATOR_USER,
   OPERATORS_OWN,
   SLOT,
   untilAllowed,
@@ -355,8 +353,6 @@ describe('the policies', () => {
       hostTaint: HOST_KEY,
       hostMark: HOST_MARK,
       workloadLabel: WORKLOAD_LABEL,
-      customPodsLabel: CUSTOM_PODS_LABEL,
-      keylessTolerationsLabel: KEYLESS_TOLERATIONS_LABEL,
       taskAnnotation: TASK_ANNOTATION,
     };
     const variables = (await ownPolicies()).flatMap((policy) => policy.spec.variables);

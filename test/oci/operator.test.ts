@@ -7,7 +7,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { stringify } from 'yaml';
 import { type Cluster, startCluster } from '../cluster/index.ts';
 import { freePorts } from '../cluster/ports.ts';
-import { requestToken } from '../cluster/tokens.ts';
+import { componentToken } from '../cluster/tokens.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 import { Container, type Mount } from './container.ts';
@@ -45,7 +45,7 @@ async function makeMounts(): Promise<Mount[]> {
   const configuration = join(cluster.directory, 'configuration');
   await mkdir(account);
   await mkdir(configuration);
-  await writeFile(join(account, 'token'), await requestToken(cluster.client(), 'berth-operator', false));
+  await writeFile(join(account, 'token'), await componentToken(cluster.client(), 'berth-operator', false));
   await writeFile(join(account, 'namespace'), 'berth-system');
   await writeFile(join(account, 'ca.crt'), await readFile(join(cluster.directory, 'pki', 'ca.crt')));
   const [metrics, health] = (await freePorts(2)) as [number, number];

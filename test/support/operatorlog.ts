@@ -15,7 +15,7 @@ export interface LogLine {
 const ERROR_LEVEL = 50;
 const READER = 'metrics-reader';
 
-export function readLog(file: string): LogLine[] {
+function readLog(file: string): LogLine[] {
   const lines = readFileSync(file, 'utf8').split('\n');
   return lines.filter((line) => line.startsWith('{')).map((line) => JSON.parse(line) as LogLine);
 }

@@ -7,8 +7,9 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { Agent, request } from 'undici';
 import { stringify } from 'yaml';
-import { type Authority, createAuthority, createKey, issue } from '../../kube/certificates.ts';
+import { createKey } from '../../kube/certificates.ts';
 import { freePort } from '../cluster/ports.ts';
+import { type Authority, createAuthority, issue } from './authority.ts';
 import { ByteCounter } from './bytecounter.ts';
 import { waitFor } from './wait.ts';
 
@@ -16,8 +17,6 @@ export const USER = 'berth';
 export const PASSWORD = 'berth-test';
 /** bcrypt of the password, with the lowest cost that the registry takes: it reckons this for every request. */
 const PASSWORD_HASH = '$2y$05$abcdefghijklmnopqrstuupAN5U5wYWVs79LoNJdNIIaTJdfN5k9e';
-/** Longer than any test. */
-const CERTIFICATE_DAYS = 1;
 /** A copy of gigabytes takes seconds. */
 const SKOPEO_MILLISECONDS = 120_000;
 const LOG_BYTES = 16 * 1024 ** 2;
@@ -130,14 +129,13 @@ export async function serverCertificate(authority: Authority): Promise<{ key: st
     commonName: 'registry',
     dnsNames: ['localhost'],
     ipAddresses: ['127.0.0.1'],
-    days: CERTIFICATE_DAYS,
     usages: ['server'],
   });
   return { key: key.pem, cert };
 }
 
 export async function testAuthority(): Promise<Authority> {
-  return await createAuthority({ commonName: 'berth tests', days: CERTIFICATE_DAYS });
+  return await createAuthority('berth tests');
 }
 
 async function writeConfiguration(options: RegistryOptions, port: number): Promise<void> {

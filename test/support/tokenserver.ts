@@ -8,7 +8,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
 import { text } from 'node:stream/consumers';
-import type { Authority } from '../../kube/certificates.ts';
+import type { Authority } from './authority.ts';
 import { PASSWORD, serverCertificate, USER } from './registry.ts';
 
 const SERVICE = 'tests';

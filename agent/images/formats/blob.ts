@@ -11,7 +11,7 @@ import { writeAll } from './sparse.ts';
 /** What a kill loses of each part under way; a request's own cost is small beside it. */
 export const PART_BYTES = 16 * 1024 * 1024;
 /** More connections brought nothing where it was measured, and registries limit them. */
-export const CONNECTIONS = 4;
+const CONNECTIONS = 4;
 /** Hashing one takes less than a millisecond; in between others get their turn. */
 const PIECE_BYTES = 1024 * 1024;
 

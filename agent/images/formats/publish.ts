@@ -50,8 +50,6 @@ export interface DiskToPublish {
   os?: string | undefined;
   /** Of the manifest. */
   annotations?: Readonly<Record<string, string>> | undefined;
-  /** By the digest of their content: of images that the repository may have, as their `chunks.json` tells. */
-  knownChunks?: ReadonlyMap<string, Pick<Chunk, 'digest' | 'size'>> | undefined;
 }
 
 export interface PublishOptions {
@@ -207,14 +205,10 @@ async function readChunk(file: FileHandle, into: Buffer, position: number): Prom
 }
 
 async function publishChunk(
-  { repository, knownChunks }: DiskToPublish,
+  { repository }: DiskToPublish,
   { room, bytes, rawDigest }: { room: Room; bytes: Buffer; rawDigest: string },
   signal: AbortSignal,
 ): Promise<Layer> {
-  const known = knownChunks?.get(rawDigest);
-  if (known !== undefined && (await repository.has(known.digest, signal))) {
-    return { rawDigest, digest: known.digest, size: known.size };
-  }
   const content = await compress(bytes, room.compressed);
   const size = content.length;
   const digest = await digestOf(content);

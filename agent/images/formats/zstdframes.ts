@@ -11,7 +11,7 @@ import { ImageError } from '../store.ts';
  * The largest window (2^27 bytes, 128 MiB) that a frame may ask for: what `zstd --ultra -22` and `--long` make, and the
  * decoder's own default. A frame may claim 2^31, all of which the decoder would take from memory.
  */
-export const LONGEST_WINDOW_LOG = 27;
+const LONGEST_WINDOW_LOG = 27;
 
 /** Decodes one frame. Frames that ask for a larger window are errors with the code `ZSTD_error_frameParameter_windowTooLarge`. */
 export function zstdDecoder(chunkSize: number, windowLog = LONGEST_WINDOW_LOG): ZstdDecompress {

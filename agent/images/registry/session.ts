@@ -18,8 +18,6 @@ export interface Ask {
   body?: (() => Buffer | Readable) | undefined;
   writes?: boolean;
   removes?: boolean;
-  /** Read from beside this one. */
-  from?: string;
   /** Statuses that are answers, not failures; those of success always are. */
   accept?: readonly number[];
 }
@@ -65,7 +63,7 @@ export class Session {
     const what = this.named(ask.reference);
     const need = {
       registry: this.#base,
-      scopes: this.#scopes(ask),
+      scope: this.#scope(ask),
       credential: this.#credential,
       what,
     };
@@ -99,9 +97,8 @@ export class Session {
     );
   }
 
-  #scopes({ writes, removes, from }: Ask): string[] {
+  #scope({ writes, removes }: Ask): string {
     const actions = removes === true ? 'pull,delete' : writes === true ? 'pull,push' : 'pull';
-    const own = `repository:${this.#repository}:${actions}`;
-    return from === undefined ? [own] : [own, `repository:${from}:pull`];
+    return `repository:${this.#repository}:${actions}`;
   }
 }

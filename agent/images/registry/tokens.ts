@@ -37,7 +37,7 @@ export interface Need {
   /** The registry's API. */
   registry: URL;
   /** `repository:team/image:pull`. */
-  scopes: readonly string[];
+  scope: string;
   credential: Credential | undefined;
   /** Begins messages. */
   what: string;
@@ -126,8 +126,8 @@ export class Tokens {
   }
 }
 
-function keyOf({ registry, scopes, credential }: Need): string {
-  return [registry.origin, fingerprint(credential), ...scopes].join(' ');
+function keyOf({ registry, scope, credential }: Need): string {
+  return [registry.origin, fingerprint(credential), scope].join(' ');
 }
 
 function realmOf(need: Need, challenge: Challenge): URL {
@@ -149,7 +149,7 @@ function realmOf(need: Need, challenge: Challenge): URL {
 function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): Exchange {
   const service = challenge.parameters.get('service');
   const asked = challenge.parameters.get('scope')?.split(' ').map(inOrder) ?? [];
-  const scopes = [...new Set([...need.scopes, ...asked])].filter((scope) => scope !== '');
+  const scopes = [...new Set([need.scope, ...asked])].filter((scope) => scope !== '');
   const { credential } = need;
   const common = { what, followsRedirects: false };
   if (credential?.type === 'identityToken') {

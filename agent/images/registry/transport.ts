@@ -33,7 +33,7 @@ export interface RegistriesOptions extends AddressRules {
 }
 
 export interface Exchange {
-  method: 'GET' | 'HEAD' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
+  method: 'GET' | 'HEAD' | 'POST' | 'PUT' | 'DELETE';
   url: URL;
   headers: Readonly<Record<string, string>>;
   /** Called each time the request is sent. */

@@ -45,7 +45,7 @@ export interface Repository {
    */
   stream(descriptor: Descriptor, range: { start: number; end: number }, signal: AbortSignal): Readable;
   has(digest: string, signal: AbortSignal): Promise<boolean>;
-  /** Uploads a blob unless it is there. `from`: another repository of the same registry that has it. */
+  /** Uploads a blob in one request, unless it is there. */
   upload(blob: UploadBlob, signal: AbortSignal): Promise<void>;
   /** Writes a manifest under a tag; its digest. */
   putManifest(tag: string, mediaType: string, bytes: Buffer, signal: AbortSignal): Promise<string>;
@@ -61,5 +61,4 @@ export interface UploadBlob {
   size: number;
   /** Called once for each attempt. */
   content: () => Readable | Buffer;
-  from?: string;
 }

@@ -185,7 +185,7 @@ export class Probe {
 }
 
 /** A question for the address of a name. */
-export function dnsQuery(id: number, name: string): Buffer {
+function dnsQuery(id: number, name: string): Buffer {
   const labels = name.split('.').map((label) => Buffer.from([label.length, ...Buffer.from(label)]));
   const header = Buffer.alloc(12);
   header.writeUInt16BE(id, 0);
@@ -195,7 +195,7 @@ export function dnsQuery(id: number, name: string): Buffer {
 }
 
 /** An answer to this question with no error and at least one address. */
-export function isDnsAnswer(payload: Buffer, query: Buffer): boolean {
+function isDnsAnswer(payload: Buffer, query: Buffer): boolean {
   if (payload.length < 12 || payload.readUInt16BE(0) !== query.readUInt16BE(0)) return false;
   const flags = payload.readUInt16BE(2);
   return (flags & 0x8000) !== 0 && (flags & 0x000f) === 0 && payload.readUInt16BE(6) > 0;

@@ -16,7 +16,7 @@ const MACOS_GUESTS_PER_HOST = 2;
 const SHARED_DISKS_PER_ARM_HOST = 1;
 
 /** The extended resources a host should offer, as capacity and allocatable alike. */
-export function hostResources(node: Node, config: OperatorConfig): Record<string, string> {
+function hostResources(node: Node, config: OperatorConfig): Record<string, string> {
   const isArm = architecture(node) === 'arm64';
   const quota = isArm ? config.osx_node_platform_quota_pod : config.x86_node_platform_quota_pod;
   const os = node.status?.nodeInfo?.operatingSystem ?? node.metadata.labels?.['kubernetes.io/os'];

@@ -26,7 +26,7 @@ import { type Place, placeKey } from './removal/place.ts';
 import { abandonedPlaces, removalRecord, replacedPlaces } from './removal/record.ts';
 
 /** On Images and ISOs: held while a host is being prepared from them. */
-export const IMAGE_FINALIZER = 'berth.dev/image';
+const IMAGE_FINALIZER = 'berth.dev/image';
 /** A deletion waits for VMs to be deployed; their changes are not watched for it. */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
 /** After a refusal by quota or admission: no watch tells when the reason goes away. */

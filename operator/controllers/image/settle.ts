@@ -25,7 +25,7 @@ export type ImageFacts = Pick<
   | 'lastPush'
 >;
 
-export function factsOf({ status = {} }: Image | ISO): ImageFacts {
+function factsOf({ status = {} }: Image | ISO): ImageFacts {
   const { content, consistency, size, storageSize, digest, origin, lastUpdateTime } = status;
   const { lastCommit, lastPush } = status as ImageStatus;
   return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, lastCommit, lastPush };

@@ -21,7 +21,7 @@ export type Failure = NonNullable<VMStatus['failure']>;
 /** Reasons for which a VM that never ran is placed on another host. */
 const PLACE_ELSEWHERE: ReadonlySet<string> = new Set(REFUSAL_REASONS);
 /** A VM is placed at most this many times again because its host refused it. */
-export const MAXIMUM_REPLACEMENTS = 3;
+const MAXIMUM_REPLACEMENTS = 3;
 /** What the API server says of a Pod that is being evicted, in the DisruptionTarget condition. */
 const EVICTED = new Set([
   'EvictionByEvictionAPI',

@@ -68,7 +68,7 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
 }
 
 /** The contract's table: Pod phase, container state and the condition `berth.dev/Machine` give the VM's phase. */
-export function podPhase(pod: Pod): Phase {
+function podPhase(pod: Pod): Phase {
   if (pod.spec.nodeName === undefined) {
     return { name: 'Pending', reason: 'Pending', message: 'waiting for a host' };
   }

@@ -127,7 +127,7 @@ function machineImages({ image, iso }: Resolved) {
   } as const;
 }
 
-export function machinePorts(ports: readonly string[] | undefined): MachinePort[] {
+function machinePorts(ports: readonly string[] | undefined): MachinePort[] {
   return (ports ?? []).map((text) => {
     const port = parsePort(text);
     return { name: portName(port), ...port };

@@ -59,7 +59,7 @@ export function wantedSize({ vm, pod }: Pick<Observed, 'vm' | 'pod'>): Size | un
   return isSameSize({ cpu, memoryBytes }, counted) ? undefined : { cpu, memoryBytes };
 }
 
-export function isSameSize(one: Size, other: Size): boolean {
+function isSameSize(one: Size, other: Size): boolean {
   return one.cpu === other.cpu && one.memoryBytes === other.memoryBytes;
 }
 

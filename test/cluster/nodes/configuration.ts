@@ -9,7 +9,7 @@ export const CONTAINERD_SOCKET = '/run/containerd/containerd.sock';
 /** Holds a Pod's namespaces; made by images.ts. */
 export const PAUSE_IMAGE = 'localhost/berth-pause:1';
 /** Where Debian's containernetworking-plugins are. */
-export const NETWORK_PLUGINS = '/usr/lib/cni';
+const NETWORK_PLUGINS = '/usr/lib/cni';
 
 /** Writes all of them into the node's folder. `pki` is the folder of the cluster's keys. */
 export function writeConfiguration(folder: string, node: NodeAddress, pki: string): void {

@@ -30,7 +30,7 @@ export type ChartTools = Readonly<Record<ChartTool, string>>;
 export type NodeTools = Readonly<Record<NodeTool, string>>;
 
 /** Nothing gave the programs. The message says what was tried and what to install. */
-export class ToolchainError extends Error {
+class ToolchainError extends Error {
   override readonly name = 'ToolchainError';
 }
 
@@ -44,9 +44,7 @@ export interface ToolchainOptions {
 type How = Required<ToolchainOptions>;
 
 /** `$XDG_CACHE_HOME/berth`, else `~/.cache/berth`. */
-export function cacheDirectory(
-  environment: Readonly<Record<string, string | undefined>> = process.env,
-): string {
+function cacheDirectory(environment: Readonly<Record<string, string | undefined>> = process.env): string {
   return join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'berth');
 }
 

@@ -1,8 +1,8 @@
 /** Accounts with real tokens, whose refusals are read as they came. */
 import type { KubeClient } from '../../../kube/client.ts';
-import { SERVICE_ACCOUNTS, type TokenRequest } from '../../../kube/core.ts';
 import type { Method } from '../../../kube/transport.ts';
 import type { Cluster } from '../../cluster/index.ts';
+import { requestToken } from '../../support/serviceaccounts.ts';
 import { clientOf } from './identities.ts';
 
 /** Longer than any test. */
@@ -32,10 +32,8 @@ export async function account(cluster: Cluster, namespace: string, name: string)
   if (status !== 201 && status !== 409) {
     throw new Error(`ServiceAccount ${name}: HTTP ${status}`);
   }
-  const request = { spec: { expirationSeconds: TOKEN_SECONDS } };
-  const ref = { namespace, name };
-  const answer = await admin.createSubresource<object, TokenRequest>(SERVICE_ACCOUNTS, ref, 'token', request);
-  const client = await clientOf(cluster, { token: answer.status?.token });
+  const token = await requestToken(admin, { namespace, name }, TOKEN_SECONDS);
+  const client = await clientOf(cluster, { token });
   const close = (): Promise<void> => client.transport.close();
   return accountOf(`system:serviceaccount:${namespace}:${name}`, client, close);
 }

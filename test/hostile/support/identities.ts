@@ -1,12 +1,13 @@
 /** Clients of a test's cluster under identities that an attacker may hold. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { createKey, issue, readKey } from '../../../kube/certificates.ts';
+import { createKey, readKey } from '../../../kube/certificates.ts';
 import { KubeClient } from '../../../kube/client.ts';
 import { type Connection, loadConnection } from '../../../kube/credentials.ts';
 import { createMetrics } from '../../../kube/metrics.ts';
 import { Transport } from '../../../kube/transport.ts';
 import type { Cluster } from '../../cluster/index.ts';
+import { issue } from '../../support/authority.ts';
 
 /** With the rights of a node of that name, whether or not its Node is there. */
 export async function asNode(cluster: Cluster, name: string): Promise<KubeClient> {
@@ -20,7 +21,6 @@ export async function asNode(cluster: Cluster, name: string): Promise<KubeClient
     key,
     commonName: `system:node:${name}`,
     organizations: ['system:nodes'],
-    days: 1,
     usages: ['client'],
   });
   return clientOf(cluster, { clientCertificate, clientKey: key.pem });

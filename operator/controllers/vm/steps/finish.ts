@@ -4,7 +4,7 @@ import type { Observed } from '../observed.ts';
 import { NOTHING, type StepResult, waitFor } from './step.ts';
 
 /** The failure after which the VM itself is deleted: what users were promised of NAT self-healing. */
-export const NAT_FAILURE = 'NATSelfHealFailed';
+const NAT_FAILURE = 'NATSelfHealFailed';
 
 /** Deletes a VM that has ended: at once after a NAT failure, else when its TTL is over. Acts on written facts only. */
 export function finish(observed: Observed, _facts: Facts): StepResult {

@@ -1,0 +1,106 @@
+/** Certificate authorities of a cluster, a registry or a stranger. The product itself signs nothing but its own requests. */
+import { createPrivateKey, createPublicKey, type KeyObject, webcrypto } from 'node:crypto';
+import type { Extension } from '@peculiar/x509';
+import { createKey, type Key, type Subject, type Validity } from '../../kube/certificates.ts';
+
+export interface Authority {
+  key: Key;
+  /** Its certificate. */
+  certificate: string;
+}
+
+export interface Issued extends Subject {
+  /** The key that the certificate is for. */
+  key: Key;
+  /** From now on unless it says otherwise. Times are cut to whole seconds. */
+  validity?: Validity;
+  /** Both when absent. */
+  usages?: readonly (keyof typeof USAGES)[];
+}
+
+/** As long as a cluster for trying, tests or benchmarks is kept at most. */
+const VALIDITY_MILLISECONDS = 365 * 24 * 60 * 60 * 1000;
+/** For readers whose clocks are behind. */
+const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
+const USAGES = { server: '1.3.6.1.5.5.7.3.1', client: '1.3.6.1.5.5.7.3.2' };
+
+/** Loaded at first use: most test files make no certificate, but import the harness. */
+async function library() {
+  await import('reflect-metadata');
+  const x509 = await import('@peculiar/x509');
+  x509.cryptoProvider.set(webcrypto as unknown as Parameters<typeof x509.cryptoProvider.set>[0]);
+  return x509;
+}
+
+/** A certificate authority of its own, on P-256. */
+export async function createAuthority(commonName: string): Promise<Authority> {
+  const x509 = await library();
+  const key = await createKey();
+  const keys = pairOf(key);
+  const { keyCertSign, cRLSign, digitalSignature } = x509.KeyUsageFlags;
+  const certificate = await x509.X509CertificateGenerator.createSelfSigned({
+    name: [{ CN: [commonName] }],
+    keys,
+    signingAlgorithm: algorithmOf(key),
+    ...lasting(),
+    extensions: [
+      new x509.BasicConstraintsExtension(true, undefined, true),
+      new x509.KeyUsagesExtension(keyCertSign | cRLSign | digitalSignature, true),
+      await x509.SubjectKeyIdentifierExtension.create(keys.publicKey),
+    ],
+  });
+  return { key, certificate: certificate.toString('pem') };
+}
+
+/** A certificate signed by the authority, as PEM. */
+export async function issue(authority: Authority, o: Issued): Promise<string> {
+  const x509 = await library();
+  const issuer = new x509.X509Certificate(authority.certificate);
+  const { organizations = [], usages = ['server', 'client'] } = o;
+  const { digitalSignature, keyEncipherment } = x509.KeyUsageFlags;
+  const certificate = await x509.X509CertificateGenerator.create({
+    subject: [...organizations.map((name) => ({ O: [name] })), { CN: [o.commonName] }],
+    issuer: issuer.subjectName,
+    publicKey: pairOf(o.key).publicKey,
+    signingKey: pairOf(authority.key).privateKey,
+    signingAlgorithm: algorithmOf(authority.key),
+    ...(o.validity ?? lasting()),
+    extensions: [
+      new x509.BasicConstraintsExtension(false, undefined, true),
+      new x509.KeyUsagesExtension(digitalSignature | keyEncipherment, true),
+      new x509.ExtendedKeyUsageExtension(usages.map((usage) => USAGES[usage])),
+      await x509.AuthorityKeyIdentifierExtension.create(issuer),
+      ...(await names(o)),
+    ],
+  });
+  return certificate.toString('pem');
+}
+
+async function names({ dnsNames = [], ipAddresses = [] }: Subject): Promise<Extension[]> {
+  const all = [
+    ...dnsNames.map((value) => ({ type: 'dns' as const, value })),
+    ...ipAddresses.map((value) => ({ type: 'ip' as const, value })),
+  ];
+  const x509 = await library();
+  return all.length === 0 ? [] : [new x509.SubjectAlternativeNameExtension(all)];
+}
+
+function lasting(): Validity {
+  const now = Date.now();
+  return {
+    notBefore: new Date(now - CLOCK_SKEW_MILLISECONDS),
+    notAfter: new Date(now + VALIDITY_MILLISECONDS),
+  };
+}
+
+function algorithmOf({ algorithm }: Key) {
+  return algorithm === 'ECDSA'
+    ? { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' }
+    : { name: 'RSASSA-PKCS1-v1_5', hash: 'SHA-256' };
+}
+
+function pairOf(key: Key): webcrypto.CryptoKeyPair {
+  const privateKey = createPrivateKey(key.pem);
+  const half = (of: KeyObject, usage: 'sign' | 'verify') => of.toCryptoKey(algorithmOf(key), true, [usage]);
+  return { privateKey: half(privateKey, 'sign'), publicKey: half(createPublicKey(privateKey), 'verify') };
+}
