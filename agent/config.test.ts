@@ -27,7 +27,9 @@ function mistakes(text: string, isRoot = !ROOT): readonly string[] {
   try {
     loadConfig(write(text), {}, isRoot);
   } catch (error) {
-    if (error instanceof ConfigError) return error.mistakes;
+    if (error instanceof ConfigError) {
+      return error.mistakes;
+    }
     throw error;
   }
   return [];

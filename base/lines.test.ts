@@ -45,7 +45,9 @@ it('ends the connection at a line without end, and at one that is not taken', as
     const { promise, resolve } = Promise.withResolvers<Error>();
     connection.on('error', resolve);
     readLines(connection, 10, (line) => {
-      if (line !== 'good') throw new Error(`not taken: ${line}`);
+      if (line !== 'good') {
+        throw new Error(`not taken: ${line}`);
+      }
     });
     connection.write(bytes);
     return (await promise).message;

@@ -50,4 +50,6 @@ export async function bundleInto(
   });
 }
 
-if (import.meta.main) await runCommand(async () => await bundle());
+if (import.meta.main) {
+  await runCommand(async () => await bundle());
+}

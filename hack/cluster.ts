@@ -23,8 +23,12 @@ function wholeNumber(name: string, text: string, most: number): number {
 }
 
 function dpiMaximum(text: string): 240 | 320 {
-  if (text === '240') return 240;
-  if (text === '320') return 320;
+  if (text === '240') {
+    return 240;
+  }
+  if (text === '320') {
+    return 320;
+  }
   throw new Error(`--dpi-max must be 240 or 320, not "${text}"`);
 }
 
@@ -39,10 +43,16 @@ async function main(): Promise<void> {
     },
   });
   const [action] = positionals;
-  if (action === 'down') return stopCluster(values.name);
-  if (action !== 'up') throw new Error('say what to do: up or down');
+  if (action === 'down') {
+    return await stopCluster(values.name);
+  }
+  if (action !== 'up') {
+    throw new Error('say what to do: up or down');
+  }
   const operator = wholeNumber('operator', values.operator, 1) === 1;
-  if (operator) await bundle();
+  if (operator) {
+    await bundle();
+  }
   const cluster = await startCluster({
     name: values.name,
     hosts: wholeNumber('hosts', values.hosts, MOST_HOSTS),

@@ -15,11 +15,17 @@ function makeStructural(schema: JsonSchema): void {
   if (schema['x-kubernetes-int-or-string'] === true) {
     schema['anyOf'] = [{ type: 'integer' }, { type: 'string' }];
   }
-  if (schema['format'] === 'date-time') delete schema['pattern'];
-  for (const bound of ['minimum', 'maximum']) {
-    if (UNBOUNDED.includes(Number(schema[bound]))) delete schema[bound];
+  if (schema['format'] === 'date-time') {
+    delete schema['pattern'];
   }
-  if (schema['type'] === 'integer') schema['format'] = 'int64';
+  for (const bound of ['minimum', 'maximum']) {
+    if (UNBOUNDED.includes(Number(schema[bound]))) {
+      delete schema[bound];
+    }
+  }
+  if (schema['type'] === 'integer') {
+    schema['format'] = 'int64';
+  }
 }
 
 /** The OpenAPI schema of a zod schema, as a CustomResourceDefinition takes it. */

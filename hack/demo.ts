@@ -76,7 +76,7 @@ async function startHost(cluster: Cluster, architecture: GuestArchitecture, imag
 }
 
 async function fetchPage(): Promise<string> {
-  return waitFor('the page of the guest', async () => (await fetch(PAGE)).text(), {
+  return await waitFor('the page of the guest', async () => await (await fetch(PAGE)).text(), {
     deadlineMilliseconds: PAGE_MILLISECONDS,
   });
 }

@@ -7,7 +7,7 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 const ROOT = join(import.meta.dirname, '..');
 
 async function generate(...args: string[]): Promise<{ code: number; stdout: string; stderr: string }> {
-  return new Promise((resolve) => {
+  return await new Promise((resolve) => {
     const child = execFile(
       process.execPath,
       [join(ROOT, 'hack', 'generate.ts'), ...args],

@@ -52,13 +52,17 @@ async function differences(folder: string, files: ReadonlyMap<string, string>): 
       continue;
     }
     const line = firstDifference(await readFile(join(folder, name), 'utf8'), content);
-    if (line !== undefined) found.push(`${name}:${line}`);
+    if (line !== undefined) {
+      found.push(`${name}:${line}`);
+    }
   }
   return found;
 }
 
 function firstDifference(actual: string, expected: string): string | undefined {
-  if (actual === expected) return undefined;
+  if (actual === expected) {
+    return undefined;
+  }
   const actualLines = actual.split('\n');
   const expectedLines = expected.split('\n');
   const at = expectedLines.findIndex((line, index) => line !== actualLines[index]);
@@ -67,8 +71,12 @@ function firstDifference(actual: string, expected: string): string | undefined {
 }
 
 function dpiMaximum(text: string | undefined): DisplayDpiMaximum {
-  if (text === undefined || text === '240') return DEFAULT_DISPLAY_DPI_MAXIMUM;
-  if (text === '320') return 320;
+  if (text === undefined || text === '240') {
+    return DEFAULT_DISPLAY_DPI_MAXIMUM;
+  }
+  if (text === '320') {
+    return 320;
+  }
   throw new RangeError(`--display-dpi-maximum must be 240 or 320, not ${text}`);
 }
 
@@ -83,8 +91,12 @@ async function main(): Promise<number> {
   const files = render(dpiMaximum(values['display-dpi-maximum']));
   if (values.check) {
     const found = await differences(values.output ?? CRD_FOLDER, files);
-    for (const line of found) console.error(line);
-    if (found.length > 0) console.error('generated files are not current: run make generate');
+    for (const line of found) {
+      console.error(line);
+    }
+    if (found.length > 0) {
+      console.error('generated files are not current: run make generate');
+    }
     return found.length === 0 ? 0 : 1;
   }
   if (values.output === undefined && values['display-dpi-maximum'] !== undefined) {

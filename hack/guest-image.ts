@@ -64,7 +64,9 @@ export async function guestImage(
 ): Promise<string> {
   const folder = await folderOf(architecture);
   const image = join(folder, IMAGE);
-  if (await isFile(image)) return image;
+  if (await isFile(image)) {
+    return image;
+  }
   await requireTools();
   await mkdir(folder, { recursive: true });
   const packages = new Packages(join(cacheFolder(), 'packages', architecture), { architecture, progress });
@@ -83,7 +85,7 @@ export async function guestImage(
 
 /** Whether `guestImage` finds its image in the cache, so that it needs none of the tools that make one. */
 export async function isGuestMade(architecture: GuestArchitecture): Promise<boolean> {
-  return isFile(join(await folderOf(architecture), IMAGE));
+  return await isFile(join(await folderOf(architecture), IMAGE));
 }
 
 function cacheFolder(): string {
@@ -101,8 +103,9 @@ async function buildDisk(
 ): Promise<string> {
   const dependencies = await packages.dependencies(`linux-image-cloud-${architecture}`);
   const kernelPackage = dependencies.find((name) => name.startsWith('linux-image-'));
-  if (kernelPackage === undefined)
+  if (kernelPackage === undefined) {
     throw new Error(`no kernel package for ${architecture} in the package lists`);
+  }
   const kernelFiles = await packages.unpack(kernelPackage);
   const busyboxFiles = await packages.unpack('busybox-static');
   const grub = architecture === 'amd64' ? 'grub-pc-bin' : 'grub-efi-arm64-bin';
@@ -136,7 +139,9 @@ async function initramfs(kernelFiles: string, busybox: string, agent: CpioEntry[
     const name = wanted.replace('?', '');
     const path = paths.get(name);
     if (path === undefined) {
-      if (wanted !== name) continue;
+      if (wanted !== name) {
+        continue;
+      }
       throw new Error(`the kernel package has no module ${name}`);
     }
     order.push(`${name}.ko`);
@@ -160,7 +165,9 @@ function moduleName(path: string): string {
 /** Changes with everything the image is made from but the packages' versions. */
 async function recipeHash(): Promise<string> {
   const hash = createHash('sha256');
-  for (const source of SOURCES) hash.update(await readFile(new URL(source, import.meta.url)));
+  for (const source of SOURCES) {
+    hash.update(await readFile(new URL(source, import.meta.url)));
+  }
   return hash.digest('hex').slice(0, 16);
 }
 
@@ -169,7 +176,9 @@ async function requireTools(): Promise<void> {
   const missing: string[] = [];
   for (const [program, packageName] of Object.entries(TOOLS)) {
     const found = await Promise.all(folders.map((folder) => isFile(join(folder, program))));
-    if (!found.includes(true)) missing.push(packageName);
+    if (!found.includes(true)) {
+      missing.push(packageName);
+    }
   }
   if (missing.length > 0) {
     throw new Error(
@@ -183,7 +192,9 @@ async function isFile(path: string): Promise<boolean> {
     return (await stat(path)).isFile();
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException;
-    if (code === 'ENOENT' || code === 'ENOTDIR') return false;
+    if (code === 'ENOENT' || code === 'ENOTDIR') {
+      return false;
+    }
     throw error;
   }
 }
@@ -194,8 +205,13 @@ async function main(): Promise<void> {
     throw new Error('usage: node hack/guest-image.ts amd64|arm64 [OUT.qcow2]');
   }
   const image = await guestImage(architecture, (text) => process.stderr.write(`guest image: ${text}\n`));
-  if (out === undefined) process.stdout.write(`${image}\n`);
-  else await copyFile(image, out);
+  if (out === undefined) {
+    process.stdout.write(`${image}\n`);
+  } else {
+    await copyFile(image, out);
+  }
 }
 
-if (import.meta.main) await runCommand(main);
+if (import.meta.main) {
+  await runCommand(main);
+}

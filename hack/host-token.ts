@@ -87,4 +87,6 @@ async function main(): Promise<void> {
   }
 }
 
-if (import.meta.main) await runCommand(main);
+if (import.meta.main) {
+  await runCommand(main);
+}

@@ -69,14 +69,18 @@ async function makeContext(): Promise<void> {
   const entries = IMAGE_NAMES.map((name) => [name, join(ROOT, name, 'main.ts')]);
   await bundleInto(CONTEXT, Object.fromEntries(entries), { extension: '.mjs', sourcemap: false });
   const scripts = (await readdir(RECIPES)).filter((file) => file.endsWith('.sh'));
-  for (const script of scripts) await copyFile(join(RECIPES, script), join(CONTEXT, script));
+  for (const script of scripts) {
+    await copyFile(join(RECIPES, script), join(CONTEXT, script));
+  }
   await copyFile(join(ROOT, 'LICENSE'), join(CONTEXT, 'LICENSE'));
   await writeFile(join(CONTEXT, 'sbom.cdx.json'), await billOfMaterials(ROOT, process.versions.node));
 }
 
 async function chooseBase(builder: Builder, progress: (text: string) => void): Promise<string> {
   const official = /^ARG BASE=(.*)$/m.exec(await readFile(DOCKERFILE, 'utf8'))?.[1] ?? '';
-  if (await builder.has(official)) return official;
+  if (await builder.has(official)) {
+    return official;
+  }
   try {
     await builder.pull(official);
     return official;
@@ -142,7 +146,9 @@ async function inputsOf(name: ImageName, settings: object): Promise<string> {
     .update(await readFile(DOCKERFILE));
   const others = IMAGE_NAMES.filter((other) => other !== name).map((other) => `${other}.mjs`);
   const files = (await readdir(CONTEXT)).filter((file) => !others.includes(file)).sort();
-  for (const file of files) hash.update(file).update(await readFile(join(CONTEXT, file)));
+  for (const file of files) {
+    hash.update(file).update(await readFile(join(CONTEXT, file)));
+  }
   return hash.digest('hex');
 }
 
@@ -153,4 +159,6 @@ async function main(): Promise<void> {
   await buildImages({ ...values, progress: (text) => process.stdout.write(`images: ${text}\n`) });
 }
 
-if (import.meta.main) await runCommand(main);
+if (import.meta.main) {
+  await runCommand(main);
+}

@@ -35,8 +35,11 @@ async function main(args: readonly string[]): Promise<void> {
 async function render(helm: string, args: readonly string[]): Promise<string> {
   const { promise, resolve, reject } = Promise.withResolvers<string>();
   execFile(helm, args, { maxBuffer: OUTPUT_BYTES }, (error, stdout, stderr) => {
-    if (error === null) resolve(stdout);
-    else reject(new Error(stderr.trim() || error.message));
+    if (error === null) {
+      resolve(stdout);
+    } else {
+      reject(new Error(stderr.trim() || error.message));
+    }
   });
   return await promise;
 }

@@ -71,7 +71,9 @@ async function page(current: string): Promise<string> {
     ['both', 'kube'],
   ] as const) {
     const between = new RegExp(`(<!-- ${name} -->\n)[^]*?(<!-- end -->)`);
-    if (!between.test(text)) throw new Error(`docs/metrics.md: no place for ${name}`);
+    if (!between.test(text)) {
+      throw new Error(`docs/metrics.md: no place for ${name}`);
+    }
     const rows = table(await metricsOf(folder));
     text = text.replace(between, (_, begin: string, end: string) => `${begin}\n${rows}\n\n${end}`);
   }
@@ -86,8 +88,12 @@ async function main(): Promise<number> {
     console.error('docs/metrics.md is not what the code declares: run make generate');
     return 1;
   }
-  if (!values.check) await writeFile(PAGE, wanted);
+  if (!values.check) {
+    await writeFile(PAGE, wanted);
+  }
   return 0;
 }
 
-if (import.meta.main) await runCommand(main);
+if (import.meta.main) {
+  await runCommand(main);
+}

@@ -64,10 +64,16 @@ export type Purpose = { kind: 'tests' } | { kind: 'demo'; architecture: GuestArc
 export async function ensurePrerequisites(purpose: Purpose): Promise<void> {
   const wanted = await wantedPackages(purpose);
   const missing = missingOf(wanted);
-  if (missing.length === 0) return;
-  if (await mayInstall(missing)) installPackages(missing);
+  if (missing.length === 0) {
+    return;
+  }
+  if (await mayInstall(missing)) {
+    installPackages(missing);
+  }
   const still = missingOf(wanted);
-  if (still.length === 0) return;
+  if (still.length === 0) {
+    return;
+  }
   throw new Error(
     [
       `Missing on this machine: ${still.map((name) => `${name} (${wanted[name]})`).join(', ')}`,
@@ -94,7 +100,9 @@ function missingOf(packages: Packages): string[] {
 }
 
 function isPresent(what: string): boolean {
-  if (what.startsWith('/')) return existsSync(what);
+  if (what.startsWith('/')) {
+    return existsSync(what);
+  }
   const folders = [...(process.env['PATH'] ?? '').split(delimiter), ...SYSTEM_FOLDERS];
   return folders.some((folder) => isExecutable(join(folder, what)));
 }
@@ -110,15 +118,21 @@ function isExecutable(path: string): boolean {
 }
 
 async function mayInstall(missing: readonly string[]): Promise<boolean> {
-  if (!isPresent('apt-get')) return false;
+  if (!isPresent('apt-get')) {
+    return false;
+  }
   const names = missing.join(', ');
   const onTerminal = process.stdin.isTTY && process.stdout.isTTY && process.env['CI'] !== 'true';
   if (!onTerminal) {
-    if (!isRoot() && !sudoAsksNothing()) return false;
+    if (!isRoot() && !sudoAsksNothing()) {
+      return false;
+    }
     process.stdout.write(`Installing with apt-get: ${names}\n`);
     return true;
   }
-  if (!isRoot() && !isPresent('sudo')) return false;
+  if (!isRoot() && !isPresent('sudo')) {
+    return false;
+  }
   const terminal = createInterface({ input: process.stdin, output: process.stdout });
   try {
     const answer = await terminal.question(
@@ -151,8 +165,12 @@ function installPackages(names: readonly string[]): void {
   for (const args of [['update'], ['install', '-y', '--no-install-recommends', ...names]]) {
     const [file = 'apt-get', ...rest] = [...apt, ...args];
     const { error } = spawnSync(file, rest, { stdio: 'inherit' });
-    if (error !== undefined) throw error;
+    if (error !== undefined) {
+      throw error;
+    }
   }
 }
 
-if (import.meta.main) await runCommand(async () => await ensurePrerequisites({ kind: 'tests' }));
+if (import.meta.main) {
+  await runCommand(async () => await ensurePrerequisites({ kind: 'tests' }));
+}

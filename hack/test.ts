@@ -65,14 +65,20 @@ function describeTest(outcome: 'failed' | 'skipped', { name, reason }: TestOutco
 
 async function main(projects: readonly string[]): Promise<void> {
   const unknown = projects.filter((project) => !PROJECTS.includes(project));
-  if (unknown.length > 0) throw new Error(`no such project: ${unknown.join(', ')}`);
+  if (unknown.length > 0) {
+    throw new Error(`no such project: ${unknown.join(', ')}`);
+  }
   const results: ProjectResult[] = [];
-  for (const project of projects.length > 0 ? projects : PROJECTS) results.push(await runProject(project));
+  for (const project of projects.length > 0 ? projects : PROJECTS) {
+    results.push(await runProject(project));
+  }
   process.stdout.write(`\n${results.map(describe).join('')}`);
   const passed = results.reduce((total, result) => total + result.passed, 0);
   const failed = results.reduce((total, result) => total + result.failed.length, 0);
   const skipped = results.reduce((total, result) => total + result.skipped.length, 0);
-  if (skipped > 0 && MAY_NOT_SKIP) process.stdout.write('with CI=true, a skipped test counts as failed\n');
+  if (skipped > 0 && MAY_NOT_SKIP) {
+    process.stdout.write('with CI=true, a skipped test counts as failed\n');
+  }
   process.stdout.write(`${passed} passed, ${failed} failed, ${skipped} skipped\n`);
   process.exitCode = failed === 0 && (skipped === 0 || !MAY_NOT_SKIP) ? 0 : 1;
 }

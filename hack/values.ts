@@ -200,17 +200,27 @@ async function main(): Promise<number> {
   const different: string[] = [];
   for (const [name, content] of files) {
     const actual = await readFile(join(CHART, name), 'utf8').catch(ignoreMissing);
-    if (actual !== content) different.push(`charts/berth/${name}: is not what hack/values.ts makes of it`);
+    if (actual !== content) {
+      different.push(`charts/berth/${name}: is not what hack/values.ts makes of it`);
+    }
   }
   const found = [...stale.map((name) => `charts/berth/${name}: nothing makes this file`), ...different];
-  for (const line of found) console.error(line);
-  if (found.length > 0) console.error('generated files are not current: run make generate');
+  for (const line of found) {
+    console.error(line);
+  }
+  if (found.length > 0) {
+    console.error('generated files are not current: run make generate');
+  }
   return found.length === 0 ? 0 : 1;
 }
 
 function ignoreMissing(error: unknown): undefined {
-  if (error instanceof Error && 'code' in error && error.code === 'ENOENT') return undefined;
+  if (error instanceof Error && 'code' in error && error.code === 'ENOENT') {
+    return undefined;
+  }
   throw error;
 }
 
-if (import.meta.main) await runCommand(main);
+if (import.meta.main) {
+  await runCommand(main);
+}

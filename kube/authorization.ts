@@ -33,7 +33,7 @@ class Answers<V> {
   async ask(question: string, ask: () => Promise<V>): Promise<V> {
     const known = this.#known.get(question);
     if (known !== undefined) {
-      return known;
+      return await known;
     }
     if (this.#turns.size >= QUESTIONS_WAITING) {
       throw new HttpError(429, 'Too many callers are being looked up: try again later');
@@ -71,13 +71,13 @@ export class Authorizer {
       return userOf(socket);
     }
     const token = bearerToken(request.headers.authorization);
-    return token === undefined ? undefined : this.#authenticate(token);
+    return token === undefined ? undefined : await this.#authenticate(token);
   }
 
   async authorize(user: User, attributes: Attributes): Promise<boolean> {
     const { username = '', uid, groups = [], extra = {} } = user;
     const question = JSON.stringify([username, uid, groups, extra, attributes]);
-    return this.#rights.ask(question, async () => {
+    return await this.#rights.ask(question, async () => {
       const review = await this.#client.create(SUBJECT_ACCESS_REVIEWS, {
         metadata: {},
         spec: { user: username, groups, extra, ...(uid === undefined ? {} : { uid }), ...attributes },
@@ -90,7 +90,7 @@ export class Authorizer {
   async #authenticate(token: string): Promise<User | undefined> {
     // Tokens are not kept in memory as they are.
     const question = createHash('sha256').update(token).digest('base64');
-    return this.#users.ask(question, async () => {
+    return await this.#users.ask(question, async () => {
       const review = await this.#client.create(TOKEN_REVIEWS, { metadata: {}, spec: { token } });
       return review.status?.authenticated === true ? review.status.user : undefined;
     });

@@ -105,7 +105,7 @@ describe('is refused', () => {
   it.each([
     [
       'an RSA key',
-      async () => createSigningRequest({ ...subject, key: await createKey('RSA') }),
+      async () => await createSigningRequest({ ...subject, key: await createKey('RSA') }),
       'not as agents',
     ],
     [

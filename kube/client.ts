@@ -60,7 +60,7 @@ export class KubeClient {
   }
 
   async get<T extends KubeObject>(type: Resource<T>, ref: Ref, options: CallOptions = {}): Promise<T> {
-    return this.#object<T>('GET', pathOf(type, ref), options);
+    return await this.#object<T>('GET', pathOf(type, ref), options);
   }
 
   /** Reads all, in pages. */
@@ -77,7 +77,7 @@ export class KubeClient {
         throw error;
       }
       // The pages' snapshot was compacted away between two of them: one answer without pages cannot be.
-      return this.#page<T>(type, options, undefined);
+      return await this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };
   }
@@ -100,7 +100,7 @@ export class KubeClient {
   ): Promise<T> {
     const body = { ...object, apiVersion: type.apiVersion, kind: type.kind };
     const path = pathOf(type, namespaceOf(object.metadata));
-    return this.#object<T>('POST', path + query({ fieldManager: options.fieldManager }), {
+    return await this.#object<T>('POST', path + query({ fieldManager: options.fieldManager }), {
       ...options,
       body,
     });
@@ -110,7 +110,7 @@ export class KubeClient {
   async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
     const { metadata } = object as { metadata: Ref };
     const path = pathOf(type, metadata, options.subresource);
-    return this.#object<T>(
+    return await this.#object<T>(
       'PATCH',
       path + query({ fieldManager: options.fieldManager, force: options.force }),
       {
@@ -129,7 +129,7 @@ export class KubeClient {
     options: WriteOptions = {},
   ): Promise<T> {
     const path = pathOf(type, ref, options.subresource);
-    return this.#object<T>('PATCH', path + query({ fieldManager: options.fieldManager }), {
+    return await this.#object<T>('PATCH', path + query({ fieldManager: options.fieldManager }), {
       ...options,
       body: patch,
       contentType: 'application/merge-patch+json',
@@ -139,7 +139,7 @@ export class KubeClient {
   /** PUT; with a resourceVersion in the object's metadata, a 409 when it is no longer that. */
   async update<T extends KubeObject>(type: Resource<T>, object: T, options: WriteOptions = {}): Promise<T> {
     const path = pathOf(type, object.metadata, options.subresource);
-    return this.#object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {
+    return await this.#object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {
       ...options,
       body: object,
     });
@@ -171,7 +171,7 @@ export class KubeClient {
 
   /** Any request; answers with errors as they are. */
   async raw(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
-    return this.transport.request({
+    return await this.transport.request({
       ...options,
       method,
       path,

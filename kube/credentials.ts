@@ -58,24 +58,26 @@ export async function loadConnection(options: LoadOptions = {}): Promise<Connect
   const fromEnvironment = environment.KUBECONFIG?.split(path.delimiter).find((file) => file !== '');
   const file = options.kubeconfigPath ?? fromEnvironment;
   if (file !== undefined) {
-    return fromKubeconfig(file, options.context, environment);
+    return await fromKubeconfig(file, options.context, environment);
   }
   const server = serverOfPod(environment);
   if (server !== undefined && (await exists(path.join(SERVICE_ACCOUNT_FOLDER, 'token')))) {
-    return fromServiceAccount(server);
+    return await fromServiceAccount(server);
   }
-  return fromKubeconfig(path.join(homedir(), '.kube', 'config'), options.context, environment);
+  return await fromKubeconfig(path.join(homedir(), '.kube', 'config'), options.context, environment);
 }
 
 /** Where a kubelet tells its Pods that the API server is; undefined outside of a Pod. */
 function serverOfPod(environment: LoadOptions['environment']): string | undefined {
   const host = environment?.KUBERNETES_SERVICE_HOST;
-  if (host === undefined) return undefined;
+  if (host === undefined) {
+    return undefined;
+  }
   return `https://${host.includes(':') ? `[${host}]` : host}:${environment?.KUBERNETES_SERVICE_PORT ?? '443'}`;
 }
 
 async function exists(file: string): Promise<boolean> {
-  return access(file).then(
+  return await access(file).then(
     () => true,
     () => false,
   );
@@ -190,5 +192,5 @@ async function pem(
   if (data) {
     return Buffer.from(data, 'base64').toString('utf8');
   }
-  return file ? readFile(path.resolve(folder, file), 'utf8') : undefined;
+  return file ? await readFile(path.resolve(folder, file), 'utf8') : undefined;
 }

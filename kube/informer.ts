@@ -135,7 +135,7 @@ export class Informer<T extends KubeObject> {
     if (reason !== undefined) {
       this.#metrics.relists.inc({ resource: this.#label, reason });
       if (this.#watchListSupported) {
-        return this.#watchList(signal);
+        return await this.#watchList(signal);
       }
       await this.#readPages(signal);
     }

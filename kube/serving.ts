@@ -78,7 +78,7 @@ export async function serveHealth(o: HealthServerOptions): Promise<RunningServer
       logger: o.logger,
     });
   };
-  return listen(createServer(answer, { logger: o.logger }), o.listen);
+  return await listen(createServer(answer, { logger: o.logger }), o.listen);
 }
 
 async function answerMetrics(

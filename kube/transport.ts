@@ -212,7 +212,7 @@ export class Transport {
   async #token(): Promise<string | undefined> {
     const { tokenFile, tokenPlugin, token } = this.#connection;
     if (tokenPlugin !== undefined) {
-      return tokenPlugin();
+      return await tokenPlugin();
     }
     if (tokenFile === undefined) {
       return token;

@@ -58,8 +58,9 @@ describe('what happened', () => {
       phase: 'Failed',
       failure: { reason: 'PortTaken', message: 'port 22', time: '' },
     } as const;
-    for (const last of [{ phase: 'Starting' } as const, failed])
+    for (const last of [{ phase: 'Starting' } as const, failed]) {
       metrics.observe(vm('a', 1, {}), last, failed, NOW);
+    }
     expect(await lines('failed_total')).toEqual([
       'berth_vm_deployments_failed_total{vm_namespace="a",reason="PortTaken"} 1',
     ]);

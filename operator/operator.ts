@@ -171,7 +171,9 @@ export class Operator {
 
   #enqueueLabel(): void {
     const { podName } = this.#start;
-    if (podName !== undefined) this.#leaderLabel?.enqueue(podName);
+    if (podName !== undefined) {
+      this.#leaderLabel?.enqueue(podName);
+    }
   }
 
   /** Finishes what has begun, gives the lease back, then ends the watches and the servers. */

@@ -114,7 +114,9 @@ async function remove(client: KubeClient, options: UninstallOptions, logger: Log
     await drain(client, wanted, signal, logger);
   } else {
     const left = await namesOf(client, wanted);
-    if (left.length > 0) throw refusal(left);
+    if (left.length > 0) {
+      throw refusal(left);
+    }
   }
   await endPrograms(client, options, signal, logger);
   await removeHosts(client, logger);
@@ -146,7 +148,9 @@ async function listIfKnown(client: KubeClient, one: Resource<KubeObject>): Promi
   try {
     return (await client.list(one)).items;
   } catch (error) {
-    if (isNotFound(error)) return [];
+    if (isNotFound(error)) {
+      return [];
+    }
     throw error;
   }
 }
@@ -226,14 +230,20 @@ async function releaseKept(client: KubeClient): Promise<string[]> {
 async function release(client: KubeClient, one: Resource<KubeObject>, object: KubeObject): Promise<boolean> {
   const { uid, resourceVersion, finalizers = [] } = object.metadata;
   const others = finalizers.filter((name) => !name.startsWith(`${GROUP}/`));
-  if (others.length === finalizers.length) return true;
+  if (others.length === finalizers.length) {
+    return true;
+  }
   try {
     const metadata = { uid, resourceVersion, finalizers: others };
     await client.mergePatch(one, object.metadata, { metadata });
     return true;
   } catch (error) {
-    if (isNotFound(error)) return true;
-    if (isConflict(error)) return false;
+    if (isNotFound(error)) {
+      return true;
+    }
+    if (isConflict(error)) {
+      return false;
+    }
     throw error;
   }
 }

@@ -34,7 +34,9 @@ export async function convertToRaw(
     // Made here, since qemu-img would let everybody read it.
     const to = await open(target, 'w+', 0o600);
     files.push(to);
-    if (as !== undefined) await to.chown(as.uid, as.gid);
+    if (as !== undefined) {
+      await to.chown(as.uid, as.gid);
+    }
     const name = as === undefined ? target : fileName(files.length - 1);
     // One request at a time: of the guest's own, which share its disk and its hypervisor, none waits for more than one of ours.
     const run = startQemuImg(
@@ -43,11 +45,15 @@ export async function convertToRaw(
     );
     run.output.setEncoding('utf8').on('data', (text: string) => {
       const percent = Number([...text.matchAll(PROGRESS)].at(-1)?.[1] ?? 0);
-      if (percent > 0) onProgress(percent);
+      if (percent > 0) {
+        onProgress(percent);
+      }
     });
     await run.ended;
     // The reader's work is done: nobody else with its user may write to the copy.
-    if (as !== undefined) await to.chown(0, 0);
+    if (as !== undefined) {
+      await to.chown(0, 0);
+    }
   } finally {
     await closeAll(files);
   }

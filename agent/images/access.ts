@@ -35,7 +35,9 @@ export async function ask<T>(
     try {
       return { answer: await question(repository), repository, credential };
     } catch (error) {
-      if (!(error instanceof ImageError) || error.reason !== 'ImageAccessDenied') throw error;
+      if (!(error instanceof ImageError) || error.reason !== 'ImageAccessDenied') {
+        throw error;
+      }
       denial ??= error;
     }
   }
@@ -78,12 +80,18 @@ export class Access {
    * registry closes it: while the registry is away, what it said last counts, and it is not asked again at each deployment.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
-    if (this.isKnown(reference)) return true;
+    if (this.isKnown(reference)) {
+      return true;
+    }
     try {
       await this.ask(reference, undefined, (repository) => repository.head(digest, signal));
     } catch (error) {
-      if (!(error instanceof ImageError)) throw error;
-      if (CLOSED.has(error.reason)) return false;
+      if (!(error instanceof ImageError)) {
+        throw error;
+      }
+      if (CLOSED.has(error.reason)) {
+        return false;
+      }
       this.#remember(keyOf(reference, undefined));
     }
     return true;
@@ -94,7 +102,9 @@ export class Access {
     this.#seen.delete(key);
     this.#seen.set(key, this.#clock());
     for (const oldest of this.#seen.keys()) {
-      if (this.#seen.size <= REMEMBERED_LIMIT) return;
+      if (this.#seen.size <= REMEMBERED_LIMIT) {
+        return;
+      }
       this.#seen.delete(oldest);
     }
   }

@@ -107,7 +107,9 @@ it('a server that is named may be at any address, and only that one', async () =
     await expect(status(other)).rejects.toThrow('images.registries');
   } finally {
     await dispatcher.destroy();
-    for (const server of servers) server.close();
+    for (const server of servers) {
+      server.close();
+    }
   }
 });
 

@@ -93,8 +93,11 @@ export class Addresses {
       // Addresses are connected to without a look-up.
       const address = target.hostname.replace(/^\[|\]$/g, '');
       const refusal = isIP(address) === 0 ? undefined : this.refusal(address);
-      if (refusal === undefined) connect(target, callback);
-      else callback(new ImageError('ImageFetchFailed', `${address} is ${refusal}`), null);
+      if (refusal === undefined) {
+        connect(target, callback);
+      } else {
+        callback(new ImageError('ImageFetchFailed', `${address} is ${refusal}`), null);
+      }
     };
   }
 
@@ -102,13 +105,19 @@ export class Addresses {
   refusal(address: string): string | undefined {
     const [plain = '', zone] = address.split('%');
     const family = isIP(plain);
-    if (family === 0) return 'no address';
+    if (family === 0) {
+      return 'no address';
+    }
     const isIn = (list: BlockList): boolean => list.check(plain, family === 6 ? 'ipv6' : 'ipv4');
-    if (isIn(LISTS.metadata)) return `an address of a cloud's metadata: ${OUTSIDE}`;
+    if (isIn(LISTS.metadata)) {
+      return `an address of a cloud's metadata: ${OUTSIDE}`;
+    }
     if (zone !== undefined || isIn(LISTS.local) || isIn(this.#own())) {
       return this.#rules.allowLoopback ? undefined : LOCAL_WORDS;
     }
-    if (isIn(this.#cluster)) return `an address of the cluster (clusterCIDRs): ${OUTSIDE}`;
+    if (isIn(this.#cluster)) {
+      return `an address of the cluster (clusterCIDRs): ${OUTSIDE}`;
+    }
     return isIn(LISTS.special) ? `no address of a server: ${OUTSIDE}` : undefined;
   }
 
@@ -128,12 +137,17 @@ export class Addresses {
       }
       for (const { address } of addresses) {
         const refusal = this.refusal(address);
-        if (refusal === undefined) continue;
+        if (refusal === undefined) {
+          continue;
+        }
         callback(new ImageError('ImageFetchFailed', `${hostname} is ${address}, ${refusal}`), []);
         return;
       }
-      if (options.all === true) callback(null, addresses);
-      else callback(null, addresses[0]?.address ?? '', addresses[0]?.family ?? 4);
+      if (options.all === true) {
+        callback(null, addresses);
+      } else {
+        callback(null, addresses[0]?.address ?? '', addresses[0]?.family ?? 4);
+      }
     });
   };
 }

@@ -23,7 +23,9 @@ async function entriesOf(folder: string): Promise<string[]> {
   try {
     return await readdir(folder, { recursive: true });
   } catch (error) {
-    if (isMissing(error)) return [];
+    if (isMissing(error)) {
+      return [];
+    }
     throw error;
   }
 }
@@ -32,7 +34,9 @@ async function blocksOf(path: string): Promise<number> {
   try {
     return await allocatedBytes(path);
   } catch (error) {
-    if (isMissing(error)) return 0;
+    if (isMissing(error)) {
+      return 0;
+    }
     throw error;
   }
 }

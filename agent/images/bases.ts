@@ -25,7 +25,9 @@ export async function contentFor(
     .slice(0, BASES_LIMIT);
   const bases = await filterAsync(latest, async (stored) => {
     const { repositories } = stored.metadata;
-    if (repositories.some(({ name }) => name === repository)) return true;
+    if (repositories.some(({ name }) => name === repository)) {
+      return true;
+    }
     return (await filterAsync(repositories, (origin) => isOpen(stored, origin))).length > 0;
   });
   const disks = await Promise.all(

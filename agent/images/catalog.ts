@@ -49,7 +49,9 @@ export class Catalog {
     });
     for (const stored of found) {
       this.#images.set(stored.id, stored);
-      for (const entry of stored.metadata.entries) this.#holds.add(`${ENTRY}${entry}`, stored.id);
+      for (const entry of stored.metadata.entries) {
+        this.#holds.add(`${ENTRY}${entry}`, stored.id);
+      }
     }
     this.#listed = JSON.stringify(this.list());
   }
@@ -95,12 +97,20 @@ export class Catalog {
   async assign(stored: Stored, asked: Asked): Promise<void> {
     stored.usedAt = Date.now();
     const changed = new Set<Stored>();
-    for (const name of asked.names) this.#move(name, asked.architecture, stored, changed);
-    if (asked.holder.startsWith(ENTRY)) this.#enter(asked.holder, stored, changed);
+    for (const name of asked.names) {
+      this.#move(name, asked.architecture, stored, changed);
+    }
+    if (asked.holder.startsWith(ENTRY)) {
+      this.#enter(asked.holder, stored, changed);
+    }
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
     // First where something is added: what a crash leaves is two of a thing, not none.
-    if (changed.delete(stored)) await this.save(stored);
-    for (const other of changed) await this.save(other);
+    if (changed.delete(stored)) {
+      await this.save(stored);
+    }
+    for (const other of changed) {
+      await this.save(other);
+    }
     this.#tell();
     await this.sweep();
   }
@@ -110,7 +120,9 @@ export class Catalog {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
     this.#holds.drop(holder, id);
-    if (!this.#holds.isWanted(id)) metadata.names = [];
+    if (!this.#holds.isWanted(id)) {
+      metadata.names = [];
+    }
     await this.save(stored);
     this.#tell();
   }
@@ -124,13 +136,19 @@ export class Catalog {
   /** What has gone before or goes meanwhile need not be written down. */
   async #write(stored: Stored): Promise<void> {
     const isHere = (): boolean => this.#images.get(stored.id) === stored;
-    if (!isHere()) return;
+    if (!isHere()) {
+      return;
+    }
     try {
       await this.#layout.save(stored.id, stored.metadata);
     } catch (error) {
-      if (isHere()) throw error;
+      if (isHere()) {
+        throw error;
+      }
     }
-    if (!this.#images.has(stored.id)) await this.#layout.discard(stored.id);
+    if (!this.#images.has(stored.id)) {
+      await this.#layout.discard(stored.id);
+    }
   }
 
   /** Out of the catalog at once; its room is free when this resolves. */
@@ -186,11 +204,15 @@ export class Catalog {
   #move(name: string, architecture: Asked['architecture'], to: Stored, changed: Set<Stored>): void {
     for (const other of this.all()) {
       const { metadata } = other;
-      if (other === to || metadata.architecture !== architecture || !metadata.names.includes(name)) continue;
+      if (other === to || metadata.architecture !== architecture || !metadata.names.includes(name)) {
+        continue;
+      }
       metadata.names = metadata.names.filter((one) => one !== name);
       changed.add(other);
     }
-    if (to.metadata.names.includes(name)) return;
+    if (to.metadata.names.includes(name)) {
+      return;
+    }
     to.metadata.names = [...to.metadata.names, name].slice(-NAMES_LIMIT);
     changed.add(to);
   }
@@ -199,12 +221,16 @@ export class Catalog {
   #enter(holder: Holder, to: Stored, changed: Set<Stored>): void {
     const entry = holder.slice(ENTRY.length);
     for (const other of this.all()) {
-      if (other === to || !other.metadata.entries.includes(entry)) continue;
+      if (other === to || !other.metadata.entries.includes(entry)) {
+        continue;
+      }
       other.metadata.entries = other.metadata.entries.filter((one) => one !== entry);
       this.#holds.drop(holder, other.id);
       changed.add(other);
     }
-    if (to.metadata.entries.includes(entry)) return;
+    if (to.metadata.entries.includes(entry)) {
+      return;
+    }
     to.metadata.entries = [...to.metadata.entries, entry];
     changed.add(to);
   }
@@ -215,14 +241,20 @@ export class Catalog {
 
   #tell(): void {
     const listed = JSON.stringify(this.list());
-    if (listed === this.#listed) return;
+    if (listed === this.#listed) {
+      return;
+    }
     this.#listed = listed;
-    for (const listener of this.#listeners) listener();
+    for (const listener of this.#listeners) {
+      listener();
+    }
   }
 }
 
 function namesOf({ names, digest, repositories }: Metadata): string[] {
-  if (names.length === 0) return [];
+  if (names.length === 0) {
+    return [];
+  }
   const references = names.filter((name) => !name.startsWith(OBJECT));
   const objects = names.filter((name) => name.startsWith(OBJECT)).map((name) => `${name}@${digest}`);
   const pinned = repositories.flatMap(({ name, digests }) => digests.map((one) => `${name}@${one}`));

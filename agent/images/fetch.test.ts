@@ -60,7 +60,9 @@ describe('a download', () => {
       response.writeHead(403).end();
       return;
     }
-    if (etag !== undefined) response.setHeader('etag', etag);
+    if (etag !== undefined) {
+      response.setHeader('etag', etag);
+    }
     const start = Number(/^bytes=(\d+)-$/.exec(headers.range ?? '')?.[1] ?? 0);
     const mayRange = headers['if-range'] === undefined || headers['if-range'] === etag;
     const isPart = knowsRanges && start > 0 && mayRange;
@@ -69,12 +71,17 @@ describe('a download', () => {
       return;
     }
     const body = isPart ? current.subarray(start) : current;
-    if (isPart) response.setHeader('content-range', `bytes ${start}-${current.length - 1}/${current.length}`);
+    if (isPart) {
+      response.setHeader('content-range', `bytes ${start}-${current.length - 1}/${current.length}`);
+    }
     response.writeHead(isPart ? 206 : 200, { 'content-length': body.length });
     const cut = cuts.shift();
     sentBytes += Math.min(cut ?? body.length, body.length);
-    if (cut === undefined) response.end(body);
-    else response.write(body.subarray(0, cut), () => response.destroy());
+    if (cut === undefined) {
+      response.end(body);
+    } else {
+      response.write(body.subarray(0, cut), () => response.destroy());
+    }
   }
 
   async function fetch(digest = sha256, signal = new AbortController().signal): Promise<void> {

@@ -4,25 +4,19 @@
  */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, rm } from 'node:fs/promises';
-import { Agent, type Dispatcher, request } from 'undici';
+import { Agent, type Dispatcher } from 'undici';
 import { describeUrl } from '../../api/v1alpha1/describe.ts';
 import { isDiskFull } from '../errors.ts';
 import type { Addresses } from './addresses.ts';
 import { readSource, type Source, sourceFile, sourceOf, writeSource } from './fetchsource.ts';
+import { follow, type Response } from './follow.ts';
 import { writeAll } from './formats/sparse.ts';
-import {
-  Attempts,
-  isTransientStatus,
-  networkError,
-  retryAfterMilliseconds,
-  TransientError,
-} from './retries.ts';
+import { Attempts, networkError, TransientError } from './retries.ts';
 import { ImageError } from './store.ts';
 
 /** A mirror may have to wake a disk; a silent one is given up. */
 const HEADERS_TIMEOUT_MILLISECONDS = 60_000;
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
-const REDIRECT_LIMIT = 5;
 /** 1 TiB: larger than any image of a desktop system, and a bound for a stream that never ends. */
 const SIZE_LIMIT_BYTES = 1024 ** 4;
 /** Of what is there already. */
@@ -74,7 +68,9 @@ export async function download(
     await rm(sourceFile(path), { force: true });
   } catch (error) {
     const isWorthless = error instanceof ImageError && error.reason === 'DigestMismatch';
-    if (isWorthless) await Promise.all([path, sourceFile(path)].map((each) => rm(each, { force: true })));
+    if (isWorthless) {
+      await Promise.all([path, sourceFile(path)].map((each) => rm(each, { force: true })));
+    }
     throw error;
   } finally {
     await dispatcher.destroy();
@@ -111,15 +107,21 @@ class Download {
   async run(): Promise<void> {
     await this.#readOld();
     const hasOld = this.#at > 0;
-    if (hasOld && this.#isRight()) return;
-    if (this.#source.total !== undefined && this.#at >= this.#source.total) await this.#startOver();
+    if (hasOld && this.#isRight()) {
+      return;
+    }
+    if (this.#source.total !== undefined && this.#at >= this.#source.total) {
+      await this.#startOver();
+    }
     await this.#fetch();
     if (!this.#isRight() && hasOld) {
       // What was there may have been of another version.
       await this.#startOver();
       await this.#fetch();
     }
-    if (this.#isRight()) return;
+    if (this.#isRight()) {
+      return;
+    }
     const found = this.#hash.digest('hex');
     const { sha256 } = this.#parts;
     throw new ImageError('DigestMismatch', `${this.#what} has sha256 ${found}, expected ${sha256}`);
@@ -140,7 +142,7 @@ class Download {
 
   async #attempt(attempts: Attempts): Promise<void> {
     const { url, options, dispatcher } = this.#parts;
-    const response = await follow(readUrl(url), this.#headers(), { ...options, dispatcher });
+    const response = await follow(url, this.#headers(), { signal: options.signal, dispatcher });
     await this.#begin(response);
     await this.#announce(response);
     for await (const chunk of response.body as AsyncIterable<Buffer>) {
@@ -163,7 +165,9 @@ class Download {
   #headers(): Record<string, string> {
     // Encoded on the way, it would be other bytes than those that the digest is of.
     const identity = { 'accept-encoding': 'identity' };
-    if (this.#at === 0) return identity;
+    if (this.#at === 0) {
+      return identity;
+    }
     const { validator } = this.#source;
     const condition = validator === undefined ? {} : { 'if-range': validator };
     return { ...identity, range: `bytes=${this.#at}-`, ...condition };
@@ -179,7 +183,9 @@ class Download {
       }
     }
     const isWhole = statusCode === 200;
-    if (!isWhole) await body.dump();
+    if (!isWhole) {
+      await body.dump();
+    }
     await this.#startOver();
     if (!isWhole) {
       const words = `${this.#what} answered ${statusCode} with another part than was asked for`;
@@ -191,7 +197,9 @@ class Download {
 
   async #announce({ body }: Response): Promise<void> {
     const { total } = this.#source;
-    if (total === undefined) return;
+    if (total === undefined) {
+      return;
+    }
     try {
       await this.#parts.options.onTotal?.(total);
     } catch (error) {
@@ -213,7 +221,9 @@ class Download {
     for (;;) {
       this.#parts.options.signal.throwIfAborted();
       const { bytesRead } = await this.#file.read(buffer, 0, READ_BYTES, this.#at);
-      if (bytesRead === 0) return;
+      if (bytesRead === 0) {
+        return;
+      }
       this.#hash.update(buffer.subarray(0, bytesRead));
       this.#at += bytesRead;
     }
@@ -226,64 +236,16 @@ class Download {
   #tell(): void {
     const { total = 0 } = this.#source;
     const percent = total > 0 ? Math.min(100, Math.floor((this.#at * 100) / total)) : 0;
-    if (percent > this.#percent) this.#parts.options.onProgress(percent);
+    if (percent > this.#percent) {
+      this.#parts.options.onProgress(percent);
+    }
     this.#percent = Math.max(percent, this.#percent);
   }
 }
 
-type Response = Dispatcher.ResponseData;
-
-async function follow(
-  first: URL,
-  headers: Record<string, string>,
-  { dispatcher, signal }: FetchOptions & { dispatcher: Dispatcher },
-): Promise<Response> {
-  let url = first;
-  for (let hop = 0; hop <= REDIRECT_LIMIT; hop += 1) {
-    checkProtocol(url);
-    const response = await request(url, { dispatcher, signal, headers });
-    const { location } = response.headers;
-    // 416: what is there is longer than what there is.
-    if ([200, 206, 416].includes(response.statusCode)) return response;
-    // An error handler must be there before the body is thrown away.
-    await response.body.dump();
-    if (response.statusCode < 300 || response.statusCode >= 400 || typeof location !== 'string') {
-      throw refusal(url, response);
-    }
-    const next = URL.parse(location, url.href);
-    if (next === null || (url.protocol === 'https:' && next.protocol !== 'https:')) {
-      const where = next === null ? 'to no address' : `from https to ${next.protocol}`;
-      throw new ImageError('ImageFetchFailed', `${describeUrl(url)} leads ${where}`);
-    }
-    url = next;
-  }
-  throw new ImageError(
-    'ImageFetchFailed',
-    `${describeUrl(first)} leads on more than ${REDIRECT_LIMIT} times`,
-  );
-}
-
-function refusal(url: URL, { statusCode, headers }: Response): Error {
-  const reason = statusCode === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
-  const error = new ImageError(reason, `${describeUrl(url)} answered ${statusCode}`);
-  const isTransient = isTransientStatus(statusCode);
-  return isTransient ? new TransientError(error, retryAfterMilliseconds(headers['retry-after'])) : error;
-}
-
-/** An error of the URL itself would tell the whole of it. */
-function readUrl(text: string): URL {
-  const url = URL.parse(text);
-  if (url === null) throw new ImageError('ImageSourceUnsupported', describeUrl(text));
-  return url;
-}
-
-function checkProtocol(url: URL): void {
-  if (url.protocol !== 'http:' && url.protocol !== 'https:') {
-    throw new ImageError('ImageSourceUnsupported', `${url.protocol} is not http or https`);
-  }
-}
-
 function asFailure(error: unknown, what: string, signal: AbortSignal): unknown {
-  if (isDiskFull(error)) return new ImageError('DiskFull', `no room for ${what}`);
+  if (isDiskFull(error)) {
+    return new ImageError('DiskFull', `no room for ${what}`);
+  }
   return networkError(error, what, signal);
 }

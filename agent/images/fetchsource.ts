@@ -31,7 +31,9 @@ export async function readSource(path: string): Promise<Source> {
   try {
     return sourceSchema.parse(JSON.parse(await readFile(sourceFile(path), 'utf8')));
   } catch (error) {
-    if (isMissing(error) || error instanceof SyntaxError || error instanceof z.ZodError) return {};
+    if (isMissing(error) || error instanceof SyntaxError || error instanceof z.ZodError) {
+      return {};
+    }
     throw error;
   }
 }

@@ -50,7 +50,9 @@ export class FileSource {
       const text = await readFile(this.#file, 'utf8');
       this.#digests = new Map(z.array(z.tuple([z.string(), z.string()])).parse(JSON.parse(text)));
     } catch (error) {
-      if (!isMissing(error)) throw error;
+      if (!isMissing(error)) {
+        throw error;
+      }
     }
   }
 
@@ -76,7 +78,9 @@ export class FileSource {
   async #digest(real: string, signal: AbortSignal): Promise<string> {
     const identity = await fileIdentity(real);
     const known = this.#digests.get(identity);
-    if (known !== undefined) return known;
+    if (known !== undefined) {
+      return known;
+    }
     const digest = await fileDigest(real, signal);
     if ((await fileIdentity(real)) !== identity) {
       throw new ImageError('ImageInvalid', `${real} was written to while it was read`);

@@ -56,7 +56,9 @@ class SharedWork<T> {
   constructor(work: Work<T>) {
     this.#work = work(this.#abort.signal, (percent) => {
       this.#percent = percent;
-      for (const listener of this.#listeners) listener(percent);
+      for (const listener of this.#listeners) {
+        listener(percent);
+      }
     });
     // Its failure is each waiter's to handle; it may also come when the last one has left.
     this.ended = this.#work.then(
@@ -72,7 +74,9 @@ class SharedWork<T> {
   async wait(signal: AbortSignal, onProgress: Progress): Promise<T> {
     this.#waiters += 1;
     this.#listeners.add(onProgress);
-    if (this.#percent > 0) onProgress(this.#percent);
+    if (this.#percent > 0) {
+      onProgress(this.#percent);
+    }
     let leave: () => void = () => undefined;
     const left = new Promise<never>((_resolve, reject) => {
       leave = () => reject(signal.reason as Error);
@@ -84,7 +88,9 @@ class SharedWork<T> {
       signal.removeEventListener('abort', leave);
       this.#listeners.delete(onProgress);
       this.#waiters -= 1;
-      if (this.#waiters === 0) this.#abort.abort();
+      if (this.#waiters === 0) {
+        this.#abort.abort();
+      }
     }
   }
 }

@@ -16,7 +16,9 @@ export class Holds {
   /** False when the holder has it already. */
   add(holder: Holder, id: ImageId): boolean {
     const hold = this.#of(holder);
-    if (!isEntry(holder)) hold.deploying = true;
+    if (!isEntry(holder)) {
+      hold.deploying = true;
+    }
     const isNew = !hold.images.has(id);
     hold.images.add(id);
     return isNew;
@@ -30,13 +32,17 @@ export class Holds {
   drop(holder: Holder, id: ImageId): void {
     const hold = this.#holds.get(holder);
     hold?.images.delete(id);
-    if (hold?.images.size === 0) this.#holds.delete(holder);
+    if (hold?.images.size === 0) {
+      this.#holds.delete(holder);
+    }
     this.#tell();
   }
 
   cloned(holder: Holder): void {
     const hold = this.#holds.get(holder);
-    if (hold !== undefined) hold.deploying = false;
+    if (hold !== undefined) {
+      hold.deploying = false;
+    }
     this.#tell();
   }
 
@@ -77,12 +83,16 @@ export class Holds {
   }
 
   #tell(): void {
-    for (const wake of this.#waiting) wake();
+    for (const wake of this.#waiting) {
+      wake();
+    }
   }
 
   #of(holder: Holder): Hold {
     const known = this.#holds.get(holder);
-    if (known !== undefined) return known;
+    if (known !== undefined) {
+      return known;
+    }
     const made = { images: new Set<ImageId>(), deploying: false };
     this.#holds.set(holder, made);
     return made;
@@ -90,7 +100,9 @@ export class Holds {
 
   #some(id: ImageId, test: (holder: Holder, hold: Hold) => boolean): boolean {
     for (const [holder, hold] of this.#holds) {
-      if (hold.images.has(id) && test(holder, hold)) return true;
+      if (hold.images.has(id) && test(holder, hold)) {
+        return true;
+      }
     }
     return false;
   }

@@ -29,7 +29,9 @@ describe('the image store', () => {
   });
 
   afterEach(async () => {
-    for (const server of servers) server.close();
+    for (const server of servers) {
+      server.close();
+    }
     await rm(directory, { recursive: true, force: true });
   });
 
@@ -305,8 +307,11 @@ describe('the image store', () => {
 
     it('follows redirects, not without end', async () => {
       const url = await serve((request, response) => {
-        if (request.url === '/image') response.end(content);
-        else response.writeHead(302, { location: request.url === '/first' ? '/image' : '/loop' }).end();
+        if (request.url === '/image') {
+          response.end(content);
+        } else {
+          response.writeHead(302, { location: request.url === '/first' ? '/image' : '/loop' }).end();
+        }
       });
       await expect(ensure({ type: 'http', url: `${url}/loop`, sha256 })).rejects.toMatchObject({
         reason: 'ImageFetchFailed',

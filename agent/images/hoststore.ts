@@ -115,7 +115,9 @@ export class HostImageStore implements ImageStore {
       return { ...base, ...inspected };
     } catch (error) {
       for (const id of this.#holds.imagesOf(asked.holder)) {
-        if (!before.includes(id)) this.#holds.drop(asked.holder, id);
+        if (!before.includes(id)) {
+          this.#holds.drop(asked.holder, id);
+        }
       }
       throw error;
     }
@@ -123,7 +125,9 @@ export class HostImageStore implements ImageStore {
 
   adopt(holder: Holder, path: string): void {
     const stored = this.#catalog.byPath(path);
-    if (stored !== undefined) this.#holds.adopt(holder, stored.id);
+    if (stored !== undefined) {
+      this.#holds.adopt(holder, stored.id);
+    }
   }
 
   cloned(holder: Holder): void {
@@ -134,17 +138,24 @@ export class HostImageStore implements ImageStore {
     const used = this.#holds.imagesOf(holder).flatMap((id) => this.#catalog.get(id) ?? []);
     this.#holds.release(holder);
     this.#beside(async () => {
-      for (const stored of used) await this.#catalog.released(stored);
+      for (const stored of used) {
+        await this.#catalog.released(stored);
+      }
       await this.#catalog.sweep();
     });
   }
 
   async remove(holder: Holder, signal: AbortSignal): Promise<void> {
     for (const id of this.#holds.imagesOf(holder)) {
-      while (this.#holds.isDeploying(id)) await this.#holds.change(signal);
+      while (this.#holds.isDeploying(id)) {
+        await this.#holds.change(signal);
+      }
       const stored = this.#catalog.get(id);
-      if (stored === undefined) this.#holds.drop(holder, id);
-      else await this.#catalog.unenter(holder, stored);
+      if (stored === undefined) {
+        this.#holds.drop(holder, id);
+      } else {
+        await this.#catalog.unenter(holder, stored);
+      }
     }
     await this.#catalog.sweep();
   }
@@ -209,7 +220,9 @@ export class HostImageStore implements ImageStore {
     try {
       return await work();
     } catch (error) {
-      if (isNew) this.#holds.drop(holder, id);
+      if (isNew) {
+        this.#holds.drop(holder, id);
+      }
       throw error;
     }
   }

@@ -52,12 +52,16 @@ export class HttpSource {
 
   async ensure(request: HttpRequest): Promise<Stored> {
     const digest = request.sha256.toLowerCase();
-    if (!SHA256.test(digest)) throw new ImageError('ImageInvalid', `${request.sha256} is not a sha256`);
+    if (!SHA256.test(digest)) {
+      throw new ImageError('ImageInvalid', `${request.sha256} is not a sha256`);
+    }
     const id = fileId(digest);
     const address = hashOf(request.url);
     return await request.holding(id, async () => {
       const present = this.#parts.catalog.get(id);
-      if (present?.metadata.urls.includes(address) === true) return present;
+      if (present?.metadata.urls.includes(address) === true) {
+        return present;
+      }
       const stored = await this.#fetch(`${digest} ${request.url}`, { ...request, sha256: digest });
       await this.#note(stored, address);
       return stored;
@@ -67,7 +71,9 @@ export class HttpSource {
   async #note(stored: Stored, address: string): Promise<void> {
     const { metadata } = stored;
     // Several may have waited for the same fetch.
-    if (metadata.urls.includes(address)) return;
+    if (metadata.urls.includes(address)) {
+      return;
+    }
     metadata.urls = [...metadata.urls, address].slice(-URLS_LIMIT);
     await this.#parts.catalog.save(stored);
   }
@@ -99,7 +105,9 @@ export class HttpSource {
   ): Promise<void> {
     const { addresses, metrics, logger } = this.#parts;
     // Of an earlier attempt: it has its name only when it is whole.
-    if (existsSync(target.disk)) return;
+    if (existsSync(target.disk)) {
+      return;
+    }
     const fetched = join(target.folder, 'download');
     await download(url, sha256, fetched, { signal, onProgress, onTotal: need, addresses });
     const { size } = await stat(fetched);

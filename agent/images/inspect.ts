@@ -45,7 +45,9 @@ export async function inspectImage(
   const file = await open(path, 'r');
   try {
     const { isQcow2, size } = await beginning(file);
-    if (expected === 'QCOW2' && !isQcow2) throw new ImageError('ImageInvalid', 'the image is not qcow2');
+    if (expected === 'QCOW2' && !isQcow2) {
+      throw new ImageError('ImageInvalid', 'the image is not qcow2');
+    }
     if (isQcow2 && expected !== 'Raw') {
       return { format: 'qcow2', virtualSizeBytes: await virtualSizeOf({ file, path }, reader) };
     }
@@ -76,7 +78,9 @@ async function virtualSizeOf(
   if ('refusal' in verdict) {
     throw new ImageError('ImageInvalid', `the qcow2 image ${verdict.refusal}`);
   }
-  if (reader !== undefined) await requireReadable({ file, path }, reader);
+  if (reader !== undefined) {
+    await requireReadable({ file, path }, reader);
+  }
   const named = reader === undefined ? { name: path } : { name: fileName(0), as: reader, files: [file] };
   const info = await infoOf(named);
   if (info['virtual-size'] !== verdict.virtualSizeBytes) {
@@ -103,7 +107,9 @@ async function infoOf({
       JSON.parse(await qemuImg(['info', ...parameters], { ...INFO_LIMITS, ...options })),
     );
   } catch (error) {
-    if (!(error instanceof QemuImgError || error instanceof z.ZodError)) throw error;
+    if (!(error instanceof QemuImgError || error instanceof z.ZodError)) {
+      throw error;
+    }
     throw new ImageError('ImageInvalid', `not a usable qcow2 image: ${error.message}`, { cause: error });
   }
 }

@@ -117,7 +117,9 @@ export class Layout {
     for (const kind of KINDS) {
       for (const hex of await listFolders(join(this.root, kind))) {
         const image = await this.#read(`${kind}/${hex}`, broken);
-        if (image !== undefined) found.push(image);
+        if (image !== undefined) {
+          found.push(image);
+        }
       }
     }
     return found;
@@ -134,7 +136,9 @@ export class Layout {
       await prune(folder);
       return { id, metadata, usedAt: (await stat(join(folder, METADATA))).mtimeMs };
     } catch (error) {
-      if (!(error instanceof SyntaxError || error instanceof z.ZodError)) throw error;
+      if (!(error instanceof SyntaxError || error instanceof z.ZodError)) {
+        throw error;
+      }
       broken({ err: error, folder });
       return undefined;
     }
@@ -142,7 +146,9 @@ export class Layout {
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
     // Others have their folder from the fetch.
-    if (metadata.path !== undefined) await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
+    if (metadata.path !== undefined) {
+      await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
+    }
     await writeWhole(join(this.folder(id), METADATA), JSON.stringify(metadata));
   }
 
@@ -151,14 +157,18 @@ export class Layout {
     try {
       await utimes(join(this.folder(id), METADATA), time, time);
     } catch (error) {
-      if (!isMissing(error)) throw error;
+      if (!isMissing(error)) {
+        throw error;
+      }
     }
   }
 
   /** To those who are to look at it; a fetch that is cut off here is gone on with later. */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
-    if (this.#readers !== undefined) await chown(disk, 0, this.#readers);
+    if (this.#readers !== undefined) {
+      await chown(disk, 0, this.#readers);
+    }
   }
 
   /** A fetch whose disk is whole becomes an image; all but its place. */
@@ -188,7 +198,9 @@ export class Layout {
   async discard(id: ImageId): Promise<void> {
     const trash = join(this.root, 'trash', randomUUID());
     // A file that is used where it lies has its folder only once its use is written down.
-    if (existsSync(this.folder(id))) renameSync(this.folder(id), trash);
+    if (existsSync(this.folder(id))) {
+      renameSync(this.folder(id), trash);
+    }
     await rm(trash, { recursive: true, force: true });
   }
 
@@ -203,7 +215,9 @@ export class Layout {
     for (const name of await listFolders(root)) {
       const folder = join(root, name);
       const usedAt = await changedAt(folder);
-      if (usedAt !== undefined) found.push({ folder, sizeBytes: await allocated(folder), usedAt });
+      if (usedAt !== undefined) {
+        found.push({ folder, sizeBytes: await allocated(folder), usedAt });
+      }
     }
     return found;
   }
@@ -224,7 +238,9 @@ async function changedAt(path: string): Promise<number | undefined> {
   try {
     return (await stat(path)).mtimeMs;
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }
@@ -233,13 +249,17 @@ async function readMetadata(folder: string): Promise<Metadata | undefined> {
   try {
     return metadataSchema.parse(JSON.parse(await readFile(join(folder, METADATA), 'utf8')));
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }
 
 async function prune(folder: string): Promise<void> {
   for (const name of await readdir(folder)) {
-    if (!KEPT.has(name)) await rm(join(folder, name), { recursive: true });
+    if (!KEPT.has(name)) {
+      await rm(join(folder, name), { recursive: true });
+    }
   }
 }

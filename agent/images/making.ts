@@ -57,7 +57,9 @@ export class Making {
     } catch (thrown) {
       this.#metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
       const error = isDiskFull(thrown) ? new ImageError('DiskFull', `no room for ${job.what}`) : thrown;
-      if (error instanceof ImageError && HOPELESS.has(error.reason)) await this.#layout.dropPartial(folder);
+      if (error instanceof ImageError && HOPELESS.has(error.reason)) {
+        await this.#layout.dropPartial(folder);
+      }
       throw error;
     }
   }
@@ -65,7 +67,9 @@ export class Making {
   async #make(job: Job, signal: AbortSignal): Promise<Stored> {
     const target = this.#layout.partial(job.key);
     const finished = await this.#layout.finished(target.folder);
-    if (finished !== undefined) return await this.#place(job, finished);
+    if (finished !== undefined) {
+      return await this.#place(job, finished);
+    }
     const claim = { folder: target.folder, bytes: job.roomBytes };
     await this.#space.within(claim, signal, async (watched) => {
       await this.#layout.beginPartial(target.folder);

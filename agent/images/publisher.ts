@@ -143,18 +143,24 @@ export class Publisher {
   /** Other people's disks: nobody but the agent comes into the folder of the storage. A folder that is not there is left to be made. */
   async protectFolder(): Promise<void> {
     const { storageFolder } = this.#options;
-    if (storageFolder === undefined) return;
+    if (storageFolder === undefined) {
+      return;
+    }
     try {
       await chmod(storageFolder, FOLDER_MODE);
     } catch (error) {
-      if (!isMissing(error)) throw error;
+      if (!isMissing(error)) {
+        throw error;
+      }
     }
   }
 
   /** Programs that read disks for us have the group, and are given the file open. */
   async #keepFromOthers(file: string): Promise<void> {
     const { readers } = this.#options;
-    if (readers !== undefined) await chown(file, 0, readers);
+    if (readers !== undefined) {
+      await chown(file, 0, readers);
+    }
     await chmod(file, readers === undefined ? 0o400 : 0o440);
   }
 

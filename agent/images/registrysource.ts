@@ -69,7 +69,9 @@ export class RegistrySource {
   async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
     const stored = this.#find(reference, request);
     const origin = stored === undefined ? undefined : originOf(stored, nameOf(reference));
-    if (stored === undefined || origin === undefined) return undefined;
+    if (stored === undefined || origin === undefined) {
+      return undefined;
+    }
     try {
       return await request.holding(stored.id, async () => {
         await this.#check(stored, origin, reference, request);
@@ -77,7 +79,9 @@ export class RegistrySource {
       });
     } catch (error) {
       // Its tag may mean something else by now.
-      if (error instanceof ImageError && error.reason === 'ImageNotFound') return undefined;
+      if (error instanceof ImageError && error.reason === 'ImageNotFound') {
+        return undefined;
+      }
       throw error;
     }
   }
@@ -86,7 +90,9 @@ export class RegistrySource {
     const { catalog } = this.#parts;
     const named = catalog.byName(normaliseImageName(text), architecture);
     const { digest } = reference;
-    if (named !== undefined || digest === undefined) return named;
+    if (named !== undefined || digest === undefined) {
+      return named;
+    }
     const name = nameOf(reference);
     return catalog.all().find((stored) => {
       const digests = originOf(stored, name)?.digests;
@@ -102,21 +108,29 @@ export class RegistrySource {
     { keyring, trusted, signal }: RegistryRequest,
   ): Promise<void> {
     const { access, catalog } = this.#parts;
-    if (trusted || access.isKnown(reference, keyring) || (await this.#isOpen(stored, origin, signal))) return;
+    if (trusted || access.isKnown(reference, keyring) || (await this.#isOpen(stored, origin, signal))) {
+      return;
+    }
     const { digest } = stored.metadata;
     const { credential } = await access.ask(reference, keyring, (one) => one.head(digest, signal));
-    if (credential !== undefined) return;
+    if (credential !== undefined) {
+      return;
+    }
     origin.open = true;
     await catalog.save(stored);
   }
 
   /** Whether everybody may have it from there. */
   async #isOpen(stored: Stored, origin: Origin, signal: AbortSignal): Promise<boolean> {
-    if (!origin.open) return false;
+    if (!origin.open) {
+      return false;
+    }
     const { access, catalog } = this.#parts;
     const { digest } = stored.metadata;
     const reference = parseReference(`${origin.name}@${digest}`);
-    if (await access.isStillOpen(reference, digest, signal)) return true;
+    if (await access.isStillOpen(reference, digest, signal)) {
+      return true;
+    }
     origin.open = false;
     await catalog.save(stored);
     return false;
@@ -137,7 +151,9 @@ export class RegistrySource {
       const isHere = present !== undefined && originOf(present, nameOf(reference)) !== undefined;
       const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
       // Whoever fetched it asked for another architecture, and the image was judged for that one alone.
-      if (stored.metadata.architecture !== architecture) await planPull(repository, resolved, signal);
+      if (stored.metadata.architecture !== architecture) {
+        await planPull(repository, resolved, signal);
+      }
       if (noteOrigin(stored, { name: nameOf(reference), open, digests: digestsOf(resolved) })) {
         await catalog.save(stored);
       }
@@ -157,7 +173,9 @@ export class RegistrySource {
         return result;
       } catch (error) {
         const isTheirs = error instanceof ImageError && OF_THE_ASKER.has(error.reason);
-        if (own || !isTheirs || attempt === TRIES) throw error;
+        if (own || !isTheirs || attempt === TRIES) {
+          throw error;
+        }
       }
     }
   }

@@ -9,7 +9,9 @@ describe('retrying', () => {
     let calls = 0;
     const result = await retrying(async () => {
       calls += 1;
-      if (calls < 2) throw new TransientError(new ImageError('ImageFetchFailed', 'busy'));
+      if (calls < 2) {
+        throw new TransientError(new ImageError('ImageFetchFailed', 'busy'));
+      }
       return calls;
     }, signal);
     expect(result).toBe(2);

@@ -55,10 +55,16 @@ export function isTransientStatus(status: number): boolean {
  * the reason of its signal.
  */
 export function networkError(error: unknown, what: string, signal?: AbortSignal): unknown {
-  if (signal?.aborted === true) return signal.reason;
-  if (error instanceof TransientError) return error;
+  if (signal?.aborted === true) {
+    return signal.reason;
+  }
+  if (error instanceof TransientError) {
+    return error;
+  }
   const known = [error, causeOf(error)].find((candidate) => candidate instanceof ImageError);
-  if (known !== undefined) return known;
+  if (known !== undefined) {
+    return known;
+  }
   const code = firstCodeOf(error) ?? firstCodeOf(causeOf(error)) ?? '';
   const hint = isCertificateError(code) ? `: its certificate is not trusted here (${code})` : '';
   const final = new ImageError('ImageFetchFailed', `${what}: ${textOf(error, code)}${hint}`, {
@@ -80,7 +86,9 @@ export class Attempts {
   /** Something was got: enough of it, and the tries count anew. */
   progress(bytes: number): void {
     this.#bytes += bytes;
-    if (this.#bytes < PROGRESS_BYTES) return;
+    if (this.#bytes < PROGRESS_BYTES) {
+      return;
+    }
     this.#bytes = 0;
     this.#failed = 0;
     this.#backoff.reset();
@@ -88,11 +96,17 @@ export class Attempts {
 
   /** Waits until it is time for another try; throws when there is none, or when another would bring nothing. */
   async failed(error: unknown, signal: AbortSignal): Promise<void> {
-    if (!(error instanceof TransientError)) throw error;
+    if (!(error instanceof TransientError)) {
+      throw error;
+    }
     this.#failed += 1;
-    if (this.#failed >= ATTEMPTS) throw error.final;
+    if (this.#failed >= ATTEMPTS) {
+      throw error.final;
+    }
     const asked = error.retryAfterMilliseconds ?? 0;
-    if (asked > RETRY_AFTER_LIMIT_MILLISECONDS) throw error.final;
+    if (asked > RETRY_AFTER_LIMIT_MILLISECONDS) {
+      throw error.final;
+    }
     await pause(Math.max(asked, this.#backoff.next()), signal);
   }
 }
@@ -111,8 +125,12 @@ export async function retrying<T>(work: () => Promise<T>, signal: AbortSignal): 
 
 /** `Retry-After`, in seconds or as a date; undefined when there is none that can be read. */
 export function retryAfterMilliseconds(header: string | string[] | undefined): number | undefined {
-  if (typeof header !== 'string') return undefined;
-  if (/^\d{1,9}$/.test(header)) return Number(header) * 1000;
+  if (typeof header !== 'string') {
+    return undefined;
+  }
+  if (/^\d{1,9}$/.test(header)) {
+    return Number(header) * 1000;
+  }
   const date = Date.parse(header);
   return Number.isNaN(date) ? undefined : Math.max(0, date - Date.now());
 }
@@ -132,6 +150,8 @@ function causeOf(error: unknown): unknown {
 
 /** Of the first of all addresses that were tried. */
 function firstCodeOf(error: unknown): string | undefined {
-  if (error instanceof AggregateError && error.errors.length > 0) return firstCodeOf(error.errors[0]);
+  if (error instanceof AggregateError && error.errors.length > 0) {
+    return firstCodeOf(error.errors[0]);
+  }
   return codeOf(error);
 }

@@ -42,7 +42,9 @@ async function realPathOf(path: string): Promise<string | undefined> {
     return await realpath(path);
   } catch (error) {
     const code = codeOf(error);
-    if (isMissing(error) || code === 'ENOTDIR' || code === 'ELOOP' || code === 'EACCES') return undefined;
+    if (isMissing(error) || code === 'ENOTDIR' || code === 'ELOOP' || code === 'EACCES') {
+      return undefined;
+    }
     throw error;
   }
 }

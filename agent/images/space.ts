@@ -79,7 +79,9 @@ export class Space {
     await this.relieve();
     const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
     for (const { folder, usedAt } of await this.#idlePartials()) {
-      if (usedAt < oldest) await this.#options.layout.dropPartial(folder);
+      if (usedAt < oldest) {
+        await this.#options.layout.dropPartial(folder);
+      }
     }
   }
 
@@ -103,7 +105,9 @@ export class Space {
 
   async #makeRoom(claim: Claim): Promise<void> {
     const { lacking, free } = await this.#lack(claim);
-    if (lacking <= 0) return;
+    if (lacking <= 0) {
+      return;
+    }
     const evictables = await this.#evictables(claim);
     if (sum(evictables.map(sizeOf)) < lacking) {
       throw new ImageError(
@@ -113,7 +117,9 @@ export class Space {
     }
     let left = lacking;
     for (const { sizeBytes, remove } of evictables) {
-      if (left <= 0) break;
+      if (left <= 0) {
+        break;
+      }
       await remove();
       left -= sizeBytes;
     }
@@ -140,7 +146,9 @@ export class Space {
   async #watch(full: AbortController): Promise<void> {
     try {
       await this.#inTurn(async () => {
-        if (full.signal.aborted || (await this.#relieve())) return;
+        if (full.signal.aborted || (await this.#relieve())) {
+          return;
+        }
         const { minimumFree } = this.#options;
         full.abort(
           new ImageError(
@@ -156,10 +164,14 @@ export class Space {
 
   /** False when more has to stay free than does, with nothing left to remove. */
   async #relieve(): Promise<boolean> {
-    if ((await this.#free()) >= 0) return true;
+    if ((await this.#free()) >= 0) {
+      return true;
+    }
     for (const { remove } of await this.#evictables(undefined)) {
       await remove();
-      if ((await this.#free()) >= 0) return true;
+      if ((await this.#free()) >= 0) {
+        return true;
+      }
     }
     return false;
   }
@@ -174,7 +186,9 @@ export class Space {
         sizeBytes: stored.metadata.sizeBytes,
         remove: async () => {
           // Somebody may have asked for it since.
-          if (!catalog.evictable().includes(stored)) return;
+          if (!catalog.evictable().includes(stored)) {
+            return;
+          }
           onEviction();
           await catalog.discard(stored);
         },

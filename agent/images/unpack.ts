@@ -61,8 +61,9 @@ export async function unpack(
   signal: AbortSignal,
 ): Promise<void> {
   try {
-    if (compression === 'xz') await unpackXz(unpacking, signal);
-    else {
+    if (compression === 'xz') {
+      await unpackXz(unpacking, signal);
+    } else {
       const content = createReadStream(unpacking.from, { highWaterMark: PIECE_BYTES });
       const write = sink(unpacking);
       if (compression === 'gzip') {
@@ -74,7 +75,9 @@ export async function unpack(
     }
   } catch (error) {
     signal.throwIfAborted();
-    if (!isDecoders(error)) throw error;
+    if (!isDecoders(error)) {
+      throw error;
+    }
     throw new ImageError('ImageInvalid', `the ${compression} file is broken: ${String(error)}`, {
       cause: error,
     });
@@ -129,8 +132,9 @@ async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void
       pipeline(child.stdout, sink(unpacking), { signal }),
     ]);
     const code = await ended.promise;
-    if (code !== 0)
+    if (code !== 0) {
       throw new ImageError('ImageInvalid', `the xz file is broken: ${words || `xz ended with ${code}`}`);
+    }
   } catch (error) {
     child.kill('SIGKILL');
     await ended.promise.catch((failure: unknown) => {
@@ -160,7 +164,9 @@ function isDecoders(error: unknown): boolean {
 
 /** Blocks of zeros of a file that was written whole give their room back, where the file system can. */
 export async function digHoles(path: string): Promise<void> {
-  if (process.platform !== 'linux') return;
+  if (process.platform !== 'linux') {
+    return;
+  }
   const options = { timeout: DIG_TIMEOUT_MILLISECONDS, killSignal: 'SIGKILL' as const };
   await promisify(execFile)('fallocate', ['--dig-holes', '--', path], options);
 }

@@ -52,8 +52,11 @@ export class LogReaders {
     } finally {
       this.#all -= 1;
       const left = (this.#pods.get(pod) ?? 1) - 1;
-      if (left > 0) this.#pods.set(pod, left);
-      else this.#pods.delete(pod);
+      if (left > 0) {
+        this.#pods.set(pod, left);
+      } else {
+        this.#pods.delete(pod);
+      }
     }
   }
 }

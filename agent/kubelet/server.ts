@@ -99,7 +99,9 @@ export class KubeletServer {
       await this.#answer({ request, response, url, signal: closed.signal });
     } catch (error) {
       // The caller is gone, and with it whatever this was about.
-      if (!closed.signal.aborted) throw error;
+      if (!closed.signal.aborted) {
+        throw error;
+      }
     }
   }
 
@@ -122,10 +124,14 @@ export class KubeletServer {
   async #admit(request: IncomingMessage, subresource: Subresource): Promise<void> {
     const { authorizer, nodeName } = this.#options;
     const user = await authorizer.identify(request);
-    if (user === undefined) throw new HttpError(401, 'Unauthorized');
+    if (user === undefined) {
+      throw new HttpError(401, 'Unauthorized');
+    }
     const verb = request.method === 'POST' ? 'create' : 'get';
     const resourceAttributes = { verb, version: 'v1', resource: 'nodes', subresource, name: nodeName };
-    if (await authorizer.authorize(user, { resourceAttributes })) return;
+    if (await authorizer.authorize(user, { resourceAttributes })) {
+      return;
+    }
     const what = `user=${user.username}, verb=${verb}, resource=nodes, subresource=${subresource}`;
     throw new HttpError(403, `Forbidden (${what})`);
   }

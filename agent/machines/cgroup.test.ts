@@ -13,7 +13,9 @@ const isRoot = process.getuid?.() === 0;
 it('version 2: limits are written before the process comes, and passed on by the groups above', async ({
   skip,
 }) => {
-  if (!isRoot) skip('only root has control groups');
+  if (!isRoot) {
+    skip('only root has control groups');
+  }
   const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
   onTestFinished(async () => await rm(root, { recursive: true }));
   await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
@@ -32,7 +34,9 @@ it('version 2: limits are written before the process comes, and passed on by the
 });
 
 it('a host without a controller says once which limits are missing', async ({ skip }) => {
-  if (!isRoot) skip('only root has control groups');
+  if (!isRoot) {
+    skip('only root has control groups');
+  }
   const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
   onTestFinished(async () => await rm(root, { recursive: true }));
   await mkdir(join(root, 'pids'));
@@ -47,13 +51,19 @@ it('a host without a controller says once which limits are missing', async ({ sk
 });
 
 it('a machine that takes more memory than its limit ends alone', async ({ skip }) => {
-  if (!isRoot || !(await hasMemoryGroups())) skip('needs root and control groups of version 1 for memory');
+  if (!isRoot || !(await hasMemoryGroups())) {
+    skip('needs root and control groups of version 1 for memory');
+  }
   const tree = new CgroupTree(pino({ level: 'silent' }));
   const [greedy, neighbour] = ['greedy', 'neighbour'].map((name) => `test-${name}-${process.pid}`);
   const processes = [member(), member()] as const;
   onTestFinished(async () => {
-    for (const one of processes) one.kill('SIGKILL');
-    for (const uid of [greedy, neighbour]) await tree.remove(uid ?? '');
+    for (const one of processes) {
+      one.kill('SIGKILL');
+    }
+    for (const uid of [greedy, neighbour]) {
+      await tree.remove(uid ?? '');
+    }
   });
   await tree.add(greedy ?? '', processes[0].pid ?? 0, LIMITS);
   await tree.add(neighbour ?? '', processes[1].pid ?? 0, LIMITS);

@@ -88,7 +88,9 @@ export class CgroupTree {
       const group = join(hierarchy.path, GROUP, uid);
       try {
         await mkdir(group, { recursive: true });
-        if (hierarchy.path.endsWith('/cpuset')) await inheritCpuset(hierarchy.path, uid);
+        if (hierarchy.path.endsWith('/cpuset')) {
+          await inheritCpuset(hierarchy.path, uid);
+        }
         await this.#limit(hierarchy, uid, limits);
         await writeFile(join(group, 'cgroup.procs'), String(pid));
       } catch (error) {
@@ -100,7 +102,9 @@ export class CgroupTree {
   /** How often the kernel ended a process of the machine because it had reached its limit of memory. */
   async memoryKills(uid: string): Promise<number> {
     for (const { path, version, controllers } of await this.#roots()) {
-      if (!controllers.includes('memory')) continue;
+      if (!controllers.includes('memory')) {
+        continue;
+      }
       const file = join(path, GROUP, uid, version === 1 ? 'memory.oom_control' : 'memory.events');
       return Number(/^oom_kill (\d+)$/m.exec(await textOf(file))?.[1] ?? 0);
     }
@@ -121,7 +125,9 @@ export class CgroupTree {
       for (const [file, value] of limitFiles(controller, version, limits)) {
         const target = join(path, GROUP, uid, file);
         try {
-          if (version === 2) await delegate(path, controller);
+          if (version === 2) {
+            await delegate(path, controller);
+          }
           await writeFile(target, value);
         } catch (error) {
           this.#logger.warn({ err: error, file: target, value }, 'machine runs without this limit');
@@ -136,7 +142,9 @@ export class CgroupTree {
   }
 
   async #find(): Promise<Hierarchy[]> {
-    if (process.platform !== 'linux' || process.getuid?.() !== 0) return [];
+    if (process.platform !== 'linux' || process.getuid?.() !== 0) {
+      return [];
+    }
     const found = await findHierarchies(this.#search);
     const missing = CONTROLLERS.filter((one) => !found.some(({ controllers }) => controllers.includes(one)));
     if (missing.length > 0) {
@@ -162,7 +170,9 @@ async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
         hierarchies.push({ path, version: 1, controllers: namedIn(name.split(',')) });
       }
     }
-    if (hierarchies.length > 0) return hierarchies;
+    if (hierarchies.length > 0) {
+      return hierarchies;
+    }
   }
   return [];
 }
@@ -182,7 +192,9 @@ async function textOf(file: string): Promise<string> {
   try {
     return await readFile(file, 'utf8');
   } catch (error) {
-    if (codeOf(error) !== undefined) return '';
+    if (codeOf(error) !== undefined) {
+      return '';
+    }
     throw error;
   }
 }
@@ -191,7 +203,9 @@ async function namesIn(folder: string): Promise<string[]> {
   try {
     return await readdir(folder);
   } catch (error) {
-    if (isMissing(error) || isRefused(error)) return [];
+    if (isMissing(error) || isRefused(error)) {
+      return [];
+    }
     throw error;
   }
 }
@@ -201,7 +215,9 @@ async function isHierarchy(path: string): Promise<boolean> {
     await readFile(join(path, 'cgroup.procs'));
     return true;
   } catch (error) {
-    if (codeOf(error) !== undefined) return false;
+    if (codeOf(error) !== undefined) {
+      return false;
+    }
     throw error;
   }
 }
@@ -221,8 +237,12 @@ async function removeGroup(group: string): Promise<void> {
       await rmdir(group);
       return;
     } catch (error) {
-      if (isMissing(error)) return;
-      if (attempt === REMOVE_ATTEMPTS) throw error;
+      if (isMissing(error)) {
+        return;
+      }
+      if (attempt === REMOVE_ATTEMPTS) {
+        throw error;
+      }
     }
     await new Promise((resolve) => setTimeout(resolve, REMOVE_INTERVAL_MILLISECONDS));
   }
@@ -234,7 +254,9 @@ async function removeIfEmpty(group: string): Promise<void> {
     await rmdir(group);
   } catch (error) {
     const code = codeOf(error);
-    if (code !== 'EBUSY' && code !== 'ENOTEMPTY' && code !== 'ENOENT') throw error;
+    if (code !== 'EBUSY' && code !== 'ENOTEMPTY' && code !== 'ENOENT') {
+      throw error;
+    }
   }
 }
 

@@ -24,7 +24,9 @@ function appendToSegments(folder: string, bytes: string | Buffer): void {
   const size = statSync(last.path, { throwIfNoEntry: false })?.size ?? 0;
   const isFull = size + bytes.length > SEGMENT_BYTES;
   appendFileSync(isFull ? join(folder, segmentName('serial', last.start + size)) : last.path, bytes);
-  for (const { path } of listSegments(folder, 'serial').slice(0, -2)) rmSync(path);
+  for (const { path } of listSegments(folder, 'serial').slice(0, -2)) {
+    rmSync(path);
+  }
 }
 
 describe.each([
@@ -56,7 +58,9 @@ describe.each([
 
   async function read(options: ConsoleReadOptions = {}): Promise<string> {
     let text = '';
-    for await (const piece of store.read(options)) text += piece;
+    for await (const piece of store.read(options)) {
+      text += piece;
+    }
     return text;
   }
 
@@ -138,8 +142,11 @@ describe.each([
     now = new Date(now.getTime() + 2_000);
     for await (const piece of store.read({ follow: true, timestamps: true, signal: stop.signal })) {
       text += piece;
-      if (text.endsWith('login: ')) guestWrites('root\n');
-      else stop.abort();
+      if (text.endsWith('login: ')) {
+        guestWrites('root\n');
+      } else {
+        stop.abort();
+      }
     }
     expect(text).toMatch(/^\S+Z login: root\n$/);
   });
@@ -167,7 +174,9 @@ describe.each([
     }
     guestWrites('the end\n');
     expect(await read({ tailLines: 1 })).toBe('the end\n');
-    if (append === appendToOneFile) expect(await bytesOf('serial.log')).toBeLessThanOrEqual(MEBIBYTE);
+    if (append === appendToOneFile) {
+      expect(await bytesOf('serial.log')).toBeLessThanOrEqual(MEBIBYTE);
+    }
     const files = await readdir(join(folder, 'console'));
     expect(files).toHaveLength(3);
     expect(files).toEqual(expect.arrayContaining(['current', 'previous']));
@@ -189,8 +198,11 @@ describe.each([
     const lines: string[] = [];
     for await (const line of store.read({ follow: true, signal: stop.signal })) {
       lines.push(line);
-      if (lines.length === 1) guestWrites('after\n');
-      else stop.abort();
+      if (lines.length === 1) {
+        guestWrites('after\n');
+      } else {
+        stop.abort();
+      }
     }
     expect(lines).toEqual(['before\n', 'after\n']);
   });
@@ -199,7 +211,9 @@ describe.each([
     await mkdir(join(folder, 'console'));
     const line = '2026-01-01T00:00:00.000Z F \n';
     const full = line.repeat(Math.floor((4 * MEBIBYTE) / line.length));
-    for (const name of STORE_FILES) await writeFile(join(folder, 'console', name), full);
+    for (const name of STORE_FILES) {
+      await writeFile(join(folder, 'console', name), full);
+    }
     expect(await read({ tailLines: 1 })).toBe('\n');
     const before = await bytesRead();
     expect(await read({ tailLines: 1 })).toBe('\n');
@@ -254,7 +268,9 @@ describe('the console of the log writer, and agents that come and go', () => {
 
   async function read(): Promise<string> {
     let text = '';
-    for await (const piece of store.read({})) text += piece;
+    for await (const piece of store.read({})) {
+      text += piece;
+    }
     return text;
   }
 
@@ -271,7 +287,9 @@ describe('the console of the log writer, and agents that come and go', () => {
     await read();
     store = anotherAgent();
     const line = `${'x'.repeat(1023)}\n`;
-    for (let number = 0; number < 12 * 1024; number += 1) appendToSegments(folder, line);
+    for (let number = 0; number < 12 * 1024; number += 1) {
+      appendToSegments(folder, line);
+    }
     const [first] = listSegments(folder, 'serial');
     const lines = (await read()).split('\n');
     const lost = (first?.start ?? 0) - 'one\n'.length;
@@ -282,7 +300,9 @@ describe('the console of the log writer, and agents that come and go', () => {
 
   it('goes on after a file that a crash of the host cut short', async () => {
     const half = 'x'.repeat(SEGMENT_BYTES / 2 - 1);
-    for (const text of ['1', '2', '3']) appendToSegments(folder, `${text}${half.slice(1)}\n`);
+    for (const text of ['1', '2', '3']) {
+      appendToSegments(folder, `${text}${half.slice(1)}\n`);
+    }
     const [first, second] = listSegments(folder, 'serial');
     truncateSync(first?.path ?? '', 1);
     expect(second?.start).toBe(SEGMENT_BYTES);

@@ -63,7 +63,9 @@ export class ConsoleStore implements ConsoleLog {
 
   /** Begins to move what the hypervisor writes; idempotent. */
   start(): void {
-    if (this.#timer !== undefined || this.#closed) return;
+    if (this.#timer !== undefined || this.#closed) {
+      return;
+    }
     this.#keepMoving(SOON_MILLISECONDS);
   }
 
@@ -75,7 +77,9 @@ export class ConsoleStore implements ConsoleLog {
   }
 
   close(): void {
-    if (this.#closed) return;
+    if (this.#closed) {
+      return;
+    }
     this.#poll();
     this.#closed = true;
     clearTimeout(this.#timer);
@@ -93,7 +97,9 @@ export class ConsoleStore implements ConsoleLog {
       const start = tailLines === undefined ? 0 : await stored.tail(tailLines);
       yield* pieces(stored.from(start), text);
       stored.close();
-      if (follower !== undefined && !text.full) yield* pieces(follower.records, text);
+      if (follower !== undefined && !text.full) {
+        yield* pieces(follower.records, text);
+      }
     } finally {
       stored.close();
       follower?.release();
@@ -111,7 +117,9 @@ export class ConsoleStore implements ConsoleLog {
   /** A guest that writes on and on would be waited for without end. */
   async #catchUp(): Promise<void> {
     const deadline = performance.now() + CATCH_UP_MILLISECONDS;
-    while (!this.#closed && this.#poll() && performance.now() < deadline) await nextTurn();
+    while (!this.#closed && this.#poll() && performance.now() < deadline) {
+      await nextTurn();
+    }
   }
 
   /** Listens from the moment of the call, so that nothing is missed between the stored records and the new ones. */
@@ -132,9 +140,11 @@ export class ConsoleStore implements ConsoleLog {
     signal?.addEventListener('abort', onEnd, { once: true });
     const records = (async function* () {
       for (;;) {
-        if (queue.length > 0) yield queue.take();
-        else if (ended) return;
-        else {
+        if (queue.length > 0) {
+          yield queue.take();
+        } else if (ended) {
+          return;
+        } else {
           await new Promise<void>((resolve) => {
             wake = resolve;
           });
@@ -166,14 +176,20 @@ export class ConsoleStore implements ConsoleLog {
     let length: number;
     do {
       const { lost, bytes } = this.#raw.next(READ_BYTES);
-      if (lost > 0) records = records.concat(this.#lines.gap(lost, now));
+      if (lost > 0) {
+        records = records.concat(this.#lines.gap(lost, now));
+      }
       records = records.concat(this.#lines.push(bytes, now));
       length = bytes.length;
       moved += length;
     } while (length > 0 && moved < MOVE_BYTES && records.length < MOVE_RECORDS);
     records = records.concat(this.#lines.flush(now));
-    if (records.length > 0) this.#store(records);
-    if (moved > 0 || records.length > 0) this.#raw.commit(this.#lines.pending);
+    if (records.length > 0) {
+      this.#store(records);
+    }
+    if (moved > 0 || records.length > 0) {
+      this.#raw.commit(this.#lines.pending);
+    }
     return length > 0;
   }
 
@@ -196,7 +212,9 @@ export class ConsoleStore implements ConsoleLog {
       .map(({ time, ended, text: line }) => `${time} ${ended ? 'F' : 'P'} ${line}\n`)
       .join('');
     if (sizeOf(current) + Buffer.byteLength(text) > STORE_FILE_BYTES) {
-      if (sizeOf(current) > 0) renameSync(current, join(this.#folder, 'previous'));
+      if (sizeOf(current) > 0) {
+        renameSync(current, join(this.#folder, 'previous'));
+      }
     }
     appendFileSync(current, text, { mode: 0o600 });
   }
@@ -225,7 +243,9 @@ class FollowQueue {
       this.#bytes -= weightOf(this.#records[drop]);
       drop += 1;
     }
-    if (drop > 0) this.#records = this.#records.slice(drop);
+    if (drop > 0) {
+      this.#records = this.#records.slice(drop);
+    }
   }
 
   take(): ConsoleRecord[] {
@@ -246,8 +266,12 @@ async function* pieces(
 ): AsyncGenerator<string, void> {
   for await (const records of batches) {
     const piece = text.add(records);
-    if (piece !== '') yield piece;
-    if (text.full) return;
+    if (piece !== '') {
+      yield piece;
+    }
+    if (text.full) {
+      return;
+    }
   }
 }
 

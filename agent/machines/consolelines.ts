@@ -46,7 +46,9 @@ export class ConsoleLines {
 
   /** The line that was begun, once it has waited long enough. */
   flush(now: Date): ConsoleRecord[] {
-    if (this.#since === undefined || now.getTime() - this.#since.getTime() < PARTIAL_MILLISECONDS) return [];
+    if (this.#since === undefined || now.getTime() - this.#since.getTime() < PARTIAL_MILLISECONDS) {
+      return [];
+    }
     const text = clean(this.#partial);
     this.#begin();
     return [{ time: now.toISOString(), ended: false, text }];

@@ -55,7 +55,9 @@ export class RawConsole implements Source {
   next(length: number): RawPiece {
     if (this.#appended.exists()) {
       const piece = this.#appended.next(length);
-      if (piece.bytes.length > 0 || listSegments(this.#folder, 'serial').length === 0) return piece;
+      if (piece.bytes.length > 0 || listSegments(this.#folder, 'serial').length === 0) {
+        return piece;
+      }
       // The machine of an earlier agent was started anew, with a log writer: nobody writes to this file any more.
       this.#appended.remove();
     }
@@ -64,8 +66,11 @@ export class RawConsole implements Source {
 
   commit(pending: number): void {
     mkdirSync(join(this.#folder, FILES.console), { recursive: true, mode: 0o700 });
-    if (this.#appended.exists()) this.#appended.commit();
-    else this.#segments.commit(pending);
+    if (this.#appended.exists()) {
+      this.#appended.commit();
+    } else {
+      this.#segments.commit(pending);
+    }
   }
 
   rewind(): void {
@@ -88,7 +93,9 @@ class Segments implements Source {
   next(length: number): RawPiece {
     const segments = listSegments(this.#folder, 'serial');
     const [first, last] = [segments[0], segments.at(-1)];
-    if (first === undefined || last === undefined) return NOTHING;
+    if (first === undefined || last === undefined) {
+      return NOTHING;
+    }
     const known = this.#position ?? this.#load(last.start + sizeOf(last.path));
     let from = Math.max(known, first.start);
     let bytes = readSegment(segments, from, length);
@@ -103,7 +110,9 @@ class Segments implements Source {
   }
 
   commit(pending: number): void {
-    if (this.#position === undefined || this.#position - pending === this.#committed) return;
+    if (this.#position === undefined || this.#position - pending === this.#committed) {
+      return;
+    }
     const committed = this.#position - pending;
     // By rename: a full disk leaves the position as it was.
     writeFileSync(`${this.#file}.tmp`, String(committed), { mode: 0o600 });
@@ -140,14 +149,18 @@ class AppendedFile implements Source {
   }
 
   remove(): void {
-    for (const path of [this.#raw, this.#file]) rmSync(path, { force: true });
+    for (const path of [this.#raw, this.#file]) {
+      rmSync(path, { force: true });
+    }
   }
 
   next(length: number): RawPiece {
     const size = sizeOf(this.#raw);
     this.#position ??= Number(textOf(this.#file));
     // A file that is shorter than what was read of it was made anew.
-    if (this.#position > size) this.#position = 0;
+    if (this.#position > size) {
+      this.#position = 0;
+    }
     const lost = Math.max(0, size - BACKLOG_BYTES - this.#position);
     const bytes = readPiece(this.#raw, this.#position + lost, length);
     this.#position += lost + bytes.length;
@@ -155,8 +168,12 @@ class AppendedFile implements Source {
   }
 
   commit(): void {
-    if (this.#position === undefined) return;
-    if (this.#position >= RAW_LIMIT_BYTES) this.#empty(this.#position);
+    if (this.#position === undefined) {
+      return;
+    }
+    if (this.#position >= RAW_LIMIT_BYTES) {
+      this.#empty(this.#position);
+    }
     writeFileSync(this.#file, String(this.#position), { mode: 0o600 });
   }
 
@@ -168,7 +185,9 @@ class AppendedFile implements Source {
   #empty(position: number): void {
     const descriptor = openSync(this.#raw, 'r+');
     try {
-      if (fstatSync(descriptor).size > position) return;
+      if (fstatSync(descriptor).size > position) {
+        return;
+      }
       ftruncateSync(descriptor, 0);
       this.#position = 0;
     } finally {
@@ -179,7 +198,9 @@ class AppendedFile implements Source {
 
 function readSegment(segments: readonly Segment[], position: number, length: number): Buffer {
   const segment = segments.findLast(({ start }) => start <= position);
-  if (segment === undefined) return NOTHING.bytes;
+  if (segment === undefined) {
+    return NOTHING.bytes;
+  }
   return readPiece(segment.path, position - segment.start, length);
 }
 
@@ -189,7 +210,9 @@ function readPiece(path: string, offset: number, length: number): Buffer {
   try {
     descriptor = openSync(path, 'r');
   } catch (error) {
-    if (isMissing(error)) return NOTHING.bytes;
+    if (isMissing(error)) {
+      return NOTHING.bytes;
+    }
     throw error;
   }
   try {
@@ -204,7 +227,9 @@ function textOf(path: string): string {
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {
-    if (isMissing(error)) return '';
+    if (isMissing(error)) {
+      return '';
+    }
     throw error;
   }
 }

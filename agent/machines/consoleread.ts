@@ -25,7 +25,9 @@ const RECORD = /^(\S+) ([FP]) (.*)$/s;
 /** Undefined for what is no record, such as a line cut off by a power failure. */
 export function parseRecord(line: string): ConsoleRecord | undefined {
   const match = RECORD.exec(line);
-  if (match === null) return undefined;
+  if (match === null) {
+    return undefined;
+  }
   const [, time = '', kind, text = ''] = match;
   return { time, ended: kind === 'F', text };
 }
@@ -53,7 +55,9 @@ export class ConsoleText {
     let text = '';
     for (const { time, ended, text: piece } of records) {
       // Times are all written the same way, so their texts have their order.
-      if (time < this.#since) continue;
+      if (time < this.#since) {
+        continue;
+      }
       text += `${this.#timestamps && !this.#open ? `${time} ` : ''}${piece}${ended ? '\n' : ''}`;
       this.#open = !ended;
     }
@@ -61,7 +65,9 @@ export class ConsoleText {
   }
 
   #cut(text: string): string {
-    if (this.#remaining === Number.POSITIVE_INFINITY) return text;
+    if (this.#remaining === Number.POSITIVE_INFINITY) {
+      return text;
+    }
     const bytes = Buffer.from(text);
     const piece = bytes.subarray(0, Math.max(0, this.#remaining));
     this.#remaining -= bytes.length;

@@ -51,7 +51,9 @@ export class StoredRecords {
   }
 
   close(): void {
-    for (const { descriptor } of this.#files.splice(0)) closeSync(descriptor);
+    for (const { descriptor } of this.#files.splice(0)) {
+      closeSync(descriptor);
+    }
   }
 
   /** Where the last `count` lines begin, as {@link from} takes it. Reads backwards from the end, no further than it must. */
@@ -67,12 +69,18 @@ export class StoredRecords {
       const first = firstRecord(bytes, start);
       for (const record of recordsBackwards(bytes, first)) {
         // A line begins where the record before it has ended one.
-        if (bytes[record + KIND_OFFSET] === ENDED && next < this.#size) lines += 1;
-        if (lines === count) return next;
+        if (bytes[record + KIND_OFFSET] === ENDED && next < this.#size) {
+          lines += 1;
+        }
+        if (lines === count) {
+          return next;
+        }
         next = start + record;
       }
       rest = bytes.subarray(0, first);
-      if (rest.length > RECORD_LIMIT_BYTES) return next;
+      if (rest.length > RECORD_LIMIT_BYTES) {
+        return next;
+      }
       end = start;
     }
     return next ?? this.#size;
@@ -114,7 +122,9 @@ export class StoredRecords {
 /** Where the first whole record begins; at the end when there is none. */
 function firstRecord(bytes: Buffer, start: number): number {
   const end = bytes.indexOf(NEWLINE);
-  if (start === 0) return 0;
+  if (start === 0) {
+    return 0;
+  }
   return end < 0 ? bytes.length : end + 1;
 }
 
@@ -133,7 +143,9 @@ function openIfThere(path: string): { descriptor: number; size: number } | undef
     const descriptor = openSync(path, 'r');
     return { descriptor, size: fstatSync(descriptor).size };
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }

@@ -67,7 +67,9 @@ export async function readMachineFile(folder: string): Promise<MachineFile | und
   try {
     text = await readFile(join(folder, FILES.state), 'utf8');
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
   return stateSchema.parse(JSON.parse(text));
@@ -93,7 +95,9 @@ export async function listFolders(root: string): Promise<string[]> {
     const entries = await readdir(root, { withFileTypes: true });
     return entries.filter((entry) => entry.isDirectory()).map((entry) => entry.name);
   } catch (error) {
-    if (isMissing(error)) return [];
+    if (isMissing(error)) {
+      return [];
+    }
     throw error;
   }
 }

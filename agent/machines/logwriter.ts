@@ -101,7 +101,9 @@ export function withLogWriter(command: readonly string[]): [string, ...string[]]
 /** After the command has ended: waits until its last words are in the files, or its writer was killed. */
 export async function logsWritten(folder: string): Promise<void> {
   const deadline = performance.now() + WRITER_TIMEOUT_MILLISECONDS;
-  while ((await isWriting(folder)) && performance.now() < deadline) await sleep(WRITER_INTERVAL_MILLISECONDS);
+  while ((await isWriting(folder)) && performance.now() < deadline) {
+    await sleep(WRITER_INTERVAL_MILLISECONDS);
+  }
 }
 
 async function isWriting(folder: string): Promise<boolean> {
@@ -109,7 +111,9 @@ async function isWriting(folder: string): Promise<boolean> {
     const pid = Number(await readFile(join(folder, FILES.logging), 'utf8'));
     return (await identify(pid)) !== undefined;
   } catch (error) {
-    if (isMissing(error)) return false;
+    if (isMissing(error)) {
+      return false;
+    }
     throw error;
   }
 }

@@ -77,7 +77,9 @@ test('is another one for another image, and the old one goes when no machine run
 });
 
 test('is kept while a machine runs from it', async ({ skip }) => {
-  if (process.platform !== 'linux' || process.getuid?.() !== 0) skip('only root can mount');
+  if (process.platform !== 'linux' || process.getuid?.() !== 0) {
+    skip('only root can mount');
+  }
   const old = await installRuntime(list, runtimes);
   const mounted = join(folder, 'mounted');
   await mkdir(mounted);

@@ -32,7 +32,9 @@ interface ImageFiles {
 /** Undefined outside of the agent's image, and where the container cannot see its host. */
 export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefined> {
   const { BERTH_MACHINE_FILES: list, BERTH_MACHINE_SCRIPT: script } = process.env;
-  if (list === undefined || script === undefined || !(await canOutlive(options.logger))) return undefined;
+  if (list === undefined || script === undefined || !(await canOutlive(options.logger))) {
+    return undefined;
+  }
   return await prepare({ list, script }, options);
 }
 
@@ -41,10 +43,14 @@ async function canOutlive(logger: Logger): Promise<boolean> {
   const consequence = 'machines end with this container';
   try {
     const [own, host] = await Promise.all([readlink('/proc/self/ns/mnt'), readlink('/proc/1/ns/mnt')]);
-    if (own === host) logger.warn(`the container has process ids of its own: ${consequence}`);
+    if (own === host) {
+      logger.warn(`the container has process ids of its own: ${consequence}`);
+    }
     return own !== host;
   } catch (error) {
-    if (!(error instanceof Error && 'code' in error)) throw error;
+    if (!(error instanceof Error && 'code' in error)) {
+      throw error;
+    }
     logger.warn({ err: error }, `the container may not look at its host: ${consequence}`);
     return false;
   }
@@ -81,7 +87,9 @@ export async function installRuntime(list: string, runtimes: string): Promise<st
     sum,
     path,
   }));
-  if (await isWhole(target, files)) return target;
+  if (await isWhole(target, files)) {
+    return target;
+  }
   const partial = `${target}.partial`;
   await rm(partial, { recursive: true, force: true });
   for (const { path } of files) {
@@ -97,7 +105,9 @@ export async function installRuntime(list: string, runtimes: string): Promise<st
 async function isWhole(target: string, files: readonly { sum: string; path: string }[]): Promise<boolean> {
   for (const { sum, path } of files) {
     const content = await readIfThere(join(target, path));
-    if (content === undefined || createHash('sha256').update(content).digest('hex') !== sum) return false;
+    if (content === undefined || createHash('sha256').update(content).digest('hex') !== sum) {
+      return false;
+    }
   }
   return true;
 }
@@ -106,7 +116,9 @@ async function readIfThere(path: string): Promise<Buffer | undefined> {
   try {
     return await readFile(path);
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }
@@ -120,7 +132,9 @@ export async function removeUnused(
   const unused = (await listFolders(runtimes)).filter(
     (name) => join(runtimes, name) !== keep && !mounts.some((table) => table.includes(`/runtime/${name}/`)),
   );
-  for (const name of unused) await rm(join(runtimes, name), { recursive: true });
+  for (const name of unused) {
+    await rm(join(runtimes, name), { recursive: true });
+  }
   return unused;
 }
 
@@ -130,7 +144,9 @@ async function mountsOf(machines: string): Promise<string[]> {
   for (const uid of await listFolders(machines)) {
     const state = await readMachineFile(join(machines, uid));
     const table = await readIfThere(`/proc/${state?.process?.pid ?? 0}/mountinfo`);
-    if (table !== undefined) tables.push(table.toString('utf8'));
+    if (table !== undefined) {
+      tables.push(table.toString('utf8'));
+    }
   }
   return tables;
 }

@@ -31,7 +31,9 @@ export async function hostBootId(): Promise<string> {
 }
 
 async function readBootId(): Promise<string> {
-  if (process.platform === 'linux') return (await readFile('/proc/sys/kernel/random/boot_id', 'utf8')).trim();
+  if (process.platform === 'linux') {
+    return (await readFile('/proc/sys/kernel/random/boot_id', 'utf8')).trim();
+  }
   const { stdout } = await execute('sysctl', ['-n', 'kern.bootsessionuuid'], {
     timeout: PS_TIMEOUT_MILLISECONDS,
   });
@@ -49,7 +51,9 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
   try {
     text = await readFile(`/proc/${pid}/stat`, 'utf8');
   } catch (error) {
-    if (isMissing(error) || isGone(error)) return undefined;
+    if (isMissing(error) || isGone(error)) {
+      return undefined;
+    }
     throw error;
   }
   return startTimeIn(text);
@@ -74,7 +78,9 @@ async function startTimeFromPs(pid: number): Promise<string | undefined> {
     return stdout.trim() || undefined;
   } catch (error) {
     // ps ends with 1 when there is no such process.
-    if (error instanceof Error && 'code' in error && error.code === 1) return undefined;
+    if (error instanceof Error && 'code' in error && error.code === 1) {
+      return undefined;
+    }
     throw error;
   }
 }
@@ -88,7 +94,9 @@ export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
 export async function waitForExit(identity: ProcessIdentity, timeoutMilliseconds: number): Promise<boolean> {
   const deadline = Date.now() + timeoutMilliseconds;
   while (await isAlive(identity)) {
-    if (Date.now() >= deadline) return false;
+    if (Date.now() >= deadline) {
+      return false;
+    }
     await new Promise((resolve) => setTimeout(resolve, EXIT_POLL_MILLISECONDS));
   }
   return true;
@@ -96,11 +104,15 @@ export async function waitForExit(identity: ProcessIdentity, timeoutMilliseconds
 
 /** Kills for certain: resolves when the process is gone, throws when the kernel does not let go of it. */
 export async function killForCertain(identity: ProcessIdentity): Promise<void> {
-  if (!(await isAlive(identity))) return;
+  if (!(await isAlive(identity))) {
+    return;
+  }
   try {
     process.kill(identity.pid, 'SIGKILL');
   } catch (error) {
-    if (!isGone(error)) throw error;
+    if (!isGone(error)) {
+      throw error;
+    }
   }
   if (!(await waitForExit(identity, KILL_TIMEOUT_MILLISECONDS))) {
     throw new Error(`process ${identity.pid} did not end after SIGKILL`);
@@ -112,13 +124,17 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
  * its pid. Only where there is a /proc.
  */
 export async function findByArgument(argument: string): Promise<ProcessIdentity | undefined> {
-  if (process.platform !== 'linux') return undefined;
+  if (process.platform !== 'linux') {
+    return undefined;
+  }
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   for (const pid of pids) {
     const parameters = await commandLine(pid);
     if (parameters.includes(argument)) {
       const identity = await identify(Number(pid));
-      if (identity !== undefined) return identity;
+      if (identity !== undefined) {
+        return identity;
+      }
     }
   }
   return undefined;
@@ -128,7 +144,9 @@ async function commandLine(pid: string): Promise<string[]> {
   try {
     return (await readFile(`/proc/${pid}/cmdline`, 'utf8')).split('\0');
   } catch (error) {
-    if (isMissing(error) || isGone(error)) return [];
+    if (isMissing(error) || isGone(error)) {
+      return [];
+    }
     throw error;
   }
 }

@@ -14,7 +14,9 @@ export async function withSocketPath<T>(
   use: (path: string) => Promise<T>,
 ): Promise<T> {
   const path = join(folder, name);
-  if (Buffer.byteLength(path) <= SOCKET_PATH_LIMIT_BYTES) return await use(path);
+  if (Buffer.byteLength(path) <= SOCKET_PATH_LIMIT_BYTES) {
+    return await use(path);
+  }
   if (process.platform !== 'linux') {
     throw new Error(
       `${path} is too long for a socket: choose a data directory with a shorter path (the limit is ${SOCKET_PATH_LIMIT_BYTES} bytes)`,

@@ -30,10 +30,14 @@ export class StateFile {
   async change(decide: (state: MachineFile) => StateChange): Promise<MachineFile> {
     return await this.#turns.take(async () => {
       const state = await readMachineFile(this.#folder);
-      if (state === undefined) throw new Error(`${this.#folder} has no state file`);
+      if (state === undefined) {
+        throw new Error(`${this.#folder} has no state file`);
+      }
       const change = decide(state);
       const next = { ...state, ...change } as MachineFile;
-      if (Object.keys(change).length > 0) await writeMachineFile(this.#folder, next);
+      if (Object.keys(change).length > 0) {
+        await writeMachineFile(this.#folder, next);
+      }
       return next;
     });
   }

@@ -39,7 +39,9 @@ describe('users of machines', () => {
   });
 
   it('are refused at start with the name of the setting', async ({ skip }) => {
-    if (process.getuid?.() !== 0) skip('only root has users to give');
+    if (process.getuid?.() !== 0) {
+      skip('only root has users to give');
+    }
     await expect(machineUsers({ first: 0, count: 2 }, logger)).rejects.toThrow(
       /^machines\.users: the numbers 0 to 1 overlap with "root:.*" in \/etc\/passwd: choose another first$/,
     );

@@ -40,9 +40,13 @@ function listed(address: string): string {
 
 /** @param reached where reserved ports are reached; undefined: every address but loopback. */
 function isInTheWay(local: string, reached: string | undefined): boolean {
-  if (local === EVERY_IPV4 || local === EVERY_IPV6) return true;
+  if (local === EVERY_IPV4 || local === EVERY_IPV6) {
+    return true;
+  }
   const address = local.startsWith(MAPPED_IPV4) ? local.slice(MAPPED_IPV4.length) : local;
-  if (address.length !== EVERY_IPV4.length) return false;
+  if (address.length !== EVERY_IPV4.length) {
+    return false;
+  }
   return reached === undefined ? !address.endsWith(LOOPBACK_END) : address === listed(reached);
 }
 
@@ -75,7 +79,9 @@ async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
       const lines = text.split('\n').slice(0, -1).map(parseLine);
       const found = lines.filter((one) => one?.state === list.state);
       const isComplete = list.protocol === 'TCP' && found.length < lines.length - 1;
-      if (bytesRead === 0 || isComplete) return found.filter((one) => one !== undefined);
+      if (bytesRead === 0 || isComplete) {
+        return found.filter((one) => one !== undefined);
+      }
     }
   } finally {
     await file.close();
@@ -103,14 +109,18 @@ export class PortWatch {
 
   /** What is wrong with which of the ports, by {@link portName}. Linux alone has these lists. */
   async look(ports: readonly MachinePort[]): Promise<Map<string, string>> {
-    if (ports.length === 0) return new Map();
+    if (ports.length === 0) {
+      return new Map();
+    }
     const held = await this.#held();
     const faults = new Map<string, string>();
     for (const port of ports) {
       const fault =
         whyNotReservable(this.#rules, port.hostPort) ??
         (held.has(portName(port)) ? await this.#whyTaken(port) : undefined);
-      if (fault !== undefined) faults.set(portName(port), fault);
+      if (fault !== undefined) {
+        faults.set(portName(port), fault);
+      }
     }
     return faults;
   }
@@ -131,7 +141,9 @@ export class PortWatch {
       await requireFreePorts(this.#reached ?? '0.0.0.0', [port]);
       return undefined;
     } catch (error) {
-      if (error instanceof PortTakenError) return error.message;
+      if (error instanceof PortTakenError) {
+        return error.message;
+      }
       throw error;
     }
   }

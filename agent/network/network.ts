@@ -80,7 +80,9 @@ const MAC_ADDRESS = /^([0-9a-f]{2}:){5}[0-9a-f]{2}$/;
 /** Lower-cased and checked, so that it can stand in a rule or an argument. */
 export function normaliseMacAddress(text: string): string {
   const mac = text.toLowerCase();
-  if (!MAC_ADDRESS.test(mac)) throw new NetworkSetupError(`not a MAC address: ${JSON.stringify(text)}`);
+  if (!MAC_ADDRESS.test(mac)) {
+    throw new NetworkSetupError(`not a MAC address: ${JSON.stringify(text)}`);
+  }
   return mac;
 }
 

@@ -30,7 +30,9 @@ function describePort(port: MachinePort): string {
 export function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
   const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
-  if (message !== '') throw new PortNotReservableError(`this host's configuration: ${message}`);
+  if (message !== '') {
+    throw new PortNotReservableError(`this host's configuration: ${message}`);
+  }
 }
 
 /**
@@ -38,8 +40,9 @@ export function requireReservable(rules: PortRules, ports: readonly MachinePort[
  * {@link NetworkSetupError} when it cannot be bound for another reason (address not of this host, no right).
  */
 export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
-  if (!isIPv4(address))
+  if (!isIPv4(address)) {
     throw new NetworkSetupError(`the host address ${JSON.stringify(address)} is not an IPv4 address`);
+  }
   for (const port of ports) {
     try {
       await (port.protocol === 'TCP' ? bindTcp : bindUdp)(address, port.hostPort);

@@ -131,7 +131,7 @@ async function take(): Promise<Identity> {
       network: { driver: 'user' },
     }),
   );
-  return takeIdentity({
+  return await takeIdentity({
     config: loadConfig(file),
     logger: pino({ level: 'info' }, { write: (line: string) => log.push(line) }),
     metrics: createMetrics(),

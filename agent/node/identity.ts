@@ -72,7 +72,7 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   const bootstrap = await readBootstrap(o);
   const stored = await storedConnection(config, bootstrap);
   if (stored === undefined) {
-    return joinWith(await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig }), o);
+    return await joinWith(await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig }), o);
   }
   if (!(await isRefused(stored, o))) {
     return { connection: stored, isNode: true };
@@ -83,7 +83,7 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
     return { connection: stored, isNode: true };
   }
   logger.warn(why, "the cluster does not know this host's certificate: joining again");
-  return joinWith(bootstrap, o);
+  return await joinWith(bootstrap, o);
 }
 
 /** Undefined when it cannot be read: a host that has joined may have had its token taken away. */
@@ -116,7 +116,7 @@ async function storedConnection(
   if (wanted !== text) {
     writeSecretFile(files.kubeconfig, wanted);
   }
-  return loadConnection({ kubeconfigPath: files.kubeconfig });
+  return await loadConnection({ kubeconfigPath: files.kubeconfig });
 }
 
 /** Whether the cluster says that it does not know the certificate; one that does not answer says nothing. */

@@ -146,7 +146,7 @@ export class NodeKeeper {
 
   async #applyStatus(node: Readonly<Node>, status: object): Promise<Node> {
     const { name, uid } = node.metadata;
-    return this.#options.client.apply<Node>(
+    return await this.#options.client.apply<Node>(
       NODES,
       { metadata: { name, uid }, status },
       { fieldManager: FIELD_MANAGER, force: true, subresource: 'status' },

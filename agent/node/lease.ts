@@ -107,7 +107,7 @@ export class NodeLease {
       return false;
     }
     this.#renewedAt = sentAt;
-    return this.#lift(signal);
+    return await this.#lift(signal);
   }
 
   async #lift(signal: AbortSignal): Promise<boolean> {

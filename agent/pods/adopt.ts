@@ -109,11 +109,15 @@ async function adoptImages(host: Host): Promise<void> {
   const { records, images } = host;
   for (const { uid, base, isoPath } of records.list()) {
     for (const path of [base?.path, isoPath]) {
-      if (path !== undefined) images.adopt(`machine/${uid}`, path);
+      if (path !== undefined) {
+        images.adopt(`machine/${uid}`, path);
+      }
     }
   }
   for (const { uid } of records.damaged) {
     const base = (await stateOf(host, uid))?.base;
-    if (base !== undefined) images.adopt(`machine/${uid}`, base.path);
+    if (base !== undefined) {
+      images.adopt(`machine/${uid}`, base.path);
+    }
   }
 }

@@ -125,7 +125,7 @@ export class PodController {
 
   async #reconcile(key: string): Promise<Result> {
     if (!this.#synced) {
-      return this.#fence(key);
+      return await this.#fence(key);
     }
     const pod = this.informer.cache.get(key);
     const again: (number | undefined)[] = [];
@@ -171,7 +171,7 @@ export class PodController {
     }
     const role = roleOf(pod);
     const record = this.#host.records.get(uid);
-    return record === undefined ? this.#receive(pod, role) : this.#drive(pod, record, role);
+    return record === undefined ? await this.#receive(pod, role) : await this.#drive(pod, record, role);
   }
 
   /** A Pod that this host has done nothing for yet. */

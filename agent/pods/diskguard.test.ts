@@ -57,13 +57,17 @@ class Model {
   async look(count = 1): Promise<void> {
     for (let index = 0; index < count; index += 1) {
       for (const guest of this.guests.values()) {
-        if (!guest.paused) guest.bytes += Math.min(guest.rate, this.free);
+        if (!guest.paused) {
+          guest.bytes += Math.min(guest.rate, this.free);
+        }
       }
       this.#now += LOOK_MILLISECONDS;
       await this.guard.look(this.#now);
       for (const [uid, guest] of this.guests) {
         const wish = this.guard.wish(uid);
-        if (wish !== undefined) guest.paused = wish === 'pause';
+        if (wish !== undefined) {
+          guest.paused = wish === 'pause';
+        }
       }
     }
   }
@@ -74,7 +78,9 @@ class Model {
 
   write(uid: string, rate: number): void {
     const guest = this.guests.get(uid);
-    if (guest !== undefined) guest.rate = rate;
+    if (guest !== undefined) {
+      guest.rate = rate;
+    }
   }
 }
 
@@ -120,9 +126,13 @@ test('several that fill the disk are paused one after another, before it is full
 
 test('a machine that was stopped and started between two looks is not paused for what it did before', async () => {
   const model = new Model(20 * GIB, { greedy: GIB / 4 });
-  while (model.paused.length === 0) await model.look();
+  while (model.paused.length === 0) {
+    await model.look();
+  }
   model.write('greedy', 0);
-  for (const guest of model.guests.values()) guest.paused = false;
+  for (const guest of model.guests.values()) {
+    guest.paused = false;
+  }
   model.guard.startsAnew('greedy');
   await model.look(10);
   expect(model.paused).toEqual([]);
@@ -151,7 +161,9 @@ test('a guest that QEMU stopped goes on where nothing is to stay free, too, but 
   const model = new Model(GIB, { a: 0 }, 0);
   model.others = GIB;
   const guest = model.guests.get('a');
-  if (guest !== undefined) guest.paused = true;
+  if (guest !== undefined) {
+    guest.paused = true;
+  }
   await model.look(20);
   expect(model.paused).toEqual(['a']);
   model.others = 0;
@@ -184,7 +196,9 @@ test('an agent that comes back to a full disk and a paused machine pauses no nei
   const model = new Model(20 * GIB, { greedy: GIB / 4, neighbour: 2 ** 20 });
   model.others = 18.1 * GIB;
   const greedy = model.guests.get('greedy');
-  if (greedy !== undefined) greedy.paused = true;
+  if (greedy !== undefined) {
+    greedy.paused = true;
+  }
   await model.look(50);
   expect(model.paused).toEqual(['greedy']);
 });
@@ -198,18 +212,28 @@ describe('over any history', () => {
         for (const event of history) {
           if (event.kind === 'write') {
             model.write(event.uid, event.rate);
-            if (event.rate > 0) grew.add(event.uid);
+            if (event.rate > 0) {
+              grew.add(event.uid);
+            }
           }
-          if (event.kind === 'others') model.others = event.bytes;
-          if (event.kind === 'end') model.guests.delete(event.uid);
+          if (event.kind === 'others') {
+            model.others = event.bytes;
+          }
+          if (event.kind === 'end') {
+            model.guests.delete(event.uid);
+          }
           for (let index = 0; event.kind === 'look' && index < event.count; index += 1) {
             const before = model.paused.length;
             await model.look();
             expect(model.paused.length).toBeLessThanOrEqual(before + 1);
           }
         }
-        for (const paused of model.paused) expect(grew).toContain(paused);
-        for (const one of model.guests.keys()) model.write(one, 0);
+        for (const paused of model.paused) {
+          expect(grew).toContain(paused);
+        }
+        for (const one of model.guests.keys()) {
+          model.write(one, 0);
+        }
         model.others = -100 * GIB;
         await model.look(LOOKS_UNTIL_ALL_GO_ON);
         expect(model.paused).toEqual([]);

@@ -156,7 +156,9 @@ export class DiskGuard {
 
   #pauseOne(machines: readonly GuardedMachine[], free: number): void {
     for (const [uid, wish] of this.#wishes) {
-      if (wish === 'unpause') this.#wishes.delete(uid);
+      if (wish === 'unpause') {
+        this.#wishes.delete(uid);
+      }
     }
     const growing = machines.filter(
       ({ uid, paused }) => !paused && !this.#wishes.has(uid) && this.#growth.of(uid) > 0,

@@ -69,13 +69,13 @@ export class NetworkMonitor {
     this.#running ??= this.#check().finally(() => {
       this.#running = undefined;
     });
-    return this.#running;
+    return await this.#running;
   }
 
   /** A check that has looked at this machine too: the one under way may have begun before it was attached. */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();
-    return report.machines[uid] === undefined ? this.check() : report;
+    return report.machines[uid] === undefined ? await this.check() : report;
   }
 
   async run(signal: AbortSignal): Promise<void> {

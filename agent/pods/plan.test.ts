@@ -92,11 +92,14 @@ class Model {
         this.desired = { ...this.desired, ...event.change };
         break;
       case 'end':
-        if (this.state.kind === 'running')
+        if (this.state.kind === 'running') {
           this.state = { kind: 'exited', reason: event.reason, message: 'x' };
+        }
         break;
       case 'reboot':
-        if (this.state.kind === 'running') this.state = { kind: 'exited', reason: 'Crashed', message: 'x' };
+        if (this.state.kind === 'running') {
+          this.state = { kind: 'exited', reason: 'Crashed', message: 'x' };
+        }
         this.unseen = this.record.running;
         break;
       case 'fence':
@@ -124,7 +127,9 @@ class Model {
     for (let count = 0; count < MOST_STEPS; count += 1) {
       const step = plan(this.observed(), this.desired, this.now);
       this.check(step);
-      if (step.kind === 'settled' || step.kind === 'wait') return step;
+      if (step.kind === 'settled' || step.kind === 'wait') {
+        return step;
+      }
       this.steps.push(step);
       this.obey(step);
     }
@@ -133,17 +138,29 @@ class Model {
 
   check(step: Step): void {
     const brings = ['create', 'start', 'resume'].includes(step.kind);
-    if (this.deletion !== undefined || this.record.failure !== undefined) expect(brings).toBe(false);
-    if (this.fenced && !this.record.acknowledged) expect(brings).toBe(false);
+    if (this.deletion !== undefined || this.record.failure !== undefined) {
+      expect(brings).toBe(false);
+    }
+    if (this.fenced && !this.record.acknowledged) {
+      expect(brings).toBe(false);
+    }
     if (step.kind === 'remove') {
       expect(this.deletion).toBeDefined();
       expect(this.record.released, 'process and network are given back first').toBe(true);
       expect(['running', 'suspended']).not.toContain(this.state.kind);
     }
-    if (step.kind === 'start') expect(this.state.kind).not.toBe('running');
-    if (step.kind === 'pause' || step.kind === 'unpause') expect(step.kind).toBe(this.disk);
-    if (step.kind === 'suspend') expect(this.noRoom).toBeUndefined();
-    if (step.kind === 'create') expect(this.record.created).toBe(false);
+    if (step.kind === 'start') {
+      expect(this.state.kind).not.toBe('running');
+    }
+    if (step.kind === 'pause' || step.kind === 'unpause') {
+      expect(step.kind).toBe(this.disk);
+    }
+    if (step.kind === 'suspend') {
+      expect(this.noRoom).toBeUndefined();
+    }
+    if (step.kind === 'create') {
+      expect(this.record.created).toBe(false);
+    }
   }
 
   obey(step: Step): void {
@@ -164,8 +181,9 @@ class Model {
         this.state = { kind: 'running', pid: 1, guestStarted: true, paused: false };
         this.unseen = false;
         Object.assign(record, { running: true, everRan: true, acknowledged: true, released: false });
-        if (step.kind === 'start')
+        if (step.kind === 'start') {
           Object.assign(record, { end: undefined, restartedAt: desired.restartRequestedAt });
+        }
         break;
       case 'stop':
         this.state = { kind: 'stopped' };
@@ -189,7 +207,9 @@ class Model {
         Object.assign(record, { revertedAt: desired.revertRequestedAt, end: undefined });
         break;
       case 'release':
-        if (this.state.kind !== 'absent') this.state = { kind: 'stopped' };
+        if (this.state.kind !== 'absent') {
+          this.state = { kind: 'stopped' };
+        }
         Object.assign(record, { running: false, released: true });
         break;
       default:
@@ -232,14 +252,23 @@ function expectRest(model: Model, step: Step): void {
   } else if (record.failure !== undefined || (model.fenced && !record.acknowledged)) {
     expect(state.kind).not.toBe('running');
   } else if (step.kind === 'settled') {
-    if (desired.power === 'Stopped') expect(['stopped', 'exited']).toContain(state.kind);
-    if (desired.power === 'Suspended') expect(state.kind).not.toBe('running');
-    if (desired.power === 'Running' && record.end?.how !== 'GuestShutdown')
+    if (desired.power === 'Stopped') {
+      expect(['stopped', 'exited']).toContain(state.kind);
+    }
+    if (desired.power === 'Suspended') {
+      expect(state.kind).not.toBe('running');
+    }
+    if (desired.power === 'Running' && record.end?.how !== 'GuestShutdown') {
       expect(state.kind).toBe('running');
+    }
     expect(record.revertedAt).toBe(desired.revertRequestedAt);
-    if (state.kind === 'running') expect(record.restartedAt).toBe(desired.restartRequestedAt);
+    if (state.kind === 'running') {
+      expect(record.restartedAt).toBe(desired.restartRequestedAt);
+    }
   }
-  if (state.kind === 'running' && model.disk !== undefined) expect(state.paused).toBe(model.disk === 'pause');
+  if (state.kind === 'running' && model.disk !== undefined) {
+    expect(state.paused).toBe(model.disk === 'pause');
+  }
 }
 
 function running(change: Partial<MachineRecord> = {}, desired: Partial<Desired> = {}): Model {

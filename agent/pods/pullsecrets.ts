@@ -49,7 +49,9 @@ async function get(client: KubeClient, ref: { name: string; namespace: string })
     try {
       return await client.get(SECRETS, ref);
     } catch (error) {
-      if (!isNotFound(error) && !isForbidden(error)) throw error;
+      if (!isNotFound(error) && !isForbidden(error)) {
+        throw error;
+      }
       if (isNotFound(error) || performance.now() - began >= LAG_MILLISECONDS) {
         throw missing(`there is no pull secret ${ref.name} in ${ref.namespace} that this host may read`);
       }

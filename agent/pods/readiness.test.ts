@@ -10,8 +10,12 @@ const servers: Server[] = [];
 const probers: ReadinessProber[] = [];
 
 afterEach(() => {
-  for (const prober of probers.splice(0)) prober.close();
-  for (const server of servers.splice(0)) server.close();
+  for (const prober of probers.splice(0)) {
+    prober.close();
+  }
+  for (const server of servers.splice(0)) {
+    server.close();
+  }
 });
 
 async function listen(serve: (socket: Socket) => void): Promise<number> {
@@ -27,7 +31,9 @@ async function ask(port: number, forwarded: boolean, until?: 'ready'): Promise<R
   const runtime = newRuntime({ path: '/none', uid: 'uid' }, false);
   await new Promise<void>((resolve) => {
     const prober = new ReadinessProber(() => {
-      if (until === undefined || runtime.readiness?.ready === true) resolve();
+      if (until === undefined || runtime.readiness?.ready === true) {
+        resolve();
+      }
     });
     probers.push(prober);
     prober.watch(runtime, { kind: 'probe', target: { host: '127.0.0.1', port, forwarded } });
@@ -84,12 +90,16 @@ class Guest {
   }
 
   async listens(listens: boolean): Promise<void> {
-    if (listens === (this.#server !== undefined)) return;
+    if (listens === (this.#server !== undefined)) {
+      return;
+    }
     this.#server?.close();
     this.#server = listens
       ? createServer((socket) => socket.resume()).listen(this.#port, '127.0.0.1')
       : undefined;
-    if (this.#server === undefined) return;
+    if (this.#server === undefined) {
+      return;
+    }
     servers.push(this.#server);
     await once(this.#server, 'listening');
     this.#port = (this.#server.address() as AddressInfo).port;
@@ -109,7 +119,9 @@ describe('a guest that has answered', () => {
         async (milliseconds) => {
           told.push([runtime.readiness?.ready === true, milliseconds]);
           const next = listens[told.length];
-          if (next !== undefined) return guest.listens(next);
+          if (next !== undefined) {
+            return await guest.listens(next);
+          }
           prober.close();
           resolve();
         },

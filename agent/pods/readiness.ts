@@ -162,7 +162,7 @@ async function next(
   const events = ['connect', 'data', 'end', 'close'] as const;
   // An error is followed by `close`; unheard, it would end the process.
   socket.once('error', () => undefined);
-  return new Promise((resolve) => {
+  return await new Promise((resolve) => {
     const timer = setTimeout(() => resolve(undefined), milliseconds);
     settled.signal.addEventListener('abort', () => clearTimeout(timer));
     for (const event of events) {

@@ -23,7 +23,7 @@ beforeEach(async () => {
   const work = async (_: Task, { uid }: { uid: string }): Promise<TaskReport> => {
     const end = Promise.withResolvers<TaskReport>();
     underWay.set(uid, end);
-    return end.promise;
+    return await end.promise;
   };
   const logger = pino({ level: 'silent' });
   runner = new TaskRunner({ directory, atOnce: AT_ONCE, work, logger, changed: () => undefined });
@@ -48,7 +48,9 @@ function podOf(uid: string, phase?: 'Running'): Pod {
 }
 
 function start(...uids: string[]): void {
-  for (const uid of uids) runner.start(podOf(uid), `ns/${uid}`, TASK);
+  for (const uid of uids) {
+    runner.start(podOf(uid), `ns/${uid}`, TASK);
+  }
 }
 
 function kinds(...uids: string[]): (string | undefined)[] {

@@ -7,7 +7,9 @@ import type { MachineImageSource } from './machine.ts';
  */
 export function describeUrl(text: string | URL): string {
   const url = URL.parse(String(text));
-  if (url === null) return 'a URL that cannot be read';
+  if (url === null) {
+    return 'a URL that cannot be read';
+  }
   const query = url.search === '' ? '' : '?…';
   return `${url.protocol}//${url.host}${url.pathname}${query}`;
 }

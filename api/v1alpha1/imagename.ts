@@ -21,7 +21,9 @@ export function normaliseImageName(name: string): string {
   const [path, tag] = split(rest, ':');
   const repository = registry === REGISTRY_DEFAULT && !path.includes('/') ? `library/${path}` : path;
   const canonical = `${registry}/${repository}`;
-  if (digest === undefined) return `${canonical}:${tag ?? TAG_DEFAULT}`;
+  if (digest === undefined) {
+    return `${canonical}:${tag ?? TAG_DEFAULT}`;
+  }
   return tag === undefined ? `${canonical}@${digest}` : `${canonical}:${tag}@${digest}`;
 }
 

@@ -71,7 +71,9 @@ export function formatMillis(millis: number): string {
 }
 
 function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean {
-  if (!QUANTITY.test(String(quantity))) return false;
+  if (!QUANTITY.test(String(quantity))) {
+    return false;
+  }
   const bytes = parseQuantity(quantity);
   return bytes >= minimum && bytes <= maximum;
 }

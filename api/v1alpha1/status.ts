@@ -15,7 +15,9 @@ const bounds = new WeakMap<z.ZodType, BoundedSchema>();
 
 function boundsOf(schema: z.ZodType): BoundedSchema {
   const known = bounds.get(schema);
-  if (known !== undefined) return known;
+  if (known !== undefined) {
+    return known;
+  }
   const made = z.toJSONSchema(schema, { io: 'input' }) as BoundedSchema;
   bounds.set(schema, made);
   return made;
@@ -33,11 +35,15 @@ export function boundStatus<Schema extends z.ZodType>(
 }
 
 function bound(schema: BoundedSchema, value: unknown): unknown {
-  if (typeof value === 'string') return keepEnd(value, schema.maxLength);
+  if (typeof value === 'string') {
+    return keepEnd(value, schema.maxLength);
+  }
   if (Array.isArray(value)) {
     return value.slice(0, schema.maxItems).map((item) => bound(schema.items ?? {}, item));
   }
-  if (typeof value !== 'object' || value === null) return value;
+  if (typeof value !== 'object' || value === null) {
+    return value;
+  }
   const entries = Object.entries(value).filter(([, field]) => field !== undefined);
   return Object.fromEntries(
     entries
@@ -53,7 +59,9 @@ function fieldSchema(schema: BoundedSchema, key: string): BoundedSchema {
 
 /** The last `maximum` UTF-16 units, at most as many characters as the API server counts; never half of a character. */
 export function keepEnd(text: string, maximum: number | undefined): string {
-  if (maximum === undefined || text.length <= maximum) return text;
+  if (maximum === undefined || text.length <= maximum) {
+    return text;
+  }
   const start = text.length - maximum;
   const unit = text.charCodeAt(start);
   const isSecondHalf = unit >= 0xdc_00 && unit <= 0xdf_ff;

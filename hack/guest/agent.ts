@@ -54,7 +54,9 @@ async function libraryPaths(packages: Packages): Promise<Map<string, string>> {
   const names = new Set([PACKAGE]);
   for (const name of names) {
     const dependencies = await packages.dependencies(name);
-    for (const dependency of dependencies.filter((other) => other.startsWith('lib'))) names.add(dependency);
+    for (const dependency of dependencies.filter((other) => other.startsWith('lib'))) {
+      names.add(dependency);
+    }
   }
   const paths = new Map<string, string>();
   for (const name of names) {
@@ -62,7 +64,9 @@ async function libraryPaths(packages: Packages): Promise<Map<string, string>> {
     const files = await readdir(folder, { recursive: true });
     // A link below lib64 names the machine's own loader, so only what lies in the folders of libraries counts.
     const libraries = files.filter((path) => /^(usr\/)?lib\/[^/]+-linux-gnu\/[^/]+$/.test(path));
-    for (const path of libraries) paths.set(basename(path), join(folder, path));
+    for (const path of libraries) {
+      paths.set(basename(path), join(folder, path));
+    }
   }
   return paths;
 }

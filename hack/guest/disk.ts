@@ -108,8 +108,9 @@ async function grow(disk: string): Promise<void> {
   const file = await open(disk, 'r+');
   try {
     const { size } = await file.stat();
-    if (size > BOOT_LIMIT_BYTES)
+    if (size > BOOT_LIMIT_BYTES) {
       throw new Error(`the boot part of ${disk} is ${size} bytes, over the record`);
+    }
     await file.truncate(DISK_BYTES);
   } finally {
     await file.close();

@@ -42,7 +42,9 @@ export class Packages {
   /** Downloads (checked by apt against the signed lists) and unpacks one package; the folder of its files. */
   async unpack(name: string): Promise<string> {
     const target = join(this.#folder, 'unpacked', name);
-    if (await exists(target)) return target;
+    if (await exists(target)) {
+      return target;
+    }
     await this.#update();
     this.#source.progress(`fetching package ${name}`);
     const downloads = join(this.#folder, 'downloads', name);
@@ -54,7 +56,9 @@ export class Packages {
       timeoutMilliseconds: DOWNLOAD_TIMEOUT_MILLISECONDS,
     });
     const archive = (await readdir(downloads)).find((file) => file.endsWith('.deb'));
-    if (archive === undefined) throw new Error(`apt-get download ${name} left no package`);
+    if (archive === undefined) {
+      throw new Error(`apt-get download ${name} left no package`);
+    }
     const partial = `${target}.${process.pid}.partial`;
     await mkdir(partial, { recursive: true });
     await run('dpkg-deb', ['-x', join(downloads, archive), partial], {
@@ -66,7 +70,9 @@ export class Packages {
   }
 
   async #update(): Promise<void> {
-    if (this.#updated) return;
+    if (this.#updated) {
+      return;
+    }
     this.#source.progress('reading the package lists');
     const state = join(this.#folder, 'state');
     await mkdir(join(state, 'lists', 'partial'), { recursive: true });
@@ -114,7 +120,9 @@ async function exists(path: string): Promise<boolean> {
     await readdir(path);
     return true;
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return false;
+    if ((error as NodeJS.ErrnoException).code === 'ENOENT') {
+      return false;
+    }
     throw error;
   }
 }

@@ -27,8 +27,9 @@ export async function run(
         maxBuffer: OUTPUT_LIMIT_BYTES,
       },
       (error, stdout, stderr) => {
-        if (error === null) resolve({ stdout });
-        else {
+        if (error === null) {
+          resolve({ stdout });
+        } else {
           const tail = `${stdout}${stderr}`.slice(-ERROR_TAIL_CHARACTERS);
           reject(new Error(`${program} ${parameters.join(' ')} failed: ${tail || error.message}`));
         }

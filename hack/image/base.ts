@@ -22,7 +22,9 @@ export async function distributionBase(builder: Builder, progress: (text: string
   const bootstrap = bootstrapArguments(packages);
   const key = await keyOf(bootstrap);
   const tag = `localhost/berth-base:${key}`;
-  if (await builder.has(tag)) return tag;
+  if (await builder.has(tag)) {
+    return tag;
+  }
   const folder = folderOf(key);
   if (!existsSync(join(folder, ROOT_ARCHIVE))) {
     progress(`making a root file system of Debian ${SUITE}: ${packages.join(', ')}`);

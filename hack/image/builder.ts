@@ -34,7 +34,9 @@ const BUILD_TIMEOUT_MILLISECONDS = 900_000;
 /** @throws Error that names what to install. */
 export async function findBuilder(): Promise<Builder> {
   for (const builder of [docker, buildah]) {
-    if (await answers(builder.name)) return builder;
+    if (await answers(builder.name)) {
+      return builder;
+    }
   }
   throw new Error(
     'neither a docker daemon nor buildah is here; install one, on Debian: apt-get install buildah',

@@ -57,7 +57,9 @@ describe('the images', () => {
       );
       const asked = noted.split('\n').filter((line) => line.includes('install') || line.includes('update'));
       expect(asked).toHaveLength(2);
-      for (const line of asked) expect(line).toContain('-o Dir::Etc::SourceParts=-');
+      for (const line of asked) {
+        expect(line).toContain('-o Dir::Etc::SourceParts=-');
+      }
     });
 
     it("from the base image's own sources where no moment is named", () => {

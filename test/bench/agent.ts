@@ -98,7 +98,9 @@ class Bench {
     const folder = join(this.#agent.dataDirectory, 'machines', uid);
     const agent = (await kernelStarted(folder)) - at;
     const machine = (await this.#agent.machines()).get(uid);
-    if (machine === undefined) throw new Error(`VM ${name} has no process`);
+    if (machine === undefined) {
+      throw new Error(`VM ${name} has no process`);
+    }
     const command = (await readFile(`/proc/${machine.pid}/cmdline`, 'utf8')).split('\0').slice(0, -1);
     const program = await readlink(`/proc/${machine.pid}/exe`);
     const { base } = JSON.parse(await readFile(join(folder, FILES.state), 'utf8')) as {
@@ -134,7 +136,7 @@ class Bench {
 
 /** The moment at which the guest in this folder printed its kernel's first line. */
 async function kernelStarted(folder: string): Promise<number> {
-  return waitFor(
+  return await waitFor(
     'the kernel to start',
     async () => {
       const console = await readFile(join(folder, segmentName('serial', 0)), 'latin1');

@@ -102,7 +102,9 @@ async function buildAnchor(folder: string): Promise<string | undefined> {
     });
     return program;
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT')) return undefined;
+    if (isErrorCode(error, 'ENOENT')) {
+      return undefined;
+    }
     throw error;
   }
 }
@@ -139,8 +141,9 @@ class FloorContestant {
   }
 
   async start(cluster: Cluster, namespace: string): Promise<Running> {
-    if (this.#template === undefined)
+    if (this.#template === undefined) {
       throw new Error('the floor repeats what the operator wrote: let it run first');
+    }
     const template = join(cluster.directory, 'floor-template.json');
     writeFileSync(template, JSON.stringify(this.#template));
     // From a bundle, as the operator, or Node's TypeScript loader would be measured too.
@@ -152,7 +155,9 @@ class FloorContestant {
     });
     const ended = new Promise<void>((resolve) => child.once('exit', () => resolve()));
     const ready = new Promise<boolean>((resolve) => child.stdout.once('data', () => resolve(true)));
-    if ((await Promise.race([ended, ready])) !== true) throw new Error('the floor ended before it was ready');
+    if ((await Promise.race([ended, ready])) !== true) {
+      throw new Error('the floor ended before it was ready');
+    }
     return {
       pid: child.pid ?? 0,
       stop: async () => {

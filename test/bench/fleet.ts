@@ -70,7 +70,9 @@ export async function measureFleet({ vms, hosts, rounds, folder }: FleetOptions)
 async function measureOne(contestant: Contestant, vms: number, hosts: number): Promise<Run> {
   const cluster = await startCluster({ name: 'bench', hosts });
   try {
-    if (!contestant.policies) await liftPolicies(cluster);
+    if (!contestant.policies) {
+      await liftPolicies(cluster);
+    }
     await cluster.createNamespace(NAMESPACE);
     const { pid, stop } = await contestant.start(cluster, NAMESPACE);
     try {

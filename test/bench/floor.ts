@@ -54,7 +54,9 @@ class Floor {
   }
 
   async #deploy({ metadata }: Readonly<VM>): Promise<void> {
-    if (this.#seen.has(metadata.name)) return;
+    if (this.#seen.has(metadata.name)) {
+      return;
+    }
     this.#seen.add(metadata.name);
     const { finalizers } = this.#template.vm.metadata;
     await this.#client.mergePatch(VMS, metadata, { metadata: { finalizers, uid: metadata.uid } });
@@ -64,7 +66,9 @@ class Floor {
   }
 
   async #finish({ metadata, spec, status }: Readonly<Pod>): Promise<void> {
-    if (status?.phase !== 'Running' || this.#running.has(metadata.name)) return;
+    if (status?.phase !== 'Running' || this.#running.has(metadata.name)) {
+      return;
+    }
     this.#running.add(metadata.name);
     await this.#writeStatus(metadata.name, { ...this.#template.vm.status, nodeName: spec.nodeName });
   }

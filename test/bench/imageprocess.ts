@@ -112,7 +112,9 @@ async function ceiling({ host, caFile, repository }: Errand): Promise<number> {
         length += piece.copy(compressed, length);
         hash.update(piece);
       }
-      if (`sha256:${hash.digest('hex')}` !== digest) throw new Error(`${digest} came wrong`);
+      if (`sha256:${hash.digest('hex')}` !== digest) {
+        throw new Error(`${digest} came wrong`);
+      }
       const raw = await decode(compressed, { chunkSize: CHUNK_BYTES + 1 });
       createHash('sha256').update(raw).digest();
       bytes += raw.length;
@@ -130,7 +132,9 @@ async function disk({ dataDirectory, virtualBytes, dataBytes }: Errand): Promise
   await writeFile(path, '');
   await truncate(path, virtualBytes);
   const direct = await DirectFile.open(path, { count: AT_ONCE, bytes: CHUNK_BYTES });
-  if (direct === undefined) throw new Error(`${dataDirectory} takes no writes past the page cache`);
+  if (direct === undefined) {
+    throw new Error(`${dataDirectory} takes no writes past the page cache`);
+  }
   let written = 0;
   const work = async (room: Buffer): Promise<void> => {
     while (written < dataBytes) {
@@ -150,7 +154,9 @@ const WORKS: Readonly<Record<string, Work>> = { pull, publish, ceiling, disk };
 if (import.meta.main) {
   const [name = '', errand = ''] = process.argv.slice(2);
   const work = WORKS[name];
-  if (work === undefined) throw new Error(`there is no work "${name}"`);
+  if (work === undefined) {
+    throw new Error(`there is no work "${name}"`);
+  }
   const began = performance.now();
   const bytes = await work(JSON.parse(errand) as Errand);
   const seconds = (performance.now() - began) / 1000;

@@ -27,9 +27,13 @@ export async function runLoad(client: KubeClient, namespace: string, count: numb
   const { promise: allRunning, resolve, reject } = Promise.withResolvers<void>();
   vms.cache.onChange(({ object }) => {
     const since = born.get(object.metadata.name);
-    if (since === undefined || object.status?.phase !== 'Running') return;
+    if (since === undefined || object.status?.phase !== 'Running') {
+      return;
+    }
     born.delete(object.metadata.name);
-    if (latencies.push(performance.now() - since) === count) resolve();
+    if (latencies.push(performance.now() - since) === count) {
+      resolve();
+    }
   });
   vms.start(stop.signal);
   await vms.synced;

@@ -66,6 +66,10 @@ export function logReadsVerdicts({ worstDelayMilliseconds }: LogReads): Verdict[
 
 async function lastLine(store: ConsoleStore): Promise<void> {
   let text = '';
-  for await (const piece of store.read({ tailLines: 1 })) text += piece;
-  if (text !== '\n') throw new Error(`the last line was ${JSON.stringify(text.slice(0, 80))}`);
+  for await (const piece of store.read({ tailLines: 1 })) {
+    text += piece;
+  }
+  if (text !== '\n') {
+    throw new Error(`the last line was ${JSON.stringify(text.slice(0, 80))}`);
+  }
 }

@@ -110,7 +110,9 @@ function readSettings(): { settings: Settings; only: readonly string[]; charts: 
   }
   const numbers = Object.keys(DEFAULTS).map((name) => {
     const text = String((values as Record<string, unknown>)[name]);
-    if (!/^[1-9]\d*$/.test(text)) throw new Error(`--${name}: "${text}" is no number from 1 on`);
+    if (!/^[1-9]\d*$/.test(text)) {
+      throw new Error(`--${name}: "${text}" is no number from 1 on`);
+    }
     return [name, Number(text)];
   });
   const settings = { ...(Object.fromEntries(numbers) as Settings), folder: values.folder };
@@ -118,7 +120,9 @@ function readSettings(): { settings: Settings; only: readonly string[]; charts: 
 }
 
 async function main(): Promise<void> {
-  if (process.platform !== 'linux') throw new Error('the benchmark reads /proc: it runs on Linux only');
+  if (process.platform !== 'linux') {
+    throw new Error('the benchmark reads /proc: it runs on Linux only');
+  }
   const { settings, only, charts } = readSettings();
   const results: Record<string, object> = {};
   const verdicts: Verdict[] = [];
@@ -128,11 +132,17 @@ async function main(): Promise<void> {
     results[name] = outcome.result;
     verdicts.push(...outcome.verdicts);
   }
-  if (charts !== undefined) writeCharts(charts, results);
+  if (charts !== undefined) {
+    writeCharts(charts, results);
+  }
   process.stdout.write(`${verdictsTable(verdicts)}\n\n${JSON.stringify({ ...results, verdicts })}\n`);
-  if (verdicts.some(({ reached }) => reached === false)) process.exitCode = 1;
+  if (verdicts.some(({ reached }) => reached === false)) {
+    process.exitCode = 1;
+  }
 }
 
 // What was begun for the measurement is ended and removed at exit.
-for (const [signal, code] of ENDING_SIGNALS) process.once(signal, () => process.exit(code));
+for (const [signal, code] of ENDING_SIGNALS) {
+  process.once(signal, () => process.exit(code));
+}
 await runCommand(main);

@@ -43,7 +43,9 @@ export async function countWrites(client: KubeClient): Promise<WriteCounts> {
   const counts = new Map<string, number>();
   for (const [, labels = '', value] of String(body).matchAll(/^apiserver_request_total\{(.*)\} (\S+)$/gm)) {
     const verb = label(labels, 'verb');
-    if (!WRITES.has(verb)) continue;
+    if (!WRITES.has(verb)) {
+      continue;
+    }
     const subresource = label(labels, 'subresource');
     const key = `${verb} ${label(labels, 'resource')}${subresource === '' ? '' : `/${subresource}`}`;
     counts.set(key, (counts.get(key) ?? 0) + Number(value));

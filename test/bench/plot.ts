@@ -42,7 +42,9 @@ export function writeCharts(folder: string, { fleet, pulls, clones }: Results): 
     ...(clones === undefined ? [] : [clonesChart(clones)]),
   ];
   mkdirSync(folder, { recursive: true });
-  for (const chart of charts) writeFileSync(join(folder, `${chart.file}.svg`), draw(chart));
+  for (const chart of charts) {
+    writeFileSync(join(folder, `${chart.file}.svg`), draw(chart));
+  }
 }
 
 /** One bar below the other, each with its label and value; the longest fills the width. */

@@ -69,12 +69,16 @@ async function checkPrograms(): Promise<void> {
   };
   const there = await Promise.all(PROGRAMS.map(isThere));
   const missing = PROGRAMS.filter((_, index) => there[index] !== true);
-  if (missing.length > 0) throw new Error(`the benchmark of pulls needs ${missing.join(', ')}`);
+  if (missing.length > 0) {
+    throw new Error(`the benchmark of pulls needs ${missing.join(', ')}`);
+  }
 }
 
 async function checkRoom(folder: string): Promise<void> {
   const { bavail, bsize } = await statfs(folder);
-  if (bavail * bsize >= ROOM_BYTES) return;
+  if (bavail * bsize >= ROOM_BYTES) {
+    return;
+  }
   throw new Error(`the benchmark of pulls needs ${ROOM_BYTES / GIB} GiB in ${folder}: name another --folder`);
 }
 

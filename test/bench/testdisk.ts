@@ -33,7 +33,9 @@ export function writeTestDisk(path: string, virtualBytes: number, dataBytes: num
         at += length;
         written += length;
       }
-      if (written === dataBytes) break;
+      if (written === dataBytes) {
+        break;
+      }
     }
     fsyncSync(disk);
   } finally {
@@ -55,7 +57,9 @@ function* content(): Generator<Buffer, void, undefined> {
         yield piece;
       }
     }
-    if (length === 0) throw new Error(`there is nothing to read in ${CONTENT}`);
+    if (length === 0) {
+      throw new Error(`there is nothing to read in ${CONTENT}`);
+    }
     yield buffer.subarray(0, BLOCK_BYTES);
   }
 }
@@ -64,19 +68,26 @@ function* filesBelow(folder: string): Generator<string, void, undefined> {
   const byName = (a: Dirent, b: Dirent): number => (a.name < b.name ? -1 : 1);
   for (const entry of readdirSync(folder, { withFileTypes: true }).toSorted(byName)) {
     const path = join(folder, entry.name);
-    if (entry.isDirectory()) yield* filesBelow(path);
-    else if (entry.isFile()) yield path;
+    if (entry.isDirectory()) {
+      yield* filesBelow(path);
+    } else if (entry.isFile()) {
+      yield path;
+    }
   }
 }
 
 /** The buffer is used again for the next piece. */
 function* read(path: string, buffer: Buffer): Generator<Buffer, void, undefined> {
   const file = openFile(path);
-  if (file === undefined) return;
+  if (file === undefined) {
+    return;
+  }
   try {
     for (;;) {
       const length = readSync(file, buffer);
-      if (length === 0) return;
+      if (length === 0) {
+        return;
+      }
       const end = Math.ceil(length / BLOCK_BYTES) * BLOCK_BYTES;
       buffer.fill(0, length, end);
       yield buffer.subarray(0, end);
@@ -91,7 +102,9 @@ function openFile(path: string): number | undefined {
   try {
     return openSync(path, 'r');
   } catch (error) {
-    if (isErrorCode(error, 'EACCES')) return undefined;
+    if (isErrorCode(error, 'EACCES')) {
+      return undefined;
+    }
     throw error;
   }
 }

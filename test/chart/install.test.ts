@@ -129,7 +129,9 @@ describe('helm', () => {
     const where = ['--namespace', SYSTEM, '--kubeconfig', cluster.kubeconfig];
     const given = values === undefined ? [] : ['--values', '-'];
     const { code, stdout, stderr } = await helm([...args, ...where, ...given], JSON.stringify(values));
-    if (code !== 0) throw new Error(`helm ${args[0]}: ${stderr}`);
+    if (code !== 0) {
+      throw new Error(`helm ${args[0]}: ${stderr}`);
+    }
     return stdout;
   }
 
@@ -228,7 +230,9 @@ describe('namespaces that are there before the install', () => {
   });
 
   test('twenty of them at most', async () => {
-    for (let i = 10; i < 31; i += 1) await namespace(`many-${i}`);
+    for (let i = 10; i < 31; i += 1) {
+      await namespace(`many-${i}`);
+    }
     const said = await notes('many-');
     expect(said).toContain('for VMs:\n  many-10\n');
     expect(said).toContain('  many-29\n  and 1 more\nNew Pods');
@@ -276,7 +280,7 @@ describe('uninstall', () => {
         said += text;
       });
     }
-    return new Promise((resolve, reject) => {
+    return await new Promise((resolve, reject) => {
       child.once('error', reject);
       child.once('close', (code) => resolve({ code: code ?? 1, said }));
     });

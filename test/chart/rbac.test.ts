@@ -40,7 +40,9 @@ let cluster: Cluster;
 
 beforeAll(async () => {
   cluster = await sharedCluster();
-  for (const namespace of [OWN, OTHER, ELSEWHERE]) await cluster.createNamespace(namespace);
+  for (const namespace of [OWN, OTHER, ELSEWHERE]) {
+    await cluster.createNamespace(namespace);
+  }
   const objects = await manifests(EVERYTHING);
   const isRight = ({ kind }: Manifest) => /^(Cluster)?Role(Binding)?$/.test(kind);
   await apply(objects.filter(isRight));
@@ -277,7 +279,11 @@ describe('the table', () => {
   test.each(table)('%s', async (_who, person, allowed, refused) => {
     const answers = async (list: readonly string[]): Promise<string[]> => {
       const yes: string[] = [];
-      for (const what of list) if (await may(person, what)) yes.push(what);
+      for (const what of list) {
+        if (await may(person, what)) {
+          yes.push(what);
+        }
+      }
       return yes;
     };
     expect(await answers(allowed)).toEqual(allowed);

@@ -46,7 +46,9 @@ test('each alert comes when it should and not before', async () => {
   expect(`${stdout}${stderr}`).toContain('SUCCESS');
   expect(code).toBe(0);
   const tested = readFileSync(file, 'utf8');
-  for (const { alert } of alerts()) expect(tested).toContain(`alertname: ${alert}`);
+  for (const { alert } of alerts()) {
+    expect(tested).toContain(`alertname: ${alert}`);
+  }
 });
 
 test('each alert has a runbook, and its address where one says where they can be read', async () => {
@@ -77,7 +79,9 @@ test('alerts and dashboard ask for metrics that exist', async () => {
   ].join('\n');
   const names = new Set(asked.match(/\b(berth|controller_runtime|leader)_[a-z_]+\b/g));
   expect(names.size).toBeGreaterThan(8);
-  for (const name of names) expect(documented).toContain(`\`${name.replace(/_(bucket|count|sum)$/, '')}\``);
+  for (const name of names) {
+    expect(documented).toContain(`\`${name.replace(/_(bucket|count|sum)$/, '')}\``);
+  }
 });
 
 test('the file in the chart is one that promtool reads as it is', async () => {

@@ -45,7 +45,9 @@ test('the documented values are those of the schema, and valid', () => {
     .filter(({ path }) => !path.includes('config'))
     .filter(({ path }) => {
       let value = defaults as Record<string, unknown> | undefined;
-      for (const key of path) value = value?.[key] as Record<string, unknown> | undefined;
+      for (const key of path) {
+        value = value?.[key] as Record<string, unknown> | undefined;
+      }
       return value === undefined;
     });
   expect(undocumented).toEqual([]);
@@ -100,9 +102,11 @@ test('every value changed once: manifests that the API server would take, and an
       const before = await renderedOnce(base);
       const changed = merged(merged(base, other.after ?? {}), nested(change.path, change.value));
       const after = await template(changed as object);
-      if (after.code !== 0 || before.code !== 0) faults.push(`${name}: ${after.stderr}${before.stderr}`);
-      else if (comparable(before.stdout) === comparable(after.stdout))
+      if (after.code !== 0 || before.code !== 0) {
+        faults.push(`${name}: ${after.stderr}${before.stderr}`);
+      } else if (comparable(before.stdout) === comparable(after.stdout)) {
         faults.push(`${name}: changes nothing`);
+      }
       const file = join(folder, `${name}.yaml`);
       await writeFile(file, after.stdout);
       files.push(file);
@@ -139,7 +143,9 @@ test('a wrong type is refused by the schema', async () => {
   const all = changes(valuesJsonSchema(), defaults);
   // All at once: helm lists every one.
   let values: unknown = {};
-  for (const { path, type } of all) values = merged(values, nested(path, WRONG[type]));
+  for (const { path, type } of all) {
+    values = merged(values, nested(path, WRONG[type]));
+  }
   const { code, stderr } = await template(values as object);
   expect(code).not.toBe(0);
   const missed = all.map(({ path }) => `/${path.join('/')}'`).filter((place) => !stderr.includes(place));

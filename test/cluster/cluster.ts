@@ -74,7 +74,9 @@ export class RunningCluster implements Cluster {
   }
 
   async addHosts(count: number, options: HostOptions = {}): Promise<string[]> {
-    if (count === 0) return [];
+    if (count === 0) {
+      return [];
+    }
     const prefix = options.prefix ?? 'host';
     const first = this.#hosts.get(prefix) ?? 0;
     this.#hosts.set(prefix, first + count);
@@ -118,7 +120,9 @@ export class RunningCluster implements Cluster {
     const content = { server: this.server, authority: this.#connection.certificateAuthority ?? '' };
     writeKubeconfig(this.operatorKubeconfig, { ...content, user: { kind: 'tokenFile', path: tokenFile } });
     writeKubeconfig(join(this.directory, 'kwok.kubeconfig'), { ...content, user: { kind: 'token', token } });
-    if (this.#state.lasting) return;
+    if (this.#state.lasting) {
+      return;
+    }
     this.#stopRenewal = renewRegularly(renew, (error) => {
       writeFileSync(join(this.directory, 'token-renewal.log'), `${String(error)}\n`, { flag: 'a' });
     });

@@ -89,12 +89,16 @@ export async function waitUntilReady(directory: string, server: string): Promise
     const state = await waitFor(
       'kube-apiserver to be ready (see its log)',
       async () => {
-        if (!(await isAlive(readRecord(directory, 'kube-apiserver')))) return 'ended';
+        if (!(await isAlive(readRecord(directory, 'kube-apiserver')))) {
+          return 'ended';
+        }
         return (await probe(`${server}/readyz`, agent)) && 'ready';
       },
       { deadlineMilliseconds: READY_MILLISECONDS },
     );
-    if (state === 'ended') throw new Error(`kube-apiserver ended: ${lastWords(directory)}`);
+    if (state === 'ended') {
+      throw new Error(`kube-apiserver ended: ${lastWords(directory)}`);
+    }
   } finally {
     agent.destroy();
   }
@@ -109,8 +113,11 @@ function probe(url: string, agent: Agent): Promise<boolean> {
     const request = get(url, { agent, timeout: PROBE_MILLISECONDS }, (response) => {
       response.resume();
       response.once('end', () => {
-        if (response.statusCode === 200) resolve(true);
-        else reject(new Error(`HTTP ${response.statusCode}`));
+        if (response.statusCode === 200) {
+          resolve(true);
+        } else {
+          reject(new Error(`HTTP ${response.statusCode}`));
+        }
       });
       response.once('error', reject);
     });
@@ -167,14 +174,18 @@ function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: n
 }
 
 function auditArguments({ directory, audit = false }: ControlPlaneOptions): string[] {
-  if (!audit) return [];
+  if (!audit) {
+    return [];
+  }
   const policy = join(directory, 'audit-policy.json');
   writeFileSync(policy, JSON.stringify(AUDIT_POLICY));
   return [`--audit-policy-file=${policy}`, `--audit-log-path=${join(directory, AUDIT_LOG)}`];
 }
 
 function addressArguments(network: ControlPlaneNetwork | undefined): string[] {
-  if (network !== undefined) return ['--bind-address=0.0.0.0', `--advertise-address=${network.address}`];
+  if (network !== undefined) {
+    return ['--bind-address=0.0.0.0', `--advertise-address=${network.address}`];
+  }
   // A loopback address may not stand in Endpoints.
   return ['--bind-address=127.0.0.1', '--advertise-address=127.0.0.1', '--endpoint-reconciler-type=none'];
 }
@@ -198,7 +209,9 @@ function controllerArguments(options: ControlPlaneOptions): string[] {
 }
 
 function monitorArguments(seconds: number | undefined): string[] {
-  if (seconds === undefined) return [];
+  if (seconds === undefined) {
+    return [];
+  }
   return [`--node-monitor-grace-period=${seconds}s`, '--node-monitor-period=1s'];
 }
 

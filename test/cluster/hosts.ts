@@ -23,7 +23,9 @@ export async function createHosts(
   const names = Array.from({ length: range.count }, (_, index) => `${prefix}-${range.first + index}`);
   const waiting = names.values();
   const work = async (): Promise<void> => {
-    for (const name of waiting) await client.create(NODES, hostNode(name, options));
+    for (const name of waiting) {
+      await client.create(NODES, hostNode(name, options));
+    }
   };
   await Promise.all(Array.from({ length: IN_FLIGHT }, work));
   return names;

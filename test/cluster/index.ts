@@ -82,8 +82,10 @@ export async function begin<C>(
 export async function connectCluster(name: string, stateDirectory?: string): Promise<Cluster> {
   const directory = directoryOf(name, stateDirectory);
   const state = readState(directory);
-  if (state === undefined) throw new Error(`no cluster "${name}" in ${directory}`);
-  return RunningCluster.open(directory, state, end);
+  if (state === undefined) {
+    throw new Error(`no cluster "${name}" in ${directory}`);
+  }
+  return await RunningCluster.open(directory, state, end);
 }
 
 /** Ends a cluster, whoever started it, and removes its state; one that isn't there is fine. */
@@ -95,8 +97,11 @@ async function bringUp(options: ClusterOptions, directory: string): Promise<Clus
   const provider = chooseProvider();
   const tools = await resolveTools();
   const state: ClusterState = { name: options.name, provider, tools, lasting: options.lasting ?? false };
-  if (provider === 'kubeconfig') await copyKubeconfig(tools.kubectl, directory);
-  else await startControlPlane({ ...options, directory, tools, image: await imageFor(provider, tools) });
+  if (provider === 'kubeconfig') {
+    await copyKubeconfig(tools.kubectl, directory);
+  } else {
+    await startControlPlane({ ...options, directory, tools, image: await imageFor(provider, tools) });
+  }
   writeState(directory, state);
   const cluster = await RunningCluster.open(directory, state, end);
   await install(kubectlFor(tools.kubectl, cluster.kubeconfig), {
@@ -115,7 +120,9 @@ async function bringUp(options: ClusterOptions, directory: string): Promise<Clus
 }
 
 async function imageFor(provider: Provider, tools: Tools): Promise<string | undefined> {
-  if (provider !== 'docker') return undefined;
+  if (provider !== 'docker') {
+    return undefined;
+  }
   const { controlPlaneImage } = await import('./providers/docker.ts');
   return await controlPlaneImage(tools);
 }
@@ -127,7 +134,9 @@ async function end(cluster: RunningCluster): Promise<void> {
 async function remove(directory: string): Promise<void> {
   const state = readState(directory);
   await stopProcesses(directory);
-  for (const namespace of state?.namespaces ?? []) await removeGroups(namespace);
+  for (const namespace of state?.namespaces ?? []) {
+    await removeGroups(namespace);
+  }
   await removeNamespaces(state?.namespaces ?? []);
   if (state?.provider === 'kubeconfig') {
     await uninstall(kubectlFor(state.tools.kubectl, join(directory, 'kubeconfig')));
@@ -135,12 +144,16 @@ async function remove(directory: string): Promise<void> {
   await rm(directory, { recursive: true, force: true });
   const parent = dirname(directory);
   // Only the project's own folder of clusters, and only when this was the last one.
-  if (parent === CLUSTERS) await removeIfEmpty(parent);
+  if (parent === CLUSTERS) {
+    await removeIfEmpty(parent);
+  }
 }
 
 async function removeIfEmpty(directory: string): Promise<void> {
   await rmdir(directory).catch((error: unknown) => {
-    if (!['ENOTEMPTY', 'EEXIST', 'ENOENT'].some((code) => isErrorCode(error, code))) throw error;
+    if (!['ENOTEMPTY', 'EEXIST', 'ENOENT'].some((code) => isErrorCode(error, code))) {
+      throw error;
+    }
   });
 }
 
@@ -159,10 +172,14 @@ const killedAtExit = new Set<string>();
 function killAtExit(directory: string): void {
   if (killedAtExit.size === 0) {
     process.once('exit', () => {
-      for (const path of killedAtExit) killAllSync(path);
+      for (const path of killedAtExit) {
+        killAllSync(path);
+      }
     });
     for (const [signal, code] of ENDING_SIGNALS) {
-      if (process.listenerCount(signal) === 0) process.once(signal, () => process.exit(code));
+      if (process.listenerCount(signal) === 0) {
+        process.once(signal, () => process.exit(code));
+      }
     }
   }
   killedAtExit.add(directory);
@@ -170,9 +187,13 @@ function killAtExit(directory: string): void {
 
 /** After a SIGKILL of a test run nothing could clean up: the next start does. */
 async function sweep(folder: string): Promise<void> {
-  if (!existsSync(folder)) return;
+  if (!existsSync(folder)) {
+    return;
+  }
   for (const name of await readdir(folder)) {
     const owner = readOwner(join(folder, name));
-    if (owner !== undefined && !(await isAlive(owner))) await remove(join(folder, name));
+    if (owner !== undefined && !(await isAlive(owner))) {
+      await remove(join(folder, name));
+    }
   }
 }

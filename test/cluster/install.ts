@@ -40,7 +40,9 @@ function manifests(crds: string): string[] {
 }
 
 async function crdDirectory(options: InstallOptions): Promise<string> {
-  if (options.displayDpiMaximum === COMMITTED_DPI_MAXIMUM) return join(ROOT, 'crds');
+  if (options.displayDpiMaximum === COMMITTED_DPI_MAXIMUM) {
+    return join(ROOT, 'crds');
+  }
   const output = join(options.directory, 'crds');
   const args = [
     join(ROOT, 'hack', 'generate.ts'),

@@ -45,8 +45,12 @@ export function writeFileAtomically(path: string, text: string): void {
 }
 
 function userEntry(user: KubeconfigUser): Record<string, string> {
-  if (user.kind === 'tokenFile') return { tokenFile: user.path };
-  if (user.kind === 'token') return { token: user.token };
+  if (user.kind === 'tokenFile') {
+    return { tokenFile: user.path };
+  }
+  if (user.kind === 'token') {
+    return { token: user.token };
+  }
   return {
     'client-certificate-data': base64(user.pair.certificate),
     'client-key-data': base64(user.pair.key),

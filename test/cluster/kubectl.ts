@@ -47,7 +47,9 @@ function run(file: string, args: readonly string[], options: KubectlOptions): Pr
   return new Promise((resolve, reject) => {
     child.once('error', reject);
     child.once('close', (code, signal) => {
-      if (signal !== null) output.stderr += `ended by ${signal}, perhaps for taking too long`;
+      if (signal !== null) {
+        output.stderr += `ended by ${signal}, perhaps for taking too long`;
+      }
       resolve({ ...output, code: code ?? 1 });
     });
   });

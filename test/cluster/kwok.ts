@@ -5,7 +5,9 @@ import { resolveSimulationTools } from './toolchain/toolchain.ts';
 
 /** Starts KWOK for this cluster unless it runs. It touches only nodes with its annotation. */
 export async function ensureKwok(directory: string): Promise<void> {
-  if (await runs(directory)) return;
+  if (await runs(directory)) {
+    return;
+  }
   const { kwok } = await resolveSimulationTools();
   await startProcess(directory, {
     name: 'kwok',
@@ -21,7 +23,9 @@ async function runs(directory: string): Promise<boolean> {
   try {
     return await isAlive(readRecord(directory, 'kwok'));
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT')) return false;
+    if (isErrorCode(error, 'ENOENT')) {
+      return false;
+    }
     throw error;
   }
 }

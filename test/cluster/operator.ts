@@ -74,7 +74,9 @@ export async function startOperator(
     await operator.stop();
     throw error;
   });
-  if (state === 'ended') throw new Error(`${name} ended (see ${operator.logFile})`);
+  if (state === 'ended') {
+    throw new Error(`${name} ended (see ${operator.logFile})`);
+  }
   return operator;
 }
 
@@ -84,20 +86,29 @@ function section(config: Record<string, unknown> | undefined, key: string): obje
 }
 
 function program(bundle: boolean): string {
-  if (!bundle) return join(ROOT, 'operator', 'main.ts');
+  if (!bundle) {
+    return join(ROOT, 'operator', 'main.ts');
+  }
   const path = join(ROOT, 'dist', 'operator.js');
-  if (!existsSync(path)) throw new Error(`${path} is missing: run make bundle`);
+  if (!existsSync(path)) {
+    throw new Error(`${path} is missing: run make bundle`);
+  }
   return path;
 }
 
 async function probe(operator: OperatorProcess, record: ProcessRecord): Promise<'ended' | 'ready'> {
   // A process that ended will not become ready; the reason is in its log.
-  if (!(await isAlive(record))) return 'ended';
-  return new Promise((resolve, reject) => {
+  if (!(await isAlive(record))) {
+    return 'ended';
+  }
+  return await new Promise((resolve, reject) => {
     const request = get(`${operator.healthUrl}/readyz`, { timeout: PROBE_MILLISECONDS }, (response) => {
       response.resume();
-      if (response.statusCode === 200) resolve('ready');
-      else reject(new Error(`readyz: HTTP ${response.statusCode}`));
+      if (response.statusCode === 200) {
+        resolve('ready');
+      } else {
+        reject(new Error(`readyz: HTTP ${response.statusCode}`));
+      }
     });
     request.once('timeout', () => request.destroy(new Error('readyz: no answer')));
     request.once('error', reject);

@@ -52,7 +52,9 @@ export async function writeCredentials(
   for (const [component, user] of Object.entries(COMPONENT_USERS)) {
     kubeconfig(component, await clientPair(authority, user));
   }
-  if (address === undefined) return;
+  if (address === undefined) {
+    return;
+  }
   const beyond = `https://${address}:${new URL(server).port}`;
   kubeconfig('kube-proxy', await clientPair(authority, 'system:kube-proxy'), beyond);
   for (const node of nodes) {

@@ -19,11 +19,15 @@ const given = new Set<number>();
 export async function freePorts(count: number): Promise<number[]> {
   const ports: number[] = [];
   for (let attempt = 0; attempt < ATTEMPTS; attempt += 1) {
-    if (ports.length === count) return ports;
+    if (ports.length === count) {
+      return ports;
+    }
     const port = randomInt(RANGE_FIRST, RANGE_FIRST + SIZE);
     if (!given.has(port)) {
       given.add(port);
-      if (await isFree(port)) ports.push(port);
+      if (await isFree(port)) {
+        ports.push(port);
+      }
     }
   }
   throw new Error(`no ${count} free ports between ${RANGE_FIRST} and ${RANGE_FIRST + SIZE - 1}`);
@@ -37,10 +41,13 @@ export async function freePort(): Promise<number> {
 
 async function isFree(port: number): Promise<boolean> {
   const server = createServer();
-  return new Promise((resolve, reject) => {
+  return await new Promise((resolve, reject) => {
     server.once('error', (error) => {
-      if (isErrorCode(error, 'EADDRINUSE') || isErrorCode(error, 'EACCES')) resolve(false);
-      else reject(error);
+      if (isErrorCode(error, 'EADDRINUSE') || isErrorCode(error, 'EACCES')) {
+        resolve(false);
+      } else {
+        reject(error);
+      }
     });
     server.listen(port, '127.0.0.1', () => server.close(() => resolve(true)));
   });

@@ -55,7 +55,9 @@ export async function startProcess(directory: string, plan: ProcessPlan): Promis
     const failed = new Promise<never>((_, reject) => {
       child.once('error', reject);
     });
-    if (child.pid === undefined) return await failed;
+    if (child.pid === undefined) {
+      return await failed;
+    }
     failed.catch(() => undefined);
     child.unref();
     return await recordProcess(directory, plan, child.pid);
@@ -80,7 +82,9 @@ export async function recordProcess(
 /** Every process that was started in this folder and not stopped since. */
 export async function listProcesses(directory: string): Promise<ProcessRecord[]> {
   const names = await readdir(join(directory, 'processes')).catch((error: unknown) => {
-    if (isErrorCode(error, 'ENOENT')) return [];
+    if (isErrorCode(error, 'ENOENT')) {
+      return [];
+    }
     throw error;
   });
   return names.map((name) => readRecord(directory, name.replace(/\.json$/, '')));
@@ -114,11 +118,15 @@ async function killHard(record: ProcessRecord): Promise<void> {
 
 /** Sends a signal to exactly this process; false when it is gone. */
 export async function signalProcess(identity: ProcessIdentity, signal: NodeJS.Signals): Promise<boolean> {
-  if (!(await isAlive(identity))) return false;
+  if (!(await isAlive(identity))) {
+    return false;
+  }
   try {
     return process.kill(identity.pid, signal);
   } catch (error) {
-    if (isErrorCode(error, 'ESRCH')) return false;
+    if (isErrorCode(error, 'ESRCH')) {
+      return false;
+    }
     throw error;
   }
 }
@@ -129,7 +137,9 @@ export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
 
 /** When a process started; undefined when there is none of that id, or only its zombie. */
 export async function startTimeOf(pid: number): Promise<string | undefined> {
-  if (process.platform === 'linux') return linuxStartTime(pid);
+  if (process.platform === 'linux') {
+    return linuxStartTime(pid);
+  }
   const { stdout } = await promisify(execFile)('ps', ['-o', 'lstart=', '-p', String(pid)]).catch(() => ({
     stdout: '',
   }));
@@ -141,7 +151,9 @@ function linuxStartTime(pid: number): string | undefined {
   try {
     text = readFileSync(`/proc/${pid}/stat`, 'utf8');
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) return undefined;
+    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) {
+      return undefined;
+    }
     throw error;
   }
   return startTimeIn(text);
@@ -150,9 +162,13 @@ function linuxStartTime(pid: number): string | undefined {
 /** At the very end of this process, when nothing asynchronous runs any more: kills what is recorded. */
 export function killAllSync(directory: string): void {
   const folder = join(directory, 'processes');
-  if (process.platform !== 'linux' || !existsSync(folder)) return;
+  if (process.platform !== 'linux' || !existsSync(folder)) {
+    return;
+  }
   for (const name of readdirSync(folder)) {
     const record = JSON.parse(readFileSync(join(folder, name), 'utf8')) as ProcessRecord;
-    if (linuxStartTime(record.pid) === record.startTime) process.kill(record.pid, 'SIGKILL');
+    if (linuxStartTime(record.pid) === record.startTime) {
+      process.kill(record.pid, 'SIGKILL');
+    }
   }
 }

@@ -31,7 +31,9 @@ export async function untilSimulated(client: KubeClient, names: readonly string[
   await untilPodsAllowed(client, 'default');
   const last = leases.reduce((latest, lease) => (version(lease) > version(latest) ? lease : latest));
   for (let probe = 0; probe < PROBES; probe += 1) {
-    if (await podRuns(client, last.metadata.name)) return;
+    if (await podRuns(client, last.metadata.name)) {
+      return;
+    }
   }
   throw new Error(`KWOK runs no Pod on ${last.metadata.name}`);
 }

@@ -22,7 +22,9 @@ export const CLUSTERS = join(import.meta.dirname, '..', '..', '.berth');
 const NAME = /^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$/;
 
 export function directoryOf(name: string, stateDirectory: string | undefined): string {
-  if (!NAME.test(name)) throw new Error(`cluster name "${name}" must match ${NAME.source}`);
+  if (!NAME.test(name)) {
+    throw new Error(`cluster name "${name}" must match ${NAME.source}`);
+  }
   return stateDirectory ?? join(CLUSTERS, name);
 }
 
@@ -48,7 +50,9 @@ function readJson(path: string): unknown {
   try {
     return JSON.parse(readFileSync(path, 'utf8'));
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ENOTDIR')) return undefined;
+    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ENOTDIR')) {
+      return undefined;
+    }
     throw error;
   }
 }

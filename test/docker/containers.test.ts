@@ -18,8 +18,12 @@ const clusters: string[] = [];
 const children: ChildProcess[] = [];
 
 afterEach(async () => {
-  for (const child of children.splice(0)) child.kill('SIGKILL');
-  for (const name of clusters.splice(0)) await stopCluster(name);
+  for (const child of children.splice(0)) {
+    child.kill('SIGKILL');
+  }
+  for (const name of clusters.splice(0)) {
+    await stopCluster(name);
+  }
 });
 
 function named(name: string): string {
@@ -66,7 +70,9 @@ async function untilNone(cluster: string): Promise<void> {
 
 describe('a cluster in containers', () => {
   test('has one for each program of its control plane, and none when it is stopped', async ({ skip }) => {
-    if (unfit !== undefined) skip(unfit);
+    if (unfit !== undefined) {
+      skip(unfit);
+    }
     const cluster = await startCluster({ name: named('contained') });
     expect(await programs(cluster.name)).toEqual(PROGRAMS);
     await cluster.stop();
@@ -75,7 +81,9 @@ describe('a cluster in containers', () => {
   });
 
   test('ends with the process that started it', async ({ skip }) => {
-    if (unfit !== undefined) skip(unfit);
+    if (unfit !== undefined) {
+      skip(unfit);
+    }
     const name = named('terminated');
     const { child, started } = startElsewhere(name);
     await started;
@@ -85,7 +93,9 @@ describe('a cluster in containers', () => {
   });
 
   test('is removed by the next start when the process that started it was killed', async ({ skip }) => {
-    if (unfit !== undefined) skip(unfit);
+    if (unfit !== undefined) {
+      skip(unfit);
+    }
     const name = named('killed');
     const { child, started } = startElsewhere(name);
     await started;
@@ -99,7 +109,9 @@ describe('a cluster in containers', () => {
   });
 
   test('is refused with the reason where the daemon that is named does not answer', async ({ skip }) => {
-    if (unfit !== undefined) skip(unfit);
+    if (unfit !== undefined) {
+      skip(unfit);
+    }
     const { started } = startElsewhere(named('refused'), { DOCKER_HOST: 'unix:///nowhere' });
     await expect(started).rejects.toThrow('no Docker daemon answers');
   });

@@ -72,7 +72,9 @@ async function waitUntilReady(daemon: ProcessRecord, directory: string, socket: 
     async () => ((await isAlive(daemon)) ? (await ping(socket)) && 'ready' : 'ended'),
     READY,
   );
-  if (state === 'ready') return;
+  if (state === 'ready') {
+    return;
+  }
   const log = readFileSync(join(directory, 'dockerd.log'), 'utf8');
   throw new Error(`dockerd ended: ${log.slice(-LAST_WORDS_CHARACTERS)}`);
 }

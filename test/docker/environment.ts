@@ -2,4 +2,6 @@
 import { inject } from 'vitest';
 
 const docker = inject('docker');
-if (typeof docker !== 'string') Object.assign(process.env, docker);
+if (typeof docker !== 'string') {
+  Object.assign(process.env, docker);
+}

@@ -17,9 +17,15 @@ const PING_MILLISECONDS = 2_000;
 
 /** Why there can be no containers here: no daemon may be asked, and none started. Undefined when there can. */
 export function whyNoDocker(): string | undefined {
-  if (process.platform !== 'linux') return 'containers with the network of this machine need Linux';
-  if (process.env['DOCKER_HOST'] !== undefined || mayWrite(MACHINE_SOCKET)) return undefined;
-  if (process.getuid?.() !== 0) return 'no Docker daemon may be asked, and only root can start one';
+  if (process.platform !== 'linux') {
+    return 'containers with the network of this machine need Linux';
+  }
+  if (process.env['DOCKER_HOST'] !== undefined || mayWrite(MACHINE_SOCKET)) {
+    return undefined;
+  }
+  if (process.getuid?.() !== 0) {
+    return 'no Docker daemon may be asked, and only root can start one';
+  }
   const missing = PROGRAMS.filter((name) => !FOLDERS.some((folder) => existsSync(join(folder, name))));
   return missing.length === 0 ? undefined : `not installed: ${missing.join(', ')}`;
 }
@@ -36,7 +42,9 @@ function mayWrite(path: string): boolean {
 
 /** Whether a daemon answers that is not ours to start: one of this machine, or one that was named. */
 export async function isDaemonHere(): Promise<boolean> {
-  if (process.env['DOCKER_HOST'] !== undefined) return true;
+  if (process.env['DOCKER_HOST'] !== undefined) {
+    return true;
+  }
   // A socket that nobody listens at outlived its daemon.
   return mayWrite(MACHINE_SOCKET) && (await ping(MACHINE_SOCKET).catch(() => false));
 }

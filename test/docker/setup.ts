@@ -25,7 +25,9 @@ export async function setup(project: TestProject): Promise<(() => Promise<void>)
   project.provide('sharedCluster', cluster.name);
   return async () => {
     await cluster.stop();
-    if (daemon !== undefined) await stopDaemon(daemon);
+    if (daemon !== undefined) {
+      await stopDaemon(daemon);
+    }
   };
 }
 
@@ -37,8 +39,11 @@ async function inEnvironment<T>(environment: Record<string, string>, work: () =>
     return await work();
   } finally {
     for (const name of Object.keys(environment)) {
-      if (before[name] === undefined) delete process.env[name];
-      else process.env[name] = before[name];
+      if (before[name] === undefined) {
+        delete process.env[name];
+      } else {
+        process.env[name] = before[name];
+      }
     }
   }
 }

@@ -38,9 +38,11 @@ async function makeHost(settings: Parameters<typeof TestHost.make>[1]): Promise<
 }
 
 async function waitForPod(name: string, what: string, test: (pod: Pod) => boolean): Promise<Pod> {
-  return waitFor(`${name} ${what}`, async () => {
+  return await waitFor(`${name} ${what}`, async () => {
     const pod = await operator.get(PODS, { namespace: NAMESPACE, name });
-    if (!test(pod)) throw new Error(JSON.stringify(pod.status));
+    if (!test(pod)) {
+      throw new Error(JSON.stringify(pod.status));
+    }
     return pod;
   });
 }
@@ -164,7 +166,9 @@ test('NAT that cannot be healed fails what has never run, is told of what runs, 
 test('a record that cannot be read fails its own machine, whose disk stays; others run on', async () => {
   const host = await makeHost({ name: 'damaged' });
   await host.start();
-  for (const name of ['hurt', 'well']) await operator.create(PODS, podFor(host, machineFor(NAMESPACE, name)));
+  for (const name of ['hurt', 'well']) {
+    await operator.create(PODS, podFor(host, machineFor(NAMESPACE, name)));
+  }
   const [hurt = '', well = ''] = await Promise.all(
     ['hurt', 'well'].map(async (name) => {
       const pod = await waitForPod(name, 'Ready', (one) => status(one, 'Ready') === 'True');
@@ -197,7 +201,9 @@ test('an agent that is stopped tells the Events of its machines first', async ()
   const host = await makeHost({ name: 'leaves' });
   await host.start();
   const names = ['a', 'b', 'c', 'd'].map((letter) => `told-${letter}`);
-  for (const name of names) await operator.create(PODS, podFor(host, machineFor(NAMESPACE, name)));
+  for (const name of names) {
+    await operator.create(PODS, podFor(host, machineFor(NAMESPACE, name)));
+  }
   await waitFor(
     'all machines to run',
     () => [...host.driver.machines.values()].filter(({ kind }) => kind === 'running').length === names.length,

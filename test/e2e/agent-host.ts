@@ -73,7 +73,10 @@ export class TestHost {
   /** Starts an agent and waits until its Node is there with four slots. */
   async start(): Promise<void> {
     await this.launch();
-    await waitFor(`node ${this.name}`, async () => this.#cluster.client().get(NODES, { name: this.name }));
+    await waitFor(
+      `node ${this.name}`,
+      async () => await this.#cluster.client().get(NODES, { name: this.name }),
+    );
     await this.setSlots(4);
   }
 
@@ -105,7 +108,7 @@ export class TestHost {
 
   /** Rejects when the agent gives up. */
   async ended(): Promise<void> {
-    return this.#ended;
+    return await this.#ended;
   }
 
   async stop(): Promise<void> {
@@ -155,7 +158,9 @@ async function approveRequests(cluster: Cluster, node: string, signal: AbortSign
       }
     } catch (error) {
       // The API server is being tormented by the test: it is asked again.
-      if (!signal.aborted) process.stderr.write(`approving certificates: ${messageOf(error)}\n`);
+      if (!signal.aborted) {
+        process.stderr.write(`approving certificates: ${messageOf(error)}\n`);
+      }
     }
     await new Promise((resolve) => setTimeout(resolve, 100));
   }

@@ -32,13 +32,15 @@ afterAll(async () => {
 });
 
 async function read(name: string): Promise<Pod> {
-  return operator.get(PODS, { namespace: NAMESPACE, name });
+  return await operator.get(PODS, { namespace: NAMESPACE, name });
 }
 
 async function waitForPod(name: string, what: string, test: (pod: Pod) => boolean): Promise<Pod> {
-  return waitFor(`${name} ${what}`, async () => {
+  return await waitFor(`${name} ${what}`, async () => {
     const pod = await read(name);
-    if (!test(pod)) throw new Error(JSON.stringify(pod.status));
+    if (!test(pod)) {
+      throw new Error(JSON.stringify(pod.status));
+    }
     return pod;
   });
 }
@@ -62,7 +64,7 @@ function isReady(pod: Pod): boolean {
 /** Resolves with the Pod when all is told: that of the network may come a moment after the machine's. */
 async function run(name: string, desired = DESIRED): Promise<Pod> {
   await operator.create(PODS, podFor(host, machineFor(NAMESPACE, name), desired));
-  return waitForPod(
+  return await waitForPod(
     name,
     'Ready, and its network looked at',
     (pod) => isReady(pod) && condition(pod, NETWORK_CONDITION)?.status === 'True',
@@ -70,7 +72,7 @@ async function run(name: string, desired = DESIRED): Promise<Pod> {
 }
 
 async function readLease(): Promise<Lease> {
-  return cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'mac1' });
+  return await cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'mac1' });
 }
 
 /** Until the running agent has had the time in which whatever it writes at its own pace has come. */
@@ -313,7 +315,7 @@ describe('an agent that comes back', () => {
   test('makes its Node again when it was deleted, and keeps its machines', async () => {
     await run('survivor');
     await cluster.client().delete(NODES, { name: 'mac1' });
-    await waitFor('the Node', async () => cluster.client().get(NODES, { name: 'mac1' }));
+    await waitFor('the Node', async () => await cluster.client().get(NODES, { name: 'mac1' }));
     await host.setSlots(4);
     expect(isReady(await read('survivor'))).toBe(true);
     await destroy('survivor');

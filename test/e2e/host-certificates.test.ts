@@ -65,7 +65,7 @@ async function requests(kind: 'client' | 'serving'): Promise<CertificateSigningR
 }
 
 async function signed(kind: 'client' | 'serving', count: number): Promise<CertificateSigningRequest[]> {
-  return waitFor(
+  return await waitFor(
     `${count} signed ${kind} certificates`,
     async () => {
       const found = await requests(kind);
@@ -81,7 +81,7 @@ function secondsLeft(pem: string): number {
 
 /** What the agent keeps on its disk, of the lifetime asked for. */
 async function fresh(kind: 'client' | 'serving'): Promise<string> {
-  return waitFor(
+  return await waitFor(
     `a fresh ${kind} certificate on the host`,
     () => {
       const pair = readPair(identityFiles(agent.dataDirectory)[kind]);
@@ -194,7 +194,7 @@ async function shorten(kind: 'client' | 'serving', begin: number): Promise<strin
 async function servedFingerprint(): Promise<string> {
   const { status } = await cluster.client().get(NODES, { name: 'host' });
   const port = status?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
-  return new Promise((resolve, reject) => {
+  return await new Promise((resolve, reject) => {
     const socket = connect({ host: '127.0.0.1', port, rejectUnauthorized: false }, () => {
       resolve(socket.getPeerCertificate().fingerprint256);
       socket.destroy();

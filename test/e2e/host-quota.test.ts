@@ -109,7 +109,9 @@ test(
   'of five VMs four run, the fifth says why it waits, and it runs when another is deleted',
   async () => {
     expect(await slots()).toEqual(['4', '4']);
-    for (const name of NAMES) await makeVM(name);
+    for (const name of NAMES) {
+      await makeVM(name);
+    }
     const fifth = await pending();
     expect(await world.vms.names('Running')).toHaveLength(4);
     expect(await hypervisors()).toBe(4);

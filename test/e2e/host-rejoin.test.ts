@@ -53,7 +53,7 @@ function isFrom(which: Cluster, kind: 'client' | 'serving'): boolean {
 }
 
 async function lease(): Promise<Lease> {
-  return cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'host' });
+  return await cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'host' });
 }
 
 /** Starts the agent again and waits until the cluster hears of it. */

@@ -28,7 +28,7 @@ beforeAll(async () => {
   });
 }, SET_UP_MILLISECONDS);
 
-afterAll(async () => world?.stop());
+afterAll(async () => await world?.stop());
 
 /** VMs that run, one that is stopped and one that waits, an Image and its entry of the cache. */
 async function fill(): Promise<void> {
@@ -48,7 +48,9 @@ async function fill(): Promise<void> {
   await vms.createMany(simulated, { image: 'guest', architecture: 'arm64' });
   await world.makeVM('running', { placement: { node: 'real' } });
   await world.makeVM('stopped', { placement: { node: 'real' }, powerState: 'Stopped' });
-  for (const name of [...simulated, 'running']) await vms.waitForPhase(name, 'Running', undefined, BOOT);
+  for (const name of [...simulated, 'running']) {
+    await vms.waitForPhase(name, 'Running', undefined, BOOT);
+  }
   await vms.waitForPhase('stopped', 'Stopped', undefined, BOOT);
   await vms.create('waiting', { architecture: 'arm64' });
   await vms.waitForCondition('waiting', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
@@ -66,8 +68,9 @@ test('idle-quiet: nobody writes anything but Leases and heartbeats of hosts', {
   });
   const all = auditedWrites(world.cluster);
   const writers = new Set(all.map(({ writer }) => writer));
-  for (const writer of ['berth-operator', 'berth-agent'])
+  for (const writer of ['berth-operator', 'berth-agent']) {
     expect(writers, 'whose writes are seen').toContain(writer);
+  }
   const written = all
     .filter((write) => write.at >= begin && !isSignOfLife(write))
     .map(({ writer, what, object, body }) => ({ write: `${writer}: ${what}`, object, body }));

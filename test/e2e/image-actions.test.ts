@@ -65,7 +65,9 @@ beforeAll(async () => {
 afterAll(async () => {
   await world?.stop();
   await registry?.close();
-  if (directory !== undefined) await rm(directory, { recursive: true, force: true });
+  if (directory !== undefined) {
+    await rm(directory, { recursive: true, force: true });
+  }
 });
 
 async function create(name: string, spec: ImageSpec): Promise<void> {

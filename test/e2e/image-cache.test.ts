@@ -41,7 +41,9 @@ afterAll(async () => {
   await world?.stop();
   await downloads?.close();
   await registry?.close();
-  if (folder !== undefined) await rm(folder, { recursive: true, force: true });
+  if (folder !== undefined) {
+    await rm(folder, { recursive: true, force: true });
+  }
 });
 
 async function makeSecret(namespace: string): Promise<void> {

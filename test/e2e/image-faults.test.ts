@@ -53,7 +53,9 @@ afterAll(async () => {
   await world?.stop();
   await registries?.close();
   await registry?.close();
-  if (folder !== undefined) await rm(folder, { recursive: true, force: true });
+  if (folder !== undefined) {
+    await rm(folder, { recursive: true, force: true });
+  }
 });
 
 async function makeSecret(namespace: string, name: string, text: string): Promise<void> {
@@ -137,7 +139,11 @@ async function tell(name: string, reference: string, secret = 'right'): Promise<
 
 /** All three speak of the same reason, and say what is known of it. */
 function expectAll(told: Record<string, string>, ...patterns: RegExp[]): void {
-  for (const text of Object.values(told)) for (const pattern of patterns) expect(text).toMatch(pattern);
+  for (const text of Object.values(told)) {
+    for (const pattern of patterns) {
+      expect(text).toMatch(pattern);
+    }
+  }
 }
 
 test(

@@ -63,7 +63,9 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
   });
 
   afterAll(async () => {
-    for (const end of ends.toReversed()) await end();
+    for (const end of ends.toReversed()) {
+      await end();
+    }
   });
 
   /** With its default addresses, which a namespace of its own has free. */
@@ -73,7 +75,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
     const main = join(import.meta.dirname, '..', '..', 'operator', 'main.ts');
     const program = [process.execPath, main, '--config', config, '--kubeconfig', cluster.operatorKubeconfig];
     const inside = [`--net=/run/netns/${net.host}`, ...program];
-    return startProcess(cluster.directory, { name: 'operator', file: 'nsenter', arguments: inside });
+    return await startProcess(cluster.directory, { name: 'operator', file: 'nsenter', arguments: inside });
   }
 
   async function tokenOf(account: string): Promise<string> {
@@ -100,13 +102,14 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
   async function askTrusting(pem: string, ...options: string[]): Promise<Answer> {
     const file = join(net.directory, 'operator.crt');
     await writeFile(file, pem);
-    return ask(['--cacert', file, ...options]);
+    return await ask(['--cacert', file, ...options]);
   }
 
   /** Trusting the certificate that is served; it may be replaced in between, and then the next one is asked for. */
   function askSafely(...options: string[]): Promise<Answer> {
-    return waitFor('an answer from who has the certificate', async () =>
-      askTrusting((await ask(['--insecure'])).certificate, ...options),
+    return waitFor(
+      'an answer from who has the certificate',
+      async () => await askTrusting((await ask(['--insecure'])).certificate, ...options),
     );
   }
 
@@ -120,7 +123,9 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
     await waitFor(`metrics to show ${lines.join(', ')}`, async () => {
       const shown = (await scrape()).split('\n');
       const absent = lines.filter((line) => !shown.includes(line));
-      if (absent.length > 0) throw new Error(`not there: ${absent.join(', ')}`);
+      if (absent.length > 0) {
+        throw new Error(`not there: ${absent.join(', ')}`);
+      }
       return true;
     });
   }

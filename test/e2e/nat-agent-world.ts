@@ -103,7 +103,9 @@ export class NatHost {
       metricsUrl: `https://127.0.0.1:${this.#kubeletPort}/metrics`,
     });
     const found = text.split('\n').find((one) => one.startsWith(`${line} `));
-    if (found === undefined) throw new Error(`the agent has no metric ${line}`);
+    if (found === undefined) {
+      throw new Error(`the agent has no metric ${line}`);
+    }
     return Number(found.slice(line.length + 1));
   }
 
@@ -127,7 +129,9 @@ export class NatHost {
 
   removeForeignTable(): void {
     const there = this.net.inHost('nft', 'list', 'tables').includes('inet other');
-    if (there) this.net.inHost('nft', 'delete', 'table', 'inet', 'other');
+    if (there) {
+      this.net.inHost('nft', 'delete', 'table', 'inet', 'other');
+    }
   }
 
   async traces(): Promise<Traces> {

@@ -58,7 +58,9 @@ describe('nat from the agent to the VM', unless(missing), () => {
   afterEach(() => host?.removeForeignTable());
 
   afterAll(async () => {
-    for (const end of ends.toReversed()) await end();
+    for (const end of ends.toReversed()) {
+      await end();
+    }
   });
 
   async function makeVM(name: string, image: string, port: number): Promise<void> {
@@ -75,7 +77,7 @@ describe('nat from the agent to the VM', unless(missing), () => {
   }
 
   async function networkIs(name: string, status: 'True' | 'False'): Promise<string> {
-    return waitFor(
+    return await waitFor(
       `Pod and VM ${name} to say that its network is ${status}`,
       async () => {
         const [pod, vm] = await Promise.all([vms.pod(name), vms.get(name)]);
@@ -112,7 +114,9 @@ describe('nat from the agent to the VM', unless(missing), () => {
     expect((await vms.get('steady')).status?.phase).toBe('Running');
     const machines = await host.agent.machines();
     expect([...machines.keys()]).toEqual([uid]);
-    for (const identity of machines.values()) expect(await isAlive(identity)).toBe(true);
+    for (const identity of machines.values()) {
+      expect(await isAlive(identity)).toBe(true);
+    }
   }
 
   /** Nothing on the host speaks of a machine that is gone; its disk goes when the host has heard that its Pod did. */
@@ -122,9 +126,12 @@ describe('nat from the agent to the VM', unless(missing), () => {
     await waitFor('its disk and record to be gone', async () => !(await isHeld()));
     const traces = await host.traces();
     expect(traces.ports).toHaveLength(2); // the probe's and the steady guest's
-    for (const text of [traces.processes, traces.attachments]) expect(text).not.toContain(gone);
-    for (const text of [traces.rules, traces.connections])
+    for (const text of [traces.processes, traces.attachments]) {
+      expect(text).not.toContain(gone);
+    }
+    for (const text of [traces.rules, traces.connections]) {
       expect(text).not.toMatch(new RegExp(`\\b${port}\\b`));
+    }
   }
 
   test.each([

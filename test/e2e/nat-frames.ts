@@ -73,7 +73,9 @@ export class FrameGuest {
 
   async stop(): Promise<void> {
     this.#socket.destroy();
-    if (this.#qemu.exitCode !== null || this.#qemu.signalCode !== null) return;
+    if (this.#qemu.exitCode !== null || this.#qemu.signalCode !== null) {
+      return;
+    }
     const ended = once(this.#qemu, 'exit');
     this.#qemu.kill('SIGKILL');
     await ended;
@@ -81,7 +83,7 @@ export class FrameGuest {
 
   /** Asks by ARP until answered. */
   async resolve(address: string, o: { deadlineMilliseconds: number }): Promise<string> {
-    return waitFor(
+    return await waitFor(
       `an ARP answer for ${address}`,
       () => {
         this.#sendArp(BROADCAST, 1, { mac: NO_CARD, address });
@@ -124,7 +126,9 @@ export class FrameGuest {
     this.#buffer = Buffer.concat([this.#buffer, chunk]);
     while (this.#buffer.length >= 4) {
       const length = this.#buffer.readUInt32BE(0);
-      if (this.#buffer.length < 4 + length) return;
+      if (this.#buffer.length < 4 + length) {
+        return;
+      }
       const frame = this.#buffer.subarray(4, 4 + length);
       this.frames.push(frame);
       this.#handle(frame);
@@ -136,19 +140,26 @@ export class FrameGuest {
     const sender = macText(frame.subarray(6, 12));
     const type = frame.readUInt16BE(12);
     const body = frame.subarray(14);
-    if (type === ETHERTYPE.arp) this.#handleArp(body);
-    else if (type === ETHERTYPE.ipv4 && body[9] === PROTOCOL.udp) this.#handleDatagram(sender, body);
+    if (type === ETHERTYPE.arp) {
+      this.#handleArp(body);
+    } else if (type === ETHERTYPE.ipv4 && body[9] === PROTOCOL.udp) {
+      this.#handleDatagram(sender, body);
+    }
   }
 
   #handleArp(body: Buffer): void {
     const sender = { mac: macText(body.subarray(8, 14)), address: body.subarray(14, 18).join('.') };
     this.neighbours.set(sender.address, sender.mac);
-    if (body[7] !== 1 || body.subarray(24, 28).join('.') !== this.#options.address) return;
+    if (body[7] !== 1 || body.subarray(24, 28).join('.') !== this.#options.address) {
+      return;
+    }
     this.#sendArp(sender.mac, 2, sender);
   }
 
   #handleDatagram(via: string, body: Buffer): void {
-    if (body.subarray(16, 20).join('.') !== this.#options.address) return;
+    if (body.subarray(16, 20).join('.') !== this.#options.address) {
+      return;
+    }
     const segment = body.subarray(20);
     const payload = segment.subarray(8, segment.readUInt16BE(4));
     this.received.push(payload.toString());

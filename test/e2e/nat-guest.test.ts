@@ -81,8 +81,9 @@ describe('nat with real guests', unless(missing), () => {
   }, 2 * BOOT_DEADLINE_MILLISECONDS);
 
   afterEach(async () => {
-    if (net.inHost('nft', 'list', 'tables').includes('other'))
+    if (net.inHost('nft', 'list', 'tables').includes('other')) {
       net.inHost('nft', 'delete', 'table', 'inet', 'other');
+    }
     await host.do('check');
   });
 

@@ -21,7 +21,9 @@ const RESEND_MILLISECONDS = 100;
 let network: Network | undefined;
 
 function opened(): Network {
-  if (!network) throw new Error('open comes first');
+  if (!network) {
+    throw new Error('open comes first');
+  }
   return network;
 }
 
@@ -96,7 +98,7 @@ export const actions = {
   },
   async httpGet(url: string, timeoutMilliseconds = ANSWER_TIMEOUT_MILLISECONDS): Promise<string> {
     const response = await fetch(url, { signal: AbortSignal.timeout(timeoutMilliseconds) });
-    return response.text();
+    return await response.text();
   },
   tcpOpen(address: string, port: number): Promise<boolean> {
     const socket = connect({ host: address, port, timeout: ANSWER_TIMEOUT_MILLISECONDS });

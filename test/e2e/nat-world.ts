@@ -25,7 +25,9 @@ const PROGRAMS = {
 
 /** Why the network cannot be tested here; undefined when it can. */
 export function whyNotHere(): string | undefined {
-  if (process.getuid?.() !== 0) return 'tests in network namespaces of their own need root';
+  if (process.getuid?.() !== 0) {
+    return 'tests in network namespaces of their own need root';
+  }
   for (const [program, packageName] of Object.entries(PROGRAMS)) {
     try {
       execFileSync('which', [program], { stdio: 'ignore' });
@@ -50,8 +52,11 @@ export class Worker {
     this.process.on('message', (answer: Answer) => {
       const waiting = this.#waiting.get(answer.id);
       this.#waiting.delete(answer.id);
-      if ('error' in answer) waiting?.reject(Object.assign(new Error(answer.error.message), answer.error));
-      else waiting?.resolve(answer.result as never);
+      if ('error' in answer) {
+        waiting?.reject(Object.assign(new Error(answer.error.message), answer.error));
+      } else {
+        waiting?.resolve(answer.result as never);
+      }
     });
   }
 
@@ -63,7 +68,9 @@ export class Worker {
   }
 
   async kill(): Promise<void> {
-    if (this.process.exitCode !== null || this.process.signalCode !== null) return;
+    if (this.process.exitCode !== null || this.process.signalCode !== null) {
+      return;
+    }
     const ended = once(this.process, 'exit');
     this.process.kill('SIGKILL');
     await ended;
@@ -87,7 +94,9 @@ export class NatWorld {
     chmodSync(this.directory, 0o755); // dnsmasq reads its files as nobody
     this.host = `${name}-${process.pid}-h`;
     this.world = `${name}-${process.pid}-w`;
-    for (const namespace of [this.host, this.world]) execFileSync('ip', ['netns', 'add', namespace]);
+    for (const namespace of [this.host, this.world]) {
+      execFileSync('ip', ['netns', 'add', namespace]);
+    }
     // A new namespace begins with the machine's own setting, which other programs may have changed.
     this.inHost('sysctl', '--quiet', '--write', 'net.ipv4.ip_forward=0');
     this.inHost('ip', 'link', 'set', 'lo', 'up');
@@ -138,7 +147,9 @@ export class NatWorld {
   }
 
   async remove(): Promise<void> {
-    for (const worker of this.#workers) await worker.kill();
+    for (const worker of this.#workers) {
+      await worker.kill();
+    }
     for (const namespace of [this.host, this.world]) {
       this.#killAll(namespace);
       execFileSync('ip', ['netns', 'delete', namespace]);
@@ -153,7 +164,9 @@ export class NatWorld {
       try {
         process.kill(Number(pid), 'SIGKILL');
       } catch (error) {
-        if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error;
+        if ((error as NodeJS.ErrnoException).code !== 'ESRCH') {
+          throw error;
+        }
       }
     }
   }

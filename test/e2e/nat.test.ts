@@ -49,7 +49,7 @@ describe('nat', unless(missing), () => {
   }
 
   async function gatewayOf(one: FrameGuest): Promise<string> {
-    return one.resolve('10.213.0.1', { deadlineMilliseconds: 5_000 });
+    return await one.resolve('10.213.0.1', { deadlineMilliseconds: 5_000 });
   }
 
   async function echoes(text: string): Promise<void> {
@@ -72,8 +72,12 @@ describe('nat', unless(missing), () => {
   });
 
   afterEach(async () => {
-    for (const one of guests.splice(0)) await one.stop();
-    for (const uid of await host.do('attached')) await host.do('detach', uid);
+    for (const one of guests.splice(0)) {
+      await one.stop();
+    }
+    for (const uid of await host.do('attached')) {
+      await host.do('detach', uid);
+    }
   });
 
   afterAll(async () => {

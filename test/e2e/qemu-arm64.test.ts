@@ -27,6 +27,8 @@ it('an arm64 guest boots from UEFI, goes on after a suspend, and stops in order'
   await host.driver.stop(folder, { graceMilliseconds: 60_000 });
   expect(await host.driver.inspect(folder)).toEqual({ kind: 'stopped' });
   let text = '';
-  for await (const piece of host.driver.console(folder).read({})) text += piece;
+  for await (const piece of host.driver.console(folder).read({})) {
+    text += piece;
+  }
   expect(text).toContain('power button');
 });

@@ -32,14 +32,16 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
     await startAsBefore();
   }, TEST_MILLISECONDS);
 
-  afterAll(async () => host?.end());
+  afterAll(async () => await host?.end());
 
   const folder = (): ReturnType<typeof folderOf> => folderOf(host, uid);
   const at = (name: string): string => join(folder().path, name);
 
   async function pid(): Promise<number> {
     const state = await host.driver.inspect(folder());
-    if (state.kind !== 'running') throw new Error(`the machine is ${state.kind}`);
+    if (state.kind !== 'running') {
+      throw new Error(`the machine is ${state.kind}`);
+    }
     return state.pid;
   }
 
@@ -74,8 +76,12 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
   async function untilConsole(wanted: string): Promise<void> {
     await waitFor('the console to show all', async () => {
       let text = '';
-      for await (const piece of host.driver.console(folder()).read({})) text += piece;
-      if (text !== wanted) throw new Error(`${text.length} of ${wanted.length} characters`);
+      for await (const piece of host.driver.console(folder()).read({})) {
+        text += piece;
+      }
+      if (text !== wanted) {
+        throw new Error(`${text.length} of ${wanted.length} characters`);
+      }
       return true;
     });
   }
@@ -91,6 +97,8 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
     await host.driver.start(folder(), plan);
     await untilConsole(`${PRINTED}${PRINTED}`);
     expect(existsSync(at('serial.0.log'))).toBe(true);
-    for (const name of ['serial.log', 'hypervisor.log']) expect(existsSync(at(name))).toBe(false);
+    for (const name of ['serial.log', 'hypervisor.log']) {
+      expect(existsSync(at(name))).toBe(false);
+    }
   });
 });

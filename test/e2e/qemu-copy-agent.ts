@@ -19,7 +19,9 @@ if (import.meta.main) {
     target,
     signal: AbortSignal.timeout(60_000),
     onProgress: (percent) => {
-      if (percent === 0) return;
+      if (percent === 0) {
+        return;
+      }
       const reader = readFileSync(`/proc/self/task/${process.pid}/children`, 'utf8').trim();
       process.kill(Number(reader), 'SIGSTOP');
       process.stdout.write(UNDER_WAY);

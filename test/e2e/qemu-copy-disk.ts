@@ -62,7 +62,9 @@ export async function markerOn(path: string): Promise<string | undefined> {
 /** Whether the data's file system needs no repair, and nothing is left in its journal. */
 export async function isClean(path: string): Promise<boolean> {
   const { stdout } = await execute('dumpe2fs', ['-h', `${path}?offset=${DATA_OFFSET_BYTES}`]);
-  if (stdout.includes('needs_recovery')) return false;
+  if (stdout.includes('needs_recovery')) {
+    return false;
+  }
   await execute('e2fsck', ['-f', '-n', `${path}?offset=${DATA_OFFSET_BYTES}`]);
   return true;
 }

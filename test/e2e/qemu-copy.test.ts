@@ -68,7 +68,9 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
       target: to,
       signal,
       onProgress: (percent) => {
-        if (percent === 0) onMoment();
+        if (percent === 0) {
+          onMoment();
+        }
       },
     });
   }
@@ -141,7 +143,9 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
       const note = await readFile(join(folder().path, 'copy.json'), 'utf8');
       return (JSON.parse(note) as { frozen: boolean }).frozen;
     } catch (error) {
-      if (isErrorCode(error, 'ENOENT')) return false;
+      if (isErrorCode(error, 'ENOENT')) {
+        return false;
+      }
       throw error;
     }
   }

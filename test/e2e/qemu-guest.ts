@@ -45,7 +45,9 @@ export async function makeHost(): Promise<Host> {
       return host.driver;
     },
     async end() {
-      for (const folder of await host.driver.list()) await host.driver.delete(folder);
+      for (const folder of await host.driver.list()) {
+        await host.driver.delete(folder);
+      }
       await host.driver.close();
       await rm(directory, { recursive: true, force: true });
     },
@@ -136,9 +138,13 @@ export async function powerOff(port: number): Promise<void> {
 /** Ends a hypervisor by SIGTERM, which it tells; resolves when it is gone. While it ends it looks like one whose guest powered off. */
 export async function terminate(pid: number): Promise<void> {
   const identity = await identify(pid);
-  if (identity === undefined) throw new Error(`there is no process ${pid}`);
+  if (identity === undefined) {
+    throw new Error(`there is no process ${pid}`);
+  }
   process.kill(pid, 'SIGTERM');
-  if (!(await waitForExit(identity, ACTION_MILLISECONDS))) throw new Error(`process ${pid} did not end`);
+  if (!(await waitForExit(identity, ACTION_MILLISECONDS))) {
+    throw new Error(`process ${pid} did not end`);
+  }
 }
 
 async function get(url: string, milliseconds: number): Promise<string | undefined> {
@@ -147,7 +153,9 @@ async function get(url: string, milliseconds: number): Promise<string | undefine
     return response.ok ? await response.text() : undefined;
   } catch (error) {
     // Not up yet: QEMU's forwarding closes the connection, or nobody listens.
-    if (error instanceof TypeError || error instanceof DOMException) return undefined;
+    if (error instanceof TypeError || error instanceof DOMException) {
+      return undefined;
+    }
     throw error;
   }
 }

@@ -45,7 +45,9 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
   const state = async () => await host.driver.inspect(folder());
   const pid = async () => {
     const now = await state();
-    if (now.kind !== 'running') throw new Error(`the machine is ${now.kind}`);
+    if (now.kind !== 'running') {
+      throw new Error(`the machine is ${now.kind}`);
+    }
     return now.pid;
   };
   const changeState = async (change: (state: object) => object) => {
@@ -106,7 +108,9 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
     await host.restartAgent();
     await state();
     let text = '';
-    for await (const piece of host.driver.console(folder()).read({})) text += piece;
+    for await (const piece of host.driver.console(folder()).read({})) {
+      text += piece;
+    }
     expect(text).toContain('Linux version');
     expect(text.match(/berth-guest: ready/g)).toHaveLength(1);
   });

@@ -48,7 +48,9 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     });
   const pid = async () => {
     const now = await state();
-    if (now.kind !== 'running') throw new Error(`the machine is ${now.kind}`);
+    if (now.kind !== 'running') {
+      throw new Error(`the machine is ${now.kind}`);
+    }
     return now.pid;
   };
 
@@ -90,7 +92,9 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
   });
 
   it('runs without the rights of root, in a control group of its own', async ({ skip }) => {
-    if (process.getuid?.() !== 0) skip('only root can give up rights and make control groups');
+    if (process.getuid?.() !== 0) {
+      skip('only root can give up rights and make control groups');
+    }
     await host.driver.start(folder(), plan);
     const status = await readFile(`/proc/${await pid()}/status`, 'utf8');
     expect(status).toMatch(/^Uid:(\t1900000007){4}$/m);

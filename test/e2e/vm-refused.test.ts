@@ -63,7 +63,9 @@ async function untilNothingIsLeft(): Promise<void> {
       async () => {
         const processes = await hypervisorsBelow(dataDirectory);
         const folders = await listFolders(join(dataDirectory, 'machines'));
-        if (processes.length + folders.length > 0) throw new Error([...processes, ...folders].join());
+        if (processes.length + folders.length > 0) {
+          throw new Error([...processes, ...folders].join());
+        }
         return true;
       },
       STEP,

@@ -121,7 +121,9 @@ export class World {
 
   host(name: string): AgentProcess {
     const host = this.hosts.get(name);
-    if (host === undefined) throw new Error(`no host ${name}`);
+    if (host === undefined) {
+      throw new Error(`no host ${name}`);
+    }
     return host;
   }
 
@@ -129,7 +131,7 @@ export class World {
   async machine(name: string, vms = this.vms): Promise<MachineOnHost> {
     const { metadata, spec } = await vms.pod(name);
     const host = this.host(spec.nodeName ?? '');
-    return MachineOnHost.find(host.dataDirectory, metadata.uid ?? '');
+    return await MachineOnHost.find(host.dataDirectory, metadata.uid ?? '');
   }
 }
 
@@ -185,7 +187,9 @@ async function isHypervisorBelow(pid: string, folder: string): Promise<boolean> 
     const command = await readFile(`/proc/${pid}/cmdline`, 'utf8');
     return command.includes('qemu-system-') && (await readlink(`/proc/${pid}/cwd`)).startsWith(`${folder}/`);
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) return false;
+    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) {
+      return false;
+    }
     throw error;
   }
 }

@@ -32,7 +32,9 @@ afterEach(async () => {
 }, TEST_MILLISECONDS);
 
 afterAll(async () => {
-  for (const end of ends.toReversed()) await end();
+  for (const end of ends.toReversed()) {
+    await end();
+  }
 }, TEST_MILLISECONDS);
 
 function hypervisors(agent = world.one): Promise<number[]> {

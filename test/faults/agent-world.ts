@@ -95,8 +95,12 @@ export class AgentWorld {
   }
 
   async deleteAll(): Promise<void> {
-    for (const { metadata } of await this.vms.list()) await this.vms.delete(metadata.name);
-    for (const { metadata } of await this.vms.list()) await this.vms.waitUntilGone(metadata.name, BOOT);
+    for (const { metadata } of await this.vms.list()) {
+      await this.vms.delete(metadata.name);
+    }
+    for (const { metadata } of await this.vms.list()) {
+      await this.vms.waitUntilGone(metadata.name, BOOT);
+    }
   }
 
   /** Resolves when the agent has said to its disk, and to nobody else yet, that it starts the machine. */
@@ -149,7 +153,9 @@ async function textOf(file: string): Promise<string | undefined> {
   try {
     return await readFile(file, 'utf8');
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }

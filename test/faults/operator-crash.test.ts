@@ -99,7 +99,9 @@ async function deleteAndEnd(name: string, startedAt: string): Promise<void> {
 describe('kill -9 of the operator', () => {
   /** Each test kills the one before; a test that failed may have left none. */
   beforeEach(async () => {
-    if (operator === undefined) await start();
+    if (operator === undefined) {
+      await start();
+    }
   });
 
   it('after the finalizer was written: one Pod is made, the VM runs', async () => {
@@ -217,7 +219,9 @@ describe('a watch of VMs that lags', () => {
   let other: KubeClient;
 
   beforeAll(async () => {
-    if (operator === undefined) await start();
+    if (operator === undefined) {
+      await start();
+    }
     const connection = await loadConnection({ kubeconfigPath: cluster.operatorKubeconfig });
     transport = new Transport(connection, { metrics: createMetrics() });
     other = new KubeClient(transport);
@@ -225,7 +229,7 @@ describe('a watch of VMs that lags', () => {
 
   afterEach(() => proxy.speak());
 
-  afterAll(async () => transport.close());
+  afterAll(async () => await transport.close());
 
   /** The operator has been told all that was written until now, and hears nothing of VMs from now on. */
   async function lag(name: string): Promise<void> {
@@ -284,7 +288,9 @@ describe('a watch of VMs that lags', () => {
 
 describe('the API server', () => {
   it('no-lost-disk: its answer is lost that the Pod was made, which runs meanwhile: it is that one', async () => {
-    if (operator === undefined) await start();
+    if (operator === undefined) {
+      await start();
+    }
     proxy.silence('/api/v1/pods');
     proxy.stopAt('after', (write) => write.method === 'POST' && write.path.endsWith('/pods'));
     await vms.create('i');
@@ -301,7 +307,9 @@ describe('the API server', () => {
   });
 
   it('tells of an edit too late: a VM made after it has the edited VMConfig, and the edited Image', async () => {
-    if (operator === undefined) await start();
+    if (operator === undefined) {
+      await start();
+    }
     const client = cluster.client();
     const place = { namespace: vms.namespace, name: 'edited' };
     // It needs no Job.
@@ -310,7 +318,9 @@ describe('the API server', () => {
     await client.create(IMAGES, { metadata: place, spec: { source } });
     await vms.create('before', { configRef: { name: 'edited' } });
     await vms.create('before-too', { image: 'edited' });
-    for (const name of ['before', 'before-too']) await host.waitForPod(ref(name));
+    for (const name of ['before', 'before-too']) {
+      await host.waitForPod(ref(name));
+    }
 
     proxy.silence('/apis/berth.dev/v1alpha1/vmconfigs');
     await client.mergePatch(VM_CONFIGS, place, { spec: { cpu: 3 } });
@@ -336,7 +346,9 @@ describe('the API server', () => {
   /** A client sees the server go; it looks and tries again, as any does. */
   async function createOnce(name: string): Promise<boolean> {
     const known = await vms.list();
-    if (known.every(({ metadata }) => metadata.name !== name)) await vms.create(name);
+    if (known.every(({ metadata }) => metadata.name !== name)) {
+      await vms.create(name);
+    }
     return true;
   }
 
@@ -353,7 +365,9 @@ describe('the API server', () => {
     await waitFor('the first to run', async () => (await vms.names('Running')).length > 0, FLEET);
     await cluster.component('kube-apiserver').restart('SIGKILL');
     await made;
-    for (const name of names) await vms.waitForPhase(name, 'Running', undefined, FLEET);
+    for (const name of names) {
+      await vms.waitForPhase(name, 'Running', undefined, FLEET);
+    }
     await kept.stop();
     const { items } = await cluster.client().list(PODS, { namespace: vms.namespace });
     expect(items).toHaveLength(names.length);

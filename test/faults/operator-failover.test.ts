@@ -50,7 +50,7 @@ async function startTwo(): Promise<[OperatorProcess, OperatorProcess]> {
 }
 
 async function waitForHolder(matches: (holder: string) => boolean): Promise<string> {
-  return waitFor('somebody to lead', async () => {
+  return await waitFor('somebody to lead', async () => {
     const { spec } = await cluster.client().get(LEASES, LEASE);
     const holder = spec?.holderIdentity ?? '';
     return matches(holder) && holder;
@@ -59,7 +59,9 @@ async function waitForHolder(matches: (holder: string) => boolean): Promise<stri
 
 /** Resolves with how long it took from `began`. */
 async function millisecondsUntilAllRun(names: readonly string[], began: number): Promise<number> {
-  for (const name of names) await vms.waitForPhase(name, 'Running');
+  for (const name of names) {
+    await vms.waitForPhase(name, 'Running');
+  }
   return performance.now() - began;
 }
 

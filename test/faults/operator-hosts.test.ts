@@ -80,7 +80,7 @@ async function taint(host: ActingHost, added: Taint): Promise<void> {
 
 /** Resolves with when the cluster noticed that the host is silent, in milliseconds since the epoch. */
 async function untilUnknown(host: ActingHost): Promise<number> {
-  return waitFor(`host ${host.name} to be Unknown`, async () => {
+  return await waitFor(`host ${host.name} to be Unknown`, async () => {
     const { status } = await cluster.client().get(NODES, { name: host.name });
     const ready = status?.conditions?.find(({ type }) => type === 'Ready');
     return ready?.status === 'Unknown' && Date.parse(ready.lastTransitionTime ?? '');

@@ -15,7 +15,9 @@ async function start(name: string, hosts = 0): Promise<Cluster> {
 }
 
 afterEach(async () => {
-  for (const cluster of started.splice(0)) await stopCluster(cluster.name);
+  for (const cluster of started.splice(0)) {
+    await stopCluster(cluster.name);
+  }
 });
 
 describe('a cluster', () => {

@@ -25,7 +25,9 @@ let folder: string;
 
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-prerequisites-'));
-  for (const program of PROGRAMS) await symlink(`/bin/${program}`, join(folder, program));
+  for (const program of PROGRAMS) {
+    await symlink(`/bin/${program}`, join(folder, program));
+  }
   await writeFile(join(folder, 'apt-get'), APT_GET, { mode: 0o755 });
   await writeFile(join(folder, 'sudo'), SUDO, { mode: 0o755 });
 });

@@ -29,7 +29,9 @@ function working(): Build & { calls: number } {
   const source = Object.assign(
     async (_group: unknown, tools: readonly Tool[], directory: string): Promise<void> => {
       source.calls += 1;
-      for (const tool of tools) program(join(directory, tool));
+      for (const tool of tools) {
+        program(join(directory, tool));
+      }
     },
     { calls: 0 },
   );
@@ -65,7 +67,9 @@ describe('the toolchain', () => {
   });
 
   test('takes what KUBEBUILDER_ASSETS has, and asks for nothing else', async () => {
-    for (const tool of TOOLS) program(join(folder, tool));
+    for (const tool of TOOLS) {
+      program(join(folder, tool));
+    }
     const tools = await resolveTools({
       environment: { KUBEBUILDER_ASSETS: folder },
       build: failing('asked'),

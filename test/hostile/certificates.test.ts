@@ -95,7 +95,7 @@ async function ask(client: KubeClient, pem: string, spec: Spec): Promise<Certifi
       ...spec,
     },
   });
-  return waitFor(
+  return await waitFor(
     `an answer to ${metadata.name}`,
     async () => {
       const request = await cluster.client().get(CERTIFICATE_SIGNING_REQUESTS, { name: metadata.name });

@@ -61,14 +61,22 @@ describe('a host with a small disk', unless(missing), () => {
     agent = await AgentProcess.start(cluster, { nodeName: HOST, config });
     await createImage(cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
     vms = new VMs(cluster);
-    for (const name of ['greedy', 'neighbour']) await makeVM(name);
-    for (const name of ['greedy', 'neighbour']) await waitUntilReady(name);
+    for (const name of ['greedy', 'neighbour']) {
+      await makeVM(name);
+    }
+    for (const name of ['greedy', 'neighbour']) {
+      await waitUntilReady(name);
+    }
   }, SET_UP_MILLISECONDS);
 
   afterAll(async () => {
     await agent?.stop();
-    if (cluster !== undefined) await endMachines(cluster.directory);
-    if (isMounted) await execute('umount', [disk]);
+    if (cluster !== undefined) {
+      await endMachines(cluster.directory);
+    }
+    if (isMounted) {
+      await execute('umount', [disk]);
+    }
     await cluster?.stop();
   });
 
@@ -86,7 +94,7 @@ describe('a host with a small disk', unless(missing), () => {
   async function waitUntilPaused(name: string): Promise<VM> {
     const wanted = { status: 'False', reason: 'HostDiskFull' } as const;
     await vms.waitForCondition(name, 'Ready', wanted, SLOW);
-    return vms.get(name);
+    return await vms.get(name);
   }
 
   async function filled(name: string): Promise<number> {

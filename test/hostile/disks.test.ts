@@ -254,15 +254,21 @@ describe('a qcow2 file', () => {
     );
     const property = fc.asyncProperty(changes, async (list) => {
       const file = Buffer.from(whole);
-      for (const { at, bytes } of list) file.set(bytes, at);
+      for (const { at, bytes } of list) {
+        file.set(bytes, at);
+      }
       file.write('QFI\xfb', 'latin1');
       const verdict = judgeQcow2(file, file.length);
       tried(context, 'qcow2 with changed bytes', 'refusal' in verdict ? 'refused by us' : 'taken by us');
-      if ('refusal' in verdict) return;
+      if ('refusal' in verdict) {
+        return;
+      }
       await writeFile(path, file);
       const info = await infoOf(path);
       tried(context, 'qcow2 taken by us', info === undefined ? 'refused by qemu-img' : 'read by qemu-img');
-      if (info !== undefined) expect(info).toEqual({ bytes: verdict.virtualSizeBytes, names: [] });
+      if (info !== undefined) {
+        expect(info).toEqual({ bytes: verdict.virtualSizeBytes, names: [] });
+      }
     });
     await fc.assert(property, { ...hostileRuns(1000), endOnFailure: true });
     expect(canary.visits).toBe(0);
@@ -275,7 +281,9 @@ async function infoOf(path: string): Promise<{ bytes: number; names: string[] } 
   try {
     ({ stdout } = await run('qemu-img', ['info', '-f', 'qcow2', '--output=json', path], { timeout: 20_000 }));
   } catch (error) {
-    if (error instanceof Error && 'code' in error && error.code === 1) return undefined;
+    if (error instanceof Error && 'code' in error && error.code === 1) {
+      return undefined;
+    }
     throw error;
   }
   const info = JSON.parse(stdout) as Record<string, unknown>;

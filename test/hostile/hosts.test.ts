@@ -85,7 +85,7 @@ async function requestNames(): Promise<string[]> {
 async function asToken(name: string): Promise<KubeClient> {
   const { kubeconfig } = await cluster.createAgentBootstrap(name);
   const { token } = await loadConnection({ kubeconfigPath: kubeconfig });
-  return clientOf(cluster, { token });
+  return await clientOf(cluster, { token });
 }
 
 /** With the projected token of an agent's Pod on that node, or with one that is bound to nothing. */
@@ -93,7 +93,7 @@ async function asPod(nodeName?: string): Promise<KubeClient> {
   const bound =
     nodeName === undefined ? [] : ['--bound-object-kind=Pod', `--bound-object-name=agent-on-${nodeName}`];
   const { stdout } = await cluster.kubectl(['create', 'token', ACCOUNT, `--namespace=${SYSTEM}`, ...bound]);
-  return clientOf(cluster, { token: stdout.trim() });
+  return await clientOf(cluster, { token: stdout.trim() });
 }
 
 /** A bootstrap token as they were made before: its groups name no host. */
@@ -104,7 +104,7 @@ async function asOldToken(): Promise<KubeClient> {
   await cluster
     .client()
     .mergePatch(SECRETS, secret, { stringData: { 'auth-extra-groups': BOOTSTRAP_GROUP } });
-  return clientOf(cluster, { token });
+  return await clientOf(cluster, { token });
 }
 
 describe('what hosts join with', () => {
@@ -171,7 +171,7 @@ describe('what hosts join with', () => {
     const key = await createKey();
     const request = { nodeName: 'node2-berth', kind: 'client', ipAddresses: [], key } as const;
     const asked = async () =>
-      requestCertificate(
+      await requestCertificate(
         await asPod('node2'),
         { ...request, expirationSeconds: LIFETIME_SECONDS },
         AbortSignal.timeout(STEP.deadlineMilliseconds),

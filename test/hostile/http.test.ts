@@ -40,7 +40,7 @@ beforeAll(async () => {
   doors = await doorsOf(world, NODE);
 }, SET_UP_MILLISECONDS);
 
-afterAll(async () => world.stop());
+afterAll(async () => await world.stop());
 
 /** All doors serve, and both programs renew their Leases. */
 async function expectAlive(): Promise<void> {
@@ -147,7 +147,9 @@ async function untilRefused(
   bytes = '',
 ): Promise<void> {
   const socket = await knocking;
-  if (bytes !== '') socket.write(bytes);
+  if (bytes !== '') {
+    socket.write(bytes);
+  }
   const outcome = await outcomeOf(socket);
   tried(context, kind, outcome);
   expect(outcome).toMatch(REFUSED);

@@ -185,8 +185,9 @@ describe('a file of a web server on a host', () => {
     expect(other.requests()).toBe(1);
     // Both have shown that they have it, also to a later agent.
     store = await openAgain();
-    for (const { url } of [owner, other])
+    for (const { url } of [owner, other]) {
       expect(await ask(context, 'an address that gave it', from(url))).toBe('an image');
+    }
     expect([owner.requests(), other.requests()]).toEqual([1, 1]);
   });
 

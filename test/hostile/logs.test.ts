@@ -80,10 +80,12 @@ describe('a console of 8 MiB and its readers', () => {
   }, SET_UP_MILLISECONDS);
 
   afterEach(() => {
-    for (const one of opened.splice(0)) one.destroy();
+    for (const one of opened.splice(0)) {
+      one.destroy();
+    }
   });
 
-  afterAll(async () => world?.stop());
+  afterAll(async () => await world?.stop());
 
   async function makePrinterImage(name: string, printing: Printing): Promise<void> {
     await makePrinter(join(world.shared, `${name}.img`), printing);
@@ -93,7 +95,7 @@ describe('a console of 8 MiB and its readers', () => {
   async function runPrinter(name: string): Promise<MachineOnHost> {
     await world.makeVM(name, { image: name });
     await world.vms.waitForPhase(name, 'Running', undefined, STEP);
-    return world.machine(name);
+    return await world.machine(name);
   }
 
   /** As the administrator; the answer has not been read. */
@@ -125,7 +127,9 @@ describe('a console of 8 MiB and its readers', () => {
       `the console of ${vm} to be shown to its end`,
       async () => {
         const { said } = await read(logOf(vm, 'tailLines=1'));
-        if (said !== 'the end\n') throw new Error(said);
+        if (said !== 'the end\n') {
+          throw new Error(said);
+        }
         return true;
       },
       STEP,
@@ -136,7 +140,9 @@ describe('a console of 8 MiB and its readers', () => {
   async function askAgent(vm: string): Promise<{ status: number | undefined; said: string }> {
     const { status } = await world.cluster.client().get(NODES, { name: NODE });
     const port = status?.daemonEndpoints?.kubeletEndpoint?.Port ?? 0;
-    return read(`https://127.0.0.1:${port}/containerLogs/${world.vms.namespace}/${vm}/machine?tailLines=1`);
+    return await read(
+      `https://127.0.0.1:${port}/containerLogs/${world.vms.namespace}/${vm}/machine?tailLines=1`,
+    );
   }
 
   function agentBytes(): number {
@@ -191,7 +197,9 @@ describe('a console of 8 MiB and its readers', () => {
       const answers = await Promise.all(
         Array.from({ length: FOLLOWERS }, () => open(logOf('lines', 'follow=true'))),
       );
-      for (const { statusCode } of answers) tried(context, 'a stalled follower', String(statusCode));
+      for (const { statusCode } of answers) {
+        tried(context, 'a stalled follower', String(statusCode));
+      }
       const refused = answers.filter(({ statusCode }) => statusCode !== 200);
       expect(refused).toHaveLength(FOLLOWERS - POD_READERS);
       expect(refused.map(({ statusCode }) => statusCode)).toEqual(refused.map(() => 429));
@@ -202,7 +210,9 @@ describe('a console of 8 MiB and its readers', () => {
       expect(await read(logOf('empty', 'tailLines=1'))).toEqual({ status: 200, said: 'the end\n' });
       await renewed(world, NODE);
       expect(agentBytes() - before).toBeLessThan(GROWTH_LIMIT_BYTES);
-      for (const one of opened.splice(0)) one.destroy();
+      for (const one of opened.splice(0)) {
+        one.destroy();
+      }
       await untilShown('lines');
     },
     TEST_MILLISECONDS,
@@ -241,7 +251,7 @@ describe('a hypervisor that says too much', () => {
   beforeEach(async () => {
     host = await makeHost();
   });
-  afterEach(async () => host.end());
+  afterEach(async () => await host.end());
 
   const folder = (): ReturnType<typeof folderOf> => folderOf(host, uid);
 
@@ -255,12 +265,14 @@ describe('a hypervisor that says too much', () => {
     await host.driver.create(folder(), plan, base);
     await host.driver.start(folder(), plan);
     const state = await host.driver.inspect(folder());
-    if (state.kind !== 'running') throw new Error(`the machine is ${state.kind}`);
+    if (state.kind !== 'running') {
+      throw new Error(`the machine is ${state.kind}`);
+    }
     return state.pid;
   }
 
   async function ended(): Promise<{ reason: string; message: string }> {
-    return waitFor(
+    return await waitFor(
       'the machine to have ended',
       async () => {
         const state = await host.driver.inspect(folder());

@@ -49,14 +49,18 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     net = new NatWorld('user');
     host = net.worker('host');
     world = net.worker('world');
-    for (const address of FORBIDDEN) net.inWorld('ip', 'address', 'add', `${address}/32`, 'dev', 'uplink');
+    for (const address of FORBIDDEN) {
+      net.inWorld('ip', 'address', 'add', `${address}/32`, 'dev', 'uplink');
+    }
     net.inHost('ip', 'route', 'add', 'default', 'via', WORLD_ADDRESS);
     const resolvConf = join(net.directory, 'resolv.conf');
     writeFileSync(resolvConf, `nameserver ${RESOLVER}\n`);
     await world.do('serveUdp', ECHO_PORT);
     await host.do('serveUdp', ECHO_PORT, '::');
     await host.do('serveHttp', 80);
-    for (const port of [53, 8000]) await host.do('serveUdp', port, RESOLVER);
+    for (const port of [53, 8000]) {
+      await host.do('serveUdp', port, RESOLVER);
+    }
     const forbidden = forbiddenNetworks({
       guestsMayNotReach: METADATA_NETWORKS,
       clusterCIDRs: CLUSTER_NETWORKS,

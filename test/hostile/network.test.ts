@@ -74,7 +74,7 @@ describe('a guest of the nat network', unless(missing), () => {
     const attached = await host.do('attach', name, options);
     taps[name] = /ifname=([^,]+)/.exec(attached.arguments.join(' '))?.[1] ?? '';
     addresses[name] = attached.address ?? '';
-    return FrameGuest.start({
+    return await FrameGuest.start({
       spawn: (file, args) => net.spawnInHost(file, args),
       backend: tapBackend(taps[name]),
       socketPath: join(net.directory, `${name}.sock`),
@@ -87,8 +87,9 @@ describe('a guest of the nat network', unless(missing), () => {
     net = new NatWorld('hostile');
     host = net.worker('host');
     world = net.worker('world');
-    const beyond = [...Object.values(FORBIDDEN), LOAD_BALANCER, CLUSTER_IP];
-    for (const address of beyond) net.inWorld('ip', 'address', 'add', `${address}/32`, 'dev', 'uplink');
+    for (const address of [...Object.values(FORBIDDEN), LOAD_BALANCER, CLUSTER_IP]) {
+      net.inWorld('ip', 'address', 'add', `${address}/32`, 'dev', 'uplink');
+    }
     net.inHost('ip', 'route', 'add', 'default', 'via', WORLD_ADDRESS);
     await world.do('serveUdp', ECHO_PORT);
     await host.do('serveUdp', ECHO_PORT);
@@ -327,7 +328,9 @@ describe('a guest of the nat network', unless(missing), () => {
       ]);
     }
     for (const [what, to, type, body] of attempts) {
-      for (const from of [MACS.a, MACS.b]) a.send(ethernet({ to, from, type }, body));
+      for (const from of [MACS.a, MACS.b]) {
+        a.send(ethernet({ to, from, type }, body));
+      }
       tried(context, `${what}, as itself and as the neighbour`, 'dropped');
     }
     await settled();

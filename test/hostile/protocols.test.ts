@@ -59,7 +59,9 @@ class Peer {
   }
 
   async close(): Promise<void> {
-    for (const socket of this.#sockets) socket.destroy();
+    for (const socket of this.#sockets) {
+      socket.destroy();
+    }
     this.#server.close();
     await once(this.#server, 'close');
   }
@@ -85,8 +87,11 @@ function flood(socket: Socket, piece: string, sent: (bytes: number) => void): vo
 /** A guest agent that answers a sync as it should, and then so. */
 function afterSync(answer: (socket: Socket) => void): Play {
   return (socket, command) => {
-    if (command.execute === 'guest-sync') socket.write(`{"return":${command.arguments?.id}}\n`);
-    else answer(socket);
+    if (command.execute === 'guest-sync') {
+      socket.write(`{"return":${command.arguments?.id}}\n`);
+    } else {
+      answer(socket);
+    }
   };
 }
 
@@ -142,14 +147,16 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
     await peer?.close();
   });
 
-  afterAll(async () => host.end());
+  afterAll(async () => await host.end());
 
   async function save(): Promise<string> {
     try {
       const options = { target, signal: new AbortController().signal, onProgress: () => undefined };
       return (await host.driver.copyDisk(folder(), options)).consistency;
     } catch (error) {
-      if (error instanceof CopyError) return 'Failed';
+      if (error instanceof CopyError) {
+        return 'Failed';
+      }
       throw error;
     }
   }
@@ -159,7 +166,9 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
       return (JSON.parse(await readFile(join(folder().path, 'copy.json'), 'utf8')) as { frozen: boolean })
         .frozen;
     } catch (error) {
-      if (isErrorCode(error, 'ENOENT')) return false;
+      if (isErrorCode(error, 'ENOENT')) {
+        return false;
+      }
       throw error;
     }
   }
@@ -251,8 +260,11 @@ describe('whatever comes', () => {
     const run = async (answers: readonly string[]): Promise<void> => {
       const text = answers.map((one) => `${one}\n`).join('');
       peer = await Peer.listen(join(folder, 'qmp.sock'), (socket, command) => {
-        if (command.execute === 'qmp_capabilities') socket.write('{"QMP":{}}\n{"id":1,"return":{}}\n');
-        else socket.end(text);
+        if (command.execute === 'qmp_capabilities') {
+          socket.write('{"QMP":{}}\n{"id":1,"return":{}}\n');
+        } else {
+          socket.end(text);
+        }
       });
       const outcome = await statusOf();
       tried(context, 'QMP: generated lines', outcome);
@@ -276,8 +288,11 @@ describe('whatever comes', () => {
     'from a hypervisor (%s): a command fails',
     async ([name, play], context) => {
       peer = await Peer.listen(join(folder, 'qmp.sock'), (socket, command) => {
-        if (command.execute === 'qmp_capabilities') socket.write('{"id":1,"return":{}}\n');
-        else play(socket);
+        if (command.execute === 'qmp_capabilities') {
+          socket.write('{"id":1,"return":{}}\n');
+        } else {
+          play(socket);
+        }
       });
       const outcome = await statusOf();
       tried(context, `QMP: ${name}`, outcome);
@@ -292,7 +307,9 @@ describe('whatever comes', () => {
       expect(typeof (await qmp.status())).toBe('string');
       return 'answered';
     } catch (error) {
-      if (!(error instanceof QmpError)) throw error;
+      if (!(error instanceof QmpError)) {
+        throw error;
+      }
       return 'refused';
     } finally {
       qmp.close();

@@ -74,7 +74,9 @@ beforeAll(async () => {
   await grant(`${RIGHTS}/namespaces/${foreign}`, 'Role', ROLE);
   await waitFor('the rights and the policy to be known', async () => {
     const asked = ALL.map((reference) => create(tenant, reference, reference.spec('shared', foreign)));
-    for (const { message } of await Promise.all(asked)) expect(message).toBe('');
+    for (const { message } of await Promise.all(asked)) {
+      expect(message).toBe('');
+    }
     const refused = await create(tenant, CONFIG, CONFIG.spec('secret', foreign));
     return refused.status === 403;
   });
@@ -118,7 +120,9 @@ function expectRefused(
 ): void {
   tried(context, what, `HTTP ${status}`);
   expect({ status, message }).toMatchObject({ status: 403 });
-  for (const part of ["'berth-references'", tenant.name, ...says]) expect(message).toContain(part);
+  for (const part of ["'berth-references'", tenant.name, ...says]) {
+    expect(message).toContain(part);
+  }
 }
 
 function expectAllowed(context: TestContext, what: string, { status, message }: Answer): void {

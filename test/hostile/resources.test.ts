@@ -54,11 +54,13 @@ describe('memory past the host', () => {
     name: string,
     matches: (status: NonNullable<Pod['status']>) => boolean,
   ): Promise<Pod> {
-    return waitFor(
+    return await waitFor(
       `Pod ${name} to be as wanted`,
       async () => {
         const pod = await operator.get(PODS, { namespace, name });
-        if (!matches(pod.status ?? {})) throw new Error(JSON.stringify(pod.status));
+        if (!matches(pod.status ?? {})) {
+          throw new Error(JSON.stringify(pod.status));
+        }
         return pod;
       },
       STEP,
@@ -169,11 +171,13 @@ describe('disk where less is free than is to stay so', () => {
   }
 
   async function waitForPod(name: string, matches: (pod: Pod) => boolean): Promise<Pod> {
-    return waitFor(
+    return await waitFor(
       `Pod ${name} to be as wanted`,
       async () => {
         const pod = await operator.get(PODS, { namespace, name });
-        if (!matches(pod)) throw new Error(JSON.stringify(pod.status));
+        if (!matches(pod)) {
+          throw new Error(JSON.stringify(pod.status));
+        }
         return pod;
       },
       STEP,
@@ -196,7 +200,7 @@ describe('disk where less is free than is to stay so', () => {
       what,
       async () => {
         await appendFile(join(folder, 'disk.qcow2'), Buffer.alloc(MEBIBYTE));
-        return isOver();
+        return await isOver();
       },
       { ...STEP, intervalMilliseconds: 200 },
     );

@@ -10,7 +10,9 @@ function decode(stream: Buffer, size: number, pieces: readonly number[] = [strea
   const out: Buffer[] = [];
   for (let at = 0, turn = 0; at < stream.length; turn += 1) {
     const length = pieces[turn % pieces.length] ?? 1;
-    for (const piece of decoder.push(stream.subarray(at, at + length))) out.push(Buffer.from(piece));
+    for (const piece of decoder.push(stream.subarray(at, at + length))) {
+      out.push(Buffer.from(piece));
+    }
     at += length;
   }
   out.push(Buffer.from(decoder.end()));

@@ -179,8 +179,11 @@ describe('a container image', () => {
     ['one above those of a broken layer', [[{ name: '../x' }], [file]], 'found'],
   ])('of several layers gives %s', async (_what, layers, expected) => {
     const tag = await pushed(containerImage(layers.map((items) => tarOf(items))));
-    if (expected === 'found') await expectDisk(tag);
-    else await expectRefused(tag, 'ImageInvalid', expected);
+    if (expected === 'found') {
+      await expectDisk(tag);
+    } else {
+      await expectRefused(tag, 'ImageInvalid', expected);
+    }
   });
 
   it('that is no image at all is told by what it is', async () => {

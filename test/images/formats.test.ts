@@ -172,7 +172,9 @@ describe('a disk of our own', () => {
     const twice = join(folder, 'twice');
     const noise = randomBytes(CHUNK);
     const file = await open(twice, 'w');
-    for (const index of [0, 2, 3]) await file.write(noise, 0, CHUNK, index * CHUNK);
+    for (const index of [0, 2, 3]) {
+      await file.write(noise, 0, CHUNK, index * CHUNK);
+    }
     await file.truncate(DISK_MIB * MIB);
     await file.close();
     const { storageBytes, sent } = await publish(toPublish('own/twice', twice));

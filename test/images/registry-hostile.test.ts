@@ -109,7 +109,9 @@ describe('a registry that', () => {
     [manifestDigest, undefined],
   ])('gives another manifest for %s, and says it is %s: DigestMismatch', async (reference, said) => {
     const host = await serve((_request, response) => {
-      if (said !== undefined) response.setHeader('docker-content-digest', said);
+      if (said !== undefined) {
+        response.setHeader('docker-content-digest', said);
+      }
       sendManifest(response, Buffer.concat([manifest, Buffer.from(' ')]));
     });
     await expect(open(host).resolve(reference, 'amd64', signal)).rejects.toMatchObject({
@@ -127,8 +129,11 @@ describe('a registry that', () => {
 
   it('does not tell digests has them reckoned', async () => {
     const host = await serve(({ method }, response) => {
-      if (method === 'HEAD') response.end();
-      else sendManifest(response);
+      if (method === 'HEAD') {
+        response.end();
+      } else {
+        sendManifest(response);
+      }
     });
     await expect(open(host).head('v1', signal)).resolves.toBe(manifestDigest);
   });
@@ -183,9 +188,11 @@ describe('a registry that', () => {
     const own = { ...describeContent(manifest), platform: { os: 'darwin', architecture: 'amd64' } };
     const index = { schemaVersion: 2, mediaType: OCI_INDEX, manifests: [other, own] };
     const host = await serve(({ url }, response) => {
-      if (url?.endsWith('/v1') === true)
+      if (url?.endsWith('/v1') === true) {
         sendManifest(response, Buffer.from(JSON.stringify(index)), OCI_INDEX);
-      else sendManifest(response);
+      } else {
+        sendManifest(response);
+      }
     });
     await expect(open(host).resolve('v1', 'amd64', signal)).resolves.toMatchObject({
       digest: manifestDigest,
@@ -281,8 +288,11 @@ describe('a registry that', () => {
     const at: number[] = [];
     const host = await serve((_request, response) => {
       at.push(performance.now());
-      if (at.length === 1) response.writeHead(status, { 'retry-after': '1' }).end();
-      else sendManifest(response);
+      if (at.length === 1) {
+        response.writeHead(status, { 'retry-after': '1' }).end();
+      } else {
+        sendManifest(response);
+      }
     });
     await expect(open(host).resolve('v1', 'amd64', signal)).resolves.toMatchObject({
       digest: manifestDigest,
@@ -401,8 +411,11 @@ describe('a registry that', () => {
     const host = await serve(({ method, headers }, response) => {
       if (headers.authorization === undefined) {
         response.writeHead(401, { 'www-authenticate': 'Basic realm="x"' }).end();
-      } else if (method === 'HEAD') response.writeHead(404).end();
-      else response.writeHead(202, { location: `https://${storage}/upload?signed=a%2Fb` }).end();
+      } else if (method === 'HEAD') {
+        response.writeHead(404).end();
+      } else {
+        response.writeHead(202, { location: `https://${storage}/upload?signed=a%2Fb` }).end();
+      }
     });
     const upload = { digest: blob.digest, size: blob.size, content: () => content };
     await open(host, { credential: CREDENTIAL }).upload(upload, signal);

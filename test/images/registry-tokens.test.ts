@@ -29,7 +29,9 @@ describe('a registry with a token server', () => {
     tokens = await TokenServer.start(authority);
     registry = await startRegistry({ directory: folder, authority, token: tokens.settings });
     open();
-    for (const name of ['public/image', 'private/image']) blob = await fill(to(name, password()));
+    for (const name of ['public/image', 'private/image']) {
+      blob = await fill(to(name, password()));
+    }
     await client.close();
   });
 

@@ -71,7 +71,9 @@ function open(name: string, from = client, password?: string): Repository {
 async function firstLayer(repository: Repository, tag = 'both'): Promise<Descriptor> {
   const { manifest } = await repository.resolve(tag, 'amd64', signal);
   const [first] = manifest.layers;
-  if (first === undefined) throw new Error('no layer');
+  if (first === undefined) {
+    throw new Error('no layer');
+  }
   return first;
 }
 

@@ -71,7 +71,9 @@ async function has(registry: TestRegistry, { reference = '' }: Published): Promi
     await registry.skopeo('inspect', '--raw', `docker://${reference}`);
     return true;
   } catch (error) {
-    if (/manifest unknown/.test(String(error))) return false;
+    if (/manifest unknown/.test(String(error))) {
+      return false;
+    }
     throw error;
   }
 }
@@ -176,7 +178,9 @@ describe('a folder', () => {
   it('loses one file, with what was left of its making, and no other', async () => {
     const host = publisher({ storageFolder });
     const [first, second] = ['platform-ci/one.qcow2', 'platform-ci/two.qcow2'] as const;
-    for (const path of [first, second]) await store(host, { type: 'folder', path });
+    for (const path of [first, second]) {
+      await store(host, { type: 'folder', path });
+    }
     await writeFile(join(storageFolder, `${first}.partial`), 'half');
     for (const _ of ['first', 'again']) {
       expect(await host.remove({ type: 'folder', path: first }, signal)).toBeUndefined();

@@ -151,8 +151,11 @@ describe('an image of a registry', () => {
     // Who knows a manifest can make a registry that shows it.
     const manifest = await registry.skopeo('inspect', '--raw', `docker://${reference}`);
     const hostile = createServer(({ url = '' }, response) => {
-      if (!url.includes('/manifests/')) response.writeHead(404).end();
-      else response.writeHead(200, { 'content-type': OCI_MANIFEST }).end(manifest);
+      if (!url.includes('/manifests/')) {
+        response.writeHead(404).end();
+      } else {
+        response.writeHead(200, { 'content-type': OCI_MANIFEST }).end(manifest);
+      }
     }).listen(0, '127.0.0.1');
     try {
       await once(hostile, 'listening');

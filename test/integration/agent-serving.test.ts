@@ -50,7 +50,7 @@ async function statusesFor({ token, ...pair }: Caller): Promise<number[]> {
       .end();
     return promise;
   };
-  return Promise.all([METRICS, LOGS, EXEC].map(ask));
+  return await Promise.all([METRICS, LOGS, EXEC].map(ask));
 }
 
 /** The token of a ServiceAccount that may `get` this subresource of this Node, once the API server knows it. */

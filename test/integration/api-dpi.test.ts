@@ -58,7 +58,7 @@ describe('installed with a DPI maximum of 320', () => {
       spec: { image: 'any', displayDPI },
     };
     const args = ['create', '--validate=strict', '--dry-run=server', '-f', '-'];
-    return cluster.kubectl(args, { input: JSON.stringify(manifest), allowFailure: true });
+    return await cluster.kubectl(args, { input: JSON.stringify(manifest), allowFailure: true });
   }
 
   it.for(['VM', 'VMConfig'])('a %s with 241 to 320 is accepted, 321 and 59 refused', async (kind) => {

@@ -26,7 +26,10 @@ function object(kind: string, name: string, spec: Spec): string {
 }
 
 async function apply(manifest: string) {
-  return cluster.kubectl(['apply', '--validate=strict', '-f', '-'], { input: manifest, allowFailure: true });
+  return await cluster.kubectl(['apply', '--validate=strict', '-f', '-'], {
+    input: manifest,
+    allowFailure: true,
+  });
 }
 
 async function exists(kind: string, name: string): Promise<boolean> {
@@ -46,7 +49,9 @@ async function exists(kind: string, name: string): Promise<boolean> {
 async function expectRefused(kind: string, name: string, spec: Spec, ...says: string[]): Promise<void> {
   const { code, stderr } = await apply(object(kind, name, spec));
   expect(code, 'the API server accepted it').not.toBe(0);
-  for (const part of says) expect(stderr).toContain(part);
+  for (const part of says) {
+    expect(stderr).toContain(part);
+  }
   expect(await exists(kind, name), 'something was created').toBe(false);
 }
 
@@ -299,7 +304,7 @@ describe('a VM that is there already', () => {
 
   async function patch(vm: string, spec: Spec) {
     const body = JSON.stringify({ spec });
-    return cluster.kubectl(['patch', 'vm', vm, '-n', namespace, '--type=merge', '-p', body], {
+    return await cluster.kubectl(['patch', 'vm', vm, '-n', namespace, '--type=merge', '-p', body], {
       allowFailure: true,
     });
   }
@@ -307,7 +312,9 @@ describe('a VM that is there already', () => {
   async function expectKept(vm: string, spec: Spec, ...says: string[]): Promise<void> {
     const { code, stderr } = await patch(vm, spec);
     expect(code, `the API server accepted ${JSON.stringify(spec)}`).not.toBe(0);
-    for (const part of says) expect(stderr).toContain(part);
+    for (const part of says) {
+      expect(stderr).toContain(part);
+    }
   }
 
   it('has no field of which it is not said here whether it may change', () => {
@@ -323,8 +330,9 @@ describe('a VM that is there already', () => {
     await expectKept(has, { [field]: CHANGED[field] }, ...says);
     await expectKept(has, { [field]: null }, ...says);
     // Both have a configRef.
-    if (field !== 'configRef')
+    if (field !== 'configRef') {
       await expectKept(has === name ? other : name, { [field]: CHANGED[field] }, ...says);
+    }
   });
 
   it.for<[string, Spec, ...string[]]>([
@@ -349,7 +357,10 @@ describe('a status', () => {
 
   async function report(status: VMStatus) {
     const input = JSON.stringify({ ...JSON.parse(object('VM', name, { image: 'any' })), status });
-    return cluster.kubectl(['replace', '--subresource=status', '-f', '-'], { input, allowFailure: true });
+    return await cluster.kubectl(['replace', '--subresource=status', '-f', '-'], {
+      input,
+      allowFailure: true,
+    });
   }
 
   it('with texts and lists far too long is accepted once it is cut to its bounds', async () => {

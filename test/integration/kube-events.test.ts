@@ -61,7 +61,9 @@ beforeEach(async () => {
 
 describe('events', () => {
   it('tell the same thing again by a count, not by another Event', async () => {
-    for (let count = 0; count < 5; count += 1) recorder.event(object, text('no luck'));
+    for (let count = 0; count < 5; count += 1) {
+      recorder.event(object, text('no luck'));
+    }
     const [event] = await waitFor('the count', async () => {
       const found = await events();
       return found[0]?.series?.count === 5 && found;
@@ -72,7 +74,9 @@ describe('events', () => {
   });
 
   it('are limited to 25 at once for an object, then one in five minutes', async () => {
-    for (let count = 0; count < 40; count += 1) recorder.event(object, text(`number ${count}`));
+    for (let count = 0; count < 40; count += 1) {
+      recorder.event(object, text(`number ${count}`));
+    }
     await waitFor('25 Events', async () => (await counted('created')) === 25);
     expect(await counted('limited')).toBe(15);
     now += 300_000;
@@ -93,7 +97,9 @@ describe('events', () => {
   });
 
   it('that wait when a process ends are sent first', async () => {
-    for (let count = 0; count < 20; count += 1) recorder.event(object, text(`number ${count}`));
+    for (let count = 0; count < 20; count += 1) {
+      recorder.event(object, text(`number ${count}`));
+    }
     await recorder.flush(30_000);
     expect(await events()).toHaveLength(20);
   });
@@ -109,7 +115,9 @@ describe('events', () => {
       reportingInstance: 'test',
       logger: pino({ level: 'silent' }),
     });
-    for (const message of ['on its way', 'waits', 'waits too']) cutOff.event(object, text(message));
+    for (const message of ['on its way', 'waits', 'waits too']) {
+      cutOff.event(object, text(message));
+    }
     await cutOff.flush(100);
     const { values } = await transport.metrics.eventsSent.get();
     expect(values).toMatchObject([{ labels: { result: 'dropped' }, value: 2 }]);

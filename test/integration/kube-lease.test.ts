@@ -98,7 +98,9 @@ beforeEach(async () => {
 
 afterEach(() => {
   end.abort();
-  for (const { process: child } of candidates) child.kill('SIGKILL');
+  for (const { process: child } of candidates) {
+    child.kill('SIGKILL');
+  }
 });
 
 describe('leader election', () => {

@@ -51,16 +51,24 @@ export async function startFaultProxy(connection: Connection): Promise<FaultProx
     requests: [],
     refuse: () => undefined,
     silence: () => {
-      for (const watch of watches) watch.silent = true;
+      for (const watch of watches) {
+        watch.silent = true;
+      }
     },
     inject: (line) => {
-      for (const { response } of watches) response.write(`${line}\n`);
+      for (const { response } of watches) {
+        response.write(`${line}\n`);
+      }
     },
     cut: (part) => {
-      for (const { response } of watches) response.end(part);
+      for (const { response } of watches) {
+        response.end(part);
+      }
     },
     reset: () => {
-      for (const { response } of watches) response.destroy();
+      for (const { response } of watches) {
+        response.destroy();
+      }
     },
     close: async () => {
       server.closeAllConnections();
@@ -97,10 +105,14 @@ export async function startFaultProxy(connection: Connection): Promise<FaultProx
     }
     try {
       for await (const chunk of upstream.body) {
-        if (!watch.silent && !response.writableEnded) response.write(chunk);
+        if (!watch.silent && !response.writableEnded) {
+          response.write(chunk);
+        }
       }
     } catch (error) {
-      if (!gone.signal.aborted) throw error;
+      if (!gone.signal.aborted) {
+        throw error;
+      }
     } finally {
       watches.delete(watch);
       response.end();

@@ -67,7 +67,7 @@ async function get(port: number, path: string, token?: string): Promise<Seen> {
   })
     .on('error', reject)
     .end();
-  return promise;
+  return await promise;
 }
 
 async function getHealth(port: number, path: string): Promise<{ status: number; text: string }> {
@@ -82,7 +82,7 @@ async function getHealth(port: number, path: string): Promise<{ status: number; 
   })
     .on('error', reject)
     .end();
-  return promise;
+  return await promise;
 }
 
 async function serve(

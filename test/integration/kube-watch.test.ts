@@ -49,11 +49,11 @@ let label: string;
 
 async function create(name: string, value: string): Promise<ConfigMap> {
   const metadata = { name: `${name}-${label}`, namespace, labels: { test: label } };
-  return admin.create(CONFIG_MAPS, { metadata, data: { value } });
+  return await admin.create(CONFIG_MAPS, { metadata, data: { value } });
 }
 
 async function change(name: string, value: string): Promise<ConfigMap> {
-  return admin.mergePatch(CONFIG_MAPS, { namespace, name: `${name}-${label}` }, { data: { value } });
+  return await admin.mergePatch(CONFIG_MAPS, { namespace, name: `${name}-${label}` }, { data: { value } });
 }
 
 async function remove(name: string): Promise<void> {
@@ -213,7 +213,9 @@ describe('requests', () => {
   it('wait as long as the server asks, then are tried again', async () => {
     let busy = true;
     proxy.refuse = () => {
-      if (!busy) return undefined;
+      if (!busy) {
+        return undefined;
+      }
       busy = false;
       return { status: 429, body: { kind: 'Status', code: 429 }, headers: { 'retry-after': '1' } };
     };

@@ -29,7 +29,7 @@ afterAll(async () => {
 });
 
 async function waitForRunning(count: number): Promise<string[]> {
-  return waitFor(
+  return await waitFor(
     `${count} VMs to run`,
     async () => {
       const running = await vms.names('Running');
@@ -41,7 +41,9 @@ async function waitForRunning(count: number): Promise<string[]> {
 
 async function deleteAndWait(names: readonly string[]): Promise<void> {
   await Promise.all(names.map((name) => vms.delete(name)));
-  for (const name of names) await vms.waitUntilGone(name, FLEET);
+  for (const name of names) {
+    await vms.waitUntilGone(name, FLEET);
+  }
 }
 
 describe('40 VMs on 8 hosts of 4 berths', () => {

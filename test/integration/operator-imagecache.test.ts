@@ -52,7 +52,9 @@ afterAll(async () => {
 });
 
 afterEach(async () => {
-  for (const host of hosts) simulator.conduct(host, {});
+  for (const host of hosts) {
+    simulator.conduct(host, {});
+  }
   await deleteAll();
   await waitFor('every Job to be gone', () => history.present === 0);
 });
@@ -61,7 +63,9 @@ afterEach(async () => {
 async function deleteAll(): Promise<void> {
   const names = (await entries.list()).map(({ metadata }) => metadata.name);
   await Promise.all(names.map((name) => entries.delete(name)));
-  for (const name of names) await entries.waitUntilGone(name);
+  for (const name of names) {
+    await entries.waitUntilGone(name);
+  }
   expect(hosts.filter((host) => simulator.holds(host).length > 0)).toEqual([]);
 }
 
@@ -84,7 +88,9 @@ describe('an ImageCacheEntry for all hosts', () => {
   const reference = 'registry.example/all:1';
 
   it('is on every one of them, by at most five Jobs at once; one that joins gets it too', async () => {
-    for (const host of hosts) simulator.conduct(host, { delayMilliseconds: 300 });
+    for (const host of hosts) {
+      simulator.conduct(host, { delayMilliseconds: 300 });
+    }
     await entries.create('all', { reference, targets: { all: true } });
     await entries.waitUntilCached('all', HOSTS);
     await waitFor('the history of Jobs to tell of as many', () => history.mostOf('all') >= LIMIT);
@@ -138,7 +144,9 @@ describe('an ImageCacheEntry for all hosts', () => {
   });
 
   it('goes on where it was when the operator is killed in the middle, and fetches nothing twice', async () => {
-    for (const host of hosts) simulator.conduct(host, { delayMilliseconds: 500 });
+    for (const host of hosts) {
+      simulator.conduct(host, { delayMilliseconds: 500 });
+    }
     const before = simulator.done.length;
     await entries.create('killed', { reference: 'registry.example/killed:1', targets: { all: true } });
     await entries.waitFor('killed', 'some hosts to have it', ({ status }) => (status?.cached ?? 0) >= 3);
@@ -178,7 +186,9 @@ describe('an entry that an uninstallation has let go of', () => {
       (entry) => readyOf(entry)?.reason === 'DuplicateOf',
     );
     expect(simulator.done).toHaveLength(done);
-    for (const host of hosts.slice(0, 3)) expect(simulator.holds(host)).toEqual([holder]);
+    for (const host of hosts.slice(0, 3)) {
+      expect(simulator.holds(host)).toEqual([holder]);
+    }
   });
 });
 
@@ -187,7 +197,9 @@ describe('hosts that hold things up', () => {
     const full = hosts.slice(0, 6);
     const vms = new VMs(cluster);
     await Promise.all(full.map((node) => vms.create(`on-${node}`, { placement: { node } })));
-    for (const node of full) await vms.waitForPhase(`on-${node}`, 'Running');
+    for (const node of full) {
+      await vms.waitForPhase(`on-${node}`, 'Running');
+    }
     await entries.create('busy', { reference: 'registry.example/busy:1', targets: { all: true } });
     const free = hosts.length - full.length;
     await entries.waitFor('busy', 'all free hosts to have it', ({ status }) => status?.cached === free);
@@ -254,7 +266,9 @@ describe('hosts that hold things up', () => {
 
 describe('removal', () => {
   it('cleans the hosts that leave the targets, and all of them when the entry is deleted', async () => {
-    for (const host of hosts.slice(0, 4)) await cluster.kubectl(['label', 'node', host, 'tag.berth.dev/ci=']);
+    for (const host of hosts.slice(0, 4)) {
+      await cluster.kubectl(['label', 'node', host, 'tag.berth.dev/ci=']);
+    }
     const created = await entries.create('tagged', {
       reference: 'registry.example/tagged:1',
       targets: { tags: ['ci'] },

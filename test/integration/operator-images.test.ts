@@ -98,7 +98,9 @@ describe('of hosts with a free place', () => {
     );
     try {
       await Promise.all([host, ...hosts].map((one) => one.placeable()));
-      for (const holder of holders) await vms.create(`near-${holder}`, { image: imageOn(holder) });
+      for (const holder of holders) {
+        await vms.create(`near-${holder}`, { image: imageOn(holder) });
+      }
       const placed = await Promise.all(holders.map((holder) => placeOf(`near-${holder}`)));
       expect(placed).toEqual(holders);
       for (const holder of holders) {
@@ -107,7 +109,9 @@ describe('of hosts with a free place', () => {
         await holding?.end({ namespace: NAMESPACE, name: `near-${holder}` });
       }
     } finally {
-      for (const one of hosts) await one.remove();
+      for (const one of hosts) {
+        await one.remove();
+      }
     }
   });
 
@@ -121,7 +125,7 @@ describe('of hosts with a free place', () => {
   }
 
   async function placeOf(name: string): Promise<string | undefined> {
-    return waitFor(`VM ${name} to be placed`, async () => (await vms.pod(name)).spec.nodeName);
+    return await waitFor(`VM ${name} to be placed`, async () => (await vms.pod(name)).spec.nodeName);
   }
 });
 

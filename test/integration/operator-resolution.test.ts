@@ -42,7 +42,7 @@ async function machineOf(from: VMs, name: string): Promise<Machine> {
 }
 
 async function operatorMayMakePods(): Promise<boolean> {
-  return isAllowed(cluster, AS_OPERATOR, ['create', 'pods', '-n', vms.namespace]);
+  return await isAllowed(cluster, AS_OPERATOR, ['create', 'pods', '-n', vms.namespace]);
 }
 
 async function expectNoPod(from: VMs, name: string): Promise<void> {

@@ -143,7 +143,7 @@ describe('a Job that would command a host', () => {
 });
 
 async function podsOf(namespace: string, name: string): Promise<Pod[]> {
-  return waitFor(`the Pod of the Job ${name}`, async () => {
+  return await waitFor(`the Pod of the Job ${name}`, async () => {
     const { items } = await cluster.client().list(PODS, { namespace, labelSelector: `job-name=${name}` });
     return items.length > 0 && items;
   });

@@ -35,7 +35,9 @@ let dataDirectory: string;
 let guestPort: number;
 
 beforeAll(async () => {
-  if (unfit !== undefined) return;
+  if (unfit !== undefined) {
+    return;
+  }
   const guest = await guestFile('amd64');
   cluster = await startCluster({ name: `oci-agent-${process.pid}`, operator: true });
   vms = new VMs(cluster);
@@ -115,7 +117,9 @@ async function logWriter(): Promise<string> {
 }
 
 test('joins from its image, and runs a guest', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   agent = await startAgent('agent');
   await waitFor(
     'the host to join',
@@ -136,7 +140,9 @@ test('joins from its image, and runs a guest', async ({ skip }) => {
 });
 
 test('gives a machine a control group and a root of its own, and no rights', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   const { metadata } = await vms.pod(VM);
   const groups = (await ofMachine('cgroup')).trim().split('\n');
   // The unified hierarchy beside v1's controllers, and what the container's runtime leaves alone.
@@ -145,8 +151,9 @@ test('gives a machine a control group and a root of its own, and no rights', asy
   const mounts = await ofMachine('mountinfo');
   expect(mounts).toMatch(/ \/usr ro,nosuid,nodev,relatime /);
   expect(mounts).toContain(` ${join(dataDirectory, 'machines', metadata.uid ?? '')} rw,`);
-  for (const path of ['agent/root', 'configuration'])
+  for (const path of ['agent/root', 'configuration']) {
     expect(mounts).not.toContain(join(cluster.directory, path));
+  }
   expect(await ofMachine('status')).toMatch(/^CapEff:\t0+$/m);
   const writer = await logWriter();
   expect(await readFile(host.proc(writer, 'comm'), 'utf8')).toBe('berth-log-write\n');
@@ -156,7 +163,9 @@ test('gives a machine a control group and a root of its own, and no rights', asy
 });
 
 test('leaves machines running when its Pod is deleted, and a new Pod goes on with them', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   const before = { process: await machineProcess(), page: await page(guestPort) };
   const writer = await logWriter();
   await deletePod(agent, 'agent');
@@ -173,7 +182,9 @@ test('leaves machines running when its Pod is deleted, and a new Pod goes on wit
 });
 
 test('ends a machine that an earlier Pod had started', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   const machine = await machineProcess();
   await vms.delete(VM);
   await vms.waitUntilGone(VM, BOOT);

@@ -116,8 +116,9 @@ export class Container {
         child.once('error', reject);
         child.once('close', resolve);
       });
-      if (code !== 0)
+      if (code !== 0) {
         throw new Error(`runc ${parameters.join(' ')} ended with ${code} (see ${this.logFile})`);
+      }
       return await output;
     } finally {
       closeSync(log);

@@ -12,8 +12,12 @@ import { waitFor } from '../support/wait.ts';
 
 /** Why there can be none here; undefined when there can. */
 export function whyNoContainers(): string | undefined {
-  if (process.platform !== 'linux') return 'containers of these images need Linux';
-  if (process.getuid?.() !== 0) return 'only root can unpack an image and run its containers';
+  if (process.platform !== 'linux') {
+    return 'containers of these images need Linux';
+  }
+  if (process.getuid?.() !== 0) {
+    return 'only root can unpack an image and run its containers';
+  }
   const folders = [...(process.env['PATH'] ?? '').split(delimiter), '/usr/sbin'];
   return folders.some((folder) => existsSync(join(folder, 'runc'))) ? undefined : 'runc is not installed';
 }

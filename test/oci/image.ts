@@ -50,7 +50,9 @@ export async function unpackImage(archive: string, folder: string): Promise<Unpa
   const contents = existsSync(join(layout, 'manifest.json')) ? dockerContents : ociContents;
   const { name, config, layers } = await contents(layout);
   const document = await readJson<{ config: ImageConfig }>(join(layout, config));
-  for (const layer of layers) await applyLayer(join(layout, layer), root);
+  for (const layer of layers) {
+    await applyLayer(join(layout, layer), root);
+  }
   await rm(layout, { recursive: true });
   const { stdout } = await execute('du', ['--summarize', '--bytes', root]);
   return { name, config: document.config, root, bytes: Number.parseInt(stdout, 10) };
@@ -59,14 +61,18 @@ export async function unpackImage(archive: string, folder: string): Promise<Unpa
 async function dockerContents(layout: string): Promise<Contents> {
   const path = join(layout, 'manifest.json');
   const [image] = await readJson<{ Config: string; RepoTags: string[]; Layers: string[] }[]>(path);
-  if (image === undefined) throw new Error(`${path} lists no image`);
+  if (image === undefined) {
+    throw new Error(`${path} lists no image`);
+  }
   return { name: image.RepoTags[0] ?? '', config: image.Config, layers: image.Layers };
 }
 
 async function ociContents(layout: string): Promise<Contents> {
   const path = join(layout, 'index.json');
   const [image] = (await readJson<{ manifests: Descriptor[] }>(path)).manifests;
-  if (image === undefined) throw new Error(`${path} lists no image`);
+  if (image === undefined) {
+    throw new Error(`${path} lists no image`);
+  }
   const manifest = await readJson<{ config: Descriptor; layers: Descriptor[] }>(join(layout, blob(image)));
   return {
     name: image.annotations?.['io.containerd.image.name'] ?? '',

@@ -10,7 +10,9 @@ const OPERATOR_LIMIT_BYTES = 200e6;
 
 describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
   test('says what it is, and of which sources', async ({ skip }) => {
-    if (unfit !== undefined) skip(unfit);
+    if (unfit !== undefined) {
+      skip(unfit);
+    }
     const { config } = image(name);
     expect(image(name).name).toMatch(new RegExp(`^localhost/berth-${name}:\\d+\\.\\d+\\.\\d+$`));
     expect(config.Entrypoint).toEqual(['/usr/local/bin/node', `/opt/berth/${name}.mjs`]);
@@ -27,7 +29,9 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
   test('carries the licence and a bill of materials with every package that the program may hold', async ({
     skip,
   }) => {
-    if (unfit !== undefined) skip(unfit);
+    if (unfit !== undefined) {
+      skip(unfit);
+    }
     const own = join(image(name).root, 'opt', 'berth');
     expect(await readFile(join(own, 'LICENSE'), 'utf8')).toContain('Apache License');
     const bill = JSON.parse(await readFile(join(own, 'sbom.cdx.json'), 'utf8')) as {
@@ -44,7 +48,9 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
   });
 
   test('keeps the list of its Debian packages for scanners', async ({ skip }) => {
-    if (unfit !== undefined) skip(unfit);
+    if (unfit !== undefined) {
+      skip(unfit);
+    }
     const database = join(image(name).root, 'var', 'lib', 'dpkg');
     const file = name === 'operator' ? join('status.d', 'libc6') : 'status';
     expect(await readFile(join(database, file), 'utf8')).toMatch(/^Package: libc6\n(?:.+\n)*Version: /m);
@@ -52,7 +58,9 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
 });
 
 test('the operator is small, without a shell, and nobody in particular', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   const { root, bytes, config } = image('operator');
   process.stderr.write(`operator image: ${(bytes / 1e6).toFixed(1)} MB, agent image: `);
   process.stderr.write(`${(image('agent').bytes / 1e6).toFixed(1)} MB\n`);
@@ -66,15 +74,21 @@ test('the operator is small, without a shell, and nobody in particular', async (
     const path = join(file.parentPath, file.name);
     const { mode } = await stat(path);
     // Neither set-user-ID programs nor files that others may write to.
-    if ((mode & 0o6002) !== 0) unsafe.push(path);
-    if ((mode & 0o111) !== 0 && !/\.so(\.\d+)*$/.test(path)) programs.push(path.slice(root.length));
+    if ((mode & 0o6002) !== 0) {
+      unsafe.push(path);
+    }
+    if ((mode & 0o111) !== 0 && !/\.so(\.\d+)*$/.test(path)) {
+      programs.push(path.slice(root.length));
+    }
   }
   expect(programs).toEqual(['/usr/local/bin/node']);
   expect(unsafe).toEqual([]);
 });
 
 test('the agent has the programs that it calls', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   const { root, config } = image('agent');
   expect(config.User).toBe('0:0');
   const folders = config.Env.find((entry) => entry.startsWith('PATH='))?.slice('PATH='.length) ?? '';

@@ -28,7 +28,9 @@ let healthPort: number;
 let operator: Container | undefined;
 
 beforeAll(async () => {
-  if (unfit !== undefined) return;
+  if (unfit !== undefined) {
+    return;
+  }
   cluster = await startCluster({ name: `oci-operator-${process.pid}` });
   host = await ContainerHost.start(cluster.directory);
   mounts = await makeMounts();
@@ -94,15 +96,21 @@ async function firstReconcile(name: string): Promise<number> {
 }
 
 test('acts within 2 s of its start', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   const times: number[] = [];
-  for (let round = 0; round < STARTS; round += 1) times.push(await firstReconcile(`operator-${round}`));
+  for (let round = 0; round < STARTS; round += 1) {
+    times.push(await firstReconcile(`operator-${round}`));
+  }
   process.stderr.write(`start to first reconcile: ${times.map((time) => `${time} ms`).join(', ')}\n`);
   expect(Math.min(...times)).toBeLessThan(FIRST_RECONCILE_MILLISECONDS);
 });
 
 test('runs a VM on a simulated host', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   operator = await start('operator');
   await waitFor('the operator to be ready', async () => (await readyz()).startsWith('200'));
   const vms = new VMs(cluster);
@@ -112,7 +120,9 @@ test('runs a VM on a simulated host', async ({ skip }) => {
 });
 
 test('needs no rights of the machine, and writes nothing', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   const status = await operator?.proc('status');
   expect(status).toMatch(/^Uid:\t65532\t65532\t65532\t65532$/m);
   expect(status).toMatch(/^Gid:\t65532\t65532\t65532\t65532$/m);
@@ -124,11 +134,15 @@ test('needs no rights of the machine, and writes nothing', async ({ skip }) => {
     .map((line) => line.split(' '))
     .filter((fields) => fields.at(-3) === 'ext4' || fields[4] === '/');
   expect(files.length).toBeGreaterThan(0);
-  for (const fields of files) expect(fields[5]).toMatch(/^ro(,|$)/);
+  for (const fields of files) {
+    expect(fields[5]).toMatch(/^ro(,|$)/);
+  }
 });
 
 test('ends when it is asked to, and gives its lease back', async ({ skip }) => {
-  if (unfit !== undefined) skip(unfit);
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
   await operator?.stop();
   const lease = await cluster.kubectl([
     '-n',

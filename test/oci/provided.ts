@@ -11,6 +11,8 @@ export const unfit: string | undefined = typeof provided === 'string' ? provided
 
 /** An unpacked image; the tests share it and leave it as it is. */
 export function image(name: ImageName): UnpackedImage {
-  if (typeof provided === 'string') throw new Error(provided);
+  if (typeof provided === 'string') {
+    throw new Error(provided);
+  }
   return provided[name];
 }

@@ -204,7 +204,9 @@ export class ActingHost {
       );
     } catch (error) {
       // The test removes Nodes under a beating heart; every other fault shows as a host that is lost.
-      if (!isNotFound(error)) process.stderr.write(`heartbeat of ${this.name}: ${String(error)}\n`);
+      if (!isNotFound(error)) {
+        process.stderr.write(`heartbeat of ${this.name}: ${String(error)}\n`);
+      }
     }
   }
 }

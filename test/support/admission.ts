@@ -106,7 +106,9 @@ export function admissionOf(cluster: () => Cluster): Admission {
       const { code, stderr } = await create(manifest, as);
       expect(code, 'the API server accepted it').not.toBe(0);
       expect(stderr).toMatch(/ValidatingAdmissionPolicy 'berth-[a-z-]+'/);
-      for (const part of says) expect(stderr).toContain(part);
+      for (const part of says) {
+        expect(stderr).toContain(part);
+      }
     },
     expectAccepted: (manifest, as) => expectCreated(manifest, as, '--dry-run=server'),
     expectCreated,

@@ -106,7 +106,11 @@ export class ApiProxy {
 
   speak(): void {
     this.#silent = undefined;
-    for (const { held, to } of this.#watches) for (const chunk of held.splice(0)) to.write(chunk);
+    for (const { held, to } of this.#watches) {
+      for (const chunk of held.splice(0)) {
+        to.write(chunk);
+      }
+    }
   }
 
   /** Whether a watch has brought this to the operator's door; a frozen one finds it there. */
@@ -127,8 +131,11 @@ export class ApiProxy {
     const [path = '', query = ''] = url.split('?');
     if (method === 'GET') {
       const answer = await this.#forward(request, undefined, response);
-      if (query.includes('watch=true')) this.#watch(path, answer, response);
-      else this.#pipe(answer, response);
+      if (query.includes('watch=true')) {
+        this.#watch(path, answer, response);
+      } else {
+        this.#pipe(answer, response);
+      }
       return;
     }
     const body = await buffer(request);
@@ -143,12 +150,17 @@ export class ApiProxy {
     write.status = answer.statusCode;
     // A write that was refused has not happened; its caller tries again.
     const stop = (write.status ?? 0) < 300 ? this.#spring('after', write) : undefined;
-    if ((await stop?.fate) === 'lost') response.destroy();
-    else this.#pipe(answer, response);
+    if ((await stop?.fate) === 'lost') {
+      response.destroy();
+    } else {
+      this.#pipe(answer, response);
+    }
   }
 
   #spring(when: Trap['when'], write: Write): Stop | undefined {
-    if (this.#trap?.when !== when || !this.#trap.matches(write)) return undefined;
+    if (this.#trap?.when !== when || !this.#trap.matches(write)) {
+      return undefined;
+    }
     this.#trap = undefined;
     const { promise: fate, resolve: decide } = Promise.withResolvers<Fate>();
     this.#stop = { fate, decide };
@@ -163,8 +175,11 @@ export class ApiProxy {
     to.flushHeaders();
     from.on('data', (chunk: Buffer) => {
       this.#told += chunk.toString('utf8');
-      if (path === this.#silent) watch.held.push(chunk);
-      else to.write(chunk);
+      if (path === this.#silent) {
+        watch.held.push(chunk);
+      } else {
+        to.write(chunk);
+      }
     });
     from.once('end', () => to.end());
   }
@@ -193,7 +208,9 @@ export class ApiProxy {
       );
       onward.once('error', reject);
       // A caller that is gone watches no longer.
-      if (body === undefined) response.once('close', () => onward.destroy());
+      if (body === undefined) {
+        response.once('close', () => onward.destroy());
+      }
       onward.end(body);
     });
   }

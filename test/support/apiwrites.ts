@@ -22,7 +22,9 @@ export async function writesByResource(cluster: Cluster): Promise<Map<string, nu
     const [, labels = '', value = '0'] = match ?? [];
     const verb = /verb="([A-Z]+)"/.exec(labels)?.[1] ?? '';
     const resource = /resource="([^"]*)"/.exec(labels)?.[1] ?? '';
-    if (WRITES.has(verb)) counts.set(resource, (counts.get(resource) ?? 0) + Number(value));
+    if (WRITES.has(verb)) {
+      counts.set(resource, (counts.get(resource) ?? 0) + Number(value));
+    }
   }
   return counts;
 }

@@ -44,7 +44,9 @@ export class ByteCounter {
   hold(): void {
     this.#isHeld = true;
     this.#hasHeld = false;
-    for (const near of this.#sockets.keys()) near.pause();
+    for (const near of this.#sockets.keys()) {
+      near.pause();
+    }
   }
 
   /** Somebody has come since `hold`, and waits. */
@@ -54,12 +56,18 @@ export class ByteCounter {
 
   release(): void {
     this.#isHeld = false;
-    for (const near of this.#sockets.keys()) near.resume();
+    for (const near of this.#sockets.keys()) {
+      near.resume();
+    }
   }
 
   close(): void {
     this.#server.close();
-    for (const pair of this.#sockets) for (const socket of pair) socket.destroy();
+    for (const pair of this.#sockets) {
+      for (const socket of pair) {
+        socket.destroy();
+      }
+    }
   }
 
   #take(near: Socket): void {
@@ -76,8 +84,11 @@ export class ByteCounter {
       this.received += chunk.length;
       this.#pass(chunk, far, near);
     });
-    if (this.#isHeld) this.#hasHeld = true;
-    else near.resume();
+    if (this.#isHeld) {
+      this.#hasHeld = true;
+    } else {
+      near.resume();
+    }
   }
 
   #pass(chunk: Buffer, from: Socket, to: Socket): void {
@@ -89,7 +100,9 @@ export class ByteCounter {
         return;
       }
     }
-    if (to.write(chunk)) return;
+    if (to.write(chunk)) {
+      return;
+    }
     from.pause();
     to.once('drain', () => from.resume());
   }

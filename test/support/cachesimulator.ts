@@ -55,7 +55,9 @@ export class CacheSimulator {
       labelSelector: `${WORKLOAD_LABEL}=cache`,
     });
     pods.cache.onChange(({ type, object }) => {
-      if (type !== 'deleted') simulator.#see(object);
+      if (type !== 'deleted') {
+        simulator.#see(object);
+      }
     });
     pods.start(simulator.#stopping.signal);
     await pods.synced;
@@ -108,8 +110,12 @@ export class CacheSimulator {
   #see(pod: Readonly<Pod>): void {
     const { uid = '', deletionTimestamp, annotations } = pod.metadata;
     const { nodeName } = pod.spec;
-    if (nodeName === undefined || deletionTimestamp !== undefined || this.#begun.has(uid)) return;
-    if (pod.status?.phase !== 'Pending') return;
+    if (nodeName === undefined || deletionTimestamp !== undefined || this.#begun.has(uid)) {
+      return;
+    }
+    if (pod.status?.phase !== 'Pending') {
+      return;
+    }
     this.#begun.add(uid);
     const task = taskSchema.parse(JSON.parse(annotations?.[TASK_ANNOTATION] ?? ''));
     this.#work(pod, nodeName, task).catch((error: unknown) => {
@@ -125,7 +131,9 @@ export class CacheSimulator {
       await this.#report(pod, 'Running', { running: { startedAt: now() } });
       return;
     }
-    if (conduct.delayMilliseconds !== undefined) await sleep(conduct.delayMilliseconds);
+    if (conduct.delayMilliseconds !== undefined) {
+      await sleep(conduct.delayMilliseconds);
+    }
     const times = { startedAt: now(), finishedAt: now() };
     if (conduct.fails !== undefined) {
       await this.#report(pod, 'Failed', { terminated: { exitCode: 1, ...conduct.fails, ...times } });
@@ -143,12 +151,16 @@ export class CacheSimulator {
     if (task.type === 'uncache') {
       const name = holds.get(task.entry) ?? '';
       holds.delete(task.entry);
-      if (![...holds.values()].includes(name)) images.delete(name);
+      if (![...holds.values()].includes(name)) {
+        images.delete(name);
+      }
       await this.#writeNode(host);
       this.done.push(`uncache ${host} ${name}`);
       return {};
     }
-    if (task.type !== 'cache') throw new Error(`no cache Job does ${task.type}`);
+    if (task.type !== 'cache') {
+      throw new Error(`no cache Job does ${task.type}`);
+    }
     const name = nameOf(task);
     const digest = task.refresh ? this.digest(name) : (images.get(name) ?? this.digest(name));
     images.set(name, digest);
@@ -193,8 +205,12 @@ export class CacheSimulator {
 }
 
 function nameOf({ image }: Task & { type: 'cache' }): string {
-  if (image.name !== undefined) return image.name;
-  if (image.source.type !== 'registry') throw new Error(`no name for a source ${image.source.type}`);
+  if (image.name !== undefined) {
+    return image.name;
+  }
+  if (image.source.type !== 'registry') {
+    throw new Error(`no name for a source ${image.source.type}`);
+  }
   return image.source.reference;
 }
 

@@ -20,15 +20,18 @@ export interface Outcome {
 export function run(file: string, args: readonly string[], input = ''): Promise<Outcome> {
   return new Promise((resolve, reject) => {
     const child = execFile(file, args, { maxBuffer: OUTPUT_BYTES }, (error, stdout, stderr) => {
-      if (error !== null && typeof error.code !== 'number') reject(error);
-      else resolve({ code: child.exitCode ?? 1, stdout, stderr });
+      if (error !== null && typeof error.code !== 'number') {
+        reject(error);
+      } else {
+        resolve({ code: child.exitCode ?? 1, stdout, stderr });
+      }
     });
     child.stdin?.end(input);
   });
 }
 
 export async function helm(args: readonly string[], input?: string): Promise<Outcome> {
-  return run((await resolveChartTools()).helm, args, input);
+  return await run((await resolveChartTools()).helm, args, input);
 }
 
 /** `helm template` with these values over the chart's own. */
@@ -48,7 +51,9 @@ export async function manifests(
   options: { namespace?: string; args?: readonly string[] } = {},
 ): Promise<Manifest[]> {
   const { code, stdout, stderr } = await template(values, options);
-  if (code !== 0) throw new Error(stderr);
+  if (code !== 0) {
+    throw new Error(stderr);
+  }
   return parseManifests(stdout);
 }
 
@@ -61,7 +66,9 @@ export function parseManifests(text: string): Manifest[] {
 
 export function find(objects: readonly Manifest[], kind: string, name: string): Manifest {
   const found = objects.find((one) => one.kind === kind && one.metadata.name === name);
-  if (found === undefined) throw new Error(`no ${kind} ${name} among what was rendered`);
+  if (found === undefined) {
+    throw new Error(`no ${kind} ${name} among what was rendered`);
+  }
   return found;
 }
 

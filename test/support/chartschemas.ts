@@ -41,7 +41,9 @@ export async function writeSchemas(client: KubeClient, folder: string): Promise<
     paths: Record<string, { serverRelativeURL: string }>;
   };
   for (const [path, { serverRelativeURL }] of Object.entries(paths)) {
-    if (/^apis?\/.*v\d/.test(path)) await writeGroup(client, serverRelativeURL, folder);
+    if (/^apis?\/.*v\d/.test(path)) {
+      await writeGroup(client, serverRelativeURL, folder);
+    }
   }
   await writeOthers(folder);
 }
@@ -49,7 +51,9 @@ export async function writeSchemas(client: KubeClient, folder: string): Promise<
 /** The API server calls these documents text. */
 async function textOf(client: KubeClient, url: string): Promise<string> {
   const { status, body } = await client.raw('GET', url);
-  if (status !== 200) throw new Error(`GET ${url}: ${status}`);
+  if (status !== 200) {
+    throw new Error(`GET ${url}: ${status}`);
+  }
   return typeof body === 'string' ? body : JSON.stringify(body);
 }
 
@@ -57,7 +61,9 @@ async function writeGroup(client: KubeClient, url: string, folder: string): Prom
   const text = (await textOf(client, url)).replaceAll('#/components/schemas/', '#/definitions/');
   const { components } = JSON.parse(text) as { components?: { schemas?: Record<string, Schema> } };
   const definitions = components?.schemas ?? {};
-  for (const schema of Object.values(definitions)) makeStrict(schema);
+  for (const schema of Object.values(definitions)) {
+    makeStrict(schema);
+  }
   for (const [name, schema] of Object.entries(definitions)) {
     const kinds = (schema['x-kubernetes-group-version-kind'] ?? []) as GroupVersionKind[];
     for (const kind of kinds.length === 1 ? kinds : []) {
@@ -80,11 +86,17 @@ async function writeSchema(
 function makeStrict(schema: Schema): void {
   const properties = schema['properties'] as Record<string, Schema> | undefined;
   const isOpen = 'additionalProperties' in schema || schema['x-kubernetes-preserve-unknown-fields'] === true;
-  if (properties !== undefined && !isOpen) schema['additionalProperties'] = false;
-  if (schema['x-kubernetes-int-or-string'] === true) delete schema['type'];
+  if (properties !== undefined && !isOpen) {
+    schema['additionalProperties'] = false;
+  }
+  if (schema['x-kubernetes-int-or-string'] === true) {
+    delete schema['type'];
+  }
   const below = [...Object.values(properties ?? {}), schema['items'], schema['additionalProperties']];
   for (const child of below) {
-    if (typeof child === 'object' && child !== null) makeStrict(child as Schema);
+    if (typeof child === 'object' && child !== null) {
+      makeStrict(child as Schema);
+    }
   }
 }
 
@@ -107,7 +119,9 @@ async function writeOthers(folder: string): Promise<void> {
         timeout: DOWNLOAD_MILLISECONDS,
       });
       const { Dir: directory } = JSON.parse(stdout) as { Dir: string };
-      for (const file of files) await writeDefinition(join(directory, file), folder);
+      for (const file of files) {
+        await writeDefinition(join(directory, file), folder);
+      }
     }
   } finally {
     await rm(source, { recursive: true });

@@ -13,5 +13,5 @@ declare module 'vitest' {
  * in it unless a test starts one, and no simulated hosts are there. It is not the test's to stop.
  */
 export async function sharedCluster(): Promise<Cluster> {
-  return connectCluster(inject('sharedCluster'));
+  return await connectCluster(inject('sharedCluster'));
 }

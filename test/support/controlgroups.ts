@@ -11,13 +11,21 @@ export async function removeGroup(group: string): Promise<boolean> {
   try {
     let isGone = true;
     for (const entry of await readdir(group, { withFileTypes: true })) {
-      if (entry.isDirectory()) isGone = (await removeGroup(join(group, entry.name))) && isGone;
+      if (entry.isDirectory()) {
+        isGone = (await removeGroup(join(group, entry.name))) && isGone;
+      }
     }
-    if (isGone) await rmdir(group);
+    if (isGone) {
+      await rmdir(group);
+    }
     return isGone;
   } catch (error) {
-    if (isErrorCode(error, 'EBUSY')) return false;
-    if (['ENOENT', 'ENOTDIR'].some((code) => isErrorCode(error, code))) return true;
+    if (isErrorCode(error, 'EBUSY')) {
+      return false;
+    }
+    if (['ENOENT', 'ENOTDIR'].some((code) => isErrorCode(error, code))) {
+      return true;
+    }
     throw error;
   }
 }

@@ -73,7 +73,9 @@ export class Downloads implements AsyncDisposable {
   release(): void {
     this.#isSlow = false;
     this.#holdsBack = false;
-    for (const [response, rest] of this.#held) response.end(rest);
+    for (const [response, rest] of this.#held) {
+      response.end(rest);
+    }
     this.#held.clear();
   }
 
@@ -121,7 +123,9 @@ export class Downloads implements AsyncDisposable {
   async #giveSlowly(wanted: Buffer, response: ServerResponse): Promise<void> {
     const size = Math.ceil(wanted.length / SLOW.pieces);
     for (let at = 0; at < wanted.length && !response.destroyed; at += size) {
-      if (this.#isSlow) await sleep(SLOW.pauseMilliseconds);
+      if (this.#isSlow) {
+        await sleep(SLOW.pauseMilliseconds);
+      }
       response.write(wanted.subarray(at, at + size));
     }
     response.end();

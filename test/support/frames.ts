@@ -31,9 +31,15 @@ function addressBytes(address: string): Buffer {
 
 function checksum(bytes: Buffer): number {
   let sum = 0;
-  for (let i = 0; i + 1 < bytes.length; i += 2) sum += bytes.readUInt16BE(i);
-  if (bytes.length % 2 === 1) sum += (bytes.at(-1) ?? 0) << 8;
-  while (sum > 0xffff) sum = (sum & 0xffff) + (sum >>> 16);
+  for (let i = 0; i + 1 < bytes.length; i += 2) {
+    sum += bytes.readUInt16BE(i);
+  }
+  if (bytes.length % 2 === 1) {
+    sum += (bytes.at(-1) ?? 0) << 8;
+  }
+  while (sum > 0xffff) {
+    sum = (sum & 0xffff) + (sum >>> 16);
+  }
   return ~sum & 0xffff;
 }
 

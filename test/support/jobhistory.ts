@@ -56,8 +56,11 @@ export class JobHistory {
   #record(type: 'added' | 'updated' | 'deleted', entry: string, uid: string): void {
     const here = this.#here.get(entry) ?? new Set();
     this.#here.set(entry, here);
-    if (type === 'deleted') here.delete(uid);
-    else here.add(uid);
+    if (type === 'deleted') {
+      here.delete(uid);
+    } else {
+      here.add(uid);
+    }
     if (type === 'added') {
       this.#all += 1;
       this.#made.set(entry, this.madeFor(entry) + 1);

@@ -23,8 +23,11 @@ export class Link {
   static async open(from: End, to: End, address = '127.0.0.1'): Promise<Link> {
     const server = createServer({ pauseOnConnect: true });
     const link = new Link(server, to);
-    if (typeof from === 'number') server.listen(from, address);
-    else server.listen(from);
+    if (typeof from === 'number') {
+      server.listen(from, address);
+    } else {
+      server.listen(from);
+    }
     await once(server, 'listening');
     return link;
   }
@@ -51,13 +54,17 @@ export class Link {
   }
 
   dropHung(): void {
-    for (const socket of this.#hung) socket.destroy();
+    for (const socket of this.#hung) {
+      socket.destroy();
+    }
     this.#hung.clear();
   }
 
   close(): void {
     this.#server.close();
-    for (const socket of this.#sockets) socket.destroy();
+    for (const socket of this.#sockets) {
+      socket.destroy();
+    }
   }
 
   #take(near: Socket): void {

@@ -25,7 +25,9 @@ export function lz4Stream(raw: Buffer, options: Lz4Options = {}): Buffer {
     const block = encodeBlock(raw, start, end, { seen, from: linked ? 0 : start });
     if (stored && block.length >= end - start) {
       parts.push(lz4Header('bv4-', end - start), raw.subarray(start, end));
-    } else parts.push(lz4Header('bv41', end - start, block.length), block);
+    } else {
+      parts.push(lz4Header('bv41', end - start, block.length), block);
+    }
   }
   return Buffer.concat([...parts, Buffer.from('bv4$')]);
 }
@@ -33,7 +35,9 @@ export function lz4Stream(raw: Buffer, options: Lz4Options = {}): Buffer {
 export function lz4Header(magic: string, ...sizes: number[]): Buffer {
   const bytes = Buffer.alloc(4 + sizes.length * 4);
   bytes.write(magic, 'latin1');
-  for (const [index, size] of sizes.entries()) bytes.writeUInt32LE(size, 4 + index * 4);
+  for (const [index, size] of sizes.entries()) {
+    bytes.writeUInt32LE(size, 4 + index * 4);
+  }
   return bytes;
 }
 
@@ -57,7 +61,9 @@ function encodeBlock(raw: Buffer, start: number, end: number, { seen, from }: Ea
       continue;
     }
     let length = MIN_MATCH;
-    while (at + length < end - LAST_LITERALS && raw[before + length] === raw[at + length]) length += 1;
+    while (at + length < end - LAST_LITERALS && raw[before + length] === raw[at + length]) {
+      length += 1;
+    }
     out.sequence(raw.subarray(literalsFrom, at), { offset: at - before, length });
     at += length;
     literalsFrom = at;
@@ -83,7 +89,9 @@ class Output {
     this.#byte((Math.min(literals.length, 15) << 4) | Math.min(matchLength, 15));
     this.#long(literals.length);
     this.#length += literals.copy(this.#bytes, this.#length);
-    if (match === undefined) return;
+    if (match === undefined) {
+      return;
+    }
     this.#byte(match.offset & 255);
     this.#byte(match.offset >> 8);
     this.#long(matchLength);
@@ -95,9 +103,13 @@ class Output {
   }
 
   #long(length: number): void {
-    if (length < 15) return;
+    if (length < 15) {
+      return;
+    }
     let left = length - 15;
-    for (; left >= 255; left -= 255) this.#byte(255);
+    for (; left >= 255; left -= 255) {
+      this.#byte(255);
+    }
     this.#byte(left);
   }
 }

@@ -20,7 +20,9 @@ export async function isGone(get: () => Promise<unknown>): Promise<boolean> {
     await get();
     return false;
   } catch (error) {
-    if (isNotFound(error)) return true;
+    if (isNotFound(error)) {
+      return true;
+    }
     throw error;
   }
 }

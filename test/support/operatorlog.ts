@@ -33,7 +33,7 @@ export async function readMetrics(
   { metricsUrl }: Pick<OperatorProcess, 'metricsUrl'>,
 ): Promise<string> {
   const { stdout } = await cluster.kubectl(['create', 'token', READER, '-n', 'berth-system']);
-  return new Promise((resolve, reject) => {
+  return await new Promise((resolve, reject) => {
     const request = get(
       metricsUrl,
       // An operator's own certificate is made anew at each start; what is tested here are the numbers.
@@ -42,7 +42,9 @@ export async function readMetrics(
         agent: new Agent({ rejectUnauthorized: false }),
       },
       (response) => {
-        if (response.statusCode !== 200) reject(new Error(`metrics: HTTP ${response.statusCode}`));
+        if (response.statusCode !== 200) {
+          reject(new Error(`metrics: HTTP ${response.statusCode}`));
+        }
         text(response).then(resolve, reject);
       },
     );

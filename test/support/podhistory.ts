@@ -65,12 +65,17 @@ export class PodHistory {
     const key = keyOf(pod);
     this.#uids.set(key, (this.#uids.get(key) ?? new Set()).add(uid));
     const { nodeName } = pod.spec;
-    if (nodeName === undefined) return;
+    if (nodeName === undefined) {
+      return;
+    }
     const onHost = this.#holders.get(nodeName) ?? new Set();
     this.#holders.set(nodeName, onHost);
     const ended = pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
-    if (isDeleted || ended) onHost.delete(uid);
-    else onHost.add(uid);
+    if (isDeleted || ended) {
+      onHost.delete(uid);
+    } else {
+      onHost.add(uid);
+    }
     this.#most = Math.max(this.#most, onHost.size);
   }
 }

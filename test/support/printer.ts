@@ -61,7 +61,9 @@ export function printedLine(number: number): string {
 export async function makePrinter(path: string, { pieces, what, end }: Printing): Promise<void> {
   const code = (values: Record<string, Buffer>): Buffer => {
     let hex = CODE;
-    for (const [name, value] of Object.entries(values)) hex = hex.replace(name, value.toString('hex'));
+    for (const [name, value] of Object.entries(values)) {
+      hex = hex.replace(name, value.toString('hex'));
+    }
     return Buffer.from(hex, 'hex');
   };
   const word = (value: number): Buffer => Buffer.from(Uint16Array.of(value).buffer);

@@ -36,7 +36,9 @@ export class ProgressHistory implements Disposable {
   #record({ metadata: { name }, status }: HasProgress): void {
     const percent = status?.progressPercent;
     const percents = this.#percents.get(name) ?? [];
-    if (percent === undefined || percents.at(-1) === percent) return;
+    if (percent === undefined || percents.at(-1) === percent) {
+      return;
+    }
     this.#percents.set(name, [...percents, percent]);
   }
 }

@@ -88,7 +88,9 @@ export async function pull(repository: Repository, options: PullToRun): Promise<
   const pulled = { disk: join(folder, 'disk'), downloadBytes, roomBytes, fetched: 0, spared: 0 };
   const onBytes = (count: number): void => {
     pulled.fetched += count;
-    if (pulled.fetched >= abortAfter) cut.abort(new Error('cut off'));
+    if (pulled.fetched >= abortAfter) {
+      cut.abort(new Error('cut off'));
+    }
   };
   const onSpared = (count: number): void => {
     pulled.spared += count;
@@ -96,7 +98,9 @@ export async function pull(repository: Repository, options: PullToRun): Promise<
   try {
     await plan.run({ folder, disk: pulled.disk }, { signal: cut.signal, onBytes, onSpared, lookup });
   } catch (error) {
-    if (error !== cut.signal.reason) throw error;
+    if (error !== cut.signal.reason) {
+      throw error;
+    }
   }
   return pulled;
 }
@@ -104,7 +108,9 @@ export async function pull(repository: Repository, options: PullToRun): Promise<
 /** Throws unless both raw disks hold the same. */
 export async function compareDisks(one: string, other: string): Promise<void> {
   const sizes = [(await stat(one)).size, (await stat(other)).size];
-  if (sizes[0] !== sizes[1]) throw new Error(`${one} and ${other} have ${sizes.join(' and ')} bytes`);
+  if (sizes[0] !== sizes[1]) {
+    throw new Error(`${one} and ${other} have ${sizes.join(' and ')} bytes`);
+  }
   await run('qemu-img', ['compare', '-f', 'raw', '-F', 'raw', one, other]);
 }
 

@@ -187,7 +187,9 @@ function spawnRegistry(directory: string): ChildProcess {
 }
 
 async function endRegistry(child: ChildProcess): Promise<void> {
-  if (child.pid === undefined || child.exitCode !== null || child.signalCode !== null) return;
+  if (child.pid === undefined || child.exitCode !== null || child.signalCode !== null) {
+    return;
+  }
   const ended = once(child, 'exit');
   // It has nothing to finish, and when asked politely it waits for open connections.
   child.kill('SIGKILL');

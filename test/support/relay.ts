@@ -57,7 +57,9 @@ export class Relay {
 }
 
 function parseEnd(text: string | undefined): End {
-  if (text === undefined) throw new Error('usage: relay FROM TO [ADDRESS]');
+  if (text === undefined) {
+    throw new Error('usage: relay FROM TO [ADDRESS]');
+  }
   return /^\d+$/.test(text) ? Number(text) : text;
 }
 

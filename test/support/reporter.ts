@@ -51,16 +51,21 @@ export function emptySummary(): RunSummary {
 export default class SummaryReporter implements Reporter {
   onTestRunEnd(modules: readonly TestModule[], unhandled: readonly { message: string }[]): void {
     const path = process.env['BERTH_TEST_SUMMARY'];
-    if (path === undefined) return;
+    if (path === undefined) {
+      return;
+    }
     const summary = emptySummary();
-    for (const { message } of unhandled)
+    for (const { message } of unhandled) {
       summary.failed.push({ name: 'outside of any test', reason: message });
+    }
     for (const module of modules) {
       // A file that could not even be loaded has no tests to fail.
       for (const { message } of module.errors()) {
         summary.failed.push({ name: module.relativeModuleId, reason: message });
       }
-      for (const test of module.children.allTests()) count(test, summary);
+      for (const test of module.children.allTests()) {
+        count(test, summary);
+      }
     }
     writeFileSync(path, JSON.stringify(summary));
   }
@@ -72,13 +77,18 @@ function count(test: TestCase, summary: RunSummary): void {
   summary.attempts.push(...attempts);
   summary.histories.push(...histories);
   const name = `${test.module.relativeModuleId} > ${test.fullName}`;
-  if (result.state === 'passed') summary.passed += 1;
-  else if (result.state === 'failed') {
+  if (result.state === 'passed') {
+    summary.passed += 1;
+  } else if (result.state === 'failed') {
     summary.failed.push({ name, reason: result.errors.map(({ message }) => message).join('; ') });
-  } else summary.skipped.push({ name, reason: whySkipped(result, skipReason) });
+  } else {
+    summary.skipped.push({ name, reason: whySkipped(result, skipReason) });
+  }
 }
 
 function whySkipped(result: ReturnType<TestCase['result']>, reason: string | undefined): string {
-  if (result.state === 'skipped') return result.note ?? reason ?? 'no reason given';
+  if (result.state === 'skipped') {
+    return result.note ?? reason ?? 'no reason given';
+  }
   return 'never finished';
 }

@@ -86,7 +86,9 @@ export async function pushTart(
     const to = { registry, dispatcher, name };
     const config = await pushBlob(to, image.config);
     const layers: object[] = [];
-    for (const layer of image.layers) layers.push(await pushBlob(to, layer));
+    for (const layer of image.layers) {
+      layers.push(await pushBlob(to, layer));
+    }
     const { annotations } = image;
     const manifest = json({ annotations, config, layers, mediaType: OCI_MANIFEST, schemaVersion: 2 });
     const type = { 'content-type': OCI_MANIFEST };

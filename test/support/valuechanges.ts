@@ -52,7 +52,9 @@ function* leaves(schema: Schema, path: readonly string[], current: unknown): Gen
   const known = EXAMPLES[path.join('.')];
   if (schema.properties !== undefined && schema.examples === undefined && known === undefined) {
     for (const [key, child] of Object.entries(schema.properties)) {
-      if (path.length > 0 || key !== 'global') yield* leaves(child, [...path, key], at(current, key));
+      if (path.length > 0 || key !== 'global') {
+        yield* leaves(child, [...path, key], at(current, key));
+      }
     }
     return;
   }
@@ -65,11 +67,17 @@ function at(values: unknown, key: string): unknown {
 
 function changed(schema: Schema, current: unknown): unknown {
   const example = schema.examples?.find((one) => JSON.stringify(one) !== JSON.stringify(current));
-  if (example !== undefined) return example;
+  if (example !== undefined) {
+    return example;
+  }
   const choices = schema.enum ?? (schema.anyOf ?? schema.oneOf ?? []).map((one) => one.const);
   const other = choices.find((one) => one !== current && one !== undefined);
-  if (other !== undefined) return other;
-  if (schema.const !== undefined) return schema.const;
+  if (other !== undefined) {
+    return other;
+  }
+  if (schema.const !== undefined) {
+    return schema.const;
+  }
   switch (schema.type) {
     case 'boolean':
       return current !== true;
@@ -96,7 +104,9 @@ export function nested(path: readonly string[], value: unknown): object {
 
 /** Both, the second winning; lists are replaced whole, as Helm does it. */
 export function merged(first: unknown, second: unknown): unknown {
-  if (!isObject(first) || !isObject(second)) return second;
+  if (!isObject(first) || !isObject(second)) {
+    return second;
+  }
   const result: Record<string, unknown> = { ...first };
   for (const [key, value] of Object.entries(second)) {
     result[key] = key in result ? merged(result[key], value) : value;

@@ -77,7 +77,9 @@ export async function pushImage(repository: Repository, tag: string, image: Imag
   };
   const config = await put(image.config);
   const layers: Descriptor[] = [];
-  for (const layer of image.layers) layers.push({ ...(await put(layer)), ...layer.describedAs });
+  for (const layer of image.layers) {
+    layers.push({ ...(await put(layer)), ...layer.describedAs });
+  }
   const { artifactType, annotations } = image;
   const manifest = { schemaVersion: 2, mediaType: OCI_MANIFEST, artifactType, config, layers, annotations };
   return await repository.putManifest(tag, OCI_MANIFEST, Buffer.from(JSON.stringify(manifest)), signal);
@@ -129,8 +131,9 @@ export function tarOf(items: readonly TarItem[]): Buffer {
 /** Octal, and from 8 GiB on binary, as GNU has it. */
 function writeSize(header: Buffer, size: number): void {
   const octal = size.toString(8).padStart(11, '0');
-  if (octal.length <= 11) header.write(octal, 124);
-  else {
+  if (octal.length <= 11) {
+    header.write(octal, 124);
+  } else {
     header[124] = 0x80;
     header.writeBigUInt64BE(BigInt(size), 128);
   }

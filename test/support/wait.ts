@@ -26,7 +26,9 @@ export async function waitFor<T>(
   for (;;) {
     try {
       const answer = await probe();
-      if (answer !== undefined && answer !== false) return answer;
+      if (answer !== undefined && answer !== false) {
+        return answer;
+      }
       last = 'not yet';
     } catch (error) {
       last = messageOf(error);

@@ -85,7 +85,9 @@ function identity({ machine: { hardware } }: LaunchPlan): string[] {
 }
 
 function firmware({ platform }: CommandLine): string[] {
-  if (platform.firmware === undefined) return [];
+  if (platform.firmware === undefined) {
+    return [];
+  }
   return [
     ...blockdev({
       'node-name': 'firmware',
@@ -98,7 +100,9 @@ function firmware({ platform }: CommandLine): string[] {
 }
 
 function disk(state: MachineFile): string[] {
-  if (state.diskBytes === undefined) return [];
+  if (state.diskBytes === undefined) {
+    return [];
+  }
   return [
     ...blockdev({ 'node-name': DISK_NODE, discard: 'unmap', 'detect-zeroes': 'unmap', ...diskNode(state) }),
     ...options('-device', `virtio-blk-pci,drive=${DISK_NODE},bootindex=0`),
@@ -120,14 +124,18 @@ function baseNode(base: { path: string; format: 'qcow2' | 'raw' }): Record<strin
 }
 
 function iso({ plan, platform }: CommandLine): string[] {
-  if (plan.iso === undefined) return [];
+  if (plan.iso === undefined) {
+    return [];
+  }
   const drive = blockdev({
     'node-name': 'iso',
     driver: 'raw',
     'read-only': true,
     file: file(plan.iso),
   });
-  if (platform.architecture === 'amd64') return [...drive, '-device', 'ide-cd,drive=iso,bootindex=1'];
+  if (platform.architecture === 'amd64') {
+    return [...drive, '-device', 'ide-cd,drive=iso,bootindex=1'];
+  }
   return [...drive, '-device', 'virtio-scsi-pci', '-device', 'scsi-cd,drive=iso,bootindex=1'];
 }
 
@@ -141,7 +149,9 @@ function serial(): string[] {
 }
 
 function display({ plan, platform }: CommandLine): string[] {
-  if (!plan.machine.vnc.enabled) return [];
+  if (!plan.machine.vnc.enabled) {
+    return [];
+  }
   const size = plan.machine.display;
   const resolution = size === undefined ? '' : `,xres=${size.width},yres=${size.height}`;
   const card = platform.architecture === 'amd64' ? `VGA${resolution}` : `virtio-gpu-pci${resolution}`;

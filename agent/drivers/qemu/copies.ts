@@ -84,7 +84,9 @@ export class DiskCopies {
    * thawed holds up nobody; it is asked again at the next call.
    */
   async tidy(): Promise<void> {
-    if (this.#tidied) return;
+    if (this.#tidied) {
+      return;
+    }
     this.#tidying ??= this.#clear();
     try {
       await this.#tidying;
@@ -95,7 +97,9 @@ export class DiskCopies {
 
   /** The same for who only looks, at any time: a failure is said in the log. */
   async tryTidy(): Promise<void> {
-    if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) return;
+    if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) {
+      return;
+    }
     this.#nextTidy = Date.now() + TIDY_INTERVAL_MILLISECONDS;
     try {
       await this.tidy();
@@ -132,8 +136,12 @@ export class DiskCopies {
   async #copy(options: CopyOptions): Promise<DiskCopy> {
     const { uid } = this.#folder;
     const file = await this.#machine.state.read();
-    if (file === undefined) throw new CopyError('NoMachine', `there is no machine ${uid}`);
-    if (file.diskBytes === undefined) throw new CopyError('NoDisk', 'the machine has no disk');
+    if (file === undefined) {
+      throw new CopyError('NoMachine', `there is no machine ${uid}`);
+    }
+    if (file.diskBytes === undefined) {
+      throw new CopyError('NoDisk', 'the machine has no disk');
+    }
     const state = await this.#machine.inspect();
     const running = state.kind === 'running';
     await this.#note({ target: options.target });
@@ -175,12 +183,16 @@ export class DiskCopies {
     const { path, uid } = this.#folder;
     const { isRoot, logger } = this.#context;
     const qmp = await this.#machine.connect();
-    if (qmp === undefined) throw new Error('the hypervisor has ended');
+    if (qmp === undefined) {
+      throw new Error('the hypervisor has ended');
+    }
     const runAs = isRoot ? (launched?.runAs ?? SHARED_RUN_AS) : undefined;
     const drive = await prepareSnapshot(qmp, path, runAs);
     const take = async () => await takeSnapshot(qmp, drive);
     const { frozen, problems } = await this.#whileFrozen(signal, take);
-    if (problems.length > 0) logger.warn({ uid, problems }, 'file systems not frozen for a copy in order');
+    if (problems.length > 0) {
+      logger.warn({ uid, problems }, 'file systems not frozen for a copy in order');
+    }
     const source = await serveSnapshot(qmp);
     onProgress(0);
     const as = runAs && { ...runAs, gid: this.#context.readers ?? runAs.gid };
@@ -216,7 +228,9 @@ export class DiskCopies {
   }
 
   async #explained(error: unknown, running: boolean, signal: AbortSignal): Promise<unknown> {
-    if (signal.aborted) return signal.reason;
+    if (signal.aborted) {
+      return signal.reason;
+    }
     if (running && (await this.#machine.process()) === undefined) {
       return new CopyError('Interrupted', 'the machine ended while its disk was copied');
     }
@@ -229,14 +243,22 @@ export class DiskCopies {
     const note = await readCopyNote(path);
     if (note !== undefined) {
       const reader = await findByArgument(markArgument(markOf(uid)));
-      if (reader !== undefined) await killForCertain(reader);
-      if (note.target !== undefined) await rm(note.target, { force: true });
+      if (reader !== undefined) {
+        await killForCertain(reader);
+      }
+      if (note.target !== undefined) {
+        await rm(note.target, { force: true });
+      }
       const qmp = await this.#machine.connect();
       const thawed = qmp === undefined || !note.frozen || (await this.#thaw(note));
-      if (qmp !== undefined) await dropSnapshot(qmp);
+      if (qmp !== undefined) {
+        await dropSnapshot(qmp);
+      }
       await removeSnapshotFiles(path);
       // Also where the guest is asked no more: the note is for the next copy, and goes when the machine has ended.
-      if (!thawed) return await this.#note({ target: undefined });
+      if (!thawed) {
+        return await this.#note({ target: undefined });
+      }
       await removeCopyNote(path);
     }
     this.#tidied = true;
@@ -244,7 +266,9 @@ export class DiskCopies {
 
   /** Whether the guest says that it thawed. The attempt is written down first: one that ends the agent counts too. */
   async #thaw({ thawsFailed }: CopyNote): Promise<boolean> {
-    if (thawsFailed >= THAW_LIMIT) return false;
+    if (thawsFailed >= THAW_LIMIT) {
+      return false;
+    }
     const { path, uid } = this.#folder;
     await this.#note({ thawsFailed: thawsFailed + 1 });
     try {

@@ -22,7 +22,9 @@ export async function readCopyNote(folder: string): Promise<CopyNote | undefined
   try {
     return noteSchema.parse(JSON.parse(await readFile(join(folder, NAME), 'utf8')));
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }

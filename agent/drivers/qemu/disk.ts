@@ -26,7 +26,9 @@ export async function makeDisk(
     await createOverlay(path, base, size);
     return size;
   }
-  if (plan.diskSizeBytes !== undefined) await createBlank(path, plan.diskSizeBytes);
+  if (plan.diskSizeBytes !== undefined) {
+    await createBlank(path, plan.diskSizeBytes);
+  }
   return plan.diskSizeBytes;
 }
 
@@ -65,9 +67,13 @@ export async function growDisk(
 
 /** Who reads a machine's disk, where the agent is root: the machine's own user, also for a disk that an agent made before there were any. */
 export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs | undefined> {
-  if (!isRoot) return undefined;
+  if (!isRoot) {
+    return undefined;
+  }
   const { uid, gid } = await lstat(join(folder, FILES.disk));
-  if (uid !== 0) return { uid, gid };
+  if (uid !== 0) {
+    return { uid, gid };
+  }
   await giveDisk(folder, SHARED_RUN_AS);
   return SHARED_RUN_AS;
 }
@@ -80,7 +86,9 @@ export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<voi
       await lchown(join(folder, name), uid, gid);
     } catch (error) {
       // A machine may have neither.
-      if (!isMissing(error)) throw error;
+      if (!isMissing(error)) {
+        throw error;
+      }
     }
   }
 }
@@ -95,9 +103,13 @@ export async function copySparse(from: string, to: string): Promise<void> {
     let position = 0;
     for (;;) {
       const { bytesRead } = await source.read(buffer, 0, COPY_BYTES, position);
-      if (bytesRead === 0) break;
+      if (bytesRead === 0) {
+        break;
+      }
       const piece = buffer.subarray(0, bytesRead);
-      if (!piece.equals(zeros.subarray(0, bytesRead))) await target.write(piece, 0, bytesRead, position);
+      if (!piece.equals(zeros.subarray(0, bytesRead))) {
+        await target.write(piece, 0, bytesRead, position);
+      }
       position += bytesRead;
     }
     await target.truncate(position);
@@ -117,7 +129,9 @@ export async function requireOwnData(path: string): Promise<void> {
   try {
     file = await open(path, 'r');
   } catch (error) {
-    if (isMissing(error)) return;
+    if (isMissing(error)) {
+      return;
+    }
     throw error;
   }
   try {

@@ -34,9 +34,8 @@ import { copySparse, diskReader, giveDisk, growDisk, makeDisk } from './disk.ts'
 import { requireLogWriter } from './launch.ts';
 import { Machine } from './machine.ts';
 import { pauseGuest, unpauseGuest } from './pause.ts';
-import type { Platform } from './platform.ts';
+import { Platforms } from './platforms.ts';
 import type { StopOptions } from './power.ts';
-import { probePlatforms } from './probe.ts';
 
 export interface QemuDriverOptions {
   /** Machines lie in `<dataDirectory>/machines`. */
@@ -53,21 +52,18 @@ export interface QemuDriverOptions {
 export class QemuDriver implements Driver {
   readonly name = 'qemu';
   readonly #root: string;
-  readonly #architecture: 'amd64' | 'arm64' | undefined;
-  readonly #dataDirectory: string;
   readonly #logger: Logger;
   readonly #context: MachineContext;
   readonly #machines = new Map<string, Machine>();
   readonly #diskCopies = new Map<string, DiskCopies>();
   readonly #consoles = new Map<string, ConsoleStore>();
   readonly #handlers: ((uid: string) => void)[] = [];
-  #platforms: Promise<Platform[]> | undefined;
+  readonly #platforms: Platforms;
 
   constructor(options: QemuDriverOptions) {
-    this.#dataDirectory = options.dataDirectory;
     this.#root = join(options.dataDirectory, 'machines');
     this.#logger = options.logger;
-    this.#architecture = options.architecture;
+    this.#platforms = new Platforms(options);
     this.#context = {
       logger: options.logger,
       cgroups: new CgroupTree(options.logger),
@@ -75,7 +71,9 @@ export class QemuDriver implements Driver {
       isRoot: process.getuid?.() === 0,
       readers: options.readers,
       changed: (uid) => {
-        for (const handler of this.#handlers) handler(uid);
+        for (const handler of this.#handlers) {
+          handler(uid);
+        }
       },
       tail: (folder) => this.#console(folder).start(),
     };
@@ -83,7 +81,7 @@ export class QemuDriver implements Driver {
 
   async probe(): Promise<Accelerator[]> {
     await requireLogWriter();
-    const platforms = await this.#known();
+    const platforms = await this.#platforms.all();
     return platforms.map(({ architecture, accelerator }) => ({ architecture, accelerator }));
   }
 
@@ -92,14 +90,16 @@ export class QemuDriver implements Driver {
   }
 
   async #make(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
-    const platform = await this.#platformFor(plan.machine.architecture);
+    const platform = await this.#platforms.of(plan.machine.architecture);
     await makeMachineFolder(this.#root, folder.path);
     const diskBytes = await makeDisk(folder, plan, base);
     if (platform.firmware !== undefined) {
       await copySparse(platform.firmware.variables, join(folder.path, FILES.variables));
     }
     const { runAs } = this.#owned(plan);
-    if (runAs !== undefined) await giveDisk(folder.path, runAs);
+    if (runAs !== undefined) {
+      await giveDisk(folder.path, runAs);
+    }
     const state: MachineFile = {
       version: 1,
       architecture: platform.architecture,
@@ -114,7 +114,9 @@ export class QemuDriver implements Driver {
   }
 
   async start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
-    if ((await this.inspect(folder)).kind === 'running') return;
+    if ((await this.inspect(folder)).kind === 'running') {
+      return;
+    }
     const copies = this.#copies(folder);
     await copies.exclusively(async () => {
       await copies.tidy();
@@ -125,7 +127,7 @@ export class QemuDriver implements Driver {
   async #start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
     const machine = this.#machine(folder);
     const state = await requireState(folder);
-    const platform = await this.#platformFor(state.architecture);
+    const platform = await this.#platforms.of(state.architecture);
     const wanted = plan.diskSizeBytes;
     if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
       const { isRoot } = this.#context;
@@ -139,8 +141,11 @@ export class QemuDriver implements Driver {
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
     const machine = this.#machine(folder);
     // The copy of a machine that does not run goes on.
-    if ((await machine.process()) === undefined) await machine.stop(options);
-    else await this.#ending(folder, 'stopped', async () => await machine.stop(options));
+    if ((await machine.process()) === undefined) {
+      await machine.stop(options);
+    } else {
+      await this.#ending(folder, 'stopped', async () => await machine.stop(options));
+    }
   }
 
   async pause(folder: MachineFolder): Promise<void> {
@@ -170,7 +175,7 @@ export class QemuDriver implements Driver {
     await copies.exclusively(async () => {
       await copies.tidy();
       const state = await requireState(folder);
-      await this.#machine(folder).resume(this.#owned(plan), await this.#platformFor(state.architecture));
+      await this.#machine(folder).resume(this.#owned(plan), await this.#platforms.of(state.architecture));
     });
   }
 
@@ -195,7 +200,9 @@ export class QemuDriver implements Driver {
     const machine = this.#machine(folder);
     const identity = await machine.process();
     machine.close();
-    if (identity !== undefined) await killForCertain(identity);
+    if (identity !== undefined) {
+      await killForCertain(identity);
+    }
     await logsWritten(folder.path);
     await this.#copies(folder).tidy();
     this.#diskCopies.delete(folder.uid);
@@ -211,7 +218,9 @@ export class QemuDriver implements Driver {
     try {
       await stat(folder.path);
     } catch (error) {
-      if (isMissing(error)) return { kind: 'absent' };
+      if (isMissing(error)) {
+        return { kind: 'absent' };
+      }
       throw error;
     }
     await this.#copies(folder).tryTidy();
@@ -234,8 +243,12 @@ export class QemuDriver implements Driver {
   async close(): Promise<void> {
     const copies = [...this.#diskCopies.values()];
     await Promise.all(copies.map(async (each) => await each.interrupt('the agent ended')));
-    for (const machine of this.#machines.values()) machine.close();
-    for (const store of this.#consoles.values()) store.close();
+    for (const machine of this.#machines.values()) {
+      machine.close();
+    }
+    for (const store of this.#consoles.values()) {
+      store.close();
+    }
     this.#machines.clear();
     this.#diskCopies.clear();
     this.#consoles.clear();
@@ -272,25 +285,12 @@ export class QemuDriver implements Driver {
   #owned(plan: LaunchPlan): LaunchPlan {
     return { ...plan, runAs: this.#context.isRoot ? (plan.runAs ?? SHARED_RUN_AS) : undefined };
   }
-
-  async #known(): Promise<Platform[]> {
-    this.#platforms ??= probePlatforms({ dataDirectory: this.#dataDirectory, logger: this.#logger });
-    return await this.#platforms;
-  }
-
-  /** Without a wish, what the host runs natively. */
-  async #platformFor(architecture: 'amd64' | 'arm64' | undefined): Promise<Platform> {
-    const native = this.#architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');
-    const wanted = architecture ?? native;
-    const platform = (await this.#known()).find((candidate) => candidate.architecture === wanted);
-    if (platform === undefined)
-      throw new StartError('StartFailed', `this host cannot run ${wanted} guests with qemu`);
-    return platform;
-  }
 }
 
 async function requireState(folder: MachineFolder): Promise<MachineFile> {
   const state = await readMachineFile(folder.path);
-  if (state === undefined) throw new StartError('StartFailed', 'the machine was not created completely');
+  if (state === undefined) {
+    throw new StartError('StartFailed', 'the machine was not created completely');
+  }
   return state;
 }

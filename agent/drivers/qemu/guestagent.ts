@@ -75,7 +75,9 @@ export async function whileFrozen(options: FreezeOptions, work: () => Promise<vo
 /** Ends a freeze that was not ended for certain. Throws when the guest does not say that it did. */
 export async function thaw(folder: string): Promise<void> {
   const port = await Port.open(folder);
-  if (port === undefined) throw new Error(SILENT);
+  if (port === undefined) {
+    throw new Error(SILENT);
+  }
   await thawOver(port, folder, 1);
 }
 
@@ -83,11 +85,15 @@ async function thawOver(first: Port, folder: string, attempts: number): Promise<
   let port: Port | undefined = first;
   for (let attempt = 1; ; attempt += 1) {
     try {
-      if (port === undefined) throw new Error(SILENT);
+      if (port === undefined) {
+        throw new Error(SILENT);
+      }
       await port.execute('guest-fsfreeze-thaw', THAW_TIMEOUT_MILLISECONDS);
       return;
     } catch (error) {
-      if (attempt === attempts) throw error;
+      if (attempt === attempts) {
+        throw error;
+      }
     } finally {
       port?.close();
     }
@@ -118,7 +124,9 @@ class Port {
     socket.on('end', () => this.#end('the connection was closed'));
     socket.on('close', () => this.#end('the connection was closed'));
     socket.on('data', () => {
-      if (socket.bytesRead > RECEIVE_LIMIT_BYTES) socket.destroy(new Error('the guest writes without end'));
+      if (socket.bytesRead > RECEIVE_LIMIT_BYTES) {
+        socket.destroy(new Error('the guest writes without end'));
+      }
     });
     readLines(socket, RECEIVE_LIMIT_BYTES, (line) => this.#receive(line));
   }
@@ -128,7 +136,9 @@ class Port {
     signal?.throwIfAborted();
     const port = new Port(await withSocketPath(folder, FILES.guestAgent, connectTo));
     try {
-      if (await port.#sync(signal)) return port;
+      if (await port.#sync(signal)) {
+        return port;
+      }
     } catch (error) {
       port.close();
       throw error;
@@ -143,13 +153,19 @@ class Port {
 
   /** Throws when the agent refuses, or gives no answer in time; its answer may then still come. */
   async execute(command: string, timeoutMilliseconds: number, signal?: AbortSignal): Promise<unknown> {
-    if (this.#closed !== undefined) throw new Error(`${command}: ${this.#closed}`);
+    if (this.#closed !== undefined) {
+      throw new Error(`${command}: ${this.#closed}`);
+    }
     const { promise, resolve } = Promise.withResolvers<Answer>();
     this.#expected.push(resolve);
     this.#send({ execute: command });
     const answer = await within(promise, timeoutMilliseconds, signal);
-    if (answer === undefined) throw new Error(`${command}: no answer within ${timeoutMilliseconds} ms`);
-    if ('error' in answer) throw new Error(`${command}: ${answer.error}`);
+    if (answer === undefined) {
+      throw new Error(`${command}: no answer within ${timeoutMilliseconds} ms`);
+    }
+    if ('error' in answer) {
+      throw new Error(`${command}: ${answer.error}`);
+    }
     return answer.value;
   }
 
@@ -158,7 +174,9 @@ class Port {
     const id = randomInt(SYNC_ID_LIMIT);
     const { promise, resolve } = Promise.withResolvers<true>();
     this.#synced = (value) => {
-      if (value === id) resolve(true);
+      if (value === id) {
+        resolve(true);
+      }
       return value === id;
     };
     this.#send({ execute: 'guest-sync', arguments: { id } });
@@ -168,7 +186,9 @@ class Port {
   /** Of errors and closes only the first counts. */
   #end(why: string): void {
     this.#closed ??= why;
-    for (const take of this.#expected.splice(0)) take({ error: this.#closed });
+    for (const take of this.#expected.splice(0)) {
+      take({ error: this.#closed });
+    }
   }
 
   #send(message: Record<string, unknown>): void {
@@ -178,11 +198,15 @@ class Port {
   /** @throws Error for what is no answer to a command: the connection ends then. */
   #receive(line: string): void {
     if (this.#synced !== undefined) {
-      if (this.#synced(parse(line)?.return)) this.#synced = undefined;
+      if (this.#synced(parse(line)?.return)) {
+        this.#synced = undefined;
+      }
       return;
     }
     const message = parse(line);
-    if (message === undefined) throw new Error('the guest agent answered with what is no answer');
+    if (message === undefined) {
+      throw new Error('the guest agent answered with what is no answer');
+    }
     const take = this.#expected.shift();
     const { error } = message;
     take?.(
@@ -198,7 +222,9 @@ function parse(line: string): Message | undefined {
   try {
     return messageSchema.safeParse(JSON.parse(line)).data;
   } catch (error) {
-    if (error instanceof SyntaxError) return undefined;
+    if (error instanceof SyntaxError) {
+      return undefined;
+    }
     throw error;
   }
 }

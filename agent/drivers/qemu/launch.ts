@@ -70,8 +70,12 @@ export async function launchMachine(
   const { cpu, memoryBytes } = state.launched ?? plan;
   const { runAs } = plan;
   const { uid, path } = folder;
-  if (state.diskBytes !== undefined) await requireOwnData(join(path, FILES.disk));
-  if (runAs !== undefined) await giveDisk(path, runAs);
+  if (state.diskBytes !== undefined) {
+    await requireOwnData(join(path, FILES.disk));
+  }
+  if (runAs !== undefined) {
+    await giveDisk(path, runAs);
+  }
   const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
   const files = [state.base?.path, plan.iso].filter((file) => file !== undefined);
   const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator });
@@ -104,7 +108,9 @@ async function launch(
     });
     const pid = await pidOf(child);
     const identity = await identify(pid);
-    if (identity === undefined) throw new StartError('StartFailed', 'the hypervisor ended at once');
+    if (identity === undefined) {
+      throw new StartError('StartFailed', 'the hypervisor ended at once');
+    }
     await Promise.all([cgroups.add(folder.uid, pid, limits), forgetOomScore(pid)]);
     child.stdin?.end('\n');
     child.unref();
@@ -125,12 +131,16 @@ async function pidOf(child: ChildProcess): Promise<number> {
 
 /** The agent's own score, raised for a container, would make its machines the kernel's first victims. */
 async function forgetOomScore(pid: number): Promise<void> {
-  if (process.platform !== 'linux') return;
+  if (process.platform !== 'linux') {
+    return;
+  }
   try {
     await writeFile(`/proc/${pid}/oom_score_adj`, '0');
   } catch (error) {
     const code = codeOf(error);
     // Lowering it is root's right; a process that has just ended is found out by whoever waits for it.
-    if (code !== 'EACCES' && code !== 'EPERM' && code !== 'ENOENT' && code !== 'ESRCH') throw error;
+    if (code !== 'EACCES' && code !== 'EPERM' && code !== 'ENOENT' && code !== 'ESRCH') {
+      throw error;
+    }
   }
 }

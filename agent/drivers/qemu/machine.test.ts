@@ -35,7 +35,9 @@ describe('a hypervisor in the run state shutdown', () => {
     hypervisor = spawn('sleep', ['60']);
     await once(hypervisor, 'spawn');
     const identity = await identify(hypervisor.pid ?? 0);
-    if (identity === undefined) throw new Error('the process has no identity');
+    if (identity === undefined) {
+      throw new Error('the process has no identity');
+    }
     await writeMachineFile(folder.path, {
       version: 1,
       architecture: 'amd64',
@@ -58,15 +60,21 @@ describe('a hypervisor in the run state shutdown', () => {
   async function listen(event: string | undefined): Promise<void> {
     const answer = (socket: Socket, { execute, id }: { execute: string; id: number }): void => {
       const result = execute === 'query-status' ? { status: 'shutdown' } : {};
-      if (execute === 'query-status' && event !== undefined) socket.write(`${event}\n`);
+      if (execute === 'query-status' && event !== undefined) {
+        socket.write(`${event}\n`);
+      }
       socket.write(`${JSON.stringify({ return: result, id })}\n`);
-      if (execute === 'quit') hypervisor.kill('SIGKILL');
+      if (execute === 'quit') {
+        hypervisor.kill('SIGKILL');
+      }
     };
     server = createServer((socket) => {
       socket.on('error', () => undefined);
       socket.on('data', (data: Buffer) => {
         const lines = data.toString().trim().split('\n');
-        for (const line of lines) answer(socket, JSON.parse(line) as Parameters<typeof answer>[1]);
+        for (const line of lines) {
+          answer(socket, JSON.parse(line) as Parameters<typeof answer>[1]);
+        }
       });
     });
     server.listen(join(folder.path, 'qmp.sock'));

@@ -10,10 +10,11 @@ import { processMark } from './arguments.ts';
 import type { MachineContext } from './context.ts';
 import { launchMachine } from './launch.ts';
 import { restoreMemory, saveMemory } from './memory.ts';
-import { isInterrupted, isStill, PAUSED } from './pause.ts';
+import { isStill } from './pause.ts';
 import type { Platform } from './platform.ts';
 import { pressPowerButton, quit, type StopOptions } from './power.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
+import { goOn, guestPoweredOff, reconcile } from './reconcile.ts';
 import { Session } from './session.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './words.ts';
 
@@ -37,20 +38,28 @@ export class Machine {
 
   async inspect(): Promise<MachineState> {
     let state = await this.state.read();
-    if (state === undefined) return { kind: 'stopped' };
+    if (state === undefined) {
+      return { kind: 'stopped' };
+    }
     if (state.live) {
       const running = await this.#inspectLive();
-      if (running !== undefined) return running;
+      if (running !== undefined) {
+        return running;
+      }
       state = await this.#settle();
     }
-    if (state.suspended) return { kind: 'suspended' };
+    if (state.suspended) {
+      return { kind: 'suspended' };
+    }
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
   /** The live process, also one that an earlier agent made without being able to write it down. */
   async process(): Promise<ProcessIdentity | undefined> {
     const state = await this.state.read();
-    if (state === undefined || !state.live) return undefined;
+    if (state === undefined || !state.live) {
+      return undefined;
+    }
     const identity = state.process ?? (await findByArgument(processMark(this.#folder.uid)));
     return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
   }
@@ -101,13 +110,17 @@ export class Machine {
 
   async stop(options: StopOptions): Promise<void> {
     const known = await this.state.read();
-    if (known === undefined) return;
+    if (known === undefined) {
+      return;
+    }
     await this.state.update({ intent: 'stop' });
     const identity = await this.process();
     if (identity !== undefined) {
       const session = this.#adopt(identity);
       session.expectExit();
-      if (options.graceMilliseconds > 0) await pressPowerButton(session, options, this.#context.logger);
+      if (options.graceMilliseconds > 0) {
+        await pressPowerButton(session, options, this.#context.logger);
+      }
       await quit(session, this.#context.logger);
     }
     this.#letGo();
@@ -119,7 +132,9 @@ export class Machine {
 
   async suspend(): Promise<void> {
     const identity = await this.process();
-    if (identity === undefined) throw new Error('only a running machine can be suspended');
+    if (identity === undefined) {
+      throw new Error('only a running machine can be suspended');
+    }
     const qmp = await this.#adopt(identity).qmp();
     await this.state.update({ intent: 'suspend' });
     try {
@@ -127,7 +142,7 @@ export class Machine {
       await saveMemory(this.#folder.path, qmp);
       await this.state.update({ suspended: true, paused: false });
     } catch (error) {
-      await this.#goOn(qmp);
+      await goOn(qmp, this.state);
       throw error;
     }
     const session = this.#adopt(identity);
@@ -146,7 +161,9 @@ export class Machine {
 
   async #bringUp(plan: LaunchPlan, platform: Platform, incoming: boolean): Promise<QmpConnection> {
     const state = await this.state.read();
-    if (state === undefined) throw new Error(`machine ${this.#folder.uid} has no state`);
+    if (state === undefined) {
+      throw new Error(`machine ${this.#folder.uid} has no state`);
+    }
     const start = { plan, state, platform, incoming };
     const { exited, identity } = await launchMachine(this.#folder, start, this.#context);
     const ended = new AbortController();
@@ -162,7 +179,9 @@ export class Machine {
     try {
       await Promise.all([answer, this.state.update({ process: identity })]);
     } catch (error) {
-      if (!(await waitForExit(identity, EXIT_NOTICE_MILLISECONDS))) throw error;
+      if (!(await waitForExit(identity, EXIT_NOTICE_MILLISECONDS))) {
+        throw error;
+      }
       throw await startError(this.#folder.path, describeExit(await session.exitStatus()));
     }
     this.#context.tail(this.#folder);
@@ -172,7 +191,9 @@ export class Machine {
   /** Leaves no process behind; the machine is stopped, or suspended as it was. */
   async #failedStart(cause: unknown): Promise<StartError> {
     const identity = await this.process();
-    if (identity !== undefined) await killForCertain(identity);
+    if (identity !== undefined) {
+      await killForCertain(identity);
+    }
     this.#letGo();
     // The notice of the exit may have come first, and have taken it for a crash.
     await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
@@ -183,53 +204,31 @@ export class Machine {
   /** Undefined when the process is gone. */
   async #inspectLive(): Promise<MachineState | undefined> {
     const identity = await this.process();
-    if (identity === undefined) return undefined;
+    if (identity === undefined) {
+      return undefined;
+    }
     const session = this.#adopt(identity);
     try {
-      const status = await this.#reconcile(session, identity);
-      if (status === 'gone') return undefined;
+      const status = await reconcile(session, identity, this.state, this.#context.logger);
+      if (status === 'gone') {
+        return undefined;
+      }
       const { pid } = identity;
       return { kind: 'running', pid, guestStarted: status === 'running', paused: isStill(status) };
     } catch (error) {
-      if (!(await isAlive(identity))) return undefined;
+      if (!(await isAlive(identity))) {
+        return undefined;
+      }
       this.#context.logger.warn({ uid: this.#folder.uid, err: error }, 'hypervisor does not answer');
       const paused = (await this.state.read())?.paused === true;
       return { kind: 'running', pid: identity.pid, guestStarted: false, paused };
     }
   }
 
-  /** Brings to its end what an agent that died had begun; the run state afterwards. */
-  async #reconcile(session: Session, identity: ProcessIdentity): Promise<string> {
-    const qmp = await session.qmp();
-    const status = await qmp.status();
-    const state = await this.state.read();
-    if (state?.suspended === true) {
-      // Either the memory is on disk and the process had to end, or it was being read into a new process.
-      await killForCertain(identity);
-      return 'gone';
-    }
-    if (status === 'shutdown') {
-      if (!session.endsFromOutside) await this.#guestPoweredOff();
-      await quit(session, this.#context.logger);
-      return 'gone';
-    }
-    if (state?.paused === true) {
-      if (status === 'running') await qmp.execute('stop');
-      return PAUSED;
-    }
-    if (!isInterrupted(status)) return status;
-    await this.#goOn(qmp);
-    return 'running';
-  }
-
-  async #goOn(qmp: QmpConnection): Promise<void> {
-    await qmp.execute('migrate_cancel');
-    const { paused } = await this.state.update({ intent: 'run' });
-    if (paused !== true) await qmp.execute('cont');
-  }
-
   #adopt(identity: ProcessIdentity): Session {
-    if (this.#session?.identity.pid === identity.pid) return this.#session;
+    if (this.#session?.identity.pid === identity.pid) {
+      return this.#session;
+    }
     this.#letGo();
     this.#context.tail(this.#folder);
     return this.#open(identity);
@@ -250,23 +249,20 @@ export class Machine {
   }
 
   #onEvent(session: Session, { event, data }: QmpEvent): void {
-    if (event !== 'SHUTDOWN') return;
+    if (event !== 'SHUTDOWN') {
+      return;
+    }
     if (data['guest'] !== true) {
       session.endsFromOutside = true;
       return;
     }
-    if (!session.powersOff()) return;
+    if (!session.powersOff()) {
+      return;
+    }
     this.#background(async () => {
-      await this.#guestPoweredOff();
+      await guestPoweredOff(this.state);
       await quit(session, this.#context.logger);
     });
-  }
-
-  /** A power-off that somebody asked for is no end to report. */
-  async #guestPoweredOff(): Promise<void> {
-    await this.state.change(({ intent, live }) =>
-      live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'the guest powered off' } } : {},
-    );
   }
 
   /** Writes down that the process is gone, and why. */
@@ -275,7 +271,9 @@ export class Machine {
     const kills = await this.#context.cgroups.memoryKills(this.#folder.uid);
     const message = await exitMessage(this.#folder.path, kills > 0 ? OUT_OF_MEMORY : describeExit(status));
     const state = await this.state.change((known) => {
-      if (!known.live) return {};
+      if (!known.live) {
+        return {};
+      }
       const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;
       const end = crashed ? { end: { reason: 'Crashed' as const, message } } : {};
       return { live: false, paused: false, process: undefined, ...end };
@@ -289,7 +287,9 @@ export class Machine {
   #background(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
       // Its folder may be gone.
-      if (this.#closed) return;
+      if (this.#closed) {
+        return;
+      }
       const { uid } = this.#folder;
       this.#context.logger.error({ uid, err: error }, 'machine event not handled');
     });

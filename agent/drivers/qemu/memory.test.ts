@@ -27,8 +27,11 @@ beforeEach(async () => {
   await serve(FILES.qmp, (socket) => {
     createInterface({ input: socket }).on('line', (line) => {
       const { id, execute } = JSON.parse(line) as { id: number; execute: string };
-      if (execute === 'query-status' && status === undefined) socket.destroy();
-      else socket.write(`${JSON.stringify({ id, return: { status } })}\n`);
+      if (execute === 'query-status' && status === undefined) {
+        socket.destroy();
+      } else {
+        socket.write(`${JSON.stringify({ id, return: { status } })}\n`);
+      }
     });
   });
   qmp = await QmpConnection.connect(folder, FILES.qmp, { timeoutMilliseconds: 5_000 });
@@ -36,7 +39,9 @@ beforeEach(async () => {
 
 afterEach(async () => {
   qmp.close();
-  for (const server of servers) server.close();
+  for (const server of servers) {
+    server.close();
+  }
   await rm(folder, { recursive: true, force: true });
 });
 
@@ -53,7 +58,9 @@ async function restore(then: string | undefined): Promise<void> {
     let received = 0;
     socket.on('data', ({ length }) => {
       received += length;
-      if (received < MEMORY.length) return;
+      if (received < MEMORY.length) {
+        return;
+      }
       status = then;
       socket.destroy();
     });

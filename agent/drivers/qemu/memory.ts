@@ -52,7 +52,9 @@ export async function restoreMemory(folder: string, qmp: QmpConnection): Promise
     await pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
   } catch (error) {
     // QEMU hangs up at the last byte, which may be before this side has: whether it has read all, it says itself.
-    if (!HUNG_UP.has(codeOf(error) ?? '')) throw error;
+    if (!HUNG_UP.has(codeOf(error) ?? '')) {
+      throw error;
+    }
   }
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();
@@ -74,7 +76,9 @@ async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
   await qmp.execute('migrate', { uri: `unix:${FILES.migration}` });
   for (;;) {
     const answer = await qmp.ask('query-migrate', migrationSchema);
-    if (answer.status === 'completed') return;
+    if (answer.status === 'completed') {
+      return;
+    }
     if (answer.status === 'failed' || answer.status === 'cancelled') {
       throw new Error(`the memory was not saved: ${answer['error-desc'] ?? answer.status}`);
     }

@@ -51,14 +51,18 @@ const ARM_FIRMWARE: Firmware[] = [
 
 export async function findArmFirmware(): Promise<Firmware | undefined> {
   for (const firmware of ARM_FIRMWARE) {
-    if ((await readable(firmware.code)) && (await readable(firmware.variables))) return firmware;
+    if ((await readable(firmware.code)) && (await readable(firmware.variables))) {
+      return firmware;
+    }
   }
   return undefined;
 }
 
 /** All that the processor offers; for emulated ARM a real processor, since QEMU's own "max" is far slower. */
 export function cpuModel(platform: Pick<Platform, 'architecture' | 'accelerator'>): string {
-  if (platform.accelerator !== 'tcg') return 'host';
+  if (platform.accelerator !== 'tcg') {
+    return 'host';
+  }
   return platform.architecture === 'amd64' ? 'max' : 'cortex-a72';
 }
 
@@ -67,7 +71,9 @@ async function readable(path: string): Promise<boolean> {
     await access(path);
     return true;
   } catch (error) {
-    if (codeOf(error) !== undefined) return false;
+    if (codeOf(error) !== undefined) {
+      return false;
+    }
     throw error;
   }
 }

@@ -25,14 +25,18 @@ export async function pressPowerButton(
   const over = hurry === undefined ? deadline : AbortSignal.any([deadline, hurry]);
   try {
     const qmp = await session.qmp();
-    if (isStill(await qmp.status())) return;
+    if (isStill(await qmp.status())) {
+      return;
+    }
     while (!over.aborted && !qmp.closed) {
       const poweredOff = qmp.waitForEvent(({ event }) => event === 'SHUTDOWN', {
         timeoutMilliseconds: POWER_BUTTON_INTERVAL_MILLISECONDS,
         signal: over,
       });
       await qmp.execute('system_powerdown');
-      if ((await poweredOff) !== undefined) return;
+      if ((await poweredOff) !== undefined) {
+        return;
+      }
     }
   } catch (error) {
     const { uid } = session.folder;
@@ -45,7 +49,9 @@ export async function quit(session: Session, logger: Logger): Promise<void> {
   try {
     const qmp = await session.qmp();
     await qmp.execute('quit');
-    if (await waitForExit(session.identity, QUIT_TIMEOUT_MILLISECONDS)) return;
+    if (await waitForExit(session.identity, QUIT_TIMEOUT_MILLISECONDS)) {
+      return;
+    }
   } catch (error) {
     const { uid } = session.folder;
     logger.debug({ uid, err: error }, 'hypervisor did not take quit');

@@ -53,11 +53,15 @@ export async function probePlatforms(context: ProbeContext): Promise<Platform[]>
   const key = await cacheKey(binaries);
   const file = join(context.dataDirectory, 'platforms.json');
   const cached = await readCache(file, key);
-  if (cached !== undefined) return cached;
+  if (cached !== undefined) {
+    return cached;
+  }
   const platforms: Platform[] = [];
   for (const [architecture, binary] of binaries) {
     const platform = await probeArchitecture(architecture, binary, context);
-    if (platform !== undefined) platforms.push(platform);
+    if (platform !== undefined) {
+      platforms.push(platform);
+    }
   }
   await mkdir(context.dataDirectory, { recursive: true });
   await writeWhole(file, JSON.stringify({ key, platforms }));
@@ -69,7 +73,9 @@ async function findBinaries(): Promise<Map<Architecture, string>> {
   for (const architecture of ['amd64', 'arm64'] as const) {
     for (const folder of (process.env['PATH'] ?? '').split(delimiter)) {
       const path = join(folder, BINARIES[architecture]);
-      if (!found.has(architecture) && (await fileStamp(path)) !== undefined) found.set(architecture, path);
+      if (!found.has(architecture) && (await fileStamp(path)) !== undefined) {
+        found.set(architecture, path);
+      }
     }
   }
   return found;
@@ -80,7 +86,9 @@ async function fileStamp(path: string): Promise<string | undefined> {
     const { size, mtimeMs } = await stat(path);
     return `${path}:${size}:${mtimeMs}`;
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }
@@ -98,7 +106,9 @@ async function readCache(file: string, key: string): Promise<Platform[] | undefi
     const cached = JSON.parse(await readFile(file, 'utf8')) as { key: string; platforms: Platform[] };
     return cached.key === key ? cached.platforms : undefined;
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }
@@ -119,7 +129,9 @@ async function probeArchitecture(
     const machineType = await newestMachineType(architecture, binary);
     for (const accelerator of candidates(architecture)) {
       const refusal = await tryGuest({ architecture, binary, machineType, accelerator, firmware }, work);
-      if (refusal === undefined) return { architecture, binary, machineType, accelerator, firmware };
+      if (refusal === undefined) {
+        return { architecture, binary, machineType, accelerator, firmware };
+      }
       logger.warn({ architecture, accelerator, refusal }, 'accelerator does not work here');
     }
     return undefined;
@@ -130,7 +142,9 @@ async function probeArchitecture(
 
 function candidates(architecture: Architecture): Platform['accelerator'][] {
   const native = process.arch === 'x64' ? 'amd64' : process.arch;
-  if (native !== architecture) return ['tcg'];
+  if (native !== architecture) {
+    return ['tcg'];
+  }
   return process.platform === 'darwin' ? ['hvf', 'tcg'] : ['kvm', 'tcg'];
 }
 
@@ -143,7 +157,9 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
     .map(([, name, major, minor]) => ({ name: name ?? '', order: Number(major) * 1000 + Number(minor) }))
     .sort((left, right) => right.order - left.order);
   const [newest] = versions;
-  if (newest === undefined) throw new Error(`${binary} has no versioned machine type`);
+  if (newest === undefined) {
+    throw new Error(`${binary} has no versioned machine type`);
+  }
   return newest.name;
 }
 
@@ -176,8 +192,12 @@ async function tryGuest(platform: Platform, work: string): Promise<string | unde
   const timeout =
     platform.accelerator === 'tcg' ? EMULATION_TIMEOUT_MILLISECONDS : HARDWARE_TIMEOUT_MILLISECONDS;
   const result = await exitOf(platform.binary, parameters, timeout);
-  if (result.code === expected) return undefined;
-  if (result.timedOut) return `the guest did not end within ${timeout} ms`;
+  if (result.code === expected) {
+    return undefined;
+  }
+  if (result.timedOut) {
+    return `the guest did not end within ${timeout} ms`;
+  }
   return `ended with ${result.code ?? 'a signal'}: ${result.stderr.trim()}`;
 }
 

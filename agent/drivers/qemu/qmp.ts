@@ -93,7 +93,9 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   }
 
   async execute(command: string, parameters: Record<string, unknown> = {}): Promise<unknown> {
-    if (this.#closed) throw new QmpError(`${command}: the connection is closed`);
+    if (this.#closed) {
+      throw new QmpError(`${command}: the connection is closed`);
+    }
     const id = this.#nextId;
     this.#nextId += 1;
     return await new Promise((resolve, reject) => {
@@ -109,7 +111,9 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   /** Like {@link execute}, for an answer of a known form. @throws QmpError also when it has another form. */
   async ask<T>(command: string, schema: z.ZodType<T>, parameters: Record<string, unknown> = {}): Promise<T> {
     const answer = schema.safeParse(await this.execute(command, parameters));
-    if (!answer.success) throw new QmpError(`${command}: not an answer: ${z.prettifyError(answer.error)}`);
+    if (!answer.success) {
+      throw new QmpError(`${command}: not an answer: ${z.prettifyError(answer.error)}`);
+    }
     return answer.data;
   }
 
@@ -123,7 +127,9 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     wanted: (event: QmpEvent) => boolean,
     { timeoutMilliseconds, signal }: { timeoutMilliseconds: number; signal: AbortSignal },
   ): Promise<QmpEvent | undefined> {
-    if (this.#closed || signal.aborted) return undefined;
+    if (this.#closed || signal.aborted) {
+      return undefined;
+    }
     return await new Promise((resolve) => {
       const finish = (event: QmpEvent | undefined) => {
         clearTimeout(timer);
@@ -133,7 +139,9 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
         resolve(event);
       };
       const onEvent = (event: QmpEvent) => {
-        if (wanted(event)) finish(event);
+        if (wanted(event)) {
+          finish(event);
+        }
       };
       const onEnd = () => finish(undefined);
       const timer = setTimeout(onEnd, timeoutMilliseconds);
@@ -164,8 +172,11 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     }
     this.#pending.delete(message.id);
     clearTimeout(pending.timer);
-    if (message.error === undefined) pending.resolve(message.return);
-    else pending.reject(new QmpError(message.error.desc.slice(0, ERROR_LIMIT_CHARACTERS)));
+    if (message.error === undefined) {
+      pending.resolve(message.return);
+    } else {
+      pending.reject(new QmpError(message.error.desc.slice(0, ERROR_LIMIT_CHARACTERS)));
+    }
   }
 
   #countUnasked(characters: number): void {
@@ -174,8 +185,9 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
       this.#unasked = { characters: 0, until: now + UNASKED_MILLISECONDS };
     }
     this.#unasked.characters += characters;
-    if (this.#unasked.characters > UNASKED_LIMIT_CHARACTERS)
+    if (this.#unasked.characters > UNASKED_LIMIT_CHARACTERS) {
       throw new Error('too much that nobody asked for');
+    }
   }
 
   #end(): void {
@@ -191,12 +203,16 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
 
 async function connectSocket(folder: string, name: string, signal: AbortSignal): Promise<Socket> {
   for (;;) {
-    if (signal.aborted) throw new QmpError(`${name}: no connection`);
+    if (signal.aborted) {
+      throw new QmpError(`${name}: no connection`);
+    }
     try {
       return await withSocketPath(folder, name, connectTo);
     } catch (error) {
       const code = codeOf(error);
-      if (code !== 'ENOENT' && code !== 'ECONNREFUSED' && code !== 'EAGAIN') throw error;
+      if (code !== 'ENOENT' && code !== 'ECONNREFUSED' && code !== 'EAGAIN') {
+        throw error;
+      }
     }
     await new Promise((resolve) => setTimeout(resolve, CONNECT_INTERVAL_MILLISECONDS));
   }

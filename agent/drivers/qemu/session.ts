@@ -68,7 +68,9 @@ export class Session {
 
   /** The connection, made again where it was lost. Throws {@link QmpError} when QEMU does not answer. */
   async qmp(options?: { timeoutMilliseconds: number; signal: AbortSignal }): Promise<QmpConnection> {
-    if (this.#qmp !== undefined && !this.#qmp.closed) return this.#qmp;
+    if (this.#qmp !== undefined && !this.#qmp.closed) {
+      return this.#qmp;
+    }
     this.#connecting ??= this.#connect(options ?? { timeoutMilliseconds: ADOPT_TIMEOUT_MILLISECONDS });
     try {
       return await this.#connecting;
@@ -96,10 +98,14 @@ export class Session {
   }
 
   #check(): void {
-    if (this.#closed || this.#exitHandled) return;
+    if (this.#closed || this.#exitHandled) {
+      return;
+    }
     isAlive(this.identity).then(
       (alive) => {
-        if (!alive) this.#exited();
+        if (!alive) {
+          this.#exited();
+        }
       },
       // What cannot be read now is read at the next interval.
       () => undefined,
@@ -107,7 +113,9 @@ export class Session {
   }
 
   #exited(): void {
-    if (this.#closed || this.#exitHandled) return;
+    if (this.#closed || this.#exitHandled) {
+      return;
+    }
     this.expectExit();
     this.#handlers.onExit();
   }

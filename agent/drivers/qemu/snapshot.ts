@@ -96,21 +96,31 @@ export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   await endExport(qmp);
   const known = await qmp.ask('query-named-block-nodes', blockNodesSchema, { flat: true });
   const nodes = new Set(known.map((node) => node['node-name']));
-  if (nodes.has(VIEW_NODE)) await qmp.execute('blockdev-del', { 'node-name': VIEW_NODE });
+  if (nodes.has(VIEW_NODE)) {
+    await qmp.execute('blockdev-del', { 'node-name': VIEW_NODE });
+  }
   const drive = await requireDrive(qmp);
-  if (drive.node !== DISK_NODE) await attach(qmp, drive, DISK_NODE);
+  if (drive.node !== DISK_NODE) {
+    await attach(qmp, drive, DISK_NODE);
+  }
   for (const node of [FILTER_NODE, OLD_NODE]) {
-    if (nodes.has(node)) await qmp.execute('blockdev-del', { 'node-name': node });
+    if (nodes.has(node)) {
+      await qmp.execute('blockdev-del', { 'node-name': node });
+    }
   }
 }
 
 /** Names one by one: what the hypervisor put in there besides is not followed. */
 export async function removeSnapshotFiles(folder: string): Promise<void> {
-  for (const name of [OLD, SOCKET]) await rm(join(folder, name), { force: true });
+  for (const name of [OLD, SOCKET]) {
+    await rm(join(folder, name), { force: true });
+  }
   try {
     await rmdir(join(folder, FOLDER));
   } catch (error) {
-    if (!isMissing(error)) throw error;
+    if (!isMissing(error)) {
+      throw error;
+    }
   }
 }
 
@@ -120,18 +130,24 @@ async function makeFiles(folder: string, sizeBytes: number, runAs: RunAs | undef
   const old = await open(join(folder, OLD), 'wx', 0o600);
   try {
     await old.truncate(sizeBytes);
-    if (runAs !== undefined) await old.chown(runAs.uid, runAs.gid);
+    if (runAs !== undefined) {
+      await old.chown(runAs.uid, runAs.gid);
+    }
   } finally {
     await old.close();
   }
-  if (runAs !== undefined) await chown(join(folder, FOLDER), runAs.uid, runAs.gid);
+  if (runAs !== undefined) {
+    await chown(join(folder, FOLDER), runAs.uid, runAs.gid);
+  }
 }
 
 async function requireDrive(qmp: QmpConnection): Promise<Drive> {
   const drives = await qmp.ask('query-block', drivesSchema);
   for (const { qdev, inserted } of drives) {
     const node = inserted?.['node-name'];
-    if (qdev === undefined || inserted === undefined) continue;
+    if (qdev === undefined || inserted === undefined) {
+      continue;
+    }
     if (node === DISK_NODE || node === FILTER_NODE) {
       return { path: qdev, node, sizeBytes: inserted.image['virtual-size'] };
     }
@@ -144,17 +160,23 @@ async function attach(qmp: QmpConnection, drive: Drive, node: string): Promise<v
 }
 
 async function endExport(qmp: QmpConnection): Promise<void> {
-  if (await isExported(qmp)) await qmp.execute('block-export-del', { id: EXPORT, mode: 'hard' });
+  if (await isExported(qmp)) {
+    await qmp.execute('block-export-del', { id: EXPORT, mode: 'hard' });
+  }
   const deadline = Date.now() + EXPORT_END_TIMEOUT_MILLISECONDS;
   while (await isExported(qmp)) {
-    if (Date.now() >= deadline) throw new Error('the hypervisor does not let go of the snapshot');
+    if (Date.now() >= deadline) {
+      throw new Error('the hypervisor does not let go of the snapshot');
+    }
     await new Promise((resolve) => setTimeout(resolve, EXPORT_END_INTERVAL_MILLISECONDS));
   }
   try {
     await qmp.execute('nbd-server-stop');
   } catch (error) {
     // There is no command that tells whether it runs.
-    if (!(error instanceof QmpError) || !error.message.includes('not running')) throw error;
+    if (!(error instanceof QmpError) || !error.message.includes('not running')) {
+      throw error;
+    }
   }
 }
 

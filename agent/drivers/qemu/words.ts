@@ -18,7 +18,9 @@ const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 async function lastWords(folder: string): Promise<string> {
   await logsWritten(folder);
   let tail = '';
-  for (const path of logFiles(folder)) tail = (tail + (await tailOf(path))).slice(-TAIL_BYTES);
+  for (const path of logFiles(folder)) {
+    tail = (tail + (await tailOf(path))).slice(-TAIL_BYTES);
+  }
   return tail
     .split('\n')
     .map((line) => line.replace(TIMESTAMP, '').trimEnd())
@@ -37,7 +39,9 @@ async function tailOf(path: string): Promise<string> {
   try {
     handle = await open(path, 'r');
   } catch (error) {
-    if (isMissing(error)) return '';
+    if (isMissing(error)) {
+      return '';
+    }
     throw error;
   }
   try {
@@ -55,8 +59,12 @@ export const OUT_OF_MEMORY =
   'the hypervisor reached the memory limit of its machine and was ended by the kernel of the host';
 
 export function describeExit(status: ExitStatus | undefined): string {
-  if (status?.signal) return `the hypervisor was ended by ${status.signal}`;
-  if (typeof status?.code === 'number') return `the hypervisor ended with code ${status.code}`;
+  if (status?.signal) {
+    return `the hypervisor was ended by ${status.signal}`;
+  }
+  if (typeof status?.code === 'number') {
+    return `the hypervisor ended with code ${status.code}`;
+  }
   return 'the hypervisor ended';
 }
 

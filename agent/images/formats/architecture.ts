@@ -10,7 +10,9 @@ const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
  * @throws ImageError `ImageArchitectureMismatch` with both architectures.
  */
 export function checkArchitecture(name: string, said: string | undefined, wanted: 'amd64' | 'arm64'): void {
-  if (said === undefined || UNSAID.has(said) || said === wanted) return;
+  if (said === undefined || UNSAID.has(said) || said === wanted) {
+    return;
+  }
   const found = printable(said);
   throw new ImageError(
     'ImageArchitectureMismatch',

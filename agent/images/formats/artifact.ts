@@ -41,7 +41,9 @@ interface RemoteChunk extends Chunk {
 }
 
 export const planArtifact: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
-  if (manifest.artifactType !== ARTIFACT_TYPE) return undefined;
+  if (manifest.artifactType !== ARTIFACT_TYPE) {
+    return undefined;
+  }
   const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
   checkArchitecture(repository.name, config.architecture, architecture);
   const chunks = remoteChunks(config, manifest);
@@ -51,7 +53,9 @@ export const planArtifact: PlanPull = async (repository, { manifest, digest, arc
     run: async (target, options) => {
       const journal = await openJournal(target.folder, digest);
       try {
-        if (await isFinished(target)) return;
+        if (await isFinished(target)) {
+          return;
+        }
         await pull(repository, { config, chunks }, { target, journal }, options);
         await writeChunkTable(
           target,
@@ -83,7 +87,9 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
   checkLayers(manifest, config);
   return chunksOf(config['dev.berth.disk'], manifest.layers.length).map(({ layer, ...chunk }) => {
     const [descriptor, rawDigest] = [manifest.layers[layer], config.rootfs.diff_ids[layer]];
-    if (descriptor === undefined || rawDigest === undefined) throw invalid(`there is no layer ${layer}`);
+    if (descriptor === undefined || rawDigest === undefined) {
+      throw invalid(`there is no layer ${layer}`);
+    }
     const { digest, size } = descriptor;
     return { ...chunk, rawDigest, digest, size, descriptor };
   });
@@ -126,8 +132,9 @@ async function pull(
       const room = rooms[worker] ?? Buffer.allocUnsafe(largest);
       const piece = direct?.rooms[worker];
       const work = { repository, disk, path, written, piece, room, options: { ...options, signal } };
-      if (journal.has(name)) spare(work, chunk);
-      else {
+      if (journal.has(name)) {
+        spare(work, chunk);
+      } else {
         await makeChunk(work, chunk);
         await notes.add(worker, journal.add(name, file));
       }
@@ -166,7 +173,9 @@ class Notes {
 
 /** A layer counts once, however many chunks have its content. */
 function spare({ written, options }: Work, { digest, size }: Chunk): void {
-  if (!written.has(digest)) options.onSpared?.(size);
+  if (!written.has(digest)) {
+    options.onSpared?.(size);
+  }
 }
 
 async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
@@ -209,14 +218,20 @@ async function writeDecoded(
   const hash = createHash('sha256');
   let at = 0;
   for await (const bytes of gathered(decoded(compressed, digest), piece)) {
-    if (at + bytes.length > length) throw invalid(`${digest} gives more than ${length} bytes`);
+    if (at + bytes.length > length) {
+      throw invalid(`${digest} gives more than ${length} bytes`);
+    }
     hash.update(bytes);
     await writeSparse(target, bytes, offset + at);
     at += bytes.length;
   }
-  if (at < length) throw invalid(`${digest} gives ${at} bytes, not ${length}`);
+  if (at < length) {
+    throw invalid(`${digest} gives ${at} bytes, not ${length}`);
+  }
   const found = `sha256:${hash.digest('hex')}`;
-  if (found !== rawDigest) throw invalid(`${digest} gives ${found}, not ${rawDigest}`);
+  if (found !== rawDigest) {
+    throw invalid(`${digest} gives ${found}, not ${rawDigest}`);
+  }
 }
 
 /** In `piece`, as often as that is full, and what is left in the end; as they come without one. */
@@ -226,20 +241,25 @@ async function* gathered(
 ): AsyncGenerator<Buffer, void, undefined> {
   let filled = 0;
   for await (const bytes of pieces) {
-    if (piece === undefined) yield bytes;
-    else {
+    if (piece === undefined) {
+      yield bytes;
+    } else {
       for (let at = 0; at < bytes.length; ) {
         const copied = bytes.copy(piece, filled, at);
         filled += copied;
         at += copied;
-        if (filled < piece.length) continue;
+        if (filled < piece.length) {
+          continue;
+        }
         yield piece;
         filled = 0;
       }
     }
     release(bytes);
   }
-  if (piece !== undefined && filled > 0) yield piece.subarray(0, filled);
+  if (piece !== undefined && filled > 0) {
+    yield piece.subarray(0, filled);
+  }
 }
 
 async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buffer, void, undefined> {

@@ -27,7 +27,9 @@ afterEach(async () => {
 /** Gives the first part at once, and the second when `gate` opens. */
 function repository(gate: Promise<void>): Repository {
   async function* stream(_: Descriptor, { start, end }: { start: number; end: number }) {
-    if (start > 0) await gate;
+    if (start > 0) {
+      await gate;
+    }
     yield CONTENT.subarray(start, end);
   }
   return { name: 'registry.example/one', stream } as unknown as Repository;
@@ -44,12 +46,16 @@ function fetch<T>(
 
 async function all(content: AsyncIterable<Buffer>): Promise<Buffer> {
   const pieces: Buffer[] = [];
-  for await (const piece of content) pieces.push(piece);
+  for await (const piece of content) {
+    pieces.push(piece);
+  }
   return Buffer.concat(pieces);
 }
 
 async function giveUp(content: AsyncIterable<Buffer>): Promise<never> {
-  for await (const _ of content) break;
+  for await (const _ of content) {
+    break;
+  }
   throw new Error('no archive');
 }
 
@@ -60,7 +66,9 @@ describe('a blob', () => {
       const pieces: Buffer[] = [];
       for await (const piece of content) {
         pieces.push(piece);
-        if (pieces.length === 1) gate.resolve();
+        if (pieces.length === 1) {
+          gate.resolve();
+        }
       }
       return Buffer.concat(pieces);
     };

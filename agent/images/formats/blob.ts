@@ -37,8 +37,9 @@ export async function fetchBlob<T>(
     const arriving = new ArrivingBlob(file, size);
     const fetching = inParallel(arriving.parts, CONNECTIONS, options.signal, async (part, signal) => {
       const entry = `${name} ${part.start / PART_BYTES}`;
-      if (journal.has(entry)) options.onSpared?.(part.end - part.start);
-      else {
+      if (journal.has(entry)) {
+        options.onSpared?.(part.end - part.start);
+      } else {
         await fetchPart(source, part, file, { ...options, signal });
         await journal.add(entry, file);
       }
@@ -47,7 +48,9 @@ export async function fetchBlob<T>(
     const [reading] = await Promise.allSettled([read(arriving.rest()), fetching]);
     const hash = await arriving.hash();
     checkDigest(source, hash);
-    if (reading.status === 'rejected') throw reading.reason;
+    if (reading.status === 'rejected') {
+      throw reading.reason;
+    }
     return reading.value;
   } finally {
     await file.close();
@@ -76,12 +79,16 @@ class ArrivingBlob {
       return { start, end: Math.min(start + PART_BYTES, size), arrived: Promise.withResolvers<void>() };
     });
     // Whoever waits for one is told; nobody may.
-    for (const { arrived } of this.parts) arrived.promise.catch(() => undefined);
+    for (const { arrived } of this.parts) {
+      arrived.promise.catch(() => undefined);
+    }
   }
 
   /** Nothing more comes. */
   fail(error: unknown): void {
-    for (const { arrived } of this.parts) arrived.reject(error);
+    for (const { arrived } of this.parts) {
+      arrived.reject(error);
+    }
   }
 
   /**
@@ -96,7 +103,9 @@ class ArrivingBlob {
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
       const part = this.parts[Math.floor(this.#at / PART_BYTES)];
       await part?.arrived.promise;
-      if (this.#reader !== reader) return;
+      if (this.#reader !== reader) {
+        return;
+      }
       const piece = this.#piece(part?.end ?? 0);
       this.#reading = piece;
       yield await piece;
@@ -105,7 +114,9 @@ class ArrivingBlob {
 
   /** Of the whole, once all is there. */
   async hash(): Promise<Hash> {
-    for await (const _ of this.rest());
+    for await (const _ of this.rest()) {
+      // Reading it hashes it.
+    }
     return this.#hash;
   }
 
@@ -113,7 +124,9 @@ class ArrivingBlob {
     const piece = Buffer.allocUnsafe(Math.min(PIECE_BYTES, end - this.#at));
     for (let length = 0; length < piece.length; ) {
       const { bytesRead } = await this.#file.read(piece, length, piece.length - length, this.#at + length);
-      if (bytesRead === 0) throw new Error('a file of an image has become shorter while it was read');
+      if (bytesRead === 0) {
+        throw new Error('a file of an image has become shorter while it was read');
+      }
       length += bytesRead;
     }
     this.#hash.update(piece);
@@ -138,7 +151,9 @@ async function fetchPart(
 
 export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash): void {
   const found = `sha256:${hash.digest('hex')}`;
-  if (found === descriptor.digest) return;
+  if (found === descriptor.digest) {
+    return;
+  }
   throw new ImageError(
     'DigestMismatch',
     `${repository.name} gave something else for ${descriptor.digest}: its digest is ${found}`,
@@ -152,7 +167,9 @@ export async function* streamOf(
   range: { start: number; end: number },
   signal: AbortSignal,
 ): AsyncGenerator<Buffer, void, undefined> {
-  if (range.start === range.end) return;
+  if (range.start === range.end) {
+    return;
+  }
   yield* repository.stream(descriptor, range, signal) as AsyncIterable<Buffer>;
 }
 

@@ -13,7 +13,9 @@ export class ByteReader {
     let missing = count;
     while (missing > 0) {
       const bytes = await this.some(missing);
-      if (bytes.length === 0) break;
+      if (bytes.length === 0) {
+        break;
+      }
       parts.push(bytes);
       missing -= bytes.length;
     }
@@ -24,7 +26,9 @@ export class ByteReader {
   async some(limit: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const { done, value } = await this.#source.next();
-      if (done === true) return Buffer.alloc(0);
+      if (done === true) {
+        return Buffer.alloc(0);
+      }
       this.#rest = value;
     }
     const bytes = this.#rest.subarray(0, limit);
@@ -35,6 +39,8 @@ export class ByteReader {
   /** Passes over the rest. */
   async drain(): Promise<void> {
     this.#rest = Buffer.alloc(0);
-    while ((await this.#source.next()).done !== true);
+    while ((await this.#source.next()).done !== true) {
+      // Nobody wants it.
+    }
   }
 }

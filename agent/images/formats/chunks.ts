@@ -37,7 +37,9 @@ export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[
   const places = new Map<string, { path: string; offset: number; length: number }>();
   for (const { disk, chunks } of disks) {
     for (const { rawDigest, offset, length } of chunks) {
-      if (!places.has(rawDigest)) places.set(rawDigest, { path: disk, offset, length });
+      if (!places.has(rawDigest)) {
+        places.set(rawDigest, { path: disk, offset, length });
+      }
     }
   }
   return (rawDigest, _offset, length) => {
@@ -64,7 +66,9 @@ export async function copyLocal(
       signal.throwIfAborted();
       const wanted = Math.min(buffer.length, content.length - at);
       const { bytesRead } = await source.read(buffer, 0, wanted, from.offset + at);
-      if (bytesRead === 0) return false;
+      if (bytesRead === 0) {
+        return false;
+      }
       const bytes = buffer.subarray(0, bytesRead);
       hash.update(bytes);
       await writeSparse(to, bytes, to.position + at);

@@ -47,9 +47,13 @@ interface RemoteLayer {
 }
 
 export const planContainerDisk: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
-  if (!CONFIG_TYPES.has(manifest.config.mediaType) || manifest.layers.length === 0) return undefined;
+  if (!CONFIG_TYPES.has(manifest.config.mediaType) || manifest.layers.length === 0) {
+    return undefined;
+  }
   const encodings = manifest.layers.map(({ mediaType }) => LAYER_TYPES[mediaType]);
-  if (encodings.includes(undefined)) return undefined;
+  if (encodings.includes(undefined)) {
+    return undefined;
+  }
   const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
   checkArchitecture(repository.name, config?.architecture, architecture);
   const diffIds = config?.rootfs?.diff_ids;
@@ -68,11 +72,15 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
     run: async (target, options) => {
       const journal = await openJournal(target.folder, digest);
       try {
-        if (!(await isFinished(target))) await pull(repository, layers, { target, journal }, options);
+        if (!(await isFinished(target))) {
+          await pull(repository, layers, { target, journal }, options);
+        }
         await removeBlobs(target, layers.length);
       } catch (error) {
         // What was fetched is not what it should be: to go on from it would fail for ever.
-        if (isLasting(error)) await rm(target.folder, { recursive: true, force: true });
+        if (isLasting(error)) {
+          await rm(target.folder, { recursive: true, force: true });
+        }
         throw error;
       } finally {
         await journal.close();
@@ -101,7 +109,9 @@ async function pull(
   const covering: Covering = { hidden: new Set(), opaque: false };
   for (let index = layers.length - 1; index >= 0 && !covering.opaque; index -= 1) {
     const remote = layers[index];
-    if (remote === undefined) break;
+    if (remote === undefined) {
+      break;
+    }
     const { descriptor, encoding, diffId } = remote;
     const work = { path: blobPath(target, index), journal, name: `layer ${index}` };
     const layer: Layer = { size: descriptor.size, encoding, diffId };
@@ -120,7 +130,9 @@ async function pull(
 }
 
 async function removeBlobs(target: PullTarget, count: number): Promise<void> {
-  for (let index = 0; index < count; index += 1) await rm(blobPath(target, index), { force: true });
+  for (let index = 0; index < count; index += 1) {
+    await rm(blobPath(target, index), { force: true });
+  }
 }
 
 function blobPath({ folder }: PullTarget, index: number): string {

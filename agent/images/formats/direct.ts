@@ -25,7 +25,9 @@ export class DirectFile {
   static async open(path: string, rooms: { count: number; bytes: number }): Promise<DirectFile | undefined> {
     const probe = `${path}.probe`;
     const file = await openDirect(probe, constants.O_CREAT);
-    if (file === undefined) return undefined;
+    if (file === undefined) {
+      return undefined;
+    }
     try {
       const found = await Promise.all(
         Array.from({ length: rooms.count }, () => alignedRoom(file, rooms.bytes)),
@@ -50,7 +52,9 @@ export class DirectFile {
 
 async function openDirect(path: string, flags: number): Promise<FileHandle | undefined> {
   const { O_DIRECT, O_RDWR } = constants as Partial<typeof constants>;
-  if (O_DIRECT === undefined || O_RDWR === undefined) return undefined;
+  if (O_DIRECT === undefined || O_RDWR === undefined) {
+    return undefined;
+  }
   return await unlessInvalid(async () => await open(path, O_RDWR | O_DIRECT | flags, 0o600));
 }
 
@@ -59,7 +63,9 @@ async function alignedRoom(probe: FileHandle, bytes: number): Promise<Buffer | u
   const memory = Buffer.from(new ArrayBuffer(bytes + ALIGNMENT_BYTES));
   for (let at = 0; at < ALIGNMENT_BYTES; at += STEP_BYTES) {
     const written = await unlessInvalid(async () => await probe.write(memory, at, ALIGNMENT_BYTES, 0));
-    if (written !== undefined) return memory.subarray(at, at + bytes);
+    if (written !== undefined) {
+      return memory.subarray(at, at + bytes);
+    }
   }
   return undefined;
 }
@@ -69,7 +75,9 @@ async function unlessInvalid<T>(work: () => Promise<T>): Promise<T | undefined> 
   try {
     return await work();
   } catch (error) {
-    if (codeOf(error) === 'EINVAL') return undefined;
+    if (codeOf(error) === 'EINVAL') {
+      return undefined;
+    }
     throw error;
   }
 }

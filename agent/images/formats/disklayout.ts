@@ -76,9 +76,12 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
   const last = Math.ceil(virtualSize / chunkSize) - 1;
   let before = -1;
   return map.map(([index, layer]) => {
-    if (index <= before || index > last)
+    if (index <= before || index > last) {
       throw invalid(`chunk ${index} is out of order or beyond the disk's end`);
-    if (layer >= layers) throw invalid(`chunk ${index} is in layer ${layer}, and there are ${layers}`);
+    }
+    if (layer >= layers) {
+      throw invalid(`chunk ${index} is in layer ${layer}, and there are ${layers}`);
+    }
     before = index;
     const offset = index * chunkSize;
     return { index, offset, length: Math.min(chunkSize, virtualSize - offset), layer };
@@ -88,13 +91,20 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
 /** Throws ImageError `ImageInvalid` when a layer is not a chunk, or nothing is said of its content. */
 export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   const digests = config.rootfs.diff_ids.length;
-  if (layers.length > LAYER_LIMIT) throw invalid(`it has ${layers.length} layers`);
-  if (layers.length !== digests)
+  if (layers.length > LAYER_LIMIT) {
+    throw invalid(`it has ${layers.length} layers`);
+  }
+  if (layers.length !== digests) {
     throw invalid(`it has ${layers.length} layers, and the digests of ${digests}`);
+  }
   const limit = compressedLimit(config['dev.berth.disk'].chunkSize);
   for (const [index, { mediaType, size }] of layers.entries()) {
-    if (mediaType !== CHUNK_TYPE) throw invalid(`layer ${index} is ${mediaType}, not ${CHUNK_TYPE}`);
-    if (size > limit) throw invalid(`layer ${index} has ${size} bytes`);
+    if (mediaType !== CHUNK_TYPE) {
+      throw invalid(`layer ${index} is ${mediaType}, not ${CHUNK_TYPE}`);
+    }
+    if (size > limit) {
+      throw invalid(`layer ${index} has ${size} bytes`);
+    }
   }
 }
 

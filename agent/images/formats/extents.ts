@@ -20,9 +20,13 @@ export async function* dataExtents(
     // A list in JSON with one extent in each line.
     for await (const line of createInterface({ input: output })) {
       const text = line.replace(/^\[|[,\]]$/g, '').trim();
-      if (text === '') continue;
+      if (text === '') {
+        continue;
+      }
       const { start, length, data } = extentSchema.parse(JSON.parse(text));
-      if (data) yield { start, length };
+      if (data) {
+        yield { start, length };
+      }
     }
     await ended;
   } finally {

@@ -40,13 +40,17 @@ async function linesOf(path: string): Promise<string[] | undefined> {
     const file = await open(path, 'r');
     try {
       const { size } = await file.stat();
-      if (size > JOURNAL_LIMIT_BYTES) return undefined;
+      if (size > JOURNAL_LIMIT_BYTES) {
+        return undefined;
+      }
       return (await file.readFile('utf8')).split('\n').slice(0, -1);
     } finally {
       await file.close();
     }
   } catch (error) {
-    if (isMissing(error)) return undefined;
+    if (isMissing(error)) {
+      return undefined;
+    }
     throw error;
   }
 }
@@ -85,10 +89,14 @@ class FileJournal implements Journal {
     this.#waiting = new Map();
     this.#round = this.#nextRound ?? Promise.resolve();
     this.#nextRound = undefined;
-    for (const file of new Set(entries.values())) await file.datasync();
+    for (const file of new Set(entries.values())) {
+      await file.datasync();
+    }
     await this.#file.appendFile([...entries.keys()].map((entry) => `${entry}\n`).join(''));
     await this.#file.datasync();
-    for (const entry of entries.keys()) this.#done.add(entry);
+    for (const entry of entries.keys()) {
+      this.#done.add(entry);
+    }
   }
 }
 
@@ -103,7 +111,9 @@ export async function isFinished(target: PullTarget): Promise<boolean> {
     await stat(target.disk);
     return true;
   } catch (error) {
-    if (isMissing(error)) return false;
+    if (isMissing(error)) {
+      return false;
+    }
     throw error;
   }
 }

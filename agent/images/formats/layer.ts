@@ -72,7 +72,9 @@ export async function extractDisk(
     const walk = new Walk({ file, fresh: true, direct }, covering, limit);
     await decoded(blob, layer.encoding, signal, async (content) => {
       const bytes = measured(content, (piece) => void hash.update(piece), limit);
-      for await (const entry of readTar(bytes)) await walk.entry(entry);
+      for await (const entry of readTar(bytes)) {
+        await walk.entry(entry);
+      }
     });
     const diffId = `sha256:${hash.digest('hex')}`;
     if (layer.diffId !== undefined && layer.diffId !== diffId) {
@@ -95,8 +97,9 @@ async function decoded(
   read: (content: AsyncIterable<Buffer>) => Promise<void>,
 ): Promise<void> {
   const source = Readable.from(blob, { objectMode: false });
-  if (encoding === 'none') await pipeline(source, read, { signal });
-  else if (encoding === 'gzip') {
+  if (encoding === 'none') {
+    await pipeline(source, read, { signal });
+  } else if (encoding === 'gzip') {
     await pipeline(source, createGunzip({ chunkSize: PIECE_BYTES }), read, { signal });
   } else {
     await pipeline(source, new ZstdFrames(), zstdDecoder(PIECE_BYTES), read, {
@@ -113,7 +116,9 @@ async function* measured(
   let length = 0;
   for await (const bytes of content) {
     length += bytes.length;
-    if (length > limit) throw invalid(tooLarge(limit));
+    if (length > limit) {
+      throw invalid(tooLarge(limit));
+    }
     update(bytes);
     yield bytes;
   }
@@ -139,19 +144,30 @@ class Walk {
   async entry(entry: TarEntry): Promise<void> {
     const { path } = entry;
     this.#entries += 1;
-    if (this.#entries > ENTRIES_LIMIT) throw invalid(`it has more than ${ENTRIES_LIMIT} entries`);
+    if (this.#entries > ENTRIES_LIMIT) {
+      throw invalid(`it has more than ${ENTRIES_LIMIT} entries`);
+    }
     // Before it is decoded, which takes its time.
     this.#length += entry.size;
-    if (this.#length > this.#limit) throw invalid(tooLarge(this.#limit));
-    if (path === OPAQUE || path === `${WHITEOUT}disk` || path === `disk/${OPAQUE}`) this.#opaque = true;
-    else if (path === 'disk') {
-      if (entry.type !== 'folder') throw invalid('its /disk is not a folder');
-    } else if (path.startsWith('disk/')) await this.#below(path.slice('disk/'.length), entry);
+    if (this.#length > this.#limit) {
+      throw invalid(tooLarge(this.#limit));
+    }
+    if (path === OPAQUE || path === `${WHITEOUT}disk` || path === `disk/${OPAQUE}`) {
+      this.#opaque = true;
+    } else if (path === 'disk') {
+      if (entry.type !== 'folder') {
+        throw invalid('its /disk is not a folder');
+      }
+    } else if (path.startsWith('disk/')) {
+      await this.#below(path.slice('disk/'.length), entry);
+    }
   }
 
   /** Whether the disk is in this layer; what it hides is now hidden. */
   finish(): boolean {
-    for (const name of this.#hides) this.#covering.hidden.add(name);
+    for (const name of this.#hides) {
+      this.#covering.hidden.add(name);
+    }
     this.#covering.opaque ||= this.#opaque;
     return this.#found !== undefined;
   }
@@ -159,14 +175,26 @@ class Walk {
   async #below(name: string, entry: TarEntry): Promise<void> {
     if (name.startsWith(WHITEOUT)) {
       this.#hides.add(name.slice(WHITEOUT.length));
-      if (this.#hides.size > HIDDEN_LIMIT) throw invalid(`it takes more than ${HIDDEN_LIMIT} files away`);
+      if (this.#hides.size > HIDDEN_LIMIT) {
+        throw invalid(`it takes more than ${HIDDEN_LIMIT} files away`);
+      }
       return;
     }
-    if (entry.type === 'folder') return;
-    if (entry.type === 'sparse') throw invalid(`/disk/${shown(name)} is a sparse entry, which is not read`);
-    if (entry.type !== 'file') throw invalid(`/disk/${shown(name)} is a ${entry.type}, not a file`);
-    if (name.includes('/')) throw invalid(`${shown(name)} lies deeper than /disk`);
-    if (this.#covering.hidden.has(name)) return;
+    if (entry.type === 'folder') {
+      return;
+    }
+    if (entry.type === 'sparse') {
+      throw invalid(`/disk/${shown(name)} is a sparse entry, which is not read`);
+    }
+    if (entry.type !== 'file') {
+      throw invalid(`/disk/${shown(name)} is a ${entry.type}, not a file`);
+    }
+    if (name.includes('/')) {
+      throw invalid(`${shown(name)} lies deeper than /disk`);
+    }
+    if (this.#covering.hidden.has(name)) {
+      return;
+    }
     if (this.#found !== undefined) {
       throw invalid(`/disk has more than one file (${shown(this.#found)} and ${shown(name)})`);
     }
@@ -189,7 +217,9 @@ class Walk {
         const copied = bytes.copy(room, filled, at);
         at += copied;
         filled += copied;
-        if (filled === room.length) await flush();
+        if (filled === room.length) {
+          await flush();
+        }
       }
     }
     await flush();
@@ -213,7 +243,9 @@ function tooLarge(limit: number): string {
 /** The decoders' own errors; others (a full disk) are not the image's fault. */
 function asInvalid(error: unknown, encoding: LayerEncoding): unknown {
   const code = codeOf(error) ?? '';
-  if (!/^Z(STD)?_/.test(code)) return error;
+  if (!/^Z(STD)?_/.test(code)) {
+    return error;
+  }
   return new ImageError('ImageInvalid', `the ${encoding} content of the layer is broken: ${String(error)}`, {
     cause: error,
   });

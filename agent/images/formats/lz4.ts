@@ -2,7 +2,7 @@
  * The LZ4 streams of Apple's Compression library: blocks `bv41` (decoded size, encoded size, LZ4 block), `bv4-` (size, bytes as
  * they are) and `bv4$` (the end), sizes as 32-bit little-endian. A block may refer to what the blocks before it gave.
  */
-import { ImageError } from '../store.ts';
+import { BlockHeader, invalid } from './lz4header.ts';
 
 /** How far back a match may reach. */
 const WINDOW_BYTES = 64 * 1024;
@@ -13,10 +13,6 @@ const MIN_MATCH = 4;
 const LONG = 15;
 /** Shorter copies are faster byte by byte. */
 const SHORT_COPY = 32;
-
-const MAGIC_LZ4 = 0x31347662;
-const MAGIC_STORED = 0x2d347662;
-const MAGIC_END = 0x24347662;
 
 /** Of a sequence whose two lengths fit into its token: input with one byte of the next one, and output. */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
@@ -45,8 +41,7 @@ export class AppleLz4Decoder {
   #input: Buffer = Buffer.alloc(0);
   #at = 0;
   #state = HEADER;
-  #header = Buffer.alloc(0);
-  #headerBytes = 4;
+  #header = new BlockHeader();
   /** Of the block: bytes of input and output to come. */
   #blockInput = 0;
   #blockOutput = 0;
@@ -75,8 +70,12 @@ export class AppleLz4Decoder {
 
   /** The last piece, which may be empty. Throws ImageError `ImageInvalid` when the stream is not at its end. */
   end(): Buffer {
-    if (this.#state !== END) throw invalid('it ends in the middle');
-    if (this.#left > 0) throw invalid(`it gives ${this.#left} bytes less than it should`);
+    if (this.#state !== END) {
+      throw invalid('it ends in the middle');
+    }
+    if (this.#left > 0) {
+      throw invalid(`it gives ${this.#left} bytes less than it should`);
+    }
     return this.#out.subarray(WINDOW_BYTES, this.#position);
   }
 
@@ -111,7 +110,9 @@ export class AppleLz4Decoder {
   }
 
   #byte(): number {
-    if (this.#blockInput === 0) throw invalid('a block ends in the middle');
+    if (this.#blockInput === 0) {
+      throw invalid('a block ends in the middle');
+    }
     this.#blockInput -= 1;
     const byte = this.#input[this.#at] ?? 0;
     this.#at += 1;
@@ -133,14 +134,18 @@ export class AppleLz4Decoder {
       const token = input[at] as number;
       const literals = token >> 4;
       const match = token & LONG;
-      if (literals === LONG || match === LONG) break;
+      if (literals === LONG || match === LONG) {
+        break;
+      }
       const offsetAt = at + 1 + literals;
       const offset = (input[offsetAt] as number) | ((input[offsetAt + 1] as number) << 8);
       const from = to + literals - offset;
-      if (offset === 0 || from < floor) break;
-      for (let i = 0; i < literals; i += 1) out[to + i] = input[at + 1 + i] as number;
+      if (offset === 0 || from < floor) {
+        break;
+      }
+      copyBytes(out, to, input, at + 1, literals);
       to += literals;
-      for (let i = 0; i < match + MIN_MATCH; i += 1) out[to + i] = out[from + i] as number;
+      copyBytes(out, to, out, from, match + MIN_MATCH);
       to += match + MIN_MATCH;
       at = offsetAt + 2;
     }
@@ -151,62 +156,87 @@ export class AppleLz4Decoder {
 
   #token(): void {
     this.#shortSequences();
-    if (this.#at === this.#input.length || this.#position === this.#out.length) return;
+    if (this.#at === this.#input.length || this.#position === this.#out.length) {
+      return;
+    }
     const token = this.#byte();
     this.#literals = token >> 4;
     this.#match = token & LONG;
     this.#state = LITERALS;
-    if (this.#literals === LONG) this.#state = LITERAL_LENGTH;
-    else if (this.#literals === 0) this.#afterLiterals();
+    if (this.#literals === LONG) {
+      this.#state = LITERAL_LENGTH;
+    } else if (this.#literals === 0) {
+      this.#afterLiterals();
+    }
   }
 
   #length(): void {
     const byte = this.#byte();
     if (this.#state === LITERAL_LENGTH) {
       this.#literals += byte;
-      if (this.#literals > this.#blockOutput) throw invalid('a block gives more than it says');
-      if (byte !== 255) this.#state = LITERALS;
+      if (this.#literals > this.#blockOutput) {
+        throw invalid('a block gives more than it says');
+      }
+      if (byte !== 255) {
+        this.#state = LITERALS;
+      }
     } else {
       this.#match += byte;
-      if (this.#match > this.#blockOutput) throw invalid('a block gives more than it says');
-      if (byte !== 255) this.#state = MATCH;
+      if (this.#match > this.#blockOutput) {
+        throw invalid('a block gives more than it says');
+      }
+      if (byte !== 255) {
+        this.#state = MATCH;
+      }
     }
   }
 
   /** Literals of a block, or all of one that is stored. */
   #copy(): void {
-    if (this.#literals > this.#blockInput) throw invalid('a block ends in the middle');
+    if (this.#literals > this.#blockInput) {
+      throw invalid('a block ends in the middle');
+    }
     const room = this.#out.length - this.#position;
     const count = Math.min(this.#literals, this.#input.length - this.#at, room);
     const [input, out, from, to] = [this.#input, this.#out, this.#at, this.#position];
-    if (count < SHORT_COPY) for (let i = 0; i < count; i += 1) out[to + i] = input[from + i] ?? 0;
-    else input.copy(out, to, from, from + count);
+    if (count < SHORT_COPY) {
+      copyBytes(out, to, input, from, count);
+    } else {
+      input.copy(out, to, from, from + count);
+    }
     this.#at += count;
     this.#blockInput -= count;
     this.#literals -= count;
     this.#give(count);
-    if (this.#literals > 0) return;
-    if (this.#state === STORED) this.#afterBlock();
-    else this.#afterLiterals();
+    if (this.#literals === 0) {
+      this.#afterLiterals();
+    }
   }
 
   #give(count: number): void {
-    if (count > this.#blockOutput) throw invalid('a block gives more than it says');
+    if (count > this.#blockOutput) {
+      throw invalid('a block gives more than it says');
+    }
     this.#position += count;
     this.#blockOutput -= count;
     this.#left -= count;
   }
 
-  /** A block's last sequence has literals only. */
+  /** A block's last sequence has literals only, and so has a stored block. */
   #afterLiterals(): void {
-    if (this.#blockInput > 0) this.#state = OFFSET_LOW;
-    else this.#afterBlock();
+    if (this.#blockInput > 0) {
+      this.#state = OFFSET_LOW;
+    } else {
+      this.#afterBlock();
+    }
   }
 
   #afterBlock(): void {
-    if (this.#blockOutput > 0 || this.#blockInput > 0) throw invalid('a block gives less than it says');
-    this.#expectHeader(4);
-    this.#header = Buffer.alloc(0);
+    if (this.#blockOutput > 0 || this.#blockInput > 0) {
+      throw invalid('a block gives less than it says');
+    }
+    this.#state = HEADER;
+    this.#header = new BlockHeader();
   }
 
   #offsetHigh(): void {
@@ -222,49 +252,49 @@ export class AppleLz4Decoder {
     const count = Math.min(this.#match, this.#out.length - this.#position);
     const [out, to, from] = [this.#out, this.#position, this.#position - this.#offset];
     this.#give(count);
-    if (count >= SHORT_COPY && this.#offset >= count) out.copyWithin(to, from, from + count);
-    else if (this.#offset === 1) out.fill(out[from] ?? 0, to, to + count);
-    else for (let i = 0; i < count; i += 1) out[to + i] = out[from + i] ?? 0;
+    if (count >= SHORT_COPY && this.#offset >= count) {
+      out.copyWithin(to, from, from + count);
+    } else if (this.#offset === 1) {
+      out.fill(out[from] ?? 0, to, to + count);
+    } else {
+      copyBytes(out, to, out, from, count);
+    }
     this.#match -= count;
-    if (this.#match === 0) this.#state = TOKEN;
-  }
-
-  #expectHeader(bytes: number): void {
-    this.#state = HEADER;
-    this.#headerBytes = bytes;
+    if (this.#match === 0) {
+      this.#state = TOKEN;
+    }
   }
 
   #readHeader(): void {
-    const part = this.#input.subarray(this.#at, this.#at + this.#headerBytes - this.#header.length);
-    this.#header = Buffer.concat([this.#header, part]);
-    this.#at += part.length;
-    if (this.#header.length < this.#headerBytes) return;
-    const magic = this.#header.readUInt32LE(0);
-    const whole = { [MAGIC_LZ4]: 12, [MAGIC_STORED]: 8, [MAGIC_END]: 4 }[magic];
-    if (whole === undefined) throw invalid('a block has no known beginning');
-    if (this.#headerBytes < whole) this.#expectHeader(whole);
-    else this.#beginBlock(magic);
-  }
-
-  #beginBlock(magic: number): void {
-    if (magic === MAGIC_END) {
+    this.#at += this.#header.take(this.#input.subarray(this.#at));
+    const block = this.#header.read();
+    if (block === undefined) {
+      return;
+    }
+    if (block.kind === 'end') {
       this.#state = END;
       return;
     }
-    this.#blockOutput = this.#header.readUInt32LE(4);
-    if (this.#blockOutput > this.#left) throw invalid('it gives more than it should');
-    if (magic === MAGIC_LZ4) {
-      this.#blockInput = this.#header.readUInt32LE(8);
+    this.#blockOutput = block.output;
+    if (this.#blockOutput > this.#left) {
+      throw invalid('it gives more than it should');
+    }
+    this.#blockInput = block.input;
+    if (block.kind === 'lz4') {
       this.#state = TOKEN;
-    } else {
-      this.#blockInput = this.#blockOutput;
-      this.#literals = this.#blockOutput;
-      this.#state = STORED;
-      if (this.#literals === 0) this.#afterBlock();
+      return;
+    }
+    this.#literals = this.#blockOutput;
+    this.#state = STORED;
+    if (this.#literals === 0) {
+      this.#afterBlock();
     }
   }
 }
 
-function invalid(what: string): ImageError {
-  return new ImageError('ImageInvalid', `the LZ4 stream is broken: ${what}`);
+/** Byte by byte, from low to high: the source may overlap what is written, and repeats itself then. */
+function copyBytes(out: Buffer, to: number, input: Buffer, from: number, count: number): void {
+  for (let i = 0; i < count; i += 1) {
+    out[to + i] = input[from + i] as number;
+  }
 }

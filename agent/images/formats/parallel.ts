@@ -16,9 +16,13 @@ export async function inParallel<T>(
   async function worker(number: number): Promise<void> {
     try {
       for (;;) {
-        if (joined.aborted) return;
+        if (joined.aborted) {
+          return;
+        }
         const { done, value } = iterator.next();
-        if (done === true) return;
+        if (done === true) {
+          return;
+        }
         await work(value, joined, number);
       }
     } catch (error) {

@@ -106,7 +106,9 @@ function arranged(places: ReadonlyMap<number, Layer>): {
   for (const [chunk, layer] of [...places].sort(([a], [b]) => a - b)) {
     const index = indexes.get(layer.rawDigest) ?? layers.length;
     map.push([chunk, index]);
-    if (index < layers.length) continue;
+    if (index < layers.length) {
+      continue;
+    }
     indexes.set(layer.rawDigest, index);
     layers.push(layer);
   }
@@ -151,7 +153,9 @@ async function publishChunks(
         const layer = layers.get(rawDigest) ?? publishChunk(disk, { room, bytes, rawDigest }, signal);
         layers.set(rawDigest, layer);
         places.set(index, await layer);
-        if (layers.size > LAYER_LIMIT) throw new ImageError('ImageInvalid', tooMuch(chunkSize));
+        if (layers.size > LAYER_LIMIT) {
+          throw new ImageError('ImageInvalid', tooMuch(chunkSize));
+        }
       }
       reported += length;
       onBytes(length);
@@ -187,7 +191,9 @@ async function chunksWithData(
   const indexes = new Set<number>();
   for await (const { start, length } of dataExtents(path, signal)) {
     const end = Math.min(start + length, virtualSize);
-    for (let index = Math.floor(start / chunkSize); index * chunkSize < end; index += 1) indexes.add(index);
+    for (let index = Math.floor(start / chunkSize); index * chunkSize < end; index += 1) {
+      indexes.add(index);
+    }
   }
   return indexes;
 }
@@ -230,5 +236,7 @@ async function compress(bytes: Buffer, into: Buffer): Promise<Buffer> {
 
 /** Given to the connection as a whole, it would be encrypted as a whole beforehand, and be in memory twice more. */
 function* pieces(bytes: Buffer): Generator<Buffer, void, undefined> {
-  for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) yield bytes.subarray(at, at + UPLOAD_BYTES);
+  for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) {
+    yield bytes.subarray(at, at + UPLOAD_BYTES);
+  }
 }

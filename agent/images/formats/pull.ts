@@ -15,7 +15,9 @@ const TYPES_SHOWN = 10;
 export async function planPull(...[repository, resolved, signal]: Parameters<PlanPull>): Promise<PullPlan> {
   for (const plan of LAYOUTS) {
     const found = await plan(repository, resolved, signal);
-    if (found !== undefined) return withDiskFull(found);
+    if (found !== undefined) {
+      return withDiskFull(found);
+    }
   }
   const { artifactType, config, layers } = resolved.manifest;
   const types = [...new Set([artifactType, config.mediaType, ...layers.map(({ mediaType }) => mediaType)])];
@@ -42,6 +44,8 @@ function withDiskFull(plan: PullPlan): PullPlan {
 }
 
 function asDiskFull(error: unknown): unknown {
-  if (!isDiskFull(error) && codeOf(error) !== 'EFBIG') return error;
+  if (!isDiskFull(error) && codeOf(error) !== 'EFBIG') {
+    return error;
+  }
   return new ImageError('DiskFull', 'there is no room for the image on this host', { cause: error });
 }

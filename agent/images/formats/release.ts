@@ -6,5 +6,7 @@ const OWN_MEMORY_BYTES = 64 * 1024;
 /** The buffer is empty afterwards; one that is a part of another stays. Nothing may still read or write it. */
 export function release({ buffer, byteLength }: Buffer): void {
   const isOwn = buffer instanceof ArrayBuffer && buffer.byteLength === byteLength;
-  if (isOwn && byteLength >= OWN_MEMORY_BYTES) buffer.transfer(0);
+  if (isOwn && byteLength >= OWN_MEMORY_BYTES) {
+    buffer.transfer(0);
+  }
 }

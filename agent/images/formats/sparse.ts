@@ -9,7 +9,9 @@ const ZEROS = Buffer.alloc(1024 * 1024);
 export function isZero(bytes: Buffer): boolean {
   for (let at = 0; at < bytes.length; at += ZEROS.length) {
     const end = Math.min(at + ZEROS.length, bytes.length);
-    if (bytes.compare(ZEROS, 0, end - at, at, end) !== 0) return false;
+    if (bytes.compare(ZEROS, 0, end - at, at, end) !== 0) {
+      return false;
+    }
   }
   return true;
 }
@@ -33,10 +35,14 @@ export async function writeSparse(target: SparseFile, bytes: Buffer, position: n
     if (hole && dataFrom !== undefined) {
       await writeData(target, bytes.subarray(dataFrom, at), position + dataFrom);
       dataFrom = undefined;
-    } else if (!hole) dataFrom ??= at;
+    } else if (!hole) {
+      dataFrom ??= at;
+    }
     at = end;
   }
-  if (dataFrom !== undefined) await writeData(target, bytes.subarray(dataFrom), position + dataFrom);
+  if (dataFrom !== undefined) {
+    await writeData(target, bytes.subarray(dataFrom), position + dataFrom);
+  }
 }
 
 async function writeData({ file, direct }: SparseFile, bytes: Buffer, position: number): Promise<void> {
@@ -44,8 +50,12 @@ async function writeData({ file, direct }: SparseFile, bytes: Buffer, position: 
 }
 
 async function isHole(target: SparseFile, block: Buffer, position: number): Promise<boolean> {
-  if (!isZero(block)) return false;
-  if (target.fresh) return true;
+  if (!isZero(block)) {
+    return false;
+  }
+  if (target.fresh) {
+    return true;
+  }
   // An earlier attempt may have left something other than zeros here.
   const there = Buffer.alloc(block.length);
   await readAll(target.file, there, position);
@@ -56,7 +66,9 @@ async function isHole(target: SparseFile, block: Buffer, position: number): Prom
 async function readAll(file: FileHandle, into: Buffer, position: number): Promise<void> {
   for (let at = 0; at < into.length; ) {
     const { bytesRead } = await file.read(into, at, into.length - at, position + at);
-    if (bytesRead === 0) return;
+    if (bytesRead === 0) {
+      return;
+    }
     at += bytesRead;
   }
 }

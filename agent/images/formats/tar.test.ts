@@ -18,7 +18,9 @@ function entry({ name, type = '0', content = '', size, prefix }: Written): Buffe
   size?.copy(header, 124);
   header.write(type, 156, 'latin1');
   header.write('ustar\x0000', 257, 'latin1');
-  if (prefix !== undefined) header.write(prefix, 345);
+  if (prefix !== undefined) {
+    header.write(prefix, 345);
+  }
   header.fill(0x20, 148, 156);
   const sum = header.reduce((total, byte) => total + byte, 0);
   header.write(`${sum.toString(8).padStart(6, '0')}\0 `, 148, 'latin1');
@@ -42,15 +44,21 @@ const END = Buffer.alloc(1024);
 async function read(archive: Buffer, pieceBytes = archive.length): Promise<string[]> {
   const found: string[] = [];
   async function* pieces(): AsyncGenerator<Buffer> {
-    for (let at = 0; at < archive.length; at += pieceBytes) yield archive.subarray(at, at + pieceBytes);
+    for (let at = 0; at < archive.length; at += pieceBytes) {
+      yield archive.subarray(at, at + pieceBytes);
+    }
   }
-  for await (const item of readTar(pieces())) found.push(await shown(item));
+  for await (const item of readTar(pieces())) {
+    found.push(await shown(item));
+  }
   return found;
 }
 
 async function shown(item: TarEntry): Promise<string> {
   const parts: Buffer[] = [];
-  for await (const bytes of item.content()) parts.push(bytes);
+  for await (const bytes of item.content()) {
+    parts.push(bytes);
+  }
   return `${item.type} ${item.path} ${Buffer.concat(parts).toString()}`;
 }
 
@@ -104,7 +112,9 @@ describe('a tar archive', () => {
     async function* pieces(): AsyncGenerator<Buffer> {
       yield archive;
     }
-    for await (const { path } of readTar(pieces())) paths.push(path);
+    for await (const { path } of readTar(pieces())) {
+      paths.push(path);
+    }
     expect(paths).toHaveLength(6);
   });
 

@@ -46,8 +46,12 @@ export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<Ta
   let extension: Extension = {};
   for (;;) {
     const block = await reader.read(BLOCK_BYTES);
-    if (block.length < BLOCK_BYTES) throw invalid('it ends in the middle');
-    if (isEnd(block)) break;
+    if (block.length < BLOCK_BYTES) {
+      throw invalid('it ends in the middle');
+    }
+    if (isEnd(block)) {
+      break;
+    }
     const header = parseHeader(block);
     if (EXTENSIONS.has(header.type)) {
       Object.assign(extension, await readExtension(reader, header));
@@ -84,16 +88,22 @@ class Content {
   async *bytes(): AsyncGenerator<Buffer, void, undefined> {
     while (this.#left > 0) {
       const bytes = await this.#reader.some(this.#left);
-      if (bytes.length === 0) throw invalid(`it ends ${this.#left} bytes before its file does`);
+      if (bytes.length === 0) {
+        throw invalid(`it ends ${this.#left} bytes before its file does`);
+      }
       this.#left -= bytes.length;
       yield bytes;
     }
   }
 
   async pass(): Promise<void> {
-    for await (const _bytes of this.bytes());
+    for await (const _bytes of this.bytes()) {
+      // Nobody wants them.
+    }
     const padding = await this.#reader.read(this.#padding);
-    if (padding.length < this.#padding) throw invalid('it ends in the middle');
+    if (padding.length < this.#padding) {
+      throw invalid('it ends in the middle');
+    }
   }
 }
 
@@ -107,7 +117,9 @@ interface Header {
 const EXTENSIONS = new Set(['x', 'g', 'L', 'K']);
 
 function parseHeader(block: Buffer): Header {
-  if (checksum(block) !== number(block.subarray(148, 156))) throw invalid('a header has a wrong checksum');
+  if (checksum(block) !== number(block.subarray(148, 156))) {
+    throw invalid('a header has a wrong checksum');
+  }
   const name = text(block.subarray(0, 100));
   const ustar = block.toString('latin1', 257, 263) === 'ustar\0';
   const prefix = ustar ? text(block.subarray(345, 500)) : '';
@@ -122,7 +134,11 @@ function isEnd(block: Buffer): boolean {
 /** The checksum's own place counts as spaces. */
 function checksum(block: Buffer): number {
   let sum = 8 * 0x20;
-  for (const [at, byte] of block.entries()) if (at < 148 || at >= 156) sum += byte;
+  for (const [at, byte] of block.entries()) {
+    if (at < 148 || at >= 156) {
+      sum += byte;
+    }
+  }
   return sum;
 }
 
@@ -130,11 +146,15 @@ function checksum(block: Buffer): number {
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();
-    if (!/^[0-7]*$/.test(digits)) throw invalid('a header has no number where one must be');
+    if (!/^[0-7]*$/.test(digits)) {
+      throw invalid('a header has no number where one must be');
+    }
     return digits === '' ? 0 : Number.parseInt(digits, 8);
   }
   const value = field.subarray(1).reduce((sum, byte) => sum * 256 + byte, 0);
-  if (field[0] !== 0x80 || !Number.isSafeInteger(value)) throw invalid('a header has a number out of range');
+  if (field[0] !== 0x80 || !Number.isSafeInteger(value)) {
+    throw invalid('a header has a number out of range');
+  }
   return value;
 }
 
@@ -144,17 +164,26 @@ function text(field: Buffer): string {
 }
 
 async function readExtension(reader: ByteReader, { type, size }: Header): Promise<Extension> {
-  if (size > EXTENSION_LIMIT_BYTES) throw invalid(`a name or attribute has ${size} bytes`);
+  if (size > EXTENSION_LIMIT_BYTES) {
+    throw invalid(`a name or attribute has ${size} bytes`);
+  }
   const padded = Math.ceil(size / BLOCK_BYTES) * BLOCK_BYTES;
   const bytes = await reader.read(padded);
-  if (bytes.length < padded) throw invalid('it ends in the middle');
+  if (bytes.length < padded) {
+    throw invalid('it ends in the middle');
+  }
   const content = bytes.subarray(0, size);
-  if (type === 'L') return { path: text(content) };
-  if (type === 'K') return {};
+  if (type === 'L') {
+    return { path: text(content) };
+  }
+  if (type === 'K') {
+    return {};
+  }
   const extension = paxExtension(content);
   // Git and others put comments for all entries there; names and sizes for all of them make no sense.
-  if (type === 'g' && Object.keys(extension).length > 0)
+  if (type === 'g' && Object.keys(extension).length > 0) {
     throw invalid('it gives all its entries one name or size');
+  }
   return extension;
 }
 
@@ -177,20 +206,33 @@ function paxExtension(content: Buffer): Extension {
 }
 
 function paxAttribute(key: string, value: string): Extension {
-  if (key === 'path') return { path: value };
-  if (key.startsWith('GNU.sparse.')) return { sparse: true };
-  if (key !== 'size') return {};
+  if (key === 'path') {
+    return { path: value };
+  }
+  if (key.startsWith('GNU.sparse.')) {
+    return { sparse: true };
+  }
+  if (key !== 'size') {
+    return {};
+  }
   const size = Number(value);
-  if (!/^\d+$/.test(value) || !Number.isSafeInteger(size))
+  if (!/^\d+$/.test(value) || !Number.isSafeInteger(size)) {
     throw invalid('an attribute has a number out of range');
+  }
   return { size };
 }
 
 function safePath(path: string): string {
-  if (path.includes('\0')) throw invalid('a name has a NUL byte');
-  if (path.startsWith('/')) throw invalid(`an entry has an absolute name (${shown(path)})`);
+  if (path.includes('\0')) {
+    throw invalid('a name has a NUL byte');
+  }
+  if (path.startsWith('/')) {
+    throw invalid(`an entry has an absolute name (${shown(path)})`);
+  }
   const parts = path.split('/').filter((part) => part !== '' && part !== '.');
-  if (parts.includes('..')) throw invalid(`the name of an entry leads out of its folder (${shown(path)})`);
+  if (parts.includes('..')) {
+    throw invalid(`the name of an entry leads out of its folder (${shown(path)})`);
+  }
   return parts.join('/');
 }
 

@@ -49,7 +49,9 @@ interface DiskLayer {
 }
 
 export const planTart: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
-  if (!manifest.layers.some(({ mediaType }) => mediaType.startsWith(TYPE))) return undefined;
+  if (!manifest.layers.some(({ mediaType }) => mediaType.startsWith(TYPE))) {
+    return undefined;
+  }
   const { config, nvram, layers, size } = partsOf(manifest);
   const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
   // Not the manifest's own configuration: Tart writes arm64 there, whatever the machine is.
@@ -61,7 +63,9 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
     run: async (target, options) => {
       const journal = await openJournal(target.folder, digest);
       try {
-        if (await isFinished(target)) return;
+        if (await isFinished(target)) {
+          return;
+        }
         await writeFile(join(target.folder, 'config.json'), configBytes, { mode: 0o600, flush: true });
         await saveBlob({ repository, descriptor: nvram }, join(target.folder, 'nvram.bin'), options);
         await pullDisk({ repository, layers, size }, { target, journal }, options);
@@ -92,21 +96,26 @@ function partsOf(manifest: Manifest): {
         `its disk is of the old layout ${OLD_DISK_TYPE}; push it again with a newer version of tart`,
       );
     }
-    if (descriptor.mediaType !== DISK_TYPE) continue;
+    if (descriptor.mediaType !== DISK_TYPE) {
+      continue;
+    }
     const layer = diskLayer(descriptor, layers.length, offset);
     layers.push(layer);
     offset += layer.length;
   }
   const [config, nvram] = [onlyLayer(manifest, CONFIG_TYPE), onlyLayer(manifest, NVRAM_TYPE)];
-  if (nvram.size > NVRAM_LIMIT_BYTES) throw invalid(`its NVRAM has ${nvram.size} bytes`);
+  if (nvram.size > NVRAM_LIMIT_BYTES) {
+    throw invalid(`its NVRAM has ${nvram.size} bytes`);
+  }
   checkSize(offset, manifest.annotations?.[DISK_SIZE]);
   return { config, nvram, layers, size: offset };
 }
 
 function onlyLayer({ layers }: Manifest, type: string): Descriptor {
   const found = layers.filter(({ mediaType }) => mediaType === type);
-  if (found.length !== 1 || found[0] === undefined)
+  if (found.length !== 1 || found[0] === undefined) {
     throw invalid(`it has ${found.length} layers ${type}, not one`);
+  }
   return found[0];
 }
 
@@ -116,7 +125,9 @@ function diskLayer(descriptor: Descriptor, index: number, offset: number): DiskL
   if (!/^\d+$/.test(size) || !Number.isSafeInteger(length) || length === 0) {
     throw invalid(`a layer of its disk has no usable annotation ${SIZE}`);
   }
-  if (!SHA256.test(rawDigest)) throw invalid(`a layer of its disk has no usable annotation ${DIGEST}`);
+  if (!SHA256.test(rawDigest)) {
+    throw invalid(`a layer of its disk has no usable annotation ${DIGEST}`);
+  }
   return { index, descriptor, rawDigest, offset, length };
 }
 
@@ -162,8 +173,9 @@ async function pullDisk(
     await file.truncate(size);
     await inParallel(layers, LAYERS_AT_ONCE, options.signal, async (layer, signal) => {
       const name = String(layer.index);
-      if (journal.has(name)) options.onSpared?.(layer.descriptor.size);
-      else {
+      if (journal.has(name)) {
+        options.onSpared?.(layer.descriptor.size);
+      } else {
         await pullLayer(repository, layer, { file, fresh: journal.fresh }, { ...options, signal });
         await journal.add(name, file);
       }
@@ -203,10 +215,14 @@ async function decodeLayer(
     compressed.update(bytes);
     onBytes(bytes.length);
     // What cannot be decoded may be something else than was asked for, which only the digest of the whole tells.
-    if (broken === undefined) broken = await failureOf(decoding.push(bytes));
+    if (broken === undefined) {
+      broken = await failureOf(decoding.push(bytes));
+    }
   }
   checkDigest({ repository, descriptor }, compressed);
-  if (broken !== undefined) throw broken;
+  if (broken !== undefined) {
+    throw broken;
+  }
   const found = await decoding.end();
   if (found !== rawDigest) {
     throw new ImageError('DigestMismatch', `a layer of ${repository.name} gives ${found}, not ${rawDigest}`);
@@ -226,7 +242,9 @@ class LayerDecoding {
   }
 
   async push(bytes: Buffer): Promise<void> {
-    for (const piece of this.#decoder.push(bytes)) await this.#take(piece);
+    for (const piece of this.#decoder.push(bytes)) {
+      await this.#take(piece);
+    }
   }
 
   /** The digest of what was decoded. */
@@ -250,7 +268,9 @@ async function failureOf(work: Promise<void>): Promise<ImageError | undefined> {
     await work;
     return undefined;
   } catch (error) {
-    if (error instanceof ImageError) return error;
+    if (error instanceof ImageError) {
+      return error;
+    }
     throw error;
   }
 }

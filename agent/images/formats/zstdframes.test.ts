@@ -29,7 +29,9 @@ async function decode(stream: Buffer, pieces: readonly number[] = [stream.length
   }
   const out: Buffer[] = [];
   await pipeline(Readable.from(parts), new ZstdFrames(), createZstdDecompress(), async (decoded) => {
-    for await (const bytes of decoded) out.push(bytes as Buffer);
+    for await (const bytes of decoded) {
+      out.push(bytes as Buffer);
+    }
   });
   return Buffer.concat(out);
 }

@@ -47,15 +47,20 @@ export class ZstdFrames extends Transform {
       let from = 0;
       for (let at = 0; at < chunk.length; ) {
         const passes = this.#passes();
-        if (!passes) from = at;
+        if (!passes) {
+          from = at;
+        }
         at += this.#take(chunk.subarray(at));
-        if (!passes) from = at;
-        else if (this.#state.at === 'magic') {
+        if (!passes) {
+          from = at;
+        } else if (this.#state.at === 'magic') {
           this.push(chunk.subarray(from, at));
           from = at;
         }
       }
-      if (from < chunk.length) this.push(chunk.subarray(from));
+      if (from < chunk.length) {
+        this.push(chunk.subarray(from));
+      }
       callback();
     } catch (error) {
       callback(error as Error);
@@ -64,8 +69,11 @@ export class ZstdFrames extends Transform {
 
   override _flush(callback: TransformCallback): void {
     const between = this.#state.at === 'magic' && this.#seen.length === 0;
-    if (between && this.#frames > 0) callback();
-    else callback(invalid('it ends in the middle'));
+    if (between && this.#frames > 0) {
+      callback();
+    } else {
+      callback(invalid('it ends in the middle'));
+    }
   }
 
   /** Whether a frame's magic is one to be skipped is known only at its end. */
@@ -79,7 +87,9 @@ export class ZstdFrames extends Transform {
     if ('left' in state) {
       const taken = Math.min(bytes.length, state.left);
       state.left -= taken;
-      if (state.left === 0) this.#state = header(state.next);
+      if (state.left === 0) {
+        this.#state = header(state.next);
+      }
       return taken;
     }
     const part = bytes.subarray(0, state.need - this.#seen.length);
@@ -107,7 +117,9 @@ export class ZstdFrames extends Transform {
 
   #magic(seen: Buffer): State {
     const magic = seen.readUInt32LE(0);
-    if ((magic & SKIPPABLE_MASK) >>> 0 === SKIPPABLE_MAGIC) return header('skipSize');
+    if ((magic & SKIPPABLE_MASK) >>> 0 === SKIPPABLE_MAGIC) {
+      return header('skipSize');
+    }
     if (magic !== FRAME_MAGIC) {
       throw invalid(this.#frames === 0 ? 'it is not zstd' : 'something follows its last frame');
     }
@@ -128,10 +140,14 @@ export class ZstdFrames extends Transform {
   #block(word: number): State {
     const last = (word & 1) !== 0;
     const type = (word >> 1) & 3;
-    if (type === 3) throw invalid('it has a block of no known type');
+    if (type === 3) {
+      throw invalid('it has a block of no known type');
+    }
     // A run is one byte, however long.
     const size = type === 1 ? 1 : word >> 3;
-    if (!last) return body('body', size, 'block');
+    if (!last) {
+      return body('body', size, 'block');
+    }
     return body('body', size + (this.#checksum ? CHECKSUM_BYTES : 0), 'magic');
   }
 }

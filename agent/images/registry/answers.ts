@@ -28,8 +28,12 @@ export async function refusal(response: Response, asked: Asked): Promise<ImageEr
   const isOwn = url.origin === asked.registry.origin;
   const said = [code, message].filter((part) => part !== undefined && part !== '').join(': ');
   const words = [`${asked.what}: ${url.host} answered ${status}`];
-  if (said !== '') words.push(` (${said})`);
-  if (isOwn) words.push(hintFor(status, asked.hasCredential));
+  if (said !== '') {
+    words.push(` (${said})`);
+  }
+  if (isOwn) {
+    words.push(hintFor(status, asked.hasCredential));
+  }
   const error = new ImageError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', words.join(''));
   // An address at storage is signed for minutes: the registry gives a new one when it is asked again.
   const isTransient = isTransientStatus(status) || (!isOwn && status < 500);
@@ -51,7 +55,9 @@ export async function readBody(
     for await (const chunk of response.body as AsyncIterable<Buffer>) {
       size += chunk.length;
       // Leaving the loop closes the connection.
-      if (size > limitBytes) return undefined;
+      if (size > limitBytes) {
+        return undefined;
+      }
       chunks.push(chunk);
     }
   } catch (error) {
@@ -61,8 +67,12 @@ export async function readBody(
 }
 
 function reasonFor(status: number, code: string | undefined): ImageErrorReason {
-  if (code === 'DIGEST_INVALID') return 'DigestMismatch';
-  if (status === 401 || status === 403) return 'ImageAccessDenied';
+  if (code === 'DIGEST_INVALID') {
+    return 'DigestMismatch';
+  }
+  if (status === 401 || status === 403) {
+    return 'ImageAccessDenied';
+  }
   return status === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
 }
 
@@ -88,12 +98,16 @@ async function readError(
     // What the status says is known whatever became of the rest.
     return { message: `its message broke off: ${error instanceof Error ? error.message : String(error)}` };
   }
-  if (body === undefined || body.length === 0) return {};
+  if (body === undefined || body.length === 0) {
+    return {};
+  }
   try {
     const [first] = errorsSchema.parse(JSON.parse(body.toString('utf8'))).errors;
     return { code: printable(first?.code), message: printable(first?.message) };
   } catch (error) {
-    if (!(error instanceof SyntaxError || error instanceof z.ZodError)) throw error;
+    if (!(error instanceof SyntaxError || error instanceof z.ZodError)) {
+      throw error;
+    }
     return {};
   }
 }

@@ -30,7 +30,9 @@ export function blobStream(
   return new Readable({
     highWaterMark: READ_AHEAD_BYTES,
     read() {
-      if (isReading) return;
+      if (isReading) {
+        return;
+      }
       isReading = true;
       chunks.next().then(
         ({ done, value }) => {
@@ -66,8 +68,9 @@ async function* read(
         attempts.progress(chunk.length);
         yield chunk;
       }
-      if (at < range.end)
+      if (at < range.end) {
         throw new TransientError(new ImageError('ImageFetchFailed', `${what} broke off at byte ${at}`));
+      }
     } catch (error) {
       await attempts.failed(networkError(error, what, signal), signal);
     }
@@ -96,7 +99,9 @@ async function open(
   );
   const mistake =
     response.status === 206 ? rangeMistake(response, start, end, size) : wholeMistake(response, size);
-  if (mistake === undefined) return { response, skip: response.status === 206 ? 0 : start };
+  if (mistake === undefined) {
+    return { response, skip: response.status === 206 ? 0 : start };
+  }
   // Closes the connection when there is much of it.
   await response.body.dump();
   throw new ImageError('ImageFetchFailed', `${session.named(digest)}: ${response.url.host} ${mistake}`);
@@ -111,30 +116,46 @@ async function* cut(response: Response, skip: number, length: number): AsyncGene
     toSkip -= from;
     const wanted = chunk.subarray(from, from + left);
     left -= wanted.length;
-    if (wanted.length > 0) yield wanted;
-    if (left === 0) return;
+    if (wanted.length > 0) {
+      yield wanted;
+    }
+    if (left === 0) {
+      return;
+    }
   }
 }
 
 function rangeMistake({ headers }: Response, start: number, end: number, size: number): string | undefined {
   const header = headers['content-range'];
   const match = typeof header === 'string' ? /^bytes (\d+)-(\d+)\/(\d+|\*)$/.exec(header.trim()) : null;
-  if (match === null) return 'answered with a part and does not say which';
+  if (match === null) {
+    return 'answered with a part and does not say which';
+  }
   const [first, last, total] = [Number(match[1]), Number(match[2]), match[3]];
-  if (total !== '*' && Number(total) !== size) return `has ${total} bytes of it, its manifest says ${size}`;
-  if (first === start && last >= first && last < end) return undefined;
+  if (total !== '*' && Number(total) !== size) {
+    return `has ${total} bytes of it, its manifest says ${size}`;
+  }
+  if (first === start && last >= first && last < end) {
+    return undefined;
+  }
   return `answered with bytes ${first}-${last}, not ${start}-${end - 1}`;
 }
 
 function wholeMistake({ status, headers }: Response, size: number): string | undefined {
-  if (status !== 200) return `answered ${status}`;
+  if (status !== 200) {
+    return `answered ${status}`;
+  }
   const length = headers['content-length'];
-  if (length === undefined || Number(length) === size) return undefined;
+  if (length === undefined || Number(length) === size) {
+    return undefined;
+  }
   return `has ${String(length)} bytes of it, its manifest says ${size}`;
 }
 
 function checkRange({ start, end }: Range, { size }: Descriptor, what: string): void {
   const isRange =
     Number.isSafeInteger(start) && Number.isSafeInteger(end) && start >= 0 && start <= end && end <= size;
-  if (!isRange) throw new RangeError(`bytes ${start} to ${end} of ${what}, which has ${size}`);
+  if (!isRange) {
+    throw new RangeError(`bytes ${start} to ${end} of ${what}, which has ${size}`);
+  }
 }

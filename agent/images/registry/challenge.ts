@@ -18,7 +18,9 @@ const TOKEN68 = /[\w.~+/-]+=*(?=[ \t]*(?:,|$))/y;
 
 /** Several challenges may stand in one header, and several headers may be there. What cannot be read ends its header. */
 export function parseChallenges(header: string | string[] | undefined): Challenge[] {
-  if (header === undefined) return [];
+  if (header === undefined) {
+    return [];
+  }
   return (typeof header === 'string' ? [header] : header).flatMap((text) => new Reader(text).challenges());
 }
 
@@ -35,7 +37,9 @@ class Reader {
     for (;;) {
       this.#take(SEPARATORS);
       const scheme = this.#take(SCHEME)?.[0];
-      if (scheme === undefined) return found;
+      if (scheme === undefined) {
+        return found;
+      }
       this.#take(SPACE);
       found.push({ scheme: scheme.toLowerCase(), parameters: this.#parameters() });
     }
@@ -49,20 +53,28 @@ class Reader {
       const parameter = this.#parameter();
       if (parameter === undefined) {
         this.#at = before;
-        if (parameters.size === 0) this.#take(TOKEN68);
+        if (parameters.size === 0) {
+          this.#take(TOKEN68);
+        }
         return parameters;
       }
       const [name, value] = parameter;
-      if (!parameters.has(name)) parameters.set(name, value);
+      if (!parameters.has(name)) {
+        parameters.set(name, value);
+      }
     }
   }
 
   /** `name=value`; a name without a value is the scheme of the next challenge. */
   #parameter(): [string, string] | undefined {
     const name = this.#take(TOKEN)?.[0].toLowerCase();
-    if (name === undefined || this.#take(EQUALS) === undefined) return undefined;
+    if (name === undefined || this.#take(EQUALS) === undefined) {
+      return undefined;
+    }
     const quoted = this.#take(QUOTED)?.[1];
-    if (quoted !== undefined) return [name, quoted.replace(/\\(.)/g, '$1')];
+    if (quoted !== undefined) {
+      return [name, quoted.replace(/\\(.)/g, '$1')];
+    }
     const value = this.#take(TOKEN)?.[0];
     return value === undefined ? undefined : [name, value];
   }
@@ -70,7 +82,9 @@ class Reader {
   #take(pattern: RegExp): RegExpExecArray | undefined {
     pattern.lastIndex = this.#at;
     const match = pattern.exec(this.#text) ?? undefined;
-    if (match !== undefined) this.#at = pattern.lastIndex;
+    if (match !== undefined) {
+      this.#at = pattern.lastIndex;
+    }
     return match;
   }
 }

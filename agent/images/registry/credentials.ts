@@ -59,7 +59,9 @@ export class Keyring {
     const seen = new Set<string>();
     return found.flatMap(({ credential }) => {
       const print = fingerprint(credential);
-      if (seen.has(print)) return [];
+      if (seen.has(print)) {
+        return [];
+      }
       seen.add(print);
       return [credential];
     });
@@ -70,7 +72,9 @@ const fingerprintKey = randomBytes(32);
 
 /** Tells credentials apart in caches, within this process only: it says nothing to others, and is another one after a restart. */
 export function fingerprint(credential: Credential | undefined): string {
-  if (credential === undefined) return 'anonymous';
+  if (credential === undefined) {
+    return 'anonymous';
+  }
   const parts =
     credential.type === 'password'
       ? [credential.type, credential.username, credential.password]
@@ -80,7 +84,9 @@ export function fingerprint(credential: Credential | undefined): string {
 
 function readConfig(text: string, which: string): Key[] {
   const document = parseJson(text);
-  if (document === undefined) throw new Error(`${which} is not JSON`);
+  if (document === undefined) {
+    throw new Error(`${which} is not JSON`);
+  }
   const result = configSchema.safeParse(document);
   if (!result.success) {
     const [issue] = result.error.issues;
@@ -98,16 +104,26 @@ function parseJson(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch (error) {
-    if (error instanceof SyntaxError) return undefined;
+    if (error instanceof SyntaxError) {
+      return undefined;
+    }
     throw error;
   }
 }
 
 function readEntry(entry: z.infer<typeof entrySchema>, where: string): Credential | undefined {
-  if (entry.registrytoken) return { type: 'registryToken', token: entry.registrytoken };
-  if (entry.identitytoken) return { type: 'identityToken', token: entry.identitytoken };
-  if (entry.auth) return readAuth(entry.auth, where);
-  if (entry.username === undefined && entry.password === undefined) return undefined;
+  if (entry.registrytoken) {
+    return { type: 'registryToken', token: entry.registrytoken };
+  }
+  if (entry.identitytoken) {
+    return { type: 'identityToken', token: entry.identitytoken };
+  }
+  if (entry.auth) {
+    return readAuth(entry.auth, where);
+  }
+  if (entry.username === undefined && entry.password === undefined) {
+    return undefined;
+  }
   if (!entry.username || entry.password === undefined) {
     throw new Error(`${where} has only one of username and password`);
   }
@@ -118,7 +134,9 @@ function readEntry(entry: z.infer<typeof entrySchema>, where: string): Credentia
 function readAuth(auth: string, where: string): Credential {
   const text = Buffer.from(auth, 'base64').toString('utf8');
   const colon = text.indexOf(':');
-  if (colon < 1) throw new Error(`${where}.auth is not the base64 of USER:PASSWORD`);
+  if (colon < 1) {
+    throw new Error(`${where}.auth is not the base64 of USER:PASSWORD`);
+  }
   return { type: 'password', username: text.slice(0, colon), password: text.slice(colon + 1) };
 }
 
@@ -126,7 +144,9 @@ function readAuth(auth: string, where: string): Credential {
 function readKey(name: string): Omit<Key, 'credential'> {
   const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');
   const path = rest.filter((segment) => segment !== '');
-  if (path[0] === 'v1' || path[0] === 'v2') path.shift();
+  if (path[0] === 'v1' || path[0] === 'v2') {
+    path.shift();
+  }
   return { ...splitHost(registry.toLowerCase()), path };
 }
 
@@ -141,8 +161,12 @@ function isGlob(key: Key): boolean {
 
 /** A star stands for anything within one label of a name. */
 function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
-  if (key.port !== asked.port) return false;
-  if (!isGlob(key)) return key.host === asked.host;
+  if (key.port !== asked.port) {
+    return false;
+  }
+  if (!isGlob(key)) {
+    return key.host === asked.host;
+  }
   const patterns = key.host.split('.');
   const labels = asked.host.split('.');
   return (
@@ -155,12 +179,18 @@ function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
 function labelMatches(pattern: string, label: string): boolean {
   const [first = '', ...rest] = pattern.split('*');
   const last = rest.pop();
-  if (last === undefined) return pattern === label;
-  if (!label.startsWith(first) || !label.endsWith(last)) return false;
+  if (last === undefined) {
+    return pattern === label;
+  }
+  if (!label.startsWith(first) || !label.endsWith(last)) {
+    return false;
+  }
   let at = first.length;
   for (const part of rest) {
     const found = label.indexOf(part, at);
-    if (found < 0) return false;
+    if (found < 0) {
+      return false;
+    }
     at = found + part.length;
   }
   return at <= label.length - last.length;

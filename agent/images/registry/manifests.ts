@@ -83,7 +83,9 @@ export function pick({ manifests }: Index, architecture: string, what: string): 
   // Attestations are entries as well, of the platform unknown/unknown.
   const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));
   const found = images.find(({ platform }) => platform?.architecture === architecture);
-  if (found !== undefined) return found.digest;
+  if (found !== undefined) {
+    return found.digest;
+  }
   const there = images.map(({ platform }) => `${platform?.os}/${platform?.architecture}`);
   const list = there.length === 0 ? 'none for linux or darwin' : printable(there.join(', '));
   throw new ImageError(
@@ -98,8 +100,12 @@ const mediaTypeSchema = z.looseObject({ mediaType: z.string().optional() });
 function mediaTypeOf(document: unknown, contentType: string, what: string): string {
   const header = contentType.split(';', 1).join('').trim().toLowerCase();
   const { mediaType = '' } = check(mediaTypeSchema, document, what);
-  if (mediaType === '' || mediaType === header) return header;
-  if (!INDEXES.has(header) && !MANIFESTS.has(header)) return mediaType;
+  if (mediaType === '' || mediaType === header) {
+    return header;
+  }
+  if (!INDEXES.has(header) && !MANIFESTS.has(header)) {
+    return mediaType;
+  }
   const words = `calls itself ${printable(mediaType)}, its registry calls it ${printable(header)}`;
   throw new ImageError('ImageInvalid', `the manifest of ${what} ${words}`);
 }
@@ -114,7 +120,9 @@ function parseJson(bytes: Buffer, what: string): unknown {
 
 function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
   const result = schema.safeParse(document);
-  if (result.success) return result.data;
+  if (result.success) {
+    return result.data;
+  }
   const [issue] = result.error.issues;
   const where = issue?.path.join('.') || 'its top';
   throw new ImageError(

@@ -28,29 +28,47 @@ export function isSha256(digest: string): boolean {
 
 /** Any spelling of a reference. Throws an ImageError that names what is wrong with it. */
 export function parseReference(text: string): Reference {
-  if (text.length > IMAGE_NAME_LENGTH) throw bad(text.slice(0, 64), `longer than ${IMAGE_NAME_LENGTH}`);
+  if (text.length > IMAGE_NAME_LENGTH) {
+    throw bad(text.slice(0, 64), `longer than ${IMAGE_NAME_LENGTH}`);
+  }
   const [named = '', digest, ...more] = normaliseImageName(text).split('@');
   const slash = named.indexOf('/');
   const [repository = '', tag, ...rest] = named.slice(slash + 1).split(':');
-  if (more.length > 0 || rest.length > 0) throw bad(text, 'more than one tag or digest');
+  if (more.length > 0 || rest.length > 0) {
+    throw bad(text, 'more than one tag or digest');
+  }
   const reference: Reference = { registry: named.slice(0, slash), repository };
-  if (tag !== undefined) reference.tag = tag;
-  if (digest !== undefined) reference.digest = digest;
+  if (tag !== undefined) {
+    reference.tag = tag;
+  }
+  if (digest !== undefined) {
+    reference.digest = digest;
+  }
   const mistake = mistakeIn(reference);
-  if (mistake !== undefined) throw bad(text, mistake);
+  if (mistake !== undefined) {
+    throw bad(text, mistake);
+  }
   return reference;
 }
 
 function mistakeIn({ registry, repository, tag, digest }: Reference): string | undefined {
-  if (!isRegistry(registry)) return `"${registry}" is no name of a registry`;
-  if (!REPOSITORY.test(repository)) return `"${repository}" is no name of a repository`;
-  if (tag !== undefined && !TAG.test(tag)) return `"${tag}" is no tag`;
+  if (!isRegistry(registry)) {
+    return `"${registry}" is no name of a registry`;
+  }
+  if (!REPOSITORY.test(repository)) {
+    return `"${repository}" is no name of a repository`;
+  }
+  if (tag !== undefined && !TAG.test(tag)) {
+    return `"${tag}" is no tag`;
+  }
   return digest === undefined || SHA256.test(digest) ? undefined : digestMistake(digest);
 }
 
 /** What URLs read as another host (`0x7f.1` is 127.0.0.1 to them) or refuse (port 70000) is no name of a registry. */
 function isRegistry(text: string): boolean {
-  if (!REGISTRY.test(text)) return false;
+  if (!REGISTRY.test(text)) {
+    return false;
+  }
   const [, host = '', port = ''] = /^(.*?)(?::(\d+))?$/.exec(text) ?? [];
   const url = URL.parse(`http://${text}`);
   return url?.hostname === host && (port === '' || Number(url.port || HTTP_PORT) === Number(port));

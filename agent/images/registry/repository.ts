@@ -46,7 +46,9 @@ export class HttpRepository implements Repository {
     await response.body.dump();
     const digest = digestHeader(response);
     // Old registries don't tell it.
-    if (digest === undefined) return (await this.#manifest(reference, signal)).digest;
+    if (digest === undefined) {
+      return (await this.#manifest(reference, signal)).digest;
+    }
     this.#checkDigest(reference, digest);
     return digest;
   }
@@ -60,8 +62,9 @@ export class HttpRepository implements Repository {
     const tagDigest = fetched.digest;
     for (let depth = 0; depth <= INDEX_DEPTH; depth += 1) {
       const { digest, document } = fetched;
-      if (document.kind === 'manifest')
+      if (document.kind === 'manifest') {
         return { digest, tagDigest, architecture, manifest: document.manifest };
+      }
       const chosen = pick(document.index, architecture, this.#session.named(reference));
       fetched = await this.#manifest(chosen, signal);
     }
@@ -83,7 +86,9 @@ export class HttpRepository implements Repository {
     }
     const content = Buffer.concat(chunks);
     const found = digestOf(content);
-    if (found !== digest) throw new ImageError('DigestMismatch', `${what} came with the digest ${found}`);
+    if (found !== digest) {
+      throw new ImageError('DigestMismatch', `${what} came with the digest ${found}`);
+    }
     return content;
   }
 
@@ -101,7 +106,9 @@ export class HttpRepository implements Repository {
   }
 
   async upload(blob: UploadBlob, signal: AbortSignal): Promise<void> {
-    if (await this.has(blob.digest, signal)) return;
+    if (await this.has(blob.digest, signal)) {
+      return;
+    }
     await uploadBlob(this.#session, blob, signal);
   }
 
@@ -177,7 +184,9 @@ export class HttpRepository implements Repository {
 
   /** A reference that is a digest names one content only. */
   #checkDigest(reference: string, digest: string): void {
-    if (!reference.includes(':') || reference === digest) return;
+    if (!reference.includes(':') || reference === digest) {
+      return;
+    }
     throw new ImageError(
       'DigestMismatch',
       `${this.#session.named(reference)} came with the digest ${digest}`,

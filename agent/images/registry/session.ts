@@ -77,7 +77,9 @@ export class Session {
       }
     }
     const { status } = response;
-    if ((status >= 200 && status < 300) || ask.accept?.includes(status) === true) return response;
+    if ((status >= 200 && status < 300) || ask.accept?.includes(status) === true) {
+      return response;
+    }
     throw await refusal(response, { what, registry: this.#base, hasCredential: !this.isAnonymous });
   }
 

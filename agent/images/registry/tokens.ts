@@ -61,10 +61,16 @@ export class Tokens {
 
   /** What to send first; undefined: nothing, and see what the registry wants. */
   async current(need: Need, signal: AbortSignal): Promise<string | undefined> {
-    if (need.credential?.type === 'registryToken') return bearer(need.credential.token, need.what);
+    if (need.credential?.type === 'registryToken') {
+      return bearer(need.credential.token, need.what);
+    }
     const entry = this.#entries.get(keyOf(need));
-    if (entry === undefined) return undefined;
-    if (performance.now() < entry.expiresAt) return entry.header;
+    if (entry === undefined) {
+      return undefined;
+    }
+    if (performance.now() < entry.expiresAt) {
+      return entry.header;
+    }
     return await this.#fetch(need, entry.challenge, signal);
   }
 
@@ -75,20 +81,28 @@ export class Tokens {
     sent: string | undefined,
     signal: AbortSignal,
   ): Promise<string | undefined> {
-    if (need.credential?.type === 'registryToken') return undefined;
+    if (need.credential?.type === 'registryToken') {
+      return undefined;
+    }
     const known = this.#entries.get(keyOf(need))?.header;
     // Another request has been through this meanwhile.
-    if (known !== undefined && known !== sent) return known;
+    if (known !== undefined && known !== sent) {
+      return known;
+    }
     this.#entries.delete(keyOf(need));
     const challenges = parseChallenges(response.headers['www-authenticate']);
     const token = challenges.find(({ scheme, parameters }) => scheme === 'bearer' && parameters.has('realm'));
-    if (token !== undefined) return await this.#fetch(need, token, signal);
+    if (token !== undefined) {
+      return await this.#fetch(need, token, signal);
+    }
     const basic = challenges.find(({ scheme }) => scheme === 'basic');
     return basic === undefined || sent !== undefined ? undefined : this.#basic(need, basic);
   }
 
   #basic(need: Need, challenge: Challenge): string | undefined {
-    if (need.credential?.type !== 'password') return undefined;
+    if (need.credential?.type !== 'password') {
+      return undefined;
+    }
     const header = basicOf(need.credential);
     this.#remember(need, { header, expiresAt: Infinity, challenge });
     return header;
@@ -122,7 +136,9 @@ export class Tokens {
     this.#entries.delete(key);
     this.#entries.set(key, entry);
     const [oldest] = this.#entries.keys();
-    if (this.#entries.size > CACHE_LIMIT && oldest !== undefined) this.#entries.delete(oldest);
+    if (this.#entries.size > CACHE_LIMIT && oldest !== undefined) {
+      this.#entries.delete(oldest);
+    }
   }
 }
 
@@ -154,28 +170,39 @@ function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string
   const common = { what, followsRedirects: false };
   if (credential?.type === 'identityToken') {
     const form = new URLSearchParams({ grant_type: 'refresh_token', client_id: CLIENT_ID });
-    if (service !== undefined) form.set('service', service);
+    if (service !== undefined) {
+      form.set('service', service);
+    }
     form.set('scope', scopes.join(' '));
     form.set('refresh_token', credential.token);
     const headers = { 'content-type': 'application/x-www-form-urlencoded' };
     return { ...common, method: 'POST', url: realm, headers, body: () => Buffer.from(form.toString()) };
   }
   const url = new URL(realm);
-  if (service !== undefined) url.searchParams.set('service', service);
-  for (const scope of scopes) url.searchParams.append('scope', scope);
+  if (service !== undefined) {
+    url.searchParams.set('service', service);
+  }
+  for (const scope of scopes) {
+    url.searchParams.append('scope', scope);
+  }
   const authorization = credential?.type === 'password' ? basicOf(credential) : undefined;
   return { ...common, method: 'GET', url, headers: {}, authorization };
 }
 
 function parseReply(body: Buffer | undefined, what: string): { token: string; seconds: number } {
-  if (body === undefined)
+  if (body === undefined) {
     throw new ImageError('ImageFetchFailed', `${what} is larger than ${TOKEN_BODY_BYTES} bytes`);
+  }
   try {
     const reply = replySchema.parse(JSON.parse(body.toString('utf8')));
     const token = reply.token ?? reply.access_token;
-    if (token !== undefined) return { token, seconds: reply.expires_in ?? EXPIRES_SECONDS };
+    if (token !== undefined) {
+      return { token, seconds: reply.expires_in ?? EXPIRES_SECONDS };
+    }
   } catch (error) {
-    if (!(error instanceof SyntaxError || error instanceof z.ZodError)) throw error;
+    if (!(error instanceof SyntaxError || error instanceof z.ZodError)) {
+      throw error;
+    }
   }
   // Its content may be a token in another shape, so it is not told.
   throw new ImageError('ImageFetchFailed', `${what} cannot be read`);

@@ -94,7 +94,9 @@ export class Transport {
     let { url } = exchange;
     for (let hop = 0; hop <= REDIRECT_LIMIT; hop += 1) {
       const response = await this.#exchange(exchange, url, signal);
-      if (!REDIRECTS.has(response.status) || exchange.followsRedirects === false) return response;
+      if (!REDIRECTS.has(response.status) || exchange.followsRedirects === false) {
+        return response;
+      }
       await response.body.dump();
       url = nextUrl(exchange, url, response);
     }
@@ -161,7 +163,9 @@ function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): U
 
 /** Only http and https, and never from https to http. Throws ImageError. */
 export function checkNoDowngrade(from: URL, to: URL, what: string): void {
-  if (to.protocol === 'https:' || (to.protocol === 'http:' && from.protocol === 'http:')) return;
+  if (to.protocol === 'https:' || (to.protocol === 'http:' && from.protocol === 'http:')) {
+    return;
+  }
   throw new ImageError(
     'ImageFetchFailed',
     `${what}: ${from.host} leads from ${from.protocol}// to ${to.protocol}//${to.host}, which is refused`,

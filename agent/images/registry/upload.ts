@@ -13,7 +13,9 @@ import type { UploadBlob } from './types.ts';
  * @throws ImageError
  */
 export async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<void> {
-  if (!isSha256(blob.digest)) throw new TypeError(`${blob.digest} is no sha256 digest`);
+  if (!isSha256(blob.digest)) {
+    throw new TypeError(`${blob.digest} is no sha256 digest`);
+  }
   await retrying(async () => await put(session, blob, await begin(session, blob, signal), signal), signal);
 }
 

@@ -31,7 +31,9 @@ export class AttachmentFile {
     try {
       text = await readFile(this.#path, 'utf8');
     } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return undefined;
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') {
+        return undefined;
+      }
       throw error;
     }
     return fileSchema.parse(JSON.parse(text)).attachments;

@@ -21,9 +21,13 @@ export class CommandError extends Error {
 export function run(file: string, args: readonly string[], input?: string): Promise<string> {
   return new Promise((resolve, reject) => {
     const finished = (error: ExecFileException | null, stdout: string, stderr: string) => {
-      if (!error) resolve(stdout);
-      else if (error.code === 'ENOENT') reject(new NetworkSetupError(`the program ${file} is not installed`));
-      else reject(new CommandError([file, ...args].join(' '), stderr, error));
+      if (!error) {
+        resolve(stdout);
+      } else if (error.code === 'ENOENT') {
+        reject(new NetworkSetupError(`the program ${file} is not installed`));
+      } else {
+        reject(new CommandError([file, ...args].join(' '), stderr, error));
+      }
     };
     const child = execFile(
       file,
@@ -39,7 +43,9 @@ export function run(file: string, args: readonly string[], input?: string): Prom
 
 /** Runs `ip` once for all the commands, in order; stops at the first that fails. */
 export async function ip(commands: readonly string[]): Promise<void> {
-  if (commands.length === 0) return;
+  if (commands.length === 0) {
+    return;
+  }
   await run('ip', ['-batch', '-'], `${commands.join('\n')}\n`);
 }
 
@@ -54,8 +60,12 @@ export async function forgetConnections(filter: readonly string[]): Promise<void
       return;
     } catch (error) {
       const words = error instanceof CommandError ? error.stderr : '';
-      if (words.includes('0 flow entries have been deleted')) return;
-      if (pass === FORGET_PASSES || !words.includes("such conntrack doesn't exist")) throw error;
+      if (words.includes('0 flow entries have been deleted')) {
+        return;
+      }
+      if (pass === FORGET_PASSES || !words.includes("such conntrack doesn't exist")) {
+        throw error;
+      }
     }
   }
 }

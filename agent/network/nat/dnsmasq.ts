@@ -47,7 +47,9 @@ export class Dnsmasq {
       return commandLine.split('\0').includes(`--pid-file=${this.#pidFile}`) ? pid : undefined;
     } catch (error) {
       const code = (error as NodeJS.ErrnoException).code;
-      if (code === 'ENOENT' || code === 'ESRCH') return undefined;
+      if (code === 'ENOENT' || code === 'ESRCH') {
+        return undefined;
+      }
       throw error;
     }
   }
@@ -57,7 +59,9 @@ export class Dnsmasq {
     try {
       return (await readFile(this.#hostsFile, 'utf8')) === hostsText(attachments);
     } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'ENOENT') return false;
+      if ((error as NodeJS.ErrnoException).code === 'ENOENT') {
+        return false;
+      }
       throw error;
     }
   }
@@ -67,7 +71,9 @@ export class Dnsmasq {
     await mkdir(this.#directory, { recursive: true, mode: 0o755 });
     await writeWhole(this.#hostsFile, hostsText(attachments), 0o644);
     const pid = await this.pid();
-    if (pid !== undefined) signal(pid, 'SIGHUP');
+    if (pid !== undefined) {
+      signal(pid, 'SIGHUP');
+    }
   }
 
   /** Resolves once it serves; throws with dnsmasq's own words. */
@@ -78,7 +84,9 @@ export class Dnsmasq {
   async stop(): Promise<void> {
     for (const name of ['SIGTERM', 'SIGKILL'] as const) {
       const pid = await this.pid();
-      if (pid === undefined) break;
+      if (pid === undefined) {
+        break;
+      }
       signal(pid, name);
       await this.#gone();
     }
@@ -87,7 +95,9 @@ export class Dnsmasq {
 
   async #gone(): Promise<void> {
     const deadline = Date.now() + STOP_TIMEOUT_MILLISECONDS;
-    while (Date.now() < deadline && (await this.pid()) !== undefined) await delay(STOP_POLL_MILLISECONDS);
+    while (Date.now() < deadline && (await this.pid()) !== undefined) {
+      await delay(STOP_POLL_MILLISECONDS);
+    }
   }
 
   #arguments(): string[] {
@@ -124,6 +134,8 @@ function signal(pid: number, name: NodeJS.Signals): void {
   try {
     process.kill(pid, name);
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') throw error;
+    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') {
+      throw error;
+    }
   }
 }

@@ -60,8 +60,11 @@ function handedOver(child: ChildProcess): Promise<Socket> {
     );
     child.once('message', (_message, handle) => {
       clearTimeout(timer);
-      if (handle instanceof Socket) resolve(handle);
-      else fail('no socket came');
+      if (handle instanceof Socket) {
+        resolve(handle);
+      } else {
+        fail('no socket came');
+      }
     });
   });
 }

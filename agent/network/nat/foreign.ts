@@ -39,7 +39,9 @@ type Verdict = 'drop' | 'accept' | 'next';
 const MAXIMUM_DEPTH = 20;
 
 function textList(value: unknown): string[] {
-  if (typeof value === 'string') return [value];
+  if (typeof value === 'string') {
+    return [value];
+  }
   return Array.isArray(value) ? value.filter((one) => typeof one === 'string') : [];
 }
 
@@ -62,7 +64,9 @@ export function foreignTables(ruleset: readonly RulesetEntry[], ours: readonly s
   for (const entry of ruleset) {
     const name = tableOf(entry);
     const [kind, body] = Object.entries(entry)[0] ?? [];
-    if (name === undefined || kind === undefined || body === undefined || ours.includes(name)) continue;
+    if (name === undefined || kind === undefined || body === undefined || ours.includes(name)) {
+      continue;
+    }
     const table = tables.get(name) ?? {
       name,
       family: String(body['family']),
@@ -80,11 +84,14 @@ function packetsAt(family: string, hook: string, subject: Subject): Packet[] {
   const sent: Packet = { saddr: subject.address, etherSource: subject.macAddress };
   const received: Packet = { daddr: subject.address };
   if (family === 'bridge' || family === 'netdev') {
-    if (hook === 'ingress' || hook === 'prerouting' || hook === 'input')
+    if (hook === 'ingress' || hook === 'prerouting' || hook === 'input') {
       return [{ ...sent, iifname: subject.port }];
+    }
     return [{ ...received, oifname: subject.port, etherDestination: subject.macAddress }];
   }
-  if (hook === 'prerouting') return [{ ...sent, iifname: subject.bridge }];
+  if (hook === 'prerouting') {
+    return [{ ...sent, iifname: subject.bridge }];
+  }
   if (hook === 'forward' || hook === 'postrouting') {
     return [
       { ...sent, iifname: subject.bridge },
@@ -104,7 +111,9 @@ function verdictOf(
 ): { verdict: string; target: string | undefined } | undefined {
   for (const expression of expressions) {
     const [kind, body] = Object.entries(expression)[0] ?? [];
-    if (kind === undefined) continue;
+    if (kind === undefined) {
+      continue;
+    }
     if (['accept', 'drop', 'reject', 'return', 'jump', 'goto'].includes(kind)) {
       return { verdict: kind, target: (body as { target?: string } | null)?.target };
     }
@@ -116,17 +125,27 @@ function ruleMatches(table: Table, expressions: readonly Expression[], packet: P
   let answer: Answer = 'yes';
   for (const expression of expressions) {
     const one = matchExpression(expression, packet, table.sets);
-    if (one === 'no') return 'no';
-    if (one === 'maybe') answer = 'maybe';
+    if (one === 'no') {
+      return 'no';
+    }
+    if (one === 'maybe') {
+      answer = 'maybe';
+    }
   }
   return answer;
 }
 
 /** What a matching rule does; `undefined` to go on with the next one. */
 function follow(table: Table, found: Outcome, packet: Packet, depth: number): Verdict | undefined {
-  if (found.verdict === 'drop' || found.verdict === 'reject') return 'drop';
-  if (found.verdict === 'accept') return 'accept';
-  if (found.verdict === 'return') return 'next';
+  if (found.verdict === 'drop' || found.verdict === 'reject') {
+    return 'drop';
+  }
+  if (found.verdict === 'accept') {
+    return 'accept';
+  }
+  if (found.verdict === 'return') {
+    return 'next';
+  }
   const target = table.chains.get(found.target ?? '');
   const verdict = target && depth < MAXIMUM_DEPTH ? walk(table, target, packet, depth + 1) : 'next';
   return verdict === 'next' && found.verdict === 'jump' ? undefined : verdict;
@@ -138,14 +157,18 @@ function walk(table: Table, chain: Chain, packet: Packet, depth = 0): Verdict {
     const found = verdictOf(expressions);
     const applies = found && ruleMatches(table, expressions, packet) === 'yes';
     const verdict = applies ? follow(table, found, packet, depth) : undefined;
-    if (verdict !== undefined) return verdict;
+    if (verdict !== undefined) {
+      return verdict;
+    }
   }
   return 'next';
 }
 
 function stops(table: Table, chain: Chain, subject: Subject): boolean {
   const { hook } = chain;
-  if (hook === undefined) return false;
+  if (hook === undefined) {
+    return false;
+  }
   if (
     table.family === 'netdev' &&
     !chain.devices.some((one) => one === subject.port || one === subject.bridge)

@@ -71,12 +71,18 @@ function stableMac(text: string): string {
 /** Throws {@link NetworkSetupError} for a name or subnet that cannot be used. */
 export function layoutOf(options: NatOptions): Layout {
   for (const name of [options.bridge, options.table]) {
-    if (!INTERFACE_NAME.test(name)) throw new NetworkSetupError(`not a name for a bridge or table: ${name}`);
+    if (!INTERFACE_NAME.test(name)) {
+      throw new NetworkSetupError(`not a name for a bridge or table: ${name}`);
+    }
   }
   const subnet = parseSubnet(options.subnet);
   const outerSubnet = parseSubnet(options.probeSubnet);
-  if (outerSubnet.prefix !== 24) throw new NetworkSetupError('the probe subnet must be a /24');
-  if (subnet.prefix > 26) throw new NetworkSetupError('the guests need a subnet of /26 or larger');
+  if (outerSubnet.prefix !== 24) {
+    throw new NetworkSetupError('the probe subnet must be a /24');
+  }
+  if (subnet.prefix > 26) {
+    throw new NetworkSetupError('the guests need a subnet of /26 or larger');
+  }
   const id = hash(options.bridge, 4);
   return {
     bridge: options.bridge,
@@ -114,7 +120,9 @@ export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<st
   const start = Number.parseInt(hash(uid, 8), 16) % room;
   for (let step = 0; step < room; step++) {
     const address = addressAt(layout.subnet, FIRST_GUEST + ((start + step) % room));
-    if (!taken.has(address)) return address;
+    if (!taken.has(address)) {
+      return address;
+    }
   }
   throw new NetworkSetupError(`no free address in the guests' subnet of ${room}`);
 }

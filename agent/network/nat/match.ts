@@ -37,18 +37,24 @@ interface Selector {
 
 function selectorName(left: unknown): string {
   const { meta, payload } = (left ?? {}) as Selector;
-  if (meta) return `meta ${meta.key}`;
+  if (meta) {
+    return `meta ${meta.key}`;
+  }
   return payload ? `${payload.protocol} ${payload.field}` : '';
 }
 
 function negate(answer: Answer): Answer {
-  if (answer === 'maybe') return 'maybe';
+  if (answer === 'maybe') {
+    return 'maybe';
+  }
   return answer === 'yes' ? 'no' : 'yes';
 }
 
 function isOneOf(value: string, members: readonly unknown[], sets: Sets): Answer {
   const answers = members.map((member) => isEqual(value, member, sets));
-  if (answers.includes('yes')) return 'yes';
+  if (answers.includes('yes')) {
+    return 'yes';
+  }
   return answers.includes('maybe') ? 'maybe' : 'no';
 }
 
@@ -61,7 +67,9 @@ function isText(value: string, right: string, sets: Sets): Answer {
     const members = sets.get(right.slice(1));
     return members ? isOneOf(value, members, sets) : 'maybe';
   }
-  if (right.endsWith('*')) return yesNo(value.startsWith(right.slice(0, -1)));
+  if (right.endsWith('*')) {
+    return yesNo(value.startsWith(right.slice(0, -1)));
+  }
   return yesNo(value === right);
 }
 
@@ -81,22 +89,36 @@ function isInSpan(value: string, { prefix, range }: Literal): Answer {
     const first = toNumber(prefix.addr);
     return isWithin(value, first, first + 2 ** (32 - prefix.len) - 1);
   }
-  if (range?.every((end) => isIPv4(end))) return isWithin(value, toNumber(range[0]), toNumber(range[1]));
+  if (range?.every((end) => isIPv4(end))) {
+    return isWithin(value, toNumber(range[0]), toNumber(range[1]));
+  }
   return 'maybe';
 }
 
 function isEqual(value: string, right: unknown, sets: Sets): Answer {
-  if (typeof right === 'string') return isText(value, right, sets);
-  if (typeof right !== 'object' || right === null) return 'maybe';
+  if (typeof right === 'string') {
+    return isText(value, right, sets);
+  }
+  if (typeof right !== 'object' || right === null) {
+    return 'maybe';
+  }
   const literal = right as Literal;
-  if (literal.set) return isOneOf(value, literal.set, sets);
-  if (literal.elem) return isEqual(value, literal.elem.val, sets);
+  if (literal.set) {
+    return isOneOf(value, literal.set, sets);
+  }
+  if (literal.elem) {
+    return isEqual(value, literal.elem.val, sets);
+  }
   return isInSpan(value, literal);
 }
 
 function isAboutIPv4(selector: string, right: unknown): Answer | undefined {
-  if (selector === 'meta nfproto') return yesNo(right === 'ipv4');
-  if (selector === 'meta protocol' || selector === 'ether type') return yesNo(right === 'ip');
+  if (selector === 'meta nfproto') {
+    return yesNo(right === 'ipv4');
+  }
+  if (selector === 'meta protocol' || selector === 'ether type') {
+    return yesNo(right === 'ip');
+  }
   return undefined;
 }
 
@@ -110,16 +132,24 @@ function compare({ left, right }: Comparison, packet: Packet, sets: Sets): Answe
   const selector = selectorName(left);
   const field = FIELDS[selector];
   const value = field === undefined ? undefined : packet[field];
-  if (value !== undefined) return isEqual(value, right, sets);
+  if (value !== undefined) {
+    return isEqual(value, right, sets);
+  }
   return isAboutIPv4(selector, right) ?? 'maybe';
 }
 
 /** `yes` for what is no condition at all, `maybe` for every condition on something not known. */
 export function matchExpression(expression: Record<string, unknown>, packet: Packet, sets: Sets): Answer {
   const [kind, body] = Object.entries(expression)[0] ?? [];
-  if (kind === undefined || NEUTRAL.has(kind)) return 'yes';
-  if (kind !== 'match') return 'maybe';
+  if (kind === undefined || NEUTRAL.has(kind)) {
+    return 'yes';
+  }
+  if (kind !== 'match') {
+    return 'maybe';
+  }
   const comparison = body as Comparison;
-  if (comparison.op === '==') return compare(comparison, packet, sets);
+  if (comparison.op === '==') {
+    return compare(comparison, packet, sets);
+  }
   return comparison.op === '!=' ? negate(compare(comparison, packet, sets)) : 'maybe';
 }

@@ -72,13 +72,15 @@ export class NatNetwork implements Network {
       await this.#load();
       const observed = await this.#state.observe(this.#all());
       const outside = this.#all().find((one) => !contains(this.#layout.subnet, one.address));
-      if (outside)
+      if (outside) {
         throw new NetworkSetupError(
           `machine ${outside.uid} has ${outside.address}, outside of the guests' subnet`,
         );
+      }
       const overlap = findOverlap(this.#layout, observed.links);
-      if (overlap !== undefined)
+      if (overlap !== undefined) {
         throw new NetworkSetupError(`the network for guests cannot be used: ${overlap}`);
+      }
       await this.#save();
       await this.#converge();
       const { bridge, subnet } = this.#options;
@@ -89,7 +91,9 @@ export class NatNetwork implements Network {
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
     return this.#turns.take(async () => {
       const macAddress = normaliseMacAddress(options.macAddress);
-      if (!options.running) await this.#requireFree(uid, options.ports);
+      if (!options.running) {
+        await this.#requireFree(uid, options.ports);
+      }
       const known = this.#attachments.get(uid);
       const attachment: Attachment = {
         uid,
@@ -102,8 +106,12 @@ export class NatNetwork implements Network {
       this.#attachments.set(uid, attachment);
       await this.#save();
       await this.#converge();
-      if (!options.running) this.#lostTaps.delete(attachment.tap);
-      if (JSON.stringify(known) !== JSON.stringify(attachment)) await this.#forget(attachment);
+      if (!options.running) {
+        this.#lostTaps.delete(attachment.tap);
+      }
+      if (JSON.stringify(known) !== JSON.stringify(attachment)) {
+        await this.#forget(attachment);
+      }
       return {
         arguments: [
           '-netdev',
@@ -118,7 +126,9 @@ export class NatNetwork implements Network {
   detach(uid: string): Promise<void> {
     return this.#turns.take(async () => {
       const attachment = this.#attachments.get(uid);
-      if (!attachment) return;
+      if (!attachment) {
+        return;
+      }
       // Saved last: an agent that dies in between finds the attachment and detaches again.
       this.#attachments.delete(uid);
       this.#lostTaps.delete(attachment.tap);
@@ -177,7 +187,9 @@ export class NatNetwork implements Network {
 
   async #converge(): Promise<void> {
     const { failed } = await this.#state.converge(this.#reachable());
-    if (failed !== undefined) throw new NetworkSetupError(failed);
+    if (failed !== undefined) {
+      throw new NetworkSetupError(failed);
+    }
   }
 
   /** Counters begin again at nothing when the rules are loaded anew. */
@@ -189,7 +201,9 @@ export class NatNetwork implements Network {
       const name = refusalCounter(tap);
       const [then, now] = [before.get(name) ?? 0, this.#refused.get(name) ?? 0];
       const since = now < then ? now : now - then;
-      if (since > 0) refused[uid] = since;
+      if (since > 0) {
+        refused[uid] = since;
+      }
     }
     return refused;
   }
@@ -197,20 +211,28 @@ export class NatNetwork implements Network {
   /** A hypervisor that held a tap which had to be made again holds a dead one now. */
   #noticeTaps(done: readonly Repair[], links: Links): void {
     for (const repair of done) {
-      if (repair.kind === 'createTap' && this.#heldTaps.has(repair.device)) this.#lostTaps.add(repair.device);
+      if (repair.kind === 'createTap' && this.#heldTaps.has(repair.device)) {
+        this.#lostTaps.add(repair.device);
+      }
     }
     this.#heldTaps = new Set(this.#all().flatMap(({ tap }) => (links.get(tap)?.carrier ? [tap] : [])));
-    for (const tap of this.#heldTaps) this.#lostTaps.delete(tap);
+    for (const tap of this.#heldTaps) {
+      this.#lostTaps.delete(tap);
+    }
   }
 
   async #load(): Promise<void> {
     const saved = await this.#file.load();
-    for (const attachment of saved ?? []) this.#attachments.set(attachment.uid, attachment);
+    for (const attachment of saved ?? []) {
+      this.#attachments.set(attachment.uid, attachment);
+    }
     this.#isLoaded = true;
   }
 
   async #save(): Promise<void> {
-    if (!this.#isLoaded) throw new NetworkSetupError('the network is not set up');
+    if (!this.#isLoaded) {
+      throw new NetworkSetupError('the network is not set up');
+    }
     await this.#file.save(this.#all());
   }
 
@@ -231,7 +253,9 @@ export class NatNetwork implements Network {
   async #requireFree(uid: string, ports: readonly MachinePort[]): Promise<void> {
     requireReservable(this.#options.ports, ports);
     for (const other of this.#all()) {
-      if (other.uid === uid) continue;
+      if (other.uid === uid) {
+        continue;
+      }
       const clash = ports.find((port) =>
         other.ports.some((held) => held.hostPort === port.hostPort && held.protocol === port.protocol),
       );
@@ -252,7 +276,9 @@ export class NatNetwork implements Network {
     const onHost = this.#options.hostAddress === undefined ? [] : ['--orig-dst', this.#options.hostAddress];
     const udp = ports.filter((port) => port.protocol === 'UDP');
     // One after the other: two that delete the same entry at once both fail.
-    for (const flag of ['--orig-src', '--orig-dst', '--reply-src']) await forgetConnections([flag, address]);
+    for (const flag of ['--orig-src', '--orig-dst', '--reply-src']) {
+      await forgetConnections([flag, address]);
+    }
     for (const port of udp) {
       await forgetConnections(['--proto', 'udp', '--orig-port-dst', String(port.hostPort), ...onHost]);
     }

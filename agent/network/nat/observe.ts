@@ -94,7 +94,9 @@ export async function readTable(name: string): Promise<RulesetEntry[]> {
     const text = await run('nft', ['--json', 'list', 'table', ...name.split(' ')]);
     return rulesetSchema.parse(JSON.parse(text)).nftables;
   } catch (error) {
-    if (error instanceof CommandError && error.stderr.includes('No such file or directory')) return [];
+    if (error instanceof CommandError && error.stderr.includes('No such file or directory')) {
+      return [];
+    }
     throw error;
   }
 }
@@ -120,8 +122,12 @@ const VOLATILE = new Set(['handle', 'index', 'packets', 'bytes']);
 
 /** Sets have no order of their own. */
 function canonical(value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(canonical);
-  if (typeof value !== 'object' || value === null) return value;
+  if (Array.isArray(value)) {
+    return value.map(canonical);
+  }
+  if (typeof value !== 'object' || value === null) {
+    return value;
+  }
   const entries = Object.entries(value).filter(([key]) => !VOLATILE.has(key));
   return Object.fromEntries(
     entries.map(([key, inner]) => {

@@ -81,13 +81,17 @@ class Host {
   }
 
   #create(name: string, kind: string): void {
-    if (this.links.has(name)) throw new Error(`${name} exists`);
+    if (this.links.has(name)) {
+      throw new Error(`${name} exists`);
+    }
     this.links.set(name, { ...FRESH, kind, addresses: [], ipv6: true });
   }
 
   #change(name: string, change: (link: Link) => void): void {
     const link = this.links.get(name);
-    if (!link) throw new Error(`${name} does not exist`);
+    if (!link) {
+      throw new Error(`${name} does not exist`);
+    }
     change(link);
   }
 }
@@ -96,8 +100,12 @@ function converge(host: Host, wanted: Attachment[]): Repair[] {
   const done: Repair[] = [];
   for (let round = 0; round < 3; round++) {
     const repairs = planRepairs(layout, wanted, host.observe());
-    if (repairs.length === 0) return done;
-    for (const repair of repairs) host.perform(repair);
+    if (repairs.length === 0) {
+      return done;
+    }
+    for (const repair of repairs) {
+      host.perform(repair);
+    }
     done.push(...repairs);
   }
   throw new Error('does not converge');
@@ -210,7 +218,9 @@ test('addresses are within the subnet, never twice, and stay the same for the sa
     fc.property(fc.uniqueArray(fc.uuid(), { minLength: 2, maxLength: 40 }), (names) => {
       const all = attachments(names).map((one) => one.address);
       expect(new Set(all).size).toBe(names.length);
-      for (const address of all) expect(address).toMatch(/^10\.213\.(\d|1[0-5])\.\d+$/);
+      for (const address of all) {
+        expect(address).toMatch(/^10\.213\.(\d|1[0-5])\.\d+$/);
+      }
       expect(chooseAddress(layout, names[0] ?? '', new Set())).toBe(all[0]);
     }),
   );

@@ -57,16 +57,24 @@ function planWithoutIPv6(device: string, link: Link | undefined): Repair[] {
 
 function planAddressed(device: string, address: string, link: Link | undefined): Repair[] {
   const repairs: Repair[] = [];
-  if (!link?.addresses.includes(address)) repairs.push({ kind: 'addressDevice', device, address });
-  if (!link?.up) repairs.push({ kind: 'raiseDevice', device });
+  if (!link?.addresses.includes(address)) {
+    repairs.push({ kind: 'addressDevice', device, address });
+  }
+  if (!link?.up) {
+    repairs.push({ kind: 'raiseDevice', device });
+  }
   return repairs;
 }
 
 /** A port of the bridge, connected and isolated from the other ports. A bridge made anew has none. */
 function planPort(layout: Layout, device: string, link: Link | undefined): Repair[] {
   const repairs: Repair[] = [];
-  if (link?.master !== layout.bridge || !link.isolated) repairs.push({ kind: 'connectPort', device });
-  if (!link?.up) repairs.push({ kind: 'raiseDevice', device });
+  if (link?.master !== layout.bridge || !link.isolated) {
+    repairs.push({ kind: 'connectPort', device });
+  }
+  if (!link?.up) {
+    repairs.push({ kind: 'raiseDevice', device });
+  }
   return repairs;
 }
 
@@ -83,8 +91,9 @@ function planProbe(layout: Layout, observed: Observed): Repair[] {
   const { innerPort, outerPort } = layout.probe;
   const inner = links.get(innerPort);
   const outer = links.get(outerPort);
-  if (!observed.probeEnds || inner?.kind !== 'veth' || outer?.kind !== 'veth')
+  if (!observed.probeEnds || inner?.kind !== 'veth' || outer?.kind !== 'veth') {
     return [{ kind: 'rebuildProbe' }];
+  }
   return [
     ...planPort(layout, innerPort, inner),
     ...planAddressed(outerPort, outerGatewayWithPrefix(layout), outer),
@@ -110,10 +119,18 @@ export function planRepairs(
     ...attachments.flatMap((one) => planTap(layout, one, links)),
     ...planProbe(layout, observed),
   ];
-  if (!observed.rulesCurrent) repairs.push({ kind: 'loadRules' });
-  if (!observed.forwarding) repairs.push({ kind: 'enableForwarding' });
-  if (!observed.dnsmasqKnows) repairs.push({ kind: 'informDnsmasq' });
-  if (!observed.dnsmasqRuns) repairs.push({ kind: 'startDnsmasq' });
+  if (!observed.rulesCurrent) {
+    repairs.push({ kind: 'loadRules' });
+  }
+  if (!observed.forwarding) {
+    repairs.push({ kind: 'enableForwarding' });
+  }
+  if (!observed.dnsmasqKnows) {
+    repairs.push({ kind: 'informDnsmasq' });
+  }
+  if (!observed.dnsmasqRuns) {
+    repairs.push({ kind: 'startDnsmasq' });
+  }
   return repairs;
 }
 
@@ -181,7 +198,9 @@ export function findOverlap(layout: Layout, links: Links): string | undefined {
   for (const [name, link] of links) {
     for (const { device, subnet } of ours) {
       const clash = link.addresses.find((one) => name !== device && overlapsSubnet(subnet, one));
-      if (clash !== undefined) return `${formatSubnet(subnet)} overlaps ${clash} on ${name}`;
+      if (clash !== undefined) {
+        return `${formatSubnet(subnet)} overlaps ${clash} on ${name}`;
+      }
     }
   }
   return undefined;

@@ -96,7 +96,9 @@ export class Probe {
 
   async #attempts(path: ProbePath): Promise<boolean> {
     for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
-      if (await this.#once(path)) return true;
+      if (await this.#once(path)) {
+        return true;
+      }
     }
     return false;
   }
@@ -132,7 +134,9 @@ export class Probe {
     const waiters = this.#innerWaiters;
     const waiter: Waiter = {
       matches: (payload, sender) => {
-        if (!payload.equals(token)) return false;
+        if (!payload.equals(token)) {
+          return false;
+        }
         this.#inner?.send(payload, sender.port, sender.address, () => undefined);
         return true;
       },
@@ -175,7 +179,9 @@ export class Probe {
   #listen(socket: Socket, waiters: Set<Waiter>): void {
     socket.on('message', (payload, sender) => {
       for (const waiter of waiters) {
-        if (waiter.matches(payload, sender)) waiter.done();
+        if (waiter.matches(payload, sender)) {
+          waiter.done();
+        }
       }
     });
     // Reported by the packet that does not arrive.
@@ -196,7 +202,9 @@ function dnsQuery(id: number, name: string): Buffer {
 
 /** An answer to this question with no error and at least one address. */
 function isDnsAnswer(payload: Buffer, query: Buffer): boolean {
-  if (payload.length < 12 || payload.readUInt16BE(0) !== query.readUInt16BE(0)) return false;
+  if (payload.length < 12 || payload.readUInt16BE(0) !== query.readUInt16BE(0)) {
+    return false;
+  }
   const flags = payload.readUInt16BE(2);
   return (flags & 0x8000) !== 0 && (flags & 0x000f) === 0 && payload.readUInt16BE(6) > 0;
 }

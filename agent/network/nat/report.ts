@@ -30,10 +30,14 @@ function machineFault(
   evidence: Evidence,
   probed: Set<string>,
 ): string | undefined {
-  if (evidence.lostTaps.has(one.tap)) return `its tap ${one.tap} was deleted under it; it needs a restart`;
+  if (evidence.lostTaps.has(one.tap)) {
+    return `its tap ${one.tap} was deleted under it; it needs a restart`;
+  }
   const withheld = one.ports.map((port) => evidence.withheldPorts.get(portName(port)));
   const ports = withheld.filter((fault) => fault !== undefined).join('; ');
-  if (ports !== '') return `not reached through a reserved port: ${ports}`;
+  if (ports !== '') {
+    return `not reached through a reserved port: ${ports}`;
+  }
   const subject = { address: one.address, macAddress: one.macAddress, port: one.tap, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, subject).filter((chain) => !probed.has(chain));
   return culprits.length === 0
@@ -59,7 +63,9 @@ export function reportOn(
   const single: string[] = [];
   for (const one of attachments) {
     const fault = machineFault(one, layout, evidence, probed);
-    if (fault !== undefined) single.push(`machine ${one.uid}: ${fault}`);
+    if (fault !== undefined) {
+      single.push(`machine ${one.uid}: ${fault}`);
+    }
     const faults = [...general, ...(fault === undefined ? [] : [fault])];
     const message =
       faults.length === 0 ? `connected as ${one.address}; probe packets came through` : faults.join('; ');

@@ -16,7 +16,7 @@ const PROGRAMS: Record<string, string> = {
 const TUN_DEVICE = '/dev/net/tun';
 
 async function isThere(path: string, mode: number): Promise<boolean> {
-  return access(path, mode).then(
+  return await access(path, mode).then(
     () => true,
     () => false,
   );
@@ -31,10 +31,18 @@ async function isInstalled(program: string): Promise<boolean> {
 /** Throws {@link NetworkSetupError} with everything that is missing. */
 export async function requireHost(): Promise<void> {
   const missing: string[] = [];
-  if (process.geteuid?.() !== 0) missing.push('the rights of root');
-  for (const [program, packageName] of Object.entries(PROGRAMS)) {
-    if (!(await isInstalled(program))) missing.push(`${program} (package ${packageName})`);
+  if (process.geteuid?.() !== 0) {
+    missing.push('the rights of root');
   }
-  if (!(await isThere(TUN_DEVICE, constants.R_OK + constants.W_OK))) missing.push(`the device ${TUN_DEVICE}`);
-  if (missing.length > 0) throw new NetworkSetupError(`the nat network needs: ${missing.join(', ')}`);
+  for (const [program, packageName] of Object.entries(PROGRAMS)) {
+    if (!(await isInstalled(program))) {
+      missing.push(`${program} (package ${packageName})`);
+    }
+  }
+  if (!(await isThere(TUN_DEVICE, constants.R_OK + constants.W_OK))) {
+    missing.push(`the device ${TUN_DEVICE}`);
+  }
+  if (missing.length > 0) {
+    throw new NetworkSetupError(`the nat network needs: ${missing.join(', ')}`);
+  }
 }

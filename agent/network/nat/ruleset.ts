@@ -56,7 +56,9 @@ function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachmen
 
 /** What a reservation listens on. Never loopback: an answer could not find its way back to 127.0.0.1. */
 function reservedDestination(layout: Layout): string {
-  if (layout.hostAddress !== undefined) return `ip daddr ${layout.hostAddress}`;
+  if (layout.hostAddress !== undefined) {
+    return `ip daddr ${layout.hostAddress}`;
+  }
   return 'fib daddr type local ip daddr != 127.0.0.0/8';
 }
 

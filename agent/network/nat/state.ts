@@ -71,7 +71,9 @@ export class NatState {
     for (let round = 0; ; round++) {
       const observed = await this.observe(attachments);
       const repairs = planRepairs(this.#layout, attachments, observed);
-      if (repairs.length === 0) return { done, failed: undefined, observed };
+      if (repairs.length === 0) {
+        return { done, failed: undefined, observed };
+      }
       const failures = round === MAXIMUM_ROUNDS ? ['repairs do not last'] : [];
       for (const repair of round === MAXIMUM_ROUNDS ? [] : repairs) {
         try {
@@ -83,13 +85,15 @@ export class NatState {
           );
         }
       }
-      if (failures.length > 0) return { done, failed: failures.join('; '), observed };
+      if (failures.length > 0) {
+        return { done, failed: failures.join('; '), observed };
+      }
     }
   }
 
   /** Paths on which the probe's packets do not come through. */
   async lostPaths(): Promise<ProbePath[]> {
-    return this.#probe.failures();
+    return await this.#probe.failures();
   }
 
   close(): void {
@@ -107,14 +111,18 @@ export class NatState {
     const fixed = [bridge, probe.innerPort, probe.outerPort];
     const ours = [...links.keys()].filter((name) => fixed.includes(name) || name.startsWith(tapPrefix));
     // The kernel takes the probe's devices away by itself, a moment after its sockets are closed.
-    for (const device of ours) await this.#deleteDevice(device);
+    for (const device of ours) {
+      await this.#deleteDevice(device);
+    }
   }
 
   async #deleteDevice(device: string): Promise<void> {
     try {
       await ip([`link delete ${device}`]);
     } catch (error) {
-      if ((await readLinks()).has(device)) throw error;
+      if ((await readLinks()).has(device)) {
+        throw error;
+      }
     }
   }
 
@@ -122,17 +130,17 @@ export class NatState {
     await ip(ipCommands(this.#layout, repair));
     switch (repair.kind) {
       case 'disableIPv6':
-        return disableIPv6(repair.device);
+        return await disableIPv6(repair.device);
       case 'loadRules':
-        return this.#loadRules(attachments);
+        return await this.#loadRules(attachments);
       case 'rebuildProbe':
-        return this.#probe.rebuild(new Set(observed.links.keys()));
+        return await this.#probe.rebuild(new Set(observed.links.keys()));
       case 'enableForwarding':
-        return writeFile(FORWARDING_SWITCH, '1');
+        return await writeFile(FORWARDING_SWITCH, '1');
       case 'informDnsmasq':
-        return this.#dnsmasq.tell(attachments);
+        return await this.#dnsmasq.tell(attachments);
       case 'startDnsmasq':
-        return this.#dnsmasq.start();
+        return await this.#dnsmasq.start();
       default:
         return undefined;
     }
@@ -150,6 +158,8 @@ async function disableIPv6(device: string): Promise<void> {
     await writeFile(`/proc/sys/net/ipv6/conf/${device}/disable_ipv6`, '1');
   } catch (error) {
     // A kernel without IPv6.
-    if (!isMissing(error)) throw error;
+    if (!isMissing(error)) {
+      throw error;
+    }
   }
 }

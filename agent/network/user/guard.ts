@@ -69,7 +69,9 @@ export class UserGuard {
       const named = [...text.matchAll(/^\s*nameserver\s+(\S+)/gm)].map(([, address = '']) => address);
       return named.filter((address) => isIPv4(address));
     } catch (error) {
-      if (isMissing(error)) return [];
+      if (isMissing(error)) {
+        return [];
+      }
       throw error;
     }
   }

@@ -96,7 +96,9 @@ export class UserNetwork implements Network {
 
   /** The rules stay for machines that run on. */
   async close(): Promise<void> {
-    if (this.#ports.size === 0) await this.#guard?.remove();
+    if (this.#ports.size === 0) {
+      await this.#guard?.remove();
+    }
     this.#ports.clear();
   }
 
@@ -107,7 +109,9 @@ export class UserNetwork implements Network {
   /** A machine being started does not listen yet, so that binding alone would not show it. */
   #refuseOverlap(uid: string, ports: readonly MachinePort[]): void {
     for (const [other, held] of this.#ports) {
-      if (other === uid) continue;
+      if (other === uid) {
+        continue;
+      }
       const clash = ports.find((port) =>
         held.some((one) => one.hostPort === port.hostPort && one.protocol === port.protocol),
       );

@@ -56,7 +56,7 @@ export class ImageCacheReconciler {
     }
     const observed = observe(this.#options, entry, (uid) => this.#executor.isDeleted(uid));
     const held = await this.#withFinalizer(observed);
-    return held === undefined ? undefined : this.#execute({ ...observed, entry: held }, plan(observed));
+    return held === undefined ? undefined : await this.#execute({ ...observed, entry: held }, plan(observed));
   }
 
   /** Undefined when there is nothing to do: the entry is gone, or waits for the finalizers of others. */
@@ -69,7 +69,7 @@ export class ImageCacheReconciler {
       return undefined;
     }
     // A duplicate keeps nothing on any host.
-    return duplicateOf === undefined ? this.#executor.setFinalizer(entry, true) : entry;
+    return duplicateOf === undefined ? await this.#executor.setFinalizer(entry, true) : entry;
   }
 
   async #execute(observed: Observed, planned: Plan): Promise<Result> {

@@ -40,12 +40,12 @@ export class Executor {
   async setFinalizer(entry: ImageCacheEntry, isHeld: boolean): Promise<ImageCacheEntry | undefined> {
     const others = entry.metadata.finalizers?.filter((name) => name !== CACHE_FINALIZER) ?? [];
     const finalizers = isHeld ? [...others, CACHE_FINALIZER] : others;
-    return this.#patch(entry, { metadata: { finalizers } });
+    return await this.#patch(entry, { metadata: { finalizers } });
   }
 
   /** Writes only what differs; undefined when the entry is gone. */
   async writeStatus(entry: ImageCacheEntry, status: object): Promise<ImageCacheEntry | undefined> {
-    return this.#patch(entry, { status }, 'status');
+    return await this.#patch(entry, { status }, 'status');
   }
 
   /** Its Pod goes with it, whatever it is doing. */

@@ -4,301 +4,20 @@
  */
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import type { ImageCacheEntry } from '../../../api/v1alpha1/imagecacheentry.ts';
+import {
+  ACTIONS,
+  type Action,
+  LIMIT,
+  OF_JOBS,
+  type SimulatedJob,
+  World,
+} from '../../../test/support/imagecacheworld.ts';
 import { assertHistories } from '../../../test/support/properties.ts';
-import { parseConfig } from '../../config.ts';
+import { iso } from './observed.ts';
+import { plan } from './plan.ts';
 import { mergeDiff } from '../../mergepatch.ts';
-import { resolveImage } from './image.ts';
-import { PARKED_SECONDS, buildJob } from './job.ts';
-import { type CacheJob, type Host, iso, type Observed } from './observed.ts';
-import { plan, type Start } from './plan.ts';
-import { bringsFacts } from './status.ts';
-import { turnOf } from './turn.ts';
 
-const LIMIT = 3;
-const REFERENCE = 'registry.example/guest:1';
 const FULL = 'HostFull: no place of the host is free';
-const config = parseConfig(
-  { cacheJobsPerEntry: LIMIT, cache_job_active_deadline_seconds: 600, hostLostTimeoutSeconds: 300 },
-  'test',
-);
-
-interface SimulatedHost {
-  tags: Set<string>;
-  notReadySince: number | undefined;
-  isCordoned: boolean;
-  isFull: boolean;
-  digest: string | undefined;
-  /** By the agent's own books. */
-  holds: boolean;
-}
-
-interface SimulatedJob extends CacheJob {
-  isRefresh: boolean;
-  endsAt: number;
-}
-
-const OF_WORLD = ['tick', 'wait', 'targetAll', 'targetTag', 'moveTag', 'refresh', 'addNode'] as const;
-const OF_JOBS = ['schedule', 'succeed', 'succeedInVain', 'fail'] as const;
-const OF_HOSTS = [
-  'fill',
-  'silence',
-  'comeBack',
-  'cordon',
-  'removeNode',
-  'retag',
-  'pullByVM',
-  'evict',
-] as const;
-const OFTEN = ['reconcile', 'reconcile', 'reconcile', 'reconcileAndCrash', 'schedule', 'succeed'] as const;
-const ACTIONS = [...OFTEN, ...OF_WORLD, ...OF_JOBS, ...OF_HOSTS];
-type Action = (typeof ACTIONS)[number];
-
-class World {
-  now = Date.parse('2030-01-01T00:00:00Z');
-  readonly hosts = new Map<string, SimulatedHost>();
-  jobs: SimulatedJob[] = [];
-  tagDigest = 'sha256:1';
-  isReleased = false;
-  entry: ImageCacheEntry = {
-    apiVersion: 'berth.dev/v1alpha1',
-    kind: 'ImageCacheEntry',
-    metadata: { name: 'guest', uid: 'entry-uid', generation: 1, creationTimestamp: '2030-01-01T00:00:00Z' },
-    spec: { reference: REFERENCE, targets: { all: true } },
-  };
-  #uids = 0;
-  #heldSince: number | undefined;
-
-  constructor(count: number) {
-    for (let index = 0; index < count; index += 1) this.addHost(`host-${index}`);
-  }
-
-  observe(): Observed {
-    return {
-      entry: this.entry,
-      reference: REFERENCE,
-      image: resolveImage(this.entry, undefined),
-      duplicateOf: undefined,
-      hosts: new Map([...this.hosts].map(([name, host]) => [name, viewOf(name, host)])),
-      freeSlots: (name) => (this.hosts.get(name)?.isFull === true ? 0 : 4),
-      jobs: this.jobs,
-      lingering: new Set(),
-      config,
-      now: this.now,
-    };
-  }
-
-  /** As the controller does it; a crash comes after the status at the latest. */
-  reconcile(crashes = false): { wrote: boolean } {
-    if (this.isReleased) return { wrote: false };
-    const observed = this.observe();
-    const planned = plan(observed);
-    const differs = mergeDiff(this.entry.status, planned.status) !== undefined;
-    const mustWrite = bringsFacts(this.entry.status, planned.status);
-    this.#heldSince = differs ? (this.#heldSince ?? this.now) : undefined;
-    if (differs && (mustWrite || this.now >= (this.#heldSince ?? 0) + 1_000)) {
-      this.entry = { ...this.entry, status: planned.status };
-      this.#heldSince = undefined;
-    }
-    if (crashes) return { wrote: differs };
-    this.jobs = this.jobs.filter((job) => !planned.deletes.includes(job));
-    for (const start of planned.starts) this.#create({ ...observed, entry: this.entry }, start);
-    this.isReleased = planned.isReleased;
-    return { wrote: differs || planned.deletes.length > 0 || planned.starts.length > 0 };
-  }
-
-  act(action: Action, pick: number): void {
-    const name = [...this.hosts.keys()][pick % Math.max(1, this.hosts.size)];
-    const host = name === undefined ? undefined : this.hosts.get(name);
-    const job = this.jobs[pick % Math.max(1, this.jobs.length)];
-    if (OF_JOBS.some((one) => one === action)) this.#actOnJob(action, job);
-    else if (OF_HOSTS.some((one) => one === action)) this.#actOnHost(action, name, host);
-    else this.#actOnWorld(action);
-  }
-
-  /** Everything answers and has room, and all work that is begun succeeds. Returns after how many rounds nothing was written. */
-  settle(rounds: number): number {
-    for (const host of this.hosts.values()) {
-      host.notReadySince = undefined;
-      host.isCordoned = false;
-      host.isFull = false;
-    }
-    for (let round = 0; round < rounds; round += 1) {
-      const { wrote } = this.reconcile();
-      for (let index = 0; index < this.jobs.length; index += 1) {
-        this.act('schedule', index);
-        this.act('succeed', index);
-      }
-      if (!wrote && this.jobs.length === 0 && !this.#waitsForRetry()) return round;
-      this.pass(61_000);
-    }
-    return rounds;
-  }
-
-  /** What is over its time is ended by the Job controller, also on hosts that do not answer. */
-  pass(milliseconds: number): void {
-    this.now += milliseconds;
-    for (const job of this.jobs.filter(({ endsAt }) => endsAt <= this.now)) {
-      if (job.outcome.kind === 'waiting') this.#replace(job, failedWith('DeadlineExceeded', ''));
-    }
-  }
-
-  row(name: string) {
-    return this.entry.status?.nodes?.find(({ node }) => node === name);
-  }
-
-  delete(): void {
-    this.entry = { ...this.entry, metadata: { ...this.entry.metadata, deletionTimestamp: iso(this.now) } };
-  }
-
-  isTarget(name: string): boolean {
-    const { all, tags = [] } = this.entry.spec.targets ?? {};
-    const isTagged = tags.some((tag) => this.hosts.get(name)?.tags.has(tag));
-    return this.entry.metadata.deletionTimestamp === undefined && (all === true || isTagged);
-  }
-
-  #waitsForRetry(): boolean {
-    return (this.entry.status?.nodes ?? []).some(({ state }) => state !== 'Outdated');
-  }
-
-  addHost(name: string): void {
-    this.hosts.set(name, {
-      tags: new Set(),
-      notReadySince: undefined,
-      isCordoned: false,
-      isFull: false,
-      digest: undefined,
-      holds: false,
-    });
-  }
-
-  #create(observed: Observed, start: Start): void {
-    const job = buildJob(observed, start);
-    if (job === undefined) return;
-    const name = job.metadata.name ?? '';
-    expect(
-      this.jobs.map((one) => one.name),
-      'one Job for each host and kind of work',
-    ).not.toContain(name);
-    const host = this.hosts.get(start.host);
-    const isRefresh = start.row.refresh === true;
-    if (start.type === 'cache') {
-      expect(host?.digest === undefined || isRefresh, 'no Job for a host that has the image').toBe(true);
-    }
-    expect(this.entry.status?.holders ?? [], 'written down before it is done').toContain(start.host);
-    this.#uids += 1;
-    this.jobs.push({
-      name,
-      uid: `job-${this.#uids}`,
-      host: start.host,
-      type: start.type,
-      createdAt: Math.floor(this.now / 1000) * 1000,
-      turn: turnOf(start.row),
-      isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
-      isScheduled: false,
-      outcome: { kind: 'waiting', message: '' },
-      isRefresh,
-      endsAt: this.now + (job.spec.activeDeadlineSeconds ?? 0) * 1000,
-    });
-  }
-
-  #replace(job: SimulatedJob, change: Partial<SimulatedJob>): void {
-    this.jobs = this.jobs.map((one) => (one.uid === job.uid ? { ...one, ...change } : one));
-  }
-
-  #actOnWorld(action: Action): void {
-    const { spec } = this.entry;
-    switch (action) {
-      case 'reconcile':
-      case 'reconcileAndCrash':
-        this.reconcile(action === 'reconcileAndCrash');
-        break;
-      case 'tick':
-        this.pass(1_000);
-        break;
-      case 'wait':
-        this.pass(100_000);
-        break;
-      case 'targetAll':
-      case 'targetTag':
-        this.entry = {
-          ...this.entry,
-          spec: { ...spec, targets: action === 'targetAll' ? { all: true } : { tags: ['a'] } },
-        };
-        break;
-      case 'moveTag':
-        this.tagDigest = `sha256:${Number(this.tagDigest.slice(7)) + 1}`;
-        break;
-      case 'refresh':
-        this.entry = { ...this.entry, spec: { ...spec, refreshRequestedAt: iso(this.now) } };
-        break;
-      case 'addNode':
-        if (this.hosts.size < 8) this.addHost(`late-${this.now}`);
-        break;
-      default:
-    }
-  }
-
-  #actOnJob(action: Action, job: SimulatedJob | undefined): void {
-    if (job === undefined) return;
-    const host = this.hosts.get(job.host);
-    const answers = host?.notReadySince === undefined && host !== undefined;
-    const isOver = job.outcome.kind === 'succeeded' || job.outcome.kind === 'failed';
-    switch (action) {
-      case 'schedule':
-        if (answers && !host.isCordoned && !(host.isFull && job.type === 'cache')) {
-          this.#replace(job, { isScheduled: true });
-        }
-        break;
-      case 'succeed':
-      case 'succeedInVain':
-        if (answers && job.isScheduled && !isOver) {
-          // An agent that lies about a removal cannot be found out; one that lists no image can.
-          if (action === 'succeed' || job.type === 'uncache') this.#work(host, job);
-          const outcome = { kind: 'succeeded', report: {}, finishedAt: iso(this.now) } as const;
-          this.#replace(job, { outcome });
-        }
-        break;
-      case 'fail':
-        // The Job controller tries a parked one again.
-        if (job.isScheduled && !isOver && !job.isParked) {
-          this.#replace(job, failedWith('ImageFetchFailed', 'no'));
-        }
-        break;
-      default:
-    }
-  }
-
-  #work(host: SimulatedHost, job: SimulatedJob): void {
-    host.holds = job.type === 'cache';
-    if (job.type === 'uncache') host.digest = undefined;
-    else if (host.digest === undefined || job.isRefresh) host.digest = this.tagDigest;
-  }
-
-  #actOnHost(action: Action, name: string | undefined, host: SimulatedHost | undefined): void {
-    if (name === undefined || host === undefined) return;
-    if (action === 'fill') host.isFull = !host.isFull;
-    if (action === 'silence') host.notReadySince ??= this.now;
-    if (action === 'comeBack') host.notReadySince = undefined;
-    if (action === 'cordon') host.isCordoned = !host.isCordoned;
-    if (action === 'removeNode') this.hosts.delete(name);
-    if (action === 'retag' && !host.tags.delete('a')) host.tags.add('a');
-    if (action === 'pullByVM') host.digest ??= this.tagDigest;
-    if (action === 'evict' && !host.holds) host.digest = undefined;
-  }
-}
-
-function failedWith(reason: string, message: string): Pick<CacheJob, 'outcome'> {
-  return { outcome: { kind: 'failed', reason, message, finishedAt: undefined } };
-}
-
-function viewOf(name: string, host: SimulatedHost): Host {
-  const { tags, notReadySince, isCordoned, digest } = host;
-  const repository = REFERENCE.replace(/:1$/, '');
-  const images = digest === undefined ? [] : [[REFERENCE, `${repository}@${digest}`]];
-  return { name, tags, notReadySince, isCordoned, images };
-}
-
 const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLength: 150 };
 /** Minutes: retries wait up to an hour. */
 const ROUNDS = 400;
@@ -307,7 +26,9 @@ function expectPromises(world: World): void {
   const unparked = world.jobs.filter(({ isParked }) => !isParked);
   expect(unparked.length, 'never more Jobs at once than the limit').toBeLessThanOrEqual(LIMIT);
   for (const [name, host] of world.hosts) {
-    if (!host.holds) continue;
+    if (!host.holds) {
+      continue;
+    }
     const isKnown = world.entry.status?.holders?.includes(name) === true;
     // A Job stands for its host too: a Node that was away may be back with it.
     const hasJob = world.jobs.some((job) => job.host === name && (job.isParked || job.type === 'cache'));
@@ -330,8 +51,11 @@ describe('an ImageCacheEntry, whatever happens', () => {
       expect(world.settle(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
       expectPromises(world);
       for (const [name, host] of world.hosts) {
-        if (world.isTarget(name)) expect(host.digest, `${name} has the image`).toBeDefined();
-        else expect(host.holds, `${name} is clean`).toBe(false);
+        if (world.isTarget(name)) {
+          expect(host.digest, `${name} has the image`).toBeDefined();
+        } else {
+          expect(host.holds, `${name} is clean`).toBe(false);
+        }
       }
       const { status } = world.entry;
       expect(status?.cached).toBe((status?.desired ?? 0) - (status?.outdated ?? 0));
@@ -362,9 +86,15 @@ describe('an ImageCacheEntry, whatever happens', () => {
       world.settle(ROUNDS);
       expect(world.isReleased, 'it goes in the end').toBe(true);
       // What was parked for lost hosts runs once they are back.
-      for (const job of world.jobs) world.act('schedule', world.jobs.indexOf(job));
-      for (const job of world.jobs) world.act('succeed', world.jobs.indexOf(job));
-      for (const [name, host] of world.hosts) expect(host.holds, `${name} is clean`).toBe(false);
+      for (const job of world.jobs) {
+        world.act('schedule', world.jobs.indexOf(job));
+      }
+      for (const job of world.jobs) {
+        world.act('succeed', world.jobs.indexOf(job));
+      }
+      for (const [name, host] of world.hosts) {
+        expect(host.holds, `${name} is clean`).toBe(false);
+      }
     });
   });
 

@@ -67,7 +67,7 @@ export class VMReconciler {
       this.#options.consistency.forget(key);
       return undefined;
     }
-    return this.#reconcileVM(key, vm);
+    return await this.#reconcileVM(key, vm);
   }
 
   async #reconcileVM(key: string, vm: VM): Promise<Result> {

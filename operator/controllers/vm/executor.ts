@@ -61,7 +61,7 @@ export class Executor {
           ),
         };
       case 'createPod':
-        return this.#createPod(observed, write.pod);
+        return await this.#createPod(observed, write.pod);
       case 'resizePod':
         return { observed: await this.#resizePod(observed, write.size) };
       case 'patchDesired':
@@ -150,7 +150,7 @@ export class Executor {
       };
     } catch (error) {
       if (isAlreadyExists(error)) {
-        return this.#existingPod(observed);
+        return await this.#existingPod(observed);
       }
       if (isRefused(error) || isInvalid(error)) {
         return { observed, blocked: refused(error) };
@@ -197,7 +197,7 @@ export class Executor {
 
   async #releasePod(observed: Observed): Promise<Observed> {
     const finalizers = observed.pod?.metadata.finalizers?.filter((name) => name !== POD_FINALIZER) ?? [];
-    return this.#patchPod(observed, { finalizers });
+    return await this.#patchPod(observed, { finalizers });
   }
 
   async #patchPod(observed: Observed, metadata: object): Promise<Observed> {

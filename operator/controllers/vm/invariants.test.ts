@@ -479,7 +479,9 @@ describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISEC
     const macAddress = macAddressOf(world.pod as Pod);
     world.now += 601_000;
     world.act('deleteVM');
-    for (let pass = 0; pass < 3; pass += 1) world.act('reconcile');
+    for (let pass = 0; pass < 3; pass += 1) {
+      world.act('reconcile');
+    }
     expect(world.vm).toBeUndefined();
     expect(givenUpOn(world.node as Node)).toEqual([macAddress]);
   });

@@ -28,7 +28,9 @@ function hardwareOf({ cluster = 'one', namespace = 'platform-ci', name = 'build'
   };
   const lookups = { vmConfig: () => undefined, image: () => undefined, iso: () => undefined };
   const resolved = resolve({ vm, lookups, config } as unknown as Observed);
-  if (isUnresolved(resolved)) throw new Error(resolved.message);
+  if (isUnresolved(resolved)) {
+    throw new Error(resolved.message);
+  }
   const random = (): string => String(deployments).repeat(64);
   const pod = buildPod({ vm, resolved, attempt: 1, avoidedNodes: [], config, clusterUid: cluster, random });
   return (JSON.parse(pod.metadata.annotations?.[MACHINE_ANNOTATION] ?? '') as Machine).hardware;

@@ -29,7 +29,9 @@ function resolved(spec: VMSpec): Resolved {
   const iso = (name: string) => (name === 'installer' ? INSTALLER : undefined);
   const lookups = { vmConfig: () => undefined, image: () => undefined, iso };
   const result = resolve({ vm, lookups, config } as unknown as Observed);
-  if (isUnresolved(result)) throw new Error(result.message);
+  if (isUnresolved(result)) {
+    throw new Error(result.message);
+  }
   return result;
 }
 

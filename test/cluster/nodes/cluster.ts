@@ -54,7 +54,9 @@ export async function bringUpNodes(
     },
   });
   const cluster = await RunningCluster.open(directory, state, async (running) => {
-    for (const relay of relays) await relay.close();
+    for (const relay of relays) {
+      await relay.close();
+    }
     await end(running);
   });
   // As distributions do, so that `kubectl logs` reaches the kubelets.
@@ -64,6 +66,8 @@ export async function bringUpNodes(
   const pause = join(directory, 'pause.tar');
   await makePauseImage(pause);
   const nodes = await Promise.all(addresses.map((one) => ClusterNode.start(cluster, one, nodeTools)));
-  for (const node of nodes) await node.importImages(pause);
+  for (const node of nodes) {
+    await node.importImages(pause);
+  }
   return { cluster, nodes, namespace };
 }

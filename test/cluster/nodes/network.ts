@@ -46,11 +46,15 @@ export async function createNetwork(cluster: string, nodes: readonly NodeAddress
   await ip(control, 'link', 'add', BRIDGE, 'type', 'bridge');
   await ip(control, 'address', 'add', `${CONTROL_ADDRESS}/24`, 'dev', BRIDGE);
   await ip(control, 'link', 'set', BRIDGE, 'up');
-  for (const node of nodes) await addNode(control, node);
+  for (const node of nodes) {
+    await addNode(control, node);
+  }
   for (const node of nodes) {
     await ip(control, 'route', 'add', node.podRange, 'via', node.address);
     for (const other of nodes) {
-      if (other !== node) await ip(node.namespace, 'route', 'add', other.podRange, 'via', other.address);
+      if (other !== node) {
+        await ip(node.namespace, 'route', 'add', other.podRange, 'via', other.address);
+      }
     }
   }
 }
@@ -59,7 +63,11 @@ export async function createNetwork(cluster: string, nodes: readonly NodeAddress
 export async function removeNamespaces(names: readonly string[]): Promise<void> {
   const { stdout } = await run('ip', '-json', 'netns', 'list');
   const there = (stdout.trim() === '' ? [] : JSON.parse(stdout)) as { name: string }[];
-  for (const { name } of there) if (names.includes(name)) await run('ip', 'netns', 'delete', name);
+  for (const { name } of there) {
+    if (names.includes(name)) {
+      await run('ip', 'netns', 'delete', name);
+    }
+  }
 }
 
 async function addNode(control: string, { name, namespace, address }: NodeAddress): Promise<void> {

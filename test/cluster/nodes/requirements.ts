@@ -3,9 +3,14 @@ import { existsSync } from 'node:fs';
 
 /** Why there can be none here; undefined when there can. */
 export function whyNoNodes(): string | undefined {
-  if (process.platform !== 'linux') return 'nodes of their own need Linux';
-  if (process.getuid?.() !== 0) return 'nodes of their own need root';
-  if (existsSync('/sys/fs/cgroup/cgroup.controllers'))
+  if (process.platform !== 'linux') {
+    return 'nodes of their own need Linux';
+  }
+  if (process.getuid?.() !== 0) {
+    return 'nodes of their own need root';
+  }
+  if (existsSync('/sys/fs/cgroup/cgroup.controllers')) {
     return 'nodes of their own are set up for control groups of version 1, and this machine has version 2 alone';
+  }
   return process.arch === 'x64' ? undefined : 'the guest of these tests is for x86';
 }

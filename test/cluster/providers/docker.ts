@@ -38,19 +38,25 @@ export async function dockerRuntime(): Promise<Runtime> {
   process.env['TESTCONTAINERS_HOST_OVERRIDE'] ??= '127.0.0.1';
   // Testcontainers would take the machine's daemon instead of one that was named and is not there.
   const [, socket] = /^unix:\/\/(.*)$/.exec(process.env['DOCKER_HOST'] ?? '') ?? [];
-  if (socket !== undefined && !existsSync(socket)) throw new Error(`DOCKER_HOST: ${socket} is not there`);
+  if (socket !== undefined && !existsSync(socket)) {
+    throw new Error(`DOCKER_HOST: ${socket} is not there`);
+  }
   return await getContainerRuntimeClient();
 }
 
 /** Reference of the image with these programs; builds it when the daemon hasn't got it. */
 export async function controlPlaneImage(tools: Tools): Promise<string> {
-  if (process.platform !== 'linux') throw new Error('containers with the network of this machine need Linux');
+  if (process.platform !== 'linux') {
+    throw new Error('containers with the network of this machine need Linux');
+  }
   const runtime = await dockerRuntime().catch((error: unknown) => {
     throw new Error(`no Docker daemon answers: ${messageOf(error)}`, { cause: error });
   });
   const files = [BUSYBOX, ...PROGRAMS.map((name) => tools[name])];
   const reference = `${REPOSITORY}:${await fingerprint(files)}`;
-  if (!(await runtime.image.exists(ImageName.fromString(reference)))) await build(reference, files);
+  if (!(await runtime.image.exists(ImageName.fromString(reference)))) {
+    await build(reference, files);
+  }
   return reference;
 }
 
@@ -68,7 +74,9 @@ async function build(reference: string, files: readonly string[]): Promise<void>
   const context = await mkdtemp(join(tmpdir(), 'berth-control-plane-'));
   try {
     await writeFile(join(context, 'Dockerfile'), DOCKERFILE);
-    for (const file of files) await copyFile(file, join(context, basename(file)));
+    for (const file of files) {
+      await copyFile(file, join(context, basename(file)));
+    }
     await GenericContainer.fromDockerfile(context).build(reference, { deleteOnExit: false });
   } finally {
     await rm(context, { recursive: true, force: true });
@@ -110,7 +118,9 @@ export async function startContainer(
 /** The container's process as this machine counts; a daemon may count in a namespace of its own. */
 async function processOf(container: string): Promise<number> {
   for (const entry of await readdir('/proc')) {
-    if (/^\d+$/.test(entry) && (await groupsOf(entry)).includes(container)) return Number(entry);
+    if (/^\d+$/.test(entry) && (await groupsOf(entry)).includes(container)) {
+      return Number(entry);
+    }
   }
   throw new Error('it has ended, or the daemon is on another machine');
 }
@@ -119,7 +129,9 @@ async function groupsOf(pid: string): Promise<string> {
   try {
     return await readFile(`/proc/${pid}/cgroup`, 'utf8');
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) return '';
+    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) {
+      return '';
+    }
     throw error;
   }
 }

@@ -31,7 +31,9 @@ export async function buildTools(
   // A copy, because the go command may want to write beside go.mod and the work tree stays untouched.
   const source = join(directory, 'source');
   await mkdir(source);
-  for (const file of ['go.mod', 'go.sum']) await cp(join(moduleDirectory(group), file), join(source, file));
+  for (const file of ['go.mod', 'go.sum']) {
+    await cp(join(moduleDirectory(group), file), join(source, file));
+  }
   const started = Date.now();
   const ticker = setInterval(
     () => progress(`still building ${group.name}: ${Math.round((Date.now() - started) / 1000)} s`),
@@ -76,8 +78,11 @@ async function go(parameters: readonly string[], directory: string): Promise<voi
   await new Promise<void>((resolve, reject) => {
     child.once('error', (error) => reject(new Error(`go: ${error.message}`, { cause: error })));
     child.once('close', (code, signal) => {
-      if (code === 0) resolve();
-      else reject(new Error(`go build ended with ${signal ?? `code ${code}`}: ${output.trim()}`));
+      if (code === 0) {
+        resolve();
+      } else {
+        reject(new Error(`go build ended with ${signal ?? `code ${code}`}: ${output.trim()}`));
+      }
     });
   });
 }

@@ -15,7 +15,9 @@ const NAMELESS_MILLISECONDS = 5_000;
 export async function withLock<T>(path: string, progress: Progress, work: () => Promise<T>): Promise<T> {
   let told = false;
   while (!(await tryLock(path))) {
-    if (!told) progress(`waiting for another process that fills ${path.replace(/\.lock$/, '')}`);
+    if (!told) {
+      progress(`waiting for another process that fills ${path.replace(/\.lock$/, '')}`);
+    }
     told = true;
     await sleep(RETRY_MILLISECONDS);
   }
@@ -30,7 +32,9 @@ async function tryLock(path: string): Promise<boolean> {
   try {
     await mkdir(path);
   } catch (error) {
-    if (!isErrorCode(error, 'EEXIST')) throw error;
+    if (!isErrorCode(error, 'EEXIST')) {
+      throw error;
+    }
     await removeStale(path);
     return false;
   }
@@ -47,14 +51,20 @@ async function removeStale(path: string): Promise<void> {
       pid: number;
       startTime: string;
     };
-    if (await isAlive(holder)) return;
+    if (await isAlive(holder)) {
+      return;
+    }
   } catch (error) {
-    if (!isErrorCode(error, 'ENOENT') && !(error instanceof SyntaxError)) throw error;
+    if (!isErrorCode(error, 'ENOENT') && !(error instanceof SyntaxError)) {
+      throw error;
+    }
     const age = await stat(path).then(
       (info) => Date.now() - info.mtimeMs,
       () => 0,
     );
-    if (age < NAMELESS_MILLISECONDS) return;
+    if (age < NAMELESS_MILLISECONDS) {
+      return;
+    }
   }
   await rm(path, { recursive: true, force: true });
 }

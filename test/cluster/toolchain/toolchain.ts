@@ -83,10 +83,14 @@ async function resolveGroups(
     const tools = Object.keys(group.packages) as Tool[];
     Object.assign(found, await givenTools(tools, how.environment['KUBEBUILDER_ASSETS']));
     const missing = tools.filter((tool) => found[tool] === undefined);
-    if (missing.length === 0) continue;
+    if (missing.length === 0) {
+      continue;
+    }
     const directory = join(cacheDirectory(how.environment), 'toolchain', await cacheKey(group));
     await fill(group, missing, directory, how);
-    for (const tool of missing) found[tool] = join(directory, tool);
+    for (const tool of missing) {
+      found[tool] = join(directory, tool);
+    }
   }
   return found;
 }
@@ -99,7 +103,9 @@ async function givenTools(
   tools: readonly Tool[],
   directory: string | undefined,
 ): Promise<Partial<Record<Tool, string>>> {
-  if (!directory) return {};
+  if (!directory) {
+    return {};
+  }
   const present = await Promise.all(tools.map((tool) => isExecutable(join(directory, tool))));
   return Object.fromEntries(
     tools.filter((_, index) => present[index]).map((tool) => [tool, join(directory, tool)]),
@@ -107,7 +113,7 @@ async function givenTools(
 }
 
 async function isExecutable(path: string): Promise<boolean> {
-  return access(path, constants.X_OK).then(
+  return await access(path, constants.X_OK).then(
     () => true,
     () => false,
   );
@@ -115,15 +121,21 @@ async function isExecutable(path: string): Promise<boolean> {
 
 /** Makes sure that `directory` holds `tools`. Each file arrives by rename, so that none is ever half there. */
 async function fill(group: ToolGroup, tools: readonly Tool[], directory: string, how: How): Promise<void> {
-  if ((await missingIn(directory, tools)).length === 0) return;
+  if ((await missingIn(directory, tools)).length === 0) {
+    return;
+  }
   await mkdir(directory, { recursive: true });
   await withLock(`${directory}.lock`, how.progress, async () => {
     const missing = await missingIn(directory, tools);
-    if (missing.length === 0) return;
+    if (missing.length === 0) {
+      return;
+    }
     const work = await mkdtemp(`${directory}.new-`);
     try {
       await build(group, missing, work, how);
-      for (const tool of missing) await rename(join(work, tool), join(directory, tool));
+      for (const tool of missing) {
+        await rename(join(work, tool), join(directory, tool));
+      }
     } finally {
       await rm(work, { recursive: true, force: true });
     }

@@ -36,6 +36,8 @@ export async function buildEarlier(folder: string): Promise<Earlier> {
   const script = join(folder, 'hack', 'images.ts');
   await run(process.execPath, [script, '--tag', EARLIER_TAG], { cwd: folder, timeout: BUILD_MILLISECONDS });
   const archives = ['operator', 'agent'].map((name) => join(folder, 'dist', 'images', `berth-${name}.tar`));
-  for (const archive of archives) await access(archive);
+  for (const archive of archives) {
+    await access(archive);
+  }
   return { chart: join(folder, 'charts', 'berth'), archives };
 }

@@ -56,13 +56,17 @@ describe('Berth installed with helm', unless(unfit), () => {
   }, SET_UP_MILLISECONDS);
 
   afterAll(async () => {
-    for (const end of ends.toReversed()) await end();
+    for (const end of ends.toReversed()) {
+      await end();
+    }
   });
 
   describe('helm install', () => {
     test('in the words of README.md makes each labelled node a host', async () => {
       const printed = await installAsReadmeSays(berth);
-      for (const { name } of berth.nodes) expect(printed).toContain(`${name}-berth`);
+      for (const { name } of berth.nodes) {
+        expect(printed).toContain(`${name}-berth`);
+      }
     });
 
     test('runs the operator on both nodes, also after an upgrade to other values', async () => {
@@ -179,7 +183,9 @@ describe('Berth installed with helm', unless(unfit), () => {
     }
 
     async function allRunThenGo(names: readonly string[]): Promise<void> {
-      for (const name of names) await berth.vms.waitForPhase(name, 'Running', undefined, BOOT);
+      for (const name of names) {
+        await berth.vms.waitForPhase(name, 'Running', undefined, BOOT);
+      }
       await Promise.all(names.map((name) => berth.vms.delete(name)));
       await berth.rolledOut();
     }

@@ -27,7 +27,9 @@ describe('Berth installed with kubectl', unless(unfit), () => {
   }, SET_UP_MILLISECONDS);
 
   afterAll(async () => {
-    for (const end of ends.toReversed()) await end();
+    for (const end of ends.toReversed()) {
+      await end();
+    }
   });
 
   test('one file brings operator and hosts, and a VM runs', async () => {

@@ -71,7 +71,9 @@ export class Prometheus {
   async untilSays(query: string, wanted: Record<string, number>): Promise<boolean> {
     return await waitFor(`${query} to be ${JSON.stringify(wanted)}`, async () => {
       const found = await this.#query(query);
-      if (JSON.stringify(found) === JSON.stringify(wanted)) return true;
+      if (JSON.stringify(found) === JSON.stringify(wanted)) {
+        return true;
+      }
       throw new Error(`it is ${JSON.stringify(found)}`);
     });
   }
@@ -110,8 +112,9 @@ async function scrapes(berth: Installed): Promise<Scrape[]> {
 /** As Prometheus finds Nodes: the kubelet's port at the internal address, with the Node's name and labels as meta labels. */
 async function discovered(berth: Installed, discovery: readonly Discovery[]): Promise<object[]> {
   const [selector, ...more] = discovery.flatMap(({ selectors }) => selectors);
-  if (selector?.role !== 'node' || more.length > 0)
+  if (selector?.role !== 'node' || more.length > 0) {
     throw new Error('the stand-in finds Nodes by one selector');
+  }
   const { items } = await berth.cluster.client().list(NODES, { labelSelector: selector.label });
   return items.map(({ metadata, status }) => {
     const { address } = status?.addresses?.find(({ type }) => type === 'InternalIP') ?? {};

@@ -35,6 +35,8 @@ async function shell(script: string, { cluster }: Installed): Promise<string> {
     `KUBECONFIG=${cluster.kubeconfig}`,
   ];
   const { code, stdout, stderr } = await run('env', ['-C', ROOT, ...environment, 'sh', '-ec', script]);
-  if (code !== 0) throw new Error(`the install section of README.md: ${stderr}${stdout}`);
+  if (code !== 0) {
+    throw new Error(`the install section of README.md: ${stderr}${stdout}`);
+  }
   return stdout;
 }

@@ -12,7 +12,9 @@ declare module 'vitest' {
 }
 
 export async function setup(project: TestProject): Promise<void> {
-  if (whyNoNodes() !== undefined) return;
+  if (whyNoNodes() !== undefined) {
+    return;
+  }
   await resolveNodeTools();
   const built = await buildImages({ progress: (text) => process.stderr.write(`images: ${text}\n`) });
   project.provide('archives', [built.operator.archive, built.agent.archive]);

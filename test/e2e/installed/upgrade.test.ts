@@ -36,12 +36,16 @@ describe('helm upgrade', unless(unfit), () => {
     berth = await Installed.start('upgrade', ends);
     await berth.prepareNodes();
     earlier = await buildEarlier(join(berth.cluster.directory, 'earlier'));
-    for (const archive of earlier.archives) await berth.importImages(archive);
+    for (const archive of earlier.archives) {
+      await berth.importImages(archive);
+    }
   }, SET_UP_MILLISECONDS);
 
   afterAll(async () => {
     watching.abort(new Error('the test is over'));
-    for (const end of ends.toReversed()) await end();
+    for (const end of ends.toReversed()) {
+      await end();
+    }
   });
 
   /** What the earlier chart has no value for is left out. */
@@ -60,7 +64,9 @@ describe('helm upgrade', unless(unfit), () => {
   async function watch(): Promise<void> {
     const informer = new Informer<VM>(berth.cluster.client(), VMS, { logger: pino({ level: 'silent' }) });
     informer.cache.onChange(({ object: { metadata, status } }) => {
-      if (metadata.name in PORTS) seen.push(status?.phase);
+      if (metadata.name in PORTS) {
+        seen.push(status?.phase);
+      }
     });
     informer.start(watching.signal);
     await informer.synced;
@@ -98,8 +104,12 @@ describe('helm upgrade', unless(unfit), () => {
     await berth.helm(['install', 'berth', earlier.chart, '--create-namespace'], earlierImages());
     await berth.rolledOut();
     await berth.createGuestImage('guest');
-    for (const name of NAMES) await berth.createVM(name, 'guest', PORTS[name]);
-    for (const name of NAMES) await berth.vms.waitForCondition(name, 'Ready', { status: 'True' }, BOOT);
+    for (const name of NAMES) {
+      await berth.createVM(name, 'guest', PORTS[name]);
+    }
+    for (const name of NAMES) {
+      await berth.vms.waitForCondition(name, 'Ready', { status: 'True' }, BOOT);
+    }
     before = await pages();
     expect(before.map(({ boots }) => boots)).toEqual(['1', '1']);
     await watch();
@@ -128,7 +138,11 @@ describe('helm upgrade', unless(unfit), () => {
   test('neither version has logged an error, and what ran can be ended', async () => {
     await collectErrors();
     expect(errors).toEqual([]);
-    for (const name of [...NAMES, 'between']) await berth.vms.delete(name);
-    for (const name of [...NAMES, 'between']) await berth.vms.waitUntilGone(name, BOOT);
+    for (const name of [...NAMES, 'between']) {
+      await berth.vms.delete(name);
+    }
+    for (const name of [...NAMES, 'between']) {
+      await berth.vms.waitUntilGone(name, BOOT);
+    }
   });
 });

@@ -98,7 +98,9 @@ export class Installed {
 
   /** Gives each node Berth's images and the label of hosts. */
   async prepareNodes(): Promise<void> {
-    for (const archive of inject('archives')) await this.importImages(archive);
+    for (const archive of inject('archives')) {
+      await this.importImages(archive);
+    }
     const names = this.nodes.map(({ name }) => name);
     await this.cluster.kubectl(['label', 'nodes', ...names, 'berth.dev/machines=true']);
   }
@@ -112,7 +114,9 @@ export class Installed {
     const where = ['--namespace', SYSTEM, '--kubeconfig', this.cluster.kubeconfig];
     const given = values === undefined ? [] : ['--values', '-'];
     const { code, stdout, stderr } = await helm([...args, ...where, ...given], JSON.stringify(values));
-    if (code !== 0) throw new Error(`helm ${args[0]}: ${stderr}${stdout}`);
+    if (code !== 0) {
+      throw new Error(`helm ${args[0]}: ${stderr}${stdout}`);
+    }
     return stdout;
   }
 
@@ -121,7 +125,9 @@ export class Installed {
     const status = ['rollout', 'status', '--namespace', SYSTEM, '--timeout=110s'];
     await this.cluster.kubectl([...status, 'deployment/berth-operator']);
     await this.cluster.kubectl([...status, 'daemonset/berth-agent']);
-    for (const { name } of this.nodes) await this.hostIsReady(`${name}-berth`);
+    for (const { name } of this.nodes) {
+      await this.hostIsReady(`${name}-berth`);
+    }
   }
 
   async hostIsReady(name: string): Promise<void> {

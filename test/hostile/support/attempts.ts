@@ -25,14 +25,21 @@ export function hostileRuns(full: number): { seed: number; numRuns: number } {
 export function tried({ task }: Pick<TestContext, 'task'>, input: string, outcome: string): void {
   const attempts: AttemptCount[] = (task.meta.attempts ??= []);
   const known = attempts.find((one) => one.input === input && one.outcome === outcome);
-  if (known === undefined) attempts.push({ input, outcome, count: 1 });
-  else known.count += 1;
+  if (known === undefined) {
+    attempts.push({ input, outcome, count: 1 });
+  } else {
+    known.count += 1;
+  }
 }
 
 function numberFrom(name: string, fallback: number): number {
   const text = process.env[name];
-  if (text === undefined || text === '') return fallback;
+  if (text === undefined || text === '') {
+    return fallback;
+  }
   const value = Number(text);
-  if (!Number.isFinite(value) || value < 0) throw new Error(`${name}: ${text} is not a number from 0 up`);
+  if (!Number.isFinite(value) || value < 0) {
+    throw new Error(`${name}: ${text} is not a number from 0 up`);
+  }
   return value;
 }

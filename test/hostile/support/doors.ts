@@ -38,15 +38,19 @@ export async function knock(door: Door): Promise<Socket> {
   socket.once(door.tls ? 'secureConnect' : 'connect', () => resolve(socket));
   socket.on('error', reject);
   socket.once('close', () => reject(new Error('closed')));
-  return promise;
+  return await promise;
 }
 
 /** Sends `bytes` and resets the connection (RST), TLS or not. */
 export async function sendAndReset(door: Door, bytes: string): Promise<void> {
   const wire = await knockSilently(door);
   const socket = door.tls ? connectSecurely({ socket: wire, rejectUnauthorized: false }) : wire;
-  if (door.tls) await once(socket, 'secureConnect');
-  for (const one of [wire, socket]) one.on('error', () => undefined);
+  if (door.tls) {
+    await once(socket, 'secureConnect');
+  }
+  for (const one of [wire, socket]) {
+    one.on('error', () => undefined);
+  }
   await new Promise<void>((resolve) => {
     socket.write(bytes, () => resolve());
   });
@@ -55,7 +59,7 @@ export async function sendAndReset(door: Door, bytes: string): Promise<void> {
 
 /** Without a word, TLS or not. */
 export async function knockSilently({ host, port }: Door): Promise<Socket> {
-  return knock({ name: 'silent', host, port, tls: false });
+  return await knock({ name: 'silent', host, port, tls: false });
 }
 
 /** Sends `bytes` and gives the status that came, or `closed`. @throws Error when neither comes in time. */
@@ -65,11 +69,13 @@ export async function send(door: Door, bytes: string): Promise<string> {
     socket = await knock(door);
   } catch (error) {
     // Nobody behind the door is another thing than a door that is closed.
-    if (isErrorCode(error, 'ECONNREFUSED')) throw error;
+    if (isErrorCode(error, 'ECONNREFUSED')) {
+      throw error;
+    }
     return 'closed';
   }
   socket.write(bytes, 'latin1');
-  return outcomeOf(socket);
+  return await outcomeOf(socket);
 }
 
 /** The status that the server sends, or `closed`; ends the connection. */
@@ -80,7 +86,9 @@ export async function outcomeOf(socket: Socket): Promise<string> {
   socket.on('data', (data: Buffer) => {
     text += data.toString('latin1');
     const status = /^HTTP\/1\.[01] (\d{3})/.exec(text)?.[1];
-    if (status !== undefined) resolve(status);
+    if (status !== undefined) {
+      resolve(status);
+    }
   });
   socket.once('close', () => resolve('closed'));
   try {
@@ -103,7 +111,7 @@ export async function renewed(world: World, node: string): Promise<void> {
     { namespace: 'kube-node-lease', name: node },
   ];
   const read = async (): Promise<Lease[]> =>
-    Promise.all(leases.map((ref) => world.cluster.client().get(LEASES, ref)));
+    await Promise.all(leases.map((ref) => world.cluster.client().get(LEASES, ref)));
   const before = await read();
   await waitFor('both Leases to be renewed', async () => {
     const now = await read();

@@ -23,7 +23,7 @@ export async function asNode(cluster: Cluster, name: string): Promise<KubeClient
     organizations: ['system:nodes'],
     usages: ['client'],
   });
-  return clientOf(cluster, { clientCertificate, clientKey: key.pem });
+  return await clientOf(cluster, { clientCertificate, clientKey: key.pem });
 }
 
 /** With what else a request may be authenticated by. */

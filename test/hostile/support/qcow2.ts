@@ -55,7 +55,9 @@ export function qcow2File(fields: Qcow2Fields = {}): Buffer {
   }
   file.writeBigUInt64BE(BigInt(2 * CLUSTER_BYTES), CLUSTER_BYTES);
   // Each of the four clusters is used once.
-  for (let cluster = 0; cluster < 4; cluster += 1) file.writeUInt16BE(1, 2 * CLUSTER_BYTES + 2 * cluster);
+  for (let cluster = 0; cluster < 4; cluster += 1) {
+    file.writeUInt16BE(1, 2 * CLUSTER_BYTES + 2 * cluster);
+  }
   return file;
 }
 

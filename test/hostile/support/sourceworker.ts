@@ -127,7 +127,9 @@ function addressFor([first = '', second = '', ...rest]: string[], type: number):
 }
 
 function bytesOf(address: string): Buffer {
-  if (isIP(address) === 4) return Buffer.from(address.split('.').map(Number));
+  if (isIP(address) === 4) {
+    return Buffer.from(address.split('.').map(Number));
+  }
   // A URL writes every IPv6 address in its one short form, without dots.
   const [head = '', tail] = new URL(`http://[${address}]`).hostname.slice(1, -1).split('::');
   const groups = (text: string): number[] =>
@@ -147,8 +149,11 @@ async function serve(): Promise<void> {
   });
   // A registry speaks TLS, which nobody does here. The front breaks off, so that the store tries again.
   server.on('clientError', (_error, socket) => {
-    if ('localAddress' in socket && socket.localAddress === `::ffff:${FRONT}`) socket.destroy();
-    else socket.end('HTTP/1.1 400 Bad Request\r\n\r\n');
+    if ('localAddress' in socket && socket.localAddress === `::ffff:${FRONT}`) {
+      socket.destroy();
+    } else {
+      socket.end('HTTP/1.1 400 Bad Request\r\n\r\n');
+    }
   });
   await new Promise<void>((resolve) => {
     server.listen(PORT, '::', resolve);
@@ -228,7 +233,9 @@ function arrivedAt(address: string): number {
   const wanted = bytesOf(written).toString('hex');
   let count = 0;
   for (const [local, number] of connections) {
-    if (bytesOf(isIP(local) === 4 ? `::ffff:${local}` : local).toString('hex') === wanted) count += number;
+    if (bytesOf(isIP(local) === 4 ? `::ffff:${local}` : local).toString('hex') === wanted) {
+      count += number;
+    }
   }
   return count;
 }

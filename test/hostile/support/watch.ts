@@ -67,8 +67,9 @@ export function strangeFrames(net: NatWorld): number {
 
 export function forgetArrived(net: NatWorld): void {
   for (const where of ['host', 'beyond']) {
-    for (const kind of ['ports', 'other'])
+    for (const kind of ['ports', 'other']) {
       net.inHost('nft', 'flush', 'set', 'inet', 'watch', `${where}_${kind}`);
+    }
   }
   net.inHost('nft', 'reset', 'counters');
 }

@@ -118,7 +118,9 @@ class World {
 
   /** One after another, and not before there is content. */
   commit(object: Image, crashes: boolean): void {
-    if (object.status === undefined || this.#unsettled.has(object.metadata.name)) return;
+    if (object.status === undefined || this.#unsettled.has(object.metadata.name)) {
+      return;
+    }
     const content = this.make();
     this.#keep(object, replacedPlaces(this.observed(object), { content }));
     const { name } = object.metadata;
@@ -141,13 +143,17 @@ class World {
 
   deploy(object: Image): void {
     const source = object.status?.content as MachineImageSource | undefined;
-    if (source === undefined) return;
+    if (source === undefined) {
+      return;
+    }
     this.#flights.push({ begun: this.now, land: () => this.pods.push(machinePod(source)) });
   }
 
   delete(object: Image, crashes: boolean): void {
     this.#keep(object, abandonedPlaces(this.observed(object)));
-    if (!crashes) this.objects.delete(object.metadata.name);
+    if (!crashes) {
+      this.objects.delete(object.metadata.name);
+    }
   }
 
   restart(): void {
@@ -175,8 +181,9 @@ class World {
       now: this.now,
     });
     this.#unneededSince = unneededSince;
-    for (const { job } of due)
+    for (const { job } of due) {
       this.#records.set(job.metadata.name, { ...job, spec: { ...job.spec, suspend: false } });
+    }
   }
 
   /** Jobs that have begun are done. */
@@ -229,8 +236,9 @@ class World {
   #settle(name: string, content: MachineImageSource | undefined): void {
     const object = this.objects.get(name);
     this.#unsettled.delete(name);
-    if (object !== undefined && content !== undefined)
+    if (object !== undefined && content !== undefined) {
       this.objects.set(name, { ...object, status: { content } });
+    }
   }
 
   #keep(object: Image, places: readonly Place[]): void {
@@ -348,7 +356,9 @@ describe('the content of a thousand images', () => {
   it('is removed some at a time', () => {
     const world = new World('folder');
     Array.from({ length: 1000 }, () => world.save());
-    for (const object of world.objects.values()) world.delete(object, false);
+    for (const object of world.objects.values()) {
+      world.delete(object, false);
+    }
     let most = 0;
     for (let round = 0; round < 120; round += 1) {
       const before = world.removed.length;

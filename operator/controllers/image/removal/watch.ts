@@ -13,17 +13,23 @@ export function enqueueRemovals(
 ): void {
   const look = (): void => controller.enqueue(REMOVALS_KEY);
   jobs.cache.onChange(({ object }) => {
-    if (isRemoval(object)) look();
+    if (isRemoval(object)) {
+      look();
+    }
   });
   taskPods.cache.onChange(({ object }) => {
     const job = podJob(object).map((key) => jobs.cache.get(key))[0];
-    if (job !== undefined && isRemoval(job)) look();
+    if (job !== undefined && isRemoval(job)) {
+      look();
+    }
   });
   // What is named for a moment only is needed in that moment all the same.
   for (const { cache } of [images, isos]) {
     cache.onChange(({ type, object, previous }) => {
       const isSame = type === 'updated' && sameContent(object, previous);
-      if (!isSame && jobs.cache.list().some(isRemoval)) look();
+      if (!isSame && jobs.cache.list().some(isRemoval)) {
+        look();
+      }
     });
   }
 }
