@@ -163,7 +163,9 @@ type Environment = Readonly<Record<string, string | undefined>>;
 /**
  * Reads and checks a configuration file; relative paths in it count from its own folder. What differs from host to host
  * may come from the environment (BERTH_NODE_NAME, BERTH_ADDRESS) where the file leaves it out: a DaemonSet has one file
- * for all. Root must name the network's driver; for everybody else there is but one. Throws {@link ConfigError}.
+ * for all. Root must name the network's driver; for everybody else there is but one.
+ *
+ * @throws ConfigError
  */
 export function loadConfig(
   file: string,
@@ -186,7 +188,7 @@ export function loadConfig(
   return config;
 }
 
-/** Throws {@link ConfigError} for a file that is not there or not YAML. */
+/** @throws ConfigError for a file that is not there or not YAML. */
 function readDocument(file: string): unknown {
   try {
     return parse(readFileSync(file, 'utf8')) ?? {};

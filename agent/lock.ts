@@ -13,7 +13,7 @@ interface Holder {
 /** The data directory belongs to a live agent. */
 export class LockedError extends Error {}
 
-/** Takes the lock and returns how to give it back. Throws {@link LockedError} when another live process holds it. */
+/** Takes the lock and returns how to give it back. @throws LockedError when another live process holds it. */
 export function lockDataDirectory(directory: string): () => void {
   const file = join(directory, 'agent.lock');
   const own = join(directory, `agent.lock.${process.pid}`);

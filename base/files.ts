@@ -13,7 +13,8 @@ const lastWrites = new Map<string, Promise<void>>();
 /**
  * Replaces a file's text. Once this resolves the text is on the disk. A reader sees the old text or the new one, and what is
  * asked for last is what stays. The folder has to be there. On a full disk it takes the room of the reserve, where one is kept.
- * Rejects with the system's error, and leaves the old text then.
+ *
+ * @throws Error of the system; the old text stays then.
  */
 export async function writeWhole(path: string, text: string, mode = MODE): Promise<void> {
   const before = lastWrites.get(path);

@@ -11,8 +11,9 @@ const NAME = '.reserve';
 const reserves = new Map<number, string>();
 
 /**
- * Keeps a reserve in a folder that is there, one for each file system; of a full one what there is left. Throws the system's error
- * for all but want of room.
+ * Keeps a reserve in a folder that is there, one for each file system; of a full one what there is left.
+ *
+ * @throws Error of the system for all but want of room.
  */
 export function keepReserve(folder: string): void {
   const { dev } = statSync(folder);
@@ -25,8 +26,9 @@ export function keepReserve(folder: string): void {
 }
 
 /**
- * Does `write` once more with the room of the reserve, after it has failed with `error`, and keeps what is left again. Throws
- * `error` where that is not want of room, or the folder's file system has no reserve.
+ * Does `write` once more with the room of the reserve, after it has failed with `error`, and keeps what is left again.
+ *
+ * @throws Error that is `error`, where that is not want of room, or the folder's file system has no reserve.
  */
 export function withReserve(folder: string, error: unknown, write: () => void): void {
   const path = isFull(error) ? reserves.get(statSync(folder).dev) : undefined;

@@ -31,7 +31,7 @@ async function main(args: readonly string[]): Promise<void> {
   process.stdout.write(`${output}\n`);
 }
 
-/** Rejects with helm's own words. */
+/** @throws Error with helm's own words. */
 async function render(helm: string, args: readonly string[]): Promise<string> {
   const { promise, resolve, reject } = Promise.withResolvers<string>();
   execFile(helm, args, { maxBuffer: OUTPUT_BYTES }, (error, stdout, stderr) => {

@@ -50,8 +50,9 @@ class Answers<V> {
 }
 
 /**
- * TokenReview and SubjectAccessReview, each answer kept for some seconds, few asked at once. Rejects when the API server
- * cannot be asked.
+ * TokenReview and SubjectAccessReview, each answer kept for some seconds, few asked at once.
+ *
+ * @throws Error when the API server cannot be asked.
  */
 export class Authorizer {
   readonly #client: KubeClient;

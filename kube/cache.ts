@@ -14,7 +14,7 @@ export interface Change<T> {
 export interface Cache<T> {
   get(key: string): Readonly<T> | undefined;
   list(): Readonly<T>[];
-  /** Throws when there is no such index. */
+  /** @throws Error when there is no such index. */
   byIndex(index: string, value: string): Readonly<T>[];
   /** How far the watch has come; empty before the first full read. */
   readonly resourceVersion: string;

@@ -59,7 +59,7 @@ export async function createKey(algorithm: KeyAlgorithm = 'ECDSA'): Promise<Key>
   return { algorithm, pem: privateKey.export({ type: 'pkcs8', format: 'pem' }).toString() };
 }
 
-/** Reads a private key in any PEM form. Throws when it is neither RSA nor on P-256. */
+/** Reads a private key in any PEM form. @throws Error when it is neither RSA nor on P-256. */
 export function readKey(pem: string): Key {
   const key = createPrivateKey(pem);
   const curve = key.asymmetricKeyDetails?.namedCurve;

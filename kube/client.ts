@@ -82,7 +82,7 @@ export class KubeClient {
     return { items, resourceVersion };
   }
 
-  /** Reads all, one page of 500 at a time; all pages show the same moment. Throws 410 when that moment is lost midway. */
+  /** Reads all, one page of 500 at a time; all pages show the same moment. @throws ApiError 410 when that moment is lost midway. */
   async *pages<T extends KubeObject>(type: Resource<T>, options: ListOptions = {}): AsyncGenerator<List<T>> {
     let position = '';
     do {

@@ -48,10 +48,12 @@ const OWN_NAME = 'kubernetes.default.svc';
 
 /**
  * Finds the cluster as kubectl does: the file given, else the first file of `KUBECONFIG`, else the Pod's service account,
- * else `~/.kube/config`. Throws with the path in the message when something is missing or wrong.
+ * else `~/.kube/config`.
  *
  * In a Pod, a kubeconfig's `https://kubernetes.default.svc` is the address that the kubelet gives to every Pod: one in its
  * host's network may have nobody to ask for a name of the cluster.
+ *
+ * @throws Error with the path in the message when something is missing or wrong.
  */
 export async function loadConnection(options: LoadOptions = {}): Promise<Connection> {
   const environment = options.environment ?? process.env;

@@ -68,8 +68,10 @@ export interface ServeCertificateOptions {
 }
 
 /**
- * Serves with what the provider has, from now on and as it changes; connections that are open stay. Rejects when there is no usable
- * certificate at the start; later a bad one (half-written, say) is logged and the old one stays.
+ * Serves with what the provider has, from now on and as it changes; connections that are open stay.
+ *
+ * @throws Error when there is no usable certificate at the start; later a bad one (half-written, say) is logged and the old
+ * one stays.
  */
 export async function serveCertificate(server: Server, o: ServeCertificateOptions): Promise<void> {
   let current = await o.provider();

@@ -79,8 +79,9 @@ export class Transport {
   }
 
   /**
-   * Resolves with the server's answer, errors included. Rejects with a DeadlineError, the signal's reason, or the network's error;
-   * a write that ends so may have been done.
+   * Resolves with the server's answer, errors included.
+   *
+   * @throws DeadlineError, the signal's reason, or the network's error; a write that ends so may have been done.
    */
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
@@ -99,7 +100,8 @@ export class Transport {
 
   /**
    * Opens a stream without end: a watch, or a log being followed. The deadline is for its first byte; after that only `signal` ends it.
-   * Rejects with an ApiError when the server refuses.
+   *
+   * @throws ApiError when the server refuses.
    */
   async stream(path: string, signal: AbortSignal): Promise<AsyncIterable<Buffer>> {
     const response = await this.#dispatch({ method: 'GET', path }, signal, {

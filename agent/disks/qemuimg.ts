@@ -42,7 +42,7 @@ export class QemuImgError extends Error {
 /** A process that runs: read its output, then wait for its end. Ends with the signal, of which no process is left. */
 export interface QemuImgRun {
   output: Readable;
-  /** Rejects with {@link QemuImgError}. */
+  /** @throws QemuImgError */
   ended: Promise<void>;
   end: () => void;
 }
@@ -101,7 +101,7 @@ async function exitOf(child: Child, verb: string): Promise<void> {
   });
 }
 
-/** Runs it to its end; its output. Throws {@link QemuImgError}, or the reason of the signal. */
+/** Runs it to its end; its output. @throws QemuImgError, or the reason of the signal. */
 export async function qemuImg(
   parameters: [string, ...string[]],
   options: QemuImgOptions = {},

@@ -72,7 +72,7 @@ export interface Driver {
   probe(): Promise<Accelerator[]>;
   /** Makes the folder and the disk: a clone of `base`, at once whatever its size. Without `base` a blank disk of `diskSizeBytes`, or none. */
   create(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void>;
-  /** Resolves when the hypervisor runs and answers. Throws {@link StartError}; then no process is left. */
+  /** Resolves when the hypervisor runs and answers. @throws StartError; then no process is left. */
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
    * Presses the power button, and after the grace, or once `hurry` aborts (a Pod's grace can be shortened), takes the
@@ -86,7 +86,7 @@ export interface Driver {
   unpause(folder: MachineFolder): Promise<void>;
   /** To disk: memory and devices go into the folder, the process ends. */
   suspend(folder: MachineFolder): Promise<void>;
-  /** Goes on from {@link suspend}, with the cpu and memory it had then. Throws {@link StartError}; it stays suspended. */
+  /** Goes on from {@link suspend}, with the cpu and memory it had then. @throws StartError; it stays suspended. */
   resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /** A stopped machine's disk becomes as {@link create} made it. */
   revert(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void>;

@@ -34,8 +34,9 @@ export interface FetchOptions {
 
 /**
  * Fetches `url` to `path` and syncs it. What is there already is gone on with; when this rejects, what has come stays for
- * that, with `PATH.source` beside it, unless it is of no use. Nothing may use the file before this resolves. Throws
- * {@link ImageError}.
+ * that, with `PATH.source` beside it, unless it is of no use. Nothing may use the file before this resolves.
+ *
+ * @throws ImageError
  */
 export async function download(
   url: string,

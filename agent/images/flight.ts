@@ -7,7 +7,7 @@ type Work<T> = (signal: AbortSignal, onProgress: Progress) => Promise<T>;
 export class Flights<T> {
   readonly #flights = new Map<string, SharedWork<T>>();
 
-  /** `joined`: the work was begun by another. Rejects with the reason of `signal` when that aborts, while the work goes on for others. */
+  /** `joined`: the work was begun by another. @throws Error, the reason of `signal`, when that aborts, while the work goes on for others. */
   async join(
     key: string,
     options: { signal: AbortSignal; onProgress: Progress },

@@ -34,8 +34,9 @@ export interface InspectedImage {
 }
 
 /**
- * `expected`: what the Image says its format is. `reader`: who reads it, where the agent is root. Throws
- * {@link ImageError} `ImageInvalid` with the reason.
+ * `expected`: what the Image says its format is. `reader`: who reads it, where the agent is root.
+ *
+ * @throws ImageError `ImageInvalid` with the reason.
  */
 export async function inspectImage(
   path: string,

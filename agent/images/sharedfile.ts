@@ -7,8 +7,9 @@ import { codeOf, isMissing } from '../errors.ts';
 import { ImageError } from './store.ts';
 
 /**
- * The real path of `path`, which counts from the roots: the first root that has it wins. Throws {@link ImageError};
- * a link that leads out of its root is refused.
+ * The real path of `path`, which counts from the roots: the first root that has it wins.
+ *
+ * @throws ImageError; a link that leads out of its root is refused.
  */
 export async function resolveBelowRoots(path: string, roots: readonly string[]): Promise<string> {
   if (roots.length === 0) {

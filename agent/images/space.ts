@@ -32,7 +32,7 @@ interface Claim {
 export interface Watched {
   /** Aborts when the disk gets full all the same. */
   signal: AbortSignal;
-  /** It is found that the work needs so many bytes in all. Throws ImageError `DiskFull`. */
+  /** It is found that the work needs so many bytes in all. @throws ImageError `DiskFull` */
   need: (bytes: number) => Promise<void>;
 }
 
@@ -51,7 +51,7 @@ export class Space {
     this.#options = options;
   }
 
-  /** Does `work` in `folder`, for which there is room of `bytes` when it begins. Throws ImageError `DiskFull`. */
+  /** Does `work` in `folder`, for which there is room of `bytes` when it begins. @throws ImageError `DiskFull` */
   async within<T>(claim: Claim, signal: AbortSignal, work: (watched: Watched) => Promise<T>): Promise<T> {
     const full = new AbortController();
     const need = async (bytes: number): Promise<void> => {

@@ -45,7 +45,7 @@ export interface StoredImage {
 }
 
 export interface ImageStore {
-  /** The image of a source, fetched once however many ask, and checked before its first use. Throws {@link ImageError}. */
+  /** The image of a source, fetched once however many ask, and checked before its first use. @throws ImageError */
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
   /** A machine found at start was made from this file. */
   adopt(holder: Holder, path: string): void;
@@ -60,7 +60,7 @@ export interface ImageStore {
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
   /** Removes what nobody holds while less of the disk is free than is to stay so. */
   relieve(): Promise<void>;
-  /** Does other work that needs `bytes` in `folder` on this host, within the limits of the store. Throws ImageError `DiskFull`. */
+  /** Does other work that needs `bytes` in `folder` on this host, within the limits of the store. @throws ImageError `DiskFull` */
   withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,

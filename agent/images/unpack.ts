@@ -54,7 +54,7 @@ interface Unpacking {
   limitBytes: number;
 }
 
-/** What `from` holds goes to `to`, without its zeros. Throws ImageError `ImageInvalid` for what is broken or far too large. */
+/** What `from` holds goes to `to`, without its zeros. @throws ImageError `ImageInvalid` for what is broken or far too large. */
 export async function unpack(
   compression: Compression,
   unpacking: Unpacking,

@@ -61,7 +61,7 @@ export class LogReaders {
   }
 }
 
-/** The lines of a machine's console, with line ends. Rejects with {@link LogRefusedError}. */
+/** The lines of a machine's console, with line ends. @throws LogRefusedError */
 export type LogSource = (request: LogRequest, signal: AbortSignal) => Promise<AsyncIterable<string>>;
 
 const flag = z
@@ -79,7 +79,7 @@ const querySchema = z.object({
   sinceTime: z.iso.datetime({ offset: true }).optional(),
 });
 
-/** Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`; names need no escapes, so none are read. Throws {@link LogRefusedError} naming the parameter that is wrong. */
+/** Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`; names need no escapes, so none are read. @throws LogRefusedError naming the parameter that is wrong. */
 export function parseLogRequest(url: URL, now: number): LogRequest {
   const [, , namespace = '', pod = '', container = ''] = url.pathname.split('/');
   const result = querySchema.safeParse(Object.fromEntries(url.searchParams));

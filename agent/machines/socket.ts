@@ -30,7 +30,7 @@ export async function withSocketPath<T>(
   }
 }
 
-/** Rejects with the system's error (ENOENT, ECONNREFUSED, EAGAIN) where nobody listens. */
+/** @throws Error of the system (ENOENT, ECONNREFUSED, EAGAIN) where nobody listens. */
 export async function connectTo(path: string): Promise<Socket> {
   const socket = createConnection(path);
   await once(socket, 'connect');

@@ -43,7 +43,9 @@ export class MachineUsers {
 
   /**
    * A user that none of `taken` is. It follows from the machine's own uid, so that a number is seldom given to another
-   * machine soon after. Throws {@link UserRangeError} when none is free.
+   * machine soon after.
+   *
+   * @throws UserRangeError when none is free.
    */
   choose(machineUid: string, taken: ReadonlySet<number>): RunAs {
     const { first, count } = this.#range;
@@ -63,8 +65,10 @@ export class MachineUsers {
 const ROOTS = ['', '/proc/1/root'];
 
 /**
- * Undefined where the agent is not root, which is said in the log. Throws {@link UserRangeError} when the range holds a
- * user or group of this host, or numbers that the agent's user namespace does not have.
+ * Undefined where the agent is not root, which is said in the log.
+ *
+ * @throws UserRangeError when the range holds a user or group of this host, or numbers that the agent's user namespace does
+ * not have.
  */
 export async function machineUsers(range: UserRange, logger: Logger): Promise<MachineUsers | undefined> {
   if (process.getuid?.() !== 0) {

@@ -39,11 +39,13 @@ export interface NetworkReport {
 
 export interface Network {
   readonly name: 'user' | 'nat';
-  /** Makes the host-wide part; idempotent. Throws {@link NetworkSetupError} where the host lacks something. */
+  /** Makes the host-wide part; idempotent. @throws NetworkSetupError where the host lacks something. */
   setUp(): Promise<void>;
   /**
-   * Idempotent. Throws {@link PortNotReservableError} for a port that this host keeps from machines, {@link PortTakenError}
-   * when something else holds one of the ports.
+   * Idempotent.
+   *
+   * @throws PortNotReservableError for a port that this host keeps from machines, {@link PortTakenError} when something else
+   * holds one of the ports.
    */
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork>;
   /** Afterwards nothing of the attachment remains: tap, rules, lease, connection-tracking state. Idempotent. */

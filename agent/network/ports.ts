@@ -26,7 +26,7 @@ function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
 }
 
-/** Throws {@link PortNotReservableError} with every port that this host keeps from machines, and the setting that does. */
+/** @throws PortNotReservableError with every port that this host keeps from machines, and the setting that does. */
 export function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
   const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
@@ -36,8 +36,10 @@ export function requireReservable(rules: PortRules, ports: readonly MachinePort[
 }
 
 /**
- * Binds each port once and lets go of it. Throws {@link PortTakenError} naming the port when something holds it,
- * {@link NetworkSetupError} when it cannot be bound for another reason (address not of this host, no right).
+ * Binds each port once and lets go of it.
+ *
+ * @throws PortTakenError naming the port when something holds it, {@link NetworkSetupError} when it cannot be bound for
+ * another reason (address not of this host, no right).
  */
 export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
   if (!isIPv4(address)) {

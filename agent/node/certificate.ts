@@ -49,7 +49,8 @@ export function nodeUser(nodeName: string): string {
 
 /**
  * Makes a key, asks for its certificate and waits, for as long as it takes, until somebody approves or denies it.
- * Throws {@link CertificateRefusedError} with the reason that stands in the request.
+ *
+ * @throws CertificateRefusedError with the reason that stands in the request.
  */
 export async function requestCertificate(
   client: KubeClient,

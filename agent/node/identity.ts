@@ -62,7 +62,8 @@ const USER_AGENT = 'berth-agent';
 /**
  * Takes up the identity the agent has, or joins the cluster; joins again when the cluster does not know that identity.
  * Where the cluster is and whom to trust is the bootstrap kubeconfig's to say for as long as it can be read.
- * Throws {@link JoinError} when the cluster refuses this host.
+ *
+ * @throws JoinError when the cluster refuses this host.
  */
 export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   const { config, logger } = o;

@@ -24,7 +24,7 @@ class NetworkFaultError extends Error {
   readonly reason = 'NATSelfHealFailed';
 }
 
-/** Attaches the machine to a network that works. Throws {@link NetworkFaultError}, or what says that a port cannot be had. */
+/** Attaches the machine to a network that works. @throws NetworkFaultError, or what says that a port cannot be had. */
 export async function connect(action: Connecting): Promise<GuestNetwork> {
   const { host, record } = action;
   const network = await attach(action);

@@ -37,7 +37,7 @@ export interface Host {
   /** The Lease is overdue. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText): void;
-  /** What the pull secrets of a Pod open. Throws ImageError `PullSecretMissing`. */
+  /** What the pull secrets of a Pod open. @throws ImageError `PullSecretMissing` */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
 }
 

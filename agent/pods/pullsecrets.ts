@@ -14,8 +14,10 @@ const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;
 
 /**
- * Of all secrets that the Pod names, in their order. Throws ImageError `PullSecretMissing` when one is not there, may not be
- * read, or is of another kind; what a cluster that does not answer throws is passed on.
+ * Of all secrets that the Pod names, in their order.
+ *
+ * @throws ImageError `PullSecretMissing` when one is not there, may not be read, or is of another kind; what a cluster that
+ * does not answer throws is passed on.
  */
 export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promise<Keyring> {
   const texts: string[] = [];

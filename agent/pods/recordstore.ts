@@ -49,7 +49,7 @@ export class RecordStore {
   readonly #directory: string;
   readonly #records = new Map<string, MachineRecord>();
 
-  /** Throws when the folder cannot be made or listed; a bad file is one of {@link damaged}. */
+  /** @throws Error when the folder cannot be made or listed; a bad file is one of {@link damaged}. */
   constructor(directory: string) {
     this.#directory = directory;
     mkdirSync(directory, { recursive: true, mode: 0o700 });

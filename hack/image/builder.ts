@@ -17,7 +17,7 @@ export interface Builder {
   readonly name: 'docker' | 'buildah';
   /** Whether the image is here. */
   has(reference: string): Promise<boolean>;
-  /** Rejects with the registry's or the network's words. */
+  /** @throws Error with the registry's or the network's words. */
   pull(reference: string): Promise<void>;
   build(build: Build): Promise<void>;
   /** Writes an archive that `ctr images import` names like the image. */

@@ -47,7 +47,7 @@ export interface Pulls {
   large: { publish: Measured; pull: Measured };
 }
 
-/** Throws when a program or the room is missing. Everything is made in a folder below `parent`, which is removed. */
+/** Everything is made in a folder below `parent`, which is removed. @throws Error when a program or the room is missing. */
 export async function measurePulls(parent: string, rounds: number): Promise<Pulls> {
   await checkPrograms();
   await checkRoom(parent);

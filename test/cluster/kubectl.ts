@@ -18,7 +18,7 @@ export type Kubectl = (args: readonly string[], options?: KubectlOptions) => Pro
 /** Longer than any wait that a caller gives kubectl itself. */
 const DEFAULT_TIMEOUT_MILLISECONDS = 120_000;
 
-/** kubectl for one cluster, untouched by the caller's own kubeconfig. Rejects with its stderr when it fails. */
+/** kubectl for one cluster, untouched by the caller's own kubeconfig. @throws Error with its stderr when it fails. */
 export function kubectlFor(file: string, kubeconfig: string): Kubectl {
   return async (args, options = {}) => {
     const result = await run(file, ['--kubeconfig', kubeconfig, ...args], options);

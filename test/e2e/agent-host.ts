@@ -106,7 +106,7 @@ export class TestHost {
     }
   }
 
-  /** Rejects when the agent gives up. */
+  /** @throws Error when the agent gives up. */
   async ended(): Promise<void> {
     return await this.#ended;
   }
@@ -128,7 +128,7 @@ export class TestHost {
       );
   }
 
-  /** Rejects when the agent has given up; its folder is gone then too. */
+  /** @throws Error when the agent has given up; its folder is gone then too. */
   async remove(): Promise<void> {
     try {
       await this.stop();

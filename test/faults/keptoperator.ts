@@ -21,7 +21,7 @@ export class KeptOperator {
     return kept;
   }
 
-  /** Rejects when one of them could not be started. */
+  /** @throws Error when one of them could not be started. */
   async stop(): Promise<void> {
     this.#over.resolve('over');
     await this.#running;

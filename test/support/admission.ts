@@ -76,7 +76,7 @@ export async function isAllowed(cluster: Cluster, who: As, what: readonly string
   return stdout.trim() === 'yes';
 }
 
-/** Rejects when it is not so in time. */
+/** @throws Error when it is not so in time. */
 export async function untilAllowed(cluster: Cluster, who: As, what: readonly string[]): Promise<void> {
   await waitFor(`the right to ${what.join(' ')} to be known`, () => isAllowed(cluster, who, what));
 }

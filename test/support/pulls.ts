@@ -77,7 +77,7 @@ export interface Pulled {
   spared: number;
 }
 
-/** Rejects as the pull does; one that is cut off gives what it had fetched. */
+/** @throws ImageError as the pull does; one that is cut off gives what it had fetched. */
 export async function pull(repository: Repository, options: PullToRun): Promise<Pulled> {
   const { folder, tag = 'latest', lookup, abortAfter = Number.POSITIVE_INFINITY } = options;
   const { architecture = 'amd64' } = options;
@@ -105,7 +105,7 @@ export async function pull(repository: Repository, options: PullToRun): Promise<
   return pulled;
 }
 
-/** Throws unless both raw disks hold the same. */
+/** @throws Error unless both raw disks hold the same. */
 export async function compareDisks(one: string, other: string): Promise<void> {
   const sizes = [(await stat(one)).size, (await stat(other)).size];
   if (sizes[0] !== sizes[1]) {

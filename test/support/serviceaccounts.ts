@@ -9,7 +9,7 @@ export const SERVICE_ACCOUNTS = resource<KubeObject>({
   namespaced: true,
 });
 
-/** A token of the account for so many seconds, at least 600. Rejects with the API server's refusal. */
+/** A token of the account for so many seconds, at least 600. @throws Error with the API server's refusal. */
 export async function requestToken(
   client: KubeClient,
   account: { namespace: string; name: string },

@@ -4,7 +4,7 @@ import { mkdtempSync, rmdirSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-/** Mounts at most `mebibytes` at a folder that is there. Throws with what mount says. */
+/** Mounts at most `mebibytes` at a folder that is there. @throws Error with what mount says. */
 export function mountTmpfs(point: string, mebibytes: number): void {
   execFileSync('mount', ['-t', 'tmpfs', '-o', `size=${mebibytes}m`, 'berth-test', point], { stdio: 'pipe' });
 }

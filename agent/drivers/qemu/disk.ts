@@ -47,7 +47,7 @@ async function createBlank(path: string, sizeBytes: number): Promise<void> {
   await qemuImg(['create', '-q', '-f', 'qcow2', path, String(sizeBytes)], LIMITS);
 }
 
-/** Its header was written by a hypervisor: a name of a backing file in it is not followed. Throws as {@link requireOwnData} does. */
+/** Its header was written by a hypervisor: a name of a backing file in it is not followed. @throws StartError as {@link requireOwnData} does. */
 export async function growDisk(
   folder: string,
   node: Record<string, unknown>,
@@ -120,9 +120,10 @@ export async function copySparse(from: string, to: string): Promise<void> {
 }
 
 /**
- * A machine's disk was written by its hypervisor, which a guest may have taken over. Throws {@link StartError} when its
- * header would make a reader open another file for the data, or is none that QEMU writes. The backing file it names is
- * of no account, readers are given ours; what is missing they refuse themselves.
+ * A machine's disk was written by its hypervisor, which a guest may have taken over. The backing file it names is of no
+ * account, readers are given ours; what is missing they refuse themselves.
+ *
+ * @throws StartError when its header would make a reader open another file for the data, or is none that QEMU writes.
  */
 export async function requireOwnData(path: string): Promise<void> {
   let file: Awaited<ReturnType<typeof open>>;

@@ -72,7 +72,7 @@ export async function whileFrozen(options: FreezeOptions, work: () => Promise<vo
   return freeze;
 }
 
-/** Ends a freeze that was not ended for certain. Throws when the guest does not say that it did. */
+/** Ends a freeze that was not ended for certain. @throws Error when the guest does not say that it did. */
 export async function thaw(folder: string): Promise<void> {
   const port = await Port.open(folder);
   if (port === undefined) {
@@ -151,7 +151,7 @@ class Port {
     this.#socket.destroy();
   }
 
-  /** Throws when the agent refuses, or gives no answer in time; its answer may then still come. */
+  /** @throws Error when the agent refuses, or gives no answer in time; its answer may then still come. */
   async execute(command: string, timeoutMilliseconds: number, signal?: AbortSignal): Promise<unknown> {
     if (this.#closed !== undefined) {
       throw new Error(`${command}: ${this.#closed}`);

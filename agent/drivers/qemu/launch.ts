@@ -61,7 +61,7 @@ export interface MachineStart {
   incoming: boolean;
 }
 
-/** The machine's disk is looked at and given to the machine's user first. Throws {@link StartError}. */
+/** The machine's disk is looked at and given to the machine's user first. @throws StartError */
 export async function launchMachine(
   folder: MachineFolder,
   { plan, state, platform, incoming }: MachineStart,
@@ -82,7 +82,7 @@ export async function launchMachine(
   return await launch(folder, { command: [platform.binary, ...parameters], files, limits }, context);
 }
 
-/** A session and group of its own, a log writer, a control group of its own, and a root of its own where there is one. Throws {@link StartError}. */
+/** A session and group of its own, a log writer, a control group of its own, and a root of its own where there is one. @throws StartError */
 async function launch(
   folder: MachineFolder,
   { command, files, limits }: LaunchOptions,

@@ -66,7 +66,7 @@ export class Session {
     return await this.#exitStatus;
   }
 
-  /** The connection, made again where it was lost. Throws {@link QmpError} when QEMU does not answer. */
+  /** The connection, made again where it was lost. @throws QmpError when QEMU does not answer. */
   async qmp(options?: { timeoutMilliseconds: number; signal: AbortSignal }): Promise<QmpConnection> {
     if (this.#qmp !== undefined && !this.#qmp.closed) {
       return this.#qmp;

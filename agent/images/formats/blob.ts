@@ -22,8 +22,9 @@ export interface BlobSource {
 
 /**
  * Fetches a blob to `path`, and verifies it. `read` has its content meanwhile, in order, as far as it has come; its answer
- * counts only once the blob is verified. `name`: of its parts in the journal, by which a second call goes on. Throws ImageError
- * `DigestMismatch`, which explains whatever `read` found wrong, else what `read` throws.
+ * counts only once the blob is verified. `name`: of its parts in the journal, by which a second call goes on.
+ *
+ * @throws ImageError `DigestMismatch`, which explains whatever `read` found wrong, else what `read` throws.
  */
 export async function fetchBlob<T>(
   source: BlobSource,
@@ -92,8 +93,9 @@ class ArrivingBlob {
   }
 
   /**
-   * What was not read yet, each piece when it is there; from now on nobody else is given any. Throws what was given to
-   * {@link fail}.
+   * What was not read yet, each piece when it is there; from now on nobody else is given any.
+   *
+   * @throws Error that was given to {@link fail}.
    */
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');

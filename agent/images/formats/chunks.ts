@@ -27,7 +27,7 @@ export async function writeChunkTable({ folder }: PullTarget, chunks: readonly C
   await writeFile(join(folder, FILE), JSON.stringify({ chunks }), { mode: 0o600, flush: true });
 }
 
-/** Of the folder of a disk that was pulled. Throws when there is none. */
+/** Of the folder of a disk that was pulled. @throws Error when there is none. */
 export async function readChunkTable(folder: string): Promise<Chunk[]> {
   return tableSchema.parse(JSON.parse(await readFile(join(folder, FILE), 'utf8'))).chunks;
 }

@@ -89,7 +89,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   };
 };
 
-/** Undefined for one that is no object. Throws ImageError `ImageInvalid` when it is not JSON. */
+/** Undefined for one that is no object. @throws ImageError `ImageInvalid` when it is not JSON. */
 function parseConfig(config: Buffer): z.infer<typeof configSchema> | undefined {
   let content: unknown;
   try {

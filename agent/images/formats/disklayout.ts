@@ -71,7 +71,7 @@ interface DiskChunk {
   layer: number;
 }
 
-/** Where the chunks that are not zeros lie. Throws ImageError `ImageInvalid` for a map that breaks a rule of the layout. */
+/** Where the chunks that are not zeros lie. @throws ImageError `ImageInvalid` for a map that breaks a rule of the layout. */
 export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: number): DiskChunk[] {
   const last = Math.ceil(virtualSize / chunkSize) - 1;
   let before = -1;
@@ -88,7 +88,7 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
   });
 }
 
-/** Throws ImageError `ImageInvalid` when a layer is not a chunk, or nothing is said of its content. */
+/** @throws ImageError `ImageInvalid` when a layer is not a chunk, or nothing is said of its content. */
 export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   const digests = config.rootfs.diff_ids.length;
   if (layers.length > LAYER_LIMIT) {

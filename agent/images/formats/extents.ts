@@ -10,7 +10,7 @@ export interface Extent {
   length: number;
 }
 
-/** The extents of a raw disk that are not holes, in order; one at a time, as a file may have any number. Throws when it cannot be read. */
+/** The extents of a raw disk that are not holes, in order; one at a time, as a file may have any number. @throws Error when it cannot be read. */
 export async function* dataExtents(
   path: string,
   signal: AbortSignal,

@@ -22,7 +22,8 @@ export interface PullPlan {
   roomBytes: number;
   /**
    * Makes `target.disk`, verified. Taken up again where an earlier call was cut; returns at once when that came to its end.
-   * Throws ImageError; a disk that is full is `DiskFull`.
+   *
+   * @throws ImageError; a disk that is full is `DiskFull`.
    */
   run(target: PullTarget, options: PullOptions): Promise<void>;
 }
@@ -46,8 +47,9 @@ export type ContentLookup = (
 ) => { path: string; offset: number } | undefined;
 
 /**
- * Undefined when the manifest is not of this layout. Throws ImageError when it is and breaks its rules, or when the image is for
- * another architecture than was asked for.
+ * Undefined when the manifest is not of this layout.
+ *
+ * @throws ImageError when it is and breaks its rules, or when the image is for another architecture than was asked for.
  */
 export type PlanPull = (
   repository: Repository,

@@ -55,7 +55,9 @@ export interface Covering {
 
 /**
  * Writes the only file below /disk of a layer to `disk`, sparse; false when it has none that the layers above let through.
- * Adds to `covering` what this layer takes away. Throws ImageError.
+ * Adds to `covering` what this layer takes away.
+ *
+ * @throws ImageError
  */
 export async function extractDisk(
   layer: Layer,

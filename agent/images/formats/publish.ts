@@ -65,7 +65,7 @@ export interface PublishedDisk {
   storageBytes: number;
 }
 
-/** Throws ImageError. */
+/** @throws ImageError */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
   const { repository, tag, virtualSize, architecture, os = 'unknown', annotations } = disk;
   const { signal } = options;

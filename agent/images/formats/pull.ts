@@ -11,7 +11,7 @@ const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk]
 /** Of a stranger's manifest, for a message. */
 const TYPES_SHOWN = 10;
 
-/** How to pull the disk of this manifest. Throws ImageError `ImageInvalid` when it is of none of the layouts, with the types found. */
+/** How to pull the disk of this manifest. @throws ImageError `ImageInvalid` when it is of none of the layouts, with the types found. */
 export async function planPull(...[repository, resolved, signal]: Parameters<PlanPull>): Promise<PullPlan> {
   for (const plan of LAYOUTS) {
     const found = await plan(repository, resolved, signal);

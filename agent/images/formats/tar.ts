@@ -38,8 +38,9 @@ const TYPES: Record<string, EntryType> = {
 };
 
 /**
- * The entries of an archive; `source` is read to its end, so that all of it can be hashed on the way. Throws ImageError
- * `ImageInvalid` at anything that is not whole or whose name leads out of a folder.
+ * The entries of an archive; `source` is read to its end, so that all of it can be hashed on the way.
+ *
+ * @throws ImageError `ImageInvalid` at anything that is not whole or whose name leads out of a folder.
  */
 export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<TarEntry, void, undefined> {
   const reader = new ByteReader(source);

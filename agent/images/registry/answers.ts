@@ -42,7 +42,7 @@ export async function refusal(response: Response, asked: Asked): Promise<ImageEr
     : error;
 }
 
-/** Reads a body that is to be small. Undefined when it is larger than `limitBytes`. Rejects as {@link networkError} says. */
+/** Reads a body that is to be small. Undefined when it is larger than `limitBytes`. @throws ImageError or TransientError as {@link networkError} says. */
 export async function readBody(
   response: Response,
   limitBytes: number,

@@ -11,7 +11,7 @@ export class Registries {
   readonly #transport: Transport;
   readonly #tokens: Tokens;
 
-  /** Throws when the file of an authority cannot be read. */
+  /** @throws Error when the file of an authority cannot be read. */
   constructor(options: RegistriesOptions) {
     this.#transport = new Transport(options);
     this.#tokens = new Tokens(this.#transport);

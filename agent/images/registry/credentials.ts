@@ -37,7 +37,7 @@ export class Keyring {
     this.#keys = keys;
   }
 
-  /** Texts of `.dockerconfigjson`. Throws an Error that says which is wrong and how, without a word of its content. */
+  /** Texts of `.dockerconfigjson`. @throws Error that says which is wrong and how, without a word of its content. */
   static parse(texts: readonly string[]): Keyring {
     const keys = texts.flatMap((text, index) => {
       const which =

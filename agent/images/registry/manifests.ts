@@ -52,7 +52,7 @@ export function digestOf(bytes: Buffer): string {
   return `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
 }
 
-/** `contentType` is the header, `what` begins messages. Throws ImageError. */
+/** `contentType` is the header, `what` begins messages. @throws ImageError */
 export function parseManifest(bytes: Buffer, contentType: string, what: string): Document {
   const document = parseJson(bytes, what);
   const mediaType = mediaTypeOf(document, contentType, what);
@@ -78,7 +78,7 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
   };
 }
 
-/** The digest of the image for an architecture. Throws ImageError when there is none. */
+/** The digest of the image for an architecture. @throws ImageError when there is none. */
 export function pick({ manifests }: Index, architecture: string, what: string): string {
   // Attestations are entries as well, of the platform unknown/unknown.
   const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));

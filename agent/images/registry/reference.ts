@@ -26,7 +26,7 @@ export function isSha256(digest: string): boolean {
   return SHA256.test(digest);
 }
 
-/** Any spelling of a reference. Throws an ImageError that names what is wrong with it. */
+/** Any spelling of a reference. @throws ImageError that names what is wrong with it. */
 export function parseReference(text: string): Reference {
   if (text.length > IMAGE_NAME_LENGTH) {
     throw bad(text.slice(0, 64), `longer than ${IMAGE_NAME_LENGTH}`);

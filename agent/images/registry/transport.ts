@@ -76,7 +76,7 @@ export class Transport {
     return this.#settings.get(secure.host)?.plainHttp ? baseUrl(registry, true) : secure;
   }
 
-  /** One request with its redirects; whatever is answered. Rejects with an ImageError or a TransientError. */
+  /** One request with its redirects; whatever is answered. @throws ImageError or TransientError */
   async send(exchange: Exchange, signal: AbortSignal): Promise<Response> {
     try {
       return await this.#follow(exchange, signal);
@@ -161,7 +161,7 @@ function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): U
   return next;
 }
 
-/** Only http and https, and never from https to http. Throws ImageError. */
+/** Only http and https, and never from https to http. @throws ImageError */
 export function checkNoDowngrade(from: URL, to: URL, what: string): void {
   if (to.protocol === 'https:' || (to.protocol === 'http:' && from.protocol === 'http:')) {
     return;

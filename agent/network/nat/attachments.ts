@@ -25,7 +25,7 @@ export class AttachmentFile {
     this.#path = join(directory, 'attachments.json');
   }
 
-  /** undefined before the first {@link save}. Throws on a file that is not ours: guessing would cut off machines. */
+  /** undefined before the first {@link save}. @throws Error on a file that is not ours: guessing would cut off machines. */
   async load(): Promise<Attachment[] | undefined> {
     let text: string;
     try {

@@ -17,7 +17,7 @@ export class CommandError extends Error {
   }
 }
 
-/** Standard output. Throws {@link CommandError} with the program's last words, {@link NetworkSetupError} where it is not installed. */
+/** Standard output. @throws CommandError with the program's last words, {@link NetworkSetupError} where it is not installed. */
 export function run(file: string, args: readonly string[], input?: string): Promise<string> {
   return new Promise((resolve, reject) => {
     const finished = (error: ExecFileException | null, stdout: string, stderr: string) => {

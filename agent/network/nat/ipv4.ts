@@ -16,7 +16,7 @@ export function toAddress(value: number): string {
   return [24, 16, 8, 0].map((shift) => (value >>> shift) & 255).join('.');
 }
 
-/** Reads `10.0.0.0/20`. Throws {@link NetworkSetupError}. */
+/** Reads `10.0.0.0/20`. @throws NetworkSetupError */
 export function parseSubnet(text: string): Subnet {
   const [address = '', length = ''] = text.split('/');
   const prefix = Number(length);

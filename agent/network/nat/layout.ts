@@ -68,7 +68,7 @@ function stableMac(text: string): string {
   return ['02', ...bytes].join(':');
 }
 
-/** Throws {@link NetworkSetupError} for a name or subnet that cannot be used. */
+/** @throws NetworkSetupError for a name or subnet that cannot be used. */
 export function layoutOf(options: NatOptions): Layout {
   for (const name of [options.bridge, options.table]) {
     if (!INTERFACE_NAME.test(name)) {
@@ -113,7 +113,8 @@ export function tapName(layout: Layout, uid: string): string {
 
 /**
  * An address for a machine that none of the others has, the same for the same uid as long as it is free.
- * Throws {@link NetworkSetupError} when the subnet is full.
+ *
+ * @throws NetworkSetupError when the subnet is full.
  */
 export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
   const room = sizeOf(layout.subnet) - FIRST_GUEST - 1;

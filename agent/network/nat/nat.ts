@@ -55,7 +55,7 @@ export class NatNetwork implements Network {
   /** One operation at a time: two repairs at once would undo each other. */
   readonly #turns = new Turns();
 
-  /** Throws {@link NetworkSetupError} for names or subnets that cannot be used. */
+  /** @throws NetworkSetupError for names or subnets that cannot be used. */
   constructor(options: NatOptions, logger: Logger) {
     this.#options = options;
     this.#logger = logger;

@@ -28,7 +28,7 @@ async function isInstalled(program: string): Promise<boolean> {
   return found.includes(true);
 }
 
-/** Throws {@link NetworkSetupError} with everything that is missing. */
+/** @throws NetworkSetupError with everything that is missing. */
 export async function requireHost(): Promise<void> {
   const missing: string[] = [];
   if (process.geteuid?.() !== 0) {

@@ -28,7 +28,7 @@ export class UserGuard {
     this.#options = options;
   }
 
-  /** Looks, and loads the rules where they are not as they should be: whether that was needed. Throws where it cannot be done. */
+  /** Looks, and loads the rules where they are not as they should be: whether that was needed. @throws Error where it cannot be done. */
   async hold(): Promise<boolean> {
     const script = guardScript(this.#options, await this.#resolvers());
     if (this.#loaded?.script === script && this.#loaded.fingerprint === (await this.#fingerprint())) {
@@ -39,7 +39,7 @@ export class UserGuard {
     return true;
   }
 
-  /** {@link hold} for the first time. Throws {@link NetworkSetupError} that names the setting which does without. */
+  /** {@link hold} for the first time. @throws NetworkSetupError that names the setting which does without. */
   async setUp(): Promise<void> {
     try {
       await this.hold();

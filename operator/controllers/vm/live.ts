@@ -24,7 +24,9 @@ interface Question {
 
 /**
  * The same look, with the VMConfig, Image and ISO that the VM names as the server has them now: a GET for each, and one more
- * where the default namespace has it. Nothing that a VM of a plain reference needs. Throws ApiError.
+ * where the default namespace has it. Nothing that a VM of a plain reference needs.
+ *
+ * @throws ApiError
  */
 export async function readLive(client: KubeClient, observed: Observed): Promise<Observed> {
   const answers = new Map<string, KubeObject | undefined>();

@@ -67,7 +67,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
   };
 }
 
-/** Throws where it is not known, rather than give machines an identity that another cluster could have too. */
+/** @throws Error where it is not known, rather than give machines an identity that another cluster could have too. */
 function clusterUid({ namespaces }: Sources): string {
   const uid = namespaces.cache.get(CLUSTER_NAMESPACE)?.metadata.uid;
   if (uid === undefined) {

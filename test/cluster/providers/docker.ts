@@ -30,7 +30,7 @@ export const PROGRAM_LABEL = 'dev.berth.program';
 
 type Runtime = Awaited<ReturnType<typeof getContainerRuntimeClient>>;
 
-/** The daemon that `DOCKER_HOST` names, else the machine's. Throws when none answers. */
+/** The daemon that `DOCKER_HOST` names, else the machine's. @throws Error when none answers. */
 export async function dockerRuntime(): Promise<Runtime> {
   // Testcontainers' own helper for what a killed run leaves would have to be pulled; here it is the next start's work.
   process.env['TESTCONTAINERS_RYUK_DISABLED'] = 'true';

@@ -20,7 +20,7 @@ const OUTPUT_TAIL_CHARACTERS = 2_000;
 /** Takes a line that says what goes on. */
 export type Progress = (line: string) => void;
 
-/** Builds `tools` of the group into `directory`. Throws with the compiler's last words. */
+/** Builds `tools` of the group into `directory`. @throws Error with the compiler's last words. */
 export async function buildTools(
   group: ToolGroup,
   tools: readonly Tool[],
@@ -63,7 +63,7 @@ async function goBuild(
   }
 }
 
-/** Throws with the last words of the go command. */
+/** @throws Error with the last words of the go command. */
 async function go(parameters: readonly string[], directory: string): Promise<void> {
   const child = spawn('go', parameters, {
     cwd: directory,

@@ -67,7 +67,7 @@ export class Prometheus {
     return new Prometheus(berth);
   }
 
-  /** True once a query by one label has this answer, by the label's values; scrapes come every second. Rejects when it never has. */
+  /** True once a query by one label has this answer, by the label's values; scrapes come every second. @throws Error when it never has. */
   async untilSays(query: string, wanted: Record<string, number>): Promise<boolean> {
     return await waitFor(`${query} to be ${JSON.stringify(wanted)}`, async () => {
       const found = await this.#query(query);

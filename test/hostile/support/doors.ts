@@ -28,7 +28,7 @@ export async function doorsOf(world: World, node: string): Promise<Door[]> {
   ];
 }
 
-/** A connection that is open, its handshake done. Rejects when the door closes it instead. */
+/** A connection that is open, its handshake done. @throws Error when the door closes it instead. */
 export async function knock(door: Door): Promise<Socket> {
   const { host, port } = door;
   const socket = door.tls
