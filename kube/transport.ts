@@ -4,6 +4,7 @@ import type { Registry } from 'prom-client';
 import { type Dispatcher, Pool } from 'undici';
 import type { Connection } from './credentials.ts';
 import { apiErrorFrom, DeadlineError } from './errors.ts';
+import { exchange, type Exchanged } from './exchange.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
 import { Backoff, pause } from './time.ts';
@@ -104,12 +105,12 @@ export class Transport {
    * @throws ApiError when the server refuses.
    */
   async stream(path: string, signal: AbortSignal): Promise<AsyncIterable<Buffer>> {
-    const response = await this.#dispatch({ method: 'GET', path }, signal, {
-      headersTimeout: REQUEST_DEADLINE_MILLISECONDS,
-      bodyTimeout: 0,
-    });
+    const response = await this.#measured({ method: 'GET', path }, (options) =>
+      this.#pool.request({ ...options, signal, headersTimeout: REQUEST_DEADLINE_MILLISECONDS }),
+    );
     if (response.statusCode !== 200) {
-      throw apiErrorFrom(await readBody(response), response.statusCode, retryAfter(response));
+      const body = bodyOf(response, await response.body.text());
+      throw apiErrorFrom(body, response.statusCode, retryAfter(response));
     }
     return response.body as AsyncIterable<Buffer>;
   }
@@ -136,8 +137,8 @@ export class Transport {
       jitter: 1,
     });
     for (let attempt = 1; ; attempt += 1) {
-      const response = await this.#dispatch(request, signal, { headersTimeout: 0, bodyTimeout: 0 });
-      const body = await readBody(response);
+      const response = await this.#measured(request, (options) => exchange(this.#pool, options, signal));
+      const body = bodyOf(response, response.text);
       const wait = attempt < ATTEMPTS ? this.#retryWait(response, attempt, backoff) : undefined;
       if (wait === undefined) {
         return { status: response.statusCode, body, retryAfterMilliseconds: retryAfter(response) };
@@ -152,7 +153,7 @@ export class Transport {
   }
 
   /** How long to wait before trying again, or undefined to take the answer as it is. */
-  #retryWait(response: Dispatcher.ResponseData, attempt: number, backoff: Backoff): number | undefined {
+  #retryWait(response: Head, attempt: number, backoff: Backoff): number | undefined {
     const status = response.statusCode;
     if (status === 401 && attempt === 1 && this.#tokenRead !== undefined) {
       // The file may hold a newer token than the one in memory.
@@ -169,26 +170,26 @@ export class Transport {
     return status === 429 || status === 503 ? backoff.next() : undefined;
   }
 
-  async #dispatch(
+  /** Sends it by `send`, without undici's own time limits. */
+  async #measured<A extends Head>(
     request: Request,
-    signal: AbortSignal,
-    timeouts: { headersTimeout: number; bodyTimeout: number },
-  ): Promise<Dispatcher.ResponseData> {
+    send: (options: Dispatcher.DispatchOptions) => Promise<A>,
+  ): Promise<A> {
     const headers = await this.#headers(request);
     const started = performance.now();
     let code = '<error>';
     try {
       request.beforeSend?.();
-      const response = await this.#pool.request({
+      const answer = await send({
         method: request.method,
         path: request.path,
         headers,
         body: request.body === undefined ? null : JSON.stringify(request.body),
-        signal,
-        ...timeouts,
+        headersTimeout: 0,
+        bodyTimeout: 0,
       });
-      code = String(response.statusCode);
-      return response;
+      code = String(answer.statusCode);
+      return answer;
     } finally {
       const { host } = this;
       this.metrics.requests.inc({ code, method: request.method, host });
@@ -227,6 +228,9 @@ export class Transport {
   }
 }
 
+/** What is known of an answer before its body. */
+type Head = Pick<Exchanged, 'statusCode' | 'headers'>;
+
 function createPool(connection: Connection): Pool {
   const { certificateAuthority, serverName, clientCertificate, clientKey } = connection;
   return new Pool(connection.server, {
@@ -252,14 +256,13 @@ function deadlineError(request: Request): DeadlineError {
   return new DeadlineError(`${request.method} ${request.path.split('?')[0]}: no answer in time`);
 }
 
-async function readBody(response: Dispatcher.ResponseData): Promise<unknown> {
-  const text = await response.body.text();
-  const type = response.headers['content-type'];
+function bodyOf({ headers }: Head, text: string): unknown {
+  const type = headers['content-type'];
   return typeof type === 'string' && type.includes('json') ? parseWithoutManagedFields(text) : text;
 }
 
 /** Whole seconds are all that the API server sends; a date, as proxies may, is not understood and counts as none. */
-function retryAfter(response: Dispatcher.ResponseData): number | undefined {
+function retryAfter(response: Head): number | undefined {
   const value = response.headers['retry-after'];
   return typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1000 : undefined;
 }

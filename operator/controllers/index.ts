@@ -42,6 +42,7 @@ import { enqueueRemovals } from './image/removal/watch.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/givenup.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
+import { trimPod } from './vm/view.ts';
 
 /** Hosts change rarely; a few workers keep a slow answer from holding up the rest. */
 const FEW_WORKERS = 4;
@@ -108,6 +109,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
     pods: new Informer(client, PODS, {
       ...base,
       labelSelector: VM_UID_LABEL,
+      transform: trimPod,
       indexes: {
         [PODS_BY_NODE]: (pod) => (pod.spec.nodeName === undefined ? [] : [pod.spec.nodeName]),
         [PODS_BY_PORT]: podPorts,

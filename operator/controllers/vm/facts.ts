@@ -242,18 +242,15 @@ export function terminated(pod: Pod): ContainerState['terminated'] {
   return containerState(pod)?.terminated;
 }
 
-/** Several questions of one look need the document, and a Pod of the cache never changes. */
-const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
+/** Of the Pod that was asked about last: several questions of one look need its document, which is not kept beside every Pod. */
+let lastAsked: { readonly pod: Pod; readonly machine: Machine | undefined } | undefined;
 
 /** The machine document of a Pod; undefined when it cannot be read (another version wrote it). */
 export function machineOf(pod: Pod): Machine | undefined {
-  const known = machines.get(pod);
-  if (known !== undefined) {
-    return known.machine;
+  if (lastAsked?.pod !== pod) {
+    lastAsked = { pod, machine: parseMachine(pod) };
   }
-  const machine = parseMachine(pod);
-  machines.set(pod, { machine });
-  return machine;
+  return lastAsked.machine;
 }
 
 function parseMachine(pod: Pod): Machine | undefined {

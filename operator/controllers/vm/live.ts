@@ -5,14 +5,17 @@ import { IMAGES, ISOS, VM_CONFIGS } from '../../resources.ts';
 import { gatherFacts } from './facts.ts';
 import { getOrUndefined } from './observe.ts';
 import type { Lookups, Observed } from './observed.ts';
-import { resolve } from './resolve.ts';
-import { deploy } from './steps/deploy.ts';
+import { isUnresolved, resolve } from './resolve.ts';
+import { needsPod } from './steps/deploy.ts';
 
 /** Whether this look is to make the VM's Pod, as far as the caches know. */
 export function isDeploying(observed: Observed): boolean {
-  const { vm } = observed;
+  const { vm, nameTakenBy } = observed;
   return (
-    vm.metadata.deletionTimestamp === undefined && deploy(observed, gatherFacts(observed)).writes.length > 0
+    vm.metadata.deletionTimestamp === undefined &&
+    nameTakenBy === undefined &&
+    needsPod(observed, gatherFacts(observed)) &&
+    !isUnresolved(resolve(observed))
   );
 }
 

@@ -1,5 +1,5 @@
 // The anchor of the benchmark: VMs become Pods and Pods become status, on controller-runtime with its usual settings.
-// It does the part of the work that places VMs, and nothing about images, networks or hosts.
+// It does the part of the work that places VMs and tells of it in Events, and nothing about images, networks or hosts.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,7 +29,10 @@ const finalizer = "berth.dev/machine"
 
 var gvk = schema.GroupVersionKind{Group: "berth.dev", Version: "v1alpha1", Kind: "VM"}
 
-type reconciler struct{ client.Client }
+type reconciler struct {
+	client.Client
+	events events.EventRecorder
+}
 
 func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	vm := &unstructured.Unstructured{}
@@ -94,7 +98,21 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	before := vm.DeepCopy()
 	vm.Object["status"] = want
-	return ctrl.Result{}, r.Status().Patch(ctx, vm, client.MergeFrom(before))
+	if err := r.Status().Patch(ctx, vm, client.MergeFrom(before)); err != nil {
+		return ctrl.Result{}, err
+	}
+	r.tell(vm, have, pod.Spec.NodeName, phase)
+	return ctrl.Result{}, nil
+}
+
+// The operator's Events of a VM that is placed and runs, in its words.
+func (r *reconciler) tell(vm *unstructured.Unstructured, have map[string]any, node, phase string) {
+	if node != "" && have["nodeName"] != node {
+		r.events.Eventf(vm, nil, corev1.EventTypeNormal, "Scheduled", "Scheduling", "placed on host %s (attempt %d)", node, 1)
+	}
+	if phase == "Running" && have["phase"] != phase {
+		r.events.Eventf(vm, nil, corev1.EventTypeNormal, "Running", "Running", "the machine runs")
+	}
 }
 
 func main() {
@@ -116,7 +134,7 @@ func main() {
 	vm := &unstructured.Unstructured{}
 	vm.SetGroupVersionKind(gvk)
 	if err := ctrl.NewControllerManagedBy(mgr).For(vm).Owns(&corev1.Pod{}).WithOptions(controller.Options{MaxConcurrentReconciles: *workers}).
-		Complete(&reconciler{mgr.GetClient()}); err != nil {
+		Complete(&reconciler{mgr.GetClient(), mgr.GetEventRecorder("berth.dev/operator")}); err != nil {
 		panic(err)
 	}
 	if err := mgr.Start(ctrl.SetupSignalHandler()); err != nil {

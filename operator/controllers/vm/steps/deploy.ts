@@ -8,10 +8,15 @@ import { NOTHING, requeueAfter, type StepResult, waitFor } from './step.ts';
 /** A Pod that is not ours has the VM's name, and no watch tells when it goes. */
 const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
 
+/** It has none, never ran and has not failed. */
+export function needsPod({ pod }: Observed, { failure, firstRunningTime }: Facts): boolean {
+  return pod === undefined && failure === undefined && firstRunningTime === undefined;
+}
+
 /** Resolves the VM and makes its Pod, unless it has one, ran before or has failed. */
 export function deploy(observed: Observed, facts: Facts): StepResult {
-  const { vm, pod, nameTakenBy, config, clusterUid, random } = observed;
-  if (pod !== undefined || facts.failure !== undefined || facts.firstRunningTime !== undefined) {
+  const { vm, nameTakenBy, config, clusterUid, random } = observed;
+  if (!needsPod(observed, facts)) {
     return NOTHING;
   }
   if (nameTakenBy !== undefined) {
