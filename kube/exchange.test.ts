@@ -6,7 +6,9 @@ import { exchange } from './exchange.ts';
 
 const ends: (() => unknown)[] = [];
 afterEach(async () => {
-  for (const end of ends.splice(0).toReversed()) await end();
+  for (const end of ends.splice(0).toReversed()) {
+    await end();
+  }
 });
 
 /** A server and a pool of one connection to it. */
@@ -43,8 +45,11 @@ describe('an exchange', () => {
     const { promise: arrived, resolve: arrive } = Promise.withResolvers<() => void>();
     const { pool } = await serve((request, response) => {
       paths.push(request.url);
-      if (request.url === '/first') arrive(() => response.end('done'));
-      else response.end('done');
+      if (request.url === '/first') {
+        arrive(() => response.end('done'));
+      } else {
+        response.end('done');
+      }
     });
     const first = exchange(pool, { ...GET, path: '/first' }, never());
     const answer = await arrived;
