@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
+import { keepReserve } from '../base/reserve.ts';
 import { Authorizer } from '../kube/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { EventRecorder } from '../kube/events.ts';
@@ -85,6 +86,7 @@ export async function runAgent(
     sizeOf: (uid) => allocated(join(host.machinesDirectory, uid)),
     machines: () => pods.machines.guarded(),
     relieve: () => parts.images.relieve(),
+    replenish: () => keepReserve(config.dataDirectory),
     changed: (uid) => pods.touch(uid),
     logger,
   });

@@ -1,6 +1,7 @@
 /** One agent per data directory: two would each kill what the other runs. */
-import { existsSync, linkSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, linkSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
+import { writeWholeSync } from '../base/files.ts';
 import { codeOf } from './errors.ts';
 import { startTimeIn } from './machines/process.ts';
 
@@ -17,7 +18,7 @@ export class LockedError extends Error {}
 export function lockDataDirectory(directory: string): () => void {
   const file = join(directory, 'agent.lock');
   const own = join(directory, `agent.lock.${process.pid}`);
-  writeFileSync(own, JSON.stringify(describe(process.pid)), { mode: 0o600 });
+  writeWholeSync(own, JSON.stringify(describe(process.pid)));
   try {
     if (!tryLink(own, file)) {
       const holder = readHolder(file);

@@ -28,8 +28,9 @@ async function run(config: AgentConfig): Promise<number> {
   const logger = pino({ level: config.logLevel });
   // Helpers that run as nobody in particular must get through to their own folders; what is secret has folders of its own.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
-  const unlock = lockDataDirectory(config.dataDirectory);
+  // First of all: on a full disk the lock takes its room of it.
   keepReserve(config.dataDirectory);
+  const unlock = lockDataDirectory(config.dataDirectory);
   const stop = new AbortController();
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     process.once(signal, () => {

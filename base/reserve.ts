@@ -1,6 +1,6 @@
 /** Room that is kept on a file system for small files that must be written there though others have filled it. */
 import { randomBytes } from 'node:crypto';
-import { existsSync, statSync, truncateSync, writeFileSync } from 'node:fs';
+import { appendFileSync, existsSync, statSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 
 /** Some hundred files of a few KiB at once, each with its temporary. */
@@ -11,18 +11,17 @@ const NAME = '.reserve';
 const reserves = new Map<number, string>();
 
 /**
- * Keeps a reserve in a folder that is there, one for each file system; of a full one what there is left.
+ * Keeps a reserve in a folder that is there, one for each file system, and adds what it has not got yet; on a full one what
+ * there is left. To be called again from time to time, when there is room again.
  *
  * @throws Error of the system for all but want of room.
  */
 export function keepReserve(folder: string): void {
   const { dev } = statSync(folder);
   const known = reserves.get(dev);
-  if (known === undefined || !existsSync(known)) {
-    const path = join(folder, NAME);
-    reserves.set(dev, path);
-    fill(path);
-  }
+  const path = known !== undefined && existsSync(known) ? known : join(folder, NAME);
+  reserves.set(dev, path);
+  fill(path);
 }
 
 /**
@@ -43,10 +42,14 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
   }
 }
 
-/** Random, since some file systems take no room for what can be compressed. A part of it is better than none. */
+/** What is there stays there. Random, since some file systems take no room for what can be compressed. A part is better than none. */
 function fill(path: string): void {
+  const missing = RESERVE_BYTES - (existsSync(path) ? statSync(path).size : 0);
+  if (missing <= 0) {
+    return;
+  }
   try {
-    writeFileSync(path, randomBytes(RESERVE_BYTES), { mode: 0o600 });
+    appendFileSync(path, randomBytes(missing), { mode: 0o600 });
   } catch (error) {
     if (!isFull(error)) {
       throw error;

@@ -57,8 +57,11 @@ export class MutantCopy implements AsyncDisposable {
       this.#write(path, mutated);
       return await work();
     } finally {
-      await endProcessesIn(this.root);
-      this.#write(path, text);
+      try {
+        await endProcessesIn(this.root);
+      } finally {
+        this.#write(path, text);
+      }
     }
   }
 
@@ -102,9 +105,20 @@ async function endProcessesIn(folder: string): Promise<void> {
   }
   await waitFor(`the end of all processes in ${folder}`, () => {
     const pids = readdirSync('/proc').filter((name) => /^\d+$/.test(name) && worksIn(name, folder));
-    pids.forEach((pid) => process.kill(Number(pid), 'SIGKILL'));
+    pids.forEach(kill);
     return pids.length === 0;
   });
+}
+
+function kill(pid: string): void {
+  try {
+    process.kill(Number(pid), 'SIGKILL');
+  } catch (error) {
+    // It has ended meanwhile.
+    if (!isErrorCode(error, 'ESRCH')) {
+      throw error;
+    }
+  }
 }
 
 function worksIn(pid: string, folder: string): boolean {

@@ -3,7 +3,8 @@
  * new objects up to 3 × 32 MB, and lets the heap grow to a multiple of what lives in it. Here the first stays at the 1 MB (twice) that it
  * begins with and the second is collected when half as much again has come, which keeps the operator's peak memory at half, and
  * takes 50 MB off an agent's that pulls an image.
- * So small a heap is collected by the thread that filled it: helpers need half a second of CPU time for 1,000 VMs, and save it none.
+ * New objects of so small a space are collected, and old ones marked, by the thread that made them: helpers cost half a second of CPU
+ * time for 1,000 VMs, and save it none.
  * The HTTP client's parser, in WebAssembly, stays as it is first compiled: V8's optimizer keeps 5 MB for it, and saves nothing.
  * Set from within, so that it holds however a program is started: all are read anew when they are needed.
  */

@@ -22,7 +22,8 @@ const VERSION_ANNOTATION = 'dev.berth.storage.version';
 export interface RawDisk {
   path: string;
   virtualSizeBytes: number;
-  architecture: 'amd64' | 'arm64';
+  /** Undefined where nobody has said it. */
+  architecture: 'amd64' | 'arm64' | undefined;
   os?: string | undefined;
 }
 

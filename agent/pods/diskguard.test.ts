@@ -28,6 +28,7 @@ class Model {
   /** Wishes as they came. */
   readonly asked: [string, DiskWish | undefined][] = [];
   readonly guard: DiskGuard;
+  replenished = 0;
   #now = 0;
 
   constructor(size: number, rates: Record<string, number>, minimumFree = MINIMUM) {
@@ -42,6 +43,9 @@ class Model {
       machines: () => [...this.guests].map(([uid, { paused }]) => ({ uid, paused })),
       relieve: async () => {
         this.evictable -= Math.min(this.evictable, Math.max(0, minimumFree - this.free));
+      },
+      replenish: () => {
+        this.replenished += 1;
       },
       changed: (uid) => this.asked.push([uid, this.guard.wish(uid)]),
       logger: pino({ level: 'silent' }),
@@ -93,6 +97,15 @@ describe('a guest that fills the disk', () => {
     const before = model.guests.get('neighbour')?.bytes ?? 0;
     await model.look(20);
     expect(model.guests.get('neighbour')?.bytes).toBe(before + 20 * 2 ** 20);
+  });
+
+  test("leaves the agent's own reserve to be filled only while enough is free", async () => {
+    const model = new Model(20 * GIB, { greedy: 0 });
+    await model.look();
+    expect(model.replenished).toBe(1);
+    model.others = 20 * GIB;
+    await model.look(5);
+    expect(model.replenished).toBe(1);
   });
 
   test('goes on when there is room, and not before a quarter more is free than must stay so', async () => {

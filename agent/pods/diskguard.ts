@@ -41,6 +41,8 @@ export interface DiskGuardOptions {
   machines: () => readonly GuardedMachine[];
   /** Removes images that nobody holds while less is free than is to stay so. */
   relieve: () => Promise<void>;
+  /** Adds to the room that is kept for the agent's own small files what it lacks. */
+  replenish: () => void;
   /** The machine's wish has changed. */
   changed: (uid: string) => void;
   logger: Logger;
@@ -110,6 +112,7 @@ export class DiskGuard {
     if (free < minimumFree) {
       this.#pauseOne(machines, free);
     } else {
+      this.#options.replenish();
       this.#pauseBelow = minimumFree;
       this.#unpauseOne(free, now);
     }

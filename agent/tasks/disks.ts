@@ -38,7 +38,10 @@ export interface DiskHost {
 /** Does something with a raw disk, and tells what came of it. */
 export type UseDisk = (disk: RawDisk, options: PublishingOptions) => Promise<TaskReport>;
 
-/** With an image of the store as a raw file: itself, or a copy that is removed afterwards. */
+/**
+ * With an image of the store as a raw file: itself, or a copy that is removed afterwards. Where nobody says the architecture, the
+ * disk's is unknown: the work may be done by a host of another one.
+ */
 export async function withImage(
   host: DiskHost,
   { base, architecture }: { base: BaseImage; architecture: RawDisk['architecture'] | undefined },
@@ -46,7 +49,7 @@ export async function withImage(
   use: UseDisk,
 ): Promise<TaskReport> {
   const { virtualSizeBytes } = base;
-  const disk = { path: base.path, virtualSizeBytes, architecture: architecture ?? host.architecture };
+  const disk = { path: base.path, virtualSizeBytes, architecture };
   if (base.format === 'raw') {
     return await use(disk, { signal: context.signal, onProgress: context.progress });
   }

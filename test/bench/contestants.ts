@@ -155,6 +155,7 @@ class FloorContestant {
     const program = join(this.#folder, 'floor.js');
     const child = spawn(process.execPath, [program, cluster.operatorKubeconfig, template, namespace], {
       stdio: ['ignore', 'pipe', 'inherit'],
+      env: { ...process.env, ...IMAGE_ENVIRONMENT },
     });
     const ended = new Promise<void>((resolve) => child.once('exit', () => resolve()));
     const ready = new Promise<boolean>((resolve) => child.stdout.once('data', () => resolve(true)));

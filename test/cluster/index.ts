@@ -7,6 +7,7 @@ import { RunningCluster } from './cluster.ts';
 import { startControlPlane } from './controlplane.ts';
 import { install, uninstall } from './install.ts';
 import { kubectlFor } from './kubectl.ts';
+import { unmountBelow } from './mounts.ts';
 import { bringUpNodes, type NodeCluster, type NodeClusterOptions } from './nodes/cluster.ts';
 import { removeGroups } from './nodes/groups.ts';
 import { removeNamespaces } from './nodes/network.ts';
@@ -141,6 +142,7 @@ async function remove(directory: string): Promise<void> {
   if (state?.provider === 'kubeconfig') {
     await uninstall(kubectlFor(state.tools.kubectl, join(directory, 'kubeconfig')));
   }
+  await unmountBelow(directory);
   await rm(directory, { recursive: true, force: true });
   const parent = dirname(directory);
   // Only the project's own folder of clusters, and only when this was the last one.

@@ -1,10 +1,11 @@
 /** What the agent must write while guests or others have filled its disk. On a small disk of its own. */
 import { execFileSync } from 'node:child_process';
 import { mkdtempSync, rmdirSync } from 'node:fs';
-import { appendFile, readdir, readFile, writeFile } from 'node:fs/promises';
+import { appendFile, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { lockDataDirectory } from '../../agent/lock.ts';
 import { writeWhole, writeWholeSync } from '../../base/files.ts';
 import { keepReserve } from '../../base/reserve.ts';
 import { mountTmpfs, whyNoTmpfs } from '../support/tmpfs.ts';
@@ -47,6 +48,25 @@ describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
     }
     expect(await readFile(file, 'utf8')).toBe('99'.repeat(1000));
     expect((await readdir(folder)).filter((name) => name.endsWith('.tmp'))).toEqual([]);
+  });
+
+  it('room that could not be kept at first, or was used up, is kept again once there is some', async () => {
+    await fill();
+    keepReserve(folder);
+    await rm(join(folder, 'disk'));
+    keepReserve(folder);
+    await fill();
+    writeWholeSync(file, 'after'.repeat(10_000));
+    expect(await readFile(file, 'utf8')).toBe('after'.repeat(10_000));
+  });
+
+  it('an agent that starts anew gives away nothing of what is kept, and takes its lock', async () => {
+    keepReserve(folder);
+    await fill();
+    const kept = await stat(join(folder, '.reserve'));
+    keepReserve(folder);
+    expect(await stat(join(folder, '.reserve'))).toMatchObject({ size: kept.size, mtimeMs: kept.mtimeMs });
+    lockDataDirectory(folder)();
   });
 
   it('the old text stays where no room is kept', async () => {

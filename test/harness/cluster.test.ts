@@ -1,9 +1,11 @@
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, describe, expect, test } from 'vitest';
 import { NODES, PODS } from '../../kube/core.ts';
 import { type Cluster, connectCluster, startCluster, stopCluster } from '../cluster/index.ts';
 import { isAlive, listProcesses, signalProcess } from '../cluster/processes.ts';
+import { mountTmpfs, whyNoTmpfs } from '../support/tmpfs.ts';
+import { unless } from '../support/unless.ts';
 import { waitFor } from '../support/wait.ts';
 
 const started: Cluster[] = [];
@@ -83,6 +85,15 @@ describe('a cluster', () => {
     );
     await start('next');
     expect(await Promise.all(processes.map((record) => isAlive(record)))).not.toContain(true);
+    expect(existsSync(cluster.directory)).toBe(false);
+  });
+
+  test('goes with a disk that a killed test left mounted in its folder', unless(whyNoTmpfs()), async () => {
+    const cluster = await start('mounted');
+    const disk = join(cluster.directory, 'disk');
+    mkdirSync(disk);
+    mountTmpfs(disk, 1);
+    await cluster.stop();
     expect(existsSync(cluster.directory)).toBe(false);
   });
 

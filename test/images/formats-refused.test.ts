@@ -102,12 +102,20 @@ describe('an image for another architecture than the machine is refused, and bot
     await expectMismatch(await pushed({ ...image, layers }), 'amd64');
   });
 
-  it('a disk of our own', async () => {
+  it('a disk of our own, unless nobody said its architecture', async () => {
     const rawPath = join(folder, 'raw');
     await writeRawDisk(rawPath, 1);
-    const what = { repository, tag: 'arm64', rawPath, virtualSize: MIB, architecture: 'arm64' };
-    await publishDisk(what, { signal, onBytes: () => undefined });
+    const what = { repository, rawPath, virtualSize: MIB };
+    const options = { signal, onBytes: () => undefined };
+    await publishDisk({ ...what, tag: 'arm64', architecture: 'arm64' }, options);
     await expectMismatch('arm64', 'amd64');
+    await publishDisk({ ...what, tag: 'unsaid' }, options);
+    for (const architecture of ['amd64', 'arm64'] as const) {
+      const folderOfIts = join(folder, architecture);
+      await expect(
+        pull(repository, { folder: folderOfIts, tag: 'unsaid', architecture }),
+      ).resolves.toBeDefined();
+    }
   });
 });
 

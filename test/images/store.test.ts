@@ -223,6 +223,9 @@ describe('an image of a registry', () => {
     expect(store.images()[0]?.names).toContain(`${name}@${digest}`);
     await expect(ensure(store, reference, 'machine/a')).rejects.toMatchObject(denied);
     expect((await ensure(store, source, 'machine/c', { name })).path).toBe(path);
+    // It may have been labelled by a host of another architecture that stored it.
+    const asArm = { name, architecture: 'arm64' as const };
+    expect((await ensure(store, source, 'machine/d', asArm)).path).toBe(path);
   });
 
   it('whose tag has moved is fetched anew when that is asked for, and the name with it', async () => {

@@ -9,8 +9,12 @@ const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
  * `said`: the architecture that the image names, as in an OCI configuration; undefined when it names none, which fits every machine.
  * @throws ImageError `ImageArchitectureMismatch` with both architectures.
  */
-export function checkArchitecture(name: string, said: string | undefined, wanted: 'amd64' | 'arm64'): void {
-  if (said === undefined || UNSAID.has(said) || said === wanted) {
+export function checkArchitecture(
+  name: string,
+  said: string | undefined,
+  wanted: 'amd64' | 'arm64' | undefined,
+): void {
+  if (wanted === undefined || said === undefined || UNSAID.has(said) || said === wanted) {
     return;
   }
   const found = printable(said);

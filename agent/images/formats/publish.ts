@@ -46,7 +46,7 @@ export interface DiskToPublish {
   rawPath: string;
   /** Bytes of the disk; the file may end before. */
   virtualSize: number;
-  architecture: string;
+  architecture?: string | undefined;
   os?: string | undefined;
   /** Of the manifest. */
   annotations?: Readonly<Record<string, string>> | undefined;
@@ -65,9 +65,12 @@ export interface PublishedDisk {
   storageBytes: number;
 }
 
+/** Of an architecture or operating system that nobody has said; it fits every machine. */
+const UNKNOWN = 'unknown';
+
 /** @throws ImageError */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
-  const { repository, tag, virtualSize, architecture, os = 'unknown', annotations } = disk;
+  const { repository, tag, virtualSize, architecture = UNKNOWN, os = UNKNOWN, annotations } = disk;
   const { signal } = options;
   const chunkSize = chunkSizeFor(virtualSize);
   const { layers, map } = arranged(await publishChunks(disk, chunkSize, options));

@@ -24,8 +24,8 @@ export interface ResolvedManifest {
   digest: string;
   /** Of what the tag itself names: the index's where there is one, else the same. */
   tagDigest: string;
-  /** That was asked for; what the image says of itself is judged when its pull is planned. */
-  architecture: 'amd64' | 'arm64';
+  /** That was asked for; what the image says of itself is judged by it when its pull is planned, or not at all where it is undefined. */
+  architecture: 'amd64' | 'arm64' | undefined;
   manifest: Manifest;
 }
 

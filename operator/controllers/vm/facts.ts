@@ -242,15 +242,18 @@ export function terminated(pod: Pod): ContainerState['terminated'] {
   return containerState(pod)?.terminated;
 }
 
-/** Of the Pod that was asked about last: several questions of one look need its document, which is not kept beside every Pod. */
-let lastAsked: { readonly pod: Pod; readonly machine: Machine | undefined } | undefined;
+/** Several questions of one look need the document, and a Pod of the cache never changes. */
+const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
 
 /** The machine document of a Pod; undefined when it cannot be read (another version wrote it). */
 export function machineOf(pod: Pod): Machine | undefined {
-  if (lastAsked?.pod !== pod) {
-    lastAsked = { pod, machine: parseMachine(pod) };
+  const known = machines.get(pod);
+  if (known !== undefined) {
+    return known.machine;
   }
-  return lastAsked.machine;
+  const machine = parseMachine(pod);
+  machines.set(pod, { machine });
+  return machine;
 }
 
 function parseMachine(pod: Pod): Machine | undefined {

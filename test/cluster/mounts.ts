@@ -1,0 +1,20 @@
+/** Disks that tests mount inside a cluster's folder. */
+import { execFile } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
+import { promisify } from 'node:util';
+
+const MOUNTS = '/proc/self/mounts';
+
+/** Unmounts what a test that was killed has left mounted below the folder, the innermost first; else nobody could remove it. */
+export async function unmountBelow(folder: string): Promise<void> {
+  if (!existsSync(MOUNTS)) {
+    return;
+  }
+  const points = readFileSync(MOUNTS, 'utf8')
+    .split('\n')
+    .map((line) => line.split(' ')[1] ?? '')
+    .filter((point) => point.startsWith(`${folder}/`));
+  for (const point of points.toReversed()) {
+    await promisify(execFile)('umount', [point]);
+  }
+}
