@@ -4,7 +4,7 @@ import { mkdtempSync, rmdirSync } from 'node:fs';
 import { appendFile, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { lockDataDirectory } from '../../agent/lock.ts';
 import { writeWhole, writeWholeSync } from '../../base/files.ts';
 import { keepReserve } from '../../base/reserve.ts';
@@ -64,7 +64,10 @@ describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
     keepReserve(folder);
     await fill();
     const kept = await stat(join(folder, '.reserve'));
-    keepReserve(folder);
+    // As another process, which knows of no reserve yet.
+    vi.resetModules();
+    const anew = await import('../../base/reserve.ts');
+    anew.keepReserve(folder);
     expect(await stat(join(folder, '.reserve'))).toMatchObject({ size: kept.size, mtimeMs: kept.mtimeMs });
     lockDataDirectory(folder)();
   });
