@@ -44,7 +44,7 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
 
 /** What is there stays there. Random, since some file systems take no room for what can be compressed. A part is better than none. */
 function fill(path: string): void {
-  const missing = RESERVE_BYTES - (existsSync(path) ? statSync(path).size : 0);
+  const missing = RESERVE_BYTES - (statSync(path, { throwIfNoEntry: false })?.size ?? 0);
   if (missing <= 0) {
     return;
   }
