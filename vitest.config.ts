@@ -46,7 +46,7 @@ export default defineConfig({
       {
         test: {
           name: 'unit',
-          include: ['{base,api,kube,operator,agent,hack,test/cluster,test/support}/**/*.test.ts'],
+          include: ['{base,api,kube,operator,agent,hack,test/support}/**/*.test.ts'],
           setupFiles: [PROPERTIES],
           testTimeout: UNIT_MILLISECONDS,
           sequence: { groupOrder: 0 },

@@ -1,16 +1,16 @@
 /** `node agent/main.ts --config FILE`: makes this machine a host until it is told to stop; machines run on afterwards. */
-import '../kube/heap.ts';
+import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
 import { keepReserve } from '../base/reserve.ts';
-import { HostUnfitError, runAgent } from './agent.ts';
-import { type AgentConfig, ConfigError, loadConfig } from './config.ts';
-import { LockedError, lockDataDirectory } from './lock.ts';
+import { HostUnfitError, runAgent } from './host/agent.ts';
+import { type AgentConfig, ConfigError, loadConfig } from './host/config.ts';
+import { LockedError, lockDataDirectory } from './host/lock.ts';
 import { UserRangeError } from './machines/users.ts';
 import { NetworkSetupError } from './network/network.ts';
-import { JoinError } from './node/identity.ts';
-import { createParts } from './parts.ts';
+import { JoinError } from './identity/identity.ts';
+import { createParts } from './host/parts.ts';
 
 const EXIT_FAILURE = 1;
 /** The configuration or the command line is wrong: starting again without a change is of no use. */

@@ -7,7 +7,7 @@
  * State is in `.berth/x/`: kubeconfig (the administrator's), operator.pid, logs.
  */
 import { parseArgs } from 'node:util';
-import { startCluster, stopCluster } from '../test/cluster/index.ts';
+import { startCluster, stopCluster } from './cluster/index.ts';
 import { bundle } from './bundle.ts';
 import { runCommand } from './command.ts';
 

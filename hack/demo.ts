@@ -4,9 +4,9 @@
  */
 import { copyFile, mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { AgentProcess, deleteAllVMs, endMachines } from '../test/cluster/agent.ts';
-import { type Cluster, connectCluster, startCluster, stopCluster } from '../test/cluster/index.ts';
-import { directoryOf, readState } from '../test/cluster/state.ts';
+import { AgentProcess, deleteAllVMs, endMachines } from './cluster/agent.ts';
+import { type Cluster, connectCluster, startCluster, stopCluster } from './cluster/index.ts';
+import { directoryOf, readState } from './cluster/state.ts';
 import { waitFor } from '../test/support/wait.ts';
 import { type GuestArchitecture, guestImage } from './guest-image.ts';
 import { ensurePrerequisites } from './prerequisites.ts';

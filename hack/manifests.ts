@@ -8,7 +8,7 @@
 import { execFile } from 'node:child_process';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { resolveChartTools } from '../test/cluster/toolchain/toolchain.ts';
+import { resolveChartTools } from './cluster/toolchain/toolchain.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');

@@ -12,8 +12,8 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { startTimeOf } from '../test/cluster/processes.ts';
-import { writeOwner } from '../test/cluster/state.ts';
+import { startTimeOf } from './cluster/processes.ts';
+import { writeOwner } from './cluster/state.ts';
 import type { Mutant } from '../test/support/mutants.ts';
 import { unless } from '../test/support/unless.ts';
 import { MutantCopy, removeLeftCopies } from './mutantcopy.ts';

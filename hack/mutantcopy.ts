@@ -17,8 +17,8 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { isAlive, startTimeOf } from '../test/cluster/processes.ts';
-import { readOwner, writeOwner } from '../test/cluster/state.ts';
+import { isAlive, startTimeOf } from './cluster/processes.ts';
+import { readOwner, writeOwner } from './cluster/state.ts';
 import { isErrorCode } from '../test/support/errors.ts';
 import { type Mutant, mutate, productFiles, type SourceFile, workTree } from '../test/support/mutants.ts';
 import { waitFor } from '../test/support/wait.ts';

@@ -9,7 +9,7 @@ import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import * as z from 'zod';
-import { configSchema as agentConfig } from '../agent/config.ts';
+import { configSchema as agentConfig } from '../agent/host/config.ts';
 import { clusterNetworks } from '../agent/network/reach.ts';
 import { configSchema as operatorConfig } from '../operator/config.ts';
 import { runCommand } from './command.ts';

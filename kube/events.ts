@@ -5,7 +5,7 @@ import type { KubeClient } from './client.ts';
 import { type Event, EVENTS, type ObjectReference } from './core.ts';
 import { isNamespaceTerminating, isNotFound } from './errors.ts';
 import type { KubeObject, Ref } from './objects.ts';
-import { microTime } from './time.ts';
+import { microTime } from '../base/time.ts';
 
 /** client-go's correlator keeps as many. */
 const REMEMBERED = 4096;

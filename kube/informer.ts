@@ -6,7 +6,7 @@ import { type KubeClient, query } from './client.ts';
 import { ApiError, apiErrorFrom } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
-import { Backoff, rest } from './time.ts';
+import { Backoff, rest } from '../base/time.ts';
 
 /** An object is at most 1.5 MB in etcd's form; a longer line than this is no object. */
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;

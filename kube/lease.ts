@@ -6,7 +6,7 @@ import { type Lease, LEASES } from './core.ts';
 import { isAlreadyExists, isConflict, isNotFound } from './errors.ts';
 import { Informer } from './informer.ts';
 import { runtimeMetrics } from './metrics.ts';
-import { microTime, rest } from './time.ts';
+import { microTime, rest } from '../base/time.ts';
 
 /** In milliseconds. */
 export interface LeaseTimings {

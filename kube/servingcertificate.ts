@@ -4,7 +4,7 @@ import type { Server } from 'node:https';
 import { createSecureContext } from 'node:tls';
 import type { Logger } from 'pino';
 import { createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificates.ts';
-import { rest } from './time.ts';
+import { rest } from '../base/time.ts';
 
 /** A new certificate is served at most so long after it is there; reading two small files costs nothing. */
 const LOOK_MILLISECONDS = 10_000;

@@ -7,7 +7,7 @@ import { apiErrorFrom, DeadlineError } from './errors.ts';
 import { exchange, type Exchanged } from './exchange.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
-import { Backoff, pause } from './time.ts';
+import { Backoff, pause } from '../base/time.ts';
 
 /** The API server ends its own requests after 60 s; half of that leaves a caller time to try again. */
 const REQUEST_DEADLINE_MILLISECONDS = 30_000;

@@ -2,7 +2,7 @@
  * `node operator/main.ts [--config FILE] [--kubeconfig FILE]`: the operator's process.
  * `node operator/main.ts uninstall …`: removes what operator and agents wrote, see uninstall.ts.
  */
-import '../kube/heap.ts';
+import '../base/heap.ts';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
 import { ConfigError, loadConfig } from './config.ts';

@@ -19,7 +19,7 @@ import {
 } from '../kube/servingcertificate.ts';
 import { Transport } from '../kube/transport.ts';
 import type { OperatorConfig } from './config.ts';
-import { type Controllers, createControllers } from './controllers/index.ts';
+import { type Controllers, createControllers } from './index.ts';
 import { leaderLabel } from './leaderlabel.ts';
 
 const LEASE_NAME = 'berth-operator';

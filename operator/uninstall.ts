@@ -12,8 +12,8 @@ import type { KubeClient } from '../kube/client.ts';
 import { CONFIG_MAPS, LEASES, type Node, NODES, PODS } from '../kube/core.ts';
 import { isConflict, isNotFound } from '../kube/errors.ts';
 import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
-import { pause } from '../kube/time.ts';
-import { APPROVALS_NAME } from './controllers/host/approvals.ts';
+import { pause } from '../base/time.ts';
+import { APPROVALS_NAME } from './host/approvals.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './resources.ts';
 
 /** Kinds that machines stand behind. */

@@ -7,7 +7,7 @@ import { type FileHandle, open } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
 import { resolve } from 'node:path';
 import type { Readable } from 'node:stream';
-import { codeOf } from '../errors.ts';
+import { codeOf } from '../../base/errors.ts';
 import type { RunAs } from '../machines/users.ts';
 
 /** Its own code takes 40 MiB, and each thread that reads reserves the room of a stack. */

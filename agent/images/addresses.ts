@@ -6,7 +6,7 @@ import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { buildConnector } from 'undici';
-import { apiHost } from './registry/reference.ts';
+import { apiHost } from './oci/reference.ts';
 import { ImageError } from './store.ts';
 
 export interface AddressRules {

@@ -4,19 +4,19 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
 import type { RunAs } from '../machines/users.ts';
-import { Access } from './access.ts';
+import { Access } from './sources/access.ts';
 import { Addresses } from './addresses.ts';
 import { type Asked, Catalog, type Stored } from './catalog.ts';
-import { FileSource } from './filesource.ts';
+import { FileSource } from './sources/file.ts';
 import { Holds } from './holds.ts';
-import { HttpSource } from './httpsource.ts';
+import { HttpSource } from './sources/http.ts';
 import { inspectImage } from './inspect.ts';
 import { type ImageId, Layout } from './layout.ts';
 import { Making } from './making.ts';
 import { imageMetrics } from './metrics.ts';
-import { Registries, type RegistrySettings } from './registry/client.ts';
-import { Keyring } from './registry/credentials.ts';
-import { RegistrySource } from './registrysource.ts';
+import { Registries, type RegistrySettings } from './oci/client.ts';
+import { Keyring } from './oci/credentials.ts';
+import { RegistrySource } from './sources/registry.ts';
 import { Space, type SpaceLimits } from './space.ts';
 import {
   type BaseImage,

@@ -1,9 +1,9 @@
 /** From something to fetch to an image in the store: with room for it, taken up where it was cut, checked, then given its place. */
-import { isDiskFull } from '../errors.ts';
+import { isDiskFull } from '../../base/errors.ts';
 import type { RunAs } from '../machines/users.ts';
-import { allocatedBytes } from './allocated.ts';
+import { allocatedBytes } from '../disks/allocated.ts';
 import type { Catalog, Stored } from './catalog.ts';
-import type { PullTarget } from './formats/format.ts';
+import type { PullTarget } from './layouts/format.ts';
 import { inspectImage } from './inspect.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';

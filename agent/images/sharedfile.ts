@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
-import { codeOf, isMissing } from '../errors.ts';
+import { codeOf, isMissing } from '../../base/errors.ts';
 import { ImageError } from './store.ts';
 
 /**

@@ -1,7 +1,7 @@
 /** Room for images: asked for before a fetch, watched while it goes on, and made by removing what nobody holds. */
 import { statfs } from 'node:fs/promises';
 import type { Catalog } from './catalog.ts';
-import { allocated } from './allocated.ts';
+import { allocated } from '../disks/allocated.ts';
 import type { Layout } from './layout.ts';
 import { ImageError } from './store.ts';
 

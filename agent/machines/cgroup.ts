@@ -6,7 +6,7 @@
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
-import { codeOf, isMissing } from '../errors.ts';
+import { codeOf, isMissing } from '../../base/errors.ts';
 
 /**
  * The host's tree. In a privileged container with the host's pids, /sys/fs/cgroup is the container's own, so the first

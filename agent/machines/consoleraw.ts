@@ -14,7 +14,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { isMissing } from '../errors.ts';
+import { isMissing } from '../../base/errors.ts';
 import { FILES } from './folder.ts';
 import { listSegments, SEGMENT_BYTES, type Segment } from './segments.ts';
 

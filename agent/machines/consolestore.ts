@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import PQueue from 'p-queue';
 import { LineSplitter } from '../../base/lines.ts';
-import { isMissing } from '../errors.ts';
+import { isMissing } from '../../base/errors.ts';
 import { type ConsoleRecord, parseRecord } from './consoleread.ts';
 
 /** Files of the store in the order of their records. */

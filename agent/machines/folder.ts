@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { writeWhole } from '../../base/files.ts';
 import { keepReserve } from '../../base/reserve.ts';
-import { isMissing } from '../errors.ts';
+import { isMissing } from '../../base/errors.ts';
 
 /** Names in a machine's folder. Sockets are bound by the hypervisor relative to it: a socket's whole path may have 107 bytes only. */
 export const FILES = {

@@ -5,7 +5,7 @@
 import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { isMissing } from '../errors.ts';
+import { isMissing } from '../../base/errors.ts';
 import { FILES } from './folder.ts';
 import { identify } from './process.ts';
 import { listSegments, SEGMENT_BYTES } from './segments.ts';

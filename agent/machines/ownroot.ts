@@ -7,7 +7,7 @@ import { createHash } from 'node:crypto';
 import { copyFile, mkdir, readFile, readlink, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from 'pino';
-import { isMissing } from '../errors.ts';
+import { isMissing } from '../../base/errors.ts';
 import { listFolders, readMachineFile } from './folder.ts';
 
 export interface OwnRoot {

@@ -5,7 +5,7 @@
 import { execFile } from 'node:child_process';
 import { readdir, readFile } from 'node:fs/promises';
 import { promisify } from 'node:util';
-import { codeOf, isMissing } from '../errors.ts';
+import { codeOf, isMissing } from '../../base/errors.ts';
 
 const execute = promisify(execFile);
 

@@ -4,7 +4,7 @@
  */
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { isMissing } from '../errors.ts';
+import { isMissing } from '../../base/errors.ts';
 
 /** The guest's serial console, over all its starts; and what the hypervisor says, of its last start. */
 export type LogName = 'serial' | 'hypervisor';

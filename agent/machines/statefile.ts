@@ -1,5 +1,5 @@
 import { rm } from 'node:fs/promises';
-import { Turns } from '../turns.ts';
+import { Turns } from '../../base/serial.ts';
 import { type MachineFile, readMachineFile, writeMachineFile } from './folder.ts';
 
 /** Fields to set; undefined removes one. */

@@ -5,7 +5,7 @@
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import type { Logger } from 'pino';
-import { codeOf } from '../errors.ts';
+import { codeOf } from '../../base/errors.ts';
 
 export interface RunAs {
   uid: number;

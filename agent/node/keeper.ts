@@ -7,11 +7,11 @@ import { Controller, type Result } from '../../kube/controller.ts';
 import { type Node, NODES } from '../../kube/core.ts';
 import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
-import type { AgentConfig } from '../config.ts';
+import type { AgentConfig } from '../host/config.ts';
 import { timestamp } from '../time.ts';
 import { FIELD_MANAGER } from './constants.ts';
 import { isDiskPressed } from './diskpressure.ts';
-import { freeDisk, type HostFacts } from './facts.ts';
+import { freeDisk, type HostFacts } from '../host/facts.ts';
 import { type HostState, labelsDiffer, newNode, nodeLabels, nodeStatus, statusDiffers } from './node.ts';
 
 /** How often the disk and the heartbeat's age are looked at. */

@@ -2,7 +2,7 @@
 import type { Logger } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import { LEASES, type Node } from '../../kube/core.ts';
-import { pause } from '../../kube/time.ts';
+import { pause } from '../../base/time.ts';
 import { FIELD_MANAGER } from './constants.ts';
 
 const LEASE_NAMESPACE = 'kube-node-lease';

@@ -3,8 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { Node } from '../../kube/core.ts';
-import { type AgentConfig, loadConfig } from '../config.ts';
-import type { HostFacts } from './facts.ts';
+import { type AgentConfig, loadConfig } from '../host/config.ts';
+import type { HostFacts } from '../host/facts.ts';
 import { HEARTBEAT_MILLISECONDS, type HostState, newNode, nodeStatus, statusDiffers } from './node.ts';
 
 const NOW = Date.parse('2030-01-01T00:00:00Z');

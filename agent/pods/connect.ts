@@ -1,6 +1,6 @@
 /** A machine's way to a network that works, before its start. */
-import { pause } from '../../kube/time.ts';
-import { messageOf, reasonOf } from '../errors.ts';
+import { pause } from '../../base/time.ts';
+import { messageOf, reasonOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { type Host, ownUser } from './host.ts';
 import { type MachineRecord, needed } from './record.ts';

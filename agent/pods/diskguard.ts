@@ -4,7 +4,7 @@
  * others go on writing into what is kept free.
  */
 import type { Logger } from 'pino';
-import { rest } from '../../kube/time.ts';
+import { rest } from '../../base/time.ts';
 import { Growth } from './growth.ts';
 
 /** A disk that takes 2 GiB/s uses up half of the default `images.minimumFree` between two looks. */

@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
-import { reasonOf } from '../errors.ts';
+import { reasonOf } from '../../base/errors.ts';
 import { ACTIONS } from './actions.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import type { Host } from './host.ts';

@@ -2,7 +2,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
-import { rest } from '../../kube/time.ts';
+import { rest } from '../../base/time.ts';
 import type { Network, NetworkReport } from '../network/network.ts';
 import type { Health } from './runtime.ts';
 

@@ -2,8 +2,8 @@
 import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
-import { Backoff, pause } from '../../kube/time.ts';
-import { Keyring } from '../images/registry/credentials.ts';
+import { Backoff, pause } from '../../base/time.ts';
+import { Keyring } from '../images/oci/credentials.ts';
 import { ImageError } from '../images/store.ts';
 
 const TYPE = 'kubernetes.io/dockerconfigjson';

@@ -1,7 +1,7 @@
 /** Whether a guest answers as its VM asks: a TCP connection to a port of the guest's. */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import { rest } from '../../kube/time.ts';
+import { rest } from '../../base/time.ts';
 import type { Readiness, Runtime } from './runtime.ts';
 
 /** Until the guest answers, people wait; afterwards a kubelet's period is often enough. */

@@ -3,7 +3,7 @@ import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync } from 'node
 import { join } from 'node:path';
 import * as z from 'zod';
 import { writeWholeSync } from '../../base/files.ts';
-import { messageOf } from '../errors.ts';
+import { messageOf } from '../../base/errors.ts';
 import type { MachineRecord } from './record.ts';
 
 /** Of the file. An agent that meets a higher one was downgraded, and must not guess. */

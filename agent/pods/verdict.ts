@@ -1,6 +1,6 @@
 /** What follows from a step that failed: try again, count it as an end of the machine, or give the machine up. Pure. */
 import type { Desired } from '../../api/v1alpha1/machine.ts';
-import { messageOf, reasonOf } from '../errors.ts';
+import { messageOf, reasonOf } from '../../base/errors.ts';
 import { failed } from './plan.ts';
 import type { MachineEnd, MachineFailure, MachineRecord } from './record.ts';
 import type { TaskKind } from './runtime.ts';

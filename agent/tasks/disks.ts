@@ -5,7 +5,7 @@ import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Driver } from '../drivers/driver.ts';
 import { convertToRaw } from '../disks/convert.ts';
-import { allocatedBytes } from '../images/allocated.ts';
+import { allocatedBytes } from '../disks/allocated.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { FILES } from '../machines/folder.ts';
 import type { MachineUsers } from '../machines/users.ts';

@@ -7,7 +7,7 @@ import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../machines/console.ts';
 import { FILES } from '../machines/folder.ts';
-import { messageOf, reasonOf } from '../errors.ts';
+import { messageOf, reasonOf } from '../../base/errors.ts';
 
 /** Progress is told this often at most: every telling is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;

@@ -1,10 +1,10 @@
 /** What each task does on this host. */
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
-import { allocatedBytes } from '../images/allocated.ts';
-import type { Keyring } from '../images/registry/credentials.ts';
+import { allocatedBytes } from '../disks/allocated.ts';
+import type { Keyring } from '../images/oci/credentials.ts';
 import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
-import { parseReference } from '../images/registry/reference.ts';
+import { parseReference } from '../images/oci/reference.ts';
 import { type BaseImage, type Holder, ImageError } from '../images/store.ts';
 import { type DiskHost, withImage, withMachine } from './disks.ts';
 import type { TaskContext, TaskWork } from './runner.ts';

@@ -10,8 +10,8 @@ import { segmentName } from '../../agent/machines/segments.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { VMS } from '../../operator/resources.ts';
-import { AgentProcess, endMachines } from '../cluster/agent.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { waitFor } from '../support/wait.ts';
 

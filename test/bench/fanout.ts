@@ -1,6 +1,6 @@
 /** One image onto many simulated hosts that each take a fixed time for it. */
 import { bundle } from '../../hack/bundle.ts';
-import { startCluster } from '../cluster/index.ts';
+import { startCluster } from '../../hack/cluster/index.ts';
 import { CacheEntries } from '../support/cacheentries.ts';
 import { CacheSimulator } from '../support/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';

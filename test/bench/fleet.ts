@@ -1,7 +1,7 @@
 /** VMs on simulated hosts: each contestant in turn, round after round, each time on a new cluster of its own. */
 import { setTimeout as sleep } from 'node:timers/promises';
 import { bundle } from '../../hack/bundle.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../support/wait.ts';
 import { type Contestant, contestants } from './contestants.ts';
 import { withFolder } from './folder.ts';

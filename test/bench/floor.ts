@@ -5,7 +5,7 @@
  *
  *     node floor.js KUBECONFIG TEMPLATE.json NAMESPACE
  */
-import '../../kube/heap.ts';
+import '../../base/heap.ts';
 import { readFileSync } from 'node:fs';
 import { pino } from 'pino';
 import type { VM } from '../../api/v1alpha1/vm.ts';

@@ -7,7 +7,7 @@
  * at a time and throws them away; `disk` writes as much as a pull does, in its way, and nothing that could be compressed. Prints an
  * Outcome as JSON.
  */
-import '../../kube/heap.ts';
+import '../../base/heap.ts';
 import { createHash, randomFillSync } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { mkdir, stat, truncate, writeFile } from 'node:fs/promises';
@@ -17,10 +17,10 @@ import { zstdDecompress } from 'node:zlib';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { Agent, request } from 'undici';
-import { DirectFile } from '../../agent/images/formats/direct.ts';
+import { DirectFile } from '../../agent/disks/direct.ts';
 import { HostImageStore } from '../../agent/images/hoststore.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
-import { Keyring } from '../../agent/images/registry/credentials.ts';
+import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { peakMegabytes } from './measure.ts';
 import { RUN_BYTES } from './testdisk.ts';
 

@@ -1,7 +1,7 @@
 /** Who may do what, asked of a real API server, and tried where it matters most. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { NODES, PODS, SECRETS, SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { EVERYTHING, type Manifest, manifests } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { parse } from 'yaml';
-import { resolveChartTools } from '../cluster/toolchain/toolchain.ts';
+import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
 import { CHART, helm, run } from '../support/chart.ts';
 
 interface Suite {

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { valuesJsonSchema, valuesSchema } from '../../hack/values.ts';
-import { resolveChartTools } from '../cluster/toolchain/toolchain.ts';
+import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
 import { CHART, EVERYTHING, helm, type Outcome, run, template } from '../support/chart.ts';
 import { SCHEMA_PATTERN, writeSchemas } from '../support/chartschemas.ts';
 import { sharedCluster } from '../support/cluster.ts';

@@ -4,9 +4,9 @@ import { existsSync } from 'node:fs';
 import { text } from 'node:stream/consumers';
 import { fileURLToPath } from 'node:url';
 import { afterEach, describe, expect, inject, test } from 'vitest';
-import { startCluster, stopCluster } from '../cluster/index.ts';
-import { CLUSTER_LABEL, dockerRuntime, PROGRAM_LABEL } from '../cluster/providers/docker.ts';
-import { directoryOf } from '../cluster/state.ts';
+import { startCluster, stopCluster } from '../../hack/cluster/index.ts';
+import { CLUSTER_LABEL, dockerRuntime, PROGRAM_LABEL } from '../../hack/cluster/providers/docker.ts';
+import { directoryOf } from '../../hack/cluster/state.ts';
 import { waitFor } from '../support/wait.ts';
 
 const PROGRAM = fileURLToPath(new URL('cluster.ts', import.meta.url));

@@ -5,8 +5,8 @@
 import { readFileSync } from 'node:fs';
 import { readdir, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
-import { begin, stopCluster } from '../cluster/index.ts';
-import { isAlive, type ProcessRecord, startProcess } from '../cluster/processes.ts';
+import { begin, stopCluster } from '../../hack/cluster/index.ts';
+import { isAlive, type ProcessRecord, startProcess } from '../../hack/cluster/processes.ts';
 import { HIERARCHIES, removeGroup } from '../support/controlgroups.ts';
 import { waitFor } from '../support/wait.ts';
 import { FOLDERS, ping } from './host.ts';

@@ -1,6 +1,6 @@
 /** Set-up of the project `docker`: a daemon, and the cluster that its files share, in containers. */
 import type { TestProject } from 'vitest/node';
-import { startCluster } from '../cluster/index.ts';
+import { startCluster } from '../../hack/cluster/index.ts';
 import { startDaemon, stopDaemon } from './daemon.ts';
 import { isDaemonHere, whyNoDocker } from './host.ts';
 

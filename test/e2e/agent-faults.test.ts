@@ -7,7 +7,7 @@ import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import { NAT_READY_CONDITION, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../support/wait.ts';
 import { machineFor, operatorClient, podFor, TestHost } from './agent-host.ts';
 

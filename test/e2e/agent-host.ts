@@ -4,11 +4,11 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { stringify } from 'yaml';
-import { runAgent } from '../../agent/agent.ts';
+import { runAgent } from '../../agent/host/agent.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
-import { Registries } from '../../agent/images/registry/client.ts';
-import { Keyring } from '../../agent/images/registry/credentials.ts';
-import { loadConfig } from '../../agent/config.ts';
+import { Registries } from '../../agent/images/oci/client.ts';
+import { Keyring } from '../../agent/images/oci/credentials.ts';
+import { loadConfig } from '../../agent/host/config.ts';
 import { type Machine, MACHINE_API_VERSION, type Desired } from '../../api/v1alpha1/machine.ts';
 import {
   DESIRED_ANNOTATION,
@@ -23,7 +23,7 @@ import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { Transport } from '../../kube/transport.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { OPERATORS_OWN } from '../support/admission.ts';
 import { messageOf } from '../support/errors.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from '../support/standin.ts';

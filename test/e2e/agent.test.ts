@@ -5,7 +5,7 @@ import { StartError } from '../../agent/drivers/driver.ts';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Lease, LEASES, NODES, type Pod, PODS } from '../../kube/core.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { isGone } from '../support/objects.ts';
 import { waitFor } from '../support/wait.ts';
 import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from './agent-host.ts';

@@ -4,9 +4,9 @@ import { X509Certificate } from 'node:crypto';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { type Certificate, requestCertificate } from '../../agent/node/certificate.ts';
+import { type Certificate, requestCertificate } from '../../agent/identity/certificate.ts';
 import { HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
-import { identityFiles, readPair, writePair } from '../../agent/node/identity.ts';
+import { identityFiles, readPair, writePair } from '../../agent/identity/identity.ts';
 import { createKey, readKey, validityOf } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
 import {
@@ -18,8 +18,8 @@ import {
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { AgentProcess } from '../cluster/agent.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { AgentProcess } from '../../hack/cluster/agent.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { type AuditedWrite, auditedWrites } from '../support/apiwrites.ts';
 import { type Authority, issue } from '../support/authority.ts';
 import { waitFor } from '../support/wait.ts';

@@ -1,8 +1,8 @@
 /** The places of an ARM host, with real aarch64 guests: never a machine more than the quota. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { NODES } from '../../kube/core.ts';
-import { rest } from '../../kube/time.ts';
-import { freePort } from '../cluster/ports.ts';
+import { rest } from '../../base/time.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { conditionOf } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 import { page } from './qemu-guest.ts';

@@ -6,12 +6,12 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { parse, stringify } from 'yaml';
-import { loadConfig } from '../../agent/config.ts';
-import { identityFiles, JoinError, readPair, takeIdentity } from '../../agent/node/identity.ts';
+import { loadConfig } from '../../agent/host/config.ts';
+import { identityFiles, JoinError, readPair, takeIdentity } from '../../agent/identity/identity.ts';
 import { type Lease, LEASES } from '../../kube/core.ts';
 import { createMetrics } from '../../kube/metrics.ts';
-import { AgentProcess } from '../cluster/agent.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { AgentProcess } from '../../hack/cluster/agent.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../support/wait.ts';
 
 const STEP = { deadlineMilliseconds: 90_000 };

@@ -2,9 +2,9 @@
 import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
-import { AgentProcess, endMachines } from '../cluster/agent.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
-import { freePort } from '../cluster/ports.ts';
+import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { Downloads } from '../support/downloads.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { allowAgentMetrics, allowMetrics, readMetrics } from '../support/operatorlog.ts';

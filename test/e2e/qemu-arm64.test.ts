@@ -1,6 +1,6 @@
 /** A real aarch64 guest, emulated where the host is none. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, guestBase, type Host, makeHost, page, planFor } from './qemu-guest.ts';
 
 let host: Host;

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { identify } from '../../agent/machines/process.ts';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { makePrinter, printedLine } from '../support/printer.ts';
 import { waitFor } from '../support/wait.ts';
 import { folderOf, type Host, makeHost, planFor, terminate } from './qemu-guest.ts';

@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { DiskCopy, LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
 import { findByArgument, type ProcessIdentity } from '../../agent/machines/process.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { isErrorCode } from '../support/errors.ts';
 import { waitFor } from '../support/wait.ts';
 import { type CopyJob, UNDER_WAY } from './qemu-copy-agent.ts';

@@ -7,7 +7,7 @@ import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import { QmpConnection } from '../../agent/drivers/qemu/qmp.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
 import { identify } from '../../agent/machines/process.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../support/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,

@@ -5,7 +5,7 @@ import { rm, statfs, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { mountTmpfs, whyNoTmpfs } from '../support/tmpfs.ts';
 import { unless } from '../support/unless.ts';
 import { waitFor } from '../support/wait.ts';

@@ -6,7 +6,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/store.ts';
 import { identify, isAlive } from '../../agent/machines/process.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../support/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,

@@ -1,7 +1,7 @@
 /** Ends of a VM that are not `kubectl delete vm`, with real guests: what is said of it, and that nothing stays on the host. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { NAMESPACES } from '../../kube/core.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { isGone } from '../support/objects.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';

@@ -8,7 +8,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { listFolders } from '../../agent/machines/folder.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../support/wait.ts';
 import { hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 

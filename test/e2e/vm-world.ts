@@ -7,8 +7,13 @@ import { readMachineFile } from '../../agent/machines/folder.ts';
 import { isAlive, type ProcessIdentity } from '../../agent/machines/process.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { GuestArchitecture } from '../../hack/guest-image.ts';
-import { AgentProcess, endMachines } from '../cluster/agent.ts';
-import { type Cluster, type ClusterOptions, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
+import {
+  type Cluster,
+  type ClusterOptions,
+  type OperatorProcess,
+  startCluster,
+} from '../../hack/cluster/index.ts';
 import { isErrorCode } from '../support/errors.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { VMs } from '../support/vms.ts';

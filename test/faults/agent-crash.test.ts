@@ -8,7 +8,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { LEASES } from '../../kube/core.ts';
 import { page } from '../e2e/qemu-guest.ts';
 import { hypervisorsBelow } from '../e2e/vm-world.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../support/wait.ts';
 import { AgentWorld, BOOT, tracesOn } from './agent-world.ts';
 

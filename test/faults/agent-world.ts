@@ -1,10 +1,10 @@
 /** Two hosts with real guests, one of which can be cut off from the API server, and Images whose download can get stuck. */
 import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing } from '../../agent/errors.ts';
+import { isMissing } from '../../base/errors.ts';
 import type { MachineRecord } from '../../agent/pods/record.ts';
-import { AgentProcess, endMachines } from '../cluster/agent.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { Downloads } from '../support/downloads.ts';
 import { createImage, guestFile } from '../support/images.ts';
 import { Link } from '../support/link.ts';

@@ -1,5 +1,5 @@
 /** An operator that is started again whenever it ends, as a Deployment does: one whose lease runs out with the API server away ends. */
-import type { Cluster, OperatorProcess } from '../cluster/index.ts';
+import type { Cluster, OperatorProcess } from '../../hack/cluster/index.ts';
 
 type OperatorOptions = NonNullable<Parameters<Cluster['startOperator']>[0]>;
 

@@ -1,7 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { GIVEN_UP_ANNOTATION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { NODES, type Node, type Taint } from '../../kube/core.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';

@@ -2,8 +2,8 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, wri
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { resolveTools, type ToolchainOptions } from '../cluster/toolchain/toolchain.ts';
-import { TOOL_GROUPS, type Tool } from '../cluster/toolchain/tools.ts';
+import { resolveTools, type ToolchainOptions } from '../../hack/cluster/toolchain/toolchain.ts';
+import { TOOL_GROUPS, type Tool } from '../../hack/cluster/toolchain/tools.ts';
 
 const TOOLS = TOOL_GROUPS.flatMap((group) => Object.keys(group.packages) as Tool[]);
 

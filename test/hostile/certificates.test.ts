@@ -15,7 +15,7 @@ import { loadConnection } from '../../kube/credentials.ts';
 import { TAGS } from '../../kube/der.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { readSigningRequest } from '../../kube/certificaterequest.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../support/wait.ts';
 import { tried } from './support/attempts.ts';
 import { GO_BUILD_MILLISECONDS, GoParser } from './support/goparser.ts';

@@ -1,6 +1,6 @@
 /** Who says that it is a host, or asks for the certificate of one, and is not. Real API server, NodeRestriction, operator. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { requestCertificate } from '../../agent/node/certificate.ts';
+import { requestCertificate } from '../../agent/identity/certificate.ts';
 import { parse } from 'yaml';
 import { BOOTSTRAP_GROUP, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { createHostToken } from '../../hack/host-token.ts';
@@ -8,7 +8,7 @@ import { createKey } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, EVENTS, type Node, NODES, PODS, SECRETS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';

@@ -8,7 +8,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, type TestContext } from 'vitest';
 import { parse, stringify } from 'yaml';
-import { REMEMBERED_MILLISECONDS } from '../../agent/images/access.ts';
+import { REMEMBERED_MILLISECONDS } from '../../agent/images/sources/access.ts';
 import type { HostImageStore } from '../../agent/images/hoststore.ts';
 import type { BaseImageSource } from '../../agent/images/store.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';

@@ -9,7 +9,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { type LogName, listSegments } from '../../agent/machines/segments.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor, terminate } from '../e2e/qemu-guest.ts';
 import { type MachineOnHost, SET_UP_MILLISECONDS, STEP, World } from '../e2e/vm-world.ts';
 import { waitFor } from '../support/wait.ts';

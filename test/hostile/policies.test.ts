@@ -2,8 +2,8 @@
 import { randomBytes } from 'node:crypto';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, type TestContext, test } from 'vitest';
-import type { Cluster } from '../cluster/index.ts';
-import { untilPodsAllowed } from '../cluster/simulation.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
+import { untilPodsAllowed } from '../../hack/cluster/simulation.ts';
 import { admissionOf, AS_OPERATOR, COMMANDING_SPECS, machinePod } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';

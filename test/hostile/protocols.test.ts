@@ -9,7 +9,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { type LaunchPlan, CopyError } from '../../agent/drivers/driver.ts';
 import { whileFrozen } from '../../agent/drivers/qemu/guestagent.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor } from '../e2e/qemu-guest.ts';
 import { isErrorCode } from '../support/errors.ts';
 import { hostileRuns, scaled, tried } from './support/attempts.ts';

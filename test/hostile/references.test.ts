@@ -1,7 +1,7 @@
 /** Objects that name one in another namespace, made by people with and without the right to read it there. */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, type TestContext, test } from 'vitest';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 import { tried } from './support/attempts.ts';

@@ -9,7 +9,7 @@ import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NODES, type Pod, PODS } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from '../e2e/agent-host.ts';
 import { waitFor } from '../support/wait.ts';
 import { hostileRuns, tried } from './support/attempts.ts';

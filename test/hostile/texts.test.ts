@@ -1,7 +1,7 @@
 /** Texts that tenants write: whatever they are, another reader of the same text must not read something else. */
 import { array, assert, constantFrom, integer, oneof, property, string, tuple } from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { apiHost, parseReference, type Reference } from '../../agent/images/registry/reference.ts';
+import { apiHost, parseReference, type Reference } from '../../agent/images/oci/reference.ts';
 import { ImageError } from '../../agent/images/store.ts';
 import { IMAGE_NAME_LENGTH, normaliseImageName } from '../../api/v1alpha1/imagename.ts';
 import { hostileRuns, tried } from './support/attempts.ts';

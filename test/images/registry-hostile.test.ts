@@ -14,9 +14,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { Registries } from '../../agent/images/registry/client.ts';
-import type { Credential } from '../../agent/images/registry/credentials.ts';
-import type { Descriptor, Repository } from '../../agent/images/registry/types.ts';
+import { Registries } from '../../agent/images/oci/client.ts';
+import type { Credential } from '../../agent/images/oci/credentials.ts';
+import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
 import { serverCertificate, testAuthority } from '../support/registry.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';

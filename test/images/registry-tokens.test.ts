@@ -5,9 +5,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { Registries } from '../../agent/images/registry/client.ts';
-import { type Credential, Keyring } from '../../agent/images/registry/credentials.ts';
-import type { Descriptor, Repository } from '../../agent/images/registry/types.ts';
+import { Registries } from '../../agent/images/oci/client.ts';
+import { type Credential, Keyring } from '../../agent/images/oci/credentials.ts';
+import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
 import { startRegistry, type TestRegistry, testAuthority } from '../support/registry.ts';
 import { TokenServer } from '../support/tokenserver.ts';
 

@@ -6,10 +6,10 @@ import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { Registries } from '../../agent/images/registry/client.ts';
-import { Keyring } from '../../agent/images/registry/credentials.ts';
-import { parseReference } from '../../agent/images/registry/reference.ts';
-import type { Descriptor, Repository } from '../../agent/images/registry/types.ts';
+import { Registries } from '../../agent/images/oci/client.ts';
+import { Keyring } from '../../agent/images/oci/credentials.ts';
+import { parseReference } from '../../agent/images/oci/reference.ts';
+import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { waitFor } from '../support/wait.ts';
 

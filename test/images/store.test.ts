@@ -9,7 +9,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { publishDisk } from '../../agent/images/formats/publish.ts';
+import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import type { HostImageStore } from '../../agent/images/hoststore.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';

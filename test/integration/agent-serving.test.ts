@@ -12,7 +12,7 @@ import { KubeletServer } from '../../agent/kubelet/server.ts';
 import { Authorizer } from '../../kube/authorization.ts';
 import { createKey } from '../../kube/certificates.ts';
 import { SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { type Authority, createAuthority, issue } from '../support/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';

@@ -4,7 +4,7 @@ import type { ZodObject } from 'zod';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { vmKind } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 
 let cluster: Cluster;

@@ -9,7 +9,7 @@ import { CONFIG_MAPS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { runLeaderElection } from '../../kube/lease.ts';
 import { createMetrics } from '../../kube/metrics.ts';
-import { rest } from '../../kube/time.ts';
+import { rest } from '../../base/time.ts';
 import { Transport } from '../../kube/transport.ts';
 
 /** Between two writes. */

@@ -9,7 +9,7 @@ import { loadConnection } from '../../kube/credentials.ts';
 import { EventRecorder, type EventText } from '../../kube/events.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 

@@ -6,7 +6,7 @@ import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { CONFIG_MAPS, LEASES } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 

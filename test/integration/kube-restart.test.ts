@@ -11,7 +11,7 @@ import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { Informer } from '../../kube/informer.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { issue } from '../support/authority.ts';
 import { requestToken } from '../support/serviceaccounts.ts';
 import { waitFor } from '../support/wait.ts';

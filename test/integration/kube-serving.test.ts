@@ -21,7 +21,7 @@ import {
 } from '../../kube/servingcertificate.ts';
 import { Transport } from '../../kube/transport.ts';
 import { VMS } from '../../operator/resources.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { ApiProxy } from '../support/apiproxy.ts';
 import { createAuthority, issue } from '../support/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';

@@ -10,7 +10,7 @@ import { isConflict, isInvalid, isNotFound } from '../../kube/errors.ts';
 import { Informer, type InformerOptions } from '../../kube/informer.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../support/wait.ts';
 import { type FaultProxy, startFaultProxy } from './kube-proxy.ts';

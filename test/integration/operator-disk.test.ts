@@ -1,6 +1,6 @@
 /** Disk that VMs request of hosts: the scheduler and quotas count it. Simulated hosts have 1Ti each. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';
 

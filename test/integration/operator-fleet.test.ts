@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { NODES } from '../../kube/core.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, numbered, VMs } from '../support/vms.ts';

@@ -1,6 +1,6 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { NODES } from '../../kube/core.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writesByResource } from '../support/apiwrites.ts';
 import { CacheEntries } from '../support/cacheentries.ts';
 import { CacheSimulator } from '../support/cachesimulator.ts';

@@ -6,7 +6,7 @@ import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { IMAGES, ISOS } from '../../operator/resources.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { isGone, waitForObject } from '../support/objects.ts';
 import { allowMetrics, untilKnown } from '../support/operatorlog.ts';

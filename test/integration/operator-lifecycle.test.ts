@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { NODES } from '../../kube/core.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';

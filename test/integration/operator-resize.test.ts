@@ -4,7 +4,7 @@ import { type Desired, desiredSchema, parseDocument } from '../../api/v1alpha1/m
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Pod } from '../../kube/core.ts';
-import { type Cluster, startCluster } from '../cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { conditionOf, VMs } from '../support/vms.ts';
 import { waitFor } from '../support/wait.ts';

@@ -3,7 +3,7 @@ import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
 import { IMAGES, VM_CONFIGS } from '../../operator/resources.ts';
-import { type Cluster, type OperatorProcess, startCluster } from '../cluster/index.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
 import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';
 import { CLUSTER_ROLES } from '../support/objects.ts';

@@ -3,8 +3,8 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
-import { untilPodsAllowed } from '../cluster/simulation.ts';
-import type { Cluster } from '../cluster/index.ts';
+import { untilPodsAllowed } from '../../hack/cluster/simulation.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import {
   admissionOf,
   AS_ADMIN,

@@ -10,8 +10,8 @@ import {
   TASK_ANNOTATION,
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
-import { untilPodsAllowed } from '../cluster/simulation.ts';
-import type { Cluster } from '../cluster/index.ts';
+import { untilPodsAllowed } from '../../hack/cluster/simulation.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import {
   admissionOf,
   type As,

@@ -7,7 +7,7 @@ import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
-import { startProcess } from '../cluster/processes.ts';
+import { startProcess } from '../../hack/cluster/processes.ts';
 import { waitFor } from '../support/wait.ts';
 
 /** Why there can be none here; undefined when there can. */

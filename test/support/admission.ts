@@ -1,8 +1,8 @@
 /** What the API server says to a manifest of somebody's, by kubectl as people send it. */
 import { expect } from 'vitest';
 import { HOST_MARK, HOST_VALUE, SYSTEM_NAMESPACE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
-import type { Cluster } from '../cluster/index.ts';
-import type { KubectlResult } from '../cluster/kubectl.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
+import type { KubectlResult } from '../../hack/cluster/kubectl.ts';
 import { waitFor } from './wait.ts';
 
 export const OPERATOR_USER = `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-operator`;

@@ -8,8 +8,8 @@ import { Agent, request as forwardSecurely } from 'node:https';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
-import type { Cluster } from '../cluster/index.ts';
-import { writeKubeconfig } from '../cluster/kubeconfig.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
+import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { waitFor } from './wait.ts';
 
 export interface Write {

@@ -1,8 +1,8 @@
 /** What was written to the API server, by its own count, and by whom, from its audit log. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { AUDIT_LOG } from '../cluster/controlplane.ts';
-import type { Cluster } from '../cluster/index.ts';
+import { AUDIT_LOG } from '../../hack/cluster/controlplane.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { waitFor } from './wait.ts';
 
 const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);

@@ -5,7 +5,7 @@ import type {
   NodeCacheState,
 } from '../../api/v1alpha1/imagecacheentry.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../operator/resources.ts';
-import type { Cluster } from '../cluster/index.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { isGone, waitForObject } from './objects.ts';
 import { waitFor, type WaitOptions } from './wait.ts';
 

@@ -3,7 +3,7 @@ import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { parseAllDocuments } from 'yaml';
 import type { KubeObject } from '../../kube/objects.ts';
-import { resolveChartTools } from '../cluster/toolchain/toolchain.ts';
+import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
 
 export const CHART = join(import.meta.dirname, '..', '..', 'charts', 'berth');
 const OUTPUT_BYTES = 16 * 1024 * 1024;

@@ -10,7 +10,7 @@ import { promisify } from 'node:util';
 import { parse } from 'yaml';
 import type { KubeClient } from '../../kube/client.ts';
 
-const MODULES = join(import.meta.dirname, '..', 'cluster', 'toolchain', 'schemas');
+const MODULES = join(import.meta.dirname, '..', '..', 'hack', 'cluster', 'toolchain', 'schemas');
 const OTHERS: Readonly<Record<string, readonly string[]>> = {
   'github.com/cert-manager/cert-manager': ['deploy/crds/cert-manager.io_certificates.yaml'],
   'github.com/prometheus-operator/prometheus-operator': [

@@ -1,5 +1,5 @@
 import { inject } from 'vitest';
-import { type Cluster, connectCluster } from '../cluster/index.ts';
+import { type Cluster, connectCluster } from '../../hack/cluster/index.ts';
 
 declare module 'vitest' {
   export interface ProvidedContext {

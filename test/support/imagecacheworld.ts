@@ -2,18 +2,13 @@
 import { expect } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { parseConfig } from '../../operator/config.ts';
-import { resolveImage } from '../../operator/controllers/imagecache/image.ts';
-import { buildJob, PARKED_SECONDS } from '../../operator/controllers/imagecache/job.ts';
-import {
-  type CacheJob,
-  type Host,
-  iso,
-  type Observed,
-} from '../../operator/controllers/imagecache/observed.ts';
-import { plan, type Start } from '../../operator/controllers/imagecache/plan.ts';
-import { bringsFacts } from '../../operator/controllers/imagecache/status.ts';
-import { turnOf } from '../../operator/controllers/imagecache/turn.ts';
-import { mergeDiff } from '../../operator/mergepatch.ts';
+import { resolveImage } from '../../operator/imagecache/image.ts';
+import { buildJob, PARKED_SECONDS } from '../../operator/imagecache/job.ts';
+import { type CacheJob, type Host, iso, type Observed } from '../../operator/imagecache/observed.ts';
+import { plan, type Start } from '../../operator/imagecache/plan.ts';
+import { bringsFacts } from '../../operator/imagecache/status.ts';
+import { turnOf } from '../../operator/imagecache/turn.ts';
+import { mergeDiff } from '../../operator/objects/mergepatch.ts';
 
 export const LIMIT = 3;
 const REFERENCE = 'registry.example/guest:1';

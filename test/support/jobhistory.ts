@@ -4,7 +4,7 @@ import { WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Informer } from '../../kube/informer.ts';
 import { JOBS } from '../../kube/job.ts';
-import { ENTRY_NAME_LABEL } from '../../operator/controllers/imagecache/names.ts';
+import { ENTRY_NAME_LABEL } from '../../operator/imagecache/names.ts';
 
 /** Of ImageCacheEntries, by the name of the entry. */
 export class JobHistory {

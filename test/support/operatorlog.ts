@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { text } from 'node:stream/consumers';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
-import type { Cluster, OperatorProcess } from '../cluster/index.ts';
+import type { Cluster, OperatorProcess } from '../../hack/cluster/index.ts';
 import { waitFor } from './wait.ts';
 
 export interface LogLine {

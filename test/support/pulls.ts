@@ -4,12 +4,12 @@ import { mkdtemp, rm, stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import type { ContentLookup } from '../../agent/images/formats/format.ts';
-import { planPull } from '../../agent/images/formats/pull.ts';
-import { Registries } from '../../agent/images/registry/client.ts';
-import { Keyring } from '../../agent/images/registry/credentials.ts';
-import { parseReference } from '../../agent/images/registry/reference.ts';
-import type { Repository } from '../../agent/images/registry/types.ts';
+import type { ContentLookup } from '../../agent/images/layouts/format.ts';
+import { planPull } from '../../agent/images/layouts/pull.ts';
+import { Registries } from '../../agent/images/oci/client.ts';
+import { Keyring } from '../../agent/images/oci/credentials.ts';
+import { parseReference } from '../../agent/images/oci/reference.ts';
+import type { Repository } from '../../agent/images/oci/types.ts';
 import { startRegistry, type TestRegistry } from './registry.ts';
 
 const run = promisify(execFile);

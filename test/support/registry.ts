@@ -8,7 +8,7 @@ import { promisify } from 'node:util';
 import { Agent, request } from 'undici';
 import { stringify } from 'yaml';
 import { createKey } from '../../kube/certificates.ts';
-import { freePort } from '../cluster/ports.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { type Authority, createAuthority, issue } from './authority.ts';
 import { ByteCounter } from './bytecounter.ts';
 import { waitFor } from './wait.ts';

@@ -1,6 +1,6 @@
 /** Set-up of the project `integration`: one cluster for all its files. */
 import type { TestProject } from 'vitest/node';
-import { startCluster } from '../cluster/index.ts';
+import { startCluster } from '../../hack/cluster/index.ts';
 import './cluster.ts';
 
 export async function setup(project: TestProject): Promise<() => Promise<void>> {

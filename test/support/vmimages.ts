@@ -6,7 +6,7 @@ import { link, mkdir, mkdtemp, open, rename, rm, stat, writeFile } from 'node:fs
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { promisify } from 'node:util';
-import type { Descriptor, Repository } from '../../agent/images/registry/types.ts';
+import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
 import type { TestRegistry } from './registry.ts';
 
 const run = promisify(execFile);

@@ -6,7 +6,7 @@ import { markArgument } from '../../disks/qemuimg.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, killForCertain } from '../../machines/process.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';
-import { Turns } from '../../turns.ts';
+import { Turns } from '../../../base/serial.ts';
 import {
   CopyError,
   type CopyOptions,

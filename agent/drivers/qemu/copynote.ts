@@ -3,7 +3,7 @@ import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { writeWhole } from '../../../base/files.ts';
-import { isMissing } from '../../errors.ts';
+import { isMissing } from '../../../base/errors.ts';
 
 /** Beside the state file, where the hypervisor may not write: what it names is removed. */
 const NAME = 'copy.json';

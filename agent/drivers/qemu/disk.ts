@@ -3,7 +3,7 @@ import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { closeAll, openNode, qemuImg } from '../../disks/qemuimg.ts';
-import { isMissing } from '../../errors.ts';
+import { isMissing } from '../../../base/errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { type RunAs, SHARED_RUN_AS } from '../../machines/users.ts';
 import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';

@@ -3,7 +3,7 @@ import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { codeOf, messageOf } from '../../errors.ts';
+import { codeOf, messageOf } from '../../../base/errors.ts';
 import type { MachineLimits } from '../../machines/cgroup.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { forgetLastWords, logsWritten, withLogWriter } from '../../machines/logwriter.ts';

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import * as z from 'zod';
 import { sync } from '../../../base/files.ts';
-import { codeOf } from '../../errors.ts';
+import { codeOf } from '../../../base/errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 import type { QmpConnection } from './qmp.ts';

@@ -1,6 +1,6 @@
 /** What differs between the guests' architectures. */
 import { access } from 'node:fs/promises';
-import { codeOf } from '../../errors.ts';
+import { codeOf } from '../../../base/errors.ts';
 
 export type Architecture = 'amd64' | 'arm64';
 

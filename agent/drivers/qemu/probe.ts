@@ -9,7 +9,7 @@ import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import type { Logger } from 'pino';
 import { writeWhole } from '../../../base/files.ts';
-import { isMissing } from '../../errors.ts';
+import { isMissing } from '../../../base/errors.ts';
 import { hostBootId } from '../../machines/process.ts';
 import { options } from './arguments.ts';
 import {

@@ -3,7 +3,7 @@ import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
 import { readLines } from '../../../base/lines.ts';
-import { codeOf } from '../../errors.ts';
+import { codeOf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 
 /** QEMU makes its socket some 10 ms after it was started; a start is to cost as little more as possible. */

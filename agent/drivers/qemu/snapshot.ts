@@ -7,7 +7,7 @@
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
-import { isMissing } from '../../errors.ts';
+import { isMissing } from '../../../base/errors.ts';
 import type { RunAs } from '../../machines/users.ts';
 import { DISK_NODE } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';

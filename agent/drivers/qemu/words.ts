@@ -1,7 +1,7 @@
 /** What QEMU said last, for people: its log's end, and how it ended. */
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing } from '../../errors.ts';
+import { isMissing } from '../../../base/errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { logsWritten } from '../../machines/logwriter.ts';
 import { listSegments } from '../../machines/segments.ts';

@@ -18,7 +18,7 @@ import {
   normaliseMacAddress,
   PortTakenError,
 } from '../network.ts';
-import { Turns } from '../../turns.ts';
+import { Turns } from '../../../base/serial.ts';
 import { PortWatch } from '../listening.ts';
 import { requireFreePorts, requireReservable } from '../ports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';

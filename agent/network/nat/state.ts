@@ -1,6 +1,6 @@
 /** Brings the host to what should be: looks, plans, repairs, and looks again. */
 import { writeFile } from 'node:fs/promises';
-import { isMissing } from '../../errors.ts';
+import { isMissing } from '../../../base/errors.ts';
 import type { Attachment } from './attachments.ts';
 import { ip, run } from './command.ts';
 import { Dnsmasq } from './dnsmasq.ts';

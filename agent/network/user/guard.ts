@@ -4,7 +4,7 @@
  */
 import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';
-import { isMissing, messageOf } from '../../errors.ts';
+import { isMissing, messageOf } from '../../../base/errors.ts';
 import { NetworkSetupError } from '../network.ts';
 import { run } from '../nat/command.ts';
 import { fingerprint, readTable } from '../nat/observe.ts';

@@ -15,7 +15,7 @@ import {
   type NetworkReport,
   PortTakenError,
 } from '../network.ts';
-import { messageOf } from '../../errors.ts';
+import { messageOf } from '../../../base/errors.ts';
 import type { UserGuard } from './guard.ts';
 import { requireFreePorts, requireReservable } from '../ports.ts';
 

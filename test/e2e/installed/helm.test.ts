@@ -2,8 +2,8 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { setTimeout as pause } from 'node:timers/promises';
 import { PODS } from '../../../kube/core.ts';
-import { PAUSE_IMAGE } from '../../cluster/nodes/configuration.ts';
-import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
+import { PAUSE_IMAGE } from '../../../hack/cluster/nodes/configuration.ts';
+import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
 import { numbered } from '../../support/vms.ts';
 import { waitFor } from '../../support/wait.ts';

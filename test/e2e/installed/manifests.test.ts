@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { stringify } from 'yaml';
-import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
+import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { NO_TRACES, remains } from './remains.ts';
 import { BOOT, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
 import { unless } from '../../support/unless.ts';

@@ -3,7 +3,7 @@ import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
 import { NODES } from '../../../kube/core.ts';
-import { startProcess } from '../../cluster/processes.ts';
+import { startProcess } from '../../../hack/cluster/processes.ts';
 import { waitFor } from '../../support/wait.ts';
 import type { Installed } from './world.ts';
 

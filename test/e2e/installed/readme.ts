@@ -2,7 +2,7 @@
 import { readFile } from 'node:fs/promises';
 import { delimiter, dirname, join } from 'node:path';
 import { inject } from 'vitest';
-import { resolveChartTools } from '../../cluster/toolchain/toolchain.ts';
+import { resolveChartTools } from '../../../hack/cluster/toolchain/toolchain.ts';
 import { run } from '../../support/chart.ts';
 import type { Installed } from './world.ts';
 

@@ -1,8 +1,8 @@
 /** Set-up of the project `installed`: what makes nodes, and the images that they run. */
 import type { TestProject } from 'vitest/node';
 import { buildImages } from '../../../hack/images.ts';
-import { whyNoNodes } from '../../cluster/nodes/requirements.ts';
-import { resolveNodeTools } from '../../cluster/toolchain/toolchain.ts';
+import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
+import { resolveNodeTools } from '../../../hack/cluster/toolchain/toolchain.ts';
 
 declare module 'vitest' {
   export interface ProvidedContext {

@@ -8,8 +8,13 @@ import { promisify } from 'node:util';
 import { inject } from 'vitest';
 import type { Pod } from '../../../kube/core.ts';
 import { LEASES, NODES, PODS } from '../../../kube/core.ts';
-import { type Cluster, type ClusterNode, type NodeCluster, startNodeCluster } from '../../cluster/index.ts';
-import { CONTROL_ADDRESS } from '../../cluster/nodes/network.ts';
+import {
+  type Cluster,
+  type ClusterNode,
+  type NodeCluster,
+  startNodeCluster,
+} from '../../../hack/cluster/index.ts';
+import { CONTROL_ADDRESS } from '../../../hack/cluster/nodes/network.ts';
 import { helm } from '../../support/chart.ts';
 import { Downloads } from '../../support/downloads.ts';
 import { createImage, guestFile } from '../../support/images.ts';

@@ -1,7 +1,7 @@
 /** Accounts with real tokens, whose refusals are read as they came. */
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Method } from '../../../kube/transport.ts';
-import type { Cluster } from '../../cluster/index.ts';
+import type { Cluster } from '../../../hack/cluster/index.ts';
 import { requestToken } from '../../support/serviceaccounts.ts';
 import { clientOf } from './identities.ts';
 

@@ -4,7 +4,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { NO_DEBUG_INFORMATION } from '../../cluster/toolchain/build.ts';
+import { NO_DEBUG_INFORMATION } from '../../../hack/cluster/toolchain/build.ts';
 
 export interface GoInput {
   kind: 'request' | 'certificate';

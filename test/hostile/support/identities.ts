@@ -6,7 +6,7 @@ import { KubeClient } from '../../../kube/client.ts';
 import { type Connection, loadConnection } from '../../../kube/credentials.ts';
 import { createMetrics } from '../../../kube/metrics.ts';
 import { Transport } from '../../../kube/transport.ts';
-import type { Cluster } from '../../cluster/index.ts';
+import type { Cluster } from '../../../hack/cluster/index.ts';
 import { issue } from '../../support/authority.ts';
 
 /** With the rights of a node of that name, whether or not its Node is there. */

@@ -1,5 +1,5 @@
 /** Set-up of projects whose tests simulate hosts. */
-import { resolveSimulationTools } from '../../cluster/toolchain/toolchain.ts';
+import { resolveSimulationTools } from '../../../hack/cluster/toolchain/toolchain.ts';
 
 export async function setup(): Promise<void> {
   await resolveSimulationTools();

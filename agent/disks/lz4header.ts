@@ -1,0 +1,59 @@
+/** The headers of the blocks of an LZ4 stream of Apple's. */
+import { ImageError } from '../images/store.ts';
+
+const MAGIC_LZ4 = 0x31347662;
+const MAGIC_STORED = 0x2d347662;
+const MAGIC_END = 0x24347662;
+const MAGIC_BYTES = 4;
+
+/** Bytes of a block as they are in the stream, and as they are decoded. */
+export type Block = { kind: 'lz4' | 'stored'; input: number; output: number } | { kind: 'end' };
+
+/** One header, which may come in pieces. */
+export class BlockHeader {
+  #bytes = Buffer.alloc(0);
+
+  /** Takes what it still needs from the beginning of `input`; how many bytes these are. */
+  take(input: Buffer): number {
+    const part = input.subarray(0, this.#size() - this.#bytes.length);
+    this.#bytes = Buffer.concat([this.#bytes, part]);
+    return part.length;
+  }
+
+  /**
+   * Undefined until it is whole.
+   *
+   * @throws ImageError `ImageInvalid` for an unknown one.
+   */
+  read(): Block | undefined {
+    const bytes = this.#bytes;
+    if (bytes.length < this.#size()) {
+      return undefined;
+    }
+    const magic = bytes.readUInt32LE(0);
+    if (magic === MAGIC_END) {
+      return { kind: 'end' };
+    }
+    const output = bytes.readUInt32LE(4);
+    return magic === MAGIC_LZ4
+      ? { kind: 'lz4', input: bytes.readUInt32LE(8), output }
+      : { kind: 'stored', input: output, output };
+  }
+
+  /** As far as is known: the first bytes say how many there are. */
+  #size(): number {
+    if (this.#bytes.length < MAGIC_BYTES) {
+      return MAGIC_BYTES;
+    }
+    const magic = this.#bytes.readUInt32LE(0);
+    const size = { [MAGIC_LZ4]: 12, [MAGIC_STORED]: 8, [MAGIC_END]: MAGIC_BYTES }[magic];
+    if (size === undefined) {
+      throw invalid('a block has no known beginning');
+    }
+    return size;
+  }
+}
+
+export function invalid(what: string): ImageError {
+  return new ImageError('ImageInvalid', `the LZ4 stream is broken: ${what}`);
+}

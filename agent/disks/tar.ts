@@ -1,0 +1,247 @@
+/** Tar archives from strangers, read as a stream: ustar, GNU and PAX, with the checks that extracting needs. */
+import { ImageError } from '../images/store.ts';
+import { ByteReader } from './bytereader.ts';
+
+const BLOCK_BYTES = 512;
+/** Names and PAX attributes; the largest in use are path names. */
+const EXTENSION_LIMIT_BYTES = 1024 * 1024;
+
+type EntryType = 'file' | 'folder' | 'link' | 'device' | 'sparse' | 'other';
+
+export interface TarEntry {
+  /** Without `./` before and `/` behind; never absolute, never with `..`. */
+  path: string;
+  type: EntryType;
+  size: number;
+  /** To be read before the next entry; what is not read is passed over. */
+  content(): AsyncGenerator<Buffer, void, undefined>;
+}
+
+/** Attributes that an entry before gives to the next one. */
+interface Extension {
+  path?: string;
+  size?: number;
+  sparse?: boolean;
+}
+
+const TYPES: Record<string, EntryType> = {
+  '0': 'file',
+  '\0': 'file',
+  '7': 'file',
+  '5': 'folder',
+  '1': 'link',
+  '2': 'link',
+  '3': 'device',
+  '4': 'device',
+  '6': 'device',
+  S: 'sparse',
+};
+
+/**
+ * The entries of an archive; `source` is read to its end, so that all of it can be hashed on the way.
+ *
+ * @throws ImageError `ImageInvalid` at anything that is not whole or whose name leads out of a folder.
+ */
+export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<TarEntry, void, undefined> {
+  const reader = new ByteReader(source);
+  let extension: Extension = {};
+  for (;;) {
+    const block = await reader.read(BLOCK_BYTES);
+    if (block.length < BLOCK_BYTES) {
+      throw invalid('it ends in the middle');
+    }
+    if (isEnd(block)) {
+      break;
+    }
+    const header = parseHeader(block);
+    if (EXTENSIONS.has(header.type)) {
+      Object.assign(extension, await readExtension(reader, header));
+      continue;
+    }
+    const { path, type, size } = describe(header, extension);
+    extension = {};
+    const content = new Content(reader, size);
+    yield { path, type, size, content: () => content.bytes() };
+    await content.pass();
+  }
+  await reader.drain();
+}
+
+function describe(header: Header, extension: Extension): Omit<TarEntry, 'content'> {
+  const path = safePath(extension.path ?? header.path);
+  const type = extension.sparse === true ? 'sparse' : (TYPES[header.type] ?? 'other');
+  // Links, folders and devices have no content, whatever their size says.
+  const empty = type === 'link' || type === 'folder' || type === 'device';
+  return { path, type, size: empty ? 0 : (extension.size ?? header.size) };
+}
+
+class Content {
+  readonly #reader: ByteReader;
+  readonly #padding: number;
+  #left: number;
+
+  constructor(reader: ByteReader, length: number) {
+    this.#reader = reader;
+    this.#left = length;
+    this.#padding = (BLOCK_BYTES - (length % BLOCK_BYTES)) % BLOCK_BYTES;
+  }
+
+  async *bytes(): AsyncGenerator<Buffer, void, undefined> {
+    while (this.#left > 0) {
+      const bytes = await this.#reader.some(this.#left);
+      if (bytes.length === 0) {
+        throw invalid(`it ends ${this.#left} bytes before its file does`);
+      }
+      this.#left -= bytes.length;
+      yield bytes;
+    }
+  }
+
+  async pass(): Promise<void> {
+    for await (const _bytes of this.bytes()) {
+      // Nobody wants them.
+    }
+    const padding = await this.#reader.read(this.#padding);
+    if (padding.length < this.#padding) {
+      throw invalid('it ends in the middle');
+    }
+  }
+}
+
+interface Header {
+  path: string;
+  size: number;
+  type: string;
+}
+
+/** x, g: PAX attributes of the next or of all entries; L, K: long names of GNU. */
+const EXTENSIONS = new Set(['x', 'g', 'L', 'K']);
+
+function parseHeader(block: Buffer): Header {
+  if (checksum(block) !== number(block.subarray(148, 156))) {
+    throw invalid('a header has a wrong checksum');
+  }
+  const name = text(block.subarray(0, 100));
+  const ustar = block.toString('latin1', 257, 263) === 'ustar\0';
+  const prefix = ustar ? text(block.subarray(345, 500)) : '';
+  const type = block.toString('latin1', 156, 157);
+  return { path: prefix === '' ? name : `${prefix}/${name}`, size: number(block.subarray(124, 136)), type };
+}
+
+function isEnd(block: Buffer): boolean {
+  return block.every((byte) => byte === 0);
+}
+
+/** The checksum's own place counts as spaces. */
+function checksum(block: Buffer): number {
+  let sum = 8 * 0x20;
+  for (const [at, byte] of block.entries()) {
+    if (at < 148 || at >= 156) {
+      sum += byte;
+    }
+  }
+  return sum;
+}
+
+/** Octal digits, or (first bit set) a binary number of the bytes behind the first. */
+function number(field: Buffer): number {
+  if (((field[0] ?? 0) & 0x80) === 0) {
+    const digits = text(field).trim();
+    if (!/^[0-7]*$/.test(digits)) {
+      throw invalid('a header has no number where one must be');
+    }
+    return digits === '' ? 0 : Number.parseInt(digits, 8);
+  }
+  const value = field.subarray(1).reduce((sum, byte) => sum * 256 + byte, 0);
+  if (field[0] !== 0x80 || !Number.isSafeInteger(value)) {
+    throw invalid('a header has a number out of range');
+  }
+  return value;
+}
+
+function text(field: Buffer): string {
+  const end = field.indexOf(0);
+  return field.toString('utf8', 0, end < 0 ? field.length : end);
+}
+
+async function readExtension(reader: ByteReader, { type, size }: Header): Promise<Extension> {
+  if (size > EXTENSION_LIMIT_BYTES) {
+    throw invalid(`a name or attribute has ${size} bytes`);
+  }
+  const padded = Math.ceil(size / BLOCK_BYTES) * BLOCK_BYTES;
+  const bytes = await reader.read(padded);
+  if (bytes.length < padded) {
+    throw invalid('it ends in the middle');
+  }
+  const content = bytes.subarray(0, size);
+  if (type === 'L') {
+    return { path: text(content) };
+  }
+  if (type === 'K') {
+    return {};
+  }
+  const extension = paxExtension(content);
+  // Git and others put comments for all entries there; names and sizes for all of them make no sense.
+  if (type === 'g' && Object.keys(extension).length > 0) {
+    throw invalid('it gives all its entries one name or size');
+  }
+  return extension;
+}
+
+/** Records `length key=value\n`, the length counting itself. */
+function paxExtension(content: Buffer): Extension {
+  const extension: Extension = {};
+  for (let at = 0; at < content.length; ) {
+    const space = content.indexOf(0x20, at);
+    const length = Number(content.toString('latin1', at, space));
+    const end = at + length;
+    if (space < 0 || !Number.isInteger(length) || end <= space + 1 || end > content.length) {
+      throw invalid('it has broken attributes');
+    }
+    const record = content.toString('utf8', space + 1, end - 1);
+    const equals = record.indexOf('=');
+    Object.assign(extension, paxAttribute(record.slice(0, equals), record.slice(equals + 1)));
+    at = end;
+  }
+  return extension;
+}
+
+function paxAttribute(key: string, value: string): Extension {
+  if (key === 'path') {
+    return { path: value };
+  }
+  if (key.startsWith('GNU.sparse.')) {
+    return { sparse: true };
+  }
+  if (key !== 'size') {
+    return {};
+  }
+  const size = Number(value);
+  if (!/^\d+$/.test(value) || !Number.isSafeInteger(size)) {
+    throw invalid('an attribute has a number out of range');
+  }
+  return { size };
+}
+
+function safePath(path: string): string {
+  if (path.includes('\0')) {
+    throw invalid('a name has a NUL byte');
+  }
+  if (path.startsWith('/')) {
+    throw invalid(`an entry has an absolute name (${shown(path)})`);
+  }
+  const parts = path.split('/').filter((part) => part !== '' && part !== '.');
+  if (parts.includes('..')) {
+    throw invalid(`the name of an entry leads out of its folder (${shown(path)})`);
+  }
+  return parts.join('/');
+}
+
+/** A name from a stranger, for a message. */
+export function shown(path: string): string {
+  return JSON.stringify(path.slice(0, 200));
+}
+
+function invalid(what: string): ImageError {
+  return new ImageError('ImageInvalid', `the layer is not a usable tar archive: ${what}`);
+}

@@ -1,0 +1,172 @@
+/** Disks that were published compressed. Told by their content, since the names of downloads say anything. */
+import { execFile, spawn } from 'node:child_process';
+import { createReadStream } from 'node:fs';
+import { open } from 'node:fs/promises';
+import type { Readable } from 'node:stream';
+import { finished, pipeline } from 'node:stream/promises';
+import { promisify } from 'node:util';
+import { createGunzip } from 'node:zlib';
+import { codeOf, isMissing } from '../../base/errors.ts';
+import { writeSparse } from './sparse.ts';
+import { zstdDecoder, ZstdFrames } from './zstdframes.ts';
+import { ImageError } from '../images/store.ts';
+
+type Compression = 'gzip' | 'xz' | 'zstd';
+
+const MAGIC: readonly [Compression, Buffer][] = [
+  ['gzip', Buffer.from([0x1f, 0x8b, 0x08])],
+  ['xz', Buffer.from([0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00])],
+  ['zstd', Buffer.from([0x28, 0xb5, 0x2f, 0xfd])],
+];
+const MAGIC_BYTES = 6;
+
+const PIECE_BYTES = 1024 * 1024;
+/** Most of a disk is empty, so a small file may become a large disk; one of this size is nobody's harm, as its zeros take no room. */
+const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
+/** Beyond: so many times the file. Compressed desktop systems are at 2 to 30. */
+const EXPANSION_LIMIT = 400;
+/** The highest preset needs 65 MiB; more is asked for by files that are made to. */
+const XZ_MEMORY_LIMIT_BYTES = 512 * 1024 * 1024;
+const XZ_WORDS_LIMIT = 2_000;
+/** It reads the file once. */
+const DIG_TIMEOUT_MILLISECONDS = 600_000;
+
+/** Undefined when the file is none of these. */
+export async function compressionOf(path: string): Promise<Compression | undefined> {
+  const file = await open(path, 'r');
+  try {
+    const { buffer, bytesRead } = await file.read(Buffer.alloc(MAGIC_BYTES), 0, MAGIC_BYTES, 0);
+    const head = buffer.subarray(0, bytesRead);
+    return MAGIC.find(([, magic]) => head.subarray(0, magic.length).equals(magic))?.[0];
+  } finally {
+    await file.close();
+  }
+}
+
+/** The most that a file of so many bytes may become. */
+export function unpackedLimit(bytes: number): number {
+  return Math.max(EXPANSION_FREE_BYTES, EXPANSION_LIMIT * bytes);
+}
+
+interface Unpacking {
+  from: string;
+  to: string;
+  limitBytes: number;
+}
+
+/** What `from` holds goes to `to`, without its zeros. @throws ImageError `ImageInvalid` for what is broken or far too large. */
+export async function unpack(
+  compression: Compression,
+  unpacking: Unpacking,
+  signal: AbortSignal,
+): Promise<void> {
+  try {
+    if (compression === 'xz') {
+      await unpackXz(unpacking, signal);
+    } else {
+      const content = createReadStream(unpacking.from, { highWaterMark: PIECE_BYTES });
+      const write = sink(unpacking);
+      if (compression === 'gzip') {
+        await pipeline(content, createGunzip({ chunkSize: PIECE_BYTES }), write, { signal });
+      } else {
+        const decoder = zstdDecoder(PIECE_BYTES);
+        await pipeline(content, new ZstdFrames(), decoder, write, { signal });
+      }
+    }
+  } catch (error) {
+    signal.throwIfAborted();
+    if (!isDecoders(error)) {
+      throw error;
+    }
+    throw new ImageError('ImageInvalid', `the ${compression} file is broken: ${String(error)}`, {
+      cause: error,
+    });
+  }
+}
+
+function sink({ to, limitBytes }: Unpacking): (content: AsyncIterable<Buffer>) => Promise<void> {
+  return async (content) => {
+    const file = await open(to, 'w', 0o600);
+    try {
+      let position = 0;
+      for await (const piece of content) {
+        if (position + piece.length > limitBytes) {
+          throw new ImageError(
+            'ImageInvalid',
+            `it unpacks to more than ${limitBytes} bytes, far more than a disk of its size does`,
+          );
+        }
+        await writeSparse({ file, fresh: true }, piece, position);
+        position += piece.length;
+      }
+      // Zeros at the end were not written.
+      await file.truncate(position);
+      await file.sync();
+    } finally {
+      await file.close();
+    }
+  };
+}
+
+/** With the program: Node has no decoder for it. */
+async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void> {
+  const parameters = [
+    '--decompress',
+    '--stdout',
+    `--memlimit-decompress=${XZ_MEMORY_LIMIT_BYTES}`,
+    '--',
+    unpacking.from,
+  ];
+  const child = spawn('xz', parameters, {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    env: { PATH: process.env['PATH'], LC_ALL: 'C' },
+  });
+  const ended = Promise.withResolvers<number | null>();
+  child.once('error', ended.reject);
+  child.once('close', ended.resolve);
+  // Both are waited for in turn; neither may go unheard before.
+  ended.promise.catch(() => undefined);
+  try {
+    const [words] = await Promise.all([
+      wordsOf(child.stderr),
+      pipeline(child.stdout, sink(unpacking), { signal }),
+    ]);
+    const code = await ended.promise;
+    if (code !== 0) {
+      throw new ImageError('ImageInvalid', `the xz file is broken: ${words || `xz ended with ${code}`}`);
+    }
+  } catch (error) {
+    child.kill('SIGKILL');
+    await ended.promise.catch((failure: unknown) => {
+      throw isMissing(failure)
+        ? new ImageError('ImageSourceUnsupported', 'this host has no program xz, which the image needs')
+        : failure;
+    });
+    throw error;
+  }
+}
+
+/** The first of what is said; the rest is read, and dropped. */
+async function wordsOf(stream: Readable): Promise<string> {
+  let words = '';
+  stream.setEncoding('utf8').on('data', (text: string) => {
+    words = (words + text).slice(0, XZ_WORDS_LIMIT);
+  });
+  await finished(stream);
+  return words.trim();
+}
+
+/** Zlib's errors, and those of its zstd. */
+function isDecoders(error: unknown): boolean {
+  const code = codeOf(error) ?? '';
+  return /^(Z_|ZSTD_)/.test(code);
+}
+
+/** Blocks of zeros of a file that was written whole give their room back, where the file system can. */
+export async function digHoles(path: string): Promise<void> {
+  if (process.platform !== 'linux') {
+    return;
+  }
+  const options = { timeout: DIG_TIMEOUT_MILLISECONDS, killSignal: 'SIGKILL' as const };
+  await promisify(execFile)('fallocate', ['--dig-holes', '--', path], options);
+}

@@ -1,0 +1,172 @@
+/**
+ * Zstandard as it is published: several frames in a row, some of them to be skipped. Node's decoder ends at the first
+ * frame's end and drops what follows in the same write, without an error; so it is given pieces that end where a frame does.
+ * Frame format: RFC 8878, section 3.
+ */
+import { Transform, type TransformCallback } from 'node:stream';
+import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib';
+import { ImageError } from '../images/store.ts';
+
+/**
+ * The largest window (2^27 bytes, 128 MiB) that a frame may ask for: what `zstd --ultra -22` and `--long` make, and the
+ * decoder's own default. A frame may claim 2^31, all of which the decoder would take from memory.
+ */
+const LONGEST_WINDOW_LOG = 27;
+
+/** Decodes one frame. Frames that ask for a larger window are errors with the code `ZSTD_error_frameParameter_windowTooLarge`. */
+export function zstdDecoder(chunkSize: number, windowLog = LONGEST_WINDOW_LOG): ZstdDecompress {
+  return createZstdDecompress({ chunkSize, params: { [constants.ZSTD_d_windowLogMax]: windowLog } });
+}
+
+const FRAME_MAGIC = 0xfd2fb528;
+const SKIPPABLE_MAGIC = 0x184d2a50;
+const SKIPPABLE_MASK = 0xfffffff0;
+const BLOCK_HEADER_BYTES = 3;
+const CHECKSUM_BYTES = 4;
+/** Bytes of the dictionary's id and of the content's size, by the flags of the frame header. */
+const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
+const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
+
+type Header = 'magic' | 'skipSize' | 'descriptor' | 'block';
+/** What the next bytes are. */
+type State =
+  /** `need`: how many bytes must be seen together. */
+  | { at: Header; need: number }
+  /** Not looked at. */
+  | { at: 'body' | 'skipped'; left: number; next: Header };
+
+/** Passes frames on, cut such that no piece goes beyond a frame's end; leaves out skippable ones. Errors: ImageError `ImageInvalid`. */
+export class ZstdFrames extends Transform {
+  #state: State = { at: 'magic', need: 4 };
+  #seen = Buffer.alloc(0);
+  #checksum = false;
+  #frames = 0;
+
+  override _transform(chunk: Buffer, _encoding: BufferEncoding, callback: TransformCallback): void {
+    try {
+      let from = 0;
+      for (let at = 0; at < chunk.length; ) {
+        const passes = this.#passes();
+        if (!passes) {
+          from = at;
+        }
+        at += this.#take(chunk.subarray(at));
+        if (!passes) {
+          from = at;
+        } else if (this.#state.at === 'magic') {
+          this.push(chunk.subarray(from, at));
+          from = at;
+        }
+      }
+      if (from < chunk.length) {
+        this.push(chunk.subarray(from));
+      }
+      callback();
+    } catch (error) {
+      callback(error as Error);
+    }
+  }
+
+  override _flush(callback: TransformCallback): void {
+    const between = this.#state.at === 'magic' && this.#seen.length === 0;
+    if (between && this.#frames > 0) {
+      callback();
+    } else {
+      callback(invalid('it ends in the middle'));
+    }
+  }
+
+  /** Whether a frame's magic is one to be skipped is known only at its end. */
+  #passes(): boolean {
+    return this.#state.at !== 'magic' && this.#state.at !== 'skipSize' && this.#state.at !== 'skipped';
+  }
+
+  /** How many of these bytes the present state takes. */
+  #take(bytes: Buffer): number {
+    const state = this.#state;
+    if ('left' in state) {
+      const taken = Math.min(bytes.length, state.left);
+      state.left -= taken;
+      if (state.left === 0) {
+        this.#state = header(state.next);
+      }
+      return taken;
+    }
+    const part = bytes.subarray(0, state.need - this.#seen.length);
+    this.#seen = Buffer.concat([this.#seen, part]);
+    if (this.#seen.length === state.need) {
+      const seen = this.#seen;
+      this.#seen = Buffer.alloc(0);
+      this.#state = this.#next(state.at, seen);
+    }
+    return part.length;
+  }
+
+  #next(at: Header, seen: Buffer): State {
+    switch (at) {
+      case 'magic':
+        return this.#magic(seen);
+      case 'skipSize':
+        return body('skipped', seen.readUInt32LE(0), 'magic');
+      case 'descriptor':
+        return this.#descriptor(seen.readUInt8(0));
+      default:
+        return this.#block(seen.readUIntLE(0, BLOCK_HEADER_BYTES));
+    }
+  }
+
+  #magic(seen: Buffer): State {
+    const magic = seen.readUInt32LE(0);
+    if ((magic & SKIPPABLE_MASK) >>> 0 === SKIPPABLE_MAGIC) {
+      return header('skipSize');
+    }
+    if (magic !== FRAME_MAGIC) {
+      throw invalid(this.#frames === 0 ? 'it is not zstd' : 'something follows its last frame');
+    }
+    this.#frames += 1;
+    this.push(seen);
+    return header('descriptor');
+  }
+
+  #descriptor(flags: number): State {
+    const singleSegment = (flags & 0x20) !== 0;
+    this.#checksum = (flags & 0x04) !== 0;
+    const sizeFlag = flags >> 6;
+    const size = sizeFlag === 0 && singleSegment ? 1 : (CONTENT_SIZE_BYTES[sizeFlag] ?? 0);
+    const window = singleSegment ? 0 : 1;
+    return body('body', window + (DICTIONARY_ID_BYTES[flags & 3] ?? 0) + size, 'block');
+  }
+
+  #block(word: number): State {
+    const last = (word & 1) !== 0;
+    const type = (word >> 1) & 3;
+    if (type === 3) {
+      throw invalid('it has a block of no known type');
+    }
+    // A run is one byte, however long.
+    const size = type === 1 ? 1 : word >> 3;
+    if (!last) {
+      return body('body', size, 'block');
+    }
+    return body('body', size + (this.#checksum ? CHECKSUM_BYTES : 0), 'magic');
+  }
+}
+
+const HEADER_BYTES: Record<Header, number> = {
+  magic: 4,
+  skipSize: 4,
+  descriptor: 1,
+  block: BLOCK_HEADER_BYTES,
+};
+
+function header(at: Header): State {
+  return { at, need: HEADER_BYTES[at] };
+}
+
+function body(at: 'body' | 'skipped', left: number, next: Header): State {
+  return left > 0 ? { at, left, next } : header(next);
+}
+
+function invalid(what: string): ImageError {
+  return new ImageError('ImageInvalid', `the zstd content is broken: ${what}`);
+}

@@ -1,0 +1,224 @@
+/** The agent put together: identity, network, kubelet endpoints, Node, Pods, Lease and certificates, started in that order. */
+import { join } from 'node:path';
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { keepReserve } from '../../base/reserve.ts';
+import { Authorizer } from '../../kube/authorization.ts';
+import { KubeClient } from '../../kube/client.ts';
+import { EventRecorder } from '../../kube/events.ts';
+import { Transport } from '../../kube/transport.ts';
+import type { AgentConfig } from './config.ts';
+import type { Accelerator, Driver } from '../drivers/driver.ts';
+import { allocated } from '../disks/allocated.ts';
+import type { Publisher } from '../images/publisher.ts';
+import type { ImageStore } from '../images/store.ts';
+import { KubeletServer } from '../kubelet/server.ts';
+import type { MachineUsers } from '../machines/users.ts';
+import type { Network } from '../network/network.ts';
+import { keepCertificates, servingCertificate } from '../identity/certificates.ts';
+import { REPORTING_CONTROLLER } from '../node/constants.ts';
+import { freeDisk, hostFacts, nativeArchitecture } from './facts.ts';
+import { takeIdentity } from '../identity/identity.ts';
+import { NodeKeeper } from '../node/keeper.ts';
+import { NodeLease } from '../node/lease.ts';
+import { allocatable } from '../node/node.ts';
+import { adoptMachines } from '../pods/adopt.ts';
+import { consoleSource } from '../pods/console.ts';
+import { PodController } from '../pods/controller.ts';
+import { DiskGuard } from '../pods/diskguard.ts';
+import { followNetwork } from '../pods/follownetwork.ts';
+import type { Host } from '../pods/host.ts';
+import { NetworkMonitor } from '../pods/networkmonitor.ts';
+import { pullKeyring } from '../pods/pullsecrets.ts';
+import { RecordStore } from '../pods/recordstore.ts';
+import { knowsItsPods } from '../pods/uptodate.ts';
+import { TaskRunner } from '../tasks/runner.ts';
+import { taskWork } from '../tasks/work.ts';
+
+/** For Events at the end: they say why machines ended. A kubelet gives the agent's Pod 30 s in all. */
+const LAST_EVENTS_MILLISECONDS = 5_000;
+
+/** What runs machines on this host. */
+export interface HostParts {
+  driver: Driver;
+  images: ImageStore;
+  publisher: Publisher;
+  network: Network;
+  /** Undefined where the agent is not root. */
+  users?: MachineUsers | undefined;
+  /** Where the parts count, and the agent too. */
+  metrics: Registry;
+}
+
+/** This host cannot run what it is configured to run; said at start, not with the first VM. */
+export class HostUnfitError extends Error {
+  override readonly name = 'HostUnfitError';
+}
+
+/** Runs until the signal aborts. Machines are left running. */
+export async function runAgent(
+  config: AgentConfig,
+  parts: HostParts,
+  logger: Logger,
+  signal: AbortSignal,
+): Promise<void> {
+  const { metrics } = parts;
+  const accelerators = await fitAccelerators(config, parts.driver);
+  const identity = await takeIdentity({ config, logger, metrics, signal });
+  const transport = new Transport(identity.connection, { metrics, userAgent: 'berth-agent' });
+  const client = new KubeClient(transport);
+  const facts = await hostFacts(config, hypervisorName(parts.driver, accelerators));
+  const monitor = new NetworkMonitor({
+    network: parts.network,
+    intervalMilliseconds: config.network.checkIntervalSeconds * 1000,
+    logger,
+    metrics,
+  });
+  const recorder = new EventRecorder(client, {
+    reportingController: REPORTING_CONTROLLER,
+    reportingInstance: config.nodeName,
+    logger,
+  });
+  const guard = new DiskGuard({
+    minimumFree: config.images.minimumFree,
+    freeBytes: async () => (await freeDisk(config.dataDirectory)).bytes,
+    sizeOf: (uid) => allocated(join(host.machinesDirectory, uid)),
+    machines: () => pods.machines.guarded(),
+    relieve: () => parts.images.relieve(),
+    replenish: () => keepReserve(config.dataDirectory),
+    changed: (uid) => pods.touch(uid),
+    logger,
+  });
+  const host: Host = {
+    ...parts,
+    disk: guard,
+    monitor,
+    records: new RecordStore(join(config.dataDirectory, 'pods')),
+    address: config.address,
+    forwardAddress: forwardAddress(config),
+    machinesDirectory: join(config.dataDirectory, 'machines'),
+    logger,
+    capacity: () => ({ ...allocatable(config, facts, parts.images.heldBytes()), slots: slotsOf(keeper) }),
+    accelerator: (architecture = facts.architecture) =>
+      accelerators.find((one) => one.architecture === architecture)?.accelerator,
+    fenced: () => lease.fenced,
+    event: (regarding, text) => recorder.event(regarding, text),
+    keyring: (pod) => pullKeyring(client, pod),
+  };
+  const tasks = new TaskRunner({
+    directory: join(config.dataDirectory, 'tasks'),
+    atOnce: config.tasksAtOnce,
+    work: taskWork({
+      ...host,
+      publisher: parts.publisher,
+      machines: () => host.records.list(),
+      architecture: facts.architecture,
+    }),
+    logger,
+    changed: (key) => pods.touchPod(key),
+  });
+  const pods = new PodController({ client, nodeName: config.nodeName, host, tasks, logger, metrics });
+  const kubelet = new KubeletServer({
+    listenAddress: config.kubelet.listenAddress ?? config.address,
+    port: config.kubelet.port,
+    clientCAFile: config.kubelet.clientCAFile,
+    certificate: await servingCertificate(config),
+    nodeName: config.nodeName,
+    authorizer: new Authorizer(client),
+    logs: consoleSource({
+      host,
+      machines: pods.machines,
+      tasks,
+      podOf: (key) => pods.informer.cache.get(key),
+    }),
+    unready: () => (lease.fenced ? 'the host is cut off from the cluster' : undefined),
+    metrics,
+    logger,
+  });
+  const keeper = new NodeKeeper({
+    client,
+    config,
+    facts,
+    state: {
+      kubeletPort: await kubelet.listen(),
+      images: parts.images.images(),
+      nat: undefined,
+      diskPressure: false,
+      heldImageBytes: parts.images.heldBytes(),
+    },
+    heldImageBytes: () => parts.images.heldBytes(),
+    metrics,
+    logger,
+  });
+  const lease = new NodeLease({
+    client,
+    nodeName: config.nodeName,
+    node: () => keeper.node,
+    fenceAfterMilliseconds: config.fenceAfterSeconds * 1000,
+    isUpToDate: (ended) => knowsItsPods(client, config.nodeName, { informer: pods.informer, signal: ended }),
+    onFenced: (fenced) => {
+      logger.warn(fenced ? 'cut off for longer than the fence allows' : 'no longer cut off');
+      pods.touchAll();
+    },
+    logger,
+  });
+  followNetwork({ host, pods, keeper });
+  parts.images.onChange(() => keeper.update({ images: parts.images.images() }));
+  await parts.network.setUp();
+  await adoptMachines(host, pods.machines);
+  const running = [monitor.run(signal), lease.run(signal), guard.run(signal)];
+  await takeUpWork({ keeper, pods, kubelet }, signal);
+  if (identity.isNode) {
+    running.push(...keepCertificates({ config, client, transport, kubelet, metrics, logger, signal }));
+  }
+  await Promise.all(running);
+  await drainAndClose([keeper, pods], recorder, [kubelet, parts.network, parts.driver, transport]);
+}
+
+async function takeUpWork(
+  { keeper, pods, kubelet }: { keeper: NodeKeeper; pods: PodController; kubelet: KubeletServer },
+  signal: AbortSignal,
+): Promise<void> {
+  await keeper.start(signal);
+  await pods.start(signal);
+  kubelet.hasJoined = true;
+}
+
+/** What the last writes tell of is told after them. */
+async function drainAndClose(
+  busy: readonly { drained: () => Promise<unknown> }[],
+  recorder: EventRecorder,
+  open: readonly { close: () => Promise<unknown> }[],
+): Promise<void> {
+  await Promise.all(busy.map((one) => one.drained()));
+  await recorder.flush(LAST_EVENTS_MILLISECONDS);
+  await Promise.all(open.map((one) => one.close()));
+}
+
+async function fitAccelerators(config: AgentConfig, driver: Driver): Promise<Accelerator[]> {
+  const found = await driver.probe();
+  const wanted = config.architecture ?? nativeArchitecture();
+  if (!found.some(({ architecture }) => architecture === wanted)) {
+    const names = found.map(({ architecture, accelerator }) => `${architecture} (${accelerator})`).join(', ');
+    throw new HostUnfitError(
+      `${driver.name} runs no ${wanted} guests on this host; it runs: ${names || 'none at all'}`,
+    );
+  }
+  return found;
+}
+
+function hypervisorName(driver: Driver, accelerators: readonly Accelerator[]): string {
+  // Tools expect TYPE://VERSION.
+  return `${driver.name}://${accelerators.map(({ accelerator }) => accelerator).join('-')}`;
+}
+
+function slotsOf(keeper: NodeKeeper): number | undefined {
+  const slots = keeper.node?.status?.allocatable?.[SLOT_RESOURCE];
+  return slots === undefined ? undefined : Number(slots);
+}
+
+function forwardAddress(config: AgentConfig): string {
+  const { hostAddress } = config.network;
+  return hostAddress === undefined || hostAddress === '0.0.0.0' ? config.address : hostAddress;
+}

@@ -1,0 +1,93 @@
+/** What this host is and has, as its Node tells it. */
+import { readFileSync } from 'node:fs';
+import { statfs } from 'node:fs/promises';
+import { availableParallelism, machine, platform, release, totalmem } from 'node:os';
+import * as z from 'zod';
+import type { AgentConfig } from './config.ts';
+import { AGENT_VERSION } from '../node/constants.ts';
+
+export type Architecture = 'amd64' | 'arm64';
+
+export interface HostFacts {
+  architecture: Architecture;
+  operatingSystem: string;
+  osImage: string;
+  kernelVersion: string;
+  machineId: string;
+  bootId: string;
+  cpus: number;
+  memoryBytes: number;
+  diskBytes: number;
+  /** What runs machines here: `qemu (kvm)`. */
+  hypervisor: string;
+}
+
+/** The level of the kubelet API that the agent follows, and its own version behind it: tools parse this as a version. */
+export const KUBELET_VERSION = `v1.36.3-berth.${AGENT_VERSION}`;
+
+const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
+  x86_64: 'amd64',
+  aarch64: 'arm64',
+  arm64: 'arm64',
+};
+
+/** This machine's own architecture, by Go's name. */
+export function nativeArchitecture(): Architecture {
+  const found = ARCHITECTURES[machine()];
+  if (found === undefined) {
+    throw new Error(`machines of architecture ${machine()} cannot be hosts`);
+  }
+  return found;
+}
+
+export async function hostFacts(config: AgentConfig, hypervisor: string): Promise<HostFacts> {
+  const disk = await statfs(config.dataDirectory);
+  return {
+    architecture: config.architecture ?? nativeArchitecture(),
+    operatingSystem: platform(),
+    osImage: osImage(),
+    kernelVersion: release(),
+    machineId: firstLine('/etc/machine-id'),
+    bootId: firstLine('/proc/sys/kernel/random/boot_id'),
+    cpus: availableParallelism(),
+    memoryBytes: totalmem(),
+    diskBytes: disk.bsize * disk.blocks,
+    hypervisor,
+  };
+}
+
+/** What is free of the data directory's file system. */
+export interface FreeDisk {
+  /** 0 to 1. */
+  share: number;
+  bytes: number;
+}
+
+export async function freeDisk(dataDirectory: string): Promise<FreeDisk> {
+  const { bavail, blocks, bsize } = await statfs(dataDirectory);
+  return { share: blocks === 0 ? 1 : bavail / blocks, bytes: bavail * bsize };
+}
+
+function osImage(): string {
+  const line = readIfThere('/etc/os-release')
+    .split('\n')
+    .find((text) => text.startsWith('PRETTY_NAME='));
+  return line === undefined ? platform() : line.slice('PRETTY_NAME='.length).replaceAll('"', '');
+}
+
+function firstLine(file: string): string {
+  return readIfThere(file).split('\n')[0] ?? '';
+}
+
+const missingFile = z.object({ code: z.enum(['ENOENT', 'EACCES']) });
+
+function readIfThere(file: string): string {
+  try {
+    return readFileSync(file, 'utf8');
+  } catch (error) {
+    if (missingFile.safeParse(error).success) {
+      return '';
+    }
+    throw error;
+  }
+}

@@ -1,0 +1,100 @@
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { LockedError, lockDataDirectory } from './lock.ts';
+import { startTimeIn } from '../machines/process.ts';
+
+let directory: string;
+
+beforeEach(() => {
+  directory = mkdtempSync(join(tmpdir(), 'berth-lock-'));
+});
+
+afterEach(() => {
+  rmSync(directory, { recursive: true });
+});
+
+test('a second agent in the same data directory is refused, with the pid of the first', () => {
+  const unlock = lockDataDirectory(directory);
+  expect(() => lockDataDirectory(directory)).toThrow(
+    new LockedError(`an agent with pid ${process.pid} already uses ${directory}`),
+  );
+  unlock();
+  lockDataDirectory(directory)();
+  expect(existsSync(join(directory, 'agent.lock'))).toBe(false);
+});
+
+test('the lock of an agent that was killed is taken over', async () => {
+  const child = spawn(process.execPath, ['-e', '']);
+  await once(child, 'exit');
+  const file = join(directory, 'agent.lock');
+  writeFileSync(file, JSON.stringify({ pid: child.pid, startTime: '1' }));
+  lockDataDirectory(directory);
+  expect(readFileSync(file, 'utf8')).toContain(`"pid":${process.pid},`);
+});
+
+test('a pid that another process has by now does not hold the lock', () => {
+  writeFileSync(join(directory, 'agent.lock'), JSON.stringify({ pid: process.pid, startTime: '1' }));
+  expect(lockDataDirectory(directory)).not.toThrow();
+});
+
+test('an empty lock file, left by a full disk, holds nothing', () => {
+  writeFileSync(join(directory, 'agent.lock'), '');
+  expect(lockDataDirectory(directory)).not.toThrow();
+});
+
+/** A process begins and ends in milliseconds; a busy machine takes its time. */
+const ENDED_MILLISECONDS = 10_000;
+
+/** Ends its main thread, and goes on with another one, as an agent does whose disk lets go of a thread late. */
+const HALF_ENDED = `
+  my ($exit) = @ARGV;
+  threads->create(sub { sleep 1 while getppid() == ${process.pid} })->detach;
+  print "ready\\n"; close(STDOUT);
+  syscall($exit + 0, 0);`;
+const EXIT_OF_A_THREAD: Partial<Record<string, string>> = { x64: '60', arm64: '93' };
+
+test('an agent of which a thread still lives holds the lock, though its process looks like a zombie', async (context) => {
+  context.skip(spawnSync('perl', ['-Mthreads', '-e', '1']).status !== 0, 'needs perl with threads');
+  const exit = EXIT_OF_A_THREAD[process.arch] ?? '';
+  const child = spawn('perl', ['-Mthreads', '-e', HALF_ENDED, exit], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  try {
+    const stat = `/proc/${child.pid}/stat`;
+    const state = (): string =>
+      readFileSync(stat, 'utf8')
+        .replace(/^.*\) /, '')
+        .slice(0, 1);
+    await expect.poll(state, { timeout: ENDED_MILLISECONDS }).toBe('Z');
+    const startTime = startTimeIn(readFileSync(stat, 'utf8'));
+    writeFileSync(join(directory, 'agent.lock'), JSON.stringify({ pid: child.pid, startTime }));
+    expect(() => lockDataDirectory(directory)).toThrow(`an agent with pid ${child.pid} already uses`);
+  } finally {
+    child.kill('SIGKILL');
+  }
+});
+
+test('the lock of an agent that nobody has waited for yet is taken over', async () => {
+  // A shell that becomes another program never waits for what it has started.
+  const shell = spawn('sh', ['-c', 'exec 3<&0; cat <&3 & echo $!; exec sleep 60'], {
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
+  try {
+    const [line] = (await once(shell.stdout, 'data')) as [Buffer];
+    const pid = Number(line.toString());
+    const text = (): string => readFileSync(`/proc/${pid}/stat`, 'utf8');
+    const parent = (): string => readFileSync(`/proc/${shell.pid}/comm`, 'utf8');
+    await expect.poll(parent, { timeout: ENDED_MILLISECONDS }).toBe('sleep\n');
+    shell.stdin.end();
+    await expect.poll(text, { timeout: ENDED_MILLISECONDS }).toContain(') Z ');
+    const startTime = /\) . (?:\S+ ){18}(\d+)/.exec(text())?.[1] ?? '';
+    writeFileSync(join(directory, 'agent.lock'), JSON.stringify({ pid, startTime }));
+    expect(lockDataDirectory(directory)).not.toThrow();
+  } finally {
+    shell.kill('SIGKILL');
+  }
+});

@@ -1,0 +1,70 @@
+/** The drivers that this host's configuration names. */
+import type { Logger } from 'pino';
+import { createMetrics } from '../../kube/metrics.ts';
+import type { PortRules } from '../../api/v1alpha1/reservable.ts';
+import type { HostParts } from './agent.ts';
+import type { AgentConfig } from './config.ts';
+import { QemuDriver } from '../drivers/qemu/driver.ts';
+import { HostImageStore } from '../images/hoststore.ts';
+import { Publisher } from '../images/publisher.ts';
+import { ownRoot } from '../machines/ownroot.ts';
+import { machineUsers, SHARED_RUN_AS } from '../machines/users.ts';
+import { createNetwork, networkSchema } from '../network/create.ts';
+import { nativeArchitecture } from './facts.ts';
+
+export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
+  const { dataDirectory, architecture } = config;
+  const metrics = createMetrics();
+  const users = await machineUsers(config.machines.users, logger);
+  const images = await HostImageStore.open({
+    dataDirectory,
+    architecture: architecture ?? nativeArchitecture(),
+    ...config.images,
+    clusterCIDRs: config.clusterCIDRs,
+    ownAddresses: [config.address],
+    reader: users?.reader,
+    metrics,
+    logger: logger.child({ part: 'images' }),
+  });
+  const log = logger.child({ part: 'qemu' });
+  const machineRoot = await ownRoot({ dataDirectory, logger: log });
+  const publisher = new Publisher({
+    registries: images.registries,
+    storageKeyring: () => images.storageKeyring(),
+    storageFolder: config.images.storageFolder,
+    readers: users?.reader.gid,
+  });
+  await publisher.protectFolder();
+  return {
+    metrics,
+    users,
+    driver: new QemuDriver({
+      dataDirectory,
+      architecture,
+      logger: log,
+      readers: users?.reader.gid,
+      ownRoot: machineRoot,
+    }),
+    images,
+    publisher,
+    network: createNetwork(networkSchema.parse(config.network), {
+      dataDirectory,
+      nodeAddress: config.address,
+      ports: portRules(config),
+      clusterCIDRs: config.clusterCIDRs,
+      machineUsers: process.getuid?.() === 0 ? userNumbers(config) : undefined,
+      resolvConf: machineRoot === undefined ? '/etc/resolv.conf' : '/proc/1/root/etc/resolv.conf',
+      logger: logger.child({ part: 'network' }),
+    }),
+  };
+}
+
+/** No machine may reserve the agent's own port, whatever else is allowed. */
+function portRules({ ports, kubelet }: AgentConfig): PortRules {
+  return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
+}
+
+/** Also the user of machines that an earlier version has started. */
+function userNumbers({ machines: { users } }: AgentConfig): string[] {
+  return [`${users.first}-${users.first + users.count - 1}`, String(SHARED_RUN_AS.uid)];
+}

@@ -1,0 +1,231 @@
+/** Which cluster a stored identity is taken to, and when it is given up; with an API server that only says what a test wants. */
+import { X509Certificate } from 'node:crypto';
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer, type Server } from 'node:https';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { TLSSocket } from 'node:tls';
+import { pino } from 'pino';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { stringify } from 'yaml';
+import { createKey } from '../../kube/certificates.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { type Authority, createAuthority, issue } from '../../test/support/authority.ts';
+import { loadConfig } from '../host/config.ts';
+import type { Certificate } from './certificate.ts';
+import { type Identity, identityFiles, JoinError, readPair, takeIdentity, writePair } from './identity.ts';
+
+const REVIEW = 'POST /apis/authentication.k8s.io/v1/selfsubjectreviews';
+const REQUEST = 'POST /apis/certificates.k8s.io/v1/certificatesigningrequests';
+const READ = 'GET /apis/certificates.k8s.io/v1/certificatesigningrequests/mine';
+const SERVER_NAME = 'api.example';
+/** Nobody listens there. */
+const NOWHERE = 'https://127.0.0.1:1';
+
+let authority: Authority;
+let otherAuthority: Authority;
+let stored: Certificate;
+let issued: Certificate;
+let server: Server;
+let url: string;
+let directory: string;
+/** By request; 404 where there is none. */
+let answers: Record<string, { status: number; body?: unknown }>;
+/** Each with the common name of the client's certificate, or its token. */
+let asked: string[];
+let log: string[];
+
+beforeAll(async () => {
+  authority = await createAuthority('here');
+  otherAuthority = await createAuthority('elsewhere');
+  stored = await pairOf(otherAuthority);
+  issued = await pairOf(authority);
+  const key = await createKey();
+  const names = { commonName: 'api', dnsNames: [SERVER_NAME], ipAddresses: ['127.0.0.1'] };
+  const cert = await issue(authority, { key, ...names });
+  server = createServer(
+    { cert, key: key.pem, requestCert: true, rejectUnauthorized: false },
+    (call, reply) => {
+      const what = `${call.method} ${call.url}`;
+      const { subject } = (call.socket as TLSSocket).getPeerCertificate();
+      const who = call.headers.authorization ?? subject?.CN;
+      asked.push(`${what} as ${who}`);
+      const { status, body = {} } = answers[what] ?? { status: 404 };
+      reply.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body));
+    },
+  );
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  url = `https://127.0.0.1:${(server.address() as AddressInfo).port}`;
+});
+
+afterAll(() => {
+  server.close();
+});
+
+beforeEach(() => {
+  directory = mkdtempSync(join(tmpdir(), 'berth-identity-'));
+  answers = { [REVIEW]: { status: 201 } };
+  asked = [];
+  log = [];
+});
+
+afterEach(() => {
+  rmSync(directory, { recursive: true, force: true });
+});
+
+async function pairOf(by: Authority): Promise<Certificate> {
+  const key = await createKey();
+  const commonName = 'system:node:one';
+  return { certificate: await issue(by, { key, commonName }), key: key.pem };
+}
+
+interface Place {
+  server: string;
+  authority?: Authority;
+  serverName?: string;
+}
+
+function kubeconfig(place: Place, user: object): string {
+  const data = Buffer.from((place.authority ?? authority).certificate).toString('base64');
+  const cluster = {
+    server: place.server,
+    'certificate-authority-data': data,
+    ...(place.serverName === undefined ? {} : { 'tls-server-name': place.serverName }),
+  };
+  return stringify({
+    clusters: [{ name: 'c', cluster }],
+    users: [{ name: 'u', user }],
+    contexts: [{ name: 'x', context: { cluster: 'c', user: 'u' } }],
+    'current-context': 'x',
+  });
+}
+
+function writeBootstrap(place: Place): void {
+  writeFileSync(join(directory, 'bootstrap'), kubeconfig(place, { token: 'abcdef.secret' }));
+}
+
+function files(): ReturnType<typeof identityFiles> {
+  return identityFiles(join(directory, 'data'));
+}
+
+/** As a host that joined a cluster which was at NOWHERE, under another authority. */
+function haveJoined(): void {
+  writePair(files().client, stored);
+  writePair(files().serving, stored);
+  const user = { 'client-certificate': files().client, 'client-key': files().client };
+  writeFileSync(files().kubeconfig, kubeconfig({ server: NOWHERE, authority: otherAuthority }, user));
+}
+
+async function take(): Promise<Identity> {
+  const file = join(directory, 'agent.yaml');
+  const bootstrapKubeconfig = join(directory, 'bootstrap');
+  const dataDirectory = join(directory, 'data');
+  writeFileSync(
+    file,
+    stringify({
+      nodeName: 'one',
+      address: '127.0.0.1',
+      dataDirectory,
+      bootstrapKubeconfig,
+      network: { driver: 'user' },
+    }),
+  );
+  return await takeIdentity({
+    config: loadConfig(file),
+    logger: pino({ level: 'info' }, { write: (line: string) => log.push(line) }),
+    metrics: createMetrics(),
+    signal: new AbortController().signal,
+  });
+}
+
+function warnings(): string[] {
+  return log
+    .map((line) => JSON.parse(line) as { level: number; msg: string })
+    .filter(({ level }) => level >= pino.levels.values.warn!)
+    .map(({ msg }) => msg);
+}
+
+describe('a host that has joined', () => {
+  beforeEach(haveJoined);
+
+  test('goes to where its bootstrap kubeconfig says by now, and still does when that is taken away', async () => {
+    writeBootstrap({ server: url, serverName: SERVER_NAME });
+    const wanted = {
+      server: url,
+      serverName: SERVER_NAME,
+      certificateAuthority: authority.certificate,
+      clientCertificate: readFileSync(files().client, 'utf8'),
+    };
+    expect(await take()).toMatchObject({ isNode: true, connection: wanted });
+    rmSync(join(directory, 'bootstrap'));
+    expect(await take()).toMatchObject({ isNode: true, connection: wanted });
+    expect(asked).toEqual(Array.from({ length: 2 }, () => `${REVIEW} as system:node:one`));
+    expect(warnings()).toEqual([]);
+  });
+
+  test('joins again where its certificate is not known, and gives up both', async () => {
+    writeBootstrap({ server: url });
+    answers = {
+      [REVIEW]: { status: 401 },
+      [REQUEST]: { status: 201, body: { metadata: { name: 'mine' } } },
+      [READ]: { status: 200, body: { status: { certificate: base64(issued.certificate) } } },
+    };
+    const { connection } = await take();
+    expect(new X509Certificate(connection.clientCertificate ?? '').issuer).toBe('CN=here');
+    expect(readPair(files().client)?.key).not.toBe(stored.key);
+    expect(existsSync(files().serving)).toBe(false);
+    expect(asked).toContain(`${REQUEST} as Bearer abcdef.secret`);
+    expect(warnings()).toEqual([expect.stringContaining("does not know this host's certificate")]);
+  });
+
+  test('keeps what it has when it is not let in again', async () => {
+    writeBootstrap({ server: url });
+    answers = { [REVIEW]: { status: 401 }, [REQUEST]: { status: 403, body: { message: 'not you' } } };
+    await expect(take()).rejects.toThrow(new JoinError('not you'));
+    expect(readPair(files().client)?.certificate).toContain(stored.certificate.trim());
+    expect(existsSync(files().serving)).toBe(true);
+  });
+
+  test('goes on where its certificate is not known and there is nothing to join with', async () => {
+    writeBootstrap({ server: url });
+    await take();
+    rmSync(join(directory, 'bootstrap'));
+    answers = { [REVIEW]: { status: 401 } };
+    expect(await take()).toMatchObject({ isNode: true, connection: { server: url } });
+    expect(warnings()).toEqual([expect.stringContaining('nothing to join with')]);
+  });
+
+  test.each([403, 404, 500])('goes on where the question is answered with %i', async (status) => {
+    writeBootstrap({ server: url });
+    answers = { [REVIEW]: { status } };
+    expect(await take()).toMatchObject({ isNode: true, connection: { server: url } });
+    expect(asked).toHaveLength(1);
+  });
+
+  test.each([
+    ['there is no answer', () => ({ server: NOWHERE })],
+    ['the server is not to be trusted', () => ({ server: url, authority: otherAuthority })],
+  ])('goes on where %s', async (_what, place) => {
+    writeBootstrap(place());
+    expect(await take()).toMatchObject({ isNode: true, connection: { server: place().server } });
+    expect(asked).toEqual([]);
+    expect(warnings()).toEqual(['the cluster does not answer, going on without it']);
+  });
+
+  test('goes on as before with a bootstrap kubeconfig that makes no sense, and says so', async () => {
+    writeBootstrap({ server: url });
+    await take();
+    writeFileSync(join(directory, 'bootstrap'), 'clusters: []\n');
+    expect(await take()).toMatchObject({ isNode: true, connection: { server: url } });
+    expect(warnings()).toEqual(['no bootstrap kubeconfig to read']);
+  });
+});
+
+test('a host that has not joined needs its bootstrap kubeconfig', async () => {
+  await expect(take()).rejects.toThrow(/ENOENT.*bootstrap/);
+});
+
+function base64(text: string): string {
+  return Buffer.from(text).toString('base64');
+}

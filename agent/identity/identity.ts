@@ -1,0 +1,257 @@
+/** Who the agent is to the cluster: a node's identity got with a bootstrap kubeconfig, or a kubeconfig used as it is. */
+import { X509Certificate } from 'node:crypto';
+import { existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import path from 'node:path';
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import { stringify } from 'yaml';
+import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
+import { writeWholeSync } from '../../base/files.ts';
+import { createKey, type Key, readKey } from '../../kube/certificates.ts';
+import { KubeClient } from '../../kube/client.ts';
+import { type Connection, loadConnection } from '../../kube/credentials.ts';
+import { Backoff, pause } from '../../base/time.ts';
+import { Transport } from '../../kube/transport.ts';
+import type { AgentConfig } from '../host/config.ts';
+import { isMissing, messageOf } from '../../base/errors.ts';
+import { type Certificate, isFinal, nodeUser, requestCertificate } from './certificate.ts';
+
+export interface Identity {
+  connection: Connection;
+  /** The agent holds a node's certificate and must renew it; false with a kubeconfig of somebody else's making. */
+  isNode: boolean;
+}
+
+/** Where a node's identity lies: certificate and key in one file, so that both are replaced at once. */
+export function identityFiles(dataDirectory: string): {
+  kubeconfig: string;
+  client: string;
+  serving: string;
+  /** The key that the host asks to join with, until it has. */
+  joining: string;
+} {
+  return {
+    kubeconfig: path.join(dataDirectory, 'kubeconfig'),
+    client: path.join(dataDirectory, 'pki', 'client.pem'),
+    serving: path.join(dataDirectory, 'pki', 'serving.pem'),
+    joining: path.join(dataDirectory, 'pki', 'joining.pem'),
+  };
+}
+
+export interface IdentityOptions {
+  config: AgentConfig;
+  logger: Logger;
+  metrics: Registry;
+  signal: AbortSignal;
+}
+
+/** The cluster refused this host, in its words. */
+export class JoinError extends Error {
+  override readonly name = 'JoinError';
+}
+
+const RETRY_FIRST_MILLISECONDS = 1_000;
+const RETRY_CAP_MILLISECONDS = 30_000;
+/** Long enough for a busy API server; what the host runs waits no longer for one that is away. */
+const REVIEW_MILLISECONDS = 10_000;
+/** Who am I: asked only for its answer to the certificate, which comes before every right. */
+const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
+const UNAUTHORIZED = 401;
+const USER_AGENT = 'berth-agent';
+
+/**
+ * Takes up the identity the agent has, or joins the cluster; joins again when the cluster does not know that identity.
+ * Where the cluster is and whom to trust is the bootstrap kubeconfig's to say for as long as it can be read.
+ *
+ * @throws JoinError when the cluster refuses this host.
+ */
+export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
+  const { config, logger } = o;
+  if (config.kubeconfig !== undefined) {
+    return { connection: await loadConnection({ kubeconfigPath: config.kubeconfig }), isNode: false };
+  }
+  const bootstrap = await readBootstrap(o);
+  const stored = await storedConnection(config, bootstrap);
+  if (stored === undefined) {
+    return await joinWith(await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig }), o);
+  }
+  if (!(await isRefused(stored, o))) {
+    return { connection: stored, isNode: true };
+  }
+  const why = { nodeName: config.nodeName, server: stored.server };
+  if (bootstrap === undefined) {
+    logger.warn(why, "the cluster does not know this host's certificate, and there is nothing to join with");
+    return { connection: stored, isNode: true };
+  }
+  logger.warn(why, "the cluster does not know this host's certificate: joining again");
+  return await joinWith(bootstrap, o);
+}
+
+/** Undefined when it cannot be read: a host that has joined may have had its token taken away. */
+async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
+  try {
+    return await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig });
+  } catch (error) {
+    logger[isMissing(error) ? 'info' : 'warn'](
+      { reason: messageOf(error) },
+      'no bootstrap kubeconfig to read',
+    );
+    return undefined;
+  }
+}
+
+/** With the certificate of an earlier start, to where the bootstrap kubeconfig says by now; undefined when there is none of use. */
+async function storedConnection(
+  config: AgentConfig,
+  bootstrap: Connection | undefined,
+): Promise<Connection | undefined> {
+  const files = identityFiles(config.dataDirectory);
+  if (!isUsable(readPair(files.client), config.nodeName)) {
+    return undefined;
+  }
+  const text = existsSync(files.kubeconfig) ? readFileSync(files.kubeconfig, 'utf8') : undefined;
+  const wanted = bootstrap === undefined ? text : kubeconfigText(bootstrap, files.client);
+  if (wanted === undefined) {
+    return undefined;
+  }
+  if (wanted !== text) {
+    writeSecretFile(files.kubeconfig, wanted);
+  }
+  return await loadConnection({ kubeconfigPath: files.kubeconfig });
+}
+
+/** Whether the cluster says that it does not know the certificate; one that does not answer says nothing. */
+async function isRefused(connection: Connection, o: IdentityOptions): Promise<boolean> {
+  const transport = new Transport(connection, { metrics: o.metrics, userAgent: USER_AGENT });
+  try {
+    const { status } = await transport.request({
+      method: 'POST',
+      path: `/apis/${SELF_REVIEW.apiVersion}/selfsubjectreviews`,
+      body: SELF_REVIEW,
+      signal: o.signal,
+      deadlineMilliseconds: REVIEW_MILLISECONDS,
+    });
+    return status === UNAUTHORIZED;
+  } catch (error) {
+    o.signal.throwIfAborted();
+    o.logger.warn(
+      { err: error, server: connection.server },
+      'the cluster does not answer, going on without it',
+    );
+    return false;
+  } finally {
+    await transport.close();
+  }
+}
+
+async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Identity> {
+  const { nodeName, dataDirectory } = o.config;
+  const files = identityFiles(dataDirectory);
+  o.logger.info({ nodeName, server: bootstrap.server }, 'asking to join the cluster');
+  const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: USER_AGENT });
+  try {
+    const pair = await join(new KubeClient(transport), o);
+    // Of an earlier membership, whose authority this cluster need not know; before the rest, which ends the joining.
+    rmSync(files.serving, { force: true });
+    writePair(files.client, pair);
+    writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
+    rmSync(files.joining, { force: true });
+  } finally {
+    await transport.close();
+  }
+  o.logger.info({ user: nodeUser(nodeName) }, 'joined the cluster');
+  return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
+}
+
+/** Asks until somebody answers: a cluster that is away at the host's boot is back before long. */
+async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate> {
+  const { nodeName, certificates, dataDirectory } = o.config;
+  const { joining } = identityFiles(dataDirectory);
+  const request = {
+    nodeName,
+    key: await joiningKey(joining),
+    kind: 'client',
+    ipAddresses: [],
+    expirationSeconds: Math.min(certificates.clientSeconds, FIRST_CERTIFICATE_SECONDS),
+  } as const;
+  const backoff = new Backoff({
+    firstMilliseconds: RETRY_FIRST_MILLISECONDS,
+    capMilliseconds: RETRY_CAP_MILLISECONDS,
+  });
+  for (;;) {
+    try {
+      return await requestCertificate(client, request, o.signal);
+    } catch (error) {
+      if (isFinal(error)) {
+        // The next start asks with another key, and so anew.
+        rmSync(joining, { force: true });
+        throw new JoinError(error instanceof Error ? error.message : String(error), { cause: error });
+      }
+      o.signal.throwIfAborted();
+      o.logger.warn({ err: error }, 'the cluster does not answer, trying again');
+    }
+    await pause(backoff.next(), o.signal);
+  }
+}
+
+/** On the disk before it is used: an agent that starts again takes its request up, since a second one for its name is denied. */
+async function joiningKey(file: string): Promise<Key> {
+  if (existsSync(file)) {
+    return readKey(readFileSync(file, 'utf8'));
+  }
+  const key = await createKey('ECDSA');
+  writeSecretFile(file, key.pem);
+  return key;
+}
+
+/** A certificate and its key from one file; undefined when there is none. */
+export function readPair(file: string): Certificate | undefined {
+  if (!existsSync(file)) {
+    return undefined;
+  }
+  const text = readFileSync(file, 'utf8');
+  const keyAt = text.search(/-----BEGIN [A-Z ]*PRIVATE KEY-----/);
+  return keyAt < 0 ? undefined : { certificate: text.slice(0, keyAt), key: text.slice(keyAt) };
+}
+
+export function writePair(file: string, pair: Certificate): void {
+  writeSecretFile(file, `${pair.certificate.trimEnd()}\n${pair.key.trimEnd()}\n`);
+}
+
+/** Whether a certificate is this Node's and still valid. */
+export function isUsable(pair: Certificate | undefined, nodeName: string): boolean {
+  if (pair === undefined) {
+    return false;
+  }
+  const { subject, validTo } = new X509Certificate(pair.certificate);
+  return subject.split('\n').includes(`CN=${nodeUser(nodeName)}`) && Date.parse(validTo) > Date.now();
+}
+
+function writeSecretFile(file: string, text: string): void {
+  mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
+  writeWholeSync(file, text);
+}
+
+function kubeconfigText(bootstrap: Connection, clientFile: string): string {
+  const name = 'berth';
+  const authority = bootstrap.certificateAuthority;
+  return stringify({
+    apiVersion: 'v1',
+    kind: 'Config',
+    clusters: [
+      {
+        name,
+        cluster: {
+          server: bootstrap.server,
+          ...(authority === undefined
+            ? {}
+            : { 'certificate-authority-data': Buffer.from(authority).toString('base64') }),
+          ...(bootstrap.serverName === undefined ? {} : { 'tls-server-name': bootstrap.serverName }),
+        },
+      },
+    ],
+    users: [{ name, user: { 'client-certificate': clientFile, 'client-key': clientFile } }],
+    contexts: [{ name, context: { cluster: name, user: name } }],
+    'current-context': name,
+  });
+}

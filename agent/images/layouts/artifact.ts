@@ -1,0 +1,283 @@
+/** Disks that Berth itself has published: chunks are fetched in parallel, each verified and written to its place. */
+import { createHash } from 'node:crypto';
+import { constants, open } from 'node:fs/promises';
+import { setImmediate as turn } from 'node:timers/promises';
+import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
+import { ImageError } from '../store.ts';
+import { checkArchitecture } from './architecture.ts';
+import { checkDigest, streamOf } from './blob.ts';
+import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
+import {
+  ARTIFACT_TYPE,
+  checkLayers,
+  chunksAtOnce,
+  chunksOf,
+  type DiskConfig,
+  diskConfigSchema,
+  invalid,
+} from './disklayout.ts';
+import type { PlanPull, PullOptions, PullTarget } from './format.ts';
+import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
+import { DirectFile } from '../../disks/direct.ts';
+import { inParallel } from './parallel.ts';
+import { release } from './release.ts';
+import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
+import { zstdDecoder } from '../../disks/zstdframes.ts';
+
+/** Of the most layers there can be, about 90 bytes each, and as much again for chunks of the same content. */
+const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
+/** Of the largest chunk (2^26 bytes, 64 MiB): no layer needs more, and several are decoded at once. */
+const WINDOW_LOG = 26;
+/** Decoded and hashed at a time. */
+const PIECE_BYTES = 256 * 1024;
+/** Written at a time: with less, a disk spends its time on the requests. */
+const WRITE_BYTES = 1024 * 1024;
+/** Hashing so much takes less than a millisecond; in between others get their turn. */
+const HASH_BYTES = 1024 * 1024;
+
+interface RemoteChunk extends Chunk {
+  index: number;
+  descriptor: Descriptor;
+}
+
+export const planArtifact: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
+  if (manifest.artifactType !== ARTIFACT_TYPE) {
+    return undefined;
+  }
+  const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
+  checkArchitecture(repository.name, config.architecture, architecture);
+  const chunks = remoteChunks(config, manifest);
+  return {
+    downloadBytes: manifest.layers.reduce((sum, { size }) => sum + size, 0),
+    roomBytes: chunks.reduce((sum, { length }) => sum + length, 0),
+    run: async (target, options) => {
+      const journal = await openJournal(target.folder, digest);
+      try {
+        if (await isFinished(target)) {
+          return;
+        }
+        await pull(repository, { config, chunks }, { target, journal }, options);
+        await writeChunkTable(
+          target,
+          chunks.map(({ descriptor: _descriptor, index: _index, ...chunk }) => chunk),
+        );
+        await finish(target);
+      } finally {
+        await journal.close();
+      }
+    },
+  };
+};
+
+function parseConfig(bytes: Buffer): DiskConfig {
+  try {
+    return diskConfigSchema.parse(JSON.parse(bytes.toString('utf8')));
+  } catch (error) {
+    throw new ImageError(
+      'ImageInvalid',
+      `the configuration of the disk artifact is not one: ${String(error)}`,
+      {
+        cause: error,
+      },
+    );
+  }
+}
+
+function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
+  checkLayers(manifest, config);
+  return chunksOf(config['dev.berth.disk'], manifest.layers.length).map(({ layer, ...chunk }) => {
+    const [descriptor, rawDigest] = [manifest.layers[layer], config.rootfs.diff_ids[layer]];
+    if (descriptor === undefined || rawDigest === undefined) {
+      throw invalid(`there is no layer ${layer}`);
+    }
+    const { digest, size } = descriptor;
+    return { ...chunk, rawDigest, digest, size, descriptor };
+  });
+}
+
+interface Work {
+  repository: Repository;
+  /** Not fresh when an earlier call may have left something here, be it a copy that was not verified any more. */
+  disk: SparseFile;
+  path: string;
+  /** Where a content is on the disk already, for a second chunk of it. */
+  written: Map<string, number>;
+  /** For what is decoded until there is enough to write; undefined where nothing is gained by that. */
+  piece: Buffer | undefined;
+  /** For the layer of one chunk at a time, and for the next one's after it: garbage of this size would be in memory several times over. */
+  room: Buffer;
+  options: PullOptions;
+}
+
+async function pull(
+  repository: Repository,
+  { config, chunks }: { config: DiskConfig; chunks: readonly RemoteChunk[] },
+  { target, journal }: { target: PullTarget; journal: Journal },
+  options: PullOptions,
+): Promise<void> {
+  const { virtualSize, chunkSize } = config['dev.berth.disk'];
+  const path = unfinished(target);
+  const width = chunksAtOnce(chunkSize);
+  const notes = new Notes();
+  const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
+  const direct = await DirectFile.open(path, { count: width, bytes: WRITE_BYTES });
+  try {
+    await file.truncate(virtualSize);
+    const written = new Map<string, number>();
+    const disk = { file, fresh: journal.fresh, direct };
+    const largest = Math.max(0, ...chunks.map(({ size }) => size));
+    const rooms = Array.from({ length: width }, () => Buffer.allocUnsafe(largest));
+    await inParallel(chunks, width, options.signal, async (chunk, signal, worker) => {
+      const name = String(chunk.index);
+      const room = rooms[worker] ?? Buffer.allocUnsafe(largest);
+      const piece = direct?.rooms[worker];
+      const work = { repository, disk, path, written, piece, room, options: { ...options, signal } };
+      if (journal.has(name)) {
+        spare(work, chunk);
+      } else {
+        await makeChunk(work, chunk);
+        await notes.add(worker, journal.add(name, file));
+      }
+      written.set(chunk.digest, chunk.offset);
+    });
+    await notes.all();
+  } finally {
+    await notes.ended();
+    await direct?.close();
+    await file.close();
+  }
+}
+
+/** One entry of a journal under way for each worker, so that the next chunk comes while the disk takes this one. */
+class Notes {
+  readonly #byWorker = new Map<number, Promise<void>>();
+
+  /** Returns when the worker's entry before this one is on the disk; throws when that failed. */
+  async add(worker: number, entry: Promise<void>): Promise<void> {
+    const before = this.#byWorker.get(worker);
+    this.#byWorker.set(worker, entry);
+    // Thrown to whoever waits for it: at the worker's next entry, or in the end.
+    entry.catch(() => undefined);
+    await before;
+  }
+
+  async all(): Promise<void> {
+    await Promise.all(this.#byWorker.values());
+  }
+
+  /** Well or not. */
+  async ended(): Promise<void> {
+    await Promise.allSettled(this.#byWorker.values());
+  }
+}
+
+/** A layer counts once, however many chunks have its content. */
+function spare({ written, options }: Work, { digest, size }: Chunk): void {
+  if (!written.has(digest)) {
+    options.onSpared?.(size);
+  }
+}
+
+async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
+  const { disk, path, written, options } = work;
+  const same = written.get(chunk.digest);
+  const local =
+    same === undefined
+      ? options.lookup?.(chunk.rawDigest, chunk.offset, chunk.length)
+      : { path, offset: same };
+  const to = { file: disk.file, fresh: disk.fresh, position: chunk.offset };
+  if (local !== undefined && (await copyLocal(local, chunk, to, options.signal))) {
+    spare(work, chunk);
+    return;
+  }
+  const compressed = await fetchChunk(work, chunk);
+  const target = { ...disk, fresh: disk.fresh && local === undefined };
+  await writeDecoded({ target, piece: work.piece }, compressed, chunk);
+}
+
+/** The layer, verified. */
+async function fetchChunk({ repository, room, options }: Work, { descriptor }: RemoteChunk): Promise<Buffer> {
+  const hash = createHash('sha256');
+  let at = 0;
+  const range = { start: 0, end: descriptor.size };
+  for await (const bytes of streamOf(repository, descriptor, range, options.signal)) {
+    at += bytes.copy(room, at);
+    hash.update(bytes);
+    options.onBytes(bytes.length);
+  }
+  checkDigest({ repository, descriptor }, hash);
+  return room.subarray(0, at);
+}
+
+/** Writes what the layer gives to its place; verified when it returns. */
+async function writeDecoded(
+  { target, piece }: { target: SparseFile; piece: Buffer | undefined },
+  compressed: Buffer,
+  { digest, rawDigest, offset, length }: RemoteChunk,
+): Promise<void> {
+  const hash = createHash('sha256');
+  let at = 0;
+  for await (const bytes of gathered(decoded(compressed, digest), piece)) {
+    if (at + bytes.length > length) {
+      throw invalid(`${digest} gives more than ${length} bytes`);
+    }
+    hash.update(bytes);
+    await writeSparse(target, bytes, offset + at);
+    at += bytes.length;
+  }
+  if (at < length) {
+    throw invalid(`${digest} gives ${at} bytes, not ${length}`);
+  }
+  const found = `sha256:${hash.digest('hex')}`;
+  if (found !== rawDigest) {
+    throw invalid(`${digest} gives ${found}, not ${rawDigest}`);
+  }
+}
+
+/** In `piece`, as often as that is full, and what is left in the end; as they come without one. */
+async function* gathered(
+  pieces: AsyncIterable<Buffer>,
+  piece: Buffer | undefined,
+): AsyncGenerator<Buffer, void, undefined> {
+  let filled = 0;
+  for await (const bytes of pieces) {
+    if (piece === undefined) {
+      yield bytes;
+    } else {
+      for (let at = 0; at < bytes.length; ) {
+        const copied = bytes.copy(piece, filled, at);
+        filled += copied;
+        at += copied;
+        if (filled < piece.length) {
+          continue;
+        }
+        yield piece;
+        filled = 0;
+      }
+    }
+    release(bytes);
+  }
+  if (piece !== undefined && filled > 0) {
+    yield piece.subarray(0, filled);
+  }
+}
+
+async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buffer, void, undefined> {
+  const decoder = zstdDecoder(PIECE_BYTES, WINDOW_LOG);
+  decoder.end(compressed);
+  try {
+    yield* decoder as AsyncIterable<Buffer>;
+  } catch (error) {
+    throw new ImageError('ImageInvalid', `${digest} cannot be decoded: ${String(error)}`, { cause: error });
+  }
+}
+
+/** `sha256:<hex>`, others having their turn in between. */
+export async function digestOf(bytes: Buffer): Promise<string> {
+  const hash = createHash('sha256');
+  for (let at = 0; at < bytes.length; at += HASH_BYTES) {
+    hash.update(bytes.subarray(at, at + HASH_BYTES));
+    await turn();
+  }
+  return `sha256:${hash.digest('hex')}`;
+}

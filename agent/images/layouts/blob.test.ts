@@ -1,0 +1,96 @@
+import { createHash } from 'node:crypto';
+import { mkdtemp, open, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import type { Descriptor, Repository } from '../oci/types.ts';
+import { fetchBlob, PART_BYTES } from './blob.ts';
+import { type Journal, openJournal } from './journal.ts';
+
+const CONTENT = Buffer.alloc(PART_BYTES + 1000, 'content');
+const DIGEST = `sha256:${createHash('sha256').update(CONTENT).digest('hex')}`;
+const OPTIONS = { signal: new AbortController().signal, onBytes: () => undefined };
+
+let folder: string;
+let journal: Journal;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-blob-'));
+  journal = await openJournal(join(folder, 'work'), 'key');
+});
+
+afterEach(async () => {
+  await journal.close();
+  await rm(folder, { recursive: true });
+});
+
+/** Gives the first part at once, and the second when `gate` opens. */
+function repository(gate: Promise<void>): Repository {
+  async function* stream(_: Descriptor, { start, end }: { start: number; end: number }) {
+    if (start > 0) {
+      await gate;
+    }
+    yield CONTENT.subarray(start, end);
+  }
+  return { name: 'registry.example/one', stream } as unknown as Repository;
+}
+
+function fetch<T>(
+  read: (content: AsyncIterable<Buffer>) => Promise<T>,
+  { gate = Promise.resolve(), digest = DIGEST } = {},
+): Promise<T> {
+  const descriptor = { mediaType: 'any', digest, size: CONTENT.length };
+  const work = { path: join(folder, 'blob'), journal, name: 'blob' };
+  return fetchBlob({ repository: repository(gate), descriptor }, work, OPTIONS, read);
+}
+
+async function all(content: AsyncIterable<Buffer>): Promise<Buffer> {
+  const pieces: Buffer[] = [];
+  for await (const piece of content) {
+    pieces.push(piece);
+  }
+  return Buffer.concat(pieces);
+}
+
+async function giveUp(content: AsyncIterable<Buffer>): Promise<never> {
+  for await (const _ of content) {
+    break;
+  }
+  throw new Error('no archive');
+}
+
+describe('a blob', () => {
+  test('is read in order while its end has not come', async () => {
+    const gate = Promise.withResolvers<void>();
+    const read = async (content: AsyncIterable<Buffer>): Promise<Buffer> => {
+      const pieces: Buffer[] = [];
+      for await (const piece of content) {
+        pieces.push(piece);
+        if (pieces.length === 1) {
+          gate.resolve();
+        }
+      }
+      return Buffer.concat(pieces);
+    };
+    expect((await fetch(read, { gate: gate.promise })).equals(CONTENT)).toBe(true);
+  });
+
+  test('that is not what it should be says so, whatever was read out of it', async () => {
+    const other = { digest: `sha256:${'0'.repeat(64)}` };
+    await expect(fetch(all, other)).rejects.toMatchObject({ reason: 'DigestMismatch' });
+    await expect(fetch(giveUp, other)).rejects.toMatchObject({ reason: 'DigestMismatch' });
+  });
+
+  test('that is as it should be leaves its reader to say what is wrong, once all of it is there', async () => {
+    await expect(fetch(giveUp)).rejects.toThrow('no archive');
+    const file = await open(join(folder, 'blob'));
+    expect((await file.stat()).size).toBe(CONTENT.length);
+    await file.close();
+  });
+
+  test('that does not come to its end fails as the registry did', async () => {
+    const gate = Promise.reject(new Error('registry gone'));
+    gate.catch(() => undefined);
+    await expect(fetch(all, { gate })).rejects.toThrow('registry gone');
+  });
+});

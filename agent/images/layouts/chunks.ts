@@ -1,0 +1,81 @@
+/** What a disk consists of, piece by piece: kept beside it as `chunks.json`, so that other disks can be made of the same pieces. */
+import { createHash } from 'node:crypto';
+import { open, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import * as z from 'zod';
+import type { ContentLookup, PullTarget } from './format.ts';
+import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
+
+const FILE = 'chunks.json';
+const COPY_BYTES = 1024 * 1024;
+
+const chunkSchema = z.object({
+  /** On the disk, in bytes. */
+  offset: z.number().int().nonnegative(),
+  length: z.number().int().positive(),
+  /** `sha256:<hex>` of the content. */
+  rawDigest: z.string(),
+  /** Of the blob that it was fetched as. */
+  digest: z.string(),
+  size: z.number().int().nonnegative(),
+});
+const tableSchema = z.object({ chunks: z.array(chunkSchema) });
+
+export type Chunk = z.infer<typeof chunkSchema>;
+
+export async function writeChunkTable({ folder }: PullTarget, chunks: readonly Chunk[]): Promise<void> {
+  await writeFile(join(folder, FILE), JSON.stringify({ chunks }), { mode: 0o600, flush: true });
+}
+
+/** Of the folder of a disk that was pulled. @throws Error when there is none. */
+export async function readChunkTable(folder: string): Promise<Chunk[]> {
+  return tableSchema.parse(JSON.parse(await readFile(join(folder, FILE), 'utf8'))).chunks;
+}
+
+/** Finds content in disks of this host; of the same content in several the first one's. */
+export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[] }[]): ContentLookup {
+  const places = new Map<string, { path: string; offset: number; length: number }>();
+  for (const { disk, chunks } of disks) {
+    for (const { rawDigest, offset, length } of chunks) {
+      if (!places.has(rawDigest)) {
+        places.set(rawDigest, { path: disk, offset, length });
+      }
+    }
+  }
+  return (rawDigest, _offset, length) => {
+    const place = places.get(rawDigest);
+    return place?.length === length ? { path: place.path, offset: place.offset } : undefined;
+  };
+}
+
+/**
+ * Copies content that should lie on this host. False when it is not what it should be; then something else has been written
+ * there.
+ */
+export async function copyLocal(
+  from: { path: string; offset: number },
+  content: { rawDigest: string; length: number },
+  to: SparseFile & { position: number },
+  signal: AbortSignal,
+): Promise<boolean> {
+  const source = await open(from.path, 'r');
+  try {
+    const hash = createHash('sha256');
+    const buffer = Buffer.allocUnsafe(Math.min(COPY_BYTES, content.length));
+    for (let at = 0; at < content.length; ) {
+      signal.throwIfAborted();
+      const wanted = Math.min(buffer.length, content.length - at);
+      const { bytesRead } = await source.read(buffer, 0, wanted, from.offset + at);
+      if (bytesRead === 0) {
+        return false;
+      }
+      const bytes = buffer.subarray(0, bytesRead);
+      hash.update(bytes);
+      await writeSparse(to, bytes, to.position + at);
+      at += bytesRead;
+    }
+    return `sha256:${hash.digest('hex')}` === content.rawDigest;
+  } finally {
+    await source.close();
+  }
+}

@@ -1,0 +1,146 @@
+/**
+ * Container images with a disk: a file below /disk, qcow2 or raw, in one of the layers.
+ *
+ * Layers are looked at from the uppermost down. The first one with a file directly below /disk gives the disk, and must have
+ * only that one; those below it are not fetched. What a layer takes away (whiteouts of the file, of /disk, or an opaque /disk)
+ * is not looked for further down.
+ */
+import { rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import * as z from 'zod';
+import type { Descriptor, Repository } from '../oci/types.ts';
+import { ImageError } from '../store.ts';
+import { checkArchitecture } from './architecture.ts';
+import { fetchBlob } from './blob.ts';
+import type { PlanPull, PullOptions, PullTarget } from './format.ts';
+import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
+import { type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
+
+const LAYER_TYPES: Record<string, LayerEncoding> = {
+  'application/vnd.oci.image.layer.v1.tar': 'none',
+  'application/vnd.oci.image.layer.v1.tar+gzip': 'gzip',
+  'application/vnd.oci.image.layer.v1.tar+zstd': 'zstd',
+  'application/vnd.docker.image.rootfs.diff.tar': 'none',
+  'application/vnd.docker.image.rootfs.diff.tar.gzip': 'gzip',
+  'application/vnd.docker.image.rootfs.diff.tar.zstd': 'zstd',
+};
+const CONFIG_TYPES = new Set([
+  'application/vnd.oci.image.config.v1+json',
+  'application/vnd.docker.container.image.v1+json',
+]);
+/** Configurations of the largest images in use have some tens of KiB. */
+const CONFIG_LIMIT_BYTES = 1024 * 1024;
+
+/** Some tools write less, or something else. */
+const configSchema = z.object({
+  architecture: z.string().optional().catch(undefined),
+  rootfs: z
+    .object({ diff_ids: z.array(z.string()) })
+    .optional()
+    .catch(undefined),
+});
+
+interface RemoteLayer {
+  descriptor: Descriptor;
+  encoding: LayerEncoding;
+  diffId: string | undefined;
+}
+
+export const planContainerDisk: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
+  if (!CONFIG_TYPES.has(manifest.config.mediaType) || manifest.layers.length === 0) {
+    return undefined;
+  }
+  const encodings = manifest.layers.map(({ mediaType }) => LAYER_TYPES[mediaType]);
+  if (encodings.includes(undefined)) {
+    return undefined;
+  }
+  const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
+  checkArchitecture(repository.name, config?.architecture, architecture);
+  const diffIds = config?.rootfs?.diff_ids;
+  const isComplete = diffIds?.length === manifest.layers.length;
+  const layers = manifest.layers.map((descriptor, index) => ({
+    descriptor,
+    encoding: encodings[index] ?? 'none',
+    // A configuration that does not list each layer tells nothing of any.
+    diffId: isComplete ? diffIds[index] : undefined,
+  }));
+  const downloadBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
+  const largest = Math.max(...layers.map(({ descriptor }) => descriptor.size));
+  return {
+    downloadBytes,
+    roomBytes: downloadBytes + largest,
+    run: async (target, options) => {
+      const journal = await openJournal(target.folder, digest);
+      try {
+        if (!(await isFinished(target))) {
+          await pull(repository, layers, { target, journal }, options);
+        }
+        await removeBlobs(target, layers.length);
+      } catch (error) {
+        // What was fetched is not what it should be: to go on from it would fail for ever.
+        if (isLasting(error)) {
+          await rm(target.folder, { recursive: true, force: true });
+        }
+        throw error;
+      } finally {
+        await journal.close();
+      }
+    },
+  };
+};
+
+/** Undefined for one that is no object. @throws ImageError `ImageInvalid` when it is not JSON. */
+function parseConfig(config: Buffer): z.infer<typeof configSchema> | undefined {
+  let content: unknown;
+  try {
+    content = JSON.parse(config.toString('utf8'));
+  } catch (error) {
+    throw new ImageError('ImageInvalid', 'the configuration of the image is not JSON', { cause: error });
+  }
+  return configSchema.safeParse(content).data;
+}
+
+async function pull(
+  repository: Repository,
+  layers: readonly RemoteLayer[],
+  { target, journal }: { target: PullTarget; journal: Journal },
+  options: PullOptions,
+): Promise<void> {
+  const covering: Covering = { hidden: new Set(), opaque: false };
+  for (let index = layers.length - 1; index >= 0 && !covering.opaque; index -= 1) {
+    const remote = layers[index];
+    if (remote === undefined) {
+      break;
+    }
+    const { descriptor, encoding, diffId } = remote;
+    const work = { path: blobPath(target, index), journal, name: `layer ${index}` };
+    const layer: Layer = { size: descriptor.size, encoding, diffId };
+    const hasDisk = await fetchBlob({ repository, descriptor }, work, options, async (content) => {
+      return await extractDisk(layer, content, { disk: unfinished(target), covering }, options.signal);
+    });
+    if (hasDisk) {
+      await finish(target);
+      return;
+    }
+  }
+  throw new ImageError(
+    'ImageInvalid',
+    `${repository.name} has no disk: an image with a disk has one file below /disk, qcow2 or raw`,
+  );
+}
+
+async function removeBlobs(target: PullTarget, count: number): Promise<void> {
+  for (let index = 0; index < count; index += 1) {
+    await rm(blobPath(target, index), { force: true });
+  }
+}
+
+function blobPath({ folder }: PullTarget, index: number): string {
+  return join(folder, `layer-${index}`);
+}
+
+function isLasting(error: unknown): boolean {
+  return (
+    error instanceof ImageError && (error.reason === 'ImageInvalid' || error.reason === 'DigestMismatch')
+  );
+}

@@ -1,0 +1,58 @@
+/** How the disk of an image comes out of a registry: one file per published layout, all behind this. */
+import type { Repository, ResolvedManifest } from '../oci/types.ts';
+
+/**
+ * A folder of its own for what is being fetched; the same again after a kill, so that work can be taken up. It is emptied
+ * when what lies in it was begun for another manifest. What the work is at is in its file `journal`, which may be
+ * removed once the disk has been taken out of the folder; beside the disk a layout may leave more (`chunks.json`, `nvram.bin`).
+ */
+export interface PullTarget {
+  folder: string;
+  /** Where the finished disk goes: raw (sparse) or qcow2, below `folder`. It is there only when it is whole and verified. */
+  disk: string;
+}
+
+export interface PullPlan {
+  /** Bytes to move over the network, of all layers. */
+  downloadBytes: number;
+  /**
+   * Room that the disk will need at most, in bytes, together with what lies beside it on the way. Where a layout does not say
+   * how large its disk is, the least that can be expected; the disk may then be full on the way.
+   */
+  roomBytes: number;
+  /**
+   * Makes `target.disk`, verified. Taken up again where an earlier call was cut; returns at once when that came to its end.
+   *
+   * @throws ImageError; a disk that is full is `DiskFull`.
+   */
+  run(target: PullTarget, options: PullOptions): Promise<void>;
+}
+
+export interface PullOptions {
+  signal: AbortSignal;
+  /** Downloaded since the last call. */
+  onBytes: (count: number) => void;
+  /** Of `downloadBytes`, what need not be downloaded: done by an earlier call, found on this host, or all zeros. */
+  onSpared?: (count: number) => void;
+  lookup?: ContentLookup | undefined;
+}
+
+/** Where on this host the same content lies: tried instead of fetching it, and verified like what is fetched. */
+export type ContentLookup = (
+  /** `sha256:<hex>` of the content as it is on the disk. */
+  rawDigest: string,
+  /** Where it goes on the disk, in bytes. */
+  offset: number,
+  length: number,
+) => { path: string; offset: number } | undefined;
+
+/**
+ * Undefined when the manifest is not of this layout.
+ *
+ * @throws ImageError when it is and breaks its rules, or when the image is for another architecture than was asked for.
+ */
+export type PlanPull = (
+  repository: Repository,
+  resolved: ResolvedManifest,
+  signal: AbortSignal,
+) => Promise<PullPlan | undefined>;

@@ -1,0 +1,245 @@
+/** Publishes a disk as Berth's own artifact: what the registry has already is not sent again. */
+import { type FileHandle, open } from 'node:fs/promises';
+import { Readable } from 'node:stream';
+import { constants, createZstdCompress } from 'node:zlib';
+import type { Descriptor, Repository } from '../oci/types.ts';
+import { ImageError } from '../store.ts';
+import { digestOf } from './artifact.ts';
+import type { Chunk } from './chunks.ts';
+import {
+  ARTIFACT_TYPE,
+  CHUNK_TYPE,
+  CONFIG_TYPE,
+  chunkSizeFor,
+  chunksAtOnce,
+  compressedLimit,
+  type DiskConfig,
+  LAYER_LIMIT,
+  MANIFEST_TYPE,
+} from './disklayout.ts';
+import { dataExtents } from '../../disks/extents.ts';
+import { inParallel } from './parallel.ts';
+import { release } from './release.ts';
+import { isZero } from '../../disks/sparse.ts';
+
+/** Changing it changes the blobs: what is in registries would be sent once more. */
+const COMPRESSION_LEVEL = 3;
+const COMPRESSION = {
+  /** Of the result, copied away at a time. */
+  chunkSize: 256 * 1024,
+  params: {
+    [constants.ZSTD_c_compressionLevel]: COMPRESSION_LEVEL,
+    [constants.ZSTD_c_contentSizeFlag]: 1,
+    [constants.ZSTD_c_checksumFlag]: 1,
+  },
+};
+
+/** Handed to the connection at a time. */
+const UPLOAD_BYTES = 256 * 1024;
+/** Each takes the memory of a whole one, compressed and not, and the connection's. */
+const CHUNKS_AT_ONCE = 3;
+
+export interface DiskToPublish {
+  repository: Repository;
+  tag: string;
+  /** A sparse raw file that nobody writes to. */
+  rawPath: string;
+  /** Bytes of the disk; the file may end before. */
+  virtualSize: number;
+  architecture?: string | undefined;
+  os?: string | undefined;
+  /** Of the manifest. */
+  annotations?: Readonly<Record<string, string>> | undefined;
+}
+
+export interface PublishOptions {
+  signal: AbortSignal;
+  /** Of the disk dealt with since the last call, holes included: `virtualSize` in the end. */
+  onBytes: (count: number) => void;
+}
+
+export interface PublishedDisk {
+  /** Of the manifest. */
+  digest: string;
+  /** What the artifact takes in the registry when nothing else shares its chunks. */
+  storageBytes: number;
+}
+
+/** Of an architecture or operating system that nobody has said; it fits every machine. */
+const UNKNOWN = 'unknown';
+
+/** @throws ImageError */
+export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
+  const { repository, tag, virtualSize, architecture = UNKNOWN, os = UNKNOWN, annotations } = disk;
+  const { signal } = options;
+  const chunkSize = chunkSizeFor(virtualSize);
+  const { layers, map } = arranged(await publishChunks(disk, chunkSize, options));
+  const config: DiskConfig = {
+    architecture,
+    os,
+    rootfs: { type: 'layers', diff_ids: layers.map(({ rawDigest }) => rawDigest) },
+    'dev.berth.disk': { version: 1, virtualSize, chunkSize, map },
+  };
+  const configBytes = Buffer.from(JSON.stringify(config));
+  const manifest = Buffer.from(
+    JSON.stringify({
+      schemaVersion: 2,
+      mediaType: MANIFEST_TYPE,
+      artifactType: ARTIFACT_TYPE,
+      config: await publishConfig(repository, configBytes, signal),
+      layers: layers.map(({ digest, size }) => ({ mediaType: CHUNK_TYPE, digest, size })),
+      annotations,
+    }),
+  );
+  const digest = await repository.putManifest(tag, MANIFEST_TYPE, manifest, signal);
+  const layerBytes = layers.reduce((sum, { size }) => sum + size, 0);
+  return { digest, storageBytes: layerBytes + configBytes.length + manifest.length };
+}
+
+type Layer = Pick<Chunk, 'rawDigest' | 'digest' | 'size'>;
+
+/** Layers in the order in which the disk has their content first, so that the same disk is the same artifact. */
+function arranged(places: ReadonlyMap<number, Layer>): {
+  layers: Layer[];
+  map: DiskConfig['dev.berth.disk']['map'];
+} {
+  const indexes = new Map<string, number>();
+  const layers: Layer[] = [];
+  const map: DiskConfig['dev.berth.disk']['map'] = [];
+  for (const [chunk, layer] of [...places].sort(([a], [b]) => a - b)) {
+    const index = indexes.get(layer.rawDigest) ?? layers.length;
+    map.push([chunk, index]);
+    if (index < layers.length) {
+      continue;
+    }
+    indexes.set(layer.rawDigest, index);
+    layers.push(layer);
+  }
+  return { layers, map };
+}
+
+async function publishConfig(
+  repository: Repository,
+  bytes: Buffer,
+  signal: AbortSignal,
+): Promise<Descriptor> {
+  const digest = await digestOf(bytes);
+  await repository.upload({ digest, size: bytes.length, content: () => bytes }, signal);
+  return { mediaType: CONFIG_TYPE, digest, size: bytes.length };
+}
+
+/** The layer of each chunk that is not zeros. */
+async function publishChunks(
+  disk: DiskToPublish,
+  chunkSize: number,
+  { signal, onBytes }: PublishOptions,
+): Promise<Map<number, Layer>> {
+  const { rawPath, virtualSize } = disk;
+  const indexes = await chunksWithData(rawPath, chunkSize, virtualSize, signal);
+  const workers = Math.min(CHUNKS_AT_ONCE, chunksAtOnce(chunkSize));
+  const length = Math.min(chunkSize, virtualSize);
+  const rooms = Array.from({ length: workers }, () => new Room(length));
+  const places = new Map<number, Layer>();
+  /** The same content in two chunks is sent once, also when both are dealt with at the same time. */
+  const layers = new Map<string, Promise<Layer>>();
+  let reported = 0;
+  const file = await open(rawPath, 'r');
+  try {
+    await inParallel(indexes, workers, signal, async (index, signal, worker) => {
+      const offset = index * chunkSize;
+      const length = Math.min(chunkSize, virtualSize - offset);
+      const room = rooms[worker] ?? new Room(length);
+      const bytes = room.raw.subarray(0, length);
+      await readChunk(file, bytes, offset);
+      if (!isZero(bytes)) {
+        const rawDigest = await digestOf(bytes);
+        const layer = layers.get(rawDigest) ?? publishChunk(disk, { room, bytes, rawDigest }, signal);
+        layers.set(rawDigest, layer);
+        places.set(index, await layer);
+        if (layers.size > LAYER_LIMIT) {
+          throw new ImageError('ImageInvalid', tooMuch(chunkSize));
+        }
+      }
+      reported += length;
+      onBytes(length);
+    });
+  } finally {
+    await file.close();
+  }
+  onBytes(virtualSize - reported);
+  return places;
+}
+
+/** For one chunk at a time, used again for the next: garbage of this size would be in memory several times over. */
+class Room {
+  readonly raw: Buffer;
+  readonly compressed: Buffer;
+
+  constructor(length: number) {
+    this.raw = Buffer.allocUnsafe(length);
+    this.compressed = Buffer.allocUnsafe(compressedLimit(length));
+  }
+}
+
+function tooMuch(chunkSize: number): string {
+  return `a disk with more than ${LAYER_LIMIT * chunkSize} bytes of data cannot be published: registries refuse so large a manifest`;
+}
+
+async function chunksWithData(
+  path: string,
+  chunkSize: number,
+  virtualSize: number,
+  signal: AbortSignal,
+): Promise<Set<number>> {
+  const indexes = new Set<number>();
+  for await (const { start, length } of dataExtents(path, signal)) {
+    const end = Math.min(start + length, virtualSize);
+    for (let index = Math.floor(start / chunkSize); index * chunkSize < end; index += 1) {
+      indexes.add(index);
+    }
+  }
+  return indexes;
+}
+
+/** What lies beyond the file's end is zeros. */
+async function readChunk(file: FileHandle, into: Buffer, position: number): Promise<void> {
+  for (let at = 0; at < into.length; ) {
+    const { bytesRead } = await file.read(into, at, into.length - at, position + at);
+    if (bytesRead === 0) {
+      into.fill(0, at);
+      return;
+    }
+    at += bytesRead;
+  }
+}
+
+async function publishChunk(
+  { repository }: DiskToPublish,
+  { room, bytes, rawDigest }: { room: Room; bytes: Buffer; rawDigest: string },
+  signal: AbortSignal,
+): Promise<Layer> {
+  const content = await compress(bytes, room.compressed);
+  const size = content.length;
+  const digest = await digestOf(content);
+  await repository.upload({ digest, size, content: () => Readable.from(pieces(content)) }, signal);
+  return { rawDigest, digest, size };
+}
+
+/** The part of `into` that was written to. */
+async function compress(bytes: Buffer, into: Buffer): Promise<Buffer> {
+  const encoder = createZstdCompress(COMPRESSION);
+  encoder.end(bytes);
+  let length = 0;
+  for await (const piece of encoder as AsyncIterable<Buffer>) {
+    length += piece.copy(into, length);
+    release(piece);
+  }
+  return into.subarray(0, length);
+}
+
+/** Given to the connection as a whole, it would be encrypted as a whole beforehand, and be in memory twice more. */
+function* pieces(bytes: Buffer): Generator<Buffer, void, undefined> {
+  for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) {
+    yield bytes.subarray(at, at + UPLOAD_BYTES);
+  }
+}

@@ -1,0 +1,280 @@
+/**
+ * VM images as Tart publishes them: the disk cut into layers, each an LZ4 stream of its own that says its size and digest; the
+ * machine's configuration and NVRAM in layers beside, which are left in `config.json` and `nvram.bin`.
+ */
+import { createHash } from 'node:crypto';
+import { constants, open, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { setImmediate as turn } from 'node:timers/promises';
+import * as z from 'zod';
+import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
+import { ImageError } from '../store.ts';
+import { checkArchitecture } from './architecture.ts';
+import { checkDigest, saveBlob, streamOf } from './blob.ts';
+import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
+import type { PlanPull, PullOptions, PullTarget } from './format.ts';
+import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
+import { AppleLz4Decoder } from '../../disks/lz4.ts';
+import { inParallel } from './parallel.ts';
+import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
+
+const TYPE = 'application/vnd.cirruslabs.tart.';
+const CONFIG_TYPE = `${TYPE}config.v1`;
+const DISK_TYPE = `${TYPE}disk.v2`;
+const OLD_DISK_TYPE = `${TYPE}disk.v1`;
+const NVRAM_TYPE = `${TYPE}nvram.v1`;
+const SIZE = 'org.cirruslabs.tart.uncompressed-size';
+const DIGEST = 'org.cirruslabs.tart.uncompressed-content-digest';
+const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
+
+/** As many as Tart itself takes; each holds a window and a piece of 1 MiB. */
+const LAYERS_AT_ONCE = 4;
+const CONFIG_LIMIT_BYTES = 1024 * 1024;
+/** NVRAM of Apple's machines has about 33 MiB. */
+const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
+/** As for disks of any other kind. */
+const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
+const SECTOR_BYTES = 512;
+const SHA256 = /^sha256:[0-9a-f]{64}$/;
+
+/** A configuration without `arch` is of the time when Tart ran arm64 alone. */
+const configSchema = z.object({ arch: z.string().default('arm64'), diskFormat: z.string().optional() });
+
+interface DiskLayer {
+  index: number;
+  descriptor: Descriptor;
+  rawDigest: string;
+  offset: number;
+  length: number;
+}
+
+export const planTart: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
+  if (!manifest.layers.some(({ mediaType }) => mediaType.startsWith(TYPE))) {
+    return undefined;
+  }
+  const { config, nvram, layers, size } = partsOf(manifest);
+  const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
+  // Not the manifest's own configuration: Tart writes arm64 there, whatever the machine is.
+  checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
+  const diskBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
+  return {
+    downloadBytes: diskBytes + nvram.size,
+    roomBytes: size + nvram.size + config.size,
+    run: async (target, options) => {
+      const journal = await openJournal(target.folder, digest);
+      try {
+        if (await isFinished(target)) {
+          return;
+        }
+        await writeFile(join(target.folder, 'config.json'), configBytes, { mode: 0o600, flush: true });
+        await saveBlob({ repository, descriptor: nvram }, join(target.folder, 'nvram.bin'), options);
+        await pullDisk({ repository, layers, size }, { target, journal }, options);
+        await writeChunkTable(target, layers.map(asChunk));
+        await finish(target);
+      } finally {
+        await journal.close();
+      }
+    },
+  };
+};
+
+function asChunk({ descriptor: { digest, size }, rawDigest, offset, length }: DiskLayer): Chunk {
+  return { offset, length, rawDigest, digest, size };
+}
+
+function partsOf(manifest: Manifest): {
+  config: Descriptor;
+  nvram: Descriptor;
+  layers: DiskLayer[];
+  size: number;
+} {
+  const layers: DiskLayer[] = [];
+  let offset = 0;
+  for (const descriptor of manifest.layers) {
+    if (descriptor.mediaType === OLD_DISK_TYPE) {
+      throw invalid(
+        `its disk is of the old layout ${OLD_DISK_TYPE}; push it again with a newer version of tart`,
+      );
+    }
+    if (descriptor.mediaType !== DISK_TYPE) {
+      continue;
+    }
+    const layer = diskLayer(descriptor, layers.length, offset);
+    layers.push(layer);
+    offset += layer.length;
+  }
+  const [config, nvram] = [onlyLayer(manifest, CONFIG_TYPE), onlyLayer(manifest, NVRAM_TYPE)];
+  if (nvram.size > NVRAM_LIMIT_BYTES) {
+    throw invalid(`its NVRAM has ${nvram.size} bytes`);
+  }
+  checkSize(offset, manifest.annotations?.[DISK_SIZE]);
+  return { config, nvram, layers, size: offset };
+}
+
+function onlyLayer({ layers }: Manifest, type: string): Descriptor {
+  const found = layers.filter(({ mediaType }) => mediaType === type);
+  if (found.length !== 1 || found[0] === undefined) {
+    throw invalid(`it has ${found.length} layers ${type}, not one`);
+  }
+  return found[0];
+}
+
+function diskLayer(descriptor: Descriptor, index: number, offset: number): DiskLayer {
+  const { [SIZE]: size = '', [DIGEST]: rawDigest = '' } = descriptor.annotations ?? {};
+  const length = Number(size);
+  if (!/^\d+$/.test(size) || !Number.isSafeInteger(length) || length === 0) {
+    throw invalid(`a layer of its disk has no usable annotation ${SIZE}`);
+  }
+  if (!SHA256.test(rawDigest)) {
+    throw invalid(`a layer of its disk has no usable annotation ${DIGEST}`);
+  }
+  return { index, descriptor, rawDigest, offset, length };
+}
+
+function checkSize(size: number, said: string | undefined): void {
+  if (said !== undefined && said !== String(size)) {
+    throw invalid(`its disk has ${said} bytes, and its layers have ${size}`);
+  }
+  if (size === 0 || size % SECTOR_BYTES !== 0 || size > DISK_LIMIT_BYTES) {
+    throw invalid(`its disk has ${size} bytes`);
+  }
+}
+
+function readConfig(bytes: Buffer): z.infer<typeof configSchema> {
+  let config: z.infer<typeof configSchema>;
+  try {
+    config = configSchema.parse(JSON.parse(bytes.toString('utf8')));
+  } catch (error) {
+    throw new ImageError('ImageInvalid', 'the configuration of the Tart image cannot be read', {
+      cause: error,
+    });
+  }
+  if (config.diskFormat !== undefined && config.diskFormat !== 'raw') {
+    throw invalid(
+      `its disk is ${JSON.stringify(config.diskFormat)}, which only its own platform reads; it must be raw`,
+    );
+  }
+  return config;
+}
+
+interface Disk {
+  repository: Repository;
+  layers: readonly DiskLayer[];
+  size: number;
+}
+
+async function pullDisk(
+  { repository, layers, size }: Disk,
+  { target, journal }: { target: PullTarget; journal: Journal },
+  options: PullOptions,
+): Promise<void> {
+  const file = await open(unfinished(target), constants.O_RDWR | constants.O_CREAT, 0o600);
+  try {
+    await file.truncate(size);
+    await inParallel(layers, LAYERS_AT_ONCE, options.signal, async (layer, signal) => {
+      const name = String(layer.index);
+      if (journal.has(name)) {
+        options.onSpared?.(layer.descriptor.size);
+      } else {
+        await pullLayer(repository, layer, { file, fresh: journal.fresh }, { ...options, signal });
+        await journal.add(name, file);
+      }
+    });
+  } finally {
+    await file.close();
+  }
+}
+
+async function pullLayer(
+  repository: Repository,
+  layer: DiskLayer,
+  disk: SparseFile,
+  options: PullOptions,
+): Promise<void> {
+  const { descriptor, rawDigest, offset, length } = layer;
+  const local = options.lookup?.(rawDigest, offset, length);
+  const to = { ...disk, position: offset };
+  if (local !== undefined && (await copyLocal(local, layer, to, options.signal))) {
+    options.onSpared?.(descriptor.size);
+    return;
+  }
+  const fresh = disk.fresh && local === undefined;
+  await decodeLayer(repository, layer, { file: disk.file, fresh }, options);
+}
+
+async function decodeLayer(
+  repository: Repository,
+  { descriptor, rawDigest, offset, length }: DiskLayer,
+  disk: SparseFile,
+  { signal, onBytes }: PullOptions,
+): Promise<void> {
+  const compressed = createHash('sha256');
+  const decoding = new LayerDecoding(disk, offset, length);
+  let broken: ImageError | undefined;
+  for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
+    compressed.update(bytes);
+    onBytes(bytes.length);
+    // What cannot be decoded may be something else than was asked for, which only the digest of the whole tells.
+    if (broken === undefined) {
+      broken = await failureOf(decoding.push(bytes));
+    }
+  }
+  checkDigest({ repository, descriptor }, compressed);
+  if (broken !== undefined) {
+    throw broken;
+  }
+  const found = await decoding.end();
+  if (found !== rawDigest) {
+    throw new ImageError('DigestMismatch', `a layer of ${repository.name} gives ${found}, not ${rawDigest}`);
+  }
+}
+
+class LayerDecoding {
+  readonly #disk: SparseFile;
+  readonly #decoder: AppleLz4Decoder;
+  readonly #hash = createHash('sha256');
+  #position: number;
+
+  constructor(disk: SparseFile, offset: number, length: number) {
+    this.#disk = disk;
+    this.#decoder = new AppleLz4Decoder(length);
+    this.#position = offset;
+  }
+
+  async push(bytes: Buffer): Promise<void> {
+    for (const piece of this.#decoder.push(bytes)) {
+      await this.#take(piece);
+    }
+  }
+
+  /** The digest of what was decoded. */
+  async end(): Promise<string> {
+    await this.#take(this.#decoder.end());
+    return `sha256:${this.#hash.digest('hex')}`;
+  }
+
+  async #take(piece: Buffer): Promise<void> {
+    this.#hash.update(piece);
+    await writeSparse(this.#disk, piece, this.#position);
+    this.#position += piece.length;
+    // Zeros are not written, so that nothing else would let others have their turn.
+    await turn();
+  }
+}
+
+/** Undefined when the work succeeds; errors that are not the image's are thrown. */
+async function failureOf(work: Promise<void>): Promise<ImageError | undefined> {
+  try {
+    await work;
+    return undefined;
+  } catch (error) {
+    if (error instanceof ImageError) {
+      return error;
+    }
+    throw error;
+  }
+}
+
+function invalid(what: string): ImageError {
+  return new ImageError('ImageInvalid', `the Tart image cannot be used: ${what}`);
+}

@@ -1,0 +1,229 @@
+import { createHash, randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { inspect } from 'node:util';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { Addresses } from '../addresses.ts';
+import { download } from './fetch.ts';
+
+const BYTES = 4 * 1024 ** 2;
+const HALF = BYTES / 2;
+
+describe('a download', () => {
+  const content = randomBytes(BYTES);
+  const sha256 = createHash('sha256').update(content).digest('hex');
+  let folder: string;
+  let path: string;
+  let server: Server;
+  let url: string;
+  let percents: number[];
+  /** What was asked for, as `Range | If-Range`. */
+  let asked: string[];
+  let sentBytes: number;
+  /** As the server is now. */
+  let current: Buffer;
+  let etag: string | undefined;
+  let knowsRanges: boolean;
+  /** Answers break off after so many bytes, so many times. */
+  let cuts: number[];
+  let refuses: boolean;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-fetch-'));
+    path = join(folder, 'disk');
+    percents = [];
+    asked = [];
+    sentBytes = 0;
+    current = content;
+    etag = '"one"';
+    knowsRanges = true;
+    cuts = [];
+    refuses = false;
+    server = createServer(answer).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/disk`;
+  });
+
+  afterEach(async () => {
+    server.closeAllConnections();
+    server.close();
+    await rm(folder, { recursive: true, force: true });
+  });
+
+  function answer({ headers }: IncomingMessage, response: ServerResponse): void {
+    asked.push(`${headers.range ?? ''} | ${String(headers['if-range'] ?? '')}`);
+    if (refuses) {
+      response.writeHead(403).end();
+      return;
+    }
+    if (etag !== undefined) {
+      response.setHeader('etag', etag);
+    }
+    const start = Number(/^bytes=(\d+)-$/.exec(headers.range ?? '')?.[1] ?? 0);
+    const mayRange = headers['if-range'] === undefined || headers['if-range'] === etag;
+    const isPart = knowsRanges && start > 0 && mayRange;
+    if (isPart && start >= current.length) {
+      response.writeHead(416).end();
+      return;
+    }
+    const body = isPart ? current.subarray(start) : current;
+    if (isPart) {
+      response.setHeader('content-range', `bytes ${start}-${current.length - 1}/${current.length}`);
+    }
+    response.writeHead(isPart ? 206 : 200, { 'content-length': body.length });
+    const cut = cuts.shift();
+    sentBytes += Math.min(cut ?? body.length, body.length);
+    if (cut === undefined) {
+      response.end(body);
+    } else {
+      response.write(body.subarray(0, cut), () => response.destroy());
+    }
+  }
+
+  async function fetch(digest = sha256, signal = new AbortController().signal): Promise<void> {
+    const addresses = new Addresses({ allowLoopback: true });
+    await download(url, digest, path, { signal, addresses, onProgress: (at) => percents.push(at) });
+  }
+
+  /** `toEqual` takes a second for so much. */
+  async function expectContent(): Promise<void> {
+    expect((await readFile(path)).equals(content)).toBe(true);
+  }
+
+  it('comes as it is, and leaves nothing beside it', async () => {
+    await fetch();
+    await expectContent();
+    expect(await readdir(folder)).toEqual(['disk']);
+    expect(percents.at(-1)).toBe(100);
+    expect(percents.toSorted((a, b) => a - b)).toEqual(percents);
+  });
+
+  it.each([
+    ['404', (response: ServerResponse) => response.writeHead(404).end()],
+    ['other content', (response: ServerResponse) => response.end('other')],
+    [
+      'a way to nowhere',
+      (response: ServerResponse) => response.writeHead(302, { location: 'http://hunter2:x' }).end(),
+    ],
+    [
+      'a way in a circle',
+      (response: ServerResponse) => response.writeHead(302, { location: '?hunter2' }).end(),
+    ],
+    [
+      'another scheme',
+      (response: ServerResponse) => response.writeHead(302, { location: 'file:///hunter2?hunter2' }).end(),
+    ],
+  ])('that ends with %s says so without the credentials in its URL', async (_name, answer) => {
+    const strange = createServer((_request, response) => answer(response)).listen(0, '127.0.0.1');
+    await once(strange, 'listening');
+    try {
+      const { port } = strange.address() as AddressInfo;
+      url = `http://user:hunter2@127.0.0.1:${port}/disk?X-Amz-Signature=hunter2`;
+      const error: unknown = await fetch().catch((reason: unknown) => reason);
+      expect(error).toMatchObject({ name: 'ImageError' });
+      // As the log has it, with its cause and all that it carries.
+      expect(inspect(error, { depth: 10 })).not.toContain('hunter2');
+    } finally {
+      strange.close();
+    }
+  });
+
+  it('that breaks off goes on where it was', async () => {
+    cuts = [HALF, 1024 ** 2];
+    await fetch();
+    await expectContent();
+    expect(asked).toHaveLength(3);
+    expect(asked[1]).toMatch(/^bytes=\d+- \| "one"$/);
+    // What was on its way when it broke comes twice.
+    expect(sentBytes).toBeLessThan(BYTES + 1024 ** 2);
+  });
+
+  it('goes on after a kill', async () => {
+    await writeFile(path, content.subarray(0, HALF));
+    await writeFile(`${path}.source`, JSON.stringify({ validator: etag, total: BYTES }));
+    await fetch();
+    await expectContent();
+    expect(asked).toEqual([`bytes=${HALF}- | "one"`]);
+  });
+
+  it('that was whole when the agent was killed is not asked for', async () => {
+    await writeFile(path, content);
+    await fetch();
+    expect(asked).toEqual([]);
+  });
+
+  it('goes on without a word on the version, as the digest is known', async () => {
+    etag = undefined;
+    await writeFile(path, content.subarray(0, HALF));
+    await writeFile(`${path}.source`, 'cut o');
+    await fetch();
+    await expectContent();
+    expect(asked).toEqual([`bytes=${HALF}- | `]);
+  });
+
+  it('of which another version was begun starts over', async () => {
+    await writeFile(path, randomBytes(HALF));
+    await writeFile(`${path}.source`, JSON.stringify({ validator: '"zero"', total: BYTES }));
+    await fetch();
+    await expectContent();
+    expect(asked).toEqual([`bytes=${HALF}- | "zero"`]);
+  });
+
+  it('that goes on with what was something else starts over', async () => {
+    await writeFile(path, randomBytes(HALF));
+    await fetch();
+    await expectContent();
+    expect(asked).toEqual([`bytes=${HALF}- | `, ' | ']);
+  });
+
+  it('of which there is more than there can be starts over', async () => {
+    await writeFile(path, randomBytes(BYTES + 10));
+    await fetch();
+    await expectContent();
+  });
+
+  it('of a server without ranges starts over', async () => {
+    knowsRanges = false;
+    cuts = [HALF];
+    await fetch();
+    await expectContent();
+    expect(asked).toHaveLength(2);
+  });
+
+  it('that changes on the way starts over, and is refused as DigestMismatch; nothing of it stays', async () => {
+    cuts = [HALF];
+    const fetching = fetch();
+    current = randomBytes(BYTES);
+    etag = '"two"';
+    await expect(fetching).rejects.toMatchObject({ reason: 'DigestMismatch' });
+    expect(await readdir(folder)).toEqual([]);
+  });
+
+  it('that fails keeps what came for the next time', async () => {
+    cuts = [HALF];
+    // The first answer goes out before the server refuses.
+    server.once('request', () => (refuses = true));
+    await expect(fetch()).rejects.toMatchObject({
+      reason: 'ImageFetchFailed',
+      message: expect.stringContaining(url) as string,
+    });
+    const kept = await readFile(path);
+    expect(kept.length).toBeGreaterThan(0);
+    expect(kept.equals(content.subarray(0, kept.length))).toBe(true);
+    refuses = false;
+    await fetch();
+    expect(asked.at(-1)).toBe(`bytes=${kept.length}- | "one"`);
+    await expectContent();
+  });
+
+  it('that nobody waits for any more ends with the reason', async () => {
+    const abort = new AbortController();
+    const fetching = fetch(sha256, abort.signal);
+    abort.abort(new Error('deleted'));
+    await expect(fetching).rejects.toThrow('deleted');
+  });
+});

@@ -1,0 +1,257 @@
+/** Images of registries: found on the host when the asker may have them, else fetched. */
+import { normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
+import type { Access } from './access.ts';
+import { contentFor } from '../bases.ts';
+import type { Catalog, Stored } from '../catalog.ts';
+import { Flights } from '../flight.ts';
+import type { PullPlan } from '../layouts/format.ts';
+import { planPull } from '../layouts/pull.ts';
+import { manifestId, type Metadata } from '../layout.ts';
+import type { Making } from '../making.ts';
+import type { ImageMetrics } from '../metrics.ts';
+import type { Keyring } from '../oci/credentials.ts';
+import { parseReference, type Reference } from '../oci/reference.ts';
+import type { Repository, ResolvedManifest } from '../oci/types.ts';
+import { ImageError, type EnsureOptions, type ImageErrorReason, type ImageFormat } from '../store.ts';
+
+/** One who waits for another's fetch, which fails for what that one asked with, begins his own. */
+const TRIES = 2;
+const OF_THE_ASKER: ReadonlySet<ImageErrorReason> = new Set([
+  'ImageAccessDenied',
+  'ImageArchitectureMismatch',
+]);
+/** Of one repository: what its tags named while they named this image. */
+const DIGESTS_LIMIT = 16;
+/** Of one image: the repositories that gave it last; to others it is fetched again. */
+const ORIGINS_LIMIT = 64;
+
+/** One image that is asked for. */
+export interface RegistryRequest extends Pick<EnsureOptions, 'signal' | 'onProgress'> {
+  reference: string;
+  architecture: 'amd64' | 'arm64';
+  format: ImageFormat;
+  keyring: Keyring | undefined;
+  refresh: boolean;
+  /** The operator vouches for the asker, and the keyring is the host's own. */
+  trusted: boolean;
+  /** Does `work` while the asker holds the image. */
+  holding: (id: Stored['id'], work: () => Promise<Stored>) => Promise<Stored>;
+}
+
+export interface RegistrySourceParts {
+  catalog: Catalog;
+  making: Making;
+  access: Access;
+  metrics: ImageMetrics;
+}
+
+interface Found {
+  reference: Reference;
+  repository: Repository;
+  resolved: ResolvedManifest;
+}
+
+export class RegistrySource {
+  readonly #parts: RegistrySourceParts;
+  readonly #flights = new Flights<Stored>();
+
+  constructor(parts: RegistrySourceParts) {
+    this.#parts = parts;
+  }
+
+  async ensure(request: RegistryRequest): Promise<Stored> {
+    const reference = parseReference(request.reference);
+    const known = request.refresh ? undefined : await this.#known(reference, request);
+    return known ?? (await this.#resolve(reference, request));
+  }
+
+  /** What is here under that name, if the asker may have it; undefined when the registry has to be asked what the name means. */
+  async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
+    const stored = this.#find(reference, request);
+    const origin = stored === undefined ? undefined : originOf(stored, nameOf(reference));
+    if (stored === undefined || origin === undefined) {
+      return undefined;
+    }
+    try {
+      return await request.holding(stored.id, async () => {
+        await this.#check(stored, origin, reference, request);
+        return stored;
+      });
+    } catch (error) {
+      // Its tag may mean something else by now.
+      if (error instanceof ImageError && error.reason === 'ImageNotFound') {
+        return undefined;
+      }
+      throw error;
+    }
+  }
+
+  #find(reference: Reference, { architecture, reference: text }: RegistryRequest): Stored | undefined {
+    const { catalog } = this.#parts;
+    const named = catalog.byName(normaliseImageName(text), architecture);
+    const { digest } = reference;
+    if (named !== undefined || digest === undefined) {
+      return named;
+    }
+    const name = nameOf(reference);
+    return catalog.all().find((stored) => {
+      const digests = originOf(stored, name)?.digests;
+      return stored.metadata.architecture === architecture && digests?.includes(digest) === true;
+    });
+  }
+
+  /** @throws ImageError when the asker may not have it. */
+  async #check(
+    stored: Stored,
+    origin: Origin,
+    reference: Reference,
+    { keyring, trusted, signal }: RegistryRequest,
+  ): Promise<void> {
+    const { access, catalog } = this.#parts;
+    if (trusted || access.isKnown(reference, keyring) || (await this.#isOpen(stored, origin, signal))) {
+      return;
+    }
+    const { digest } = stored.metadata;
+    const { credential } = await access.ask(reference, keyring, (one) => one.head(digest, signal));
+    if (credential !== undefined) {
+      return;
+    }
+    origin.open = true;
+    await catalog.save(stored);
+  }
+
+  /** Whether everybody may have it from there. */
+  async #isOpen(stored: Stored, origin: Origin, signal: AbortSignal): Promise<boolean> {
+    if (!origin.open) {
+      return false;
+    }
+    const { access, catalog } = this.#parts;
+    const { digest } = stored.metadata;
+    const reference = parseReference(`${origin.name}@${digest}`);
+    if (await access.isStillOpen(reference, digest, signal)) {
+      return true;
+    }
+    origin.open = false;
+    await catalog.save(stored);
+    return false;
+  }
+
+  async #resolve(reference: Reference, request: RegistryRequest): Promise<Stored> {
+    const { access, catalog } = this.#parts;
+    const { architecture, keyring, trusted, signal } = request;
+    const opened = await access.ask(reference, keyring, (one) => {
+      return one.resolve(reference.digest ?? reference.tag ?? 'latest', architecture, signal);
+    });
+    const { answer, repository, credential } = opened;
+    // What the image storage has, earlier releases labelled with the architecture of whoever stored it, so it is not judged by that.
+    const resolved = trusted ? { ...answer, architecture: undefined } : answer;
+    const open = credential === undefined;
+    const id = manifestId(resolved.digest);
+    return await request.holding(id, async () => {
+      const present = catalog.get(id);
+      // Only what this very repository gave proves that it has the content, and not the digest alone.
+      const isHere = present !== undefined && originOf(present, nameOf(reference)) !== undefined;
+      const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
+      // Whoever fetched it asked for another architecture, and the image was judged for that one alone.
+      if (stored.metadata.architecture !== architecture) {
+        await planPull(repository, resolved, signal);
+      }
+      if (noteOrigin(stored, { name: nameOf(reference), open, digests: digestsOf(resolved) })) {
+        await catalog.save(stored);
+      }
+      return stored;
+    });
+  }
+
+  async #pull(found: Found, request: RegistryRequest): Promise<Stored> {
+    const key = `${found.resolved.digest} ${nameOf(found.reference)}`;
+    for (let attempt = 1; ; attempt += 1) {
+      let own = false;
+      try {
+        const { result } = await this.#flights.join(key, request, async (signal, onProgress) => {
+          own = true;
+          return await this.#fetch(key, found, { ...request, signal, onProgress });
+        });
+        return result;
+      } catch (error) {
+        const isTheirs = error instanceof ImageError && OF_THE_ASKER.has(error.reason);
+        if (own || !isTheirs || attempt === TRIES) {
+          throw error;
+        }
+      }
+    }
+  }
+
+  async #fetch(
+    key: string,
+    { reference, repository, resolved }: Found,
+    request: RegistryRequest,
+  ): Promise<Stored> {
+    const { signal, format, architecture, onProgress } = request;
+    const plan = await planPull(repository, resolved, signal);
+    const job = {
+      id: manifestId(resolved.digest),
+      key,
+      what: `${nameOf(reference)}@${resolved.digest}`,
+      roomBytes: plan.roomBytes,
+      format,
+      metadata: { digest: resolved.digest, architecture, names: [], repositories: [] },
+    };
+    const lookup = await contentFor(nameOf(reference), this.#parts.catalog, async (stored, origin) => {
+      return await this.#isOpen(stored, origin, signal);
+    });
+    const options = { ...this.#counted(plan, onProgress), lookup };
+    return await this.#parts.making.make(
+      { ...job, run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }) },
+      signal,
+    );
+  }
+
+  #counted(
+    { downloadBytes }: PullPlan,
+    onProgress: (percent: number) => void,
+  ): { onBytes: (count: number) => void; onSpared: (count: number) => void } {
+    const { metrics } = this.#parts;
+    let done = 0;
+    const onSpared = (count: number): void => {
+      done += count;
+      onProgress(downloadBytes === 0 ? 100 : Math.min(100, (done * 100) / downloadBytes));
+    };
+    return {
+      onSpared,
+      onBytes: (count) => {
+        metrics.pulledBytes.inc(count);
+        onSpared(count);
+      },
+    };
+  }
+}
+
+type Origin = Metadata['repositories'][number];
+
+function nameOf({ registry, repository }: Reference): string {
+  return `${registry}/${repository}`;
+}
+
+function originOf({ metadata }: Stored, name: string): Origin | undefined {
+  return metadata.repositories.find((one) => one.name === name);
+}
+
+function digestsOf({ digest, tagDigest }: ResolvedManifest): string[] {
+  return digest === tagDigest ? [digest] : [digest, tagDigest];
+}
+
+/** Whether that was news. */
+function noteOrigin(stored: Stored, seen: Origin): boolean {
+  const known = originOf(stored, seen.name);
+  if (known === undefined) {
+    stored.metadata.repositories = [...stored.metadata.repositories, seen].slice(-ORIGINS_LIMIT);
+    return true;
+  }
+  const digests = [...new Set([...known.digests, ...seen.digests])].slice(-DIGESTS_LIMIT);
+  const isNew = seen.digests.some((digest) => !known.digests.includes(digest));
+  const changed = isNew || (seen.open && !known.open);
+  known.digests = digests;
+  known.open ||= seen.open;
+  return changed;
+}

@@ -1,0 +1,153 @@
+/** A host's agent as a process of its own, for the demo and the tests. */
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { stringify } from 'yaml';
+import { listFolders, readMachineFile } from '../../agent/machines/folder.ts';
+import { killForCertain, type ProcessIdentity } from '../../agent/machines/process.ts';
+import { NODES } from '../../kube/core.ts';
+import { waitFor } from '../../test/support/wait.ts';
+import { type ProcessRecord, startProcess, stopProcess } from './processes.ts';
+import type { Cluster } from './types.ts';
+
+export interface AgentOptions {
+  /** Of the Node; also names the agent's files. */
+  nodeName: string;
+  /** Merged over the agent's configuration; sections are replaced whole. */
+  config?: Record<string, unknown>;
+  /** Name of a network namespace to run in (`ip netns`). */
+  networkNamespace?: string;
+}
+
+const ROOT = join(import.meta.dirname, '..', '..');
+/** Joining takes two certificates and a Node; the probe of the accelerator starts a guest before. */
+const READY_MILLISECONDS = 90_000;
+/** Machines wait in a guest's own shutdown at most so long. */
+const MACHINE_END_MILLISECONDS = 30_000;
+
+export class AgentProcess {
+  readonly nodeName: string;
+  readonly dataDirectory: string;
+  readonly logFile: string;
+  readonly configFile: string;
+  readonly #cluster: Cluster;
+  readonly #networkNamespace: string | undefined;
+  #record: ProcessRecord | undefined;
+
+  private constructor(cluster: Cluster, { nodeName, networkNamespace }: AgentOptions) {
+    this.#cluster = cluster;
+    this.nodeName = nodeName;
+    this.#networkNamespace = networkNamespace;
+    this.dataDirectory = join(cluster.directory, nodeName);
+    this.logFile = join(cluster.directory, `${nodeName}.log`);
+    this.configFile = join(cluster.directory, `${nodeName}.yaml`);
+  }
+
+  /** Starts it for the first time and resolves when its Node is Ready. */
+  static async start(cluster: Cluster, options: AgentOptions): Promise<AgentProcess> {
+    const agent = new AgentProcess(cluster, options);
+    const { kubeconfig } = await cluster.createAgentBootstrap(options.nodeName);
+    const config = {
+      nodeName: options.nodeName,
+      dataDirectory: agent.dataDirectory,
+      bootstrapKubeconfig: kubeconfig,
+      address: '127.0.0.1',
+      network: { driver: 'user' },
+      kubelet: { clientCAFile: join(cluster.directory, 'pki', 'ca.crt') },
+      ...options.config,
+    };
+    writeFileSync(agent.configFile, stringify(config), { mode: 0o600 });
+    await agent.startAgain();
+    await agent.ready();
+    return agent;
+  }
+
+  /** Without waiting for anything. */
+  async startAgain(): Promise<void> {
+    const command = [process.execPath, join(ROOT, 'agent', 'main.ts'), '--config', this.configFile];
+    const inside =
+      this.#networkNamespace === undefined ? [] : ['nsenter', `--net=/run/netns/${this.#networkNamespace}`];
+    const [file = '', ...rest] = [...inside, ...command];
+    this.#record = await startProcess(this.#cluster.directory, {
+      name: this.nodeName,
+      file,
+      arguments: rest,
+    });
+  }
+
+  async ready(): Promise<void> {
+    await waitFor(
+      `node ${this.nodeName} to be Ready (see ${this.logFile})`,
+      async () => {
+        const node = await this.#cluster.client().get(NODES, { name: this.nodeName });
+        const slots = node.status?.allocatable?.['berth.dev/slot'];
+        return (
+          node.status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True') &&
+          slots !== undefined
+        );
+      },
+      { deadlineMilliseconds: READY_MILLISECONDS },
+    );
+  }
+
+  /** SIGKILL, then waits: machines run on. */
+  async kill(): Promise<void> {
+    await stopProcess(this.#cluster.directory, this.#running(), 'SIGKILL');
+  }
+
+  /** SIGTERM, then waits: machines run on. */
+  async stop(): Promise<void> {
+    await stopProcess(this.#cluster.directory, this.#running());
+  }
+
+  /** Processes of machines that this host's state files speak of, by Pod uid. */
+  async machines(): Promise<Map<string, ProcessIdentity>> {
+    const root = join(this.dataDirectory, 'machines');
+    const found = new Map<string, ProcessIdentity>();
+    for (const uid of await listFolders(root)) {
+      const state = await readMachineFile(join(root, uid));
+      if (state?.process !== undefined) {
+        found.set(uid, state.process);
+      }
+    }
+    return found;
+  }
+
+  /** Ends the agent and every machine: what a host's power cut does. */
+  async powerOff(): Promise<void> {
+    await this.kill();
+    for (const identity of (await this.machines()).values()) {
+      await killForCertain(identity);
+    }
+  }
+
+  #running(): ProcessRecord {
+    if (this.#record === undefined) {
+      throw new Error(`agent ${this.nodeName} was not started`);
+    }
+    return this.#record;
+  }
+}
+
+/** Kills what is left of the machines of all agents of a cluster, whatever became of the agents themselves. */
+export async function endMachines(directory: string): Promise<void> {
+  for (const host of await listFolders(directory)) {
+    const root = join(directory, host, 'machines');
+    for (const uid of await listFolders(root)) {
+      const state = await readMachineFile(join(root, uid));
+      if (state?.process !== undefined) {
+        await killForCertain(state.process);
+      }
+    }
+  }
+}
+
+/** Deletes every VM and waits until they are gone: their machines end in order. */
+export async function deleteAllVMs(cluster: Cluster): Promise<void> {
+  await cluster.kubectl(
+    ['delete', 'vms', '--all', '--all-namespaces', `--timeout=${MACHINE_END_MILLISECONDS / 1000}s`],
+    {
+      allowFailure: true,
+      timeoutMilliseconds: MACHINE_END_MILLISECONDS * 2,
+    },
+  );
+}

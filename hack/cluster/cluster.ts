@@ -1,0 +1,161 @@
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { KubeClient } from '../../kube/client.ts';
+import { NAMESPACES } from '../../kube/core.ts';
+import { type Connection, loadConnection } from '../../kube/credentials.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { Transport } from '../../kube/transport.ts';
+import { createHostToken } from '../host-token.ts';
+import { waitUntilReady } from './controlplane.ts';
+import { createHosts, type HostOptions } from './hosts.ts';
+import { writeFileAtomically, writeKubeconfig } from './kubeconfig.ts';
+import { type Kubectl, type KubectlOptions, type KubectlResult, kubectlFor } from './kubectl.ts';
+import { ensureKwok } from './kwok.ts';
+import { launch } from './launch.ts';
+import { type OperatorOptions, type OperatorProcess, startOperator } from './operator.ts';
+import { type ProcessRecord, readRecord, signalProcess, stopProcess } from './processes.ts';
+import { untilPodsAllowed, untilSimulated } from './simulation.ts';
+import type { ClusterState } from './state.ts';
+import { componentToken, renewRegularly } from './tokens.ts';
+import type { Cluster, Component, ComponentProcess } from './types.ts';
+
+/** A cluster by its state folder; the same whether this process started it or another one. */
+export class RunningCluster implements Cluster {
+  readonly name: string;
+  readonly directory: string;
+  readonly server: string;
+  readonly kubeconfig: string;
+  readonly operatorKubeconfig: string;
+  readonly kubectlPath: string;
+  readonly #state: ClusterState;
+  readonly #kubectl: Kubectl;
+  readonly #connection: Connection;
+  readonly #transport: Transport;
+  readonly #client: KubeClient;
+  readonly #end: (cluster: RunningCluster) => Promise<void>;
+  readonly #hosts = new Map<string, number>();
+  #stopRenewal: (() => void) | undefined;
+
+  private constructor(
+    directory: string,
+    state: ClusterState,
+    connection: Connection,
+    end: (cluster: RunningCluster) => Promise<void>,
+  ) {
+    this.#state = state;
+    this.#connection = connection;
+    this.#end = end;
+    this.#transport = new Transport(connection, { metrics: createMetrics(), userAgent: 'berth-harness' });
+    this.#client = new KubeClient(this.#transport);
+    this.name = state.name;
+    this.directory = directory;
+    this.server = connection.server;
+    this.kubeconfig = join(directory, 'kubeconfig');
+    this.operatorKubeconfig = join(directory, 'operator.kubeconfig');
+    this.kubectlPath = state.tools.kubectl;
+    this.#kubectl = kubectlFor(state.tools.kubectl, this.kubeconfig);
+  }
+
+  static async open(
+    directory: string,
+    state: ClusterState,
+    end: (cluster: RunningCluster) => Promise<void>,
+  ): Promise<RunningCluster> {
+    const connection = await loadConnection({ kubeconfigPath: join(directory, 'kubeconfig') });
+    return new RunningCluster(directory, state, connection, end);
+  }
+
+  kubectl(args: readonly string[], options?: KubectlOptions): Promise<KubectlResult> {
+    return this.#kubectl(args, options);
+  }
+
+  client(): KubeClient {
+    return this.#client;
+  }
+
+  async addHosts(count: number, options: HostOptions = {}): Promise<string[]> {
+    if (count === 0) {
+      return [];
+    }
+    const prefix = options.prefix ?? 'host';
+    const first = this.#hosts.get(prefix) ?? 0;
+    this.#hosts.set(prefix, first + count);
+    await ensureKwok(this.directory);
+    const names = await createHosts(this.#client, { first, count }, options);
+    await untilSimulated(this.#client, names);
+    return names;
+  }
+
+  startOperator(options?: OperatorOptions): Promise<OperatorProcess> {
+    return startOperator(this.directory, this.operatorKubeconfig, options);
+  }
+
+  async createNamespace(name: string): Promise<void> {
+    await this.#client.create(NAMESPACES, {
+      apiVersion: 'v1',
+      kind: 'Namespace',
+      metadata: { name, labels: { 'pod-security.kubernetes.io/enforce': 'privileged' } },
+    });
+    await untilPodsAllowed(this.#client, name);
+  }
+
+  async createAgentBootstrap(hostName: string): Promise<{ kubeconfig: string }> {
+    const token = await createHostToken(this.#client, this.#connection, hostName);
+    const kubeconfig = join(this.directory, `bootstrap-${token.id}.kubeconfig`);
+    writeFileAtomically(kubeconfig, token.kubeconfig);
+    return { kubeconfig };
+  }
+
+  /** Writes kubeconfigs for the operator and KWOK; the operator's token is renewed from here on, if need be. */
+  async writeComponentKubeconfigs(): Promise<void> {
+    const tokenFile = join(this.directory, 'operator.token');
+    const renew = async (): Promise<void> => {
+      writeFileAtomically(
+        tokenFile,
+        await componentToken(this.#client, 'berth-operator', this.#state.lasting),
+      );
+    };
+    await renew();
+    const token = await componentToken(this.#client, 'berth-kwok', true);
+    const content = { server: this.server, authority: this.#connection.certificateAuthority ?? '' };
+    writeKubeconfig(this.operatorKubeconfig, { ...content, user: { kind: 'tokenFile', path: tokenFile } });
+    writeKubeconfig(join(this.directory, 'kwok.kubeconfig'), { ...content, user: { kind: 'token', token } });
+    if (this.#state.lasting) {
+      return;
+    }
+    this.#stopRenewal = renewRegularly(renew, (error) => {
+      writeFileSync(join(this.directory, 'token-renewal.log'), `${String(error)}\n`, { flag: 'a' });
+    });
+  }
+
+  component(name: Component): ComponentProcess {
+    if (this.#state.provider === 'kubeconfig') {
+      throw new Error(`${name} of a cluster that was given cannot be reached; leave BERTH_CLUSTER unset`);
+    }
+    const record = readRecord(this.directory, name);
+    return {
+      pid: record.pid,
+      restart: (signal = 'SIGKILL') => this.#restart(record, signal),
+      signal: async (signal) => {
+        await signalProcess(record, signal);
+      },
+    };
+  }
+
+  async #restart(record: ProcessRecord, signal: NodeJS.Signals): Promise<void> {
+    await stopProcess(this.directory, record, signal);
+    const { name, file, arguments: args, image } = record;
+    await launch(this.directory, { name, file, arguments: args, image });
+    await waitUntilReady(this.directory, this.server);
+  }
+
+  async disconnect(): Promise<void> {
+    this.#stopRenewal?.();
+    await this.#transport.close();
+  }
+
+  async stop(): Promise<void> {
+    await this.disconnect();
+    await this.#end(this);
+  }
+}

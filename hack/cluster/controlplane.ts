@@ -1,0 +1,226 @@
+/** kube-apiserver, etcd, controller-manager and scheduler on loopback: plain processes, or each in a container. */
+import { readFileSync, writeFileSync } from 'node:fs';
+import { Agent, get } from 'node:https';
+import { join } from 'node:path';
+import { waitFor } from '../../test/support/wait.ts';
+import { launch } from './launch.ts';
+import { type NodeIdentity, writeCredentials } from './pki.ts';
+import { freePorts } from './ports.ts';
+import { isAlive, readRecord } from './processes.ts';
+import type { Tools } from './toolchain/toolchain.ts';
+
+/** Client-go's defaults (20, 30) would make these two the bottleneck of every burst. */
+const CLIENT_RATE = ['--kube-api-qps=2000', '--kube-api-burst=2000'];
+/** Where Services get their addresses; nothing routes there. */
+const SERVICE_RANGE = '10.96.0.0/16';
+/** A cluster is up in 4 s on idle cores; a busy machine takes several times that. */
+const READY_MILLISECONDS = 90_000;
+/** Holds the message with which a server ends, after the flags that it prints. */
+const LAST_WORDS_CHARACTERS = 2_000;
+/** One answer on loopback. */
+const PROBE_MILLISECONDS = 2_000;
+
+/** In the cluster's folder: a JSON object of the group audit.k8s.io on each line. */
+export const AUDIT_LOG = 'audit.log';
+/** Reviews are questions: nothing of them is stored. */
+const AUDIT_POLICY = {
+  apiVersion: 'audit.k8s.io/v1',
+  kind: 'Policy',
+  omitStages: ['RequestReceived', 'ResponseStarted'],
+  rules: [
+    { level: 'None', resources: [{ group: 'authentication.k8s.io' }, { group: 'authorization.k8s.io' }] },
+    { level: 'Request', verbs: ['create', 'update', 'patch', 'delete', 'deletecollection'] },
+    { level: 'None' },
+  ],
+};
+
+export interface ControlPlaneOptions {
+  name: string;
+  directory: string;
+  tools: Tools;
+  /** How long a node may be silent before it counts as lost; Kubernetes' own value is 50. */
+  nodeMonitorGracePeriodSeconds?: number | undefined;
+  /** Records every write, with who made it, in {@link AUDIT_LOG}. */
+  audit?: boolean | undefined;
+  /** Image of containers for the programs, which are its files `/NAME`; plain processes when absent. */
+  image?: string | undefined;
+  /** Where it runs, for nodes that are to reach it; loopback alone when absent. */
+  network?: ControlPlaneNetwork | undefined;
+}
+
+export interface ControlPlaneNetwork {
+  /** As `ip netns` lists it. */
+  namespace: string;
+  /** Of the API server there; it answers on loopback too. */
+  address: string;
+  nodes: readonly NodeIdentity[];
+  /** Makes a loopback port of that namespace one of ours, with the same number. */
+  expose: (port: number) => Promise<void>;
+}
+
+/** Starts everything, resolves once it is ready. Writes `kubeconfig`, logs and pid files. */
+export async function startControlPlane(options: ControlPlaneOptions): Promise<void> {
+  const [etcdPort, etcdPeerPort, serverPort] = (await freePorts(3)) as [number, number, number];
+  const server = `https://127.0.0.1:${serverPort}`;
+  const { network } = options;
+  await writeCredentials(options.name, options.directory, { server, ...network });
+  const start = async (name: keyof Tools, parameters: string[]): Promise<void> => {
+    const inside = network === undefined ? [] : ['nsenter', `--net=/run/netns/${network.namespace}`];
+    const program = options.image === undefined ? options.tools[name] : `/${name}`;
+    const [file = '', ...rest] = [...inside, program, ...parameters];
+    await launch(options.directory, { name, file, arguments: rest, image: options.image });
+  };
+  await start('etcd', etcdArguments(options.directory, etcdPort, etcdPeerPort));
+  await start('kube-apiserver', serverArguments(options, serverPort, etcdPort));
+  await network?.expose(serverPort);
+  await waitUntilReady(options.directory, server);
+  await start('kube-controller-manager', controllerArguments(options));
+  await start('kube-scheduler', schedulerArguments(options.directory));
+}
+
+/** Resolves when the server's own start-up work is done too: RBAC bootstrap, priority classes. */
+export async function waitUntilReady(directory: string, server: string): Promise<void> {
+  const agent = new Agent({
+    ca: readFileSync(join(directory, 'pki', 'ca.crt')),
+    cert: readFileSync(join(directory, 'pki', 'admin.crt')),
+    key: readFileSync(join(directory, 'pki', 'admin.key')),
+  });
+  try {
+    const state = await waitFor(
+      'kube-apiserver to be ready (see its log)',
+      async () => {
+        if (!(await isAlive(readRecord(directory, 'kube-apiserver')))) {
+          return 'ended';
+        }
+        return (await probe(`${server}/readyz`, agent)) && 'ready';
+      },
+      { deadlineMilliseconds: READY_MILLISECONDS },
+    );
+    if (state === 'ended') {
+      throw new Error(`kube-apiserver ended: ${lastWords(directory)}`);
+    }
+  } finally {
+    agent.destroy();
+  }
+}
+
+function lastWords(directory: string): string {
+  return readFileSync(join(directory, 'kube-apiserver.log'), 'utf8').slice(-LAST_WORDS_CHARACTERS);
+}
+
+function probe(url: string, agent: Agent): Promise<boolean> {
+  return new Promise((resolve, reject) => {
+    const request = get(url, { agent, timeout: PROBE_MILLISECONDS }, (response) => {
+      response.resume();
+      response.once('end', () => {
+        if (response.statusCode === 200) {
+          resolve(true);
+        } else {
+          reject(new Error(`HTTP ${response.statusCode}`));
+        }
+      });
+      response.once('error', reject);
+    });
+    request.once('timeout', () => request.destroy(new Error('no answer')));
+    request.once('error', reject);
+  });
+}
+
+function etcdArguments(directory: string, port: number, peerPort: number): string[] {
+  const client = `http://127.0.0.1:${port}`;
+  const peer = `http://127.0.0.1:${peerPort}`;
+  return [
+    `--data-dir=${join(directory, 'etcd')}`,
+    `--listen-client-urls=${client}`,
+    `--advertise-client-urls=${client}`,
+    `--listen-peer-urls=${peer}`,
+    `--initial-advertise-peer-urls=${peer}`,
+    `--initial-cluster=default=${peer}`,
+    // What a crash of the machine would lose is thrown away anyway.
+    '--unsafe-no-fsync',
+    '--quota-backend-bytes=4294967296',
+    '--auto-compaction-retention=5m',
+    '--log-level=warn',
+  ];
+}
+
+function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: number): string[] {
+  const pki = join(options.directory, 'pki');
+  return [
+    `--etcd-servers=http://127.0.0.1:${etcdPort}`,
+    ...addressArguments(options.network),
+    `--secure-port=${port}`,
+    `--cert-dir=${pki}`,
+    `--tls-cert-file=${join(pki, 'kube-apiserver.crt')}`,
+    `--tls-private-key-file=${join(pki, 'kube-apiserver.key')}`,
+    `--client-ca-file=${join(pki, 'ca.crt')}`,
+    `--kubelet-client-certificate=${join(pki, 'kubelet-client.crt')}`,
+    `--kubelet-client-key=${join(pki, 'kubelet-client.key')}`,
+    `--kubelet-certificate-authority=${join(pki, 'ca.crt')}`,
+    '--kubelet-preferred-address-types=InternalIP',
+    `--service-account-key-file=${join(pki, 'service-account.pub')}`,
+    `--service-account-signing-key-file=${join(pki, 'service-account.key')}`,
+    '--service-account-issuer=https://kubernetes.default.svc',
+    `--service-cluster-ip-range=${SERVICE_RANGE}`,
+    '--authorization-mode=Node,RBAC',
+    '--enable-admission-plugins=NodeRestriction',
+    '--enable-bootstrap-token-auth',
+    '--allow-privileged',
+    '--max-requests-inflight=1600',
+    '--max-mutating-requests-inflight=800',
+    '--profiling=false',
+    ...auditArguments(options),
+  ];
+}
+
+function auditArguments({ directory, audit = false }: ControlPlaneOptions): string[] {
+  if (!audit) {
+    return [];
+  }
+  const policy = join(directory, 'audit-policy.json');
+  writeFileSync(policy, JSON.stringify(AUDIT_POLICY));
+  return [`--audit-policy-file=${policy}`, `--audit-log-path=${join(directory, AUDIT_LOG)}`];
+}
+
+function addressArguments(network: ControlPlaneNetwork | undefined): string[] {
+  if (network !== undefined) {
+    return ['--bind-address=0.0.0.0', `--advertise-address=${network.address}`];
+  }
+  // A loopback address may not stand in Endpoints.
+  return ['--bind-address=127.0.0.1', '--advertise-address=127.0.0.1', '--endpoint-reconciler-type=none'];
+}
+
+function controllerArguments(options: ControlPlaneOptions): string[] {
+  const pki = join(options.directory, 'pki');
+  return [
+    `--kubeconfig=${join(pki, 'kube-controller-manager.kubeconfig')}`,
+    '--secure-port=0',
+    '--leader-elect=false',
+    '--controllers=*,tokencleaner,bootstrapsigner',
+    '--use-service-account-credentials',
+    `--service-account-private-key-file=${join(pki, 'service-account.key')}`,
+    `--root-ca-file=${join(pki, 'ca.crt')}`,
+    `--cluster-signing-cert-file=${join(pki, 'ca.crt')}`,
+    `--cluster-signing-key-file=${join(pki, 'ca.key')}`,
+    '--profiling=false',
+    ...CLIENT_RATE,
+    ...monitorArguments(options.nodeMonitorGracePeriodSeconds),
+  ];
+}
+
+function monitorArguments(seconds: number | undefined): string[] {
+  if (seconds === undefined) {
+    return [];
+  }
+  return [`--node-monitor-grace-period=${seconds}s`, '--node-monitor-period=1s'];
+}
+
+function schedulerArguments(directory: string): string[] {
+  return [
+    `--kubeconfig=${join(directory, 'pki', 'kube-scheduler.kubeconfig')}`,
+    '--secure-port=0',
+    '--leader-elect=false',
+    '--profiling=false',
+    ...CLIENT_RATE,
+  ];
+}

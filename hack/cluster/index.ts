@@ -1,0 +1,201 @@
+/** A Kubernetes cluster for the demo, the tests and the benchmark, on any machine. */
+import { existsSync } from 'node:fs';
+import { mkdir, readdir, rm, rmdir } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { isErrorCode } from '../../test/support/errors.ts';
+import { RunningCluster } from './cluster.ts';
+import { startControlPlane } from './controlplane.ts';
+import { install, uninstall } from './install.ts';
+import { kubectlFor } from './kubectl.ts';
+import { unmountBelow } from './mounts.ts';
+import { bringUpNodes, type NodeCluster, type NodeClusterOptions } from './nodes/cluster.ts';
+import { removeGroups } from './nodes/groups.ts';
+import { removeNamespaces } from './nodes/network.ts';
+import {
+  isAlive,
+  killAllSync,
+  listProcesses,
+  type ProcessRecord,
+  startTimeOf,
+  stopProcess,
+} from './processes.ts';
+import { copyKubeconfig } from './providers/existing.ts';
+import { chooseProvider, type Provider } from './providers/provider.ts';
+import {
+  CLUSTERS,
+  type ClusterState,
+  directoryOf,
+  readOwner,
+  readState,
+  writeOwner,
+  writeState,
+} from './state.ts';
+import { resolveTools, type Tools } from './toolchain/toolchain.ts';
+import type { Cluster, ClusterOptions } from './types.ts';
+
+export type { NodeCluster } from './nodes/cluster.ts';
+export type { ClusterNode } from './nodes/node.ts';
+export type { OperatorProcess } from './operator.ts';
+export type { Cluster, ClusterOptions } from './types.ts';
+
+const ENDING_SIGNALS = [
+  ['SIGHUP', 129],
+  ['SIGINT', 130],
+  ['SIGTERM', 143],
+] as const;
+
+/** Starts a cluster with the CRDs, policies and rights of Berth. One of the same name is stopped first. */
+export async function startCluster(options: ClusterOptions): Promise<Cluster> {
+  return await begin(options, (directory) => bringUp(options, directory));
+}
+
+/** Starts a cluster with nodes of its own, in which nothing is installed. One of the same name is stopped first. */
+export async function startNodeCluster(options: NodeClusterOptions): Promise<NodeCluster> {
+  return await begin(options, (directory) => bringUpNodes(options, directory, end));
+}
+
+/**
+ * Runs `bringUp` in the folder of that name, after ending what was there. Processes that it records there end with this
+ * one at the latest, unless they are to last.
+ */
+export async function begin<C>(
+  options: Pick<ClusterOptions, 'name' | 'stateDirectory' | 'lasting'>,
+  bringUp: (directory: string) => Promise<C>,
+): Promise<C> {
+  const directory = directoryOf(options.name, options.stateDirectory);
+  await stopCluster(options.name, options.stateDirectory);
+  await sweep(CLUSTERS);
+  await mkdir(directory, { recursive: true, mode: 0o700 });
+  if (options.lasting !== true) {
+    writeOwner(directory, { pid: process.pid, startTime: (await startTimeOf(process.pid)) ?? '' });
+    killAtExit(directory);
+  }
+  try {
+    return await bringUp(directory);
+  } catch (error) {
+    // The folder stays: its logs say why. The next start or stop of this name removes it.
+    await stopProcesses(directory);
+    throw error;
+  }
+}
+
+/** A cluster that another process started. */
+export async function connectCluster(name: string, stateDirectory?: string): Promise<Cluster> {
+  const directory = directoryOf(name, stateDirectory);
+  const state = readState(directory);
+  if (state === undefined) {
+    throw new Error(`no cluster "${name}" in ${directory}`);
+  }
+  return await RunningCluster.open(directory, state, end);
+}
+
+/** Ends a cluster, whoever started it, and removes its state; one that isn't there is fine. */
+export async function stopCluster(name: string, stateDirectory?: string): Promise<void> {
+  await remove(directoryOf(name, stateDirectory));
+}
+
+async function bringUp(options: ClusterOptions, directory: string): Promise<Cluster> {
+  const provider = chooseProvider();
+  const tools = await resolveTools();
+  const state: ClusterState = { name: options.name, provider, tools, lasting: options.lasting ?? false };
+  if (provider === 'kubeconfig') {
+    await copyKubeconfig(tools.kubectl, directory);
+  } else {
+    await startControlPlane({ ...options, directory, tools, image: await imageFor(provider, tools) });
+  }
+  writeState(directory, state);
+  const cluster = await RunningCluster.open(directory, state, end);
+  await install(kubectlFor(tools.kubectl, cluster.kubeconfig), {
+    directory,
+    displayDpiMaximum: options.displayDpiMaximum ?? 240,
+  });
+  await cluster.writeComponentKubeconfigs();
+  await cluster.addHosts(options.hosts ?? 0);
+  if (options.operator === true) {
+    await cluster.startOperator({
+      config: options.operatorConfig ?? {},
+      bundle: options.bundle ?? false,
+    });
+  }
+  return cluster;
+}
+
+async function imageFor(provider: Provider, tools: Tools): Promise<string | undefined> {
+  if (provider !== 'docker') {
+    return undefined;
+  }
+  const { controlPlaneImage } = await import('./providers/docker.ts');
+  return await controlPlaneImage(tools);
+}
+
+async function end(cluster: RunningCluster): Promise<void> {
+  await remove(cluster.directory);
+}
+
+async function remove(directory: string): Promise<void> {
+  const state = readState(directory);
+  await stopProcesses(directory);
+  for (const namespace of state?.namespaces ?? []) {
+    await removeGroups(namespace);
+  }
+  await removeNamespaces(state?.namespaces ?? []);
+  if (state?.provider === 'kubeconfig') {
+    await uninstall(kubectlFor(state.tools.kubectl, join(directory, 'kubeconfig')));
+  }
+  await unmountBelow(directory);
+  await rm(directory, { recursive: true, force: true });
+  const parent = dirname(directory);
+  // Only the project's own folder of clusters, and only when this was the last one.
+  if (parent === CLUSTERS) {
+    await removeIfEmpty(parent);
+  }
+}
+
+async function removeIfEmpty(directory: string): Promise<void> {
+  await rmdir(directory).catch((error: unknown) => {
+    if (!['ENOTEMPTY', 'EEXIST', 'ENOENT'].some((code) => isErrorCode(error, code))) {
+      throw error;
+    }
+  });
+}
+
+/** Operators end cleanly and first; what serves a cluster that is thrown away need not. */
+async function stopProcesses(directory: string): Promise<void> {
+  const records = await listProcesses(directory);
+  const isOperator = (record: ProcessRecord): boolean => record.arguments.includes('--config');
+  await Promise.all(records.filter(isOperator).map((record) => stopProcess(directory, record)));
+  const rest = records.filter((record) => !isOperator(record));
+  await Promise.all(rest.map((record) => stopProcess(directory, record, 'SIGKILL')));
+}
+
+const killedAtExit = new Set<string>();
+
+/** Whatever ends this process, what it started for itself ends too. */
+function killAtExit(directory: string): void {
+  if (killedAtExit.size === 0) {
+    process.once('exit', () => {
+      for (const path of killedAtExit) {
+        killAllSync(path);
+      }
+    });
+    for (const [signal, code] of ENDING_SIGNALS) {
+      if (process.listenerCount(signal) === 0) {
+        process.once(signal, () => process.exit(code));
+      }
+    }
+  }
+  killedAtExit.add(directory);
+}
+
+/** After a SIGKILL of a test run nothing could clean up: the next start does. */
+async function sweep(folder: string): Promise<void> {
+  if (!existsSync(folder)) {
+    return;
+  }
+  for (const name of await readdir(folder)) {
+    const owner = readOwner(join(folder, name));
+    if (owner !== undefined && !(await isAlive(owner))) {
+      await remove(join(folder, name));
+    }
+  }
+}

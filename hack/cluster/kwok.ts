@@ -1,0 +1,31 @@
+import { join } from 'node:path';
+import { isErrorCode } from '../../test/support/errors.ts';
+import { isAlive, readRecord, startProcess } from './processes.ts';
+import { resolveSimulationTools } from './toolchain/toolchain.ts';
+
+/** Starts KWOK for this cluster unless it runs. It touches only nodes with its annotation. */
+export async function ensureKwok(directory: string): Promise<void> {
+  if (await runs(directory)) {
+    return;
+  }
+  const { kwok } = await resolveSimulationTools();
+  await startProcess(directory, {
+    name: 'kwok',
+    file: kwok,
+    arguments: [
+      `--kubeconfig=${join(directory, 'kwok.kubeconfig')}`,
+      `--config=${join(import.meta.dirname, 'kwok-stages.yaml')}`,
+    ],
+  });
+}
+
+async function runs(directory: string): Promise<boolean> {
+  try {
+    return await isAlive(readRecord(directory, 'kwok'));
+  } catch (error) {
+    if (isErrorCode(error, 'ENOENT')) {
+      return false;
+    }
+    throw error;
+  }
+}

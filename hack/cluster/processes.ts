@@ -1,0 +1,174 @@
+/**
+ * Detached processes with a record on disk, so that any later process can stop or restart them.
+ * A record holds the start time too: a process id that meanwhile belongs to somebody else is never killed.
+ */
+import { execFile, spawn } from 'node:child_process';
+import {
+  closeSync,
+  existsSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  writeFileSync,
+} from 'node:fs';
+import { readdir, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { startTimeIn } from '../../agent/machines/process.ts';
+import { isErrorCode } from '../../test/support/errors.ts';
+import { waitFor } from '../../test/support/wait.ts';
+
+export interface ProcessIdentity {
+  pid: number;
+  /** As the system tells it; only ever compared. */
+  startTime: string;
+}
+
+export interface ProcessPlan {
+  /** Names the log (`NAME.log`), the pid file (`NAME.pid`) and the record. */
+  name: string;
+  file: string;
+  arguments: readonly string[];
+  /** Added to this process's environment. Not for secrets: it is stored. */
+  environment?: Readonly<Record<string, string>>;
+  /** Runs in a container of this image, where `file` is; absent for a program of this machine. */
+  image?: string | undefined;
+}
+
+export type ProcessRecord = ProcessPlan & ProcessIdentity;
+
+/** A process that got SIGTERM and is still there after this is killed. */
+const TERMINATION_MILLISECONDS = 10_000;
+/** The kernel needs no longer to end a killed process, unless it hangs in a device. */
+const KILL_MILLISECONDS = 10_000;
+
+/** Starts a process of its own session that outlives this one. */
+export async function startProcess(directory: string, plan: ProcessPlan): Promise<ProcessRecord> {
+  const log = openSync(join(directory, `${plan.name}.log`), 'a', 0o600);
+  try {
+    const child = spawn(plan.file, plan.arguments, {
+      detached: true,
+      stdio: ['ignore', log, log],
+      env: { ...process.env, ...plan.environment },
+    });
+    const failed = new Promise<never>((_, reject) => {
+      child.once('error', reject);
+    });
+    if (child.pid === undefined) {
+      return await failed;
+    }
+    failed.catch(() => undefined);
+    child.unref();
+    return await recordProcess(directory, plan, child.pid);
+  } finally {
+    closeSync(log);
+  }
+}
+
+/** Makes a process that runs already one of this folder. */
+export async function recordProcess(
+  directory: string,
+  plan: ProcessPlan,
+  pid: number,
+): Promise<ProcessRecord> {
+  mkdirSync(join(directory, 'processes'), { recursive: true });
+  const record = { ...plan, pid, startTime: (await startTimeOf(pid)) ?? 'ended' };
+  writeFileSync(join(directory, `${plan.name}.pid`), `${pid}\n`);
+  writeFileSync(join(directory, 'processes', `${plan.name}.json`), JSON.stringify(record));
+  return record;
+}
+
+/** Every process that was started in this folder and not stopped since. */
+export async function listProcesses(directory: string): Promise<ProcessRecord[]> {
+  const names = await readdir(join(directory, 'processes')).catch((error: unknown) => {
+    if (isErrorCode(error, 'ENOENT')) {
+      return [];
+    }
+    throw error;
+  });
+  return names.map((name) => readRecord(directory, name.replace(/\.json$/, '')));
+}
+
+export function readRecord(directory: string, name: string): ProcessRecord {
+  return JSON.parse(readFileSync(join(directory, 'processes', `${name}.json`), 'utf8')) as ProcessRecord;
+}
+
+/** Ends a process and resolves when it is gone; one that is gone already is fine. */
+export async function stopProcess(
+  directory: string,
+  record: ProcessRecord,
+  signal: NodeJS.Signals = 'SIGTERM',
+): Promise<void> {
+  if (await signalProcess(record, signal)) {
+    await waitFor(`${record.name} to end`, async () => !(await isAlive(record)), {
+      deadlineMilliseconds: TERMINATION_MILLISECONDS,
+    }).catch(() => killHard(record));
+  }
+  await rm(join(directory, 'processes', `${record.name}.json`), { force: true });
+  await rm(join(directory, `${record.name}.pid`), { force: true });
+}
+
+async function killHard(record: ProcessRecord): Promise<void> {
+  await signalProcess(record, 'SIGKILL');
+  await waitFor(`killed ${record.name} (${record.pid}) to end`, async () => !(await isAlive(record)), {
+    deadlineMilliseconds: KILL_MILLISECONDS,
+  });
+}
+
+/** Sends a signal to exactly this process; false when it is gone. */
+export async function signalProcess(identity: ProcessIdentity, signal: NodeJS.Signals): Promise<boolean> {
+  if (!(await isAlive(identity))) {
+    return false;
+  }
+  try {
+    return process.kill(identity.pid, signal);
+  } catch (error) {
+    if (isErrorCode(error, 'ESRCH')) {
+      return false;
+    }
+    throw error;
+  }
+}
+
+export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
+  return (await startTimeOf(identity.pid)) === identity.startTime;
+}
+
+/** When a process started; undefined when there is none of that id, or only its zombie. */
+export async function startTimeOf(pid: number): Promise<string | undefined> {
+  if (process.platform === 'linux') {
+    return linuxStartTime(pid);
+  }
+  const { stdout } = await promisify(execFile)('ps', ['-o', 'lstart=', '-p', String(pid)]).catch(() => ({
+    stdout: '',
+  }));
+  return stdout.trim() || undefined;
+}
+
+function linuxStartTime(pid: number): string | undefined {
+  let text: string;
+  try {
+    text = readFileSync(`/proc/${pid}/stat`, 'utf8');
+  } catch (error) {
+    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) {
+      return undefined;
+    }
+    throw error;
+  }
+  return startTimeIn(text);
+}
+
+/** At the very end of this process, when nothing asynchronous runs any more: kills what is recorded. */
+export function killAllSync(directory: string): void {
+  const folder = join(directory, 'processes');
+  if (process.platform !== 'linux' || !existsSync(folder)) {
+    return;
+  }
+  for (const name of readdirSync(folder)) {
+    const record = JSON.parse(readFileSync(join(folder, name), 'utf8')) as ProcessRecord;
+    if (linuxStartTime(record.pid) === record.startTime) {
+      process.kill(record.pid, 'SIGKILL');
+    }
+  }
+}

@@ -1,0 +1,137 @@
+/**
+ * The control plane in containers: its own programs, in an image that is built here, and no distribution. Nothing is
+ * pulled. A container shares this machine's network, the cluster's folder and the caller's user, and is gone when its
+ * process is, so that for all others it is a process with a record like the rest.
+ */
+import { createHash } from 'node:crypto';
+import { existsSync } from 'node:fs';
+import { copyFile, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { basename, join } from 'node:path';
+import { GenericContainer, getContainerRuntimeClient, ImageName } from 'testcontainers';
+import { isErrorCode, messageOf } from '../../../test/support/errors.ts';
+import { type ProcessPlan, type ProcessRecord, recordProcess } from '../processes.ts';
+import type { Tools } from '../toolchain/toolchain.ts';
+
+const PROGRAMS = ['etcd', 'kube-apiserver', 'kube-controller-manager', 'kube-scheduler'] as const;
+const REPOSITORY = 'localhost/berth-control-plane';
+/** Debian's static build: the programs write no log files themselves. */
+const BUSYBOX = '/bin/busybox';
+const DOCKERFILE = `FROM scratch
+COPY busybox ${PROGRAMS.join(' ')} /
+`;
+/** Goes before the path of the log, the program and its arguments. */
+const ENTRY = ['/busybox', 'sh', '-c', 'exec "$@" >>"$0" 2>&1'];
+const LAST_WORDS_CHARACTERS = 1_000;
+
+/** Labels of containers: the name of the cluster's folder, and the program. */
+export const CLUSTER_LABEL = 'dev.berth.cluster';
+export const PROGRAM_LABEL = 'dev.berth.program';
+
+type Runtime = Awaited<ReturnType<typeof getContainerRuntimeClient>>;
+
+/** The daemon that `DOCKER_HOST` names, else the machine's. @throws Error when none answers. */
+export async function dockerRuntime(): Promise<Runtime> {
+  // Testcontainers' own helper for what a killed run leaves would have to be pulled; here it is the next start's work.
+  process.env['TESTCONTAINERS_RYUK_DISABLED'] = 'true';
+  // Where ports of containers are: they share our network. Asked in a container, it would look for a bridge's gateway.
+  process.env['TESTCONTAINERS_HOST_OVERRIDE'] ??= '127.0.0.1';
+  // Testcontainers would take the machine's daemon instead of one that was named and is not there.
+  const [, socket] = /^unix:\/\/(.*)$/.exec(process.env['DOCKER_HOST'] ?? '') ?? [];
+  if (socket !== undefined && !existsSync(socket)) {
+    throw new Error(`DOCKER_HOST: ${socket} is not there`);
+  }
+  return await getContainerRuntimeClient();
+}
+
+/** Reference of the image with these programs; builds it when the daemon hasn't got it. */
+export async function controlPlaneImage(tools: Tools): Promise<string> {
+  if (process.platform !== 'linux') {
+    throw new Error('containers with the network of this machine need Linux');
+  }
+  const runtime = await dockerRuntime().catch((error: unknown) => {
+    throw new Error(`no Docker daemon answers: ${messageOf(error)}`, { cause: error });
+  });
+  const files = [BUSYBOX, ...PROGRAMS.map((name) => tools[name])];
+  const reference = `${REPOSITORY}:${await fingerprint(files)}`;
+  if (!(await runtime.image.exists(ImageName.fromString(reference)))) {
+    await build(reference, files);
+  }
+  return reference;
+}
+
+/** Of what would be copied, without reading it all. */
+async function fingerprint(files: readonly string[]): Promise<string> {
+  const hash = createHash('sha256').update(DOCKERFILE);
+  for (const file of files) {
+    const { size, mtimeMs } = await stat(file);
+    hash.update(`${file} ${size} ${mtimeMs}\n`);
+  }
+  return hash.digest('hex').slice(0, 12);
+}
+
+async function build(reference: string, files: readonly string[]): Promise<void> {
+  const context = await mkdtemp(join(tmpdir(), 'berth-control-plane-'));
+  try {
+    await writeFile(join(context, 'Dockerfile'), DOCKERFILE);
+    for (const file of files) {
+      await copyFile(file, join(context, basename(file)));
+    }
+    await GenericContainer.fromDockerfile(context).build(reference, { deleteOnExit: false });
+  } finally {
+    await rm(context, { recursive: true, force: true });
+  }
+}
+
+/** A container that its daemon removes when its process has ended, whoever ended it. */
+class ProgramContainer extends GenericContainer {
+  protected override async beforeContainerCreated(): Promise<void> {
+    this.hostConfig.AutoRemove = true;
+  }
+}
+
+/** Starts a program of the image. It sees the folder at the same path, and its log is there, as a plain process's is. */
+export async function startContainer(
+  directory: string,
+  plan: ProcessPlan & { image: string },
+): Promise<ProcessRecord> {
+  await dockerRuntime();
+  const log = join(directory, `${plan.name}.log`);
+  const container = new ProgramContainer(plan.image)
+    .withEntrypoint([...ENTRY, log, plan.file])
+    .withCommand([...plan.arguments])
+    .withEnvironment({ ...plan.environment })
+    .withUser(`${process.getuid?.()}:${process.getgid?.()}`)
+    .withNetworkMode('host')
+    .withBindMounts([{ source: directory, target: directory }])
+    .withLabels({ [CLUSTER_LABEL]: basename(directory), [PROGRAM_LABEL]: plan.name });
+  try {
+    const started = await container.start();
+    return await recordProcess(directory, plan, await processOf(started.getId()));
+  } catch (error) {
+    const words = await readFile(log, 'utf8').catch(() => 'it wrote no log');
+    const reason = `${messageOf(error)}: ${words.slice(-LAST_WORDS_CHARACTERS)}`;
+    throw new Error(`${plan.name} did not start in a container: ${reason}`, { cause: error });
+  }
+}
+
+/** The container's process as this machine counts; a daemon may count in a namespace of its own. */
+async function processOf(container: string): Promise<number> {
+  for (const entry of await readdir('/proc')) {
+    if (/^\d+$/.test(entry) && (await groupsOf(entry)).includes(container)) {
+      return Number(entry);
+    }
+  }
+  throw new Error('it has ended, or the daemon is on another machine');
+}
+
+async function groupsOf(pid: string): Promise<string> {
+  try {
+    return await readFile(`/proc/${pid}/cgroup`, 'utf8');
+  } catch (error) {
+    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) {
+      return '';
+    }
+    throw error;
+  }
+}

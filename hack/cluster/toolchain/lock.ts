@@ -1,0 +1,70 @@
+/** A lock between processes: a folder, which the kernel makes for exactly one of them. */
+import { mkdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { isErrorCode } from '../../../test/support/errors.ts';
+import { isAlive, startTimeOf } from '../processes.ts';
+import type { Progress } from './build.ts';
+
+/** How often a waiting process looks again. */
+const RETRY_MILLISECONDS = 500;
+/** A holder writes its name at once after making the folder; one without a name for this long died between. */
+const NAMELESS_MILLISECONDS = 5_000;
+
+/** Runs `work` while holding the lock at `path`; the lock of a process that died is taken over. */
+export async function withLock<T>(path: string, progress: Progress, work: () => Promise<T>): Promise<T> {
+  let told = false;
+  while (!(await tryLock(path))) {
+    if (!told) {
+      progress(`waiting for another process that fills ${path.replace(/\.lock$/, '')}`);
+    }
+    told = true;
+    await sleep(RETRY_MILLISECONDS);
+  }
+  try {
+    return await work();
+  } finally {
+    await rm(path, { recursive: true, force: true });
+  }
+}
+
+async function tryLock(path: string): Promise<boolean> {
+  try {
+    await mkdir(path);
+  } catch (error) {
+    if (!isErrorCode(error, 'EEXIST')) {
+      throw error;
+    }
+    await removeStale(path);
+    return false;
+  }
+  await writeFile(
+    join(path, 'holder'),
+    JSON.stringify({ pid: process.pid, startTime: await startTimeOf(process.pid) }),
+  );
+  return true;
+}
+
+async function removeStale(path: string): Promise<void> {
+  try {
+    const holder = JSON.parse(await readFile(join(path, 'holder'), 'utf8')) as {
+      pid: number;
+      startTime: string;
+    };
+    if (await isAlive(holder)) {
+      return;
+    }
+  } catch (error) {
+    if (!isErrorCode(error, 'ENOENT') && !(error instanceof SyntaxError)) {
+      throw error;
+    }
+    const age = await stat(path).then(
+      (info) => Date.now() - info.mtimeMs,
+      () => 0,
+    );
+    if (age < NAMELESS_MILLISECONDS) {
+      return;
+    }
+  }
+  await rm(path, { recursive: true, force: true });
+}

@@ -1,0 +1,146 @@
+/** Approves or denies the certificates that hosts ask for; see policy.ts for who may have which. */
+import type { Logger } from 'pino';
+import { InvalidSigningRequestError, readSigningRequest } from '../../kube/certificaterequest.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import type { Result } from '../../kube/controller.ts';
+import {
+  CERTIFICATE_SIGNING_REQUESTS,
+  type CertificateSigningRequest,
+  type Node,
+  NODES,
+} from '../../kube/core.ts';
+import { Consistency } from '../../kube/consistency.ts';
+import { isNotFound, unlessMissing } from '../../kube/errors.ts';
+import type { Informer } from '../../kube/informer.ts';
+import type { HostApprovals } from '../host/approvals.ts';
+import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
+import { type JoiningConfig, rivalOf } from './joining.ts';
+import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
+import { surroundings } from './surroundings.ts';
+import { REQUESTS_BY_HOST } from './watch.ts';
+
+/** A host makes its Node again within a second; of others, without a Node, the control plane removes the request within a day. */
+const NODE_LOOK_MILLISECONDS = 10_000;
+/** The one key under which this controller waits for its own writes. */
+const JUDGED = 'judged';
+/** What signers give where a request asks for no lifetime: the default of the controller-manager's --cluster-signing-duration. */
+const SIGNERS_OWN_SECONDS = 365 * 24 * 3600;
+
+export interface CertificateControllerOptions {
+  readonly client: KubeClient;
+  readonly requests: Informer<CertificateSigningRequest>;
+  readonly approvals: HostApprovals;
+  /** All Nodes, hosts or not: see surroundings.ts. */
+  readonly addresses: Informer<Node>;
+  readonly config: JoiningConfig;
+  readonly clock: () => number;
+}
+
+export class CertificateReconciler {
+  readonly #options: CertificateControllerOptions;
+  readonly #consistency = new Consistency();
+
+  constructor(options: CertificateControllerOptions) {
+    this.#options = options;
+  }
+
+  /** Whether the cache has everything that was judged. */
+  ready(): boolean {
+    return this.#consistency.ready(JUDGED);
+  }
+
+  async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
+    const csr = this.#options.requests.cache.get(name);
+    if (csr === undefined || !isOpen(csr)) {
+      return undefined;
+    }
+    const { decision, name: host } = await this.#decide(csr);
+    if (decision.kind === 'wait') {
+      return { requeueAfterMilliseconds: NODE_LOOK_MILLISECONDS };
+    }
+    if (decision.kind === 'ignore') {
+      return undefined;
+    }
+    logger.info(
+      { request: name, by: csr.spec.username, decision: decision.kind, message: decision.message },
+      'judged a certificate request',
+    );
+    if (decision.kind === 'approve' && host !== undefined && csr.spec.signerName === CLIENT_SIGNER) {
+      // Before the certificate can be used: nothing that is approved may be forgotten by a crash in between.
+      const seconds = csr.spec.expirationSeconds ?? SIGNERS_OWN_SECONDS;
+      await this.#options.approvals.remember(host, this.#options.clock() + seconds * 1000);
+    }
+    await this.#write(csr, decision);
+    return undefined;
+  }
+
+  /** With the name of the Node that it turned on. */
+  async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
+    const { config, requests } = this.#options;
+    const requester = requesterOf(csr, config);
+    if (requester === undefined) {
+      return { decision: { kind: 'ignore' }, name: undefined };
+    }
+    const request = readingOf(csr);
+    const name = nodeToKnow(requester, request);
+    const node = name === undefined ? undefined : await this.#node(name);
+    const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
+    const rival = rivalOf(csr, others)?.metadata.name;
+    const decision = decide(requester, csr, request, { node, rival });
+    return {
+      decision:
+        decision.kind === 'serving' ? decideServing(decision, await surroundings(this.#options)) : decision,
+      name,
+    };
+  }
+
+  /** Asked of the server: a cache that lags behind would give a known host's identity away. */
+  #node(name: string): Promise<Node | undefined> {
+    return unlessMissing(this.#options.client.get(NODES, { name }));
+  }
+
+  async #write(
+    csr: CertificateSigningRequest,
+    decision: Extract<Decision, { message: string }>,
+  ): Promise<void> {
+    const approved = decision.kind === 'approve';
+    const condition = {
+      type: approved ? 'Approved' : 'Denied',
+      status: 'True' as const,
+      reason: approved ? 'ApprovedByBerth' : decision.reason,
+      message: decision.message,
+      lastUpdateTime: new Date(this.#options.clock()).toISOString(),
+    };
+    const judged = {
+      ...csr,
+      status: { ...csr.status, conditions: [...(csr.status?.conditions ?? []), condition] },
+    };
+    try {
+      const { client, requests } = this.#options;
+      const written = await client.update(CERTIFICATE_SIGNING_REQUESTS, judged, { subresource: 'approval' });
+      this.#consistency.wrote(JUDGED, requests, written.metadata.resourceVersion ?? '');
+    } catch (error) {
+      if (!isNotFound(error)) {
+        throw error;
+      }
+    }
+  }
+}
+
+function isOpen(csr: CertificateSigningRequest): boolean {
+  const isNodes = csr.spec.signerName === CLIENT_SIGNER || csr.spec.signerName === SERVING_SIGNER;
+  const isJudged =
+    csr.status?.conditions?.some(({ type }) => type === 'Approved' || type === 'Denied') ?? false;
+  return isNodes && !isJudged;
+}
+
+function readingOf({ spec }: CertificateSigningRequest): Reading {
+  try {
+    return readSigningRequest(Buffer.from(spec.request, 'base64').toString('latin1'));
+  } catch (error) {
+    // Whatever is wrong with it, it is the requester's text: a host's is denied, and never holds up the others.
+    return error instanceof InvalidSigningRequestError
+      ? error
+      : new InvalidSigningRequestError(String(error));
+  }
+}

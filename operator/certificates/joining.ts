@@ -1,0 +1,82 @@
+/** Who may ask for the first certificate of which host: each credential that hosts join with is good for one name. Pure. */
+import { BOOTSTRAP_GROUP, bootstrapGroupOf } from '../../api/v1alpha1/names.ts';
+import type { CertificateSigningRequest } from '../../kube/core.ts';
+import type { OperatorConfig } from '../config.ts';
+import { CLIENT_SIGNER, type Refusal } from './content.ts';
+
+/** The API server's own word for the node that a projected token is bound to. No client can set it. */
+const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
+/** Before the name of the host that a bootstrap token is for. */
+const NAME_GROUP_PREFIX = bootstrapGroupOf('');
+
+/** Somebody with what hosts join with. */
+export interface Joining {
+  readonly kind: 'joining';
+  /** The one host that the credential is for, or why there is none. */
+  readonly host: string | Refusal;
+}
+
+/** What the rules are made of: the account of the DaemonSet's agents, and what their hosts' names end with. */
+export type JoiningConfig = Pick<OperatorConfig, 'namespaces' | 'hosts'>;
+
+/** Undefined when the request is not by what hosts join with. */
+export function joiningOf(
+  { spec }: CertificateSigningRequest,
+  { namespaces, hosts }: JoiningConfig,
+): Joining | undefined {
+  const { username = '', groups = [], extra = {} } = spec;
+  if (username === `system:serviceaccount:${namespaces.system}:${hosts.serviceAccount}`) {
+    return { kind: 'joining', host: hostOfNode(extra[NODE_NAME_EXTRA], hosts.nodeNameSuffix) };
+  }
+  const names = groups.filter((group) => group.startsWith(NAME_GROUP_PREFIX));
+  if (names.length === 0 && !groups.includes(BOOTSTRAP_GROUP)) {
+    return undefined;
+  }
+  const [name = ''] = names;
+  return { kind: 'joining', host: names.length === 1 ? name.slice(NAME_GROUP_PREFIX.length) : NOT_FOR_ONE };
+}
+
+const NOT_FOR_ONE: Refusal = {
+  reason: 'TokenNotForOneHost',
+  message: `a bootstrap token of hosts is for one host, named by its group ${bootstrapGroupOf('NAME')}: make one with "make host-token NAME=…" (docs/add-a-host.md)`,
+};
+
+const NOT_FOR_A_NODE: Refusal = {
+  reason: 'TokenNotBoundToNode',
+  message:
+    "the token of the agent's ServiceAccount is bound to no node: agents in Pods join with the projected token of their Pod",
+};
+
+/** As the agent makes its name of what the DaemonSet gives it. */
+function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
+  const [node] = bound;
+  return node === undefined || bound.length > 1 ? NOT_FOR_A_NODE : `${node}${suffix}`.replaceAll('.', '-');
+}
+
+/**
+ * Another request of the same host's that may still bring somebody its certificate: approved already, or older and not
+ * judged yet. Two holders of one credential cannot be told apart, so the first has it and the second is told.
+ * @param others all requests for that host by what hosts join with
+ */
+export function rivalOf(
+  csr: CertificateSigningRequest,
+  others: readonly Readonly<CertificateSigningRequest>[],
+): Readonly<CertificateSigningRequest> | undefined {
+  return others.find(
+    (other) =>
+      other.metadata.uid !== csr.metadata.uid &&
+      other.spec.signerName === CLIENT_SIGNER &&
+      !hasCondition(other, 'Denied') &&
+      !hasCondition(other, 'Failed') &&
+      (hasCondition(other, 'Approved') || ageOf(other) < ageOf(csr)),
+  );
+}
+
+function hasCondition({ status }: Readonly<CertificateSigningRequest>, wanted: string): boolean {
+  return status?.conditions?.some(({ type }) => type === wanted) === true;
+}
+
+/** Sorts by time of creation, which has whole seconds, and in an order that is the same for everybody within one. */
+function ageOf({ metadata }: Readonly<CertificateSigningRequest>): string {
+  return `${metadata.creationTimestamp} ${metadata.uid}`;
+}

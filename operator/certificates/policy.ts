@@ -1,0 +1,146 @@
+/**
+ * Who may have which certificate. Pure: a decision from the request, who asks, and the Node it turns on.
+ * No stock binding approves these: with the auto-approval that comes with Kubernetes a bootstrap token could take over an existing node.
+ * Only what Berth's hosts ask for is judged: other nodes of the cluster have an approver of their own, or a person.
+ */
+import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificaterequest.ts';
+import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
+import { isHost } from '../host/view.ts';
+import { refusalOfAddresses, type Surroundings } from './addresses.ts';
+import { type Joining, type JoiningConfig, joiningOf } from './joining.ts';
+import {
+  NODE_USER_PREFIX,
+  nodeNameOf,
+  nodeNameOfUser,
+  NODES_GROUP,
+  type Refusal,
+  refusalOfContent,
+  SERVING_SIGNER,
+} from './content.ts';
+
+export type Decision =
+  | { readonly kind: 'approve'; readonly message: string }
+  | ({ readonly kind: 'deny' } & Refusal)
+  /** Not ours to judge: not a request of a host of ours. */
+  | { readonly kind: 'ignore' }
+  /** Of a node that has no Node at the moment, so that nobody can tell whose it is; a host makes its own again at once. */
+  | { readonly kind: 'wait' };
+
+/** All is well with a serving certificate that a host asks for itself, but its addresses: see {@link decideServing}. */
+export interface ServingQuestion {
+  readonly kind: 'serving';
+  readonly addresses: readonly string[];
+  readonly node: Node;
+}
+
+/** What a request asks for, or why it cannot be told. */
+export type Reading = SigningRequest | InvalidSigningRequestError;
+
+/** Who asks, as far as Berth may have to do with it. */
+export type Requester =
+  | Joining
+  /** The node of this name; whether it is a host, only its Node can tell. */
+  | { readonly kind: 'node'; readonly name: string };
+
+/** Undefined when whoever asks is neither. */
+export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfig): Requester | undefined {
+  const { username = '', groups = [] } = csr.spec;
+  if (groups.includes(NODES_GROUP)) {
+    const name = nodeNameOfUser(username);
+    return name === undefined ? undefined : { kind: 'node', name };
+  }
+  return joiningOf(csr, config);
+}
+
+/** Whose Node a decision turns on: a node's own, or the one that somebody is to join as. */
+export function nodeToKnow(requester: Requester, request: Reading): string | undefined {
+  if (requester.kind === 'node') {
+    return requester.name;
+  }
+  return request instanceof InvalidSigningRequestError ? undefined : nodeNameOf(request);
+}
+
+/** What a decision turns on besides the request. */
+export interface Known {
+  /** The Node of {@link nodeToKnow}, read from the server at this moment; undefined when there is none. */
+  readonly node: Node | undefined;
+  /** The name of another request that may bring somebody the same host's first certificate. */
+  readonly rival?: string | undefined;
+}
+
+export function decide(
+  requester: Requester,
+  { spec }: CertificateSigningRequest,
+  request: Reading,
+  known: Known,
+): Decision | ServingQuestion {
+  const { node } = known;
+  if (requester.kind === 'node' && node === undefined) {
+    return { kind: 'wait' };
+  }
+  if (requester.kind === 'node' && !isHost(node)) {
+    return { kind: 'ignore' };
+  }
+  if (request instanceof InvalidSigningRequestError) {
+    return deny('InvalidRequest', `spec.request is refused: ${request.message}`);
+  }
+  const refusal = refusalOfContent(spec, request, requester.kind === 'joining');
+  return refusal === undefined ? decideOurs(requester, spec, request, known) : { kind: 'deny', ...refusal };
+}
+
+function decideOurs(
+  requester: Requester,
+  { signerName, username }: CertificateSigningRequest['spec'],
+  request: SigningRequest,
+  known: Known,
+): Decision | ServingQuestion {
+  const name = nodeNameOf(request) ?? '';
+  const isOwn = requester.kind === 'node' && requester.name === name;
+  if (signerName === SERVING_SIGNER) {
+    return isOwn && known.node !== undefined
+      ? { kind: 'serving', addresses: request.ipAddresses, node: known.node }
+      : notItself(`${username} may ask for its own serving certificate only`, name);
+  }
+  if (requester.kind === 'joining') {
+    return decideFirst(requester, name, known);
+  }
+  return isOwn
+    ? { kind: 'approve', message: 'renewal by the host itself' }
+    : notItself(`${username} may renew its own certificate only`, name);
+}
+
+function notItself(rule: string, name: string): Decision {
+  return deny('NotItself', `${rule}, not that of ${NODE_USER_PREFIX}${name}`);
+}
+
+function decideFirst({ host }: Joining, name: string, { node, rival }: Known): Decision {
+  if (typeof host !== 'string') {
+    return { kind: 'deny', ...host };
+  }
+  if (host !== name) {
+    return notItself(`this credential is for the host ${host} only`, name);
+  }
+  if (node !== undefined) {
+    return deny(
+      'NodeExists',
+      `a Node named ${name} exists already: delete the Node first (kubectl delete node ${name})`,
+    );
+  }
+  return rival === undefined
+    ? { kind: 'approve', message: `${name} joins as a new host` }
+    : deny(
+        'RequestOpen',
+        `the request ${rival} for ${name} is open or approved: if nobody else made it, delete it (kubectl delete csr ${rival}) and ask again`,
+      );
+}
+
+export function decideServing({ addresses, node }: ServingQuestion, surroundings: Surroundings): Decision {
+  const refusal = refusalOfAddresses(addresses, node, surroundings);
+  return refusal === undefined
+    ? { kind: 'approve', message: `serving certificate for ${addresses.join(', ')}` }
+    : { kind: 'deny', ...refusal };
+}
+
+function deny(reason: string, message: string): Decision {
+  return { kind: 'deny', reason, message };
+}

@@ -1,0 +1,50 @@
+/** What a decision on addresses turns on: which Nodes publish them, and those of the API server and of Services. */
+import type { Logger } from 'pino';
+import type { KubeClient } from '../../kube/client.ts';
+import { ENDPOINT_SLICES, type Node, NODES, SERVICE_CIDRS, SERVICES } from '../../kube/core.ts';
+import { unlessMissing } from '../../kube/errors.ts';
+import { Informer } from '../../kube/informer.ts';
+import type { OperatorConfig } from '../config.ts';
+import { addressesOf, plainAddress, type Surroundings } from './addresses.ts';
+
+/** The API server keeps its Service, and its own addresses as endpoints of it, under this name. */
+const API_SERVER = { namespace: 'default', name: 'kubernetes' } as const;
+const BY_ADDRESS = 'address';
+
+/** All Nodes, hosts or not, by the addresses that they publish. */
+export function watchAddresses(client: KubeClient, logger: Logger): Informer<Node> {
+  return new Informer(client, NODES, {
+    logger,
+    transform: trimmed,
+    indexes: { [BY_ADDRESS]: addressesOf },
+  });
+}
+
+/** As it is at this moment. `addresses` is of {@link watchAddresses}. */
+export async function surroundings(o: {
+  readonly client: KubeClient;
+  readonly addresses: Informer<Node>;
+  readonly config: Pick<OperatorConfig, 'hosts'>;
+}): Promise<Surroundings> {
+  const [service, slice, ranges] = await Promise.all([
+    unlessMissing(o.client.get(SERVICES, API_SERVER)),
+    unlessMissing(o.client.get(ENDPOINT_SLICES, API_SERVER)),
+    o.client.list(SERVICE_CIDRS),
+  ]);
+  const apiServer = [
+    ...(service?.spec?.clusterIPs ?? []),
+    ...(slice?.endpoints ?? []).flatMap((endpoint) => endpoint.addresses),
+  ];
+  return {
+    nodesAt: (address) => o.addresses.cache.byIndex(BY_ADDRESS, address).map(({ metadata }) => metadata.name),
+    apiServer: apiServer.map(plainAddress).filter((address) => address !== undefined),
+    serviceCIDRs: ranges.items.flatMap(({ spec }) => spec?.cidrs ?? []),
+    settings: o.config.hosts,
+  };
+}
+
+/** Nothing else of these Nodes is asked for here. */
+function trimmed(node: Node): Node {
+  const { labels: _labels, annotations: _annotations, ...metadata } = node.metadata;
+  return { ...node, metadata, spec: {}, status: { addresses: node.status?.addresses ?? [] } };
+}

@@ -1,0 +1,216 @@
+/** Which piece of work an Image or ISO needs next. One at a time: another waits its turn. Pure. */
+import { createHash } from 'node:crypto';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { type StorageTarget, TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { OperatorConfig } from '../config.ts';
+import {
+  contentOf,
+  directSource,
+  imageObjectName,
+  isKeptFromCopies,
+  storedContent,
+  originKeys,
+} from './content.ts';
+import type { ObservedImage } from './observed.ts';
+
+const apiVersion = TASK_API_VERSION;
+/** Characters of a hash that tell the files and tags of one image's versions apart. */
+const HASH_LENGTH = 16;
+
+export type OperationType = 'pull' | 'save' | 'commit' | 'push';
+
+export interface Operation {
+  readonly kind: 'operation';
+  readonly type: OperationType;
+  /** Of an action: the time that asked for it. */
+  readonly requestedAt: string | undefined;
+  readonly task: Task;
+  readonly pullSecrets: readonly string[];
+  /** The VM's host, for the copy of a disk. */
+  readonly nodeName: string | undefined;
+}
+
+/** Why nothing can be done yet, or ever. */
+export interface Blocked {
+  readonly kind: 'blocked';
+  /** The action that cannot be done; undefined: the image itself cannot be made. */
+  readonly operation: 'commit' | undefined;
+  readonly requestedAt: string | undefined;
+  /** Nothing but a change of the object or of the operator's configuration helps. */
+  readonly terminal: boolean;
+  readonly reason: string;
+  readonly message: string;
+}
+
+/** Undefined when there is nothing to do. */
+export function dueOperation(observed: ObservedImage): Operation | Blocked | undefined {
+  const { object } = observed;
+  if (object.status?.content === undefined) {
+    return first(observed);
+  }
+  return pendingCommit(observed) ?? pendingPush(observed);
+}
+
+/** What makes the content. Copies and empty disks need no work: their content follows from what is there. */
+function first(observed: ObservedImage): Operation | Blocked {
+  const { source } = observed.object.spec;
+  if ('fromVM' in source && source.fromVM !== undefined) {
+    return save(observed, { type: 'save', vmName: source.fromVM.name, requestedAt: undefined });
+  }
+  if (source.copyOf !== undefined) {
+    return noCopy(observed);
+  }
+  const direct = directSource(source);
+  return direct === undefined || direct.type === 'unsupported'
+    ? { ...blocked('SourceUnsupported', direct?.description ?? 'no source is named'), terminal: true }
+    : pull(observed, direct);
+}
+
+function noCopy({ kind, object, origin, config }: ObservedImage): Blocked {
+  if (origin === undefined) {
+    const places = originKeys(object, config).join(' or ');
+    return blocked('CopySourceNotReady', `${kind} ${places} was not found`);
+  }
+  const { name } = origin.metadata;
+  return isKeptFromCopies(origin, object)
+    ? blocked(
+        'CopyWouldShowURL',
+        `${kind} ${name} comes from a URL with a query, which may hold credentials and would be shown here: with image storage (imageStorage in the operator's configuration) what comes from a URL is stored, and can be copied`,
+      )
+    : blocked('CopySourceNotReady', `${kind} ${name} has no content yet`);
+}
+
+function pull({ object, config }: ObservedImage, source: MachineImageSource): Operation {
+  // Web servers come and go: what comes from one is kept, where there is a place for it.
+  const target =
+    source.type === 'http' ? storageTarget(object, config, object.metadata.uid ?? '') : undefined;
+  return {
+    kind: 'operation',
+    type: 'pull',
+    requestedAt: undefined,
+    task: { apiVersion, type: 'import', image: taskImage(object, source), target },
+    pullSecrets: secretNames(object),
+    nodeName: undefined,
+  };
+}
+
+function secretNames({ spec: { imagePullSecrets = [] } }: Image | ISO): string[] {
+  return imagePullSecrets.map(({ name }) => name);
+}
+
+function pendingCommit(observed: ObservedImage): Operation | Blocked | undefined {
+  const { object } = observed;
+  const commit = 'commit' in object.spec ? object.spec.commit : undefined;
+  const done = (object as Image).status?.lastCommit?.requestedAt;
+  if (commit === undefined || commit.requestedAt === done) {
+    return undefined;
+  }
+  return save(observed, { type: 'commit', vmName: commit.vmName, requestedAt: commit.requestedAt });
+}
+
+interface Saving {
+  readonly type: 'save' | 'commit';
+  readonly vmName: string;
+  readonly requestedAt: string | undefined;
+}
+
+function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): Operation | Blocked {
+  const { object, config } = observed;
+  const action = { operation: type === 'commit' ? type : undefined, requestedAt };
+  // With what it follows on, so that a time which is asked for again has another place.
+  const version =
+    requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
+  const target = storageTarget(object, config, version);
+  if (target === undefined) {
+    const message = "there is no image storage: set imageStorage in the operator's configuration";
+    return { ...blocked('NoImageStorage', message), ...action, terminal: true };
+  }
+  const vm = observed.vm(vmName);
+  const nodeName = hostOf(vm);
+  if (vm === undefined || nodeName === undefined) {
+    return { ...noDisk(vm, vmName), ...action };
+  }
+  const { uid = '', namespace = '' } = vm.metadata;
+  const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, target };
+  return { kind: 'operation', type, requestedAt, task, pullSecrets: [], nodeName };
+}
+
+function placeName(object: Image | ISO): string {
+  const content = storedContent(object);
+  return content === undefined ? '' : JSON.stringify(content);
+}
+
+/** The host that has the VM's disk: it keeps it while the VM is stopped, too. */
+function hostOf(vm: VM | undefined): string | undefined {
+  return vm?.status?.firstRunningTime === undefined ? undefined : vm.status.nodeName;
+}
+
+function noDisk(vm: VM | undefined, name: string): Blocked {
+  return vm === undefined
+    ? blocked('VMNotFound', `there is no VM ${name} in this namespace`)
+    : blocked('VMNotReady', `VM ${name} has not run yet`);
+}
+
+function pendingPush(observed: ObservedImage): Operation | undefined {
+  const object = observed.object as Image;
+  const { push } = object.spec;
+  const content = contentOf(object);
+  if (
+    push === undefined ||
+    content === undefined ||
+    push.requestedAt === object.status?.lastPush?.requestedAt
+  ) {
+    return undefined;
+  }
+  const secrets = [push.secretName, ...secretNames(object)];
+  return {
+    kind: 'operation',
+    type: 'push',
+    requestedAt: push.requestedAt,
+    task: {
+      apiVersion,
+      type: 'push',
+      image: taskImage(object, content.source),
+      reference: normaliseImageName(push.reference),
+    },
+    pullSecrets: [...new Set(secrets.filter((name) => name !== undefined))],
+    nodeName: undefined,
+  };
+}
+
+function taskImage(object: Image | ISO, source: TaskImage['source']): TaskImage {
+  const { architecture } = object.spec;
+  const format = 'format' in object.spec ? (object.spec.format ?? 'Auto') : 'Auto';
+  return { source, format, architecture, name: imageObjectName(object) };
+}
+
+/** A place of its own for each version of an image's content. */
+function storageTarget(
+  object: Image | ISO,
+  { imageStorage }: OperatorConfig,
+  version: string,
+): StorageTarget | undefined {
+  const { namespace, name, uid } = object.metadata;
+  const hash = createHash('sha256').update(`${uid} ${version}`).digest('hex').slice(0, HASH_LENGTH);
+  if (imageStorage?.registry !== undefined) {
+    return { type: 'registry', reference: `${imageStorage.registry.prefix}/${namespace}/${name}:${hash}` };
+  }
+  return imageStorage?.folder === true
+    ? { type: 'folder', path: `${namespace}/${name}-${hash}.qcow2` }
+    : undefined;
+}
+
+function blocked(reason: string, message: string): Blocked {
+  return {
+    kind: 'blocked',
+    operation: undefined,
+    requestedAt: undefined,
+    terminal: false,
+    reason,
+    message,
+  };
+}

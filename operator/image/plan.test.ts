@@ -1,0 +1,337 @@
+import { constantFrom } from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Job } from '../../kube/job.ts';
+import { assertHistories } from '../../test/support/properties.ts';
+import { parseConfig } from '../config.ts';
+import type { TaskOutcome } from '../tasks/job.ts';
+import type { ImageJob, ObservedImage } from './observed.ts';
+import { ATTEMPT_LABEL, OPERATION_LABEL, planImage, REQUESTED_AT_ANNOTATION } from './plan.ts';
+
+const START = Date.parse('2026-01-01T00:00:00Z');
+const REPORT = { digest: `sha256:${'a'.repeat(64)}`, sizeBytes: 2 ** 30, storageBytes: 2 ** 20 };
+
+function image(spec: Partial<ImageSpec>): Image {
+  const source = { registry: { reference: 'registry.example/team/disk:1' } };
+  return {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'Image',
+    metadata: { name: 'golden', namespace: 'platform-ci', uid: 'u1', generation: 1 },
+    spec: { source, ...spec },
+  };
+}
+
+const ran: VM = {
+  apiVersion: 'berth.dev/v1alpha1',
+  kind: 'VM',
+  metadata: { name: 'builder', namespace: 'platform-ci', uid: 'v1' },
+  spec: {},
+  status: { phase: 'Running', nodeName: 'mac1', firstRunningTime: '2026-01-01T00:00:00Z' },
+};
+
+/** The world around one Image: what the planner asks for happens, and time goes on. */
+class World {
+  object: Image;
+  now = START;
+  readonly jobs: ImageJob[] = [];
+  readonly config = parseConfig({ imageStorage: { folder: true } }, 'test');
+  vms: VM[] = [ran];
+  origin: Image | undefined;
+
+  constructor(spec: Partial<ImageSpec>) {
+    this.object = image(spec);
+  }
+
+  observed(): ObservedImage {
+    const { object, jobs, config, now, origin } = this;
+    const vm = (name: string): VM | undefined => this.vms.find(({ metadata }) => metadata.name === name);
+    return { object, kind: 'Image', jobs, origin, vm, deploying: [], config, now };
+  }
+
+  step(): void {
+    const { createJob, status } = planImage(this.observed());
+    this.object = { ...this.object, status };
+    if (createJob !== undefined) {
+      const { labels = {}, annotations = {} } = createJob.metadata;
+      this.jobs.push({
+        job: createJob as Job,
+        operation: labels[OPERATION_LABEL] ?? '',
+        requestedAt: annotations[REQUESTED_AT_ANNOTATION],
+        attempt: Number(labels[ATTEMPT_LABEL]),
+        outcome: { kind: 'waiting', message: '' },
+      });
+    }
+  }
+
+  get open(): ImageJob[] {
+    return this.jobs.filter(({ outcome }) => outcome.kind === 'waiting' || outcome.kind === 'running');
+  }
+
+  end(outcome: TaskOutcome): void {
+    const [job] = this.open;
+    if (job !== undefined) {
+      this.jobs[this.jobs.indexOf(job)] = { ...job, outcome };
+    }
+  }
+
+  succeed(): void {
+    this.end({ kind: 'succeeded', report: REPORT, finishedAt: this.time });
+  }
+
+  fail(reason: string): void {
+    this.end({ kind: 'failed', reason, message: 'as told', finishedAt: this.time });
+  }
+
+  get time(): string {
+    return new Date(this.now).toISOString();
+  }
+
+  condition(type: string) {
+    return this.object.status?.conditions?.find((one) => one.type === type);
+  }
+}
+
+describe('an image', () => {
+  it('is fetched by one Job and is Ready with its size and digest', () => {
+    const world = new World({});
+    world.step();
+    expect(world.open).toHaveLength(1);
+    world.step();
+    expect(world.jobs).toHaveLength(1);
+    world.succeed();
+    world.step();
+    expect(world.object.status).toMatchObject({
+      phase: 'Ready',
+      size: '1Gi',
+      storageSize: '1Mi',
+      digest: REPORT.digest,
+      content: { type: 'registry', reference: 'registry.example/team/disk:1' },
+    });
+    expect(world.condition('Ready')?.status).toBe('True');
+  });
+
+  it('is tried again after longer and longer waits, but not when the image itself is at fault', () => {
+    const world = new World({});
+    world.step();
+    for (const wait of [10_000, 20_000, 40_000]) {
+      world.fail('ImageFetchFailed');
+      world.step();
+      expect(world.object.status?.phase).toBe('Failed');
+      expect(world.condition('Ready')?.message).toContain('tried again at');
+      world.now += wait - 1;
+      world.step();
+      expect(world.open).toHaveLength(0);
+      world.now += 1;
+      world.step();
+      expect(world.open).toHaveLength(1);
+    }
+    world.fail('DigestMismatch');
+    world.now += 24 * 3600 * 1000;
+    world.step();
+    expect(world.open).toHaveLength(0);
+    expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'DigestMismatch' });
+  });
+
+  it('whose Job the API server refuses says so in its words', () => {
+    const { status } = planImage(new World({}).observed(), 'exceeded quota');
+    const ready = status.conditions?.find(({ type }) => type === 'Ready');
+    expect(ready).toMatchObject({ status: 'False', reason: 'JobRefused', message: 'exceeded quota' });
+  });
+
+  it('that is an empty disk is Ready at once, and takes no room', () => {
+    const world = new World({ source: { empty: { size: '40Gi' } } });
+    world.step();
+    expect(world.jobs).toHaveLength(0);
+    expect(world.object.status).toMatchObject({ phase: 'Ready', size: '40Gi', storageSize: '0' });
+  });
+
+  it('that is a copy takes over the content of its origin, once there is some', () => {
+    const world = new World({ source: { copyOf: { name: 'other' } } });
+    world.step();
+    expect(world.condition('Ready')).toMatchObject({ status: 'False', reason: 'CopySourceNotReady' });
+    const content = { type: 'storedFile', path: 'a/b.qcow2', sha256: 'b'.repeat(64) };
+    world.origin = { ...image({}), status: { content, digest: REPORT.digest, size: '1Gi' } };
+    world.step();
+    expect(world.jobs).toHaveLength(0);
+    expect(world.object.status).toMatchObject({ phase: 'Ready', content, size: '1Gi' });
+  });
+
+  const signed = 'https://images.example/disk.qcow2?X-Amz-Signature=secret';
+
+  it('of a signed URL says where it is from without the signature, also where an earlier operator said all', () => {
+    const http = { url: signed, sha256: 'a'.repeat(64) };
+    const world = new World({ source: { http } });
+    world.step();
+    world.succeed();
+    world.step();
+    expect(world.object.status?.origin).toBe('https://images.example/disk.qcow2?…');
+    world.object = { ...world.object, status: { ...world.object.status, origin: signed } };
+    world.step();
+    expect(world.object.status?.origin).toBe('https://images.example/disk.qcow2?…');
+  });
+
+  it('that is a copy from another namespace does not take over a URL that may hold credentials', () => {
+    const content = { type: 'http', url: signed, sha256: 'a'.repeat(64) };
+    const world = new World({ source: { copyOf: { name: 'other', namespace: 'platform-default' } } });
+    const other = image({});
+    const metadata = { ...other.metadata, namespace: 'platform-default' };
+    world.origin = { ...other, metadata, status: { content, size: '1Gi' } };
+    world.step();
+    expect(world.condition('Ready')).toMatchObject({ status: 'False', reason: 'CopyWouldShowURL' });
+    expect(JSON.stringify(world.object.status)).not.toContain('secret');
+    world.origin = { ...other, status: { content, size: '1Gi' } };
+    world.step();
+    expect(world.object.status).toMatchObject({ phase: 'Ready', content });
+  });
+
+  it('made of a VM waits for it to have run, and is copied on its host', () => {
+    const world = new World({ source: { fromVM: { name: 'builder' } } });
+    world.vms = [];
+    world.step();
+    expect(world.condition('Ready')?.reason).toBe('VMNotFound');
+    world.vms = [ran];
+    world.step();
+    const [{ job } = { job: undefined }] = world.open;
+    const terms =
+      job?.spec.template.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution
+        ?.nodeSelectorTerms;
+    expect(terms?.every(({ matchFields }) => matchFields?.[0]?.values?.[0] === 'mac1')).toBe(true);
+    world.succeed();
+    world.step();
+    expect(world.object.status?.content).toMatchObject({ type: 'storedFile' });
+  });
+
+  it('cannot be made of a VM without image storage, and says so', () => {
+    const world = new World({ source: { fromVM: { name: 'builder' } } });
+    Object.assign(world.config, { imageStorage: undefined });
+    world.step();
+    expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'NoImageStorage' });
+  });
+});
+
+describe('actions', () => {
+  const requestedAt = '2026-01-02T00:00:00Z';
+  const push = { reference: 'registry.example/out:1', requestedAt };
+
+  it('wait for each other, and for the image itself', () => {
+    const world = new World({ commit: { vmName: 'builder', requestedAt }, push });
+    for (const expected of ['pull', 'commit', 'push']) {
+      world.step();
+      expect(world.open.map(({ operation }) => operation)).toEqual([expected]);
+      expect(world.object.status?.phase).toBe(
+        { pull: 'Pending', commit: 'Updating', push: 'Ready' }[expected],
+      );
+      world.succeed();
+    }
+    world.step();
+    expect(world.object.status).toMatchObject({
+      lastCommit: { requestedAt, result: 'Succeeded' },
+      lastPush: { requestedAt, result: 'Succeeded', reference: REPORT.digest },
+    });
+    expect(world.jobs).toHaveLength(3);
+  });
+
+  it('fail once, with the reason in a condition, and leave the image as it was', () => {
+    const world = new World({ push });
+    world.step();
+    world.succeed();
+    world.step();
+    world.fail('ImageAccessDenied');
+    world.step();
+    expect(world.condition('Pushed')).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
+    expect(world.object.status?.phase).toBe('Ready');
+    world.now += 24 * 3600 * 1000;
+    world.step();
+    expect(world.open).toHaveLength(0);
+  });
+
+  it('give each version a place of its own, also when a time is asked for again', () => {
+    const world = new World({ source: { fromVM: { name: 'builder' } } });
+    world.step();
+    world.succeed();
+    const places: unknown[] = [];
+    for (const time of [requestedAt, '2026-01-03T00:00:00Z', requestedAt]) {
+      world.step();
+      places.push(world.object.status?.content?.path);
+      world.object = {
+        ...world.object,
+        spec: { ...world.object.spec, commit: { vmName: 'builder', requestedAt: time } },
+      };
+      // Jobs go an hour after their end.
+      world.jobs.length = 0;
+      world.step();
+      world.succeed();
+    }
+    world.step();
+    places.push(world.object.status?.content?.path);
+    expect(new Set(places).size).toBe(4);
+  });
+
+  it('of a VM that is not there fail at once', () => {
+    const world = new World({ commit: { vmName: 'gone', requestedAt } });
+    world.step();
+    world.succeed();
+    world.step();
+    expect(world.condition('Committed')).toMatchObject({ status: 'False', reason: 'VMNotFound' });
+  });
+});
+
+describe('whatever Jobs do', () => {
+  const events = constantFrom('step', 'succeed', 'fail', 'break', 'later', 'push', 'commit', 'running');
+
+  it('one piece of work runs at a time, content is never lost, and nothing is written when nothing happens', (context) => {
+    assertHistories(context, { step: events, maxLength: 60, numRuns: 300 }, (history) => {
+      const world = new World({});
+      let asked = 0;
+      for (const event of history) {
+        const hadContent = world.object.status?.content !== undefined;
+        act(world, event, () => new Date(START + ++asked).toISOString());
+        world.step();
+        expect(world.open.length).toBeLessThanOrEqual(1);
+        expect(!hadContent || world.object.status?.content !== undefined).toBe(true);
+        // A Job that was made is seen with the next look.
+        world.step();
+        const { status } = world.object;
+        world.step();
+        expect(world.object.status).toEqual(status);
+      }
+      for (let round = 0; round < 10; round += 1) {
+        world.now += 600_000;
+        world.step();
+        world.succeed();
+        world.step();
+      }
+      const { spec, status } = world.object;
+      expect(status?.lastPush?.requestedAt).toBe(spec.push?.requestedAt);
+      expect(status?.lastCommit?.requestedAt).toBe(spec.commit?.requestedAt);
+      const names = world.jobs.map(({ job }) => job.metadata.name);
+      expect(new Set(names).size).toBe(names.length);
+    });
+  });
+
+  function act(world: World, event: string, time: () => string): void {
+    const { spec } = world.object;
+    switch (event) {
+      case 'succeed':
+        return world.succeed();
+      case 'fail':
+        return world.fail('ImageFetchFailed');
+      case 'break':
+        return world.fail('TaskFailed');
+      case 'later':
+        world.now += 60_000;
+        return undefined;
+      case 'running':
+        return world.end({ kind: 'running', nodeName: 'mac1', report: { progressPercent: 5 } });
+      case 'push':
+        world.object.spec = { ...spec, push: { reference: 'registry.example/x', requestedAt: time() } };
+        return undefined;
+      case 'commit':
+        world.object.spec = { ...spec, commit: { vmName: 'builder', requestedAt: time() } };
+        return undefined;
+      default:
+        return undefined;
+    }
+  }
+});

@@ -1,0 +1,189 @@
+/** What finished Jobs and other objects have made of an Image or ISO: the lasting facts of its status. Pure. */
+import { describeSource, describeUrl } from '../../api/v1alpha1/describe.ts';
+import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
+import { type MachineImageSource, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { type StorageTarget, type Task, type TaskReport, taskSchema } from '../../api/v1alpha1/task.ts';
+import type { Job } from '../../kube/job.ts';
+import { contentOf, isKeptFromCopies } from './content.ts';
+import type { ImageJob, ObservedImage } from './observed.ts';
+import type { OperationType } from './operation.ts';
+
+/** The part of the status that is written once and kept. */
+export type ImageFacts = Pick<
+  ImageStatus,
+  | 'content'
+  | 'consistency'
+  | 'size'
+  | 'storageSize'
+  | 'digest'
+  | 'origin'
+  | 'lastUpdateTime'
+  | 'lastCommit'
+  | 'lastPush'
+>;
+
+function factsOf({ status = {} }: Image | ISO): ImageFacts {
+  const { content, consistency, size, storageSize, digest, origin, lastUpdateTime } = status;
+  const { lastCommit, lastPush } = status as ImageStatus;
+  return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, lastCommit, lastPush };
+}
+
+/** The facts as they are now. Writing them again changes nothing. */
+export function settle(observed: ObservedImage): ImageFacts {
+  const known = withoutCredentials(factsOf(observed.object), observed.object);
+  const made = known.content === undefined ? { ...known, ...firstContent(observed) } : known;
+  return { ...made, ...committed(observed, made), ...pushed(observed, made) };
+}
+
+/** An earlier operator wrote the whole address into `origin`. */
+function withoutCredentials(facts: ImageFacts, { spec: { source } }: Image | ISO): ImageFacts {
+  const { origin } = facts;
+  return origin !== undefined && origin === source.http?.url
+    ? { ...facts, origin: describeUrl(origin) }
+    : facts;
+}
+
+function firstContent(observed: ObservedImage): Partial<ImageFacts> {
+  const { object, origin, now } = observed;
+  const { source } = object.spec;
+  if ('empty' in source && source.empty !== undefined) {
+    const content = contentOf(object)?.source;
+    return { content, size: String(source.empty.size), storageSize: '0', lastUpdateTime: iso(now) };
+  }
+  if (source.copyOf !== undefined) {
+    return origin === undefined || isKeptFromCopies(origin, object) ? {} : copied(origin, now);
+  }
+  const job = latest(observed.jobs, 'pull') ?? latest(observed.jobs, 'save');
+  return job?.outcome.kind === 'succeeded' ? contentMade(job, object, now) : {};
+}
+
+/** Content is never changed where it lies, so that a copy of its place is a copy of the image. */
+function copied(origin: Image | ISO, now: number): Partial<ImageFacts> {
+  const { content, size, storageSize, digest, consistency } = factsOf(origin);
+  const { name, namespace } = origin.metadata;
+  return content === undefined
+    ? {}
+    : {
+        content,
+        size,
+        storageSize,
+        digest,
+        consistency,
+        origin: `copy of ${namespace}/${name}`,
+        lastUpdateTime: iso(now),
+      };
+}
+
+function committed({ object, jobs, now }: ObservedImage, facts: ImageFacts): Partial<ImageFacts> {
+  const commit = 'commit' in object.spec ? object.spec.commit : undefined;
+  const job = unrecorded(latest(jobs, 'commit', commit?.requestedAt), facts.lastCommit);
+  if (job === undefined) {
+    return {};
+  }
+  const made = job.outcome.kind === 'succeeded' ? contentMade(job, object, now) : {};
+  return { ...made, lastCommit: actionResult(job, now) };
+}
+
+function pushed({ object, jobs, now }: ObservedImage, facts: ImageFacts): Partial<ImageFacts> {
+  const push = 'push' in object.spec ? object.spec.push : undefined;
+  const job = unrecorded(latest(jobs, 'push', push?.requestedAt), facts.lastPush);
+  return job === undefined ? {} : { lastPush: actionResult(job, now) };
+}
+
+function unrecorded(
+  job: ImageJob | undefined,
+  recorded: { requestedAt: string } | undefined,
+): ImageJob | undefined {
+  const finished = job?.outcome.kind === 'succeeded' || job?.outcome.kind === 'failed';
+  return finished && job.requestedAt !== recorded?.requestedAt ? job : undefined;
+}
+
+function actionResult({ requestedAt = '', outcome }: ImageJob, now: number) {
+  const finishedAt = iso(now);
+  if (outcome.kind === 'succeeded') {
+    const { digest, reference, message } = outcome.report;
+    return { requestedAt, finishedAt, result: 'Succeeded', reference: reference ?? digest, message };
+  }
+  const failed = outcome.kind === 'failed' ? outcome : { reason: '', message: '' };
+  return { requestedAt, finishedAt, result: 'Failed', message: `${failed.reason}: ${failed.message}` };
+}
+
+function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: number): Partial<ImageFacts> {
+  const report: TaskReport = outcome.kind === 'succeeded' ? outcome.report : {};
+  return {
+    content: contentAt(job, report) ?? contentOf(object)?.source,
+    digest: report.digest,
+    size: quantity(report.sizeBytes),
+    storageSize: quantity(report.storageBytes),
+    consistency: taskOf(job)?.type === 'save' ? report.consistency : undefined,
+    origin: originOf(job),
+    lastUpdateTime: iso(now),
+  };
+}
+
+/** Where the task that the Job was made for has put its result; undefined: where it came from. */
+function contentAt(job: Job, { reference, digest = '' }: TaskReport): MachineImageSource | undefined {
+  const task = taskOf(job);
+  if (task?.type !== 'import' && task?.type !== 'save') {
+    return undefined;
+  }
+  if (task.target !== undefined) {
+    return storedAt(task.target, reference, digest);
+  }
+  const isPinned = task.type === 'import' && task.image.source.type === 'registry' && reference !== undefined;
+  return isPinned ? { type: 'registry', reference } : undefined;
+}
+
+function storedAt(target: StorageTarget, reference: string | undefined, digest: string): MachineImageSource {
+  return target.type === 'folder'
+    ? { type: 'storedFile', path: target.path, sha256: digest.replace('sha256:', '') }
+    : { type: 'storedArtifact', reference: reference ?? target.reference };
+}
+
+function originOf(job: Job): string | undefined {
+  const task = taskOf(job);
+  if (task?.type === 'save') {
+    return `disk of VM ${task.vm.namespace}/${task.vm.name}`;
+  }
+  return task?.type === 'import' ? describeSource(task.image.source) : undefined;
+}
+
+/** Asked again at each look, and a Job of the cache never changes. */
+const tasks = new WeakMap<Job, { readonly task: Task | undefined }>();
+
+/** Undefined when it cannot be read. */
+export function taskOf(job: Job): Task | undefined {
+  const known = tasks.get(job);
+  if (known !== undefined) {
+    return known.task;
+  }
+  const text = job.spec.template.metadata?.annotations?.[TASK_ANNOTATION];
+  const task = taskSchema.safeParse(parseDocument(text)).data;
+  tasks.set(job, { task });
+  return task;
+}
+
+/** The Job of the last attempt at an operation. */
+export function latest(
+  jobs: readonly ImageJob[],
+  operation: OperationType,
+  requestedAt?: string,
+): ImageJob | undefined {
+  return jobs
+    .filter((job) => job.operation === operation && job.requestedAt === requestedAt)
+    .reduce<ImageJob | undefined>(
+      (last, job) => (last === undefined || job.attempt > last.attempt ? job : last),
+      undefined,
+    );
+}
+
+function quantity(bytes: number | undefined): string | undefined {
+  return bytes === undefined ? undefined : formatQuantity(BigInt(bytes));
+}
+
+function iso(milliseconds: number): string {
+  return new Date(milliseconds).toISOString();
+}

@@ -1,0 +1,130 @@
+/** The status of an Image or ISO, in one place. Pure. */
+import type { ImageStatus } from '../../api/v1alpha1/image.ts';
+import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
+import type { ImageJob, ObservedImage } from './observed.ts';
+import type { Blocked, Operation } from './operation.ts';
+import type { ImageFacts } from './settle.ts';
+
+/** How the operation that is due stands. */
+export interface Progress {
+  readonly operation: Operation | undefined;
+  readonly blocked: Blocked | undefined;
+  /** Of its last attempt. */
+  readonly job: ImageJob | undefined;
+  /** When it failed: milliseconds since the epoch; undefined when it is not tried again, or has not failed. */
+  readonly retryAt: number | undefined;
+  /** Why no Job could be made for it. */
+  readonly refused: string | undefined;
+}
+
+export function imageStatus(observed: ObservedImage, facts: ImageFacts, progress: Progress): ImageStatus {
+  const { object, now } = observed;
+  const generation = object.metadata.generation ?? 0;
+  const { phase, reason, message } = summary(observed, facts, progress);
+  const drafts = [
+    ready(facts, { reason, message }),
+    reconciling(phase, progress),
+    stalled(phase, progress, { reason, message }),
+    action('Committed', facts.lastCommit),
+    action('Pushed', facts.lastPush),
+    inUse(observed),
+  ].filter((draft) => draft !== undefined);
+  return {
+    ...facts,
+    observedGeneration: generation,
+    phase,
+    progressPercent: runningReport(progress.job)?.progressPercent,
+    conditions: stampConditions(drafts, object.status?.conditions, {
+      now: new Date(now).toISOString(),
+      generation,
+    }),
+  };
+}
+
+interface Summary {
+  phase: string;
+  reason: string;
+  message: string;
+}
+
+function summary(observed: ObservedImage, { content }: ImageFacts, progress: Progress): Summary {
+  const { operation, blocked } = progress;
+  if (content !== undefined) {
+    const phase = operation?.type === 'commit' ? 'Updating' : 'Ready';
+    return { phase, reason: 'Available', message: '' };
+  }
+  if (blocked !== undefined) {
+    const { terminal, reason, message } = blocked;
+    return { phase: terminal ? 'Failed' : 'Pending', reason, message };
+  }
+  return underWay(progress, observed.now);
+}
+
+function underWay({ job, retryAt, refused }: Progress, now: number): Summary {
+  if (refused !== undefined) {
+    return { phase: 'Pending', reason: 'JobRefused', message: refused };
+  }
+  const outcome = job?.outcome ?? { kind: 'waiting', message: '' };
+  switch (outcome.kind) {
+    case 'failed': {
+      const { reason, message } = outcome;
+      return { phase: 'Failed', reason, message: `${message}${retryNote(retryAt, now)}` };
+    }
+    case 'running':
+      return { phase: 'Pulling', reason: 'Pulling', message: `on ${outcome.nodeName}` };
+    case 'waiting':
+      return { phase: 'Pending', reason: 'Pending', message: outcome.message };
+    default:
+      return { phase: 'Pending', reason: 'Pending', message: '' };
+  }
+}
+
+/** The time, not the seconds to it: a status is not to change while nothing happens. */
+function retryNote(retryAt: number | undefined, now: number): string {
+  return retryAt === undefined || retryAt <= now ? '' : `; tried again at ${new Date(retryAt).toISOString()}`;
+}
+
+function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phase'>): ConditionDraft {
+  return { type: 'Ready', status: content === undefined ? 'False' : 'True', reason, message };
+}
+
+function reconciling(phase: string, progress: Progress): ConditionDraft | undefined {
+  const { operation, job, retryAt, refused } = progress;
+  const over = job?.outcome.kind === 'failed' && retryAt === undefined;
+  return operation === undefined || over
+    ? undefined
+    : { type: 'Reconciling', status: 'True', reason: phase, message: refused ?? operation.type };
+}
+
+function stalled(
+  phase: string,
+  { retryAt }: Progress,
+  { reason, message }: Omit<Summary, 'phase'>,
+): ConditionDraft | undefined {
+  return phase === 'Failed' && retryAt === undefined
+    ? { type: 'Stalled', status: 'True', reason, message }
+    : undefined;
+}
+
+function action(type: string, last: ImageFacts['lastPush']): ConditionDraft | undefined {
+  if (last?.result === undefined) {
+    return undefined;
+  }
+  const [reason = '', ...rest] = (last.message ?? '').split(': ');
+  return last.result === 'Succeeded'
+    ? { type, status: 'True', reason: 'Succeeded', message: last.reference ?? '' }
+    : { type, status: 'False', reason, message: rest.join(': ') };
+}
+
+/** What a deletion waits for. */
+function inUse({ object, deploying }: ObservedImage): ConditionDraft | undefined {
+  if (object.metadata.deletionTimestamp === undefined || deploying.length === 0) {
+    return undefined;
+  }
+  const message = `deleted once these VMs are deployed: ${deploying.join(', ')}`;
+  return { type: 'InUse', status: 'True', reason: 'Deploying', message };
+}
+
+function runningReport(job: ImageJob | undefined) {
+  return job?.outcome.kind === 'running' ? job.outcome.report : undefined;
+}

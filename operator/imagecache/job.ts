@@ -1,0 +1,82 @@
+/** The Job that does one entry's work on one host. */
+import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
+import type { Job } from '../../kube/job.ts';
+import type { Unsaved } from '../../kube/objects.ts';
+import { taskJob } from '../tasks/job.ts';
+import { ENTRY_NAME_LABEL, ENTRY_UID_LABEL, jobName, nameLabel, TURN_ANNOTATION } from './names.ts';
+import { type CachedImage, isCached, type Observed } from './observed.ts';
+import type { Start } from './plan.ts';
+import { turnOf } from './turn.ts';
+
+/** The operator deletes a Job as soon as it has seen its end; this is for when there is no operator. */
+const TTL_SECONDS = 3600;
+/** A removal waits for deployments that stand between pull and clone, which have ten minutes by default. */
+const REMOVAL_SECONDS = 900;
+/** A host that is away for longer is set up anew. */
+export const PARKED_SECONDS = 30 * 24 * 3600;
+/** Kubernetes' own default: where the entry is gone, the Job controller tries again in the operator's place. */
+const PARKED_RETRIES = 6;
+
+export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undefined {
+  const { entry, image, config } = observed;
+  const { name, uid = '' } = entry.metadata;
+  const { pullSecretName } = entry.spec;
+  const task = taskOf(observed, start);
+  if (task === undefined) {
+    return undefined;
+  }
+  const isCaching = start.type === 'cache';
+  const job = taskJob({
+    metadata: {
+      name: jobName(start.type, uid, start.host),
+      namespace: config.namespaces.system,
+      labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
+      annotations: { [TURN_ANNOTATION]: turnOf(start.row) },
+      // A removal outlives the entry where its host is lost.
+      ...(isCaching && {
+        ownerReferences: [{ apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true }],
+      }),
+    },
+    workload: 'cache',
+    task,
+    containerImage: isCached(image) ? image.containerImage : observed.reference,
+    pullSecrets: isCaching && pullSecretName !== undefined ? [pullSecretName] : [],
+    nodeName: start.host,
+    dedicatedTo: '*',
+    takesSlot: isCaching,
+    activeDeadlineSeconds: isCaching ? remaining(observed, start) : removal(start),
+    ttlSecondsAfterFinished: TTL_SECONDS,
+    priorityClassName: config.priorityClassName,
+  });
+  return start.isParked ? { ...job, spec: { ...job.spec, backoffLimit: PARKED_RETRIES } } : job;
+}
+
+function taskOf({ entry, image }: Observed, { type, row }: Start): Task | undefined {
+  const holder = { apiVersion: TASK_API_VERSION, entry: entry.metadata.uid ?? '' } as const;
+  if (type === 'uncache') {
+    return { ...holder, type };
+  }
+  return isCached(image) ? cacheTask(holder, image, row.refresh === true) : undefined;
+}
+
+function cacheTask(
+  holder: Pick<Task & { type: 'cache' }, 'apiVersion' | 'entry'>,
+  image: CachedImage,
+  refresh: boolean,
+): Task {
+  return { ...holder, type: 'cache', image: image.task, refresh };
+}
+
+/**
+ * What is left since the host was first queued. Times of Jobs are whole seconds, cut off: with one more, the operator's own
+ * deadline comes first, and it knows what the host waited for.
+ */
+function remaining({ config, now }: Observed, { row }: Start): number {
+  const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;
+  return Math.max(0, Math.ceil(config.cache_job_active_deadline_seconds - spent)) + 1;
+}
+
+function removal({ isParked }: Start): number {
+  return isParked ? PARKED_SECONDS : REMOVAL_SECONDS;
+}

@@ -1,0 +1,60 @@
+/** The metrics of image caching; only the leader exports the gauge, so that a sum over replicas is right. */
+import { Counter, Gauge, type Registry } from 'prom-client';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { TaskType } from './names.ts';
+import type { Result } from './turn.ts';
+
+const STATES = ['Cached', 'Queued', 'Caching', 'Removing', 'Failed', 'Outdated'];
+
+export interface CacheView {
+  readonly isLeader: () => boolean;
+  readonly entries: () => readonly Readonly<ImageCacheEntry>[];
+}
+
+export class CacheMetrics {
+  readonly #jobs: Counter<'type' | 'result'>;
+
+  constructor(registry: Registry, view: CacheView) {
+    const registers = [registry];
+    this.#jobs = new Counter({
+      name: 'berth_cache_jobs_total',
+      help: 'Jobs of ImageCacheEntries that ended, by what they did (cache, uncache) and how',
+      labelNames: ['type', 'result'] as const,
+      registers,
+    });
+    for (const type of ['cache', 'uncache'] as const) {
+      for (const result of ['succeeded', 'failed', 'unscheduled'] as const) {
+        this.#jobs.inc({ type, result }, 0);
+      }
+    }
+    const hosts: Gauge<'state'> = new Gauge({
+      name: 'berth_cache_hosts',
+      help: 'Hosts of ImageCacheEntries, each counted once for each entry, by state',
+      labelNames: ['state'] as const,
+      registers,
+      collect: () => countHosts(hosts, view),
+    });
+  }
+
+  ended({ type, result }: { type: TaskType; result: Result }): void {
+    this.#jobs.inc({ type, result });
+  }
+}
+
+function countHosts(gauge: Gauge<'state'>, view: CacheView): void {
+  gauge.reset();
+  if (!view.isLeader()) {
+    return;
+  }
+  const counts = new Map(STATES.map((state) => [state, 0]));
+  const add = (state: string, count: number) => counts.set(state, (counts.get(state) ?? 0) + count);
+  for (const { status } of view.entries()) {
+    add('Cached', status?.cached ?? 0);
+    for (const { state } of status?.nodes ?? []) {
+      add(state, 1);
+    }
+  }
+  for (const [state, count] of counts) {
+    gauge.set({ state }, count);
+  }
+}

@@ -1,0 +1,169 @@
+/** Looks at the caches. */
+import type { Image } from '../../api/v1alpha1/image.ts';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { SLOT_RESOURCE, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+import type { Node, Pod } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
+import type { Job } from '../../kube/job.ts';
+import type { OperatorConfig } from '../config.ts';
+import { isHost } from '../host/view.ts';
+import { PODS_BY_NODE } from '../vm/observe.ts';
+import { isSeenAlive, ownerOf, podsOf, taskOutcome, type TaskOutcome } from '../tasks/job.ts';
+import { referenceOf, resolveImage } from './image.ts';
+import { PARKED_SECONDS } from './job.ts';
+import { CACHE_FINALIZER, ENTRY_UID_LABEL, type TaskType, TURN_ANNOTATION } from './names.ts';
+import type { CacheJob, Host, Observed } from './observed.ts';
+
+/** Indexes that this controller looks things up by. */
+export const ENTRIES_BY_UID = 'uid';
+export const ENTRIES_BY_REFERENCE = 'reference';
+export const TASKS_BY_ENTRY = 'entry';
+export const JOBS_BY_HOST = 'host';
+export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
+
+export interface Sources {
+  readonly entries: Informer<ImageCacheEntry>;
+  readonly images: Informer<Image>;
+  readonly nodes: Informer<Node>;
+  /** Jobs with tasks, and their Pods. */
+  readonly jobs: Informer<Job>;
+  readonly taskPods: Informer<Pod>;
+  /** Pods of VMs. */
+  readonly pods: Informer<Pod>;
+  readonly config: OperatorConfig;
+  readonly clock: () => number;
+}
+
+/** `isDeleted`: Jobs that this process has deleted, though the cache may not know it yet. */
+export function observe(
+  sources: Sources,
+  entry: ImageCacheEntry,
+  isDeleted: (uid: string) => boolean,
+): Observed {
+  const { uid = '' } = entry.metadata;
+  const pods = sources.taskPods.cache.byIndex(TASKS_BY_ENTRY, uid);
+  const jobs = sources.jobs.cache
+    .byIndex(TASKS_BY_ENTRY, uid)
+    .filter((job) => !isDeleted(job.metadata.uid ?? ''))
+    .map((job) => cacheJob(job, podsOf(job, pods)[0]));
+  const known = new Set(jobs.map((job) => job.uid));
+  const { imageRef } = entry.spec;
+  const image = imageRef && sources.images.cache.get(`${imageRef.namespace}/${imageRef.name}`);
+  return {
+    entry,
+    reference: referenceOf(entry),
+    image: resolveImage(entry, image),
+    duplicateOf: duplicateOf(sources, entry),
+    hosts: new Map(
+      sources.nodes.cache
+        .list()
+        .filter(isHost)
+        .map((node) => [node.metadata.name, hostOf(node)]),
+    ),
+    freeSlots: (host) => freeSlots(sources, host),
+    jobs,
+    lingering: new Set(pods.filter((pod) => !known.has(ownerOf(pod))).map((pod) => pod.spec.nodeName ?? '')),
+    config: sources.config,
+    now: sources.clock(),
+  };
+}
+
+/** The host that a Job is for, where it is for one. */
+export function hostOfJob({ spec }: Job): string[] {
+  const { nodeAffinity } = spec.template.spec.affinity ?? {};
+  const terms = nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;
+  return terms?.[0]?.matchFields?.[0]?.values ?? [];
+}
+
+/** The hosts that wait for their turn, or for a free place. */
+export function queuedHosts({ status }: ImageCacheEntry): string[] {
+  const rows = status?.nodes ?? [];
+  return rows.filter(({ state }) => state === 'Queued').map(({ node }) => node);
+}
+
+export function entryUidOf({ metadata }: Job | Pod): string[] {
+  const uid = metadata.labels?.[ENTRY_UID_LABEL];
+  return uid === undefined ? [] : [uid];
+}
+
+function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
+  const { name, uid = '', annotations = {}, creationTimestamp = '' } = job.metadata;
+  const type: TaskType = name.startsWith('uncache-') ? 'uncache' : 'cache';
+  return {
+    name,
+    uid,
+    host: hostOfJob(job)[0] ?? '',
+    type,
+    createdAt: Date.parse(creationTimestamp),
+    turn: annotations[TURN_ANNOTATION] ?? '',
+    isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
+    isScheduled: pod?.spec.nodeName !== undefined,
+    outcome: outcomeOf(job, pod),
+  };
+}
+
+/** A Job that is complete has succeeded, also when somebody has removed its Pod since; else the Pod tells what it did. */
+function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
+  const outcome = taskOutcome(job, pod);
+  const complete = job.status?.conditions?.find(
+    ({ type, status }) => type === 'Complete' && status === 'True',
+  );
+  const isOver = outcome.kind === 'succeeded' || outcome.kind === 'failed';
+  return isOver || complete === undefined || isSeenAlive(pod)
+    ? outcome
+    : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
+}
+
+/** Whoever works already goes on; else the oldest. Two of the same second are told apart by their names. */
+function duplicateOf({ entries }: Sources, entry: ImageCacheEntry): string | undefined {
+  const rivals = entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
+  const first = rivals.toSorted((a, b) => (rank(a) < rank(b) ? -1 : 1))[0];
+  return first === undefined || first.metadata.uid === entry.metadata.uid ? undefined : first.metadata.name;
+}
+
+function rank({ metadata }: ImageCacheEntry): string {
+  const works = metadata.finalizers?.includes(CACHE_FINALIZER) === true;
+  return `${works ? 0 : 1} ${metadata.creationTimestamp} ${metadata.name}`;
+}
+
+function hostOf(node: Node): Host {
+  const { metadata, spec, status } = node;
+  return {
+    name: metadata.name,
+    tags: new Set(tagsOf(metadata.labels ?? {})),
+    notReadySince: notReadySince(node),
+    isCordoned: spec?.unschedulable === true,
+    images: (status?.images ?? []).map(({ names }) => names),
+  };
+}
+
+function tagsOf(labels: Record<string, string>): string[] {
+  return Object.keys(labels)
+    .filter((label) => label.startsWith(TAG_LABEL_PREFIX))
+    .map((label) => label.slice(TAG_LABEL_PREFIX.length));
+}
+
+/** A host without a Ready condition counts as never Ready: nothing can be scheduled there, whether it is silent or not. */
+function notReadySince({ metadata, status }: Node): number | undefined {
+  const ready = status?.conditions?.find(({ type }) => type === 'Ready');
+  return ready?.status === 'True'
+    ? undefined
+    : Date.parse(ready?.lastTransitionTime ?? metadata.creationTimestamp ?? '');
+}
+
+function freeSlots({ nodes, pods, jobs }: Sources, host: string): number {
+  const slots = Number(nodes.cache.get(host)?.status?.allocatable?.[SLOT_RESOURCE] ?? 0);
+  const machines = pods.cache.byIndex(PODS_BY_NODE, host).filter(holdsSlot);
+  return slots - machines.length - jobs.cache.byIndex(JOBS_BY_HOST, host).filter(takesSlot).length;
+}
+
+/** A Pod that was bound to a host. */
+export function holdsSlot({ status }: Readonly<Pod>): boolean {
+  return status?.phase !== 'Failed' && status?.phase !== 'Succeeded';
+}
+
+function takesSlot({ spec }: Readonly<Job>): boolean {
+  return spec.template.spec.containers.some(
+    ({ resources }) => resources?.requests?.[SLOT_RESOURCE] !== undefined,
+  );
+}

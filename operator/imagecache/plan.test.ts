@@ -1,0 +1,230 @@
+/**
+ * The promises of an ImageCacheEntry over thousands of interleavings: what hosts, the scheduler, people and crashes of the
+ * operator do, in any order, against the pure plan. The world here is a model of the API server and of agents for one entry.
+ */
+import * as fc from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import {
+  ACTIONS,
+  type Action,
+  LIMIT,
+  OF_JOBS,
+  type SimulatedJob,
+  World,
+} from '../../test/support/imagecacheworld.ts';
+import { assertHistories } from '../../test/support/properties.ts';
+import { iso } from './observed.ts';
+import { plan } from './plan.ts';
+import { mergeDiff } from '../objects/mergepatch.ts';
+
+const FULL = 'HostFull: no place of the host is free';
+const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLength: 150 };
+/** Minutes: retries wait up to an hour. */
+const ROUNDS = 400;
+
+function expectPromises(world: World): void {
+  const unparked = world.jobs.filter(({ isParked }) => !isParked);
+  expect(unparked.length, 'never more Jobs at once than the limit').toBeLessThanOrEqual(LIMIT);
+  for (const [name, host] of world.hosts) {
+    if (!host.holds) {
+      continue;
+    }
+    const isKnown = world.entry.status?.holders?.includes(name) === true;
+    // A Job stands for its host too: a Node that was away may be back with it.
+    const hasJob = world.jobs.some((job) => job.host === name && (job.isParked || job.type === 'cache'));
+    expect(isKnown || hasJob, `nothing leaks on ${name}`).toBe(true);
+  }
+}
+
+function tell(world: World, actions: readonly (readonly [Action, number])[]): World {
+  for (const [action, pick] of actions) {
+    world.act(action, pick);
+    expectPromises(world);
+  }
+  return world;
+}
+
+describe('an ImageCacheEntry, whatever happens', () => {
+  it('keeps its limit, forgets no host, and ends with the image on its targets alone', (context) => {
+    assertHistories(context, { ...STORIES, numRuns: 250 }, (actions) => {
+      const world = tell(new World(5), actions);
+      expect(world.settle(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
+      expectPromises(world);
+      for (const [name, host] of world.hosts) {
+        if (world.isTarget(name)) {
+          expect(host.digest, `${name} has the image`).toBeDefined();
+        } else {
+          expect(host.holds, `${name} is clean`).toBe(false);
+        }
+      }
+      const { status } = world.entry;
+      expect(status?.cached).toBe((status?.desired ?? 0) - (status?.outdated ?? 0));
+      expect(status?.nodes?.filter(({ state }) => state !== 'Outdated') ?? []).toEqual([]);
+    });
+  });
+
+  it('idle-quiet: a world that stays as it is gives the same status and nothing to do', (context) => {
+    assertHistories(context, { ...STORIES, numRuns: 150 }, (actions) => {
+      const world = tell(new World(5), actions);
+      for (let second = 0; second < 3; second += 1) {
+        world.reconcile();
+        world.pass(1_000);
+      }
+      const again = plan(world.observe());
+      expect(mergeDiff(world.entry.status, again.status)).toBeUndefined();
+      expect(again.starts).toEqual([]);
+      expect(again.deletes).toEqual([]);
+    });
+  });
+
+  it('no-orphan: goes only when no host that answers keeps anything for it', (context) => {
+    assertHistories(context, { ...STORIES, numRuns: 150 }, (actions) => {
+      const middle = Math.floor(actions.length / 2);
+      const world = tell(new World(5), actions.slice(0, middle));
+      world.delete();
+      tell(world, actions.slice(middle));
+      world.settle(ROUNDS);
+      expect(world.isReleased, 'it goes in the end').toBe(true);
+      // What was parked for lost hosts runs once they are back.
+      for (const job of world.jobs) {
+        world.act('schedule', world.jobs.indexOf(job));
+      }
+      for (const job of world.jobs) {
+        world.act('succeed', world.jobs.indexOf(job));
+      }
+      for (const [name, host] of world.hosts) {
+        expect(host.holds, `${name} is clean`).toBe(false);
+      }
+    });
+  });
+
+  it('every target of hosts that only fail ends Failed, with all others cached', () => {
+    fc.assert(
+      fc.property(fc.subarray([0, 1, 2, 3, 4, 5]), (bad) => {
+        const world = new World(6);
+        const isBad = (job: SimulatedJob) => bad.includes(Number(job.host.slice(5)));
+        for (let round = 0; round < 60; round += 1) {
+          world.reconcile();
+          world.jobs.forEach((job, index) => {
+            world.act('schedule', index);
+            world.act(isBad(job) ? 'fail' : 'succeed', index);
+          });
+          world.pass(1_000);
+        }
+        expect(world.entry.status?.failed).toBe(bad.length);
+        expect(world.entry.status?.cached).toBe(6 - bad.length);
+      }),
+      { numRuns: 50 },
+    );
+  });
+});
+
+describe('one host', () => {
+  function act(world: World, host: string, ...actions: Action[]): void {
+    for (const action of actions) {
+      const isOfJob = OF_JOBS.some((one) => one === action);
+      const job = world.jobs.findIndex((one) => one.host === host);
+      world.act(action, isOfJob ? job : [...world.hosts.keys()].indexOf(host));
+    }
+  }
+
+  function minutes(world: World, count: number): void {
+    for (let minute = 0; minute < count; minute += 1) {
+      world.pass(60_000);
+      world.reconcile();
+    }
+  }
+
+  it('that is full waits without a Job and without a write, until it has a place or fails at the deadline', () => {
+    const world = new World(1);
+    act(world, 'host-0', 'fill', 'reconcile');
+    // Its reason is written once.
+    minutes(world, 2);
+    expect(world.row('host-0')).toMatchObject({ state: 'Queued', message: FULL });
+    for (let minute = 3; minute < 10; minute += 1) {
+      world.pass(60_000);
+      expect(world.reconcile()).toEqual({ wrote: false });
+    }
+    expect(world.jobs).toEqual([]);
+    act(world, 'host-0', 'fill', 'reconcile');
+    expect(world.jobs).toHaveLength(1);
+    act(world, 'host-0', 'fill');
+    minutes(world, 1);
+    expect(world.row('host-0')).toMatchObject({ state: 'Failed', failures: 1 });
+    expect(world.row('host-0')?.message).toMatch(/^DeadlineExceeded: not done within 600 s: HostFull/);
+  });
+
+  it('whose place another takes before its Job is scheduled gives its turn to the next, and waits for a place', () => {
+    const world = new World(1);
+    act(world, 'host-0', 'reconcile', 'reconcile', 'fill');
+    const { queuedAt } = world.row('host-0') ?? {};
+    minutes(world, 1);
+    expect(world.row('host-0')).toMatchObject({ state: 'Queued', queuedAt, triedAt: iso(world.now) });
+    expect(world.row('host-0')?.message).toMatch(/^HostFull: its job was not scheduled/);
+    minutes(world, 2);
+    expect([world.jobs, world.row('host-0')?.message]).toEqual([[], FULL]);
+  });
+
+  it('that fails is tried again after a minute, then after two; a crash does not count a failure twice', () => {
+    const world = new World(1);
+    for (const [failures, wait] of [1, 2, 4].map((time, index) => [index + 1, time * 60_000] as const)) {
+      act(world, 'host-0', 'reconcile', 'reconcile', 'schedule', 'fail', 'reconcileAndCrash', 'reconcile');
+      const retryAt = iso(world.now + wait);
+      expect(world.row('host-0')).toMatchObject({
+        state: 'Failed',
+        failures,
+        retryAt,
+        message: 'ImageFetchFailed: no',
+      });
+      world.reconcile();
+      expect(world.jobs).toEqual([]);
+      world.pass(wait);
+    }
+  });
+
+  it('whose job succeeds without an image listed within a minute has failed', () => {
+    const world = new World(1);
+    act(world, 'host-0', 'reconcile', 'reconcile', 'schedule', 'succeedInVain', 'reconcile');
+    expect(world.jobs).toHaveLength(1);
+    minutes(world, 1);
+    expect(world.row('host-0')).toMatchObject({ state: 'Failed' });
+    expect(world.row('host-0')?.message).toContain('does not list the image');
+  });
+
+  it('that is not Ready keeps a deleted entry until it counts as lost, and is cleaned when it is back', () => {
+    const world = new World(2);
+    world.settle(ROUNDS);
+    act(world, 'host-1', 'silence');
+    world.delete();
+    minutes(world, 2);
+    act(world, 'host-0', 'schedule', 'succeed');
+    minutes(world, 1);
+    expect(world.row('host-1')).toMatchObject({ state: 'Removing', message: 'the host is not Ready' });
+    expect(world.row('host-0')).toBeUndefined();
+    minutes(world, 5);
+    expect(world.isReleased).toBe(true);
+    minutes(world, 24 * 60);
+    act(world, 'host-1', 'comeBack');
+    act(world, 'host-1', 'schedule', 'succeed');
+    expect(world.hosts.get('host-1')?.holds).toBe(false);
+  });
+
+  it('with an older image is Outdated until a newer one is asked for, once for each asking', () => {
+    const world = new World(2);
+    world.settle(ROUNDS);
+    act(world, 'host-0', 'moveTag');
+    world.addHost('late');
+    world.settle(ROUNDS);
+    expect(world.entry.status).toMatchObject({ digest: 'sha256:2', outdated: 2, cached: 1, desired: 3 });
+    expect(world.row('host-0')).toEqual({ node: 'host-0', state: 'Outdated', message: 'has sha256:1' });
+    world.act('refresh', 0);
+    world.settle(ROUNDS);
+    expect(world.entry.status).toMatchObject({
+      outdated: 0,
+      cached: 3,
+      lastRefresh: world.entry.spec.refreshRequestedAt,
+    });
+    world.act('moveTag', 0);
+    expect(world.settle(ROUNDS), 'nothing more to do').toBe(0);
+  });
+});

@@ -1,0 +1,129 @@
+import { describe, expect, it } from 'vitest';
+import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import { parseConfig } from '../config.ts';
+import { resolveImage } from './image.ts';
+import type { CacheJob, Host, Observed } from './observed.ts';
+import { namesOn, newestDigest } from './presence.ts';
+
+const TAG = 'registry.example:5000/guest:1';
+const REPOSITORY = 'registry.example:5000/guest';
+
+function entry(spec: ImageCacheEntrySpec, digest?: string): ImageCacheEntry {
+  return {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'ImageCacheEntry',
+    metadata: { name: 'guest', uid: 'uid' },
+    spec,
+    status: digest === undefined ? {} : { digest },
+  };
+}
+
+function host(name: string, ...digests: string[]): Host {
+  const names = [TAG, ...digests.map((digest) => `${REPOSITORY}@sha256:${digest}`)];
+  const images = digests.length === 0 ? [] : [names];
+  return { name, tags: new Set(), notReadySince: undefined, isCordoned: false, images };
+}
+
+function succeeded(on: string, finishedAt: string, digest: string): CacheJob {
+  return {
+    name: `cache-${on}`,
+    uid: on,
+    host: on,
+    type: 'cache',
+    createdAt: 0,
+    turn: '',
+    isParked: false,
+    isScheduled: true,
+    outcome: { kind: 'succeeded', report: { digest: `sha256:${digest}` }, finishedAt },
+  };
+}
+
+function observed(of: ImageCacheEntry, hosts: Host[], jobs: CacheJob[] = []): Observed {
+  return {
+    entry: of,
+    reference: TAG,
+    image: resolveImage(of, undefined),
+    duplicateOf: undefined,
+    hosts: new Map(hosts.map((one) => [one.name, one])),
+    freeSlots: () => 1,
+    jobs,
+    lingering: new Set(),
+    config: parseConfig({}, 'test'),
+    now: 0,
+  };
+}
+
+describe('the newest digest of a tag', () => {
+  const tagged = (digest?: string) => entry({ reference: TAG }, digest);
+
+  it('is what most hosts have, until a job has looked', () => {
+    const hosts = [host('a', 'old'), host('b', 'new'), host('c', 'new'), host('d')];
+    expect(newestDigest(observed(tagged(), hosts))).toBe('sha256:new');
+  });
+
+  it('stays what it was when a host comes along with another one', () => {
+    const hosts = [host('a', 'known'), host('b', 'strange'), host('c', 'strange')];
+    expect(newestDigest(observed(tagged('sha256:known'), hosts))).toBe('sha256:known');
+    expect(newestDigest(observed(tagged('sha256:known'), []))).toBe('sha256:known');
+  });
+
+  it('is what the job brought that succeeded last', () => {
+    const hosts = [host('a', 'old'), host('b', 'newer'), host('c', 'newest')];
+    const jobs = [
+      succeeded('b', '2030-01-01T00:00:01Z', 'newer'),
+      succeeded('c', '2030-01-01T00:00:02Z', 'newest'),
+    ];
+    expect(newestDigest(observed(tagged('sha256:old'), hosts, jobs))).toBe('sha256:newest');
+  });
+
+  it('is not read off a host that still lists what it had before its job', () => {
+    const hosts = [host('a', 'old'), host('b', 'old')];
+    const jobs = [succeeded('b', '2030-01-01T00:00:01Z', 'new')];
+    expect(newestDigest(observed(tagged('sha256:old'), hosts, jobs))).toBe('sha256:old');
+  });
+
+  it('is the index where hosts of several platforms have manifests of their own', () => {
+    const hosts = [host('arm-1', 'index', 'arm'), host('arm-2', 'index', 'arm'), host('x86', 'index', 'x86')];
+    expect(newestDigest(observed(tagged('sha256:arm'), hosts))).toBe('sha256:index');
+    const jobs = [succeeded('x86', '2030-01-01T00:00:01Z', 'x86')];
+    expect(newestDigest(observed(tagged('sha256:before'), hosts, jobs))).toBe('sha256:index');
+  });
+});
+
+describe('an image that says its digest itself', () => {
+  it('pinned in a registry with a port: any spelling of the pin counts', () => {
+    const reference = `${REPOSITORY}:1@sha256:pin`;
+    const image = resolveImage(entry({ reference }), undefined);
+    expect(image).toMatchObject({ digest: 'sha256:pin', names: [reference, `${REPOSITORY}@sha256:pin`] });
+    expect(newestDigest(observed(entry({ reference }), [host('a', 'other')]))).toBe('sha256:pin');
+    expect('task' in image && namesOn(image, host('a', 'pin'))).toEqual([TAG, `${REPOSITORY}@sha256:pin`]);
+    expect('task' in image && namesOn(image, host('a', 'other'))).toBeUndefined();
+  });
+
+  it('an Image: by the name of its object and its digest, once it has content', () => {
+    const of = entry({ imageRef: { namespace: 'platform-a', name: 'guest' } });
+    const object: Image = {
+      apiVersion: 'berth.dev/v1alpha1',
+      kind: 'Image',
+      metadata: { name: 'guest', namespace: 'platform-a' },
+      spec: {
+        source: { http: { url: 'https://example.com/guest', sha256: 'ab' } },
+        architecture: 'arm64',
+        format: 'QCOW2',
+      },
+    };
+    expect(resolveImage(of, undefined)).toMatchObject({ reason: 'ImageNotFound' });
+    expect(resolveImage(of, object)).toMatchObject({ reason: 'ImageNotReady' });
+    expect(resolveImage(of, { ...object, status: { digest: 'sha256:ab' } })).toMatchObject({
+      digest: 'sha256:ab',
+      names: ['berth.dev/platform-a/guest@sha256:ab'],
+      task: {
+        name: 'berth.dev/platform-a/guest',
+        source: { type: 'http', url: 'https://example.com/guest', sha256: 'ab' },
+        architecture: 'arm64',
+        format: 'QCOW2',
+      },
+    });
+  });
+});

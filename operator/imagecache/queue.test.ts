@@ -1,0 +1,88 @@
+import { describe, expect, it } from 'vitest';
+import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
+import { parseConfig } from '../config.ts';
+import { resolveImage } from './image.ts';
+import type { CacheJob, Observed } from './observed.ts';
+import { plan } from './plan.ts';
+
+const NOW = Date.parse('2030-01-01T00:10:00Z');
+const queuedAt = '2030-01-01T00:00:00.000Z';
+
+/** An entry for hosts that are queued so; `full` ones have no free place. */
+function observe(
+  rows: readonly Omit<NodeCacheState, 'state'>[],
+  full: readonly string[],
+  limit: number,
+): Observed {
+  const names = rows.map(({ node }) => node);
+  const entry = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'ImageCacheEntry',
+    metadata: { name: 'guest', uid: 'uid' },
+    spec: { reference: 'registry.example/guest', targets: { all: true } },
+    status: { nodes: rows.map((row) => ({ ...row, state: 'Queued' })), holders: names },
+  };
+  return {
+    entry,
+    reference: 'registry.example/guest:latest',
+    image: resolveImage(entry, undefined),
+    duplicateOf: undefined,
+    hosts: new Map(
+      names.map((name) => [
+        name,
+        { name, tags: new Set(), notReadySince: undefined, isCordoned: false, images: [] },
+      ]),
+    ),
+    freeSlots: (host) => (full.includes(host) ? 0 : 1),
+    jobs: [],
+    lingering: new Set(),
+    config: parseConfig({ cacheJobsPerEntry: limit }, 'test'),
+    now: NOW,
+  };
+}
+
+/** Hosts that begin next. */
+function next(...queue: Parameters<typeof observe>): string[] {
+  return plan(observe(...queue)).starts.map(({ host }) => host);
+}
+
+describe('the queue of an entry', () => {
+  const hosts = ['a', 'b', 'c', 'd', 'e'];
+
+  it('leaves out hosts that have no free place', () => {
+    const rows = hosts.map((node) => ({ node, queuedAt }));
+    expect(next(rows, ['a', 'b', 'c'], 2).toSorted()).toEqual(['d', 'e']);
+    expect(next(rows, ['a', 'b', 'c'], 5).toSorted()).toEqual(['d', 'e']);
+  });
+
+  it('puts a host whose turn was in vain at its end', () => {
+    const tried = (minute: number) => `2030-01-01T00:0${minute}:00.000Z`;
+    const rows = [
+      { node: 'a', queuedAt, triedAt: tried(3) },
+      { node: 'b', queuedAt, triedAt: tried(1) },
+      { node: 'c', queuedAt },
+      { node: 'd', queuedAt, triedAt: tried(2) },
+      { node: 'e', queuedAt: tried(4) },
+    ];
+    expect(next(rows, [], 5)).toEqual(['c', 'b', 'd', 'a', 'e']);
+  });
+});
+
+it('an entry is not let go while a host has a Job of it, though nobody remembers the host', () => {
+  const observed = observe([{ node: 'a', queuedAt }], [], 1);
+  const { metadata } = observed.entry;
+  const job: CacheJob = {
+    name: 'job',
+    uid: 'job-uid',
+    host: 'a',
+    type: 'cache',
+    createdAt: NOW,
+    turn: 'of the past',
+    isParked: false,
+    isScheduled: true,
+    outcome: { kind: 'succeeded', report: {}, finishedAt: undefined },
+  };
+  const entry = { ...observed.entry, metadata: { ...metadata, deletionTimestamp: queuedAt }, status: {} };
+  const planned = plan({ ...observed, entry, jobs: [job] });
+  expect(planned).toMatchObject({ isReleased: false, status: { holders: ['a'] } });
+});

@@ -1,0 +1,150 @@
+/** The whole status of an ImageCacheEntry, computed in one place. */
+import {
+  type ImageCacheEntryStatus,
+  imageCacheEntryStatusSchema,
+  type NodeCacheState,
+} from '../../api/v1alpha1/imagecacheentry.ts';
+import { boundStatus } from '../../api/v1alpha1/status.ts';
+import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
+import { equal } from '../objects/mergepatch.ts';
+import { isCached, iso, type Observed } from './observed.ts';
+
+export interface Findings {
+  readonly targets: ReadonlySet<string>;
+  readonly digest: string | undefined;
+  /** Of hosts that have not what they should. */
+  readonly rows: readonly NodeCacheState[];
+  readonly holders: readonly string[];
+  readonly refreshBegins: boolean;
+}
+
+/** Names of failing hosts in a column of `kubectl get`: so many tell where to look. */
+const FAILING_NAMED = 5;
+
+export function summarize(observed: Observed, findings: Findings): ImageCacheEntryStatus {
+  const { entry, reference } = observed;
+  const { targets, rows, holders, digest } = findings;
+  const failed = rows.filter(({ state }) => state === 'Failed');
+  const missing = rows.filter(({ node }) => targets.has(node)).length;
+  return boundStatus(imageCacheEntryStatusSchema, {
+    observedGeneration: entry.metadata.generation ?? 0,
+    normalizedReference: reference,
+    digest,
+    lastRefresh: lastRefresh(observed, findings),
+    desired: targets.size,
+    cached: isCached(observed.image) ? targets.size - missing : (entry.status?.cached ?? 0),
+    failed: failed.length,
+    outdated: rows.filter(({ state }) => state === 'Outdated').length,
+    nodes: rows.length === 0 ? undefined : [...rows],
+    failing: failed.length === 0 ? undefined : names(failed),
+    holders: holders.length === 0 ? undefined : [...holders],
+    conditions: stampConditions(conditions(observed, findings), entry.status?.conditions, {
+      now: iso(observed.now),
+      generation: entry.metadata.generation ?? 0,
+    }),
+  });
+}
+
+/** Where the name says which image it is, there is nothing to look for, and it is done at once. */
+function lastRefresh({ entry, image }: Observed, { refreshBegins }: Findings): string | undefined {
+  const { spec, status } = entry;
+  const isNothing = isCached(image) && image.digest !== undefined;
+  return refreshBegins || isNothing ? (spec.refreshRequestedAt ?? status?.lastRefresh) : status?.lastRefresh;
+}
+
+function names(failed: readonly NodeCacheState[]): string {
+  const shown = failed.slice(0, FAILING_NAMED).map(({ node }) => node);
+  const more = failed.length - shown.length;
+  return `${shown.join(', ')}${more > 0 ? ` and ${more} more` : ''}`;
+}
+
+function conditions(observed: Observed, findings: Findings): ConditionDraft[] {
+  const isBusy = findings.rows.some(({ state }) => state !== 'Failed' && state !== 'Outdated');
+  return [
+    ready(observed, findings),
+    accepted(observed),
+    ...(isBusy
+      ? [{ type: 'Reconciling', status: 'True', reason: reasonOf(findings), message: '' } as const]
+      : []),
+  ];
+}
+
+function accepted({ duplicateOf, reference }: Observed): ConditionDraft {
+  const type = 'Accepted';
+  return duplicateOf === undefined
+    ? { type, status: 'True', reason: 'Accepted', message: '' }
+    : {
+        type,
+        status: 'False',
+        reason: 'DuplicateOf',
+        message: `${reference} is kept by the entry ${duplicateOf}; this one takes over when that is gone`,
+      };
+}
+
+function reasonOf({ rows }: Findings): string {
+  return rows.every(({ state }) => state === 'Removing') ? 'Removing' : 'Caching';
+}
+
+function ready({ entry, image, duplicateOf }: Observed, findings: Findings): ConditionDraft {
+  const no = (reason: string, message: string) =>
+    ({ type: 'Ready', status: 'False', reason, message }) as const;
+  if (entry.metadata.deletionTimestamp !== undefined) {
+    return no('Removing', 'hosts that keep the image for this entry are being cleaned');
+  }
+  if (duplicateOf !== undefined) {
+    return no('DuplicateOf', `the entry ${duplicateOf} is for the same image`);
+  }
+  return isCached(image) ? readiness(findings, no) : no(image.reason, image.message);
+}
+
+function readiness(
+  { targets, rows }: Findings,
+  no: (reason: string, message: string) => ConditionDraft,
+): ConditionDraft {
+  const wanted = rows.filter(({ node }) => targets.has(node));
+  const failed = wanted.filter(({ state }) => state === 'Failed');
+  const [first] = failed;
+  const count = `${targets.size - wanted.length} of ${targets.size} hosts have the image`;
+  if (first !== undefined) {
+    return no('CacheFailed', `${count}; failed on ${names(failed)}: ${first.node}: ${first.message ?? ''}`);
+  }
+  const outdated = wanted.filter(({ state }) => state === 'Outdated');
+  if (outdated.length === wanted.length && outdated.length > 0) {
+    return no(
+      'Outdated',
+      `${count}, ${outdated.length} an older one; set spec.refreshRequestedAt to fetch it`,
+    );
+  }
+  if (wanted.length > 0) {
+    return no('Caching', count);
+  }
+  return { type: 'Ready', status: 'True', reason: targets.size === 0 ? 'NoHosts' : 'Cached', message: count };
+}
+
+/**
+ * Whether a status holds facts that must be stored before anything is done: what a restarted operator goes by. Everything else
+ * follows from the world and may wait for the next write.
+ */
+export function bringsFacts(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): boolean {
+  const known = last?.nodes ?? [];
+  const rows = next.nodes ?? [];
+  const factsByNode = (list: readonly NodeCacheState[]) =>
+    new Map(list.map((row) => [row.node, factsOf(row)]));
+  const before = factsByNode(known);
+  const after = factsByNode(rows);
+  return (
+    !equal(ownFacts(last), ownFacts(next)) ||
+    rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
+    // That a host has an image shows on its Node; that it has looked for a newer one does not.
+    known.some(({ node, refresh }) => refresh === true && !after.has(node))
+  );
+}
+
+function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCacheEntryStatus = {}): object {
+  return { holders, digest, lastRefresh, observedGeneration };
+}
+
+/** A host that is only outdated has none. */
+function factsOf({ queuedAt, triedAt, failures, retryAt, refresh, state }: NodeCacheState): object {
+  return { queuedAt, triedAt, failures, retryAt, refresh, isRemoved: state === 'Removing' };
+}

@@ -1,0 +1,116 @@
+import { pino } from 'pino';
+import { describe, expect, it } from 'vitest';
+import type { TaskReport } from '../../api/v1alpha1/task.ts';
+import { Store } from '../../kube/cache.ts';
+import type { ContainerState, Pod } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
+import { type Job, JOB_NAME_LABEL } from '../../kube/job.ts';
+import type { KubeObject } from '../../kube/objects.ts';
+import { parseConfig } from '../config.ts';
+import { PODS_BY_JOB, podJob } from '../image/observe.ts';
+import { observeRemovals, type RemovalSources } from './observe.ts';
+import { removalRecord } from './record.ts';
+
+const IMAGE = {
+  apiVersion: 'berth.dev/v1alpha1',
+  kind: 'Image',
+  metadata: { name: 'golden', namespace: 'platform-ci', uid: 'u' },
+  spec: { source: { fromVM: { name: 'builder' } } },
+};
+
+function holding<T extends KubeObject>(objects: readonly T[]): Informer<T> {
+  const cache = new Store<T>(pino({ level: 'silent' }), {
+    [PODS_BY_JOB]: (pod) => podJob(pod as unknown as Pod),
+  });
+  objects.forEach((object) => cache.put(object));
+  return { cache } as unknown as Informer<T>;
+}
+
+/** The Job of a removal with the Job controller's condition, if any. */
+function job(condition?: { type: string; reason?: string; message?: string }): Job {
+  const observed = { object: IMAGE, kind: 'Image' as const, config: parseConfig({}, 'test') };
+  const place = { type: 'folder' as const, path: 'platform-ci/golden.qcow2' };
+  const made = removalRecord(
+    { ...observed, jobs: [], origin: undefined, vm: () => undefined, deploying: [], now: 0 },
+    place,
+  );
+  const { metadata, spec } = made;
+  const conditions = condition === undefined ? [] : [{ ...condition, status: 'True' as const }];
+  const named = { ...metadata, name: metadata.name ?? '', uid: 'j' };
+  return {
+    apiVersion: 'batch/v1',
+    kind: 'Job',
+    metadata: named,
+    spec: { ...spec, suspend: false },
+    status: { conditions },
+  };
+}
+
+function pod(name: string, second: number, terminated: ContainerState['terminated']): Pod {
+  const { metadata } = job();
+  const creationTimestamp = `2026-01-01T00:00:0${second}Z`;
+  const labels = { [JOB_NAME_LABEL]: metadata.name };
+  const owner = { apiVersion: 'batch/v1', kind: 'Job', name: metadata.name, uid: 'j', controller: true };
+  const state = { ...(terminated && { terminated }) };
+  const container = { name: 'task', image: '', imageID: '', ready: false, restartCount: 0, state };
+  return {
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name, namespace: 'berth-system', labels, creationTimestamp, ownerReferences: [owner] },
+    spec: { containers: [] },
+    status: { phase: 'Failed', containerStatuses: [container] },
+  };
+}
+
+function failed(name: string, second: number, message: string): Pod {
+  return pod(name, second, { exitCode: 1, reason: 'ImageFetchFailed', message });
+}
+
+function done(report: TaskReport): Pod {
+  return pod('done', 9, { exitCode: 0, reason: 'Completed', message: JSON.stringify(report) });
+}
+
+function endOf(one: Job, pods: Pod[]) {
+  const [images, isos, machines] = [holding([]), holding([]), holding([])];
+  const sources = { images, isos, pods: machines, jobs: holding([one]), taskPods: holding(pods) };
+  return observeRemovals(sources as unknown as RemovalSources)[0]?.end;
+}
+
+describe('a removal', () => {
+  it('that failed once goes on: the Job controller tries it again', () => {
+    expect(endOf(job(), [failed('a', 1, 'refused')])).toBeUndefined();
+  });
+
+  it('that failed for the last time is told with the words of that time', () => {
+    const over = job({ type: 'Failed', reason: 'BackoffLimitExceeded', message: 'reached the limit' });
+    const end = endOf(over, [failed('a', 2, 'away'), failed('b', 1, 'refused')]);
+    expect(end).toEqual({ kept: 'ImageFetchFailed: away' });
+  });
+
+  it('that no host has taken up in time is told with the words of the Job controller', () => {
+    const over = job({
+      type: 'Failed',
+      reason: 'DeadlineExceeded',
+      message: 'active longer than its deadline',
+    });
+    expect(endOf(over, [])).toEqual({ kept: 'DeadlineExceeded: active longer than its deadline' });
+  });
+
+  it('is over when its Job is, with what the storage has kept', () => {
+    const over = job({ type: 'Complete' });
+    expect(endOf(over, [failed('a', 1, 'away'), done({})])).toEqual({ kept: undefined });
+    expect(endOf(over, [done({ kept: 'it removes nothing' })])).toEqual({ kept: 'it removes nothing' });
+  });
+
+  it('is not told by a Pod that only has the label of its Job', () => {
+    const foreign = done({ kept: 'what a host wants' });
+    foreign.metadata.ownerReferences = [
+      { apiVersion: 'v1', kind: 'Node', name: 'mac1', uid: 'n', controller: true },
+    ];
+    expect(endOf(job({ type: 'Complete' }), [foreign])).toBeUndefined();
+  });
+
+  it('is not over before its result is seen', () => {
+    expect(endOf(job({ type: 'Complete' }), [])).toBeUndefined();
+  });
+});

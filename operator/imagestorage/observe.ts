@@ -1,0 +1,73 @@
+/** Looks at the caches for removals, and at the API server itself for what needs content. */
+import type { Image } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
+import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { type Pod, PODS } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
+import type { Job } from '../../kube/job.ts';
+import { keyOf } from '../../kube/objects.ts';
+import { IMAGES, ISOS } from '../resources.ts';
+import { podsOf, taskOutcome } from '../tasks/job.ts';
+import { PODS_BY_JOB } from '../image/observe.ts';
+import { type Needs, needsOf } from './place.ts';
+import type { Removal, RemovalEnd } from './plan.ts';
+import { isRemoval, recordedPlace } from './record.ts';
+
+export interface RemovalSources {
+  readonly images: Informer<Image>;
+  readonly isos: Informer<ISO>;
+  /** Of VMs. */
+  readonly pods: Informer<Pod>;
+  readonly jobs: Informer<Job>;
+  readonly taskPods: Informer<Pod>;
+}
+
+export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
+  return jobs.cache
+    .list()
+    .filter(isRemoval)
+    .flatMap((job) => {
+      const place = recordedPlace(job);
+      return place === undefined ? [] : [{ job, place, end: endOf(job, taskPods) }];
+    });
+}
+
+const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed', 'FailureTarget']);
+
+/** Of several tries the last one counts, once the Job controller makes no more. */
+function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
+  const isOver = job.status?.conditions?.some(({ type, status }) => ENDS.has(type) && status === 'True');
+  if (isOver !== true) {
+    return undefined;
+  }
+  const newest = podsOf(job, taskPods.cache.byIndex(PODS_BY_JOB, keyOf(job)))
+    .toSorted(byAge)
+    .at(-1);
+  const outcome = taskOutcome(job, newest);
+  switch (outcome.kind) {
+    case 'succeeded':
+      return { kept: outcome.report.kept };
+    case 'failed':
+      return { kept: `${outcome.reason}: ${outcome.message}` };
+    default:
+      return undefined;
+  }
+}
+
+function byAge(a: Pod, b: Pod): number {
+  return (a.metadata.creationTimestamp ?? '').localeCompare(b.metadata.creationTimestamp ?? '');
+}
+
+export function cachedNeeds({ images, isos, pods, jobs }: RemovalSources): Needs {
+  const objects = [...images.cache.list(), ...isos.cache.list()];
+  return needsOf({ objects, pods: pods.cache.list(), jobs: jobs.cache.list() });
+}
+
+/** As the API server has it at this moment. */
+export async function currentNeeds(client: KubeClient, { jobs }: RemovalSources): Promise<Needs> {
+  const images = await client.list(IMAGES);
+  const isos = await client.list(ISOS);
+  const pods = await client.list(PODS, { labelSelector: VM_UID_LABEL });
+  return needsOf({ objects: [...images.items, ...isos.items], pods: pods.items, jobs: jobs.cache.list() });
+}

@@ -1,0 +1,395 @@
+import { constantFrom } from 'fast-check';
+import { describe, expect, it } from 'vitest';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import { MACHINE_API_VERSION, type MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { type StorageTarget, TASK_API_VERSION, type TaskReport } from '../../api/v1alpha1/task.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { Job } from '../../kube/job.ts';
+import { assertHistories } from '../../test/support/properties.ts';
+import { parseConfig } from '../config.ts';
+import type { ImageJob, ObservedImage } from '../image/observed.ts';
+import { needsOf, isNeeded, type Place, placeKey, placeOf } from './place.ts';
+import { planRemovals, type Removal } from './plan.ts';
+import { abandonedPlaces, recordedPlace, removalRecord, replacedPlaces } from './record.ts';
+
+const KEEP_MILLISECONDS = 600_000;
+/** No write of an operator takes longer. */
+const FLIGHT_MILLISECONDS = 120_000;
+const COMMIT = { vmName: 'builder', requestedAt: '2026-01-01T00:00:00Z' };
+const STORAGES = { folder: { folder: true }, registry: { registry: { prefix: 'registry.example/berth' } } };
+type Kind = keyof typeof STORAGES;
+
+function image(name: string, content?: MachineImageSource): Image {
+  return {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'Image',
+    metadata: { name, namespace: 'platform-ci', uid: name },
+    spec: { source: { fromVM: { name: 'builder' } } },
+    ...(content !== undefined && { status: { content } }),
+  };
+}
+
+function machinePod(source: MachineImageSource, phase: 'Pending' | 'Running' = 'Pending'): Pod {
+  const machine = {
+    apiVersion: MACHINE_API_VERSION,
+    vm: { namespace: 'platform-ci', name: 'guest', uid: 'v' },
+    attempt: 1,
+    image: source,
+    imageFormat: 'Auto',
+    network: { mode: 'NAT' },
+    ports: [],
+    vnc: { enabled: false },
+    readiness: { type: 'None' },
+    hardware: { uuid: '', serialNumber: '', macAddress: '' },
+    guestMetadata: {},
+  };
+  return {
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name: 'guest', annotations: { [MACHINE_ANNOTATION]: JSON.stringify(machine) } },
+    spec: { containers: [] },
+    status: { phase },
+  };
+}
+
+/** One that has made this. */
+function commitJob(content: MachineImageSource): ImageJob {
+  const digest = `sha256:${'a'.repeat(64)}`;
+  const [target, report]: [StorageTarget, TaskReport] =
+    content.type === 'storedFile'
+      ? [{ type: 'folder', path: content.path }, { digest }]
+      : [
+          { type: 'registry', reference: 'tag' },
+          { digest, reference: (content as { reference: string }).reference },
+        ];
+  const vm = { namespace: 'platform-ci', name: 'builder', uid: 'v' };
+  const task = { apiVersion: TASK_API_VERSION, type: 'save', vm, target };
+  const metadata = { annotations: { [TASK_ANNOTATION]: JSON.stringify(task) } };
+  return {
+    job: {
+      apiVersion: 'batch/v1',
+      kind: 'Job',
+      metadata: { name: 'commit' },
+      spec: { template: { metadata, spec: { containers: [] } } },
+    },
+    operation: 'commit',
+    requestedAt: COMMIT.requestedAt,
+    attempt: 1,
+    outcome: { kind: 'succeeded', report, finishedAt: undefined },
+  };
+}
+
+/** Images, copies and VMs over one storage; what begins with a look at a cache is written some time later, or never. */
+class World {
+  now = Date.parse('2026-01-01T00:00:00Z');
+  readonly config;
+  readonly objects = new Map<string, Image>();
+  readonly storage = new Set<string>();
+  readonly removed: string[] = [];
+  pods: Pod[] = [];
+  readonly #kind: Kind;
+  readonly #records = new Map<string, Job>();
+  /** Commits that are done, and not in the status of their image. */
+  readonly #unsettled = new Map<string, ImageJob>();
+  #flights: { begun: number; land: () => void }[] = [];
+  #unneededSince: ReadonlyMap<string, number> = new Map();
+  #made = 0;
+
+  constructor(kind: Kind) {
+    this.#kind = kind;
+    this.config = parseConfig({ imageStorage: STORAGES[kind] }, 'test');
+  }
+
+  make(): MachineImageSource {
+    this.#made += 1;
+    const content: MachineImageSource =
+      this.#kind === 'folder'
+        ? { type: 'storedFile', path: `platform-ci/${this.#made}.qcow2`, sha256: '' }
+        : { type: 'storedArtifact', reference: `registry.example/berth/platform-ci/i@sha256:${this.#made}` };
+    this.storage.add(this.#key(content));
+    return content;
+  }
+
+  save(): void {
+    const object = image(`image-${this.#made}`, this.make());
+    this.objects.set(object.metadata.name, object);
+  }
+
+  /** One after another, and not before there is content. */
+  commit(object: Image, crashes: boolean): void {
+    if (object.status === undefined || this.#unsettled.has(object.metadata.name)) {
+      return;
+    }
+    const content = this.make();
+    this.#keep(object, replacedPlaces(this.observed(object), { content }));
+    const { name } = object.metadata;
+    // What a crash keeps from the status is settled by the next operator.
+    if (crashes) {
+      this.objects.set(name, { ...object, spec: { ...object.spec, commit: COMMIT } });
+      this.#unsettled.set(name, commitJob(content));
+      this.#flights.push({ begun: this.now, land: () => this.#settle(name, content) });
+    } else {
+      this.objects.set(name, { ...object, status: { content } });
+    }
+  }
+
+  copy(object: Image): void {
+    const name = `copy-${this.#made}-${this.now}-${this.#flights.length}`;
+    const content = object.status?.content as MachineImageSource | undefined;
+    this.objects.set(name, image(name));
+    this.#flights.push({ begun: this.now, land: () => this.#settle(name, content) });
+  }
+
+  deploy(object: Image): void {
+    const source = object.status?.content as MachineImageSource | undefined;
+    if (source === undefined) {
+      return;
+    }
+    this.#flights.push({ begun: this.now, land: () => this.pods.push(machinePod(source)) });
+  }
+
+  delete(object: Image, crashes: boolean): void {
+    this.#keep(object, abandonedPlaces(this.observed(object)));
+    if (!crashes) {
+      this.objects.delete(object.metadata.name);
+    }
+  }
+
+  restart(): void {
+    this.#unneededSince = new Map();
+  }
+
+  /** Time goes on; what has been on its way for long has come. */
+  later(milliseconds: number): void {
+    this.now += milliseconds;
+    this.land(FLIGHT_MILLISECONDS);
+  }
+
+  land(age = 0): void {
+    const landing = this.#flights.filter(({ begun }) => this.now - begun >= age);
+    this.#flights = this.#flights.filter((flight) => !landing.includes(flight));
+    landing.forEach(({ land }) => land());
+  }
+
+  look(): void {
+    const { due, unneededSince } = planRemovals({
+      removals: this.#removals,
+      needs: needsOf({ objects: [...this.objects.values()], pods: this.pods, jobs: [] }),
+      unneededSince: this.#unneededSince,
+      keepMilliseconds: KEEP_MILLISECONDS,
+      now: this.now,
+    });
+    this.#unneededSince = unneededSince;
+    for (const { job } of due) {
+      this.#records.set(job.metadata.name, { ...job, spec: { ...job.spec, suspend: false } });
+    }
+  }
+
+  /** Jobs that have begun are done. */
+  work(): void {
+    for (const { job, place } of this.#removals.filter((one) => one.job.spec.suspend === false)) {
+      this.storage.delete(placeKey(place));
+      this.removed.push(placeKey(place));
+      this.#records.delete(job.metadata.name);
+    }
+  }
+
+  /** Of Images, and of VMs as far as they still need it. */
+  get needed(): Set<string> {
+    const used = this.pods.filter(({ status }) => this.#kind === 'folder' || status?.phase === 'Pending');
+    const machines = used.map(
+      ({ metadata }) => JSON.parse(metadata.annotations?.[MACHINE_ANNOTATION] ?? '').image,
+    );
+    const contents = [...this.objects.values()].map(
+      ({ status }) => status?.content as MachineImageSource | undefined,
+    );
+    return new Set(
+      [...contents, ...machines].filter((one) => one !== undefined).map((one) => this.#key(one)),
+    );
+  }
+
+  observed(object: Image): ObservedImage {
+    const { config, now } = this;
+    const job = this.#unsettled.get(object.metadata.name);
+    const jobs = job === undefined ? [] : [job];
+    return {
+      object,
+      kind: 'Image',
+      jobs,
+      origin: undefined,
+      vm: () => undefined,
+      deploying: [],
+      config,
+      now,
+    };
+  }
+
+  get #removals(): Removal[] {
+    return [...this.#records.values()].map((job) => ({
+      job,
+      place: recordedPlace(job) as Place,
+      end: undefined,
+    }));
+  }
+
+  #settle(name: string, content: MachineImageSource | undefined): void {
+    const object = this.objects.get(name);
+    this.#unsettled.delete(name);
+    if (object !== undefined && content !== undefined) {
+      this.objects.set(name, { ...object, status: { content } });
+    }
+  }
+
+  #keep(object: Image, places: readonly Place[]): void {
+    for (const place of places) {
+      const { metadata, ...job } = removalRecord(this.observed(object), place);
+      const name = metadata.name ?? '';
+      if (!this.#records.has(name)) {
+        const made = { ...metadata, name, uid: `${name}-${this.now}` };
+        this.#records.set(name, { apiVersion: 'batch/v1', kind: 'Job', ...job, metadata: made });
+      }
+    }
+  }
+
+  #key(content: MachineImageSource): string {
+    const place = placeOf(content, this.config);
+    return place === undefined ? '' : placeKey(place);
+  }
+}
+
+const EVENTS = [
+  'save',
+  'commit',
+  'copy',
+  'deploy',
+  'delete',
+  'crash',
+  'land',
+  'run',
+  'end',
+  'later',
+  'long',
+  'restart',
+  'work',
+] as const;
+const events = constantFrom(...EVENTS);
+
+function act(world: World, event: (typeof EVENTS)[number], index: number): void {
+  const objects = [...world.objects.values()];
+  const object = objects[index % Math.max(1, objects.length)];
+  const [pod, ...others] = world.pods;
+  const acts = {
+    save: () => world.save(),
+    commit: () => object && world.commit(object, false),
+    copy: () => object && world.copy(object),
+    deploy: () => object && world.deploy(object),
+    delete: () => object && world.delete(object, false),
+    crash: () => object && (index % 2 === 0 ? world.delete(object, true) : world.commit(object, true)),
+    land: () => world.land(),
+    run: () => pod && (world.pods = [...others, { ...pod, status: { phase: 'Running' as const } }]),
+    end: () => (world.pods = others),
+    later: () => world.later(60_000),
+    long: () => Array.from({ length: 12 }, () => [world.later(60_000), world.look()]),
+    restart: () => world.restart(),
+    work: () => world.work(),
+  };
+  acts[event]();
+}
+
+describe.each(['folder', 'registry'] as const)('content in a %s', (kind) => {
+  it('is removed once, when nothing needs it any more, and never before, whatever happens', (context) => {
+    assertHistories(context, { step: events, maxLength: 80, numRuns: 300 }, (history) => {
+      const world = new World(kind);
+      world.save();
+      history.forEach((event, index) => {
+        act(world, event, index);
+        world.look();
+        expect([...world.needed].filter((key) => !world.storage.has(key))).toEqual([]);
+      });
+      world.land();
+      for (let minute = 0; minute < 30; minute += 1) {
+        world.later(60_000);
+        world.look();
+        world.work();
+      }
+      const left = [...world.storage].filter((key) => !world.needed.has(key));
+      expect(left).toEqual([]);
+      expect(new Set(world.removed).size).toBe(world.removed.length);
+    });
+  });
+
+  it('stays while a VM is prepared from it; a file also while a VM has it under its disk', () => {
+    const world = new World(kind);
+    const content = world.make();
+    const place = placeOf(content, world.config) as Place;
+    const needs = (pod: Pod) => isNeeded(place, needsOf({ objects: [], pods: [pod], jobs: [] }));
+    expect(needs(machinePod(content))).toBe(true);
+    expect(needs(machinePod(content, 'Running'))).toBe(kind === 'folder');
+    expect(needs(machinePod({ type: 'empty', sizeBytes: 1 }))).toBe(false);
+  });
+
+  it('stays while there is a VM whose machine cannot be read', () => {
+    const world = new World(kind);
+    const content = world.make();
+    const pod = machinePod(content);
+    pod.metadata.annotations = { [MACHINE_ANNOTATION]: '{"apiVersion":"later"}' };
+    const place = placeOf(content, world.config) as Place;
+    expect(isNeeded(place, needsOf({ objects: [], pods: [pod], jobs: [] }))).toBe(true);
+  });
+
+  it('of a storage that the configuration names no more is left alone', () => {
+    const world = new World(kind);
+    const content = world.make();
+    const other = parseConfig(
+      {
+        imageStorage:
+          kind === 'folder' ? STORAGES.registry : { registry: { prefix: 'registry.example/other' } },
+      },
+      'test',
+    );
+    expect(placeOf(content, other)).toBeUndefined();
+  });
+});
+
+describe('the content of a thousand images', () => {
+  it('is removed some at a time', () => {
+    const world = new World('folder');
+    Array.from({ length: 1000 }, () => world.save());
+    for (const object of world.objects.values()) {
+      world.delete(object, false);
+    }
+    let most = 0;
+    for (let round = 0; round < 120; round += 1) {
+      const before = world.removed.length;
+      world.later(60_000);
+      world.look();
+      world.work();
+      most = Math.max(most, world.removed.length - before);
+    }
+    expect(world.storage.size).toBe(0);
+    expect(most).toBe(20);
+  });
+});
+
+describe('an image in the storage', () => {
+  it('that somebody names by himself, by its tag as well, is needed', () => {
+    const world = new World('registry');
+    const content = world.make();
+    const place = placeOf(content, world.config) as Place;
+    const own = image('own');
+    own.spec.source = { registry: { reference: 'registry.example/berth/platform-ci/i:tag' } };
+    expect(isNeeded(place, needsOf({ objects: [own], pods: [], jobs: [] }))).toBe(true);
+  });
+
+  it('is needed while a Job may make it content again', () => {
+    const world = new World('folder');
+    const content = world.make();
+    const place = placeOf(content, world.config) as Place;
+    const record = removalRecord(world.observed(image('i')), place) as Job;
+    const needs = (job: Job) => isNeeded(place, needsOf({ objects: [], pods: [], jobs: [job] }));
+    expect(needs(commitJob(content).job)).toBe(true);
+    expect(needs(commitJob(world.make()).job)).toBe(false);
+    expect(needs(record)).toBe(false);
+  });
+});

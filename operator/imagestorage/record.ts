@@ -1,0 +1,104 @@
+/**
+ * That content is to be removed is written down as a Job which waits, suspended: one for each place, in the operator's own
+ * namespace, so that it outlives the image and the image's namespace. Nothing but such a Job removes content.
+ */
+import { createHash } from 'node:crypto';
+import * as z from 'zod';
+import { parseDocument } from '../../api/v1alpha1/machine.ts';
+import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
+import type { Job } from '../../kube/job.ts';
+import type { KubeObject, Unsaved } from '../../kube/objects.ts';
+import type { OperatorConfig } from '../config.ts';
+import { taskJob } from '../tasks/job.ts';
+import { type HasContent, imageObjectName, storedContent } from '../image/content.ts';
+import { settle, taskOf } from '../image/settle.ts';
+import type { ObservedImage } from '../image/observed.ts';
+import { OPERATION_LABEL } from '../image/plan.ts';
+import { type Place, placeKey, placeOf } from './place.ts';
+
+const OPERATION = 'remove';
+/** The object whose content it was, for its Events. */
+const OWNER_ANNOTATION = 'berth.dev/content-of';
+/** Kubernetes' own default. The Job controller waits 10 s before the first, and twice as long each time: ten minutes in all. */
+const RETRIES = 6;
+/** Long enough for a host that is set up anew; then what is left is told. */
+const REMOVAL_SECONDS = 3_600;
+/** The operator deletes a Job as soon as it has seen its end; this is for when there is no operator. */
+const KEPT_SECONDS = 3_600;
+
+const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
+
+/** What an image lets go of with its next content; nothing when that is the same. */
+export function replacedPlaces(observed: ObservedImage, next: { content?: unknown }): Place[] {
+  const { object, config } = observed;
+  const kept = placesOf([{ status: next }], config).map(placeKey);
+  return placesOf([object], config).filter((place) => !kept.includes(placeKey(place)));
+}
+
+/** All that an image which goes has in the storage, known to its status or not. */
+export function abandonedPlaces(observed: ObservedImage): Place[] {
+  const { object, config, jobs } = observed;
+  const known = placesOf([object, { status: settle(observed) }], config);
+  const files = jobs.map(({ job }) => targetFile(job)).filter((place) => place !== undefined);
+  return [...new Map([...known, ...files].map((place) => [placeKey(place), place])).values()];
+}
+
+function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place[] {
+  return objects
+    .map((object) => placeOf(storedContent(object), config))
+    .filter((place) => place !== undefined);
+}
+
+/** What may have been made and never come into the status. Of a registry the digest would be needed, which nobody knows. */
+function targetFile(job: Job): Place | undefined {
+  const task = taskOf(job);
+  const target = task !== undefined && 'target' in task ? task.target : undefined;
+  return target?.type === 'folder' ? target : undefined;
+}
+
+export function removalRecord({ object, kind, config }: ObservedImage, place: Place): Unsaved<Job> {
+  const { name, namespace = '', uid = '' } = object.metadata;
+  const hash = createHash('sha256').update(placeKey(place)).digest('hex').slice(0, 32);
+  const job = taskJob({
+    metadata: {
+      name: `image-${OPERATION}-${hash}`,
+      namespace: config.namespaces.system,
+      labels: { [OPERATION_LABEL]: OPERATION },
+      annotations: { [OWNER_ANNOTATION]: JSON.stringify({ kind, namespace, name, uid }) },
+    },
+    workload: 'image',
+    task: { apiVersion: TASK_API_VERSION, type: 'remove', place },
+    containerImage: imageObjectName(object),
+    // The storage is opened by what hosts have for it.
+    pullSecrets: [],
+    nodeName: undefined,
+    dedicatedTo: namespace,
+    takesSlot: false,
+    activeDeadlineSeconds: REMOVAL_SECONDS,
+    ttlSecondsAfterFinished: KEPT_SECONDS,
+    priorityClassName: config.priorityClassName,
+  });
+  return { ...job, spec: { ...job.spec, suspend: true, backoffLimit: RETRIES } };
+}
+
+export function isRemoval({ metadata }: Job): boolean {
+  return metadata.labels?.[OPERATION_LABEL] === OPERATION;
+}
+
+/** Undefined when the Job is none of ours, whatever its label says. */
+export function recordedPlace(job: Job): Place | undefined {
+  const task = taskOf(job);
+  return task?.type === 'remove' ? task.place : undefined;
+}
+
+/** What Events about the removal are about; the Job itself when that cannot be read. */
+export function contentOwner(job: Job): KubeObject {
+  const text = job.metadata.annotations?.[OWNER_ANNOTATION];
+  const { data } = ownerSchema.safeParse(parseDocument(text));
+  if (data === undefined) {
+    return job;
+  }
+  const { kind, ...metadata } = data;
+  return { apiVersion: API_VERSION, kind, metadata };
+}

@@ -1,0 +1,299 @@
+/** Every controller with the watches it needs, on one page. */
+import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
+import { HOST_KEY, HOST_VALUE, VM_UID_LABEL, WORKLOAD_LABEL } from '../api/v1alpha1/names.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { Consistency } from '../kube/consistency.ts';
+import { Controller } from '../kube/controller.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, NAMESPACES, NODES, PODS } from '../kube/core.ts';
+import type { EventRecorder } from '../kube/events.ts';
+import { Informer } from '../kube/informer.ts';
+import { JOBS } from '../kube/job.ts';
+import { keyOf, type KubeObject } from '../kube/objects.ts';
+import { isServed, type OperatorConfig } from './config.ts';
+import { VMMetrics } from './metrics.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './resources.ts';
+import { CertificateReconciler } from './certificates/controller.ts';
+import { enqueueRequests, requestIndexes } from './certificates/watch.ts';
+import { approvalsSelector, HostApprovals } from './host/approvals.ts';
+import { watchAddresses } from './certificates/surroundings.ts';
+import { HostReconciler } from './host/controller.ts';
+import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
+import { imagesAffected } from './image/dependents.ts';
+import { jobImage, JOBS_BY_IMAGE, podJob, PODS_BY_JOB } from './image/observe.ts';
+import { hostStateChanged, trimNode } from './host/view.ts';
+import { enqueueHosts } from './host/watch.ts';
+import { ImageCacheReconciler } from './imagecache/controller.ts';
+import { referenceOf } from './imagecache/image.ts';
+import { CacheMetrics } from './imagecache/metrics.ts';
+import {
+  ENTRIES_BY_QUEUED_HOST,
+  ENTRIES_BY_REFERENCE,
+  ENTRIES_BY_UID,
+  entryUidOf,
+  hostOfJob,
+  JOBS_BY_HOST,
+  queuedHosts,
+  TASKS_BY_ENTRY,
+} from './imagecache/observe.ts';
+import { enqueueEntries } from './imagecache/watch.ts';
+import { RemovalReconciler } from './imagestorage/controller.ts';
+import { enqueueRemovals } from './imagestorage/watch.ts';
+import { VMReconciler } from './vm/controller.ts';
+import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/givenup.ts';
+import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
+import { trimPod } from './vm/view.ts';
+
+/** Hosts change rarely; a few workers keep a slow answer from holding up the rest. */
+const FEW_WORKERS = 4;
+
+export interface OperatorOptions {
+  readonly client: KubeClient;
+  readonly config: OperatorConfig;
+  readonly recorder: EventRecorder;
+  readonly registry: Registry;
+  readonly logger: Logger;
+  /** Milliseconds since the epoch. */
+  readonly clock: () => number;
+  /** VM metrics are exported while this is true only. */
+  readonly isLeader: () => boolean;
+}
+
+export interface Controllers {
+  /** Every watch, to be started by both the leader and the standby, whose caches stay warm. */
+  readonly informers: readonly Informer<KubeObject>[];
+  /** Only the leader starts these. */
+  readonly controllers: readonly Controller[];
+}
+
+export function createControllers(options: OperatorOptions): Controllers {
+  const watches = declareWatches(options);
+  const vm = vmController(options, watches);
+  const image = imageController(options, watches, {
+    kind: 'Image',
+    resource: IMAGES,
+    objects: watches.images,
+  });
+  const iso = imageController(options, watches, { kind: 'ISO', resource: ISOS, objects: watches.isos });
+  const removals = removalController(options, watches);
+  const approvals = new HostApprovals({ ...options, ...watches });
+  const host = hostController(options, watches, approvals);
+  const certificates = certificateController(options, watches, approvals);
+  const imageCache = imageCacheController(options, watches);
+  return {
+    informers: Object.values(watches) as unknown as Informer<KubeObject>[],
+    controllers: [vm, image, iso, removals, imageCache, host, certificates],
+  };
+}
+
+type Watches = ReturnType<typeof declareWatches>;
+
+const VMS_BY_CONFIG = 'config';
+const VMS_BY_IMAGE = 'image';
+/** Jobs that do work on images, and their Pods. */
+const TASKS = `${WORKLOAD_LABEL} in (cache,image)`;
+
+function declareWatches({ client, config, logger }: OperatorOptions) {
+  const base = { logger };
+  return {
+    vms: new Informer(client, VMS, {
+      ...base,
+      indexes: {
+        [VMS_BY_CONFIG]: (vm) => (vm.spec.configRef === undefined ? [] : [vm.spec.configRef.name]),
+        [VMS_BY_IMAGE]: (vm) => [vm.spec.image, vm.spec.iso].filter((name) => name !== undefined),
+      },
+    }),
+    vmConfigs: new Informer(client, VM_CONFIGS, base),
+    images: new Informer(client, IMAGES, base),
+    isos: new Informer(client, ISOS, base),
+    pods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: VM_UID_LABEL,
+      transform: trimPod,
+      indexes: {
+        [PODS_BY_NODE]: (pod) => (pod.spec.nodeName === undefined ? [] : [pod.spec.nodeName]),
+        [PODS_BY_PORT]: podPorts,
+      },
+    }),
+    // Marked or not: machines of a host that is not marked (yet) are looked after all the same.
+    nodes: new Informer(client, NODES, {
+      ...base,
+      labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
+      transform: trimNode,
+      indexes: { [NODES_BY_GIVEN_UP]: givenUpOn },
+    }),
+    jobs: new Informer(client, JOBS, {
+      ...base,
+      labelSelector: TASKS,
+      indexes: { [JOBS_BY_IMAGE]: jobImage, [TASKS_BY_ENTRY]: entryUidOf, [JOBS_BY_HOST]: hostOfJob },
+    }),
+    taskPods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: TASKS,
+      indexes: { [PODS_BY_JOB]: podJob, [TASKS_BY_ENTRY]: entryUidOf },
+    }),
+    entries: new Informer(client, IMAGE_CACHE_ENTRIES, {
+      ...base,
+      indexes: {
+        [ENTRIES_BY_UID]: ({ metadata: { uid = '' } }) => [uid],
+        [ENTRIES_BY_REFERENCE]: (entry) => [referenceOf(entry)],
+        [ENTRIES_BY_QUEUED_HOST]: queuedHosts,
+      },
+    }),
+    namespaces: new Informer(client, NAMESPACES, base),
+    requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, {
+      ...base,
+      indexes: requestIndexes(config),
+    }),
+    approvals: new Informer(client, CONFIG_MAPS, { ...base, ...approvalsSelector(config.namespaces.system) }),
+    addresses: watchAddresses(client, logger),
+  };
+}
+
+function vmController(options: OperatorOptions, watches: Watches): Controller {
+  const { client, config, recorder, registry, logger, clock, isLeader } = options;
+  const consistency = new Consistency();
+  const metrics = new VMMetrics(registry, {
+    isLeader,
+    clock,
+    vms: () => watches.vms.cache.list(),
+    namespaces: () =>
+      watches.namespaces.cache
+        .list()
+        .map(({ metadata }) => metadata.name)
+        .filter((name) => isServed(name, config)),
+  });
+  const reconciler = new VMReconciler({ ...watches, client, config, recorder, metrics, consistency, clock });
+  const controller = new Controller({
+    name: 'vm',
+    workers: config.workers,
+    reconcile: (key, context) => reconciler.reconcile(key, context),
+    ready: (key) => consistency.ready(key),
+    logger,
+    metrics: registry,
+  });
+  watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  // Behind a burst of new VMs, one that runs would not be seen to.
+  watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
+  enqueueDependents(controller, watches);
+  return controller;
+}
+
+/** A VMConfig, Image or ISO that VMs wait for; a host whose state decides what its VMs are. */
+function enqueueDependents(controller: Controller, watches: Watches): void {
+  const { vms } = watches;
+  const byImage = ({ object }: { object: KubeObject }) => {
+    vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+    // An image may be named by a VMConfig too: its VMs are few and waiting.
+    vms.cache
+      .list()
+      .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
+      .forEach((vm) => controller.enqueue(keyOf(vm)));
+  };
+  watches.images.cache.onChange(byImage);
+  watches.isos.cache.onChange(byImage);
+  watches.vmConfigs.cache.onChange(({ object }) => {
+    vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+  });
+  watches.nodes.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || hostStateChanged(previous, object)) {
+      watches.pods.cache
+        .byIndex(PODS_BY_NODE, object.metadata.name)
+        .forEach((pod) => controller.enqueue(keyOf(pod)));
+    }
+  });
+}
+
+function imageController(
+  options: OperatorOptions,
+  watches: Watches,
+  about: Pick<ImageControllerOptions, 'kind' | 'resource' | 'objects'>,
+): Controller {
+  const { registry, logger } = options;
+  const consistency = new Consistency();
+  const reconciler = new ImageReconciler({ ...options, ...watches, ...about, consistency });
+  const controller = new Controller({
+    name: about.kind.toLowerCase(),
+    workers: FEW_WORKERS,
+    reconcile: (key, context) => reconciler.reconcile(key, context),
+    ready: (key) => consistency.ready(key),
+    logger,
+    metrics: registry,
+  });
+  const enqueue = (keys: readonly string[]): void => keys.forEach((key) => controller.enqueue(key));
+  const affected = imagesAffected({ ...about, config: options.config });
+  about.objects.cache.onChange(({ object }) => enqueue([keyOf(object), ...affected.byOrigin(object)]));
+  watches.jobs.cache.onChange(({ object }) => enqueue(affected.byJob(object)));
+  watches.taskPods.cache.onChange(({ object }) => enqueue(affected.byPod(object, watches.jobs)));
+  watches.vms.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || object.status?.firstRunningTime !== previous?.status?.firstRunningTime) {
+      enqueue(affected.byVM(object));
+    }
+  });
+  return controller;
+}
+
+/** Image storage: what Images and ISOs have let go of. */
+function removalController(options: OperatorOptions, watches: Watches): Controller {
+  const { client, config, recorder, registry, logger, clock } = options;
+  const consistency = new Consistency();
+  const reconciler = new RemovalReconciler({ ...watches, client, config, recorder, consistency, clock });
+  const controller = new Controller({
+    name: 'removal',
+    workers: 1,
+    reconcile: (_key, context) => reconciler.reconcile(context),
+    ready: (key) => consistency.ready(key),
+    logger,
+    metrics: registry,
+  });
+  enqueueRemovals(controller, watches);
+  return controller;
+}
+
+function hostController(options: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
+  const { registry, logger } = options;
+  const reconciler = new HostReconciler({ ...options, nodes: watches.nodes, approvals });
+  const controller = new Controller({
+    name: 'host',
+    workers: FEW_WORKERS,
+    reconcile: (key, context) => reconciler.reconcile(key, context),
+    logger,
+    metrics: registry,
+  });
+  enqueueHosts(controller, watches);
+  return controller;
+}
+
+/** One worker, which sees what it has written: of two requests for one name, the second must know of the first. */
+function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
+  const { registry, logger } = o;
+  const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });
+  const controller = new Controller({
+    name: 'certificate',
+    workers: 1,
+    reconcile: (key, context) => reconciler.reconcile(key, context),
+    ready: () => reconciler.ready(),
+    logger,
+    metrics: registry,
+  });
+  enqueueRequests(controller, watches);
+  return controller;
+}
+
+function imageCacheController(options: OperatorOptions, watches: Watches): Controller {
+  const { client, config, recorder, registry, logger, clock, isLeader } = options;
+  const consistency = new Consistency();
+  const metrics = new CacheMetrics(registry, { isLeader, entries: () => watches.entries.cache.list() });
+  const sources = { ...watches, config, clock };
+  const reconciler = new ImageCacheReconciler({ ...sources, client, recorder, metrics, consistency });
+  const controller = new Controller({
+    name: 'imagecache',
+    workers: FEW_WORKERS,
+    reconcile: (key) => reconciler.reconcile(key),
+    ready: (key) => consistency.ready(key),
+    logger,
+    metrics: registry,
+  });
+  enqueueEntries(controller, sources);
+  return controller;
+}

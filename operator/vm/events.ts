@@ -1,0 +1,129 @@
+/** The story of a VM as Events: one on each transition that a person would ask about. */
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import type { EventRecorder } from '../../kube/events.ts';
+import { toldTrouble } from './disktrouble.ts';
+import type { LostPlacement } from './facts.ts';
+
+interface Story {
+  readonly type: 'Normal' | 'Warning';
+  readonly reason: string;
+  readonly action: string;
+  readonly message: string;
+}
+
+/** Emits what changed between a VM's last status and the next; `lost` says why a placement was given up, if one was. */
+export function recordTransition(
+  recorder: EventRecorder,
+  vm: VM,
+  next: VMStatus,
+  lost: LostPlacement | undefined,
+): void {
+  const last = vm.status;
+  // A host that refuses at once is first seen in the status that already counts the next attempt.
+  const attempt = (lost === undefined ? next.attempt : last?.attempt) ?? 1;
+  const stories = [
+    ...placed(last, next, attempt),
+    ...givenUp(lost, attempt),
+    ...heldUp(last, next),
+    ...troubledByDisk(last, next),
+    ...moved(last, next),
+  ];
+  for (const story of stories) {
+    recorder.event(vm, story);
+  }
+}
+
+/** A VM whose new Pod has the addresses of a machine that was given up on `hosts`, which are silent. */
+export function recordDoubledIdentity(
+  recorder: EventRecorder,
+  vm: VM,
+  macAddress: string,
+  hosts: readonly string[],
+): void {
+  recorder.event(vm, {
+    type: 'Warning',
+    reason: 'IdentityMayBeDoubled',
+    action: 'Deploying',
+    message: `Its MAC address ${macAddress}, UUID and serial number are those of an earlier VM of this name, which was given up on the silent host ${hosts.join(', ')}. If that machine still runs, the network has both`,
+  });
+}
+
+/** The Pod, which says why, is gone soon, and the VM's next host does not know. */
+function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
+  if (lost === undefined) {
+    return [];
+  }
+  const where = lost.nodeName === undefined ? '' : ` on host ${lost.nodeName}`;
+  const message = `attempt ${attempt}${where} was given up: ${lost.message}`;
+  return [{ type: 'Warning', reason: lost.reason, action: 'Scheduling', message }];
+}
+
+function placed(last: VMStatus | undefined, { nodeName }: VMStatus, attempt: number): Story[] {
+  return nodeName === undefined || nodeName === last?.nodeName
+    ? []
+    : [normal('Scheduled', 'Scheduling', `placed on host ${nodeName} (attempt ${attempt})`)];
+}
+
+function heldUp(last: VMStatus | undefined, next: VMStatus): Story[] {
+  const waiting = blocked(next);
+  return waiting === undefined || waiting.reason === blocked(last)?.reason
+    ? []
+    : [{ type: 'Warning', reason: waiting.reason, action: 'Scheduling', message: waiting.message }];
+}
+
+function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
+  const before = toldTrouble(last);
+  const now = toldTrouble(next);
+  if (now === undefined) {
+    const isOver = before !== undefined && next.phase === 'Running';
+    return isOver ? [normal('HostDiskHasRoom', 'Running', "the host's disk has room again")] : [];
+  }
+  const { reason, message } = now;
+  return reason === before?.reason ? [] : [{ type: 'Warning', reason, action: 'Running', message }];
+}
+
+function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
+  if (next.failure !== undefined && last?.failure === undefined) {
+    return [
+      { type: 'Warning', reason: next.failure.reason, action: 'Ending', message: next.failure.message },
+    ];
+  }
+  return next.phase === last?.phase ? [] : phaseStory(next);
+}
+
+const STORIES: Readonly<Record<string, string>> = {
+  Running: 'the machine runs',
+  Stopped: 'the machine is stopped',
+  Suspended: 'the machine is suspended',
+};
+
+function phaseStory(next: VMStatus): Story[] {
+  const message = STORIES[next.phase ?? ''];
+  if (message !== undefined) {
+    return [normal(next.phase ?? '', 'Running', message)];
+  }
+  if (next.phase === 'Failed') {
+    const ready = next.conditions?.find(({ type }) => type === 'Ready');
+    return [
+      {
+        type: 'Warning',
+        reason: ready?.reason ?? 'Failed',
+        action: 'Running',
+        message: ready?.message ?? '',
+      },
+    ];
+  }
+  return [];
+}
+
+function normal(reason: string, action: string, message: string): Story {
+  return { type: 'Normal', reason, action, message };
+}
+
+/** A condition that holds the deployment up: no host, no image, a refused Pod. */
+function blocked(status: VMStatus | undefined): { reason: string; message: string } | undefined {
+  return status?.conditions?.find(
+    ({ type, status: value }) => (type === 'Scheduled' || type === 'ImageReady') && value === 'False',
+  );
+}

@@ -1,0 +1,184 @@
+import { describe, expect, it } from 'vitest';
+import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import type { Node, Pod } from '../../kube/core.ts';
+import { parseConfig } from '../config.ts';
+import { gatherFacts, nextDeadline } from './facts.ts';
+import type { Observed } from './observed.ts';
+import { buildPod } from './pod.ts';
+import { isUnresolved, resolve } from './resolve.ts';
+import { finish } from './steps/finish.ts';
+import { deleteMachine, retirePod } from './steps/retire.ts';
+
+const CREATED = '2030-01-01T00:00:00Z';
+const BOUND = '2030-01-01T01:00:00Z';
+const FIRST_RAN = '2030-01-01T02:00:00Z';
+
+function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {}): Observed {
+  return {
+    vm: {
+      apiVersion: 'berth.dev/v1alpha1',
+      kind: 'VM',
+      metadata: { name: 'x', namespace: 'platform-default', uid: 'vm', creationTimestamp: CREATED },
+      spec: { image: 'registry.example/guest:1', ...spec },
+      status,
+    },
+    pod: {
+      apiVersion: 'v1',
+      kind: 'Pod',
+      metadata: { name: 'x', namespace: 'platform-default', uid: 'pod', creationTimestamp: CREATED },
+      spec: { nodeName: 'host', containers: [] },
+      status: { phase: 'Running' },
+      ...pod,
+    },
+    nameTakenBy: undefined,
+    node: { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } },
+    resizeRefused: undefined,
+    lookups: { vmConfig: () => undefined, image: () => undefined, iso: () => undefined },
+    portHolder: () => undefined,
+    hosts: () => [],
+    config: parseConfig({}, 'test'),
+    now: Date.parse(CREATED),
+    clusterUid: 'cluster',
+    random: () => 'ab'.repeat(32),
+  };
+}
+
+/** A Pod of that placement. */
+function attempt(number: number, status: NonNullable<Pod['status']>): Partial<Pod> {
+  const look = { ...observed({}, { attempt: number }), pod: undefined };
+  const resolved = resolve(look);
+  if (isUnresolved(resolved)) {
+    throw new Error(resolved.message);
+  }
+  const { vm, config, random } = look;
+  const { metadata } = buildPod({
+    vm,
+    resolved,
+    attempt: number,
+    avoidedNodes: [],
+    config,
+    clusterUid: 'cluster',
+    random,
+  });
+  return { metadata: { ...metadata, name: 'x', uid: `pod-${number}` }, status };
+}
+
+function deadline(look: Observed): string | undefined {
+  const found = nextDeadline(look, gatherFacts(look));
+  return found && `${found.reason} ${new Date(found.at).toISOString().slice(11, 19)}`;
+}
+
+describe('a VM that hosts refuse before it ran', () => {
+  const refused: NonNullable<Pod['status']> = {
+    phase: 'Failed',
+    reason: 'PortTaken',
+    message: '8822/TCP is in use',
+  };
+
+  it('is placed again, and never on a host that refused it', () => {
+    const facts = gatherFacts(observed({}, { attempt: 2, avoidedNodes: ['first'] }, attempt(2, refused)));
+    expect(facts).toMatchObject({ attempt: 3, avoidedNodes: ['first', 'host'], failure: undefined });
+  });
+
+  it('is placed again three times at most', () => {
+    const avoidedNodes = ['first', 'second', 'third'];
+    const facts = gatherFacts(observed({}, { attempt: 4, avoidedNodes }, attempt(4, refused)));
+    expect(facts).toMatchObject({ attempt: 4, avoidedNodes, failure: { reason: 'PortTaken' } });
+  });
+
+  it('avoids no host that was merely lost', () => {
+    const facts = gatherFacts({ ...observed({}, {}, attempt(1, {})), node: undefined });
+    expect(facts).toMatchObject({ attempt: 2, avoidedNodes: [], failure: undefined });
+  });
+});
+
+describe('a VM that ran', () => {
+  const ran: VMStatus = { attempt: 1, firstRunningTime: FIRST_RAN };
+
+  it('has failed when its Pod is deleted, and is not placed again', () => {
+    const pod = attempt(1, { phase: 'Running' });
+    const metadata = { ...pod.metadata, name: 'x', deletionTimestamp: FIRST_RAN };
+    const facts = gatherFacts(observed({}, ran, { ...pod, metadata }));
+    expect(facts).toMatchObject({ attempt: 1, failure: { reason: 'PodDeleted' } });
+  });
+
+  it('keeps its Pod while a host that has long been silent may still run its machine, unless it is deleted', () => {
+    const pod = attempt(1, { phase: 'Running' });
+    const metadata = { ...pod.metadata, name: 'x', deletionTimestamp: FIRST_RAN };
+    const failure = { reason: 'PodDeleted', message: 'deleted', time: FIRST_RAN };
+    const look = observed({}, { ...ran, failure }, { ...pod, metadata });
+    const ready = { type: 'Ready', status: 'Unknown' as const, lastTransitionTime: CREATED };
+    const node: Node = {
+      apiVersion: 'v1',
+      kind: 'Node',
+      metadata: { name: 'host' },
+      status: { conditions: [ready] },
+    };
+    const silent = { ...look, node, now: Date.parse(FIRST_RAN) };
+    expect(retirePod(silent, gatherFacts(silent)).writes).toEqual([]);
+    const vm = { ...look.vm, metadata: { ...look.vm.metadata, deletionTimestamp: FIRST_RAN } };
+    expect(deleteMachine({ ...silent, vm }).writes.map(({ kind }) => kind)).toEqual([
+      'deletePod',
+      'releasePod',
+    ]);
+  });
+
+  it('is not deleted because its network failed; one that never ran is', () => {
+    const failure = { reason: 'NATSelfHealFailed', message: 'no bridge', time: FIRST_RAN };
+    const writes = (status: VMStatus) => {
+      const look = observed({}, { ...status, failure });
+      return finish(look, gatherFacts(look)).writes.map(({ kind }) => kind);
+    };
+    expect(writes(ran)).toEqual([]);
+    expect(writes({ attempt: 1 })).toEqual(['deleteVM']);
+  });
+});
+
+/** As an agent says it of a machine that was made and not started, or of one that was stopped after a run. */
+function off(reason: string, containerID?: string): Partial<Pod> {
+  const container = { name: 'machine', image: '', imageID: '', ready: false, restartCount: 0 };
+  const state = { waiting: { reason } };
+  return {
+    status: {
+      phase: 'Running',
+      containerStatuses: [{ ...container, state, ...(containerID && { containerID }) }],
+    },
+  };
+}
+
+describe('a VM that is made Stopped', () => {
+  it.each(['Stopped', 'Starting'])('has not run, and its deployment is over, when it is %s', (reason) => {
+    const look = observed({ powerState: 'Stopped', deployTimeoutSeconds: 60 }, {}, off(reason));
+    expect(gatherFacts(look).firstRunningTime).toBeUndefined();
+    expect(deadline(look)).toBeUndefined();
+  });
+
+  it('is placed again when its Pod is deleted, since nothing is lost', () => {
+    const pod = off('Stopped');
+    const metadata = { name: 'x', uid: 'pod', deletionTimestamp: CREATED };
+    const { attempt, failure } = gatherFacts(observed({ powerState: 'Stopped' }, {}, { ...pod, metadata }));
+    expect({ attempt, failure }).toEqual({ attempt: 2, failure: undefined });
+  });
+
+  it('is told from one that ran and was stopped while nobody looked', () => {
+    const look = observed({ powerState: 'Stopped' }, {}, off('Stopped', 'berth://uid'));
+    expect(gatherFacts(look).firstRunningTime).toBe(CREATED);
+  });
+});
+
+describe('deadlines of a VM', () => {
+  it('count its activity from its first run, not from its creation, its placement or its last start', () => {
+    const restarted = { firstRunningTime: FIRST_RAN, startTime: '2030-01-01T03:00:00Z' };
+    expect(deadline(observed({ activeDeadlineSeconds: 60 }, restarted))).toBe('DeadlineExceeded 02:01:00');
+  });
+
+  it('count its deployment from its placement on a host, and only until it runs', () => {
+    const scheduled = { type: 'PodScheduled', status: 'True' as const, lastTransitionTime: BOUND };
+    const pending: Partial<Pod> = { status: { phase: 'Pending', conditions: [scheduled] } };
+    expect(deadline(observed({ deployTimeoutSeconds: 60 }, {}, pending))).toBe('DeployTimeout 01:01:00');
+    const unbound = { ...pending, spec: { containers: [] } };
+    expect(deadline(observed({ deployTimeoutSeconds: 60 }, {}, unbound))).toBeUndefined();
+    expect(deadline(observed({ deployTimeoutSeconds: 60 }, { firstRunningTime: FIRST_RAN }))).toBeUndefined();
+  });
+});

@@ -1,0 +1,300 @@
+/**
+ * The facts of a VM that are written once and are input by right: when it first ran, which placement this is,
+ * how it ended. Conditions and phase are never read back.
+ */
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { machineSchema, parseDocument, REFUSAL_REASONS } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import type { ContainerState, ContainerStatus, Node, Pod } from '../../kube/core.ts';
+import type { Observed } from './observed.ts';
+
+export interface Facts {
+  readonly firstRunningTime: string | undefined;
+  readonly attempt: number;
+  readonly avoidedNodes: readonly string[];
+  readonly failure: Failure | undefined;
+}
+
+export type Failure = NonNullable<VMStatus['failure']>;
+
+/** Reasons for which a VM that never ran is placed on another host. */
+const PLACE_ELSEWHERE: ReadonlySet<string> = new Set(REFUSAL_REASONS);
+/** A VM is placed at most this many times again because its host refused it. */
+const MAXIMUM_REPLACEMENTS = 3;
+/** What the API server says of a Pod that is being evicted, in the DisruptionTarget condition. */
+const EVICTED = new Set([
+  'EvictionByEvictionAPI',
+  'DeletionByTaintManager',
+  'PreemptionByScheduler',
+  'TerminationByKubelet',
+]);
+
+/** Facts so far and those that this look adds. */
+export function gatherFacts(observed: Observed): Facts {
+  const before = knownFacts(observed);
+  if (before.failure !== undefined || observed.vm.metadata.deletionTimestamp !== undefined) {
+    return before;
+  }
+  const { pod } = observed;
+  const ended = pod === undefined ? vanished(before) : podEnd(observed, pod);
+  if (ended !== undefined && pod !== undefined && mayPlaceAgain(before, pod, ended)) {
+    return placedAgain(before, pod, ended);
+  }
+  const failed = ended ?? expired(observed, before);
+  return failed === undefined ? before : { ...before, failure: { ...failed, time: iso(observed.now) } };
+}
+
+function knownFacts(observed: Observed): Facts {
+  const { status = {} } = observed.vm;
+  return {
+    firstRunningTime: status.firstRunningTime ?? firstRun(observed),
+    attempt: status.attempt ?? 1,
+    avoidedNodes: status.avoidedNodes ?? [],
+    failure: status.failure,
+  };
+}
+
+type End = Omit<Failure, 'time'>;
+
+/** A VM that once ran and has no Pod has lost it to somebody: the finalizer that we hold was taken away. */
+function vanished(facts: Facts): End | undefined {
+  return facts.firstRunningTime === undefined
+    ? undefined
+    : {
+        reason: 'PodDeleted',
+        message: 'the Pod of this VM was removed from outside; its disk is gone with it',
+      };
+}
+
+/** How the Pod ended, or is bound to end; undefined while it may live. */
+function podEnd(observed: Observed, pod: Pod): End | undefined {
+  const isDeleted = pod.metadata.deletionTimestamp !== undefined;
+  return givenUp(observed, pod) ?? (isDeleted ? deletedBy(pod) : hasEnded(pod) ? endOf(pod) : undefined);
+}
+
+export interface LostPlacement extends End {
+  /** Undefined when it was lost before it was bound. */
+  readonly nodeName: string | undefined;
+}
+
+/** Why the placement that the VM's status knows is given up for another; undefined while it is not. */
+export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): LostPlacement | undefined {
+  const { vm, pod } = observed;
+  const isGivenUp = attempt > (vm.status?.attempt ?? 1);
+  const end = isGivenUp && pod !== undefined ? podEnd(observed, pod) : undefined;
+  return end && { ...end, nodeName: pod?.spec.nodeName };
+}
+
+export function hasEnded(pod: Pod): boolean {
+  return pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
+}
+
+function endOf(pod: Pod): End {
+  const { status = {} } = pod;
+  const { reason = status.reason, message = status.message } = terminated(pod) ?? {};
+  return { reason: reasonWord(reason), message: message ?? 'the machine ended' };
+}
+
+/** Gone with its host: the Node was deleted, is fenced by out-of-service, or stayed silent before the VM first ran. */
+function givenUp(observed: Observed, pod: Pod): End | undefined {
+  const nodeName = pod.spec.nodeName;
+  if (nodeName === undefined) {
+    return undefined;
+  }
+  if (observed.node === undefined) {
+    return { reason: 'HostLost', message: `the Node ${nodeName} was deleted while the VM was on it` };
+  }
+  if (isOutOfService(observed.node)) {
+    return { reason: 'HostLost', message: `host ${nodeName} carries the taint out-of-service` };
+  }
+  const neverRan = observed.vm.status?.firstRunningTime === undefined && !hasRun(pod);
+  return neverRan && isLost(observed)
+    ? { reason: 'HostLost', message: `host ${nodeName} was silent too long before the VM first ran` }
+    : undefined;
+}
+
+function deletedBy(pod: Pod): End {
+  const disruption = pod.status?.conditions?.find(
+    ({ type, status }) => type === 'DisruptionTarget' && status === 'True',
+  );
+  if (disruption?.reason !== undefined && EVICTED.has(disruption.reason)) {
+    return {
+      reason: 'Evicted',
+      message: `the Pod was evicted (${disruption.reason}): ${disruption.message ?? ''}`.trim(),
+    };
+  }
+  return { reason: 'PodDeleted', message: 'the Pod of this VM was deleted; its disk is gone with it' };
+}
+
+/** Only before the first run. Deleted, evicted and lost Pods are replaced as often as it happens; a refusal by hosts only so many times. */
+function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
+  if (facts.firstRunningTime !== undefined) {
+    return false;
+  }
+  // The end of an earlier placement was judged when the next one was counted.
+  if (podAttempt(pod) < facts.attempt) {
+    return true;
+  }
+  if (end.reason === 'PodDeleted' || end.reason === 'Evicted' || end.reason === 'HostLost') {
+    return true;
+  }
+  return PLACE_ELSEWHERE.has(end.reason) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS;
+}
+
+function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
+  const attempt = Math.max(facts.attempt, podAttempt(pod) + 1);
+  const node = pod.spec.nodeName;
+  const avoid = attempt > facts.attempt && PLACE_ELSEWHERE.has(end.reason) && node !== undefined;
+  return { ...facts, attempt, avoidedNodes: avoid ? [...facts.avoidedNodes, node] : facts.avoidedNodes };
+}
+
+/** Deadlines that the operator keeps: from binding to first Running, and from first Running to the end. */
+function expired(observed: Observed, facts: Facts): End | undefined {
+  const deadline = nextDeadline(observed, facts);
+  return deadline !== undefined && observed.now >= deadline.at
+    ? { reason: deadline.reason, message: deadline.message }
+    : undefined;
+}
+
+export interface Deadline extends End {
+  /** Milliseconds since the epoch. */
+  readonly at: number;
+}
+
+export function nextDeadline(observed: Observed, facts: Facts): Deadline | undefined {
+  const { vm, pod } = observed;
+  const { activeDeadlineSeconds } = vm.spec;
+  if (facts.failure !== undefined) {
+    return undefined;
+  }
+  if (facts.firstRunningTime === undefined) {
+    return deployDeadline(observed);
+  }
+  if (activeDeadlineSeconds === undefined || pod === undefined) {
+    return undefined;
+  }
+  return {
+    at: Date.parse(facts.firstRunningTime) + activeDeadlineSeconds * 1000,
+    reason: 'DeadlineExceeded',
+    message: `the VM was active longer than activeDeadlineSeconds (${activeDeadlineSeconds})`,
+  };
+}
+
+/** Counts from binding to a host, so that waiting for a free host is never a failure, and until the machine is made, started or not. */
+function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
+  const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
+  const bound = isDeploying ? boundTime(pod) : undefined;
+  if (bound === undefined) {
+    return undefined;
+  }
+  const seconds = vm.spec.deployTimeoutSeconds ?? config.defaults.deployTimeoutSeconds;
+  return {
+    at: Date.parse(bound) + seconds * 1000,
+    reason: 'DeployTimeout',
+    message: `the VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}`,
+  };
+}
+
+function boundTime(pod: Pod): string | undefined {
+  const scheduled = pod.status?.conditions?.find(
+    ({ type, status }) => type === 'PodScheduled' && status === 'True',
+  );
+  return scheduled?.lastTransitionTime ?? pod.status?.startTime ?? pod.metadata.creationTimestamp;
+}
+
+function firstRun({ pod, now }: Observed): string | undefined {
+  if (pod === undefined || !hasRun(pod)) {
+    return undefined;
+  }
+  const state = containerState(pod);
+  return state?.running?.startedAt ?? state?.terminated?.startedAt ?? iso(now);
+}
+
+/** What the container of a machine waits for that was made and not started. */
+const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
+
+/**
+ * Whether a machine of this Pod ever ran. One that was made and not started, since it was wanted off, waits without the id
+ * that agents give at the first start. A terminated one that never ran carries no `startedAt`.
+ */
+export function hasRun(pod: Pod): boolean {
+  if (pod.status?.phase === 'Running') {
+    return machineContainer(pod)?.containerID !== undefined || !NOT_STARTED.has(waitingReason(pod));
+  }
+  const startedAt = terminated(pod)?.startedAt;
+  return startedAt !== undefined && startedAt !== null;
+}
+
+function waitingReason(pod: Pod): string {
+  return containerState(pod)?.waiting?.reason ?? '';
+}
+
+export function containerState(pod: Pod): ContainerState | undefined {
+  return machineContainer(pod)?.state;
+}
+
+function machineContainer(pod: Pod): ContainerStatus | undefined {
+  return pod.status?.containerStatuses?.find(({ name }) => name === MACHINE_CONTAINER);
+}
+
+export function terminated(pod: Pod): ContainerState['terminated'] {
+  return containerState(pod)?.terminated;
+}
+
+/** Several questions of one look need the document, and a Pod of the cache never changes. */
+const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
+
+/** The machine document of a Pod; undefined when it cannot be read (another version wrote it). */
+export function machineOf(pod: Pod): Machine | undefined {
+  const known = machines.get(pod);
+  if (known !== undefined) {
+    return known.machine;
+  }
+  const machine = parseMachine(pod);
+  machines.set(pod, { machine });
+  return machine;
+}
+
+function parseMachine(pod: Pod): Machine | undefined {
+  const result = machineSchema.safeParse(parseDocument(pod.metadata.annotations?.[MACHINE_ANNOTATION]));
+  return result.success ? result.data : undefined;
+}
+
+export function podAttempt(pod: Pod): number {
+  return machineOf(pod)?.attempt ?? 1;
+}
+
+export function isOutOfService(node: Node): boolean {
+  return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
+}
+
+/** When the host turned silent, in milliseconds; undefined while it reports, Ready or not. A Node without a Ready condition is not judged. */
+export function silentSince(node: Node): number | undefined {
+  const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
+  return ready?.status === 'Unknown' && ready.lastTransitionTime !== undefined
+    ? Date.parse(ready.lastTransitionTime)
+    : undefined;
+}
+
+/** The moment at which a silent host counts as lost, in milliseconds. */
+export function lostAt({ node, config }: Observed): number | undefined {
+  const since = node && silentSince(node);
+  return since && since + config.hostLostTimeoutSeconds * 1000;
+}
+
+export function isLost(observed: Observed): boolean {
+  const at = lostAt(observed);
+  return at !== undefined && observed.now >= at;
+}
+
+/** A reason as conditions accept it: a letter, then letters, digits and underscores. */
+function reasonWord(text: string | undefined): string {
+  const word = (text ?? '').replaceAll(/[^A-Za-z0-9_]/g, '');
+  return /^[A-Za-z]/.test(word) ? word : 'MachineFailed';
+}
+
+/** RFC 3339 without fractions of a second, as metav1.Time. */
+export function iso(milliseconds: number): string {
+  return new Date(milliseconds).toISOString().replace(/\.\d{3}Z$/, 'Z');
+}

@@ -1,0 +1,126 @@
+/** A VM's phase, derived anew at each look from the Pod, the host and the written-once facts. */
+import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { type MachineReport, machineReportSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
+import type { ContainerState, Pod, PodCondition } from '../../kube/core.ts';
+import { containerState, type Facts, hasEnded, isLost, silentSince } from './facts.ts';
+import type { Observed } from './observed.ts';
+
+export interface Phase {
+  readonly name: string;
+  /** Reason and message of the Ready condition. */
+  readonly reason: string;
+  readonly message: string;
+}
+
+/** Waiting to run: what `berth_pending_vms` counts, and what may be folded into the next write. */
+export const PENDING_PHASES: ReadonlySet<string> = new Set([
+  'Pending',
+  'Scheduled',
+  'Pulling',
+  'Cloning',
+  'Starting',
+]);
+const PRE_RUNNING: ReadonlySet<string> = new Set(['Pulling', 'Cloning', 'Starting']);
+const TRANSITIONS: ReadonlySet<string> = new Set(['Stopping', 'Suspending', 'Resuming', 'Starting']);
+
+export function phaseOf(observed: Observed, facts: Facts): Phase {
+  const { vm, pod } = observed;
+  if (vm.metadata.deletionTimestamp !== undefined) {
+    return { name: 'Terminating', reason: 'Terminating', message: 'the VM is being deleted' };
+  }
+  if (facts.failure !== undefined) {
+    return failedPhase(observed, facts.failure);
+  }
+  if (pod === undefined || facts.attempt > attemptOf(observed)) {
+    return { name: 'Pending', reason: 'Pending', message: 'waiting for a Pod' };
+  }
+  return unreachablePhase(observed, facts) ?? podPhase(pod);
+}
+
+function attemptOf({ vm }: Observed): number {
+  return vm.status?.attempt ?? 1;
+}
+
+/** Failed only when nothing of the machine is left; until then it is being stopped. */
+function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failure']>): Phase {
+  const gone = pod === undefined || hasEnded(pod) || pod.spec.nodeName === undefined;
+  const left = gone || node === undefined || failure.reason === 'HostLost';
+  return { name: left ? 'Failed' : 'Stopping', reason: failure.reason, message: failure.message };
+}
+
+/** A silent host: its VMs are not Ready, and after the timeout Failed, though their machines may well run on. */
+function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
+  const { node, pod } = observed;
+  if (node === undefined || silentSince(node) === undefined || facts.firstRunningTime === undefined) {
+    return undefined;
+  }
+  const host = node.metadata.name;
+  if (isLost(observed)) {
+    const message = `host ${host} has been silent for longer than ${observed.config.hostLostTimeoutSeconds} s; the VM is Running again if the host comes back with it`;
+    return { name: 'Failed', reason: 'HostLost', message };
+  }
+  const phase = pod === undefined ? 'Running' : podPhase(pod).name;
+  return {
+    name: phase,
+    reason: 'HostUnreachable',
+    message: `host ${host} does not report; its machines may well run on`,
+  };
+}
+
+/** The contract's table: Pod phase, container state and the condition `berth.dev/Machine` give the VM's phase. */
+function podPhase(pod: Pod): Phase {
+  if (pod.spec.nodeName === undefined) {
+    return { name: 'Pending', reason: 'Pending', message: 'waiting for a host' };
+  }
+  const { reason = '', message = '' } = waitingState(pod);
+  if (pod.status?.phase === 'Running') {
+    return runningPhase(pod, reason, message);
+  }
+  return {
+    name: preRunningPhase(pod, reason),
+    reason: reason || 'Scheduled',
+    message: message || `bound to host ${pod.spec.nodeName}`,
+  };
+}
+
+/** While something is in its way the container's reason says what, and the condition still says where the machine stands. */
+function preRunningPhase(pod: Pod, waiting: string): string {
+  const candidates = [waiting, machineCondition(pod)?.reason ?? ''];
+  return candidates.find((phase) => PRE_RUNNING.has(phase)) ?? 'Scheduled';
+}
+
+/** The container's waiting state; empty while it is not waiting. */
+export function waitingState(pod: Pod | undefined): NonNullable<ContainerState['waiting']> {
+  return (pod && containerState(pod)?.waiting) ?? {};
+}
+
+function runningPhase(pod: Pod, waiting: string, message: string): Phase {
+  if (waiting === 'Stopped' || waiting === 'Suspended') {
+    const shutDown = machineCondition(pod)?.reason === 'GuestShutdown';
+    return { name: waiting, reason: shutDown ? 'GuestShutdown' : waiting, message };
+  }
+  const transition = machineCondition(pod)?.reason ?? '';
+  if (TRANSITIONS.has(transition)) {
+    return { name: transition, reason: transition, message };
+  }
+  return { name: 'Running', reason: 'Running', message: '' };
+}
+
+export function machineCondition(pod: Pod): PodCondition | undefined {
+  return podCondition(pod, MACHINE_CONDITION);
+}
+
+export function podCondition(pod: Pod | undefined, type: string): PodCondition | undefined {
+  return pod?.status?.conditions?.find((condition) => condition.type === type);
+}
+
+/** What the agent says of the machine; empty where it says nothing (a simulated host) or what cannot be read. */
+export function machineReport(pod: Pod | undefined): MachineReport {
+  const result = machineReportSchema.safeParse(parseDocument(podCondition(pod, MACHINE_CONDITION)?.message));
+  return result.success ? result.data : {};
+}
+
+/** The machine as last asked for, from the Pod's annotation. */
+export function desiredText(pod: Pod): string | undefined {
+  return pod.metadata.annotations?.[DESIRED_ANNOTATION];
+}

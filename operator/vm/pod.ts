@@ -1,0 +1,272 @@
+/** The Pod of a VM: what the scheduler needs to place it, and the contract annotations for the host's agent. */
+import { createHash } from 'node:crypto';
+import {
+  DESIRED_ANNOTATION,
+  DEDICATED_KEY,
+  HOST_KEY,
+  HOST_MARK,
+  HOST_VALUE,
+  MACHINE_ANNOTATION,
+  MACHINE_CONTAINER,
+  MACOS_GUEST_RESOURCE,
+  POD_FINALIZER,
+  SHARED_DISK_RESOURCE,
+  SLOT_RESOURCE,
+  TAG_LABEL_PREFIX,
+  VM_UID_LABEL,
+  WORKLOAD_LABEL,
+} from '../../api/v1alpha1/names.ts';
+import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import {
+  type Desired,
+  MACHINE_API_VERSION,
+  type Machine,
+  type MachinePort,
+} from '../../api/v1alpha1/machine.ts';
+import { parsePort, portName } from '../../api/v1alpha1/ports.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../kube/core.ts';
+import type { Unsaved } from '../../kube/objects.ts';
+import type { OperatorConfig } from '../config.ts';
+import { diskRequest } from './diskrequest.ts';
+import type { Resolved } from './resolve.ts';
+import { sizeRequests } from './size.ts';
+
+/** How long a guest may take to shut down in order when its VM is deleted; the Kubernetes default. */
+const TERMINATION_GRACE_SECONDS = 30;
+
+export interface PodOptions {
+  readonly vm: VM;
+  readonly resolved: Resolved;
+  readonly attempt: number;
+  /** Hosts on which an earlier attempt could not start. */
+  readonly avoidedNodes: readonly string[];
+  readonly config: OperatorConfig;
+  readonly clusterUid: string;
+  /** Hex digits for `hardwareIdentity: Dynamic`, at least 64. */
+  readonly random: () => string;
+}
+
+export function buildPod(options: PodOptions): Unsaved<Pod> {
+  const { vm, resolved } = options;
+  const { name, namespace = '', uid = '' } = vm.metadata;
+  return {
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: {
+      name,
+      namespace,
+      labels: { [VM_UID_LABEL]: uid, [WORKLOAD_LABEL]: 'vm' },
+      annotations: {
+        [MACHINE_ANNOTATION]: JSON.stringify(buildMachine(options)),
+        [DESIRED_ANNOTATION]: JSON.stringify(buildDesired(vm, resolved)),
+      },
+      finalizers: [POD_FINALIZER],
+      ownerReferences: [
+        { apiVersion: API_VERSION, kind: 'VM', name, uid, controller: true, blockOwnerDeletion: true },
+      ],
+    },
+    spec: buildSpec(options),
+  };
+}
+
+/** What may change while the Pod lives; the text of the annotation is what the agent's acknowledgement hashes. */
+export function buildDesired(
+  vm: VM,
+  base: { cpu: number; memoryBytes: bigint; diskSizeBytes: bigint | undefined },
+): Desired {
+  const { spec } = vm;
+  return {
+    power: spec.powerState ?? 'Running',
+    restartPolicy: spec.restartPolicy ?? 'Never',
+    cpu: base.cpu,
+    memoryBytes: Number(base.memoryBytes),
+    diskSizeBytes: base.diskSizeBytes === undefined ? undefined : Number(base.diskSizeBytes),
+    restartRequestedAt: spec.restartRequestedAt,
+    revertRequestedAt: spec.revertRequestedAt,
+  };
+}
+
+function identity({ metadata: { name, namespace = '', uid = '' } }: VM): Machine['vm'] {
+  return { namespace, name, uid };
+}
+
+/** Fields without a value are left out when it is written as JSON. */
+function buildMachine(options: PodOptions): Machine {
+  const { vm, resolved, attempt } = options;
+  const { spec } = vm;
+  const { diskSizeBytes, readiness } = resolved;
+  return {
+    apiVersion: MACHINE_API_VERSION,
+    vm: identity(vm),
+    config: resolved.config,
+    attempt,
+    os: resolved.os,
+    architecture: resolved.architecture,
+    ...machineImages(resolved),
+    diskSizeBytes: diskSizeBytes === undefined ? undefined : Number(diskSizeBytes),
+    display: resolved.display,
+    network: { mode: resolved.networkMode },
+    ports: machinePorts(spec.ports),
+    vnc: { enabled: resolved.vncEnabled },
+    readiness: { type: readiness.type ?? 'None', port: readiness.port },
+    hardware: hardwareIdentity(options),
+    guestMetadata: spec.guestMetadata ?? {},
+    userData: spec.userData,
+    userDataSecret: spec.userDataSecretRef,
+  };
+}
+
+function machineImages({ image, iso }: Resolved) {
+  return {
+    image: image?.source,
+    imageFormat: image?.format ?? 'Auto',
+    imageName: image?.name,
+    iso: iso?.source,
+    isoName: iso?.name,
+  } as const;
+}
+
+function machinePorts(ports: readonly string[] | undefined): MachinePort[] {
+  return (ports ?? []).map((text) => {
+    const port = parsePort(text);
+    return { name: portName(port), ...port };
+  });
+}
+
+/**
+ * UUID, serial number and MAC address: from the cluster, namespace and name, so that two clusters of one network share none,
+ * or from chance. The MAC is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
+ */
+function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
+  const { namespace = '', name } = vm.metadata;
+  // No part has a slash.
+  const seed = resolved.hardwareIdentity === 'Dynamic' ? random() : `${clusterUid}/${namespace}/${name}`;
+  const digest = createHash('sha256').update(`berth-hardware:${seed}`).digest('hex');
+  const uuid = [
+    digest.slice(0, 8),
+    digest.slice(8, 12),
+    `4${digest.slice(13, 16)}`,
+    `8${digest.slice(17, 20)}`,
+    digest.slice(20, 32),
+  ].join('-');
+  const mac = ['02', ...[0, 2, 4, 6, 8].map((at) => digest.slice(32 + at, 34 + at))].join(':');
+  const serialNumber = vm.spec.serialNumber ?? `B${digest.slice(44, 55).toUpperCase()}`;
+  return { uuid, serialNumber, macAddress: mac };
+}
+
+function buildSpec(options: PodOptions): PodSpec {
+  const { vm, resolved, config } = options;
+  const requests = { ...sizeRequests(resolved), 'ephemeral-storage': diskRequest(resolved, config) };
+  const counted: Record<string, string> = {
+    [SLOT_RESOURCE]: '1',
+    ...(resolved.os === 'MacOS' && { [MACOS_GUEST_RESOURCE]: '1' }),
+    ...(config.vm_shared_disk_enabled && { [SHARED_DISK_RESOURCE]: '1' }),
+  };
+  const image = resolved.image ?? resolved.iso;
+  return {
+    restartPolicy: 'Never',
+    terminationGracePeriodSeconds: TERMINATION_GRACE_SECONDS,
+    automountServiceAccountToken: false,
+    enableServiceLinks: false,
+    priorityClassName: config.priorityClassName,
+    affinity: { nodeAffinity: nodeAffinity(options), ...packTogether(resolved) },
+    tolerations: tolerations(vm.metadata.namespace ?? ''),
+    ...(resolved.imagePullSecrets.length > 0 && { imagePullSecrets: [...resolved.imagePullSecrets] }),
+    containers: [
+      {
+        name: MACHINE_CONTAINER,
+        image: image?.containerImage ?? '',
+        imagePullPolicy: 'IfNotPresent',
+        resources: { requests: { ...requests, ...counted }, limits: counted },
+        ports: machinePorts(vm.spec.ports).map((port) => ({
+          name: port.name,
+          protocol: port.protocol,
+          containerPort: port.hostPort,
+          hostPort: port.hostPort,
+        })),
+        volumeMounts: [{ name: 'disk', mountPath: '/disk' }],
+      },
+    ],
+    volumes: volumes(vm),
+  };
+}
+
+/** The `emptyDir` stands for the VM's disk, so that `kubectl drain` asks before it destroys one. */
+function volumes(vm: VM): NonNullable<PodSpec['volumes']> {
+  const secret = vm.spec.userDataSecretRef;
+  return [
+    { name: 'disk', emptyDir: {} },
+    ...(secret === undefined
+      ? []
+      : [
+          {
+            name: 'user-data',
+            secret: { secretName: secret.name, items: [{ key: secret.key, path: 'user-data' }] },
+          },
+        ]),
+  ];
+}
+
+/** Not-ready and unreachable are tolerated for ever: a host that reboots must not lose its VMs. */
+function tolerations(namespace: string): Toleration[] {
+  return [
+    { key: HOST_KEY, operator: 'Equal', value: HOST_VALUE, effect: 'NoSchedule' },
+    { key: DEDICATED_KEY, operator: 'Equal', value: namespace, effect: 'NoSchedule' },
+    { key: 'node.kubernetes.io/not-ready', operator: 'Exists', effect: 'NoExecute' },
+    { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },
+  ];
+}
+
+function nodeAffinity({ vm, resolved, avoidedNodes }: PodOptions): NodeAffinity {
+  const { placement } = resolved;
+  const required: NodeSelectorRequirement[] = [{ key: HOST_MARK, operator: 'In', values: [HOST_VALUE] }];
+  if (resolved.architecture !== undefined) {
+    required.push({ key: 'kubernetes.io/arch', operator: 'In', values: [resolved.architecture] });
+  }
+  const tag: NodeSelectorRequirement | undefined =
+    placement.tag === undefined
+      ? undefined
+      : { key: `${TAG_LABEL_PREFIX}${placement.tag}`, operator: 'Exists' };
+  if (tag !== undefined && placement.tagPolicy === 'Required') {
+    required.push(tag);
+  }
+  const fields: NodeSelectorRequirement[] = [
+    ...(placement.node === undefined
+      ? []
+      : [{ key: 'metadata.name', operator: 'In' as const, values: [placement.node] }]),
+    ...avoidedNodes.map((node) => ({ key: 'metadata.name', operator: 'NotIn' as const, values: [node] })),
+  ];
+  const dedicated: NodeSelectorRequirement[] = [
+    { key: DEDICATED_KEY, operator: 'DoesNotExist' },
+    { key: DEDICATED_KEY, operator: 'In', values: [vm.metadata.namespace ?? ''] },
+  ];
+  return {
+    requiredDuringSchedulingIgnoredDuringExecution: {
+      nodeSelectorTerms: dedicated.map((requirement) => ({
+        matchExpressions: [...required, requirement],
+        ...(fields.length > 0 && { matchFields: fields }),
+      })),
+    },
+    ...(tag !== undefined &&
+      placement.tagPolicy !== 'Required' && {
+        preferredDuringSchedulingIgnoredDuringExecution: [
+          { weight: 100, preference: { matchExpressions: [tag] } },
+        ],
+      }),
+  };
+}
+
+/** `MostAllocated` prefers hosts that already run VMs; the scheduler has no per-Pod strategy, so affinity to other VMs says it. */
+function packTogether(resolved: Resolved): Pick<NonNullable<PodSpec['affinity']>, 'podAffinity'> {
+  if (resolved.placement.strategy !== 'MostAllocated') {
+    return {};
+  }
+  const podAffinityTerm = {
+    labelSelector: { matchLabels: { [WORKLOAD_LABEL]: 'vm' } },
+    topologyKey: 'kubernetes.io/hostname',
+  };
+  return {
+    podAffinity: { preferredDuringSchedulingIgnoredDuringExecution: [{ weight: 100, podAffinityTerm }] },
+  };
+}

@@ -1,0 +1,56 @@
+import { describe, expect, it } from 'vitest';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
+import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import { parseConfig } from '../config.ts';
+import type { Observed } from './observed.ts';
+import { isUnresolved, type Resolved, resolve } from './resolve.ts';
+
+const config = parseConfig({ defaults: { architecture: 'amd64', os: 'Linux' } }, 'test');
+
+const INSTALLER: ISO = {
+  apiVersion: 'berth.dev/v1alpha1',
+  kind: 'ISO',
+  metadata: { name: 'installer', namespace: 'platform-default' },
+  spec: {
+    source: { registry: { reference: 'registry.example/team/installer:1' } },
+    architecture: 'arm64',
+    os: 'Windows',
+    imagePullSecrets: [{ name: 'regcred' }],
+  },
+};
+
+function resolved(spec: VMSpec): Resolved {
+  const vm = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'VM',
+    metadata: { name: 'vm', namespace: 'platform-ci' },
+    spec,
+  };
+  const iso = (name: string) => (name === 'installer' ? INSTALLER : undefined);
+  const lookups = { vmConfig: () => undefined, image: () => undefined, iso };
+  const result = resolve({ vm, lookups, config } as unknown as Observed);
+  if (isUnresolved(result)) {
+    throw new Error(result.message);
+  }
+  return result;
+}
+
+describe('a VM that names an ISO', () => {
+  it('has its architecture, os and pull secrets', () => {
+    expect(resolved({ iso: 'installer' })).toMatchObject({
+      architecture: 'arm64',
+      os: 'Windows',
+      imagePullSecrets: [{ name: 'regcred' }],
+    });
+  });
+
+  it("goes by its own where it says them, and by the operator's where nobody does", () => {
+    const own: VMSpec = { architecture: 'amd64', imagePullSecrets: [{ name: 'own' }] };
+    expect(resolved({ iso: 'installer', ...own })).toMatchObject({ ...own, os: 'Windows' });
+    expect(resolved({ iso: 'registry.example/other:1' })).toMatchObject({
+      architecture: 'amd64',
+      os: 'Linux',
+      imagePullSecrets: [],
+    });
+  });
+});

@@ -1,0 +1,248 @@
+/**
+ * What a VM runs with: VM → VMConfig → Image or ISO → operator's configuration → built-in, once, at deployment.
+ * One-of groups (image or iso) are taken whole.
+ */
+import { isImageReference, normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
+import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
+import { parsePort } from '../../api/v1alpha1/ports.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
+import { definedOnly } from './defined.ts';
+import { contentOf } from '../image/content.ts';
+import type { Observed } from './observed.ts';
+
+/** A disk or ISO: what the agent is told, and the name that the Pod's container carries so that the scheduler prefers hosts that have it. */
+export interface ResolvedImage {
+  readonly source: MachineImageSource;
+  readonly containerImage: string;
+  /** `berth.dev/NAMESPACE/NAME` of the Image or ISO object, where one was named. */
+  readonly name?: string;
+  readonly format: 'Auto' | 'Raw' | 'QCOW2';
+}
+
+export interface Resolved {
+  readonly image: ResolvedImage | undefined;
+  readonly iso: ResolvedImage | undefined;
+  readonly imagePullSecrets: readonly { name: string }[];
+  readonly architecture: 'amd64' | 'arm64' | undefined;
+  readonly os: 'MacOS' | 'Linux' | 'Windows' | undefined;
+  readonly cpu: number;
+  readonly memoryBytes: bigint;
+  readonly diskSizeBytes: bigint | undefined;
+  /** Of the image's disk, where it is known before a host has it. */
+  readonly imageSizeBytes: bigint | undefined;
+  readonly display: { width: number; height: number; dpi: number } | undefined;
+  readonly placement: NonNullable<VMSpec['placement']>;
+  readonly networkMode: 'NAT' | 'Bridge';
+  readonly vncEnabled: boolean;
+  readonly hardwareIdentity: 'Consistent' | 'Dynamic';
+  readonly readiness: NonNullable<VMSpec['readiness']>;
+  readonly config: { name: string; namespace: string; generation: number } | undefined;
+}
+
+/** Why a VM cannot be resolved: `wait` for something that may still come, or `terminal` when it never can. */
+export interface Unresolved {
+  readonly kind: 'wait' | 'terminal';
+  readonly reason:
+    | 'ConfigNotFound'
+    | 'ImageNotFound'
+    | 'ImageNotReady'
+    | 'NoImage'
+    | 'PortsNeedNAT'
+    | 'PortNotReservable'
+    | 'InvalidConfig';
+  readonly message: string;
+}
+
+export function isUnresolved(value: Resolved | Unresolved): value is Unresolved {
+  return 'reason' in value;
+}
+
+/** Of a display when only some of its three values are given; also an IPSW's default (1920×1080 at 96). */
+const DEFAULT_DISPLAY = { width: 1920, height: 1080, dpi: 96 };
+
+/** What one source says; the first that says something of a field wins. */
+type Layer = Partial<Omit<VMSpec, 'configRef' | 'ports' | 'image' | 'iso'>>;
+
+function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field): Layer[Field] {
+  return layers.find((layer) => layer[field] !== undefined)?.[field];
+}
+
+export function resolve(observed: Observed): Resolved | Unresolved {
+  const { spec } = observed.vm;
+  const config = findConfig(observed);
+  if (spec.configRef !== undefined && config === undefined) {
+    const message = `VMConfig ${spec.configRef.name} was not found`;
+    return { kind: 'wait', reason: 'ConfigNotFound', message };
+  }
+  const images = resolveImages(observed, config?.spec);
+  if ('reason' in images) {
+    return images;
+  }
+  const { image, iso, imageObject, isoObject } = images;
+  const named = [imageLayer(imageObject), imageLayer(isoObject)];
+  const layers = [spec, configLayer(config), ...named, observed.config.defaults];
+  const resolved: Resolved = {
+    image,
+    iso,
+    imageSizeBytes: imageSize(images),
+    ...resolveHardware(layers, imageObject?.spec.source.ipsw !== undefined),
+    ...resolveRest(layers),
+    config: config && configIdentity(config),
+  };
+  return portsNeedNAT(spec, resolved) ?? portNotReservable(observed) ?? resolved;
+}
+
+function configLayer(config: VMConfig | undefined): Layer {
+  return config === undefined ? {} : { ...config.spec };
+}
+
+function imageLayer(image: Image | ISO | undefined): Layer {
+  if (image === undefined) {
+    return {};
+  }
+  const { architecture, os, imagePullSecrets } = image.spec;
+  return { architecture, os, imagePullSecrets };
+}
+
+/** In the namespace that the VM names, else in its own, then in the default one. */
+function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
+  const ref = vm.spec.configRef;
+  if (ref === undefined) {
+    return undefined;
+  }
+  const namespaces =
+    ref.namespace === undefined ? [vm.metadata.namespace ?? '', config.namespaces.default] : [ref.namespace];
+  return namespaces
+    .map((namespace) => lookups.vmConfig(ref.name, namespace))
+    .find((found) => found !== undefined);
+}
+
+function portsNeedNAT({ ports = [] }: VMSpec, { networkMode }: Resolved): Unresolved | undefined {
+  if (networkMode === 'NAT' || ports.length === 0) {
+    return undefined;
+  }
+  const message = `spec.ports needs network mode NAT, but the mode resolved to ${networkMode}`;
+  return { kind: 'terminal', reason: 'PortsNeedNAT', message };
+}
+
+function portNotReservable({ vm, config }: Observed): Unresolved | undefined {
+  const faults = (vm.spec.ports ?? []).map((port) =>
+    whyNotReservable(config.ports, parsePort(port).hostPort),
+  );
+  const message = faults.filter((fault) => fault !== undefined).join('; ');
+  return message === '' ? undefined : { kind: 'terminal', reason: 'PortNotReservable', message };
+}
+
+function configIdentity({ metadata }: VMConfig): NonNullable<Resolved['config']> {
+  return { name: metadata.name, namespace: metadata.namespace ?? '', generation: metadata.generation ?? 0 };
+}
+
+interface ResolvedImages {
+  readonly image: ResolvedImage | undefined;
+  readonly iso: ResolvedImage | undefined;
+  /** What was named, for what it says of architecture, os and pull secrets. */
+  readonly imageObject: Image | undefined;
+  readonly isoObject: ISO | undefined;
+}
+
+function resolveImages(observed: Observed, config: VMConfigSpec | undefined): ResolvedImages | Unresolved {
+  const { image, iso } = imageGroup(observed, config);
+  if (image === undefined && iso === undefined) {
+    const message = 'neither the VM, its VMConfig nor the operator names an image or iso';
+    return { kind: 'terminal', reason: 'NoImage', message };
+  }
+  const {
+    lookups,
+    config: { namespaces },
+  } = observed;
+  const imageObject = named(image, (name) => lookups.image(name));
+  const disk = resolvedImage('Image', image, imageObject, namespaces.default);
+  if (disk !== undefined && 'reason' in disk) {
+    return disk;
+  }
+  const isoObject = named(iso, (name) => lookups.iso(name));
+  const disc = resolvedImage('ISO', iso, isoObject, namespaces.default);
+  return disc !== undefined && 'reason' in disc ? disc : { image: disk, iso: disc, imageObject, isoObject };
+}
+
+/** The object of that name; a reference names none. */
+function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
+  return name === undefined || isImageReference(name) ? undefined : lookup(name);
+}
+
+function imageGroup(
+  observed: Observed,
+  config: VMConfigSpec | undefined,
+): { image?: string | undefined; iso?: string | undefined } {
+  const { spec } = observed.vm;
+  const named = [spec, config].find((from) => from?.image !== undefined || from?.iso !== undefined);
+  return named ?? { image: observed.config.defaults.image };
+}
+
+function resolvedImage(
+  kind: string,
+  name: string | undefined,
+  object: Image | ISO | undefined,
+  defaultNamespace: string,
+): ResolvedImage | Unresolved | undefined {
+  if (name === undefined) {
+    return undefined;
+  }
+  if (isImageReference(name)) {
+    const reference = normaliseImageName(name);
+    return { source: { type: 'registry', reference }, containerImage: reference, format: 'Auto' };
+  }
+  if (object === undefined) {
+    const message = `${kind} ${name} was not found in the VM's namespace or ${defaultNamespace}`;
+    return { kind: 'wait', reason: 'ImageNotFound', message };
+  }
+  const message = `${kind} ${name} has no content yet: see its status`;
+  return contentOf(object) ?? { kind: 'wait', reason: 'ImageNotReady', message };
+}
+
+function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
+  const diskSize = pick(layers, 'diskSize');
+  return {
+    architecture: pick(layers, 'architecture'),
+    os: pick(layers, 'os'),
+    // The operator's configuration is the last layer and has these two always.
+    cpu: pick(layers, 'cpu') ?? 0,
+    memoryBytes: parseQuantity(pick(layers, 'memory') ?? '0'),
+    diskSizeBytes: diskSize === undefined ? undefined : parseQuantity(diskSize),
+    display: resolveDisplay(layers, isFromIPSW),
+    hardwareIdentity: pick(layers, 'hardwareIdentity') ?? 'Consistent',
+  };
+}
+
+function imageSize({ image, imageObject }: ResolvedImages): bigint | undefined {
+  if (image?.source.type === 'empty') {
+    return BigInt(image.source.sizeBytes);
+  }
+  const { size } = imageObject?.status ?? {};
+  return size === undefined ? undefined : parseQuantity(size);
+}
+
+function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved['display'] {
+  const given = {
+    width: pick(layers, 'displayWidth'),
+    height: pick(layers, 'displayHeight'),
+    dpi: pick(layers, 'displayDPI'),
+  };
+  const isGiven = Object.values(given).some((value) => value !== undefined);
+  return isGiven || isFromIPSW ? { ...DEFAULT_DISPLAY, ...definedOnly(given) } : undefined;
+}
+
+function resolveRest(layers: readonly Layer[]) {
+  return {
+    imagePullSecrets: pick(layers, 'imagePullSecrets') ?? [],
+    placement: pick(layers, 'placement') ?? {},
+    networkMode: pick(layers, 'network')?.mode ?? 'NAT',
+    vncEnabled: pick(layers, 'vnc')?.enabled ?? true,
+    readiness: pick(layers, 'readiness') ?? { type: 'None' as const },
+  };
+}

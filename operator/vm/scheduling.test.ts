@@ -1,0 +1,91 @@
+import { describe, expect, it } from 'vitest';
+import type { Node, Pod } from '../../kube/core.ts';
+import { condense, schedulingView } from './scheduling.ts';
+import { describeTaints } from './taints.ts';
+
+describe("the scheduler's reasons, condensed", () => {
+  it.each([
+    [
+      '0/1 nodes are available: 1 Insufficient berth.dev/slot. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.',
+      'no free host: 1 full (no free berth)',
+    ],
+    [
+      "0/9 nodes are available: 2 Insufficient memory, 3 Insufficient berth.dev/slot, 4 node(s) didn't match Pod's node affinity/selector. preemption: 0/9 nodes are available: 9 No preemption victims found.",
+      'no free host: 2 short of memory, 3 full (no free berth)',
+    ],
+    [
+      '0/2 nodes are available: 1 node(s) had untolerated taint {berth.dev/nat-unready: true}, 1 node(s) were unschedulable.',
+      'no free host: 1 with broken NAT, 1 cordoned',
+    ],
+    [
+      '0/2 nodes are available: 1 node(s) had untolerated taint(s), 1 Insufficient cpu.',
+      'no free host: 1 with broken NAT, 1 short of CPU',
+    ],
+    [
+      "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. preemption: 0/3 nodes are available.",
+      'no host matches: none has the architecture, node or tag that was asked for',
+    ],
+    [
+      "0/4 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, 3 node(s) didn't satisfy plugin(s) [NodeAffinity]. preemption: 0/4 nodes are available.",
+      'no free host: 1 with a reserved port in use',
+    ],
+    ['something the scheduler never said before', 'something the scheduler never said before'],
+    ['', 'no host was found'],
+  ])('%s', (message, expected) => {
+    expect(condense(message, () => ['1 with broken NAT'])).toBe(expected);
+  });
+
+  it('names who holds a reserved port, which the scheduler never does', () => {
+    const pod = {
+      spec: {
+        containers: [
+          { name: 'machine', image: 'i', ports: [{ hostPort: 8822, containerPort: 8822, protocol: 'TCP' }] },
+        ],
+      },
+      status: {
+        conditions: [
+          {
+            type: 'PodScheduled',
+            status: 'False',
+            message: "0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports.",
+          },
+        ],
+      },
+    } as unknown as Pod;
+    const view = schedulingView(pod, {
+      portHolder: (port) => (port === '8822/TCP' ? 'platform-ci/web' : undefined),
+      hosts: () => [],
+    });
+    expect(view).toEqual({
+      reason: 'Unschedulable',
+      message: 'no free host: 1 with a reserved port in use (8822/TCP is held by platform-ci/web)',
+    });
+  });
+
+  it('counts hosts by the taint that keeps the Pod off, of those it may go to', () => {
+    const pod = {
+      spec: { tolerations: [{ key: 'berth.dev/host', operator: 'Equal', value: 'true' }], containers: [] },
+    } as unknown as Pod;
+    const host = (name: string, ...keys: string[]): Node => ({
+      apiVersion: 'v1',
+      kind: 'Node',
+      metadata: { name },
+      spec: {
+        taints: ['berth.dev/host', ...keys].map((key) => ({ key, value: 'true', effect: 'NoSchedule' })),
+      },
+    });
+    const soft: Node = {
+      ...host('e'),
+      spec: { taints: [{ key: 'x/y', value: 'true', effect: 'PreferNoSchedule' }] },
+    };
+    const hosts = [host('a'), host('b', 'berth.dev/nat-unready'), host('c', 'x/y'), host('d', 'x/y'), soft];
+    expect(describeTaints(pod, hosts)).toEqual(['1 with broken NAT', '2 tainted x/y']);
+    const nodeSelectorTerms = [
+      { matchFields: [{ key: 'metadata.name', operator: 'In' as const, values: ['b'] }] },
+    ];
+    pod.spec.affinity = {
+      nodeAffinity: { requiredDuringSchedulingIgnoredDuringExecution: { nodeSelectorTerms } },
+    };
+    expect(describeTaints(pod, hosts)).toEqual(['1 with broken NAT']);
+  });
+});

@@ -1,0 +1,97 @@
+/** The scheduler's reasons for a Pending VM, condensed to what a person needs. */
+import type { Node, Pod } from '../../kube/core.ts';
+import { describeTaints } from './taints.ts';
+
+/** The scheduler's own words, each with what a person should read instead; `%` is the number of hosts. */
+const REASONS: readonly (readonly [RegExp, string])[] = [
+  [/^Insufficient berth\.dev\/slot$/, '% full (no free berth)'],
+  [/^Insufficient berth\.dev\/macos-guest$/, '% with two macOS guests already'],
+  [/^Insufficient berth\.dev\/shared-disk$/, '% whose shared disk is in use'],
+  [/^Insufficient cpu$/, '% short of CPU'],
+  [/^Insufficient memory$/, '% short of memory'],
+  [/^Insufficient ephemeral-storage$/, '% short of disk (ephemeral-storage)'],
+  [/free ports/, '% with a reserved port in use'],
+  [/untolerated taint.*berth\.dev\/nat-unready/, '% with broken NAT'],
+  [/untolerated taint.*berth\.node-restriction/, '% given to another namespace'],
+  [/untolerated taint.*node\.kubernetes\.io\/(unreachable|not-ready)/, '% not reachable'],
+  [/untolerated taint.*unschedulable|were unschedulable/, '% cordoned'],
+];
+/** Nodes that are no Berth host, or not what the VM asked for: of no interest where a host was considered. */
+const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
+/** All that the scheduler of Kubernetes 1.36 says of taints (earlier ones name the taint); nodes that are no Berth host are among them. */
+const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
+/** What the scheduler adds about claims and preemption, which Berth never uses. */
+const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
+const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
+
+export interface SchedulingView {
+  readonly reason: 'Unschedulable' | 'WaitingForScheduler' | 'SchedulingGated';
+  readonly message: string;
+}
+
+/** What the scheduler does not say. */
+export interface SchedulingHints {
+  /** Who holds a reserved port: `8822/TCP` → `namespace/name`. */
+  readonly portHolder: (port: string) => string | undefined;
+  /** All Berth hosts, for their taints. */
+  readonly hosts: () => readonly Node[];
+}
+
+/** Why the Pod has no host yet. */
+export function schedulingView(pod: Pod, { portHolder, hosts }: SchedulingHints): SchedulingView {
+  const condition = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
+  if (condition === undefined || condition.status !== 'False') {
+    return { reason: 'WaitingForScheduler', message: 'waiting for the scheduler' };
+  }
+  const message = condense(condition.message ?? '', () => describeTaints(pod, hosts()));
+  const holders = message.includes('reserved port') ? heldPorts(pod, portHolder) : '';
+  return { reason: 'Unschedulable', message: `${message}${holders}` };
+}
+
+/** `0/3 nodes are available: 1 Insufficient berth.dev/slot, 2 node(s) didn't match …. preemption: …` in a person's words. */
+export function condense(message: string, taints: () => string[]): string {
+  const [head = ''] = message.split(AFTER_REASONS);
+  const match = HEADER.exec(head.trim().replace(/\.$/, ''));
+  if (match === null) {
+    return head.trim() || 'no host was found';
+  }
+  const items = splitReasons(match[3] ?? '').map(parseReason);
+  const hosts = items
+    .filter(({ text }) => !NO_MATCH.test(text))
+    .flatMap((reason) => (UNNAMED_TAINTS.test(reason.text) ? taints() : [describe(reason)]));
+  if (hosts.length === 0) {
+    return 'no host matches: none has the architecture, node or tag that was asked for';
+  }
+  return `no free host: ${hosts.join(', ')}`;
+}
+
+interface Reason {
+  readonly count: number;
+  readonly text: string;
+}
+
+function parseReason(item: string): Reason {
+  const match = /^(\d+) (?:node\(s\) )?(.*)$/s.exec(item.trim());
+  return match === null ? { count: 0, text: item.trim() } : { count: Number(match[1]), text: match[2] ?? '' };
+}
+
+function describe({ count, text }: Reason): string {
+  const known = REASONS.find(([pattern]) => pattern.test(text));
+  return known === undefined ? `${count} ${text}`.trim() : known[1].replace('%', String(count));
+}
+
+/** Splits at commas outside braces: a taint is written `{key: value}`. */
+function splitReasons(text: string): string[] {
+  return text.split(/,\s*(?=\d+ )/).filter((part) => part !== '');
+}
+
+function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): string {
+  const ports = (pod.spec.containers[0]?.ports ?? []).map(
+    (port) => `${port.hostPort}/${port.protocol ?? 'TCP'}`,
+  );
+  const held = ports.flatMap((port) => {
+    const holder = portHolder(port);
+    return holder === undefined ? [] : [`${port} is held by ${holder}`];
+  });
+  return held.length === 0 ? '' : ` (${held.join(', ')})`;
+}

@@ -1,0 +1,151 @@
+/**
+ * How large a machine is. What counts is its Pod's requests: the scheduler and ResourceQuota see them, and they change by
+ * `pods/resize` alone. The agent is told that size and never more.
+ */
+import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import { formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { Container, Pod } from '../../kube/core.ts';
+import type { ConditionDraft } from '../objects/conditions.ts';
+import type { Observed } from './observed.ts';
+import { machineReport, podCondition } from './phase.ts';
+
+/** A guest's processors and memory, without what its hypervisor needs beside them. */
+export interface Size {
+  readonly cpu: number;
+  readonly memoryBytes: bigint;
+}
+
+/** The API server did not let the Pod have another size. */
+export interface ResizeRefusal {
+  readonly wanted: Size;
+  /** The server's own words. */
+  readonly message: string;
+  /** How often in a row. */
+  readonly attempts: number;
+  /** When it is asked again, in milliseconds since the epoch. */
+  readonly retryAt: number;
+}
+
+/** No watch tells when a quota has room again. The wait doubles: fleets that wait for one quota do not crowd the API server. */
+const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
+/** The controller-manager counts every quota anew this often, whatever it has seen. */
+const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
+
+/** What the Pod's machine requests of its host, for a guest of that size. */
+export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory: string } {
+  return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
+}
+
+/** The size that the Pod's requests count; undefined where they say nothing. */
+export function podSize(pod: Pod): Size | undefined {
+  const { cpu, memory } = machineContainer(pod)?.resources?.requests ?? {};
+  return cpu === undefined || memory === undefined
+    ? undefined
+    : {
+        cpu: Number(parseQuantity(cpu)),
+        memoryBytes: parseQuantity(memory) - BigInt(MACHINE_MEMORY_OVERHEAD_BYTES),
+      };
+}
+
+/** The size that the VM asks for while its Pod has another; undefined when there is nothing to change. */
+export function wantedSize({ vm, pod }: Pick<Observed, 'vm' | 'pod'>): Size | undefined {
+  const counted = pod && podSize(pod);
+  if (counted === undefined) {
+    return undefined;
+  }
+  const { cpu = counted.cpu, memory } = vm.spec;
+  const memoryBytes = memory === undefined ? counted.memoryBytes : parseQuantity(memory);
+  return isSameSize({ cpu, memoryBytes }, counted) ? undefined : { cpu, memoryBytes };
+}
+
+function isSameSize(one: Size, other: Size): boolean {
+  return one.cpu === other.cpu && one.memoryBytes === other.memoryBytes;
+}
+
+/** The Pod's containers with the requests of another size, for a PATCH of `pods/resize`. */
+export function resizedContainers(pod: Pod, size: Size): Container[] {
+  return pod.spec.containers.map((container) => {
+    const { resources } = container;
+    const requests = { ...resources?.requests, ...sizeRequests(size) };
+    return container.name === MACHINE_CONTAINER
+      ? { ...container, resources: { ...resources, requests } }
+      : container;
+  });
+}
+
+/** Remembers one more refusal of the same size, or the first of another. */
+export function refusedAgain(
+  { resizeRefused: last, now }: Observed,
+  wanted: Size,
+  message: string,
+): ResizeRefusal {
+  const attempts = last !== undefined && isSameSize(last.wanted, wanted) ? last.attempts + 1 : 1;
+  const wait = Math.min(RESIZE_RETRY_FIRST_MILLISECONDS * 2 ** (attempts - 1), RESIZE_RETRY_CAP_MILLISECONDS);
+  return { wanted, message, attempts, retryAt: now + wait };
+}
+
+/** The refusal of what the VM still asks for. */
+export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
+  const { resizeRefused } = observed;
+  const wanted = wantedSize(observed);
+  const stands =
+    wanted !== undefined && resizeRefused !== undefined && isSameSize(wanted, resizeRefused.wanted);
+  return stands ? resizeRefused : undefined;
+}
+
+/** True while the VM asks for another size than its machine runs with, or may be started with. */
+export function restartRequired(observed: Observed): ConditionDraft | undefined {
+  const draft = { type: 'RestartRequired', status: 'True' } as const;
+  const { pod } = observed;
+  if (pod === undefined) {
+    return undefined;
+  }
+  const refused = standingRefusal(observed);
+  if (refused !== undefined) {
+    return { ...draft, reason: 'ResizeRefused', message: keeps(pod, refused.wanted, refused.message) };
+  }
+  const pending = podCondition(pod, 'PodResizePending');
+  const counted = podSize(pod);
+  if (pending?.status === 'True' && counted !== undefined) {
+    const { reason, message = '' } = pending;
+    return reason === 'Deferred'
+      ? {
+          ...draft,
+          reason: 'ResizeDeferred',
+          message: `The size ${inWords(counted)} waits for room on the host: ${message}`,
+        }
+      : { ...draft, reason: 'ResizeRefused', message: keeps(pod, counted, message) };
+  }
+  const message = differs(pod, counted);
+  return message === undefined ? undefined : { ...draft, reason: 'ResourcesChanged', message };
+}
+
+function keeps(pod: Pod, wanted: Size, words: string): string {
+  const started = startedSize(pod);
+  const size = started === undefined ? 'its old size' : inWords(started);
+  return `The machine keeps ${size} at every start, because ${inWords(wanted)} was refused: ${words}`;
+}
+
+function differs(pod: Pod, counted: Size | undefined): string | undefined {
+  const started = startedSize(pod);
+  return started === undefined || counted === undefined || isSameSize(started, counted)
+    ? undefined
+    : `The machine runs with ${inWords(started)}; ${inWords(counted)} takes effect at the next start`;
+}
+
+/** What the running or suspended machine was started with, as its host reports it. */
+function startedSize(pod: Pod): Size | undefined {
+  const { cpu, memoryBytes } = machineReport(pod);
+  return cpu === undefined || memoryBytes === undefined
+    ? undefined
+    : { cpu, memoryBytes: BigInt(memoryBytes) };
+}
+
+function inWords({ cpu, memoryBytes }: Size): string {
+  return `cpu ${cpu}, memory ${formatQuantity(memoryBytes)}`;
+}
+
+function machineContainer(pod: Pod): Container | undefined {
+  return pod.spec.containers.find(({ name }) => name === MACHINE_CONTAINER);
+}

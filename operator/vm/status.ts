@@ -1,0 +1,278 @@
+/** The whole status of a VM, computed in one place from what was observed and the written-once facts. */
+import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
+import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import { desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
+import type { Condition } from '../../kube/objects.ts';
+import { type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
+import { containerState, type Facts, iso, machineOf } from './facts.ts';
+import type { Pod } from '../../kube/core.ts';
+import { pausedByDisk, unsuspendedByDisk } from './disktrouble.ts';
+import type { Observed } from './observed.ts';
+import {
+  desiredText,
+  machineReport,
+  type Phase,
+  PENDING_PHASES,
+  phaseOf,
+  podCondition,
+  waitingState,
+} from './phase.ts';
+import type { Unresolved } from './resolve.ts';
+import { schedulingView } from './scheduling.ts';
+import { restartRequired } from './size.ts';
+
+/** What the steps found out that the Pod cannot tell. */
+export interface Findings {
+  /** Why no Pod could be made: resolution, a taken name, a refusal by the API server. */
+  readonly blocked?:
+    | { condition: 'Scheduled' | 'ImageReady' | 'Stalled'; reason: string; message: string }
+    | undefined;
+}
+
+export function summarize(observed: Observed, facts: Facts, findings: Findings): VMStatus {
+  const { vm, pod } = observed;
+  const phase = phaseOf(observed, facts);
+  return {
+    observedGeneration: vm.metadata.generation ?? 0,
+    phase: phase.name,
+    nodeName: pod?.spec.nodeName,
+    hostAddress: hostAddress(observed),
+    ...machineStatus(observed),
+    attempt: facts.attempt,
+    firstRunningTime: facts.firstRunningTime,
+    avoidedNodes: nonEmpty([...facts.avoidedNodes]),
+    failure: facts.failure,
+    ...doneStamps(observed),
+    conditions: conditions(observed, phase, findings),
+  };
+}
+
+function hostAddress({ pod, node }: Observed): string | undefined {
+  if (pod?.spec.nodeName === undefined) {
+    return undefined;
+  }
+  const internal = node?.status?.addresses?.find(({ type }) => type === 'InternalIP');
+  return pod.status?.hostIP ?? internal?.address;
+}
+
+/** What the Pod says of the machine; kept from the last status once the Pod is gone, as the VM's record. */
+function machineStatus({ vm, pod }: Observed): Partial<VMStatus> {
+  const machine = pod === undefined ? undefined : machineOf(pod);
+  const kept = vm.status ?? {};
+  if (pod === undefined || machine === undefined) {
+    const { image, config, hardwareUUID, serialNumber, resources, startTime } = kept;
+    return { image, config, hardwareUUID, serialNumber, resources, startTime };
+  }
+  return {
+    hardwareUUID: machine.hardware.uuid,
+    serialNumber: machine.hardware.serialNumber,
+    image: imageStatus(pod),
+    config: machine.config,
+    resources: resources(pod, vm),
+    addresses: addresses(pod),
+    endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
+    startTime: containerState(pod)?.running?.startedAt ?? kept.startTime,
+    progressPercent: machineReport(pod).progressPercent,
+  };
+}
+
+function addresses({ status = {} }: Pod): string[] | undefined {
+  return nonEmpty((status.podIPs ?? []).map(({ ip }) => ip));
+}
+
+function nonEmpty<T>(list: T[]): T[] | undefined {
+  return list.length === 0 ? undefined : list;
+}
+
+function imageStatus(pod: Pod): VMStatus['image'] {
+  const digest = machineReport(pod).imageDigest ?? digestOf(pod.status?.containerStatuses?.[0]?.imageID);
+  return { reference: pod.spec.containers[0]?.image ?? '', digest };
+}
+
+function digestOf(imageID: string | undefined): string | undefined {
+  return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
+}
+
+function resources(pod: Pod, vm: VM): VMStatus['resources'] {
+  const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
+  if (!desired.success) {
+    return vm.status?.resources;
+  }
+  const { cpu, memoryBytes, diskSizeBytes } = desired.data;
+  const diskSize = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));
+  return { cpu, memory: formatQuantity(BigInt(memoryBytes)), diskSize };
+}
+
+function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
+  const report = machineReport(pod);
+  return {
+    restartedAt: report.restartedAt ?? vm.status?.restartedAt,
+    revertedAt: report.revertedAt ?? vm.status?.revertedAt,
+  };
+}
+
+/**
+ * `Ready` and `Scheduled` from the first sight on; the others only while they say something, as kstatus has it for Reconciling and
+ * Stalled. A condition that is absent counts as Unknown, and each costs the API server 0.3 ms in every write of the status.
+ */
+function conditions(observed: Observed, phase: Phase, findings: Findings): Condition[] {
+  const generation = observed.vm.metadata.generation ?? 0;
+  const drafts = [
+    ready(observed, phase, findings),
+    reconciling(observed, phase, findings),
+    stalled(phase, findings),
+    scheduled(observed, findings),
+    imageReady(observed, findings),
+    networkReady(observed),
+    restartRequired(observed),
+    guestAgent(observed),
+  ].filter((draft) => draft !== undefined);
+  return stampConditions(drafts, observed.vm.status?.conditions, { now: iso(observed.now), generation });
+}
+
+function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
+  const type = 'Ready';
+  if (blocked !== undefined) {
+    return { type, status: 'False', reason: blocked.reason, message: blocked.message };
+  }
+  const { reason, message } = phase;
+  if (reason === 'HostUnreachable') {
+    return { type, status: 'Unknown', reason, message };
+  }
+  if (phase.name !== 'Running') {
+    return { type, status: 'False', reason, message };
+  }
+  const paused = pausedByDisk(pod);
+  if (paused !== undefined) {
+    return paused;
+  }
+  const podReady = podCondition(pod, 'Ready');
+  return podReady === undefined || podReady.status === 'True'
+    ? { type, status: 'True', reason: 'Running', message: '' }
+    : {
+        type,
+        status: podReady.status,
+        reason: 'NotReady',
+        message: podReady.message ?? 'the guest is not ready yet',
+      };
+}
+
+const SETTLED: ReadonlySet<string> = new Set(['Running', 'Stopped', 'Suspended', 'Failed']);
+
+function reconciling({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft | undefined {
+  if (phase.name === 'Running') {
+    return unsuspendedByDisk(pod);
+  }
+  const busy = !SETTLED.has(phase.name) && blocked?.condition !== 'Stalled';
+  return busy ? { type: 'Reconciling', status: 'True', reason: phase.name, message: '' } : undefined;
+}
+
+function stalled(phase: Phase, { blocked }: Findings): Draft | undefined {
+  const type = 'Stalled';
+  if (phase.name === 'Failed' && phase.reason !== 'HostLost') {
+    return { type, status: 'True', reason: phase.reason, message: phase.message };
+  }
+  return blocked?.condition === 'Stalled'
+    ? { type, status: 'True', reason: blocked.reason, message: blocked.message }
+    : undefined;
+}
+
+function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findings): Draft {
+  const type = 'Scheduled';
+  if (blocked?.condition === 'Scheduled') {
+    return { type, status: 'False', reason: blocked.reason, message: blocked.message };
+  }
+  if (pod === undefined) {
+    return { type, status: 'Unknown', reason: 'NoPod', message: '' };
+  }
+  if (pod.spec.nodeName !== undefined) {
+    return { type, status: 'True', reason: 'Scheduled', message: '' };
+  }
+  const { reason, message } = schedulingView(pod, { portHolder, hosts });
+  const avoided = vm.status?.avoidedNodes ?? [];
+  const tried = avoided.length === 0 ? '' : `; it could not start on ${avoided.join(', ')}`;
+  return {
+    type,
+    status: reason === 'Unschedulable' ? 'False' : 'Unknown',
+    reason,
+    message: `${message}${tried}`,
+  };
+}
+
+/** Waiting reasons of the agent that speak of the image: it is the one that fetches it. */
+const IMAGE_REASONS = /^(Image|PullSecretMissing|DigestMismatch|DiskFull)/;
+
+function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined {
+  const type = 'ImageReady';
+  if (blocked?.condition === 'ImageReady') {
+    return { type, status: 'False', reason: blocked.reason, message: blocked.message };
+  }
+  const { reason = '', message = '' } = waitingState(pod);
+  if (IMAGE_REASONS.test(reason)) {
+    return { type, status: 'False', reason, message };
+  }
+  return pod?.status?.phase === 'Running'
+    ? { type, status: 'True', reason: 'Deployed', message: '' }
+    : undefined;
+}
+
+function networkReady({ pod }: Observed): Draft | undefined {
+  const type = 'NetworkReady';
+  if (pod?.spec.nodeName === undefined) {
+    return undefined;
+  }
+  const condition = podCondition(pod, NETWORK_CONDITION);
+  return condition === undefined
+    ? { type, status: 'Unknown', reason: 'NotReported', message: '' }
+    : {
+        type,
+        status: condition.status,
+        reason: condition.reason ?? 'Reported',
+        message: condition.message ?? '',
+      };
+}
+
+function guestAgent({ pod }: Observed): Draft | undefined {
+  const type = 'GuestAgentConnected';
+  const connected = machineReport(pod).guestAgentConnected;
+  return connected === undefined
+    ? undefined
+    : {
+        type,
+        status: connected ? 'True' : 'False',
+        reason: connected ? 'Connected' : 'NotConnected',
+        message: '',
+      };
+}
+
+/** What no step could do for the VM, as the status says it. */
+export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked']> {
+  const { reason, message } = unresolved;
+  if (reason === 'ImageNotFound' || reason === 'ImageNotReady') {
+    return { condition: 'ImageReady', reason, message };
+  }
+  return { condition: unresolved.kind === 'terminal' ? 'Stalled' : 'Scheduled', reason, message };
+}
+
+/**
+ * Whether a status differs from the last only in what may be held back and folded into the next write. So may the first: a VM that
+ * runs within that time is never said to be Pending.
+ */
+export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {
+  const { attempt, observedGeneration } = next;
+  const before: VMStatus =
+    last?.phase === undefined ? { phase: 'Pending', attempt: 1, observedGeneration } : last;
+  return (
+    [before, next].every(({ phase = '' }) => PENDING_PHASES.has(phase)) &&
+    before.attempt === attempt &&
+    before.observedGeneration === observedGeneration &&
+    before.failure === next.failure &&
+    statusOf(before, 'Stalled') === statusOf(next, 'Stalled')
+  );
+}
+
+function statusOf(status: VMStatus, type: string): string | undefined {
+  return status.conditions?.find((condition) => condition.type === type)?.status;
+}

@@ -1,0 +1,38 @@
+import { type Desired, desiredSchema, parseDocument } from '../../../api/v1alpha1/machine.ts';
+import { parseQuantity } from '../../../api/v1alpha1/quantity.ts';
+import type { VM } from '../../../api/v1alpha1/vm.ts';
+import type { Pod } from '../../../kube/core.ts';
+import { type Facts, hasEnded } from '../facts.ts';
+import type { Observed } from '../observed.ts';
+import { desiredText } from '../phase.ts';
+import { buildDesired } from '../pod.ts';
+import { podSize } from '../size.ts';
+import { NOTHING, type StepResult } from './step.ts';
+
+/** Tells the agent what the machine should be now: as large as its Pod counts, and its disk as large as the VM says. */
+export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
+  const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;
+  if (ended || facts.failure !== undefined) {
+    return NOTHING;
+  }
+  const text = desiredText(pod);
+  const current = desiredSchema.safeParse(parseDocument(text));
+  if (!current.success) {
+    return NOTHING;
+  }
+  const wanted = JSON.stringify(buildDesired(vm, size(vm, pod, current.data)));
+  return wanted === text
+    ? NOTHING
+    : { writes: [{ kind: 'patchDesired', text: wanted }], outcome: { kind: 'done' } };
+}
+
+function size({ spec }: VM, pod: Pod, current: Desired): Parameters<typeof buildDesired>[1] {
+  const { diskSize } = spec;
+  const before = current.diskSizeBytes === undefined ? undefined : BigInt(current.diskSizeBytes);
+  const { cpu, memoryBytes } = podSize(pod) ?? current;
+  return {
+    cpu,
+    memoryBytes: BigInt(memoryBytes),
+    diskSizeBytes: diskSize === undefined ? before : parseQuantity(diskSize),
+  };
+}

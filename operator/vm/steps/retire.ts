@@ -1,0 +1,74 @@
+import { POD_FINALIZER } from '../../../api/v1alpha1/names.ts';
+import type { Pod } from '../../../kube/core.ts';
+import { type Facts, hasEnded, hasRun, podAttempt } from '../facts.ts';
+import type { Observed } from '../observed.ts';
+import { toRemember } from '../givenup.ts';
+import { isAbandoned, isReleasable, NOTHING, type StepResult, waitFor, type Write } from './step.ts';
+
+/**
+ * Lets a Pod go that has ended or must end: of an earlier placement, of a VM that failed, or deleted from outside.
+ * Acts only on facts that are in the VM's status already.
+ */
+export function retirePod(observed: Observed, _facts: Facts): StepResult {
+  const { pod } = observed;
+  if (pod === undefined) {
+    return NOTHING;
+  }
+  if (pod.metadata.deletionTimestamp !== undefined) {
+    return letGo(observed, pod);
+  }
+  return mustGo(observed, pod)
+    ? waitFor('the Pod to end', { kind: 'deletePod', force: isAbandoned(observed, pod) })
+    : NOTHING;
+}
+
+/** A Failed Pod of a failed VM stays, for its log, until the VM is deleted. */
+function mustGo(observed: Observed, pod: Pod): boolean {
+  const { status } = observed.vm;
+  return (status?.attempt ?? 1) > podAttempt(pod) || (status?.failure !== undefined && !hasEnded(pod));
+}
+
+function letGo(observed: Observed, pod: Pod): StepResult {
+  if (pod.metadata.finalizers?.includes(POD_FINALIZER) !== true) {
+    return waitFor('the Pod to go');
+  }
+  if (!isReleasable(observed, pod) || !factsAreWritten(observed, pod)) {
+    return waitFor('the machine to end');
+  }
+  return isAbandoned(observed, pod)
+    ? waitFor(
+        'the Pod to go',
+        ...remember(observed, pod),
+        { kind: 'deletePod', force: true },
+        { kind: 'releasePod' },
+      )
+    : waitFor('the Pod to go', { kind: 'releasePod' });
+}
+
+/** Before the Pod goes, which alone knows the machine's addresses. */
+function remember(observed: Observed, pod: Pod): Write[] {
+  const macAddresses = toRemember(observed, pod);
+  return macAddresses === undefined ? [] : [{ kind: 'rememberGivenUp', macAddresses }];
+}
+
+function factsAreWritten({ vm }: Observed, pod: Pod): boolean {
+  if (vm.metadata.deletionTimestamp !== undefined) {
+    return true;
+  }
+  const { status } = vm;
+  const runIsKnown = !hasRun(pod) || status?.firstRunningTime !== undefined;
+  const endIsKnown = status?.failure !== undefined || (status?.attempt ?? 1) > podAttempt(pod);
+  return runIsKnown && endIsKnown;
+}
+
+/** Deletion of the VM: its Pod, then, once that is gone, the VM's own finalizer. */
+export function deleteMachine(observed: Observed): StepResult {
+  const { pod } = observed;
+  if (pod === undefined) {
+    return waitFor('the VM to go', { kind: 'removeFinalizer' });
+  }
+  if (pod.metadata.deletionTimestamp !== undefined) {
+    return letGo(observed, pod);
+  }
+  return waitFor('the machine to end', { kind: 'deletePod', force: isAbandoned(observed, pod) });
+}

@@ -1,0 +1,64 @@
+/** What a step is: a pure function of what was observed; it says what to write and how to go on. */
+import type { Pod } from '../../../kube/core.ts';
+import type { Unsaved } from '../../../kube/objects.ts';
+import type { Facts } from '../facts.ts';
+import { isLost, isOutOfService, terminated } from '../facts.ts';
+import type { Observed } from '../observed.ts';
+import type { Size } from '../size.ts';
+import type { Findings } from '../status.ts';
+
+export type Write =
+  | { readonly kind: 'addFinalizer' }
+  | { readonly kind: 'removeFinalizer' }
+  | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod> }
+  /** By `pods/resize`; a refusal becomes {@link Observed.resizeRefused}. */
+  | { readonly kind: 'resizePod'; readonly size: Size }
+  | { readonly kind: 'patchDesired'; readonly text: string }
+  | { readonly kind: 'deletePod'; readonly force: boolean }
+  | { readonly kind: 'releasePod' }
+  /** On the Pod's Node. */
+  | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
+  | { readonly kind: 'deleteVM' };
+
+export type Outcome =
+  /** Go on with the next step. */
+  | { readonly kind: 'done' }
+  /** Nothing more to do until something changes; `for` says what. */
+  | { readonly kind: 'wait'; readonly for: string }
+  | { readonly kind: 'requeueAfter'; readonly milliseconds: number };
+
+export interface StepResult {
+  readonly writes: readonly Write[];
+  readonly outcome: Outcome;
+  readonly blocked?: NonNullable<Findings['blocked']>;
+}
+
+export type Step = (observed: Observed, facts: Facts) => StepResult;
+
+export const NOTHING: StepResult = { writes: [], outcome: { kind: 'done' } };
+
+export function waitFor(what: string, ...writes: Write[]): StepResult {
+  return { writes, outcome: { kind: 'wait', for: what } };
+}
+
+export function requeueAfter(milliseconds: number, ...writes: Write[]): StepResult {
+  return { writes, outcome: { kind: 'requeueAfter', milliseconds: Math.max(milliseconds, 0) } };
+}
+
+/** Nothing can be running for this Pod any more as far as Kubernetes can know: no agent will end it in order. */
+export function isAbandoned(observed: Observed, pod: Pod): boolean {
+  const { node, vm } = observed;
+  if (pod.spec.nodeName === undefined) {
+    return false;
+  }
+  if (node === undefined || isOutOfService(node)) {
+    return true;
+  }
+  const mayGiveUp = vm.metadata.deletionTimestamp !== undefined || vm.status?.firstRunningTime === undefined;
+  return mayGiveUp && isLost(observed);
+}
+
+/** The design's condition for letting the Pod's finalizer go, apart from the facts being in the VM's status. */
+export function isReleasable(observed: Observed, pod: Pod): boolean {
+  return terminated(pod) !== undefined || pod.spec.nodeName === undefined || isAbandoned(observed, pod);
+}
