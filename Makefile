@@ -64,7 +64,7 @@ lint: $(PACKAGES) ## Check format, lint rules, types and dead code, the programs
 	knip --config knip.production.jsonc --production
 format: $(PACKAGES) ## Format the sources
 	biome format --write .
-generate: $(PACKAGES) ## Write the generated files (crds/, the chart's schema and kinds, docs/metrics.md)
+generate: $(PACKAGES) ## Write the generated files (crds/, the chart's schema and kinds, docs/reference/metrics.md)
 	node hack/generate.ts
 	node hack/values.ts
 	node hack/metrics.ts

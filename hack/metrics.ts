@@ -1,5 +1,5 @@
 /**
- * Writes the tables of docs/metrics.md from the metrics that the code declares, so that none is forgotten.
+ * Writes the tables of docs/reference/metrics.md from the metrics that the code declares, so that none is forgotten.
  *
  *   metrics.ts            writes them
  *   metrics.ts --check    exits 1 when they are not current
@@ -11,7 +11,7 @@ import { parseArgs } from 'node:util';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-const PAGE = join(ROOT, 'docs', 'metrics.md');
+const PAGE = join(ROOT, 'docs', 'reference', 'metrics.md');
 
 interface Metric {
   name: string;
@@ -72,7 +72,7 @@ async function page(current: string): Promise<string> {
   ] as const) {
     const between = new RegExp(`(<!-- ${name} -->\n)[^]*?(<!-- end -->)`);
     if (!between.test(text)) {
-      throw new Error(`docs/metrics.md: no place for ${name}`);
+      throw new Error(`docs/reference/metrics.md: no place for ${name}`);
     }
     const rows = table(await metricsOf(folder));
     text = text.replace(between, (_, begin: string, end: string) => `${begin}\n${rows}\n\n${end}`);
@@ -85,7 +85,7 @@ async function main(): Promise<number> {
   const current = await readFile(PAGE, 'utf8');
   const wanted = await page(current);
   if (values.check && wanted !== current) {
-    console.error('docs/metrics.md is not what the code declares: run make generate');
+    console.error('docs/reference/metrics.md is not what the code declares: run make generate');
     return 1;
   }
   if (!values.check) {

@@ -38,7 +38,7 @@ export function joiningOf(
 
 const NOT_FOR_ONE: Refusal = {
   reason: 'TokenNotForOneHost',
-  message: `a bootstrap token of hosts is for one host, named by its group ${bootstrapGroupOf('NAME')}: make one with "make host-token NAME=…" (docs/add-a-host.md)`,
+  message: `a bootstrap token of hosts is for one host, named by its group ${bootstrapGroupOf('NAME')}: make one with "make host-token NAME=…" (docs/operate/hosts.md)`,
 };
 
 const NOT_FOR_A_NODE: Refusal = {

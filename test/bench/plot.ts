@@ -1,4 +1,4 @@
-/** Draws what was measured as bars, for docs/performance.md. */
+/** Draws what was measured as bars, for docs/develop/performance.md. */
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Clones } from './clones.ts';

@@ -52,7 +52,7 @@ test('each alert comes when it should and not before', async () => {
 });
 
 test('each alert has a runbook, and its address where one says where they can be read', async () => {
-  const text = readFileSync(join(ROOT, 'docs', 'runbooks.md'), 'utf8');
+  const text = readFileSync(join(ROOT, 'docs', 'operate', 'runbooks.md'), 'utf8');
   const anchors = text
     .split('\n')
     .filter((line) => line.startsWith('## '))
@@ -69,7 +69,7 @@ test('each alert has a runbook, and its address where one says where they can be
 });
 
 test('alerts and dashboard ask for metrics that exist', async () => {
-  const documented = readFileSync(join(ROOT, 'docs', 'metrics.md'), 'utf8');
+  const documented = readFileSync(join(ROOT, 'docs', 'reference', 'metrics.md'), 'utf8');
   const rendered = await manifests(EVERYTHING);
   const dashboard = find(rendered, 'ConfigMap', 'berth-dashboard')['data']['berth.json'] as string;
   const board = JSON.parse(dashboard) as { panels: { targets: { expr: string }[] }[] };

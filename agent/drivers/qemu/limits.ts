@@ -2,7 +2,7 @@
 import type { MachineLimits } from '../../machines/cgroup.ts';
 
 const MEBIBYTE = 1024 ** 2;
-/** QEMU's own code, its devices and screen, and what it caches of the disk; measured: docs/performance.md. */
+/** QEMU's own code, its devices and screen, and what it caches of the disk; measured: docs/develop/performance.md. */
 const PROCESS_BYTES = 256 * MEBIBYTE;
 /** A processor's stacks and state. */
 const PROCESSOR_BYTES = 16 * MEBIBYTE;

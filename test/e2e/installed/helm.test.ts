@@ -15,7 +15,7 @@ import { unless } from '../../support/unless.ts';
 
 const PORT = 8080;
 const READER = { namespace: 'monitoring', name: 'prometheus' };
-/** As docs/metrics.md has it. */
+/** As docs/reference/metrics.md has it. */
 const PENDING = 'sum by (vm_namespace) (berth_pending_vms)';
 /** No node has it. */
 const TOO_MUCH = '512Gi';

@@ -1,4 +1,4 @@
-/** A Prometheus on a node, configured as docs/metrics.md says, with the token of a ServiceAccount and a stand-in for its discovery. */
+/** A Prometheus on a node, configured as docs/reference/metrics.md says, with the token of a ServiceAccount and a stand-in for its discovery. */
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
@@ -7,7 +7,7 @@ import { startProcess } from '../../../hack/cluster/processes.ts';
 import { waitFor } from '../../support/wait.ts';
 import type { Installed } from './world.ts';
 
-const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'metrics.md');
+const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'reference', 'metrics.md');
 /** Where a Pod has its token; this Prometheus is none. */
 const IN_POD = '/var/run/secrets/kubernetes.io/serviceaccount';
 const SERVICE_NAME = 'berth-operator.berth-system.svc';
@@ -36,7 +36,7 @@ export class Prometheus {
     this.#berth = berth;
   }
 
-  /** Ends with the cluster. `account` is NAMESPACE/NAME; it may read what docs/metrics.md says a reader needs. */
+  /** Ends with the cluster. `account` is NAMESPACE/NAME; it may read what docs/reference/metrics.md says a reader needs. */
   static async start(berth: Installed, account: { namespace: string; name: string }): Promise<Prometheus> {
     const folder = berth.cluster.directory;
     const { stdout } = await berth.cluster.kubectl([

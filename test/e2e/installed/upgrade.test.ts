@@ -16,7 +16,7 @@ const ROOT = join(import.meta.dirname, '..', '..', '..');
 const PORTS = { one: 8080, two: 8081 };
 /** Runs through the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
-/** They refuse a file with `clusterCIDRs`, as docs/upgrading.md says, which also says what to set instead. */
+/** They refuse a file with `clusterCIDRs`, as docs/operate/upgrade.md says, which also says what to set instead. */
 const OF_EARLIER_AGENTS = { clusterCIDRs: [], guestsMayReachCluster: true };
 
 const unfit = whyNoNodes() ?? (await whyNoEarlier());
@@ -91,7 +91,7 @@ describe('helm upgrade', unless(unfit), () => {
 
   /** Hosts that joined earlier, in the words of the documentation. */
   async function markHosts(): Promise<void> {
-    const text = await readFile(join(ROOT, 'docs', 'upgrading.md'), 'utf8');
+    const text = await readFile(join(ROOT, 'docs', 'operate', 'upgrade.md'), 'utf8');
     const [, list = '', mark = ''] =
       /```sh\n(kubectl get nodes -l .*)\n(kubectl label nodes .*)\n```/.exec(text) ?? [];
     const words = (command: string): string[] => command.replaceAll("'", '').split(' ').slice(1);
