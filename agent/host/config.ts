@@ -7,7 +7,7 @@ import * as z from 'zod';
 import { isHostName } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
-import { networkSchema } from '../network/create.ts';
+import { networkSchema } from './network.ts';
 import { clusterNetworks } from '../network/reach.ts';
 import { sharedRootMistakes } from './sharedroots.ts';
 

@@ -9,7 +9,7 @@ import { HostImageStore } from '../images/hoststore.ts';
 import { Publisher } from '../images/publisher.ts';
 import { ownRoot } from '../machines/ownroot.ts';
 import { machineUsers, SHARED_RUN_AS } from '../machines/users.ts';
-import { createNetwork, networkSchema } from '../network/create.ts';
+import { createNetwork, networkSchema } from './network.ts';
 import { nativeArchitecture } from './facts.ts';
 
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {

@@ -6,7 +6,7 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { ConsoleStore } from './console.ts';
 import type { ConsoleReadOptions } from './consoleread.ts';
-import { STORE_FILES } from './consolestore.ts';
+import { STORE_FILES } from './consolerecords.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './segments.ts';
 
 const MEBIBYTE = 1024 * 1024;

@@ -10,9 +10,9 @@ import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
 import { ConsoleLines } from './consolelines.ts';
-import { RawConsole } from './consoleraw.ts';
+import { RawConsole } from './consoleinput.ts';
 import { type ConsoleReadOptions, type ConsoleRecord, ConsoleText } from './consoleread.ts';
-import { consoleTurns, StoredRecords } from './consolestore.ts';
+import { consoleTurns, StoredRecords } from './consolerecords.ts';
 import { FILES } from './folder.ts';
 
 /** Two files of this size are kept: the current one and the one before. */

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { pino } from 'pino';
 import { ConsoleStore } from '../../agent/machines/console.ts';
-import { STORE_FILES } from '../../agent/machines/consolestore.ts';
+import { STORE_FILES } from '../../agent/machines/consolerecords.ts';
 import { format, milliseconds } from './report.ts';
 import type { Verdict } from './verdicts.ts';
 

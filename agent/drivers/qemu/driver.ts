@@ -29,7 +29,7 @@ import {
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
-import { DiskCopies } from './copies.ts';
+import { DiskCopies } from './diskcopies.ts';
 import { copySparse, diskReader, giveDisk, growDisk, makeDisk } from './disk.ts';
 import { requireLogWriter } from './launch.ts';
 import { Machine } from './machine.ts';

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, isAlive, killForCertain, waitForExit } from '../../machines/process.ts';
 import type { ProcessIdentity } from '../../machines/process.ts';
-import { StateFile } from '../../machines/statefile.ts';
+import { StateFile } from './state.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
 import { processMark } from './arguments.ts';
 import type { MachineContext } from './context.ts';
@@ -14,9 +14,9 @@ import { isStill } from './pause.ts';
 import type { Platform } from './platform.ts';
 import { pressPowerButton, quit, type StopOptions } from './power.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
-import { goOn, guestPoweredOff, reconcile } from './reconcile.ts';
-import { Session } from './session.ts';
-import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './words.ts';
+import { goOn, guestPoweredOff, reconcile } from './runstate.ts';
+import { Session } from './hypervisor.ts';
+import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
 
 /** QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
 const START_TIMEOUT_MILLISECONDS = 60_000;

@@ -1,5 +1,5 @@
 /** Guests that stand still while their machine runs: QEMU's run states for it, and how they come and go. */
-import type { StateFile } from '../../machines/statefile.ts';
+import type { StateFile } from './state.ts';
 import type { QmpConnection } from './qmp.ts';
 
 /** Somebody stopped the guest. */

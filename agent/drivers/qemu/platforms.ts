@@ -2,7 +2,7 @@
 import type { Logger } from 'pino';
 import { StartError } from '../driver.ts';
 import type { Architecture, Platform } from './platform.ts';
-import { probePlatforms } from './probe.ts';
+import { probePlatforms } from './hostplatforms.ts';
 
 export interface PlatformsOptions {
   dataDirectory: string;

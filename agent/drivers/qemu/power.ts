@@ -2,7 +2,7 @@
 import type { Logger } from 'pino';
 import { killForCertain, waitForExit } from '../../machines/process.ts';
 import { isStill } from './pause.ts';
-import type { Session } from './session.ts';
+import type { Session } from './hypervisor.ts';
 
 /** After `quit` QEMU flushes its disks; a slow one gets this long before it is killed. */
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;

@@ -7,7 +7,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { join } from 'node:path';
 import { writeWhole } from '../../../base/files.ts';
 import type { Attachment } from './attachments.ts';
-import { run } from './command.ts';
+import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 

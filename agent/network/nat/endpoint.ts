@@ -7,7 +7,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { Socket } from 'node:dgram';
 import { once } from 'node:events';
 import { NetworkSetupError } from '../network.ts';
-import { ip, run } from './command.ts';
+import { ip, run } from '../commands.ts';
 
 /** A child that starts Node and binds one socket needs well under a second, even on a busy host. */
 const HANDOVER_TIMEOUT_MILLISECONDS = 10_000;

@@ -19,13 +19,13 @@ import {
   PortTakenError,
 } from '../network.ts';
 import { Turns } from '../../../base/serial.ts';
-import { PortWatch } from '../listening.ts';
+import { PortWatch } from '../hostports.ts';
 import { requireFreePorts, requireReservable } from '../ports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
-import { forgetConnections } from './command.ts';
+import { forgetConnections } from '../commands.ts';
 import { contains } from './ipv4.ts';
 import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from './layout.ts';
-import { foreignTables } from './foreign.ts';
+import { foreignTables } from './foreignrules.ts';
 import { countedPackets, type Links, type RulesetEntry } from './observe.ts';
 import { describeRepair, findOverlap, type Repair } from './plan.ts';
 import { requireHost } from './requirements.ts';

@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import * as z from 'zod';
-import { CommandError, run } from './command.ts';
+import { CommandError, run } from '../commands.ts';
 
 export interface Link {
   /** `bridge`, `tun`, `veth`, …; empty for a physical device. */

@@ -8,7 +8,7 @@
  */
 import { randomBytes, randomInt } from 'node:crypto';
 import type { RemoteInfo, Socket } from 'node:dgram';
-import { ip } from './command.ts';
+import { ip } from '../commands.ts';
 import { PROBE_NAME } from './dnsmasq.ts';
 import { openEndpoint } from './endpoint.ts';
 import { addressAt } from './ipv4.ts';

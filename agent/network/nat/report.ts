@@ -2,7 +2,7 @@
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import type { NetworkReport } from '../network.ts';
 import type { Attachment } from './attachments.ts';
-import { chainsStopping, type ForeignTables, type Subject } from './foreign.ts';
+import { chainsStopping, type ForeignTables, type Subject } from './foreignrules.ts';
 import type { Layout } from './layout.ts';
 import { PATHS, type ProbePath } from './probe.ts';
 

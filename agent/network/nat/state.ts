@@ -2,7 +2,7 @@
 import { writeFile } from 'node:fs/promises';
 import { isMissing } from '../../../base/errors.ts';
 import type { Attachment } from './attachments.ts';
-import { ip, run } from './command.ts';
+import { ip, run } from '../commands.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import type { Layout } from './layout.ts';
 import {

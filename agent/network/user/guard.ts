@@ -6,7 +6,7 @@ import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';
 import { isMissing, messageOf } from '../../../base/errors.ts';
 import { NetworkSetupError } from '../network.ts';
-import { run } from '../nat/command.ts';
+import { run } from '../commands.ts';
 import { fingerprint, readTable } from '../nat/observe.ts';
 
 export interface UserGuardOptions {

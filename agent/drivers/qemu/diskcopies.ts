@@ -16,7 +16,7 @@ import {
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import type { MachineContext } from './context.ts';
-import { type CopyNote, readCopyNote, removeCopyNote, writeCopyNote } from './copynote.ts';
+import { type CopyNote, readCopyNote, removeCopyNote, writeCopyNote } from './copystate.ts';
 import { diskReader, requireOwnData } from './disk.ts';
 import { type Freeze, thaw, whileFrozen } from './guestagent.ts';
 import type { Machine } from './machine.ts';

@@ -1,6 +1,6 @@
 /** Runs the host's own network programs, without a shell and with a deadline. */
 import { type ExecFileException, execFile } from 'node:child_process';
-import { NetworkSetupError } from '../network.ts';
+import { NetworkSetupError } from './network.ts';
 
 /** All of these answer in milliseconds; a longer wait means a lock held by something broken. */
 const COMMAND_TIMEOUT_MILLISECONDS = 10_000;

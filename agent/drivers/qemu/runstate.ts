@@ -1,11 +1,11 @@
 /** Brings a live hypervisor and what its folder says together. */
 import type { Logger } from 'pino';
 import { killForCertain, type ProcessIdentity } from '../../machines/process.ts';
-import type { StateFile } from '../../machines/statefile.ts';
+import type { StateFile } from './state.ts';
 import { isInterrupted, PAUSED } from './pause.ts';
 import { quit } from './power.ts';
 import type { QmpConnection } from './qmp.ts';
-import type { Session } from './session.ts';
+import type { Session } from './hypervisor.ts';
 
 /** Brings to its end what an agent that died had begun; the run state afterwards, `gone` without a process. */
 export async function reconcile(

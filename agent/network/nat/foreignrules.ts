@@ -4,7 +4,7 @@
  * packets in one direction: one with a condition that is not about device or address (a port, a connection's state)
  * is a filter somebody wants.
  */
-import { type Answer, matchExpression, type Packet } from './match.ts';
+import { type Answer, matchExpression, type Packet } from './rulematch.ts';
 import { type RulesetEntry, tableOf } from './observe.ts';
 
 interface Chain {

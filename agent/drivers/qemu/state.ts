@@ -1,6 +1,6 @@
 import { rm } from 'node:fs/promises';
-import { Turns } from '../../base/serial.ts';
-import { type MachineFile, readMachineFile, writeMachineFile } from './folder.ts';
+import { Turns } from '../../../base/serial.ts';
+import { type MachineFile, readMachineFile, writeMachineFile } from '../../machines/folder.ts';
 
 /** Fields to set; undefined removes one. */
 export type StateChange = { [Key in keyof MachineFile]?: MachineFile[Key] | undefined };

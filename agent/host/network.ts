@@ -4,11 +4,11 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { PortRules } from '../../api/v1alpha1/reservable.ts';
-import { NatNetwork } from './nat/nat.ts';
-import type { Network } from './network.ts';
-import { forbiddenNetworks, reachSettings } from './reach.ts';
-import { UserGuard } from './user/guard.ts';
-import { UserNetwork } from './user/user.ts';
+import { NatNetwork } from '../network/nat/nat.ts';
+import type { Network } from '../network/network.ts';
+import { forbiddenNetworks, reachSettings } from '../network/reach.ts';
+import { UserGuard } from '../network/user/guard.ts';
+import { UserNetwork } from '../network/user/user.ts';
 
 const subnet = z.cidrv4();
 const hostAddress = z.ipv4().optional();

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { chainsStopping, foreignTables, type Subject } from './foreign.ts';
+import { chainsStopping, foreignTables, type Subject } from './foreignrules.ts';
 import type { RulesetEntry } from './observe.ts';
 
 const MACHINE: Subject = {
