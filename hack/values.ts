@@ -11,7 +11,7 @@ import { parseArgs } from 'node:util';
 import * as z from 'zod';
 import { configSchema as agentConfig } from '../agent/host/config.ts';
 import { clusterNetworks } from '../agent/network/reach.ts';
-import { configSchema as operatorConfig } from '../operator/config.ts';
+import { configSchema as operatorConfig } from '../operator/config/config.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');

@@ -18,7 +18,7 @@ import {
   selfMadeCertificate,
 } from '../kube/servingcertificate.ts';
 import { Transport } from '../kube/transport.ts';
-import type { OperatorConfig } from './config.ts';
+import type { OperatorConfig } from './config/config.ts';
 import { type Controllers, createControllers } from './index.ts';
 import { leaderLabel } from './leaderlabel.ts';
 

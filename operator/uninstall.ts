@@ -14,7 +14,7 @@ import { isConflict, isNotFound } from '../kube/errors.ts';
 import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
 import { pause } from '../base/time.ts';
 import { APPROVALS_NAME } from './host/approvals.ts';
-import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './objects/resources.ts';
 
 /** Kinds that machines stand behind. */
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);

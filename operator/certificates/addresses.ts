@@ -1,7 +1,7 @@
 /** Which addresses a host's serving certificate may be for. What the host says of itself is not enough. Pure. */
 import { BlockList, isIP } from 'node:net';
 import type { Node } from '../../kube/core.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import type { Refusal } from './content.ts';
 
 /** What the decision on an address turns on, beside the request. */

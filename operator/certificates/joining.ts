@@ -1,7 +1,7 @@
 /** Who may ask for the first certificate of which host: each credential that hosts join with is good for one name. Pure. */
 import { BOOTSTRAP_GROUP, bootstrapGroupOf } from '../../api/v1alpha1/names.ts';
 import type { CertificateSigningRequest } from '../../kube/core.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { CLIENT_SIGNER, type Refusal } from './content.ts';
 
 /** The API server's own word for the node that a projected token is bound to. No client can set it. */

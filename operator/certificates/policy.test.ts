@@ -5,7 +5,7 @@ import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
 import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
 import type { Surroundings } from './addresses.ts';
 import { rivalOf } from './joining.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 
 /** About one in 200 is. */

@@ -5,7 +5,7 @@
  */
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
-import { isHost } from '../host/view.ts';
+import { isHost } from '../host/observe.ts';
 import { refusalOfAddresses, type Surroundings } from './addresses.ts';
 import { type Joining, type JoiningConfig, joiningOf } from './joining.ts';
 import {

@@ -4,7 +4,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { ENDPOINT_SLICES, type Node, NODES, SERVICE_CIDRS, SERVICES } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { addressesOf, plainAddress, type Surroundings } from './addresses.ts';
 
 /** The API server keeps its Service, and its own addresses as endpoints of it, under this name. */

@@ -3,7 +3,7 @@ import type { IndexFunctions } from '../../kube/cache.ts';
 import type { Controller } from '../../kube/controller.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { isHost } from '../host/view.ts';
+import { isHost } from '../host/observe.ts';
 import { NODE_USER_PREFIX } from './content.ts';
 import { type JoiningConfig, joiningOf } from './joining.ts';
 

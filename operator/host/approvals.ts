@@ -12,8 +12,8 @@ import { CONFIG_MAPS, type ConfigMap } from '../../kube/core.ts';
 import { isAlreadyExists, isNotFound } from '../../kube/errors.ts';
 import type { Informer, InformerOptions } from '../../kube/informer.ts';
 import { keyOf, type Ref } from '../../kube/objects.ts';
-import type { OperatorConfig } from '../config.ts';
-import { FIELD_MANAGER } from '../resources.ts';
+import type { OperatorConfig } from '../config/config.ts';
+import { FIELD_MANAGER } from '../objects/resources.ts';
 
 export const APPROVALS_NAME = 'berth-hosts';
 

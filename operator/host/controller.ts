@@ -10,11 +10,11 @@ import { type Node, NODES } from '../../kube/core.ts';
 import { isConflict, isNotFound } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Informer } from '../../kube/informer.ts';
-import type { OperatorConfig } from '../config.ts';
-import { FIELD_MANAGER } from '../resources.ts';
+import type { OperatorConfig } from '../config/config.ts';
+import { FIELD_MANAGER } from '../objects/resources.ts';
 import type { HostApprovals } from './approvals.ts';
 import { resourcesToApply, taintsToWrite } from './plan.ts';
-import { isHost, isReady } from './view.ts';
+import { isHost, isReady } from './observe.ts';
 
 export interface HostControllerOptions {
   readonly client: KubeClient;

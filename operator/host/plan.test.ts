@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Node, Taint } from '../../kube/core.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { resourcesToApply, taintsToWrite } from './plan.ts';
 
 function host(part: {

@@ -8,7 +8,7 @@ import {
   SLOT_RESOURCE,
 } from '../../api/v1alpha1/names.ts';
 import type { Node, Taint } from '../../kube/core.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 
 /** A macOS host may run two macOS guests, by the licence of the guest system. */
 const MACOS_GUESTS_PER_HOST = 2;

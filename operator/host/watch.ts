@@ -2,7 +2,7 @@
 import type { Controller } from '../../kube/controller.ts';
 import type { ConfigMap, Node } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { isHost } from './view.ts';
+import { isHost } from './observe.ts';
 
 export interface HostWatches {
   /** Nodes that say that they are hosts. */

@@ -6,7 +6,7 @@ import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { type MachineImageSource, machineImageSourceSchema } from '../../api/v1alpha1/machine.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { keyOf } from '../../kube/objects.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 
 export interface ImageContent {
   readonly source: MachineImageSource;

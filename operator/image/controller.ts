@@ -14,16 +14,16 @@ import type { EventRecorder } from '../../kube/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
-import { FIELD_MANAGER } from '../resources.ts';
+import { FIELD_MANAGER } from '../objects/resources.ts';
 import { recordImageEvents } from './events.ts';
 import { observeImage } from './observe.ts';
 import type { ObservedImage } from './observed.ts';
 import { planImage } from './plan.ts';
 import { keptEvent } from '../imagestorage/controller.ts';
-import { type Place, placeKey } from '../imagestorage/place.ts';
-import { abandonedPlaces, removalRecord, replacedPlaces } from '../imagestorage/record.ts';
+import { type Place, placeKey } from '../imagestorage/needs.ts';
+import { abandonedPlaces, removalRecord, replacedPlaces } from './removalrecord.ts';
 
 /** On Images and ISOs: held while a host is being prepared from them. */
 const IMAGE_FINALIZER = 'berth.dev/image';

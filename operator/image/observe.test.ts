@@ -4,7 +4,7 @@ import type { Image } from '../../api/v1alpha1/image.ts';
 import { Store } from '../../kube/cache.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { imagesAffected } from './dependents.ts';
 import { JOBS_BY_IMAGE, observeImage } from './observe.ts';
 

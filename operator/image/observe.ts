@@ -5,13 +5,13 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOB_NAME_LABEL } from '../../kube/job.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { podsOf, taskOutcome } from '../tasks/job.ts';
 import { imageObjectName, originKeys } from './content.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import { ATTEMPT_LABEL, IMAGE_UID_LABEL, OPERATION_LABEL, REQUESTED_AT_ANNOTATION } from './plan.ts';
 import { judgedOutcome } from './report.ts';
-import { taskOf } from './settle.ts';
+import { taskOf } from './facts.ts';
 
 /** Index of Jobs by the uid of the Image or ISO that they work on. */
 export const JOBS_BY_IMAGE = 'image';

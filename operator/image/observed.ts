@@ -3,7 +3,7 @@ import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/job.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import type { TaskOutcome } from '../tasks/job.ts';
 
 /** A Job of the image, as its labels and annotations tell it, and how it stands. */

@@ -6,7 +6,7 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
 import { type StorageTarget, TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import {
   contentOf,
   directSource,

@@ -4,7 +4,7 @@ import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/job.ts';
 import { assertHistories } from '../../test/support/properties.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import type { TaskOutcome } from '../tasks/job.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import { ATTEMPT_LABEL, OPERATION_LABEL, planImage, REQUESTED_AT_ANNOTATION } from './plan.ts';

@@ -7,7 +7,7 @@ import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { taskJob } from '../tasks/job.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import { dueOperation, type Operation } from './operation.ts';
-import { type ImageFacts, latest, settle } from './settle.ts';
+import { type ImageFacts, latest, settle } from './facts.ts';
 import { imageStatus, type Progress } from './status.ts';
 
 /** Between tries to fetch an image, doubled up to the cap: a registry that comes back is noticed within minutes. */

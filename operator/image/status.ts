@@ -3,7 +3,7 @@ import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import type { Blocked, Operation } from './operation.ts';
-import type { ImageFacts } from './settle.ts';
+import type { ImageFacts } from './facts.ts';
 
 /** How the operation that is due stands. */
 export interface Progress {

@@ -2,7 +2,7 @@
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { TaskType } from './names.ts';
 import type { CacheJob, Host, Observed } from './observed.ts';
-import type { Result } from './turn.ts';
+import type { Result } from './attempt.ts';
 
 export interface HostContext {
   readonly observed: Observed;

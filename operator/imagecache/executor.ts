@@ -6,7 +6,7 @@ import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import type { Unsaved } from '../../kube/objects.ts';
-import { FIELD_MANAGER, IMAGE_CACHE_ENTRIES } from '../resources.ts';
+import { FIELD_MANAGER, IMAGE_CACHE_ENTRIES } from '../objects/resources.ts';
 import { CACHE_FINALIZER } from './names.ts';
 import type { CacheJob } from './observed.ts';
 

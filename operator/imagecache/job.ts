@@ -7,7 +7,7 @@ import { taskJob } from '../tasks/job.ts';
 import { ENTRY_NAME_LABEL, ENTRY_UID_LABEL, jobName, nameLabel, TURN_ANNOTATION } from './names.ts';
 import { type CachedImage, isCached, type Observed } from './observed.ts';
 import type { Start } from './plan.ts';
-import { turnOf } from './turn.ts';
+import { turnOf } from './attempt.ts';
 
 /** The operator deletes a Job as soon as it has seen its end; this is for when there is no operator. */
 const TTL_SECONDS = 3600;

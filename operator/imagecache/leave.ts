@@ -2,7 +2,7 @@
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { type Decision, type HostContext, obstacle } from './decision.ts';
 import { type CacheJob, iso } from './observed.ts';
-import { failedRow, judge, type Result, type Verdict } from './turn.ts';
+import { failedRow, judge, type Result, type Verdict } from './attempt.ts';
 
 export function leave(context: HostContext): Decision {
   const { jobs, isHeld } = context;

@@ -2,7 +2,7 @@
 import { Counter, Gauge, type Registry } from 'prom-client';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { TaskType } from './names.ts';
-import type { Result } from './turn.ts';
+import type { Result } from './attempt.ts';
 
 const STATES = ['Cached', 'Queued', 'Caching', 'Removing', 'Failed', 'Outdated'];
 

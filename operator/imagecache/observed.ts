@@ -1,7 +1,7 @@
 /** What one look at the world says about an ImageCacheEntry. The whole plan is a pure function of this. */
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { TaskImage } from '../../api/v1alpha1/task.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import type { TaskOutcome } from '../tasks/job.ts';
 import type { TaskType } from './names.ts';
 

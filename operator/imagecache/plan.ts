@@ -1,7 +1,7 @@
 /** All that is to be done about an ImageCacheEntry, and its whole status. Pure. */
 import type { ImageCacheEntryStatus, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Decision, HostContext } from './decision.ts';
-import { keep } from './keep.ts';
+import { keep } from './hostplan.ts';
 import { leave } from './leave.ts';
 import { lot, type TaskType } from './names.ts';
 import { type CacheJob, isCached, type Observed } from './observed.ts';

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { resolveImage } from './image.ts';
 import type { CacheJob, Host, Observed } from './observed.ts';
 import { namesOn, newestDigest } from './presence.ts';

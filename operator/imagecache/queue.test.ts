@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { resolveImage } from './image.ts';
 import type { CacheJob, Observed } from './observed.ts';
 import { plan } from './plan.ts';

@@ -6,12 +6,12 @@ import type { Result } from '../../kube/controller.ts';
 import { isConflict } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { JOBS } from '../../kube/job.ts';
-import type { OperatorConfig } from '../config.ts';
-import { FIELD_MANAGER } from '../resources.ts';
+import type { OperatorConfig } from '../config/config.ts';
+import { FIELD_MANAGER } from '../objects/resources.ts';
 import { cachedNeeds, currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
-import { isNeeded, placeKey } from './place.ts';
+import { isNeeded, placeKey } from './needs.ts';
 import { planRemovals, type Removal, type RemovalPlan } from './plan.ts';
-import { contentOwner } from './record.ts';
+import { contentOwner } from '../image/removalrecord.ts';
 
 /** All removals are looked at together: what is needed is asked once for all. */
 export const REMOVALS_KEY = 'storage';

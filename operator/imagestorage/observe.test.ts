@@ -6,10 +6,10 @@ import type { ContainerState, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOB_NAME_LABEL } from '../../kube/job.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { PODS_BY_JOB, podJob } from '../image/observe.ts';
 import { observeRemovals, type RemovalSources } from './observe.ts';
-import { removalRecord } from './record.ts';
+import { removalRecord } from '../image/removalrecord.ts';
 
 const IMAGE = {
   apiVersion: 'berth.dev/v1alpha1',

@@ -7,12 +7,12 @@ import { type Pod, PODS } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import { keyOf } from '../../kube/objects.ts';
-import { IMAGES, ISOS } from '../resources.ts';
+import { IMAGES, ISOS } from '../objects/resources.ts';
 import { podsOf, taskOutcome } from '../tasks/job.ts';
 import { PODS_BY_JOB } from '../image/observe.ts';
-import { type Needs, needsOf } from './place.ts';
+import { type Needs, needsOf } from './needs.ts';
 import type { Removal, RemovalEnd } from './plan.ts';
-import { isRemoval, recordedPlace } from './record.ts';
+import { isRemoval, recordedPlace } from '../image/removalrecord.ts';
 
 export interface RemovalSources {
   readonly images: Informer<Image>;

@@ -7,11 +7,11 @@ import { type StorageTarget, TASK_API_VERSION, type TaskReport } from '../../api
 import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 import { assertHistories } from '../../test/support/properties.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import type { ImageJob, ObservedImage } from '../image/observed.ts';
-import { needsOf, isNeeded, type Place, placeKey, placeOf } from './place.ts';
+import { needsOf, isNeeded, type Place, placeKey, placeOf } from './needs.ts';
 import { planRemovals, type Removal } from './plan.ts';
-import { abandonedPlaces, recordedPlace, removalRecord, replacedPlaces } from './record.ts';
+import { abandonedPlaces, recordedPlace, removalRecord, replacedPlaces } from '../image/removalrecord.ts';
 
 const KEEP_MILLISECONDS = 600_000;
 /** No write of an operator takes longer. */

@@ -1,6 +1,6 @@
 /** Which removals begin, and which have ended. Pure. */
 import type { Job } from '../../kube/job.ts';
-import { isNeeded, type Needs, type Place } from './place.ts';
+import { isNeeded, type Needs, type Place } from './needs.ts';
 
 /** How long what needs content may be out of sight: between two looks, nothing is asked of the API server. */
 const LOOK_MILLISECONDS = 60_000;

@@ -4,7 +4,7 @@ import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { Controller } from '../../kube/controller.ts';
 import { REMOVALS_KEY } from './controller.ts';
 import type { RemovalSources } from './observe.ts';
-import { isRemoval } from './record.ts';
+import { isRemoval } from '../image/removalrecord.ts';
 import { podJob } from '../image/observe.ts';
 
 export function enqueueRemovals(

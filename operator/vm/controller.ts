@@ -15,11 +15,11 @@ import { isNotFound } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { refOf } from '../../kube/objects.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
-import type { VMMetrics } from '../metrics.ts';
+import type { VMMetrics } from './metrics.ts';
 import { recordDoubledIdentity, recordTransition } from './events.ts';
-import { Executor } from './executor.ts';
+import { Executor } from './writes.ts';
 import { gatherFacts, lostPlacement, terminated } from './facts.ts';
-import { macAddressOf, NODES_BY_GIVEN_UP } from './givenup.ts';
+import { macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { isDeploying, readLive } from './live.ts';
 import { observe, type Sources } from './observe.ts';
 import type { Observed } from './observed.ts';
@@ -27,7 +27,7 @@ import { type ResizeRefusal, standingRefusal } from './size.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 import type { Outcome } from './steps/step.ts';
-import { nextWake } from './wake.ts';
+import { nextWake } from './deadlines.ts';
 
 /** How long a change that nobody waits for is held back, to be folded into the next write. */
 const FOLD_MILLISECONDS = 500;

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { diskRequest } from './diskrequest.ts';
 
 const GIB = 2n ** 30n;

@@ -1,6 +1,6 @@
 /** How much of its host's disk a VM's Pod requests. The request counts from the Pod's making on: Kubernetes resizes no disk. */
 import { divideUp, formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import type { Resolved } from './resolve.ts';
 
 /** The ratio is taken with six decimals, so that no rounding of fractions makes a request larger than it says. */

@@ -4,7 +4,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Pod } from '../../kube/core.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { recordTransition } from './events.ts';
 import { gatherFacts } from './facts.ts';
 import type { Observed } from './observed.ts';

@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import { gatherFacts, nextDeadline } from './facts.ts';
 import type { Observed } from './observed.ts';
 import { buildPod } from './pod.ts';

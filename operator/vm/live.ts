@@ -1,7 +1,7 @@
 /** What a VM is made from, read of the server itself: it is decided once, and an edit that a lagging cache lacks would be lost for good. */
 import type { KubeClient } from '../../kube/client.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
-import { IMAGES, ISOS, VM_CONFIGS } from '../resources.ts';
+import { IMAGES, ISOS, VM_CONFIGS } from '../objects/resources.ts';
 import { gatherFacts } from './facts.ts';
 import { getOrUndefined } from './observe.ts';
 import type { Lookups, Observed } from './observed.ts';

@@ -10,8 +10,8 @@ import { type Namespace, type Node, NODES, type Pod, PODS } from '../../kube/cor
 import { isNotFound } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type KubeObject, type Ref, type Resource } from '../../kube/objects.ts';
-import type { OperatorConfig } from '../config.ts';
-import { isHost } from '../host/view.ts';
+import type { OperatorConfig } from '../config/config.ts';
+import { isHost } from '../host/observe.ts';
 import type { Lookups, Observed } from './observed.ts';
 
 /** Enough for a UUID, a MAC address and a serial number. */

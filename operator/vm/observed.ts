@@ -6,7 +6,7 @@ import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import type { ResizeRefusal } from './size.ts';
 
 export interface Observed {

@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
-import { parseConfig } from '../config.ts';
+import { parseConfig } from '../config/config.ts';
 import type { Observed } from './observed.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';

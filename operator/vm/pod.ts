@@ -27,7 +27,7 @@ import { parsePort, portName } from '../../api/v1alpha1/ports.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { diskRequest } from './diskrequest.ts';
 import type { Resolved } from './resolve.ts';
 import { sizeRequests } from './size.ts';

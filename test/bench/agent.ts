@@ -9,7 +9,7 @@ import { FILES } from '../../agent/machines/folder.ts';
 import { segmentName } from '../../agent/machines/segments.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
-import { VMS } from '../../operator/resources.ts';
+import { VMS } from '../../operator/objects/resources.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';

@@ -16,7 +16,7 @@ import { Informer } from '../../kube/informer.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { Transport } from '../../kube/transport.ts';
-import { VMS } from '../../operator/resources.ts';
+import { VMS } from '../../operator/objects/resources.ts';
 
 /** A VM that runs and its Pod, as the operator made them. */
 export interface Template {

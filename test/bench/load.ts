@@ -2,7 +2,7 @@
 import { pino } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import { Informer } from '../../kube/informer.ts';
-import { VMS } from '../../operator/resources.ts';
+import { VMS } from '../../operator/objects/resources.ts';
 import { quantile } from './report.ts';
 
 /** More clients than this at once only fill the API server's queue. */

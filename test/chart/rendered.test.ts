@@ -8,7 +8,7 @@ import { promisify } from 'node:util';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { loadConfig as loadAgentConfig } from '../../agent/host/config.ts';
-import { parseConfig } from '../../operator/config.ts';
+import { parseConfig } from '../../operator/config/config.ts';
 import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests, run } from '../support/chart.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');

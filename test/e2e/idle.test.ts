@@ -1,6 +1,6 @@
 /** A whole Berth at rest: who writes what to the API server when nothing changes. */
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { IMAGES } from '../../operator/resources.ts';
+import { IMAGES } from '../../operator/objects/resources.ts';
 import { auditedWrites, isSignOfLife, untilSettled } from '../support/apiwrites.ts';
 import { CacheEntries } from '../support/cacheentries.ts';
 import { numbered } from '../support/vms.ts';

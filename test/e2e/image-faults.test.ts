@@ -7,7 +7,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { Registries } from '../../agent/images/oci/client.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { SECRETS } from '../../kube/core.ts';
-import { IMAGE_CACHE_ENTRIES, IMAGES } from '../../operator/resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES } from '../../operator/objects/resources.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { guestFile } from '../support/images.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';

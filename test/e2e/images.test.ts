@@ -7,7 +7,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { GuestArchitecture } from '../../hack/guest-image.ts';
 import { NODES } from '../../kube/core.ts';
-import { ISOS, VMS } from '../../operator/resources.ts';
+import { ISOS, VMS } from '../../operator/objects/resources.ts';
 import { AgentProcess } from '../../hack/cluster/agent.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { Downloads } from '../support/downloads.ts';

@@ -4,7 +4,7 @@ import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
-import { IMAGES } from '../../operator/resources.ts';
+import { IMAGES } from '../../operator/objects/resources.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { waitForObject } from '../support/objects.ts';

@@ -20,7 +20,7 @@ import {
   selfMadeCertificate,
 } from '../../kube/servingcertificate.ts';
 import { Transport } from '../../kube/transport.ts';
-import { VMS } from '../../operator/resources.ts';
+import { VMS } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { ApiProxy } from '../support/apiproxy.ts';
 import { createAuthority, issue } from '../support/authority.ts';

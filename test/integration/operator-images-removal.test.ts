@@ -5,7 +5,7 @@ import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { EVENTS, NAMESPACES, PODS } from '../../kube/core.ts';
 import { type Job, JOB_NAME_LABEL, JOBS } from '../../kube/job.ts';
-import { IMAGES } from '../../operator/resources.ts';
+import { IMAGES } from '../../operator/objects/resources.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { isGone } from '../support/objects.ts';

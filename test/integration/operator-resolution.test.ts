@@ -2,7 +2,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
-import { IMAGES, VM_CONFIGS } from '../../operator/resources.ts';
+import { IMAGES, VM_CONFIGS } from '../../operator/objects/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
 import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';

@@ -4,7 +4,7 @@ import type {
   ImageCacheEntrySpec,
   NodeCacheState,
 } from '../../api/v1alpha1/imagecacheentry.ts';
-import { IMAGE_CACHE_ENTRIES } from '../../operator/resources.ts';
+import { IMAGE_CACHE_ENTRIES } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { isGone, waitForObject } from './objects.ts';
 import { waitFor, type WaitOptions } from './wait.ts';

@@ -1,13 +1,13 @@
 /** A model of the API server and of agents for one ImageCacheEntry, in which the pure plan of the operator is carried out. */
 import { expect } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { parseConfig } from '../../operator/config.ts';
+import { parseConfig } from '../../operator/config/config.ts';
 import { resolveImage } from '../../operator/imagecache/image.ts';
 import { buildJob, PARKED_SECONDS } from '../../operator/imagecache/job.ts';
 import { type CacheJob, type Host, iso, type Observed } from '../../operator/imagecache/observed.ts';
 import { plan, type Start } from '../../operator/imagecache/plan.ts';
 import { bringsFacts } from '../../operator/imagecache/status.ts';
-import { turnOf } from '../../operator/imagecache/turn.ts';
+import { turnOf } from '../../operator/imagecache/attempt.ts';
 import { mergeDiff } from '../../operator/objects/mergepatch.ts';
 
 export const LIMIT = 3;

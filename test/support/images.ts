@@ -3,7 +3,7 @@ import { copyFile, mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { ImageSpec } from '../../api/v1alpha1/image.ts';
 import { type GuestArchitecture, guestImage } from '../../hack/guest-image.ts';
-import { IMAGES } from '../../operator/resources.ts';
+import { IMAGES } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 
 /** Path of the guest image. If it has to be made first, which takes minutes, the terminal tells how far that is. */

@@ -1,7 +1,7 @@
 /** VMs of one namespace, as a test makes and watches them. */
 import type { VM, VMSpec } from '../../api/v1alpha1/vm.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
-import { VMS } from '../../operator/resources.ts';
+import { VMS } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { isGone, waitForObject } from './objects.ts';
 import { waitFor, type WaitOptions } from './wait.ts';

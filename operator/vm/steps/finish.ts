@@ -1,5 +1,5 @@
 import type { Facts } from '../facts.ts';
-import { finishedAndDue } from '../wake.ts';
+import { finishedAndDue } from '../deadlines.ts';
 import type { Observed } from '../observed.ts';
 import { NOTHING, type StepResult, waitFor } from './step.ts';
 

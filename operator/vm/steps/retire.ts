@@ -2,7 +2,7 @@ import { POD_FINALIZER } from '../../../api/v1alpha1/names.ts';
 import type { Pod } from '../../../kube/core.ts';
 import { type Facts, hasEnded, hasRun, podAttempt } from '../facts.ts';
 import type { Observed } from '../observed.ts';
-import { toRemember } from '../givenup.ts';
+import { toRemember } from '../abandoned.ts';
 import { isAbandoned, isReleasable, NOTHING, type StepResult, waitFor, type Write } from './step.ts';
 
 /**

@@ -6,7 +6,7 @@ import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { GIVEN_UP_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { isHost } from '../host/view.ts';
+import { isHost } from '../host/observe.ts';
 import { hasRun, isOutOfService, machineOf } from './facts.ts';
 import type { Observed } from './observed.ts';
 

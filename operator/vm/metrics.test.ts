@@ -1,6 +1,6 @@
 import { Registry } from 'prom-client';
 import { describe, expect, it } from 'vitest';
-import type { VM } from '../api/v1alpha1/vm.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMView, VMMetrics } from './metrics.ts';
 
 const NOW = Date.parse('2026-01-01T01:00:00Z');

@@ -6,10 +6,10 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { machineOf } from '../vm/facts.ts';
 import { directSource, storedContent } from '../image/content.ts';
-import { taskOf } from '../image/settle.ts';
+import { taskOf } from '../image/facts.ts';
 
 /** One version of one image: a manifest, by its digest, or a file. */
 export type Place = StorageTarget;

@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import { NODE_MESSAGE_LENGTH } from '../../api/v1alpha1/imagecacheentry.ts';
-import { parseConfig } from '../config.ts';
-import { failedRow } from './turn.ts';
+import { parseConfig } from '../config/config.ts';
+import { failedRow } from './attempt.ts';
 
 it('of a failure that says much, the reason stays and the last words', () => {
   const context = { config: parseConfig({}, 'test'), now: 0 };

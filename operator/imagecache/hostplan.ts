@@ -3,7 +3,7 @@ import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { type Decision, type HostContext, obstacle } from './decision.ts';
 import { type CacheJob, isCached, iso } from './observed.ts';
 import { digestsIn, namesOn } from './presence.ts';
-import { failedRow, judge, type Verdict } from './turn.ts';
+import { failedRow, judge, type Verdict } from './attempt.ts';
 
 /** An agent writes its list of images within seconds of a change. */
 const LISTED_MILLISECONDS = 60_000;

@@ -9,13 +9,13 @@ import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { taskJob } from '../tasks/job.ts';
-import { type HasContent, imageObjectName, storedContent } from '../image/content.ts';
-import { settle, taskOf } from '../image/settle.ts';
-import type { ObservedImage } from '../image/observed.ts';
-import { OPERATION_LABEL } from '../image/plan.ts';
-import { type Place, placeKey, placeOf } from './place.ts';
+import { type HasContent, imageObjectName, storedContent } from './content.ts';
+import { settle, taskOf } from './facts.ts';
+import type { ObservedImage } from './observed.ts';
+import { OPERATION_LABEL } from './plan.ts';
+import { type Place, placeKey, placeOf } from '../imagestorage/needs.ts';
 
 const OPERATION = 'remove';
 /** The object whose content it was, for its Events. */

@@ -4,9 +4,9 @@
 import { readFileSync } from 'node:fs';
 import { parse } from 'yaml';
 import * as z from 'zod';
-import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
-import { parseQuantity } from '../api/v1alpha1/quantity.ts';
-import { portRulesSchema } from '../api/v1alpha1/reservable.ts';
+import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 
 const quantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
 const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);

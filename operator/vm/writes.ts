@@ -13,7 +13,7 @@ import { type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { type ApiError, isAlreadyExists, isInvalid, isNotFound, isRefused } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, type Ref, type Unsaved } from '../../kube/objects.ts';
-import { FIELD_MANAGER, VMS } from '../resources.ts';
+import { FIELD_MANAGER, VMS } from '../objects/resources.ts';
 import { nodeOf } from './observe.ts';
 import type { Observed } from './observed.ts';
 import { refusedAgain, resizedContainers, type Size } from './size.ts';

@@ -1,7 +1,7 @@
 /** How the Job of a host stands, and what a failure means for its next turn. */
 import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
-import type { OperatorConfig } from '../config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { type CacheJob, iso, type Observed } from './observed.ts';
 
 /** A registry that is away for a night is asked some ten times. */

@@ -1,8 +1,8 @@
 /** The metrics of VMs. Every one carries `vm_namespace`; only the leader exports them, so that a sum over replicas is right. */
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
-import type { VM } from '../api/v1alpha1/vm.ts';
-import type { VMStatus } from '../api/v1alpha1/vmstatus.ts';
-import { PENDING_PHASES } from './vm/phase.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import { PENDING_PHASES } from './phase.ts';
 
 /** From a second, what a cached image takes, to three hours, the deadline of a cache job. */
 const TRANSITION_BUCKETS = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800];

@@ -1,0 +1,17 @@
+/** Berth's kinds as resource types for the client, and the fields that the operator writes under. */
+import { IMAGE_CACHE_ENTRY_RESOURCE, type ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
+import { IMAGE_RESOURCE } from '../../api/v1alpha1/image.ts';
+import { ISO_RESOURCE } from '../../api/v1alpha1/iso.ts';
+import { type VM, VM_RESOURCE } from '../../api/v1alpha1/vm.ts';
+import { type VMConfig, VM_CONFIG_RESOURCE } from '../../api/v1alpha1/vmconfig.ts';
+import { resource } from '../../kube/objects.ts';
+
+export const FIELD_MANAGER = 'berth-operator';
+
+export const VMS = resource<VM>(VM_RESOURCE);
+export const VM_CONFIGS = resource<VMConfig>(VM_CONFIG_RESOURCE);
+export const IMAGES = resource<Image>(IMAGE_RESOURCE);
+export const ISOS = resource<ISO>(ISO_RESOURCE);
+export const IMAGE_CACHE_ENTRIES = resource<ImageCacheEntry>(IMAGE_CACHE_ENTRY_RESOURCE);
