@@ -1,5 +1,5 @@
 /** The headers of the blocks of an LZ4 stream of Apple's. */
-import { ImageError } from '../images/store.ts';
+import { ImageError } from '../images/local/types.ts';
 
 const MAGIC_LZ4 = 0x31347662;
 const MAGIC_STORED = 0x2d347662;

@@ -1,6 +1,6 @@
 /** Writing disks such that what is zero takes no room. */
 import type { FileHandle } from 'node:fs/promises';
-import type { DirectFile } from './direct.ts';
+import type { DirectFile } from './diskio.ts';
 
 /** The unit in which holes are kept: that of qcow2's clusters, and a whole number of any file system's blocks. */
 const HOLE_BYTES = 64 * 1024;

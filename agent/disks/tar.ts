@@ -1,5 +1,5 @@
 /** Tar archives from strangers, read as a stream: ustar, GNU and PAX, with the checks that extracting needs. */
-import { ImageError } from '../images/store.ts';
+import { ImageError } from '../images/local/types.ts';
 import { ByteReader } from './bytereader.ts';
 
 const BLOCK_BYTES = 512;

@@ -9,7 +9,7 @@ import { createGunzip } from 'node:zlib';
 import { codeOf, isMissing } from '../../base/errors.ts';
 import { writeSparse } from './sparse.ts';
 import { zstdDecoder, ZstdFrames } from './zstdframes.ts';
-import { ImageError } from '../images/store.ts';
+import { ImageError } from '../images/local/types.ts';
 
 type Compression = 'gzip' | 'xz' | 'zstd';
 

@@ -5,7 +5,7 @@
  */
 import { Transform, type TransformCallback } from 'node:stream';
 import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib';
-import { ImageError } from '../images/store.ts';
+import { ImageError } from '../images/local/types.ts';
 
 /**
  * The largest window (2^27 bytes, 128 MiB) that a frame may ask for: what `zstd --ultra -22` and `--long` make, and the

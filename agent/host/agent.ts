@@ -12,7 +12,7 @@ import type { AgentConfig } from './config.ts';
 import type { Accelerator, Driver } from '../drivers/driver.ts';
 import { allocated } from '../disks/allocated.ts';
 import type { Publisher } from '../images/publisher.ts';
-import type { ImageStore } from '../images/store.ts';
+import type { ImageStore } from '../images/local/types.ts';
 import { KubeletServer } from '../kubelet/server.ts';
 import type { MachineUsers } from '../machines/users.ts';
 import type { Network } from '../network/network.ts';

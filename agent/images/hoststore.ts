@@ -5,19 +5,19 @@ import type { Registry } from 'prom-client';
 import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
 import type { RunAs } from '../machines/users.ts';
 import { Access } from './sources/access.ts';
-import { Addresses } from './addresses.ts';
-import { type Asked, Catalog, type Stored } from './catalog.ts';
+import { Addresses } from './oci/addresses.ts';
+import { type Asked, Catalog, type Stored } from './local/catalog.ts';
 import { FileSource } from './sources/file.ts';
-import { Holds } from './holds.ts';
+import { Holds } from './local/holders.ts';
 import { HttpSource } from './sources/http.ts';
-import { inspectImage } from './inspect.ts';
-import { type ImageId, Layout } from './layout.ts';
-import { Making } from './making.ts';
-import { imageMetrics } from './metrics.ts';
+import { inspectImage } from './local/inspect.ts';
+import { type ImageId, Layout } from './local/layout.ts';
+import { Making } from './local/importing.ts';
+import { imageMetrics } from './local/metrics.ts';
 import { Registries, type RegistrySettings } from './oci/client.ts';
 import { Keyring } from './oci/credentials.ts';
 import { RegistrySource } from './sources/registry.ts';
-import { Space, type SpaceLimits } from './space.ts';
+import { Space, type SpaceLimits } from './local/space.ts';
 import {
   type BaseImage,
   type BaseImageSource,
@@ -26,7 +26,7 @@ import {
   ImageError,
   type ImageStore,
   type StoredImage,
-} from './store.ts';
+} from './local/types.ts';
 
 /** What nobody announces: disks of machines that grow, fetches that were given up, what lost its holder while the agent was away. */
 const TIDY_MILLISECONDS = 60_000;

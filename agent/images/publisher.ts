@@ -12,7 +12,7 @@ import type { Keyring } from './oci/credentials.ts';
 import { parseReference } from './oci/reference.ts';
 import type { Repository } from './oci/types.ts';
 import { fileDigest } from './sharedfile.ts';
-import { ImageError } from './store.ts';
+import { ImageError } from './local/types.ts';
 
 const FOLDER_MODE = 0o700;
 /** Of manifests in the cluster's image storage: the place that the version was made for. */

@@ -4,7 +4,7 @@ import { createReadStream } from 'node:fs';
 import { realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
 import { codeOf, isMissing } from '../../base/errors.ts';
-import { ImageError } from './store.ts';
+import { ImageError } from './local/types.ts';
 
 /**
  * The real path of `path`, which counts from the roots: the first root that has it wins.

@@ -5,7 +5,7 @@ import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
-import type { BaseImage, Holder, ImageFormat } from '../images/store.ts';
+import type { BaseImage, Holder, ImageFormat } from '../images/local/types.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { timestamp } from '../time.ts';
 import { connect } from './connect.ts';

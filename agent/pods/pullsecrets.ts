@@ -4,7 +4,7 @@ import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
 import { Backoff, pause } from '../../base/time.ts';
 import { Keyring } from '../images/oci/credentials.ts';
-import { ImageError } from '../images/store.ts';
+import { ImageError } from '../images/local/types.ts';
 
 const TYPE = 'kubernetes.io/dockerconfigjson';
 const KEY = '.dockerconfigjson';

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { ImageError, type ImageErrorReason } from '../images/store.ts';
+import { ImageError, type ImageErrorReason } from '../images/local/types.ts';
 import { newRecord } from './record.ts';
 import { type Verdict, verdictOf } from './verdict.ts';
 

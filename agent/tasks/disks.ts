@@ -9,7 +9,7 @@ import { allocatedBytes } from '../disks/allocated.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { FILES } from '../machines/folder.ts';
 import type { MachineUsers } from '../machines/users.ts';
-import { type BaseImage, ImageError, type ImageStore } from '../images/store.ts';
+import { type BaseImage, ImageError, type ImageStore } from '../images/local/types.ts';
 import type { TaskContext } from './runner.ts';
 
 /** Making the raw file is this share of the whole in per cent; publishing is the rest. */

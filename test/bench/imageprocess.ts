@@ -17,7 +17,7 @@ import { zstdDecompress } from 'node:zlib';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { Agent, request } from 'undici';
-import { DirectFile } from '../../agent/disks/direct.ts';
+import { DirectFile } from '../../agent/disks/diskio.ts';
 import { HostImageStore } from '../../agent/images/hoststore.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';

@@ -4,7 +4,7 @@ import { execFile } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { open, stat } from 'node:fs/promises';
 import { promisify } from 'node:util';
-import type { BaseImage } from '../../agent/images/store.ts';
+import type { BaseImage } from '../../agent/images/local/types.ts';
 
 const execute = promisify(execFile);
 

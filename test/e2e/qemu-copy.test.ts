@@ -5,7 +5,7 @@ import { access, mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { DiskCopy, LaunchPlan } from '../../agent/drivers/driver.ts';
-import type { BaseImage } from '../../agent/images/store.ts';
+import type { BaseImage } from '../../agent/images/local/types.ts';
 import { findByArgument, type ProcessIdentity } from '../../agent/machines/process.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { isErrorCode } from '../support/errors.ts';

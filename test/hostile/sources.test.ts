@@ -5,7 +5,7 @@ import { isIP } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { assert, constantFrom, integer, oneof, property, tuple } from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { Addresses } from '../../agent/images/addresses.ts';
+import { Addresses } from '../../agent/images/oci/addresses.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 import type { SourceResult, SourceWork } from './support/sourceworker.ts';
 

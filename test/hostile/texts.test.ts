@@ -2,7 +2,7 @@
 import { array, assert, constantFrom, integer, oneof, property, string, tuple } from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { apiHost, parseReference, type Reference } from '../../agent/images/oci/reference.ts';
-import { ImageError } from '../../agent/images/store.ts';
+import { ImageError } from '../../agent/images/local/types.ts';
 import { IMAGE_NAME_LENGTH, normaliseImageName } from '../../api/v1alpha1/imagename.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 

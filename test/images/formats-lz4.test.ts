@@ -1,7 +1,7 @@
 import { array, assert, boolean, integer, property, tuple, uint8Array } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { AppleLz4Decoder } from '../../agent/disks/lz4.ts';
-import { ImageError } from '../../agent/images/store.ts';
+import { ImageError } from '../../agent/images/local/types.ts';
 import { lz4Header, lz4Stream } from '../support/lz4.ts';
 
 /** Given in pieces of the lengths named, over and over. */

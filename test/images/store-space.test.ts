@@ -11,7 +11,7 @@ import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { HostImageStore, HostImageStoreOptions } from '../../agent/images/hoststore.ts';
-import type { BaseImage, BaseImageSource, Holder } from '../../agent/images/store.ts';
+import type { BaseImage, BaseImageSource, Holder } from '../../agent/images/local/types.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { pushContainerDisk } from '../support/vmimages.ts';

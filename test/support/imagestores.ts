@@ -3,7 +3,7 @@ import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { HostImageStore, type HostImageStoreOptions } from '../../agent/images/hoststore.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
-import type { BaseImage, BaseImageSource, EnsureOptions, Holder } from '../../agent/images/store.ts';
+import type { BaseImage, BaseImageSource, EnsureOptions, Holder } from '../../agent/images/local/types.ts';
 import { PASSWORD, type TestRegistry } from './registry.ts';
 
 /** Opens whatever lies there; `registries`: those of tests, with the authorities of their certificates. */

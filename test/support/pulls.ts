@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import type { ContentLookup } from '../../agent/images/layouts/format.ts';
-import { planPull } from '../../agent/images/layouts/pull.ts';
+import { planPull } from '../../agent/images/layouts/index.ts';
 import { Registries } from '../../agent/images/oci/client.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { parseReference } from '../../agent/images/oci/reference.ts';

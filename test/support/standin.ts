@@ -12,7 +12,7 @@ import type {
   MachineFolder,
   MachineState,
 } from '../../agent/drivers/driver.ts';
-import type { BaseImage, EnsureOptions, Holder, ImageStore } from '../../agent/images/store.ts';
+import type { BaseImage, EnsureOptions, Holder, ImageStore } from '../../agent/images/local/types.ts';
 import type { AttachOptions, GuestNetwork, Network, NetworkReport } from '../../agent/network/network.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 

@@ -1,6 +1,6 @@
 /** An image for another architecture than the machine's is refused before its disk is fetched: it would never boot. */
 import { printable } from '../oci/manifests.ts';
-import { ImageError } from '../store.ts';
+import { ImageError } from '../local/types.ts';
 
 /** How tools for images say that nobody told them the architecture. */
 const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
-import { ImageError } from '../store.ts';
+import { ImageError } from '../local/types.ts';
 import { checkArchitecture } from './architecture.ts';
 import { checkDigest, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
@@ -18,7 +18,7 @@ import {
 } from './disklayout.ts';
 import type { PlanPull, PullOptions, PullTarget } from './format.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
-import { DirectFile } from '../../disks/direct.ts';
+import { DirectFile } from '../../disks/diskio.ts';
 import { inParallel } from './parallel.ts';
 import { release } from './release.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';

@@ -9,7 +9,7 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import type { Descriptor, Repository } from '../oci/types.ts';
-import { ImageError } from '../store.ts';
+import { ImageError } from '../local/types.ts';
 import { checkArchitecture } from './architecture.ts';
 import { fetchBlob } from './blob.ts';
 import type { PlanPull, PullOptions, PullTarget } from './format.ts';

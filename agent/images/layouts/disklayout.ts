@@ -6,7 +6,7 @@
  */
 import * as z from 'zod';
 import type { Manifest } from '../oci/types.ts';
-import { ImageError } from '../store.ts';
+import { ImageError } from '../local/types.ts';
 
 export const ARTIFACT_TYPE = 'application/vnd.berth.disk.v1';
 export const CONFIG_TYPE = 'application/vnd.oci.image.config.v1+json';

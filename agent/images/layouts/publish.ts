@@ -3,7 +3,7 @@ import { type FileHandle, open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { constants, createZstdCompress } from 'node:zlib';
 import type { Descriptor, Repository } from '../oci/types.ts';
-import { ImageError } from '../store.ts';
+import { ImageError } from '../local/types.ts';
 import { digestOf } from './artifact.ts';
 import type { Chunk } from './chunks.ts';
 import {

@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
 import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
-import { ImageError } from '../store.ts';
+import { ImageError } from '../local/types.ts';
 import { checkArchitecture } from './architecture.ts';
 import { checkDigest, saveBlob, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';

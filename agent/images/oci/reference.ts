@@ -1,6 +1,6 @@
 /** References of images, taken apart. */
 import { IMAGE_NAME_LENGTH, normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
-import { ImageError } from '../store.ts';
+import { ImageError } from '../local/types.ts';
 
 export interface Reference {
   /** Host, and port where there is one: `ghcr.io`, `registry.example:5000`. */

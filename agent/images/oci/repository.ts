@@ -1,9 +1,9 @@
 /** One repository of a registry, over HTTP. */
 import type { Readable } from 'node:stream';
-import { retrying } from '../retries.ts';
-import { ImageError } from '../store.ts';
-import { readBody } from './answers.ts';
-import { blobStream } from './blobstream.ts';
+import { retrying } from './failures.ts';
+import { ImageError } from '../local/types.ts';
+import { readBody } from './refusals.ts';
+import { blobStream } from './resume.ts';
 import {
   digestOf,
   type Document,

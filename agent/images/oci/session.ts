@@ -1,7 +1,7 @@
 /** Requests to one repository, with what opens it. */
 import type { Readable } from 'node:stream';
-import { retrying } from '../retries.ts';
-import { refusal } from './answers.ts';
+import { retrying } from './failures.ts';
+import { refusal } from './refusals.ts';
 import type { Credential } from './credentials.ts';
 import { join, type Reference } from './reference.ts';
 import type { Tokens } from './tokens.ts';

@@ -10,9 +10,9 @@
  */
 import * as z from 'zod';
 import { Flights } from '../flight.ts';
-import { retrying } from '../retries.ts';
-import { ImageError } from '../store.ts';
-import { readBody, refusal } from './answers.ts';
+import { retrying } from './failures.ts';
+import { ImageError } from '../local/types.ts';
+import { readBody, refusal } from './refusals.ts';
 import { type Challenge, parseChallenges } from './challenge.ts';
 import { type Credential, fingerprint } from './credentials.ts';
 import { checkNoDowngrade, type Exchange, type Response, type Transport } from './transport.ts';

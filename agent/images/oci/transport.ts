@@ -2,9 +2,9 @@
 import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { Agent, type Dispatcher, Pool, request } from 'undici';
-import { Addresses, type AddressRules } from '../addresses.ts';
-import { networkError } from '../retries.ts';
-import { ImageError } from '../store.ts';
+import { Addresses, type AddressRules } from './addresses.ts';
+import { networkError } from './failures.ts';
+import { ImageError } from '../local/types.ts';
 import { apiHost } from './reference.ts';
 
 /** Long enough for a handshake with a busy server far away. */

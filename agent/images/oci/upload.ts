@@ -1,6 +1,6 @@
 /** Blobs to a registry. */
-import { retrying } from '../retries.ts';
-import { ImageError } from '../store.ts';
+import { retrying } from './failures.ts';
+import { ImageError } from '../local/types.ts';
 import { isSha256 } from './reference.ts';
 import type { Session } from './session.ts';
 import { checkNoDowngrade, type Response } from './transport.ts';

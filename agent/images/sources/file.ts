@@ -9,12 +9,12 @@ import * as z from 'zod';
 import { writeWhole } from '../../../base/files.ts';
 import { isMissing } from '../../../base/errors.ts';
 import type { RunAs } from '../../machines/users.ts';
-import type { Catalog, Stored } from '../catalog.ts';
+import type { Catalog, Stored } from '../local/catalog.ts';
 import { Flights } from '../flight.ts';
-import { inspectImage } from '../inspect.ts';
-import { sharedId } from '../layout.ts';
+import { inspectImage } from '../local/inspect.ts';
+import { sharedId } from '../local/layout.ts';
 import { fileDigest, fileIdentity, resolveBelowRoots } from '../sharedfile.ts';
-import { ImageError, type EnsureOptions, type ImageFormat } from '../store.ts';
+import { ImageError, type EnsureOptions, type ImageFormat } from '../local/types.ts';
 
 /** The oldest digests are forgotten, and computed again when needed. */
 const DIGESTS_LIMIT = 256;

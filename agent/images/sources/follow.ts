@@ -1,8 +1,8 @@
 /** Requests of images over http and https that follow redirects. */
 import { type Dispatcher, request } from 'undici';
 import { describeUrl } from '../../../api/v1alpha1/describe.ts';
-import { isTransientStatus, retryAfterMilliseconds, TransientError } from '../retries.ts';
-import { ImageError } from '../store.ts';
+import { isTransientStatus, retryAfterMilliseconds, TransientError } from '../oci/failures.ts';
+import { ImageError } from '../local/types.ts';
 
 const REDIRECT_LIMIT = 5;
 

@@ -1,18 +1,18 @@
 /** Images of registries: found on the host when the asker may have them, else fetched. */
 import { normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
 import type { Access } from './access.ts';
-import { contentFor } from '../bases.ts';
-import type { Catalog, Stored } from '../catalog.ts';
+import { contentFor } from '../local/reuse.ts';
+import type { Catalog, Stored } from '../local/catalog.ts';
 import { Flights } from '../flight.ts';
 import type { PullPlan } from '../layouts/format.ts';
-import { planPull } from '../layouts/pull.ts';
-import { manifestId, type Metadata } from '../layout.ts';
-import type { Making } from '../making.ts';
-import type { ImageMetrics } from '../metrics.ts';
+import { planPull } from '../layouts/index.ts';
+import { manifestId, type Metadata } from '../local/layout.ts';
+import type { Making } from '../local/importing.ts';
+import type { ImageMetrics } from '../local/metrics.ts';
 import type { Keyring } from '../oci/credentials.ts';
 import { parseReference, type Reference } from '../oci/reference.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
-import { ImageError, type EnsureOptions, type ImageErrorReason, type ImageFormat } from '../store.ts';
+import { ImageError, type EnsureOptions, type ImageErrorReason, type ImageFormat } from '../local/types.ts';
 
 /** One who waits for another's fetch, which fails for what that one asked with, begins his own. */
 const TRIES = 2;

@@ -11,7 +11,7 @@ import { isIP } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { HostImageStore } from '../../../agent/images/hoststore.ts';
-import type { BaseImageSource } from '../../../agent/images/store.ts';
+import type { BaseImageSource } from '../../../agent/images/local/types.ts';
 import { ensure, openStore } from '../../support/imagestores.ts';
 
 /** What is tried: an address, and how the store is led there. */

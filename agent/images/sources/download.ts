@@ -7,12 +7,12 @@ import { constants, type FileHandle, open, rm } from 'node:fs/promises';
 import { Agent, type Dispatcher } from 'undici';
 import { describeUrl } from '../../../api/v1alpha1/describe.ts';
 import { isDiskFull } from '../../../base/errors.ts';
-import type { Addresses } from '../addresses.ts';
+import type { Addresses } from '../oci/addresses.ts';
 import { readSource, type Source, sourceFile, sourceOf, writeSource } from './fetchsource.ts';
 import { follow, type Response } from './follow.ts';
 import { writeAll } from '../../disks/sparse.ts';
-import { Attempts, networkError, TransientError } from '../retries.ts';
-import { ImageError } from '../store.ts';
+import { Attempts, networkError, TransientError } from '../oci/failures.ts';
+import { ImageError } from '../local/types.ts';
 
 /** A mirror may have to wake a disk; a silent one is given up. */
 const HEADERS_TIMEOUT_MILLISECONDS = 60_000;

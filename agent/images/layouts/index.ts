@@ -1,6 +1,6 @@
 /** Every published layout of a disk that this agent reads. */
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
-import { ImageError } from '../store.ts';
+import { ImageError } from '../local/types.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';
 import type { PlanPull, PullPlan } from './format.ts';

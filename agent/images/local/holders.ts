@@ -1,6 +1,6 @@
 /** Who needs which image of a store. */
 import type { ImageId } from './layout.ts';
-import type { Holder } from './store.ts';
+import type { Holder } from './types.ts';
 
 interface Hold {
   readonly images: Set<ImageId>;

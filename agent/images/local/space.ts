@@ -1,9 +1,9 @@
 /** Room for images: asked for before a fetch, watched while it goes on, and made by removing what nobody holds. */
 import { statfs } from 'node:fs/promises';
 import type { Catalog } from './catalog.ts';
-import { allocated } from '../disks/allocated.ts';
+import { allocated } from '../../disks/allocated.ts';
 import type { Layout } from './layout.ts';
-import { ImageError } from './store.ts';
+import { ImageError } from './types.ts';
 
 /** Machines' disks grow at the same time; in a second the fastest disk writes less than the least that is kept free. */
 const WATCH_MILLISECONDS = 1_000;

@@ -6,8 +6,8 @@ import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { buildConnector } from 'undici';
-import { apiHost } from './oci/reference.ts';
-import { ImageError } from './store.ts';
+import { apiHost } from './reference.ts';
+import { ImageError } from '../local/types.ts';
 
 export interface AddressRules {
   /** Also from addresses of this host itself and of its link, such as a mirror beside the agent. */

@@ -1,8 +1,8 @@
 /** The images of a store: what is there, by what it is found, who holds it, and what goes first when room is needed. */
 import type { Logger } from 'pino';
-import type { Holds } from './holds.ts';
+import type { Holds } from './holders.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
-import type { BaseImage, Holder, StoredImage } from './store.ts';
+import type { BaseImage, Holder, StoredImage } from './types.ts';
 
 const ENTRY = 'entry/';
 /** Files used where they lie that nobody holds: they take no room, but a place in this list. */

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import { networkError, retryAfterMilliseconds, retrying, TransientError } from './retries.ts';
-import { ImageError } from './store.ts';
+import { networkError, retryAfterMilliseconds, retrying, TransientError } from './failures.ts';
+import { ImageError } from '../local/types.ts';
 
 const { signal } = new AbortController();
 

@@ -1,10 +1,10 @@
 /** What a disk image from a stranger is, and whether it may be used. */
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
-import { readQcow2 } from '../disks/qcow2.ts';
-import { fileName, qemuImg, QemuImgError } from '../disks/qemuimg.ts';
-import type { RunAs } from '../machines/users.ts';
-import { type DiskFormat, ImageError, type ImageFormat } from './store.ts';
+import { readQcow2 } from '../../disks/qcow2.ts';
+import { fileName, qemuImg, QemuImgError } from '../../disks/qemuimg.ts';
+import type { RunAs } from '../../machines/users.ts';
+import { type DiskFormat, ImageError, type ImageFormat } from './types.ts';
 
 /** "QFI\xfb". A raw disk that a guest filled with it would be read as qcow2, and then be refused or be what it says. */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);

@@ -1,6 +1,6 @@
 /** Base images of this host: what machines are cloned from. */
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
-import type { Keyring } from './oci/credentials.ts';
+import type { MachineImageSource } from '../../../api/v1alpha1/machine.ts';
+import type { Keyring } from '../oci/credentials.ts';
 
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 export type DiskFormat = 'qcow2' | 'raw';

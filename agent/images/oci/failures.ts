@@ -1,7 +1,7 @@
 /** Trying again what a network or a server broke off. */
-import { Backoff, pause } from '../../base/time.ts';
-import { codeOf } from '../../base/errors.ts';
-import { ImageError } from './store.ts';
+import { Backoff, pause } from '../../../base/time.ts';
+import { codeOf } from '../../../base/errors.ts';
+import { ImageError } from '../local/types.ts';
 
 /** The waits between six tries add up to 8 s: a server that restarts is back by then. What takes longer, the caller begins anew later. */
 const ATTEMPTS = 6;

@@ -7,8 +7,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { Addresses } from '../addresses.ts';
-import { download } from './fetch.ts';
+import { Addresses } from '../oci/addresses.ts';
+import { download } from './download.ts';
 
 const BYTES = 4 * 1024 ** 2;
 const HALF = BYTES / 2;

@@ -1,7 +1,7 @@
 /** Bytes of a blob, taken up again where a transfer broke off. */
 import { Readable } from 'node:stream';
-import { Attempts, networkError, TransientError } from '../retries.ts';
-import { ImageError } from '../store.ts';
+import { Attempts, networkError, TransientError } from './failures.ts';
+import { ImageError } from '../local/types.ts';
 import type { Session } from './session.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';

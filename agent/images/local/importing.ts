@@ -1,14 +1,14 @@
 /** From something to fetch to an image in the store: with room for it, taken up where it was cut, checked, then given its place. */
-import { isDiskFull } from '../../base/errors.ts';
-import type { RunAs } from '../machines/users.ts';
-import { allocatedBytes } from '../disks/allocated.ts';
+import { isDiskFull } from '../../../base/errors.ts';
+import type { RunAs } from '../../machines/users.ts';
+import { allocatedBytes } from '../../disks/allocated.ts';
 import type { Catalog, Stored } from './catalog.ts';
-import type { PullTarget } from './layouts/format.ts';
+import type { PullTarget } from '../layouts/format.ts';
 import { inspectImage } from './inspect.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
-import { ImageError, type ImageErrorReason, type ImageFormat } from './store.ts';
+import { ImageError, type ImageErrorReason, type ImageFormat } from './types.ts';
 
 /** What was fetched is of no use, or its room is needed; after anything else the fetch is taken up again later. */
 const HOPELESS: ReadonlySet<ImageErrorReason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
