@@ -5,7 +5,7 @@ import type { PortRules } from '../../api/v1alpha1/reservable.ts';
 import type { HostParts } from './agent.ts';
 import type { AgentConfig } from './config.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
-import { HostImageStore } from '../images/hoststore.ts';
+import { HostImageStore } from '../images/store.ts';
 import { Publisher } from '../images/publisher.ts';
 import { ownRoot } from '../machines/ownroot.ts';
 import { machineUsers, SHARED_RUN_AS } from '../machines/users.ts';

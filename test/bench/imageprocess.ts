@@ -18,7 +18,7 @@ import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { Agent, request } from 'undici';
 import { DirectFile } from '../../agent/disks/diskio.ts';
-import { HostImageStore } from '../../agent/images/hoststore.ts';
+import { HostImageStore } from '../../agent/images/store.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { peakMegabytes } from './measure.ts';

@@ -9,7 +9,7 @@ import { gzipSync, zstdCompressSync } from 'node:zlib';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { judgeQcow2 } from '../../agent/disks/qcow2.ts';
-import type { HostImageStore } from '../../agent/images/hoststore.ts';
+import type { HostImageStore } from '../../agent/images/store.ts';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import { zstdDecoder } from '../../agent/disks/zstdframes.ts';
 import { codeOf, reasonOf } from '../../base/errors.ts';

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, type TestContext } from 'vitest';
 import { parse, stringify } from 'yaml';
 import { REMEMBERED_MILLISECONDS } from '../../agent/images/sources/access.ts';
-import type { HostImageStore } from '../../agent/images/hoststore.ts';
+import type { HostImageStore } from '../../agent/images/store.ts';
 import type { BaseImageSource } from '../../agent/images/local/types.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';

@@ -10,7 +10,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
-import type { HostImageStore, HostImageStoreOptions } from '../../agent/images/hoststore.ts';
+import type { HostImageStore, HostImageStoreOptions } from '../../agent/images/store.ts';
 import type { BaseImage, BaseImageSource, Holder } from '../../agent/images/local/types.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';

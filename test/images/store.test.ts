@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
-import type { HostImageStore } from '../../agent/images/hoststore.ts';
+import type { HostImageStore } from '../../agent/images/store.ts';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { registriesFor, repositoryOf } from '../support/pulls.ts';

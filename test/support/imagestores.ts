@@ -1,7 +1,7 @@
 /** Stores of images as hosts have them, for tests. */
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { HostImageStore, type HostImageStoreOptions } from '../../agent/images/hoststore.ts';
+import { HostImageStore, type HostImageStoreOptions } from '../../agent/images/store.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import type { BaseImage, BaseImageSource, EnsureOptions, Holder } from '../../agent/images/local/types.ts';
 import { PASSWORD, type TestRegistry } from './registry.ts';

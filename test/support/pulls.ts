@@ -4,7 +4,7 @@ import { mkdtemp, rm, stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import type { ContentLookup } from '../../agent/images/layouts/format.ts';
+import type { ContentLookup } from '../../agent/images/layouts/pull.ts';
 import { planPull } from '../../agent/images/layouts/index.ts';
 import { Registries } from '../../agent/images/oci/client.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';

@@ -16,7 +16,7 @@ import {
   diskConfigSchema,
   invalid,
 } from './disklayout.ts';
-import type { PlanPull, PullOptions, PullTarget } from './format.ts';
+import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { DirectFile } from '../../disks/diskio.ts';
 import { inParallel } from './parallel.ts';

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
-import type { ContentLookup, PullTarget } from './format.ts';
+import type { ContentLookup, PullTarget } from './pull.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 
 const FILE = 'chunks.json';

@@ -12,7 +12,7 @@ import type { Descriptor, Repository } from '../oci/types.ts';
 import { ImageError } from '../local/types.ts';
 import { checkArchitecture } from './architecture.ts';
 import { fetchBlob } from './blob.ts';
-import type { PlanPull, PullOptions, PullTarget } from './format.ts';
+import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
 

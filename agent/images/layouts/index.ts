@@ -3,7 +3,7 @@ import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { ImageError } from '../local/types.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';
-import type { PlanPull, PullPlan } from './format.ts';
+import type { PlanPull, PullPlan } from './pull.ts';
 import { planTart } from './tart.ts';
 
 /** A container image last: its layers can be anything. */

@@ -2,7 +2,7 @@
 import { type FileHandle, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../../base/errors.ts';
-import type { PullTarget } from './format.ts';
+import type { PullTarget } from './pull.ts';
 
 /** Of the manifest with the most layers there can be, and of the largest blob's parts. */
 const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;

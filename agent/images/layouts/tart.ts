@@ -12,7 +12,7 @@ import { ImageError } from '../local/types.ts';
 import { checkArchitecture } from './architecture.ts';
 import { checkDigest, saveBlob, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
-import type { PlanPull, PullOptions, PullTarget } from './format.ts';
+import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
 import { inParallel } from './parallel.ts';

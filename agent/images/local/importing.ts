@@ -3,7 +3,7 @@ import { isDiskFull } from '../../../base/errors.ts';
 import type { RunAs } from '../../machines/users.ts';
 import { allocatedBytes } from '../../disks/allocated.ts';
 import type { Catalog, Stored } from './catalog.ts';
-import type { PullTarget } from '../layouts/format.ts';
+import type { PullTarget } from '../layouts/pull.ts';
 import { inspectImage } from './inspect.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';

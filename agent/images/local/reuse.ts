@@ -3,7 +3,7 @@ import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import type { Catalog, Stored } from './catalog.ts';
 import { lookupIn, readChunkTable } from '../layouts/chunks.ts';
-import type { ContentLookup } from '../layouts/format.ts';
+import type { ContentLookup } from '../layouts/pull.ts';
 
 /** Those used last: more are seldom of the same family, and their tables are read each time. */
 const BASES_LIMIT = 8;

@@ -12,7 +12,7 @@ import type { Addresses } from '../oci/addresses.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import { download } from './download.ts';
 import { Flights } from '../flight.ts';
-import type { PullTarget } from '../layouts/format.ts';
+import type { PullTarget } from '../layouts/pull.ts';
 import { fileId } from '../local/layout.ts';
 import type { Making } from '../local/importing.ts';
 import type { ImageMetrics } from '../local/metrics.ts';

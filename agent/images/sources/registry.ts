@@ -4,7 +4,7 @@ import type { Access } from './access.ts';
 import { contentFor } from '../local/reuse.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import { Flights } from '../flight.ts';
-import type { PullPlan } from '../layouts/format.ts';
+import type { PullPlan } from '../layouts/pull.ts';
 import { planPull } from '../layouts/index.ts';
 import { manifestId, type Metadata } from '../local/layout.ts';
 import type { Making } from '../local/importing.ts';

@@ -9,7 +9,7 @@ import { basename, join } from 'node:path';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { HostImageStore, type HostImageStoreOptions } from './hoststore.ts';
+import { HostImageStore, type HostImageStoreOptions } from './store.ts';
 import type { BaseImage, BaseImageSource } from './local/types.ts';
 
 const RAW_BYTES = 1024 * 1024;
