@@ -10,7 +10,7 @@ import { Publisher } from '../images/publisher.ts';
 import { ownRoot } from '../machines/ownroot.ts';
 import { machineUsers, SHARED_RUN_AS } from '../machines/users.ts';
 import { createNetwork, networkSchema } from './network.ts';
-import { nativeArchitecture } from './facts.ts';
+import { nativeArchitecture } from '../node/facts.ts';
 
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
   const { dataDirectory, architecture } = config;

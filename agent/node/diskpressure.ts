@@ -1,5 +1,5 @@
 /** When a host takes no more VMs for want of room on its disk. */
-import type { FreeDisk } from '../host/facts.ts';
+import type { FreeDisk } from './facts.ts';
 
 /** A kubelet's threshold for evictions, and what clears it again: room for a difference, so that the condition does not flap. */
 const PRESSED_BELOW = 0.05;

@@ -11,7 +11,7 @@ import type { AgentConfig } from '../host/config.ts';
 import { timestamp } from '../time.ts';
 import { FIELD_MANAGER } from './constants.ts';
 import { isDiskPressed } from './diskpressure.ts';
-import { freeDisk, type HostFacts } from '../host/facts.ts';
+import { freeDisk, type HostFacts } from './facts.ts';
 import { type HostState, labelsDiffer, newNode, nodeLabels, nodeStatus, statusDiffers } from './node.ts';
 
 /** How often the disk and the heartbeat's age are looked at. */

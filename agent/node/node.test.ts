@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { Node } from '../../kube/core.ts';
 import { type AgentConfig, loadConfig } from '../host/config.ts';
-import type { HostFacts } from '../host/facts.ts';
+import type { HostFacts } from './facts.ts';
 import { HEARTBEAT_MILLISECONDS, type HostState, newNode, nodeStatus, statusDiffers } from './node.ts';
 
 const NOW = Date.parse('2030-01-01T00:00:00Z');

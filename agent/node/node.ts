@@ -5,7 +5,7 @@ import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { AgentConfig } from '../host/config.ts';
-import { type HostFacts, KUBELET_VERSION } from '../host/facts.ts';
+import { type HostFacts, KUBELET_VERSION } from './facts.ts';
 
 /** A kubelet's own number; slots are what really limits machines. */
 const PODS = 110;

@@ -4,7 +4,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 import { admit, type Admission, type Claim, claimOf, claimOfSize } from './admission.ts';
 import type { Host } from './host.ts';
-import type { MachineRecord } from './record.ts';
+import type { MachineRecord } from './machine.ts';
 import { isEnded } from './times.ts';
 
 export interface Claimants {

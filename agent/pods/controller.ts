@@ -10,20 +10,20 @@ import { timestamp } from '../time.ts';
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { claimOf } from './admission.ts';
-import { adoptDamaged } from './adopt.ts';
+import { adoptDamaged } from './recover.ts';
 import { type Claimants, judge } from './claims.ts';
 import type { Host } from './host.ts';
 import { Machines, type Progress } from './machines.ts';
-import { ENDED_FROM_OUTSIDE, type MachineRecord, newRecord } from './record.ts';
+import { ENDED_FROM_OUTSIDE, type MachineRecord, newRecord } from './machine.ts';
 import { allocate } from './resize.ts';
-import { type PodRole, refusalOf, roleOf } from './role.ts';
-import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../podstatus.ts';
+import { type PodRole, refusalOf, roleOf } from './pod.ts';
+import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podstatus.ts';
 import { type MachineView, machineStatus } from './status.ts';
 import { isEnded, leavingOf, podTimes } from './times.ts';
 import { questionFor, ReadinessProber } from './readiness.ts';
 import { boundTo } from './uptodate.ts';
 import { viewOf } from './view.ts';
-import { PodWriter } from './writer.ts';
+import { PodWriter } from './statuswriter.ts';
 
 /** A host has some dozen machines; their steps run beside, a turn is some milliseconds. */
 const WORKERS = 4;

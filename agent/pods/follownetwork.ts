@@ -4,7 +4,7 @@ import type { NetworkReport } from '../network/network.ts';
 import type { NodeKeeper } from '../node/keeper.ts';
 import type { PodController } from './controller.ts';
 import type { Host } from './host.ts';
-import type { MachineRecord } from './record.ts';
+import type { MachineRecord } from './machine.ts';
 import type { Health } from './runtime.ts';
 
 export interface Follower {

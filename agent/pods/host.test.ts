@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
 import { MachineUsers } from '../machines/users.ts';
 import { ownUser } from './host.ts';
-import { type MachineRecord, newRecord } from './record.ts';
-import { RecordStore } from './recordstore.ts';
+import { type MachineRecord, newRecord } from './machine.ts';
+import { RecordStore } from './records.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 0, diskBytes: 0, ports: [] };
 

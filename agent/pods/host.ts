@@ -10,9 +10,9 @@ import type { MachineUsers, RunAs } from '../machines/users.ts';
 import type { Network } from '../network/network.ts';
 import type { HostCapacity } from './admission.ts';
 import type { DiskGuard } from './diskguard.ts';
-import type { NetworkMonitor } from './networkmonitor.ts';
-import type { MachineRecord } from './record.ts';
-import type { RecordStore } from './recordstore.ts';
+import type { NetworkMonitor } from '../network/monitor.ts';
+import type { MachineRecord } from './machine.ts';
+import type { RecordStore } from './records.ts';
 
 export interface Host {
   readonly driver: Driver;

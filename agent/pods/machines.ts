@@ -3,14 +3,14 @@ import { join } from 'node:path';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
 import { reasonOf } from '../../base/errors.ts';
-import { ACTIONS } from './actions.ts';
+import { ACTIONS } from './steps.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import type { Host } from './host.ts';
 import { type Observed, plan, type Step } from './plan.ts';
-import { type MachineFailure, type MachineRecord, suspendedBytes } from './record.ts';
+import { type MachineFailure, type MachineRecord, suspendedBytes } from './machine.ts';
 import { newRuntime, newTask, type Runtime, type Task, type TaskKind } from './runtime.ts';
 import type { MachinePhase } from './status.ts';
-import { verdictOf } from './verdict.ts';
+import { verdictOf } from './failure.ts';
 
 /** Facts noted one after another before a step is found; more would be a planner that goes in circles. */
 const ROUNDS = 8;

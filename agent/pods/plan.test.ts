@@ -9,7 +9,7 @@ import { assertHistories } from '../../test/support/properties.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
 import { type Observed, plan, type Step } from './plan.ts';
-import { type MachineRecord, newRecord } from './record.ts';
+import { type MachineRecord, newRecord } from './machine.ts';
 
 const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
 /** More than any sequence of steps towards one wish. */

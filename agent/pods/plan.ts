@@ -7,7 +7,7 @@ import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { timestamp } from '../time.ts';
 import type { DiskWish } from './diskguard.ts';
-import type { MachineEnd, MachineFailure, MachineRecord } from './record.ts';
+import type { MachineEnd, MachineFailure, MachineRecord } from './machine.ts';
 
 /** A machine that keeps ending: the waits between its starts, as a kubelet has them. The first is at once. */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;

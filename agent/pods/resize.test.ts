@@ -7,7 +7,7 @@ import { assertHistories } from '../../test/support/properties.ts';
 import { claimOf } from './admission.ts';
 import type { Claimants } from './claims.ts';
 import type { Host } from './host.ts';
-import { type MachineRecord, newRecord } from './record.ts';
+import { type MachineRecord, newRecord } from './machine.ts';
 import { allocate, grantedSize, resizeConditions, resourceStatus } from './resize.ts';
 
 const GIBIBYTE = 2 ** 30;

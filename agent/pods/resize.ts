@@ -5,10 +5,10 @@
 import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Container, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
-import { condition } from '../podstatus.ts';
+import { condition } from '../../kube/podstatus.ts';
 import { admit, type Claim, claimOf, claimOfSize, type HostCapacity } from './admission.ts';
 import { type Claimants, claimsBeside } from './claims.ts';
-import type { MachineRecord } from './record.ts';
+import type { MachineRecord } from './machine.ts';
 
 /** Why the host does not promise what the Pod asks for: not now, or never. A kubelet's own reasons. */
 export interface PendingResize {

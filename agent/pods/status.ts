@@ -17,8 +17,8 @@ import {
   STOPPED_EXIT_CODE,
   stamp,
   waiting,
-} from '../podstatus.ts';
-import type { MachineFailure, MachineRecord } from './record.ts';
+} from '../../kube/podstatus.ts';
+import type { MachineFailure, MachineRecord } from './machine.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
 
 /** What people read in the STATUS column and in the VM's phase. */

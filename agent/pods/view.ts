@@ -2,7 +2,7 @@
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL, NO_ROOM_TO_SUSPEND } from '../../api/v1alpha1/names.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import type { MachineRecord } from './record.ts';
+import type { MachineRecord } from './machine.ts';
 import type { Progress } from './machines.ts';
 import type { PendingResize } from './resize.ts';
 import type { MachinePhase, MachineView } from './status.ts';

@@ -1,6 +1,6 @@
 /** What the agent tells the API server about Pods, against a real one; the machines are stand-ins. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { hashDesired } from '../../agent/pods/role.ts';
+import { hashDesired } from '../../agent/pods/pod.ts';
 import { StartError } from '../../agent/drivers/driver.ts';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION, NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';

@@ -2,7 +2,7 @@
 import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../base/errors.ts';
-import type { MachineRecord } from '../../agent/pods/record.ts';
+import type { MachineRecord } from '../../agent/pods/machine.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { Downloads } from '../support/downloads.ts';

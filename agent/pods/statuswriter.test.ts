@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import type { Pod, PodStatus } from '../../kube/core.ts';
-import { parkedStatus } from '../podstatus.ts';
+import { parkedStatus } from '../../kube/podstatus.ts';
 import { showsAlready } from './shows.ts';
 
 const NOW = '2030-01-01T00:00:00Z';

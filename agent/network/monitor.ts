@@ -3,8 +3,8 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
 import { rest } from '../../base/time.ts';
-import type { Network, NetworkReport } from '../network/network.ts';
-import type { Health } from './runtime.ts';
+import type { Network, NetworkReport } from './network.ts';
+import type { Health } from '../pods/runtime.ts';
 
 export interface MonitorOptions {
   network: Network;

@@ -2,8 +2,8 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'n
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { type MachineRecord, newRecord } from './record.ts';
-import { RecordStore } from './recordstore.ts';
+import { type MachineRecord, newRecord } from './machine.ts';
+import { RecordStore } from './records.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 0, diskBytes: 0, ports: [] };
 

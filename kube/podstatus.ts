@@ -1,12 +1,5 @@
 /** The parts that every Pod status of this host has, whatever the Pod is for. */
-import type {
-  Container,
-  ContainerState,
-  ContainerStatus,
-  Pod,
-  PodCondition,
-  PodStatus,
-} from '../kube/core.ts';
+import type { Container, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus } from './core.ts';
 
 /** A kubelet keeps as much of a termination message. */
 const MESSAGE_LENGTH = 4096;

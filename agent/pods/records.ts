@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { writeWholeSync } from '../../base/files.ts';
 import { messageOf } from '../../base/errors.ts';
-import type { MachineRecord } from './record.ts';
+import type { MachineRecord } from './machine.ts';
 
 /** Of the file. An agent that meets a higher one was downgraded, and must not guess. */
 const VERSION = 1;

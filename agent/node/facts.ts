@@ -3,8 +3,8 @@ import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, machine, platform, release, totalmem } from 'node:os';
 import * as z from 'zod';
-import type { AgentConfig } from './config.ts';
-import { AGENT_VERSION } from '../node/constants.ts';
+import type { AgentConfig } from '../host/config.ts';
+import { AGENT_VERSION } from './constants.ts';
 
 export type Architecture = 'amd64' | 'arm64';
 

@@ -3,7 +3,7 @@ import { pause } from '../../base/time.ts';
 import { messageOf, reasonOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { type Host, ownUser } from './host.ts';
-import { type MachineRecord, needed } from './record.ts';
+import { type MachineRecord, needed } from './machine.ts';
 import type { Runtime } from './runtime.ts';
 
 /** Before a machine's network is given up: as many checks more, which repair, this far apart. */

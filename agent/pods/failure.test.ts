@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { ImageError, type ImageErrorReason } from '../images/local/types.ts';
-import { newRecord } from './record.ts';
-import { type Verdict, verdictOf } from './verdict.ts';
+import { newRecord } from './machine.ts';
+import { type Verdict, verdictOf } from './failure.ts';
 
 /** Of making the disk, which failed so many times in a row: for the first time, or of a machine that ran (its disk is put back). */
 function verdictOn(reason: ImageErrorReason, attempts: number, everRan = false): Verdict {

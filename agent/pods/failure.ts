@@ -2,7 +2,7 @@
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { messageOf, reasonOf } from '../../base/errors.ts';
 import { failed } from './plan.ts';
-import type { MachineEnd, MachineFailure, MachineRecord } from './record.ts';
+import type { MachineEnd, MachineFailure, MachineRecord } from './machine.ts';
 import type { TaskKind } from './runtime.ts';
 
 /** Between tries of a step; doubled up to the cap. */

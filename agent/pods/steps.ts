@@ -8,10 +8,10 @@ import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage, Holder, ImageFormat } from '../images/local/types.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { timestamp } from '../time.ts';
-import { connect } from './connect.ts';
+import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { type Host, ownUser } from './host.ts';
-import { type MachineRecord, needed } from './record.ts';
+import { type MachineRecord, needed } from './machine.ts';
 import { grantedSize } from './resize.ts';
 import type { Runtime, Task, TaskKind } from './runtime.ts';
 

@@ -3,7 +3,7 @@ import { DISK_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import type { Step } from './plan.ts';
-import { newRecord } from './record.ts';
+import { newRecord } from './machine.ts';
 import { newRuntime } from './runtime.ts';
 import { machineStatus } from './status.ts';
 import { viewOf } from './view.ts';
