@@ -2,6 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { appendFileSync, existsSync, statSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
+import { isDiskFull } from './errors.ts';
 
 /** Some hundred files of a few KiB at once, each with its temporary. */
 const RESERVE_BYTES = 1024 * 1024;
@@ -30,7 +31,7 @@ export function keepReserve(folder: string): void {
  * @throws Error that is `error`, where that is not want of room, or the folder's file system has no reserve.
  */
 export function withReserve(folder: string, error: unknown, write: () => void): void {
-  const path = isFull(error) ? reserves.get(statSync(folder).dev) : undefined;
+  const path = isDiskFull(error) ? reserves.get(statSync(folder).dev) : undefined;
   if (path === undefined || !existsSync(path)) {
     throw error;
   }
@@ -51,13 +52,8 @@ function fill(path: string): void {
   try {
     appendFileSync(path, randomBytes(missing), { mode: 0o600 });
   } catch (error) {
-    if (!isFull(error)) {
+    if (!isDiskFull(error)) {
       throw error;
     }
   }
-}
-
-/** Whether an error says that there is no room. */
-function isFull(error: unknown): boolean {
-  return error instanceof Error && 'code' in error && (error.code === 'ENOSPC' || error.code === 'EDQUOT');
 }

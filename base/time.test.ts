@@ -1,26 +1,5 @@
-import { describe, expect, it } from 'vitest';
-import { Backoff, microTime, pause, rest } from './time.ts';
-
-describe('back-off', () => {
-  it('doubles up to its cap and starts over after a reset', () => {
-    const backoff = new Backoff({ firstMilliseconds: 800, capMilliseconds: 30_000 });
-    const waits = Array.from({ length: 8 }, () => backoff.next());
-    expect(waits).toEqual([800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
-    backoff.reset();
-    expect(backoff.next()).toBe(800);
-  });
-
-  it('adds its jitter at random', () => {
-    const random = [0, 0.5, 1][Symbol.iterator]();
-    const backoff = new Backoff({
-      firstMilliseconds: 100,
-      capMilliseconds: 100,
-      jitter: 1,
-      random: () => random.next().value ?? 0,
-    });
-    expect([backoff.next(), backoff.next(), backoff.next()]).toEqual([100, 150, 200]);
-  });
-});
+import { expect, it } from 'vitest';
+import { microTime, pause, rest, timestamp } from './time.ts';
 
 it('a pause ends with the reason of its signal, a rest just ends', async () => {
   const end = new AbortController();
@@ -33,4 +12,8 @@ it('a pause ends with the reason of its signal, a rest just ends', async () => {
 
 it('writes times with microseconds', () => {
   expect(microTime(Date.UTC(2026, 10, 21, 1, 2, 3, 4))).toBe('2026-11-21T01:02:03.004000Z');
+});
+
+it('writes times with whole seconds', () => {
+  expect(timestamp(Date.UTC(2026, 10, 21, 1, 2, 3, 999))).toBe('2026-11-21T01:02:03Z');
 });

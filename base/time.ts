@@ -1,4 +1,4 @@
-/** Waiting, and how long to wait between tries. */
+/** Waiting, and times as Kubernetes writes them. */
 import { setTimeout as delay } from 'node:timers/promises';
 
 /** Waits; rejects with the signal's reason when it aborts first. */
@@ -24,39 +24,12 @@ export async function rest(milliseconds: number, signal: AbortSignal): Promise<v
   signal.removeEventListener('abort', onAbort);
 }
 
-export interface BackoffOptions {
-  firstMilliseconds: number;
-  capMilliseconds: number;
-  /** Up to this share of the wait is added at random: 1 spreads waits over one to two times their length. */
-  jitter?: number;
-  /** Between 0 and 1. */
-  random?: () => number;
+/** RFC 3339 with whole seconds, as `metav1.Time`: the API server keeps no more, so anything finer would differ from its answer. */
+export function timestamp(millisecondsSince1970: number): string {
+  return `${new Date(millisecondsSince1970).toISOString().slice(0, 19)}Z`;
 }
 
-/** Waits that double up to a cap. */
-export class Backoff {
-  readonly #options: BackoffOptions;
-  #base: number;
-
-  constructor(options: BackoffOptions) {
-    this.#options = options;
-    this.#base = options.firstMilliseconds;
-  }
-
-  /** The next wait, in milliseconds; with jitter it can pass the cap by the jitter's share. */
-  next(): number {
-    const { capMilliseconds, jitter = 0, random = Math.random } = this.#options;
-    const wait = this.#base * (1 + jitter * random());
-    this.#base = Math.min(this.#base * 2, capMilliseconds);
-    return wait;
-  }
-
-  reset(): void {
-    this.#base = this.#options.firstMilliseconds;
-  }
-}
-
-/** RFC 3339 with microseconds, as Leases and Events have it. */
+/** RFC 3339 with microseconds, as Leases and Events have it: the API server refuses fewer digits. */
 export function microTime(millisecondsSince1970: number): string {
   return new Date(millisecondsSince1970).toISOString().replace('Z', '000Z');
 }

@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { AgentProcess, deleteAllVMs, endMachines } from './cluster/agent.ts';
 import { type Cluster, connectCluster, startCluster, stopCluster } from './cluster/index.ts';
 import { directoryOf, readState } from './cluster/state.ts';
-import { waitFor } from '../test/support/wait.ts';
+import { waitFor } from './wait.ts';
 import { type GuestArchitecture, guestImage } from './guest-image.ts';
 import { ensurePrerequisites } from './prerequisites.ts';
 import { runCommand } from './command.ts';

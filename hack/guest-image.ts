@@ -16,6 +16,7 @@ import { guestAgentEntries } from './guest/agent.ts';
 import { type CpioEntry, cpioArchive, DIRECTORY_MODE, EXECUTABLE_MODE, FILE_MODE } from './guest/cpio.ts';
 import { convertToQcow2, makeBiosDisk, makeUefiDisk, onlyEntry } from './guest/disk.ts';
 import { Packages } from './guest/packages.ts';
+import { codeOf } from '../base/errors.ts';
 import { runCommand } from './command.ts';
 
 export type GuestArchitecture = 'amd64' | 'arm64';
@@ -191,7 +192,7 @@ async function isFile(path: string): Promise<boolean> {
   try {
     return (await stat(path)).isFile();
   } catch (error) {
-    const { code } = error as NodeJS.ErrnoException;
+    const code = codeOf(error);
     if (code === 'ENOENT' || code === 'ENOTDIR') {
       return false;
     }

@@ -17,11 +17,11 @@ import {
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
+import { codeOf } from '../base/errors.ts';
 import { isAlive, startTimeOf } from './cluster/processes.ts';
 import { readOwner, writeOwner } from './cluster/state.ts';
-import { isErrorCode } from '../test/support/errors.ts';
 import { type Mutant, mutate, productFiles, type SourceFile, workTree } from '../test/support/mutants.ts';
-import { waitFor } from '../test/support/wait.ts';
+import { waitFor } from './wait.ts';
 
 const PREFIX = 'berth-mutants-';
 
@@ -115,7 +115,7 @@ function kill(pid: string): void {
     process.kill(Number(pid), 'SIGKILL');
   } catch (error) {
     // It has ended meanwhile.
-    if (!isErrorCode(error, 'ESRCH')) {
+    if (codeOf(error) !== 'ESRCH') {
       throw error;
     }
   }
@@ -127,7 +127,7 @@ function worksIn(pid: string, folder: string): boolean {
     return place === folder || place.startsWith(`${folder}/`);
   } catch (error) {
     // It has ended meanwhile, or belongs to somebody else.
-    if (['ENOENT', 'ESRCH', 'EACCES'].some((code) => isErrorCode(error, code))) {
+    if (['ENOENT', 'ESRCH', 'EACCES'].includes(codeOf(error) ?? '')) {
       return false;
     }
     throw error;

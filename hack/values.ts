@@ -9,6 +9,7 @@ import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import * as z from 'zod';
+import { isMissing } from '../base/errors.ts';
 import { configSchema as agentConfig } from '../agent/host/config.ts';
 import { clusterNetworks } from '../agent/network/reach.ts';
 import { configSchema as operatorConfig } from '../operator/config/config.ts';
@@ -215,7 +216,7 @@ async function main(): Promise<number> {
 }
 
 function ignoreMissing(error: unknown): undefined {
-  if (error instanceof Error && 'code' in error && error.code === 'ENOENT') {
+  if (isMissing(error)) {
     return undefined;
   }
   throw error;

@@ -1,12 +1,13 @@
 /** Keeps a cache equal to what the API server has: a full read, then a watch, resumed for ever. */
 import type { Logger } from 'pino';
+import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { type Cache, type IndexFunctions, Store } from './cache.ts';
 import { type KubeClient, query } from './client.ts';
 import { ApiError, apiErrorFrom } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
-import { Backoff, rest } from '../base/time.ts';
+import { rest } from '../base/time.ts';
 
 /** An object is at most 1.5 MB in etcd's form; a longer line than this is no object. */
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;

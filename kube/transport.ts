@@ -2,12 +2,13 @@
 import { readFile } from 'node:fs/promises';
 import type { Registry } from 'prom-client';
 import { type Dispatcher, Pool } from 'undici';
+import { Backoff } from '../base/backoff.ts';
 import type { Connection } from './credentials.ts';
 import { apiErrorFrom, DeadlineError } from './errors.ts';
 import { exchange, type Exchanged } from './exchange.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
-import { Backoff, pause } from '../base/time.ts';
+import { pause } from '../base/time.ts';
 
 /** The API server ends its own requests after 60 s; half of that leaves a caller time to try again. */
 const REQUEST_DEADLINE_MILLISECONDS = 30_000;

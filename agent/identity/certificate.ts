@@ -1,10 +1,11 @@
 /** One certificate of the agent's, asked for by a CertificateSigningRequest that the operator approves. */
 import { createHash, createPublicKey } from 'node:crypto';
+import { Backoff } from '../../base/backoff.ts';
 import { createKey, createSigningRequest, type Key } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
 import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
-import { Backoff, pause } from '../../base/time.ts';
+import { pause } from '../../base/time.ts';
 
 /** Approval takes milliseconds when the operator runs, and for ever when it does not: soon at first, then rarely. */
 const LOOK_FIRST_MILLISECONDS = 100;

@@ -1,7 +1,8 @@
 /** Keeps a certificate young: a new one is asked for at 70 to 90 % of the old one's life, as a kubelet does. */
 import type { Logger } from 'pino';
+import { Backoff } from '../../base/backoff.ts';
 import { validityOf } from '../../kube/certificates.ts';
-import { Backoff, pause } from '../../base/time.ts';
+import { pause } from '../../base/time.ts';
 import type { Certificate } from './certificate.ts';
 
 /** A kubelet's window; spread, so that hosts that joined together do not renew together. */

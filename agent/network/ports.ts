@@ -2,6 +2,7 @@
 import { createSocket } from 'node:dgram';
 import { createServer } from 'node:net';
 import { isIPv4 } from 'node:net';
+import { codeOf } from '../../base/errors.ts';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { NetworkSetupError, PortNotReservableError, PortTakenError } from './network.ts';
@@ -49,7 +50,7 @@ export async function requireFreePorts(address: string, ports: readonly MachineP
     try {
       await (port.protocol === 'TCP' ? bindTcp : bindUdp)(address, port.hostPort);
     } catch (error) {
-      const code = (error as NodeJS.ErrnoException).code;
+      const code = codeOf(error);
       if (code === 'EADDRINUSE') {
         throw new PortTakenError(`port ${describePort(port)} on ${address} is in use on this host`, {
           cause: error,

@@ -1,6 +1,7 @@
 /** Keeps this host's Node in the cluster as the host is: made when missing, written again when others wrote over it. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { timestamp } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
@@ -8,7 +9,6 @@ import { type Node, NODES } from '../../kube/core.ts';
 import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
 import type { AgentConfig } from '../host/config.ts';
-import { timestamp } from '../time.ts';
 import { FIELD_MANAGER } from './constants.ts';
 import { isDiskPressed } from './diskpressure.ts';
 import { freeDisk, type HostFacts } from './facts.ts';

@@ -1,12 +1,12 @@
 /** The Pods bound to this host: each becomes a machine, or a word on why it does not. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { timestamp } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
-import { timestamp } from '../time.ts';
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { claimOf } from './admission.ts';

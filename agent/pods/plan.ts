@@ -3,9 +3,9 @@
  * are tested over many thousands of histories: nothing starts while its Pod is being deleted, a disk is removed
  * only with its Pod, the same end never counts twice.
  */
+import { timestamp } from '../../base/time.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
-import { timestamp } from '../time.ts';
 import type { DiskWish } from './diskguard.ts';
 import type { MachineEnd, MachineFailure, MachineRecord } from './machine.ts';
 

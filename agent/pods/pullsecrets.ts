@@ -1,8 +1,9 @@
 /** What the pull secrets of a Pod open, read as the node: its authorizer lets it read what its own Pods name, and nothing else. */
+import { Backoff } from '../../base/backoff.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
-import { Backoff, pause } from '../../base/time.ts';
+import { pause } from '../../base/time.ts';
 import { Keyring } from '../images/oci/credentials.ts';
 import { ImageError } from '../images/local/types.ts';
 

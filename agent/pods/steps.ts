@@ -1,4 +1,5 @@
 /** The steps that take long, each as one function: it drives the host, and writes down what it achieved, before and after. */
+import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { Desired, MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
@@ -7,7 +8,6 @@ import type { LaunchPlan } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage, Holder, ImageFormat } from '../images/local/types.ts';
 import type { GuestNetwork } from '../network/network.ts';
-import { timestamp } from '../time.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { type Host, ownUser } from './host.ts';

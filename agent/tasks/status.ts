@@ -1,8 +1,8 @@
 /** The Pod status that says how a task stands. Pure. */
+import { timestamp } from '../../base/time.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import { condition, emptyContainer, frame, lastWords, stamp, waiting } from '../../kube/podstatus.ts';
-import { timestamp } from '../time.ts';
 import { isOver, type TaskState } from './runner.ts';
 
 export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now: string): PodStatus {

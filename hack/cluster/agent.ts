@@ -5,7 +5,7 @@ import { stringify } from 'yaml';
 import { listFolders, readMachineFile } from '../../agent/machines/folder.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/machines/process.ts';
 import { NODES } from '../../kube/core.ts';
-import { waitFor } from '../../test/support/wait.ts';
+import { waitFor } from '../wait.ts';
 import { type ProcessRecord, startProcess, stopProcess } from './processes.ts';
 import type { Cluster } from './types.ts';
 

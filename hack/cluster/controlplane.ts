@@ -2,7 +2,7 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { join } from 'node:path';
-import { waitFor } from '../../test/support/wait.ts';
+import { waitFor } from '../wait.ts';
 import { launch } from './launch.ts';
 import { type NodeIdentity, writeCredentials } from './pki.ts';
 import { freePorts } from './ports.ts';

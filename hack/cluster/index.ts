@@ -2,7 +2,7 @@
 import { existsSync } from 'node:fs';
 import { mkdir, readdir, rm, rmdir } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { isErrorCode } from '../../test/support/errors.ts';
+import { codeOf } from '../../base/errors.ts';
 import { RunningCluster } from './cluster.ts';
 import { startControlPlane } from './controlplane.ts';
 import { install, uninstall } from './install.ts';
@@ -153,7 +153,7 @@ async function remove(directory: string): Promise<void> {
 
 async function removeIfEmpty(directory: string): Promise<void> {
   await rmdir(directory).catch((error: unknown) => {
-    if (!['ENOTEMPTY', 'EEXIST', 'ENOENT'].some((code) => isErrorCode(error, code))) {
+    if (!['ENOTEMPTY', 'EEXIST', 'ENOENT'].includes(codeOf(error) ?? '')) {
       throw error;
     }
   });

@@ -1,5 +1,5 @@
 import { join } from 'node:path';
-import { isErrorCode } from '../../test/support/errors.ts';
+import { isMissing } from '../../base/errors.ts';
 import { isAlive, readRecord, startProcess } from './processes.ts';
 import { resolveSimulationTools } from './toolchain/toolchain.ts';
 
@@ -23,7 +23,7 @@ async function runs(directory: string): Promise<boolean> {
   try {
     return await isAlive(readRecord(directory, 'kwok'));
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT')) {
+    if (isMissing(error)) {
       return false;
     }
     throw error;

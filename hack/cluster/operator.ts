@@ -3,7 +3,7 @@ import { existsSync, writeFileSync } from 'node:fs';
 import { get } from 'node:http';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import { waitFor } from '../../test/support/wait.ts';
+import { waitFor } from '../wait.ts';
 import { freePorts } from './ports.ts';
 import { isAlive, type ProcessRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
 

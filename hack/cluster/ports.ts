@@ -1,6 +1,6 @@
 import { randomInt } from 'node:crypto';
 import { createServer } from 'node:net';
-import { isErrorCode } from '../../test/support/errors.ts';
+import { codeOf } from '../../base/errors.ts';
 
 /** Below the range from which systems take ports for outgoing connections, so that none grabs one in between. */
 const FIRST = 20_000;
@@ -43,7 +43,7 @@ async function isFree(port: number): Promise<boolean> {
   const server = createServer();
   return await new Promise((resolve, reject) => {
     server.once('error', (error) => {
-      if (isErrorCode(error, 'EADDRINUSE') || isErrorCode(error, 'EACCES')) {
+      if (codeOf(error) === 'EADDRINUSE' || codeOf(error) === 'EACCES') {
         resolve(false);
       } else {
         reject(error);

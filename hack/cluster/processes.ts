@@ -15,9 +15,9 @@ import {
 import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { codeOf, isMissing } from '../../base/errors.ts';
 import { startTimeIn } from '../../agent/machines/process.ts';
-import { isErrorCode } from '../../test/support/errors.ts';
-import { waitFor } from '../../test/support/wait.ts';
+import { waitFor } from '../wait.ts';
 
 export interface ProcessIdentity {
   pid: number;
@@ -82,7 +82,7 @@ export async function recordProcess(
 /** Every process that was started in this folder and not stopped since. */
 export async function listProcesses(directory: string): Promise<ProcessRecord[]> {
   const names = await readdir(join(directory, 'processes')).catch((error: unknown) => {
-    if (isErrorCode(error, 'ENOENT')) {
+    if (isMissing(error)) {
       return [];
     }
     throw error;
@@ -124,7 +124,7 @@ export async function signalProcess(identity: ProcessIdentity, signal: NodeJS.Si
   try {
     return process.kill(identity.pid, signal);
   } catch (error) {
-    if (isErrorCode(error, 'ESRCH')) {
+    if (codeOf(error) === 'ESRCH') {
       return false;
     }
     throw error;
@@ -151,7 +151,7 @@ function linuxStartTime(pid: number): string | undefined {
   try {
     text = readFileSync(`/proc/${pid}/stat`, 'utf8');
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) {
+    if (isMissing(error) || codeOf(error) === 'ESRCH') {
       return undefined;
     }
     throw error;

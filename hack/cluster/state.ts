@@ -1,7 +1,7 @@
 /** What of a cluster is on disk: `cluster.json` in its state folder. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { isErrorCode } from '../../test/support/errors.ts';
+import { codeOf, isMissing } from '../../base/errors.ts';
 import { writeFileAtomically } from './kubeconfig.ts';
 import type { ProcessIdentity } from './processes.ts';
 import type { Provider } from './providers/provider.ts';
@@ -50,7 +50,7 @@ function readJson(path: string): unknown {
   try {
     return JSON.parse(readFileSync(path, 'utf8'));
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ENOTDIR')) {
+    if (isMissing(error) || codeOf(error) === 'ENOTDIR') {
       return undefined;
     }
     throw error;

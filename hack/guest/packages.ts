@@ -4,6 +4,7 @@
  */
 import { mkdir, readdir, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { isMissing } from '../../base/errors.ts';
 import { run } from './run.ts';
 
 /** apt asks mirrors one after the other; two minutes is far beyond the 3 s of a working one. */
@@ -120,7 +121,7 @@ async function exists(path: string): Promise<boolean> {
     await readdir(path);
     return true;
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') {
+    if (isMissing(error)) {
       return false;
     }
     throw error;

@@ -13,7 +13,7 @@ import { VMS } from '../../operator/objects/resources.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-default';
 /** The first that a Linux kernel says on its console. */

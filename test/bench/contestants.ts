@@ -7,6 +7,7 @@ import { writeFileSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { isMissing } from '../../base/errors.ts';
 import { bundleInto } from '../../hack/bundle.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
@@ -14,8 +15,7 @@ import { VMS } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { freePorts } from '../../hack/cluster/ports.ts';
 import { startProcess, stopProcess } from '../../hack/cluster/processes.ts';
-import { isErrorCode } from '../support/errors.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import type { Template } from './floor.ts';
 import { countWrites } from './measure.ts';
 
@@ -105,7 +105,7 @@ async function buildAnchor(folder: string): Promise<string | undefined> {
     });
     return program;
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT')) {
+    if (isMissing(error)) {
       return undefined;
     }
     throw error;

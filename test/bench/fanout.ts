@@ -4,7 +4,7 @@ import { startCluster } from '../../hack/cluster/index.ts';
 import { CacheEntries } from '../support/cacheentries.ts';
 import { CacheSimulator } from '../support/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { hostsAreReady } from './contestants.ts';
 import { countWrites, cpuSeconds, difference, peakMegabytes } from './measure.ts';
 

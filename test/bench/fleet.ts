@@ -2,7 +2,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { bundle } from '../../hack/bundle.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { type Contestant, contestants } from './contestants.ts';
 import { withFolder } from './folder.ts';
 import { type Times, runLoad } from './load.ts';

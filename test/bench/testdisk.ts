@@ -10,7 +10,7 @@ import {
   writeSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { isErrorCode } from '../support/errors.ts';
+import { codeOf } from '../../base/errors.ts';
 
 /** What is on this machine anyway, and compresses as what is on guests' disks does. */
 const CONTENT = '/usr/lib';
@@ -102,7 +102,7 @@ function openFile(path: string): number | undefined {
   try {
     return openSync(path, 'r');
   } catch (error) {
-    if (isErrorCode(error, 'EACCES')) {
+    if (codeOf(error) === 'EACCES') {
       return undefined;
     }
     throw error;

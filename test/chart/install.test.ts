@@ -19,7 +19,7 @@ import { CHART, EVERYTHING, find, helm, type Manifest, manifests, template } fro
 import { isAllowed, untilAllowed } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { isGone } from '../support/objects.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const SYSTEM = 'berth-system';

@@ -4,7 +4,7 @@ import { NODES, PODS, SECRETS, SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { EVERYTHING, type Manifest, manifests } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const OWN = 'platform-rbac-own';
 const OTHER = 'platform-rbac-other';

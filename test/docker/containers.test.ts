@@ -7,7 +7,7 @@ import { afterEach, describe, expect, inject, test } from 'vitest';
 import { startCluster, stopCluster } from '../../hack/cluster/index.ts';
 import { CLUSTER_LABEL, dockerRuntime, PROGRAM_LABEL } from '../../hack/cluster/providers/docker.ts';
 import { directoryOf } from '../../hack/cluster/state.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const PROGRAM = fileURLToPath(new URL('cluster.ts', import.meta.url));
 const PROGRAMS = ['etcd', 'kube-apiserver', 'kube-controller-manager', 'kube-scheduler'];

@@ -8,7 +8,7 @@ import { delimiter, join } from 'node:path';
 import { begin, stopCluster } from '../../hack/cluster/index.ts';
 import { isAlive, type ProcessRecord, startProcess } from '../../hack/cluster/processes.ts';
 import { HIERARCHIES, removeGroup } from '../support/controlgroups.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { FOLDERS, ping } from './host.ts';
 
 /** It answers after 0.1 s on an idle machine. */

@@ -8,7 +8,7 @@ import { NAT_READY_CONDITION, NETWORK_CONDITION } from '../../api/v1alpha1/names
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { machineFor, operatorClient, podFor, TestHost } from './agent-host.ts';
 
 const NAMESPACE = 'platform-agent-faults';

@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { stringify } from 'yaml';
+import { messageOf } from '../../base/errors.ts';
 import { runAgent } from '../../agent/host/agent.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import { Registries } from '../../agent/images/oci/client.ts';
@@ -25,9 +26,8 @@ import type { Unsaved } from '../../kube/objects.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { OPERATORS_OWN } from '../support/admission.ts';
-import { messageOf } from '../support/errors.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from '../support/standin.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** Of a machine in tests; small, so that several fit on any machine. */
 const MEMORY_BYTES = 64 * 1024 * 1024;

@@ -7,7 +7,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type Lease, LEASES, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { isGone } from '../support/objects.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from './agent-host.ts';
 
 const NAMESPACE = 'platform-agent';

@@ -22,7 +22,7 @@ import { AgentProcess } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { type AuditedWrite, auditedWrites } from '../support/apiwrites.ts';
 import { type Authority, issue } from '../support/authority.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** The least that an API server signs for. */
 const LIFETIME_SECONDS = 600;

@@ -4,7 +4,7 @@ import { NODES } from '../../kube/core.ts';
 import { rest } from '../../base/time.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { conditionOf } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { page } from './qemu-guest.ts';
 import { BOOT, hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 

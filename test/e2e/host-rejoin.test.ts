@@ -12,7 +12,7 @@ import { type Lease, LEASES } from '../../kube/core.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { AgentProcess } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const STEP = { deadlineMilliseconds: 90_000 };
 const TEST_MILLISECONDS = 240_000;

@@ -4,7 +4,7 @@ import { IMAGES } from '../../operator/objects/resources.ts';
 import { auditedWrites, isSignOfLife, untilSettled } from '../support/apiwrites.ts';
 import { CacheEntries } from '../support/cacheentries.ts';
 import { numbered } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const NAMESPACE = 'platform-default';

@@ -11,7 +11,7 @@ import { IMAGES } from '../../operator/objects/resources.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { Downloads } from '../support/downloads.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { makeCopyDisk } from './qemu-copy-disk.ts';
 import { page, tell } from './qemu-guest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';

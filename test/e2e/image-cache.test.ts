@@ -11,7 +11,7 @@ import { Downloads } from '../support/downloads.ts';
 import { createImage, guestFile } from '../support/images.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { pushContainerDisk } from '../support/vmimages.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const TEST_MILLISECONDS = 300_000;

@@ -19,7 +19,7 @@ import {
   pushImage,
   tarOf,
 } from '../support/vmimages.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { page } from './qemu-guest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 

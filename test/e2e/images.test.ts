@@ -16,7 +16,7 @@ import { ProgressHistory } from '../support/progresshistory.ts';
 import { PASSWORD, startRegistry, type TestRegistry, USER } from '../support/registry.ts';
 import { pushTart } from '../support/tart.ts';
 import { pushContainerDisk } from '../support/vmimages.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { page } from './qemu-guest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 

@@ -13,7 +13,7 @@ import { ActingHost } from '../support/actinghost.ts';
 import { allowMetrics } from '../support/operatorlog.ts';
 import { Relay } from '../support/relay.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { HOST_ADDRESS, NatWorld, whyNotHere } from './nat-world.ts';
 import { unless } from '../support/unless.ts';
 

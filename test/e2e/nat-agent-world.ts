@@ -9,7 +9,7 @@ import { Downloads } from '../support/downloads.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { allowAgentMetrics, allowMetrics, readMetrics } from '../support/operatorlog.ts';
 import { Relay } from '../support/relay.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { HOST_ADDRESS, NatWorld, WORLD_ADDRESS, type Worker } from './nat-world.ts';
 
 export const NAMESPACE = 'platform-default';

@@ -6,7 +6,7 @@ import { NODES } from '../../kube/core.ts';
 import { createImage } from '../support/images.ts';
 import { readMetrics } from '../support/operatorlog.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { NAMESPACE, NatHost, NODE } from './nat-agent-world.ts';
 import { whyNotHere } from './nat-world.ts';
 import { unless } from '../support/unless.ts';

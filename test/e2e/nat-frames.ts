@@ -17,7 +17,7 @@ import {
   type Station,
   udp,
 } from '../support/frames.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 export interface FrameGuestOptions {
   /** Starts QEMU in the right namespace. */

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import type { NetworkReport } from '../../agent/network/network.ts';
 import { guestFile } from '../support/images.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from './nat-world.ts';
 import { unless } from '../support/unless.ts';
 

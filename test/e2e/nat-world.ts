@@ -7,6 +7,7 @@ import { once } from 'node:events';
 import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { codeOf } from '../../base/errors.ts';
 import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/network/reach.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 import type { NatOptions } from '../../agent/network/nat/nat.ts';
@@ -164,7 +165,7 @@ export class NatWorld {
       try {
         process.kill(Number(pid), 'SIGKILL');
       } catch (error) {
-        if ((error as NodeJS.ErrnoException).code !== 'ESRCH') {
+        if (codeOf(error) !== 'ESRCH') {
           throw error;
         }
       }

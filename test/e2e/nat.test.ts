@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { identify, isAlive } from '../../agent/machines/process.ts';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { FrameGuest, tapBackend } from './nat-frames.ts';
 import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from './nat-world.ts';
 import { unless } from '../support/unless.ts';

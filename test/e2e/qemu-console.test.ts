@@ -9,7 +9,7 @@ import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/local/types.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { makePrinter, printedLine } from '../support/printer.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { folderOf, type Host, makeHost, planFor, terminate } from './qemu-guest.ts';
 
 const TEST_MILLISECONDS = 120_000;

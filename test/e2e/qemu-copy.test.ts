@@ -4,12 +4,12 @@ import { once } from 'node:events';
 import { access, mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { isMissing } from '../../base/errors.ts';
 import type { DiskCopy, LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/local/types.ts';
 import { findByArgument, type ProcessIdentity } from '../../agent/machines/process.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
-import { isErrorCode } from '../support/errors.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { type CopyJob, UNDER_WAY } from './qemu-copy-agent.ts';
 import {
   bytesOnDisk,
@@ -143,7 +143,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
       const note = await readFile(join(folder().path, 'copy.json'), 'utf8');
       return (JSON.parse(note) as { frozen: boolean }).frozen;
     } catch (error) {
-      if (isErrorCode(error, 'ENOENT')) {
+      if (isMissing(error)) {
         return false;
       }
       throw error;

@@ -10,7 +10,7 @@ import { identify, waitForExit } from '../../agent/machines/process.ts';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
 import type { GuestArchitecture } from '../../hack/guest-image.ts';
 import { guestFile } from '../support/images.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 9 s (arm64). */
 export const BOOT_DEADLINE_MILLISECONDS = 90_000;

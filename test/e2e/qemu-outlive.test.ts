@@ -8,7 +8,7 @@ import { QmpConnection } from '../../agent/drivers/qemu/qmp.ts';
 import type { BaseImage } from '../../agent/images/local/types.ts';
 import { identify } from '../../agent/machines/process.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
   folderOf,

@@ -8,7 +8,7 @@ import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { mountTmpfs, whyNoTmpfs } from '../support/tmpfs.ts';
 import { unless } from '../support/unless.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
   folderOf,

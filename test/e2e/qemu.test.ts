@@ -7,7 +7,7 @@ import type { LaunchPlan } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/images/local/types.ts';
 import { identify, isAlive } from '../../agent/machines/process.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
   folderOf,

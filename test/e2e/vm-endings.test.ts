@@ -4,7 +4,7 @@ import { NAMESPACES } from '../../kube/core.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { isGone } from '../support/objects.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { BOOT, hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const TEST_MILLISECONDS = 300_000;

@@ -9,7 +9,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { listFolders } from '../../agent/machines/folder.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from './vm-world.ts';
 
 const TEST_MILLISECONDS = 300_000;

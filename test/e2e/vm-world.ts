@@ -3,6 +3,7 @@ import { existsSync } from 'node:fs';
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect } from 'vitest';
+import { codeOf, isMissing } from '../../base/errors.ts';
 import { readMachineFile } from '../../agent/machines/folder.ts';
 import { isAlive, type ProcessIdentity } from '../../agent/machines/process.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
@@ -14,10 +15,9 @@ import {
   type OperatorProcess,
   startCluster,
 } from '../../hack/cluster/index.ts';
-import { isErrorCode } from '../support/errors.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 11 s (arm64). */
 export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
@@ -192,7 +192,7 @@ async function isHypervisorBelow(pid: string, folder: string): Promise<boolean> 
     const command = await readFile(`/proc/${pid}/cmdline`, 'utf8');
     return command.includes('qemu-system-') && (await readlink(`/proc/${pid}/cwd`)).startsWith(`${folder}/`);
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) {
+    if (isMissing(error) || codeOf(error) === 'ESRCH') {
       return false;
     }
     throw error;

@@ -9,7 +9,7 @@ import { LEASES } from '../../kube/core.ts';
 import { page } from '../e2e/qemu-guest.ts';
 import { hypervisorsBelow } from '../e2e/vm-world.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { AgentWorld, BOOT, tracesOn } from './agent-world.ts';
 
 /** A guest image may have to be made first. */

@@ -10,7 +10,7 @@ import { createImage, guestFile } from '../support/images.ts';
 import { Link } from '../support/link.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { KeptOperator } from './keptoperator.ts';
 
 /**

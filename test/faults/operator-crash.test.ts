@@ -14,7 +14,7 @@ import { ApiProxy, type Write } from '../support/apiproxy.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { IMAGE, numbered, VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { KeptOperator } from './keptoperator.ts';
 
 const FLEET = { deadlineMilliseconds: 90_000 };

@@ -8,7 +8,7 @@ import { startOperator } from '../../hack/cluster/operator.ts';
 import { ApiProxy, type Write } from '../support/apiproxy.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { numbered, VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const LEASE = { namespace: 'berth-system', name: 'berth-operator' };
 /** What was promised: from the end of the leader until VMs run that were made meanwhile. */

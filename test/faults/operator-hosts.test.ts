@@ -6,7 +6,7 @@ import { ActingHost } from '../support/actinghost.ts';
 import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** Until the controller-manager calls a host that sends nothing Unknown; three heartbeats on a busy machine. */
 const GRACE_SECONDS = 4;

@@ -6,7 +6,7 @@ import { type Cluster, connectCluster, startCluster, stopCluster } from '../../h
 import { isAlive, listProcesses, signalProcess } from '../../hack/cluster/processes.ts';
 import { mountTmpfs, whyNoTmpfs } from '../support/tmpfs.ts';
 import { unless } from '../support/unless.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const started: Cluster[] = [];
 

@@ -16,7 +16,7 @@ import { TAGS } from '../../kube/der.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { readSigningRequest } from '../../kube/certificaterequest.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
 import { GO_BUILD_MILLISECONDS, GoParser } from './support/goparser.ts';
 import { asNode, clientOf } from './support/identities.ts';

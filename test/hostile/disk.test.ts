@@ -14,7 +14,7 @@ import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { conditionOf, VMs } from '../support/vms.ts';
 import { whyNoTmpfs } from '../support/tmpfs.ts';
 import { unless } from '../support/unless.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
 
 const execute = promisify(execFile);

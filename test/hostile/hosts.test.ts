@@ -11,7 +11,7 @@ import { loadConnection } from '../../kube/credentials.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
 import { asNode, clientOf } from './support/identities.ts';
 

@@ -12,7 +12,7 @@ import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor, terminate } from '../e2e/qemu-guest.ts';
 import { type MachineOnHost, SET_UP_MILLISECONDS, STEP, World } from '../e2e/vm-world.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { scaled, tried } from './support/attempts.ts';
 import { renewed } from './support/doors.ts';
 import { makePrinter, printedLine, type Printing } from '../support/printer.ts';

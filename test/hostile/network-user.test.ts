@@ -13,7 +13,7 @@ import {
   whyNotHere,
 } from '../e2e/nat-world.ts';
 import { tcpSyn } from '../support/frames.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
 import { unless } from '../support/unless.ts';
 

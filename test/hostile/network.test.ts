@@ -28,7 +28,7 @@ import {
   tcpSyn,
   udp,
 } from '../support/frames.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { HOSTILE_SEED, hostileRuns, scaled, tried } from './support/attempts.ts';
 import { ipv6Attempts } from './support/ipv6.ts';
 import { arrived, forgetArrived, strangeFrames, watchGuests } from './support/watch.ts';

@@ -6,7 +6,7 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import { untilPodsAllowed } from '../../hack/cluster/simulation.ts';
 import { admissionOf, AS_OPERATOR, COMMANDING_SPECS, machinePod } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 import { account, administrator, type Answer, type Account } from './support/accounts.ts';
 

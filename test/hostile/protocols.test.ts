@@ -6,12 +6,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import * as fc from 'fast-check';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { isMissing } from '../../base/errors.ts';
 import { type LaunchPlan, CopyError } from '../../agent/drivers/driver.ts';
 import { whileFrozen } from '../../agent/drivers/qemu/guestagent.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor } from '../e2e/qemu-guest.ts';
-import { isErrorCode } from '../support/errors.ts';
 import { hostileRuns, scaled, tried } from './support/attempts.ts';
 
 const MEBIBYTE = 1024 * 1024;
@@ -166,7 +166,7 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
       return (JSON.parse(await readFile(join(folder().path, 'copy.json'), 'utf8')) as { frozen: boolean })
         .frozen;
     } catch (error) {
-      if (isErrorCode(error, 'ENOENT')) {
+      if (isMissing(error)) {
         return false;
       }
       throw error;

@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, type TestContext, test } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
 import { account, administrator, type Answer, type Account } from './support/accounts.ts';
 

@@ -11,7 +11,7 @@ import { NODES, type Pod, PODS } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from '../e2e/agent-host.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 
 const STEP = { deadlineMilliseconds: 60_000 };

@@ -11,7 +11,7 @@ import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { parseReference } from '../../agent/images/oci/reference.ts';
 import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 const OCI_INDEX = 'application/vnd.oci.image.index.v1+json';

@@ -9,7 +9,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
 import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { pushContainerDisk } from '../support/vmimages.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const DISK_BYTES = 160 * MEBIBYTE;

@@ -15,7 +15,7 @@ import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../support/registry.ts';
 import { registriesFor, repositoryOf } from '../support/pulls.ts';
 import { pushContainerDisk, writeRawDisk } from '../support/vmimages.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const DISK_MEBIBYTES = 8;
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';

@@ -16,7 +16,7 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import { type Authority, createAuthority, issue } from '../support/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const NODE = 'served';
 const namespace = `agent-serving-${randomBytes(4).toString('hex')}`;

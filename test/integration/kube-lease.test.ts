@@ -8,7 +8,7 @@ import { CONFIG_MAPS, LEASES } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const namespace = `kube-lease-${randomBytes(4).toString('hex')}`;
 const PROGRAM = fileURLToPath(new URL('kube-candidate.ts', import.meta.url));

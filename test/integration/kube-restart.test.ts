@@ -14,7 +14,7 @@ import { Transport } from '../../kube/transport.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { issue } from '../support/authority.ts';
 import { requestToken } from '../support/serviceaccounts.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const namespace = 'default';
 const logger = pino({ level: 'silent' });

@@ -26,7 +26,7 @@ import { ApiProxy } from '../support/apiproxy.ts';
 import { createAuthority, issue } from '../support/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const namespace = `kube-serving-${randomBytes(4).toString('hex')}`;
 const logger = pino({ level: 'silent' });

@@ -12,7 +12,7 @@ import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { type FaultProxy, startFaultProxy } from './kube-proxy.ts';
 
 const namespace = `kube-watch-${randomBytes(4).toString('hex')}`;

@@ -4,7 +4,7 @@ import { type Cluster, type OperatorProcess, startCluster } from '../../hack/clu
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, numbered, VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const HOSTS = 8;
 const QUOTA = 4;

@@ -7,7 +7,7 @@ import { CacheSimulator } from '../support/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { numbered } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const HOSTS = 50;
 const ENTRIES = 20;

@@ -9,7 +9,7 @@ import { CacheSimulator } from '../support/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { numbered, VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const HOSTS = 12;
 const LIMIT = 5;

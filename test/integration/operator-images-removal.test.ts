@@ -10,7 +10,7 @@ import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { isGone } from '../support/objects.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-default';
 const SYSTEM = 'berth-system';

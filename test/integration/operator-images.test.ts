@@ -11,7 +11,7 @@ import { ActingHost } from '../support/actinghost.ts';
 import { isGone, waitForObject } from '../support/objects.ts';
 import { allowMetrics, untilKnown } from '../support/operatorlog.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-default';
 const DIGEST = `sha256:${'a'.repeat(64)}`;

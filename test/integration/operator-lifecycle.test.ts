@@ -7,7 +7,7 @@ import { ActingHost } from '../support/actinghost.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { conditionOf, numbered, VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 let cluster: Cluster;
 let operator: OperatorProcess;

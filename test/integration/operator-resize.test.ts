@@ -7,7 +7,7 @@ import type { Pod } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../support/actinghost.ts';
 import { conditionOf, VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-counted';
 /** Of one VM with 4Gi and its hypervisor's 128Mi there is room for, of one with 16Gi not. */

@@ -8,7 +8,7 @@ import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
 import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';
 import { CLUSTER_ROLES } from '../support/objects.ts';
 import { conditionOf, IMAGE, VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const DEFAULTS = { cpu: 3, memory: '5Gi' };
 const TEAM = 'platform-team';

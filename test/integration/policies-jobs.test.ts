@@ -16,7 +16,7 @@ import {
   untilAllowed,
 } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const suffix = randomBytes(4).toString('hex');
 /** Served, for machines only. */

@@ -25,7 +25,7 @@ import {
   untilAllowed,
 } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const suffix = randomBytes(4).toString('hex');
 /** Served, with Pods of people's own. */

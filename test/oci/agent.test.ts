@@ -11,7 +11,7 @@ import { freePort } from '../../hack/cluster/ports.ts';
 import { page } from '../e2e/qemu-guest.ts';
 import { createImage, guestFile, shareGuest } from '../support/images.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { Container } from './container.ts';
 import { ContainerHost } from './host.ts';
 import { copyImage } from './image.ts';

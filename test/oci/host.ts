@@ -8,7 +8,7 @@ import { readFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { startProcess } from '../../hack/cluster/processes.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** Why there can be none here; undefined when there can. */
 export function whyNoContainers(): string | undefined {

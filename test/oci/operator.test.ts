@@ -9,7 +9,7 @@ import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { freePorts } from '../../hack/cluster/ports.ts';
 import { componentToken } from '../../hack/cluster/tokens.ts';
 import { VMs } from '../support/vms.ts';
-import { waitFor } from '../support/wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 import { Container, type Mount } from './container.ts';
 import { ContainerHost } from './host.ts';
 import { image, unfit } from './provided.ts';

@@ -16,7 +16,7 @@ import {
 } from '../../kube/core.ts';
 import { JOB_NAME_LABEL } from '../../kube/job.ts';
 import type { Ref } from '../../kube/objects.ts';
-import { waitFor } from './wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** Several times within the shortest grace period that a test gives the controller-manager. */
 const HEARTBEAT_MILLISECONDS = 1_000;

@@ -3,7 +3,7 @@ import { expect } from 'vitest';
 import { HOST_MARK, HOST_VALUE, SYSTEM_NAMESPACE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { KubectlResult } from '../../hack/cluster/kubectl.ts';
-import { waitFor } from './wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 export const OPERATOR_USER = `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-operator`;
 

@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
-import { waitFor } from './wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 export interface Write {
   method: string;

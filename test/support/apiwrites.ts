@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { AUDIT_LOG } from '../../hack/cluster/controlplane.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import { waitFor } from './wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
 /** Events are told, and statuses folded, some seconds after what they tell of. */

@@ -7,7 +7,7 @@ import type {
 import { IMAGE_CACHE_ENTRIES } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { isGone, waitForObject } from './objects.ts';
-import { waitFor, type WaitOptions } from './wait.ts';
+import { waitFor, type WaitOptions } from '../../hack/wait.ts';
 
 export class CacheEntries {
   readonly #cluster: Cluster;

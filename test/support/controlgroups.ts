@@ -1,7 +1,7 @@
 /** Control groups that tests made. */
 import { readdir, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isErrorCode } from './errors.ts';
+import { codeOf } from '../../base/errors.ts';
 
 /** Where the hierarchies are. */
 export const HIERARCHIES = '/sys/fs/cgroup';
@@ -20,10 +20,10 @@ export async function removeGroup(group: string): Promise<boolean> {
     }
     return isGone;
   } catch (error) {
-    if (isErrorCode(error, 'EBUSY')) {
+    if (codeOf(error) === 'EBUSY') {
       return false;
     }
-    if (['ENOENT', 'ENOTDIR'].some((code) => isErrorCode(error, code))) {
+    if (['ENOENT', 'ENOTDIR'].includes(codeOf(error) ?? '')) {
       return true;
     }
     throw error;

@@ -5,7 +5,7 @@ import { readFile } from 'node:fs/promises';
 import { createServer, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { waitFor } from './wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** A slow download takes a minute, so that what comes late on a busy machine still sees it go on. */
 const SLOW = { pieces: 1_000, pauseMilliseconds: 60 };

@@ -1,7 +1,7 @@
 /** Objects of a cluster, as tests wait for them. */
 import { isNotFound } from '../../kube/errors.ts';
 import { type KubeObject, resource } from '../../kube/objects.ts';
-import { waitFor, type WaitOptions } from './wait.ts';
+import { waitFor, type WaitOptions } from '../../hack/wait.ts';
 
 interface ClusterRole extends KubeObject {
   rules: { resources?: string[]; verbs: string[] }[];

@@ -4,7 +4,7 @@ import { Agent, get } from 'node:https';
 import { text } from 'node:stream/consumers';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import type { Cluster, OperatorProcess } from '../../hack/cluster/index.ts';
-import { waitFor } from './wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 export interface LogLine {
   level: number;

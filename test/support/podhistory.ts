@@ -5,7 +5,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
-import { waitFor } from './wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 /** Served to nobody's machines: anybody's Pods are taken there. */
 const MARKER_NAMESPACE = 'default';

@@ -11,7 +11,7 @@ import { createKey } from '../../kube/certificates.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { type Authority, createAuthority, issue } from './authority.ts';
 import { ByteCounter } from './bytecounter.ts';
-import { waitFor } from './wait.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 export const USER = 'berth';
 export const PASSWORD = 'berth-test';

@@ -4,7 +4,7 @@ import { type Pod, PODS } from '../../kube/core.ts';
 import { VMS } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { isGone, waitForObject } from './objects.ts';
-import { waitFor, type WaitOptions } from './wait.ts';
+import { waitFor, type WaitOptions } from '../../hack/wait.ts';
 
 type Condition = NonNullable<NonNullable<VM['status']>['conditions']>[number];
 

@@ -6,7 +6,7 @@ import { markArgument } from '../../disks/qemuimg.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, killForCertain } from '../../machines/process.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';
-import { Turns } from '../../../base/serial.ts';
+import { Serial } from '../../../base/serial.ts';
 import {
   CopyError,
   type CopyOptions,
@@ -42,7 +42,7 @@ export class DiskCopies {
   readonly #context: MachineContext;
   /** Waiting ones included. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
-  readonly #turns = new Turns();
+  readonly #serial = new Serial();
   #copying = false;
   #tidied = false;
   #tidying: Promise<void> | undefined;
@@ -56,7 +56,7 @@ export class DiskCopies {
 
   /** After every copy asked for before. */
   async exclusively<T>(work: () => Promise<T>): Promise<T> {
-    return await this.#turns.take(work);
+    return await this.#serial.run(work);
   }
 
   /** Every copy asked for so far fails; resolves when all of them have ended. */

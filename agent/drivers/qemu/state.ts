@@ -1,5 +1,5 @@
 import { rm } from 'node:fs/promises';
-import { Turns } from '../../../base/serial.ts';
+import { Serial } from '../../../base/serial.ts';
 import { type MachineFile, readMachineFile, writeMachineFile } from '../../machines/folder.ts';
 
 /** Fields to set; undefined removes one. */
@@ -8,7 +8,7 @@ export type StateChange = { [Key in keyof MachineFile]?: MachineFile[Key] | unde
 /** A machine's state file, changed by one at a time: steps asked for and events of the process meet here. */
 export class StateFile {
   readonly #folder: string;
-  readonly #turns = new Turns();
+  readonly #serial = new Serial();
 
   constructor(folder: string) {
     this.#folder = folder;
@@ -19,7 +19,7 @@ export class StateFile {
   }
 
   async replace(state: MachineFile): Promise<void> {
-    await this.#turns.take(async () => await writeMachineFile(this.#folder, state));
+    await this.#serial.run(async () => await writeMachineFile(this.#folder, state));
   }
 
   async update(change: StateChange): Promise<MachineFile> {
@@ -28,7 +28,7 @@ export class StateFile {
 
   /** Writes what `decide` makes of the present state; nothing when it wants no change. */
   async change(decide: (state: MachineFile) => StateChange): Promise<MachineFile> {
-    return await this.#turns.take(async () => {
+    return await this.#serial.run(async () => {
       const state = await readMachineFile(this.#folder);
       if (state === undefined) {
         throw new Error(`${this.#folder} has no state file`);
@@ -44,6 +44,6 @@ export class StateFile {
 
   /** Removes the folder, when nobody writes to it. */
   async removeFolder(): Promise<void> {
-    await this.#turns.take(async () => await rm(this.#folder, { recursive: true, force: true }));
+    await this.#serial.run(async () => await rm(this.#folder, { recursive: true, force: true }));
   }
 }

@@ -1,5 +1,6 @@
 /** Trying again what a network or a server broke off. */
-import { Backoff, pause } from '../../../base/time.ts';
+import { Backoff } from '../../../base/backoff.ts';
+import { pause } from '../../../base/time.ts';
 import { codeOf } from '../../../base/errors.ts';
 import { ImageError } from '../local/types.ts';
 

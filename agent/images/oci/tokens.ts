@@ -9,7 +9,7 @@
  * everywhere, and a token server's redirects are not followed.
  */
 import * as z from 'zod';
-import { Flights } from '../flight.ts';
+import { SingleFlight } from '../../../base/singleflight.ts';
 import { retrying } from './failures.ts';
 import { ImageError } from '../local/types.ts';
 import { readBody, refusal } from './refusals.ts';
@@ -53,7 +53,7 @@ interface Entry {
 export class Tokens {
   readonly #transport: Transport;
   readonly #entries = new Map<string, Entry>();
-  readonly #flights = new Flights<string>();
+  readonly #flights = new SingleFlight<string>();
 
   constructor(transport: Transport) {
     this.#transport = transport;

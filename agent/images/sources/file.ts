@@ -10,7 +10,7 @@ import { writeWhole } from '../../../base/files.ts';
 import { isMissing } from '../../../base/errors.ts';
 import type { RunAs } from '../../machines/users.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
-import { Flights } from '../flight.ts';
+import { SingleFlight } from '../../../base/singleflight.ts';
 import { inspectImage } from '../local/inspect.ts';
 import { sharedId } from '../local/layout.ts';
 import { fileDigest, fileIdentity, resolveBelowRoots } from '../sharedfile.ts';
@@ -35,7 +35,7 @@ export class FileSource {
   readonly #catalog: Catalog;
   readonly #file: string;
   readonly #reader: RunAs | undefined;
-  readonly #flights = new Flights<string>();
+  readonly #flights = new SingleFlight<string>();
   #digests = new Map<string, string>();
 
   /** `folder`: of the store. `reader`: who reads the files, where the agent is root. */

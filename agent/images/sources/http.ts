@@ -11,7 +11,7 @@ import { describeUrl } from '../../../api/v1alpha1/describe.ts';
 import type { Addresses } from '../oci/addresses.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import { download } from './download.ts';
-import { Flights } from '../flight.ts';
+import { SingleFlight } from '../../../base/singleflight.ts';
 import type { PullTarget } from '../layouts/pull.ts';
 import { fileId } from '../local/layout.ts';
 import type { Making } from '../local/importing.ts';
@@ -44,7 +44,7 @@ export interface HttpSourceParts {
 
 export class HttpSource {
   readonly #parts: HttpSourceParts;
-  readonly #flights = new Flights<Stored>();
+  readonly #flights = new SingleFlight<Stored>();
 
   constructor(parts: HttpSourceParts) {
     this.#parts = parts;

@@ -3,7 +3,7 @@ import { normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
 import type { Access } from './access.ts';
 import { contentFor } from '../local/reuse.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
-import { Flights } from '../flight.ts';
+import { SingleFlight } from '../../../base/singleflight.ts';
 import type { PullPlan } from '../layouts/pull.ts';
 import { planPull } from '../layouts/index.ts';
 import { manifestId, type Metadata } from '../local/layout.ts';
@@ -53,7 +53,7 @@ interface Found {
 
 export class RegistrySource {
   readonly #parts: RegistrySourceParts;
-  readonly #flights = new Flights<Stored>();
+  readonly #flights = new SingleFlight<Stored>();
 
   constructor(parts: RegistrySourceParts) {
     this.#parts = parts;

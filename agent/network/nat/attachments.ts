@@ -2,6 +2,7 @@
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { machinePortSchema } from '../../../api/v1alpha1/machine.ts';
 
@@ -31,7 +32,7 @@ export class AttachmentFile {
     try {
       text = await readFile(this.#path, 'utf8');
     } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'ENOENT') {
+      if (isMissing(error)) {
         return undefined;
       }
       throw error;

@@ -5,6 +5,7 @@
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { setTimeout as delay } from 'node:timers/promises';
 import { join } from 'node:path';
+import { codeOf, isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import type { Attachment } from './attachments.ts';
 import { run } from '../commands.ts';
@@ -46,7 +47,7 @@ export class Dnsmasq {
       const commandLine = await readFile(`/proc/${pid}/cmdline`, 'utf8');
       return commandLine.split('\0').includes(`--pid-file=${this.#pidFile}`) ? pid : undefined;
     } catch (error) {
-      const code = (error as NodeJS.ErrnoException).code;
+      const code = codeOf(error);
       if (code === 'ENOENT' || code === 'ESRCH') {
         return undefined;
       }
@@ -59,7 +60,7 @@ export class Dnsmasq {
     try {
       return (await readFile(this.#hostsFile, 'utf8')) === hostsText(attachments);
     } catch (error) {
-      if ((error as NodeJS.ErrnoException).code === 'ENOENT') {
+      if (isMissing(error)) {
         return false;
       }
       throw error;
@@ -134,7 +135,7 @@ function signal(pid: number, name: NodeJS.Signals): void {
   try {
     process.kill(pid, name);
   } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'ESRCH') {
+    if (codeOf(error) !== 'ESRCH') {
       throw error;
     }
   }

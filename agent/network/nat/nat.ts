@@ -18,7 +18,7 @@ import {
   normaliseMacAddress,
   PortTakenError,
 } from '../network.ts';
-import { Turns } from '../../../base/serial.ts';
+import { Serial } from '../../../base/serial.ts';
 import { PortWatch } from '../hostports.ts';
 import { requireFreePorts, requireReservable } from '../ports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
@@ -53,7 +53,7 @@ export class NatNetwork implements Network {
   /** What the rules had counted when last looked at, by counter. */
   #refused: ReadonlyMap<string, number> = new Map();
   /** One operation at a time: two repairs at once would undo each other. */
-  readonly #turns = new Turns();
+  readonly #serial = new Serial();
 
   /** @throws NetworkSetupError for names or subnets that cannot be used. */
   constructor(options: NatOptions, logger: Logger) {
@@ -66,7 +66,7 @@ export class NatNetwork implements Network {
   }
 
   setUp(): Promise<void> {
-    return this.#turns.take(async () => {
+    return this.#serial.run(async () => {
       await requireHost();
       await mkdir(this.#options.directory, { recursive: true });
       await this.#load();
@@ -89,7 +89,7 @@ export class NatNetwork implements Network {
   }
 
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
-    return this.#turns.take(async () => {
+    return this.#serial.run(async () => {
       const macAddress = normaliseMacAddress(options.macAddress);
       if (!options.running) {
         await this.#requireFree(uid, options.ports);
@@ -124,7 +124,7 @@ export class NatNetwork implements Network {
   }
 
   detach(uid: string): Promise<void> {
-    return this.#turns.take(async () => {
+    return this.#serial.run(async () => {
       const attachment = this.#attachments.get(uid);
       if (!attachment) {
         return;
@@ -147,7 +147,7 @@ export class NatNetwork implements Network {
   }
 
   check(): Promise<NetworkReport> {
-    return this.#turns.take(async () => {
+    return this.#serial.run(async () => {
       try {
         return await this.#check();
       } catch (error) {
@@ -174,7 +174,7 @@ export class NatNetwork implements Network {
   }
 
   close(): Promise<void> {
-    return this.#turns.take(async () => {
+    return this.#serial.run(async () => {
       if (!this.#isLoaded || this.#attachments.size > 0) {
         this.#state.close();
         return;

@@ -2,7 +2,7 @@
 import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { HIERARCHIES, removeGroup } from '../../../test/support/controlgroups.ts';
-import { waitFor } from '../../../test/support/wait.ts';
+import { waitFor } from '../../wait.ts';
 
 /** Killed processes leave their groups within milliseconds. */
 const EMPTY_MILLISECONDS = 20_000;

@@ -7,7 +7,7 @@ import { mkdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { NODES } from '../../../kube/core.ts';
-import { waitFor } from '../../../test/support/wait.ts';
+import { waitFor } from '../../wait.ts';
 import { type ProcessRecord, startProcess } from '../processes.ts';
 import type { NodeTools } from '../toolchain/toolchain.ts';
 import type { Cluster } from '../types.ts';

@@ -9,7 +9,7 @@ import { copyFile, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { GenericContainer, getContainerRuntimeClient, ImageName } from 'testcontainers';
-import { isErrorCode, messageOf } from '../../../test/support/errors.ts';
+import { codeOf, isMissing, messageOf } from '../../../base/errors.ts';
 import { type ProcessPlan, type ProcessRecord, recordProcess } from '../processes.ts';
 import type { Tools } from '../toolchain/toolchain.ts';
 
@@ -129,7 +129,7 @@ async function groupsOf(pid: string): Promise<string> {
   try {
     return await readFile(`/proc/${pid}/cgroup`, 'utf8');
   } catch (error) {
-    if (isErrorCode(error, 'ENOENT') || isErrorCode(error, 'ESRCH')) {
+    if (isMissing(error) || codeOf(error) === 'ESRCH') {
       return '';
     }
     throw error;

@@ -2,7 +2,7 @@
 import { mkdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { isErrorCode } from '../../../test/support/errors.ts';
+import { codeOf, isMissing } from '../../../base/errors.ts';
 import { isAlive, startTimeOf } from '../processes.ts';
 import type { Progress } from './build.ts';
 
@@ -32,7 +32,7 @@ async function tryLock(path: string): Promise<boolean> {
   try {
     await mkdir(path);
   } catch (error) {
-    if (!isErrorCode(error, 'EEXIST')) {
+    if (codeOf(error) !== 'EEXIST') {
       throw error;
     }
     await removeStale(path);
@@ -55,7 +55,7 @@ async function removeStale(path: string): Promise<void> {
       return;
     }
   } catch (error) {
-    if (!isErrorCode(error, 'ENOENT') && !(error instanceof SyntaxError)) {
+    if (!isMissing(error) && !(error instanceof SyntaxError)) {
       throw error;
     }
     const age = await stat(path).then(

@@ -7,7 +7,7 @@ import { constants } from 'node:fs';
 import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
-import { messageOf } from '../../../test/support/errors.ts';
+import { messageOf } from '../../../base/errors.ts';
 import { buildTools, type Progress } from './build.ts';
 import { withLock } from './lock.ts';
 import {

@@ -6,7 +6,7 @@ import { PAUSE_IMAGE } from '../../../hack/cluster/nodes/configuration.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
 import { numbered } from '../../support/vms.ts';
-import { waitFor } from '../../support/wait.ts';
+import { waitFor } from '../../../hack/wait.ts';
 import { NO_TRACES, remains } from './remains.ts';
 import { Prometheus } from './prometheus.ts';
 import { installAsReadmeSays } from './readme.ts';

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
 import { NODES } from '../../../kube/core.ts';
 import { startProcess } from '../../../hack/cluster/processes.ts';
-import { waitFor } from '../../support/wait.ts';
+import { waitFor } from '../../../hack/wait.ts';
 import type { Installed } from './world.ts';
 
 const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'reference', 'metrics.md');

@@ -20,7 +20,7 @@ import { Downloads } from '../../support/downloads.ts';
 import { createImage, guestFile } from '../../support/images.ts';
 import { Relay } from '../../support/relay.ts';
 import { VMs } from '../../support/vms.ts';
-import { waitFor } from '../../support/wait.ts';
+import { waitFor } from '../../../hack/wait.ts';
 import './setup.ts';
 
 export const SYSTEM = 'berth-system';

@@ -2,9 +2,9 @@
 import { once } from 'node:events';
 import { connect as connectPlain, type Socket } from 'node:net';
 import { connect as connectSecurely } from 'node:tls';
+import { codeOf } from '../../../base/errors.ts';
 import { type Lease, LEASES, NODES } from '../../../kube/core.ts';
-import { isErrorCode } from '../../support/errors.ts';
-import { waitFor } from '../../support/wait.ts';
+import { waitFor } from '../../../hack/wait.ts';
 import type { World } from '../../e2e/vm-world.ts';
 
 export interface Door {
@@ -69,7 +69,7 @@ export async function send(door: Door, bytes: string): Promise<string> {
     socket = await knock(door);
   } catch (error) {
     // Nobody behind the door is another thing than a door that is closed.
-    if (isErrorCode(error, 'ECONNREFUSED')) {
+    if (codeOf(error) === 'ECONNREFUSED') {
       throw error;
     }
     return 'closed';

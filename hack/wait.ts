@@ -1,5 +1,6 @@
-import { setTimeout as sleep } from 'node:timers/promises';
-import { messageOf } from './errors.ts';
+/** Waiting for something that happens elsewhere and can only be asked for. */
+import { messageOf } from '../base/errors.ts';
+import { pause } from '../base/time.ts';
 
 export interface WaitOptions {
   deadlineMilliseconds?: number;
@@ -12,8 +13,9 @@ const DEFAULT_DEADLINE_MILLISECONDS = 30_000;
 const DEFAULT_INTERVAL_MILLISECONDS = 50;
 
 /**
- * Waits until `probe` answers something other than `undefined` or `false`, and returns it.
- * A probe that throws is tried again. After the deadline: an Error that names `what` and the last answer.
+ * Waits until `probe` answers something other than `undefined` or `false`, and returns it. A probe that throws is tried again.
+ *
+ * @throws Error that names `what` and the last answer, after the deadline.
  */
 export async function waitFor<T>(
   what: string,
@@ -36,6 +38,6 @@ export async function waitFor<T>(
     if (performance.now() >= deadline) {
       throw new Error(`waited ${milliseconds} ms for ${what}: ${last}`);
     }
-    await sleep(options.intervalMilliseconds ?? DEFAULT_INTERVAL_MILLISECONDS);
+    await pause(options.intervalMilliseconds ?? DEFAULT_INTERVAL_MILLISECONDS);
   }
 }

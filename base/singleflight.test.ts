@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { Flights } from './flight.ts';
+import { SingleFlight } from './singleflight.ts';
 
 interface Begun {
   signal: AbortSignal;
@@ -8,8 +8,8 @@ interface Begun {
 }
 
 /** Work that the test ends. */
-function setUp(): { flights: Flights<string>; begun: Begun[]; join: (signal?: AbortSignal) => Asked } {
-  const flights = new Flights<string>();
+function setUp(): { flights: SingleFlight<string>; begun: Begun[]; join: (signal?: AbortSignal) => Asked } {
+  const flights = new SingleFlight<string>();
   const begun: Begun[] = [];
   function join(signal = new AbortController().signal): Asked {
     const percents: number[] = [];

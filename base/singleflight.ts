@@ -4,7 +4,7 @@ type Progress = (percent: number) => void;
 type Work<T> = (signal: AbortSignal, onProgress: Progress) => Promise<T>;
 
 /** Pieces of work by their key: who asks for one that is under way waits for that. */
-export class Flights<T> {
+export class SingleFlight<T> {
   readonly #flights = new Map<string, SharedWork<T>>();
 
   /** `joined`: the work was begun by another. @throws Error, the reason of `signal`, when that aborts, while the work goes on for others. */
