@@ -46,7 +46,7 @@ export default defineConfig({
       {
         test: {
           name: 'unit',
-          include: ['{base,api,kube,operator,agent,hack,test/support}/**/*.test.ts'],
+          include: ['{base,api,kube,operator,agent,hack}/**/*.test.ts'],
           setupFiles: [PROPERTIES],
           testTimeout: UNIT_MILLISECONDS,
           sequence: { groupOrder: 0 },
@@ -56,7 +56,7 @@ export default defineConfig({
         test: {
           name: 'integration',
           include: ['test/integration/**/*.test.ts'],
-          globalSetup: [SIMULATION, 'test/support/shared-cluster.ts'],
+          globalSetup: [SIMULATION, 'test/support/setup/sharedcluster.ts'],
           sequence: { groupOrder: 1 },
           ...twoAtATime,
         },
@@ -74,7 +74,7 @@ export default defineConfig({
         test: {
           name: 'chart',
           include: ['test/chart/**/*.test.ts'],
-          globalSetup: [CHART_TOOLS, 'test/support/shared-cluster.ts'],
+          globalSetup: [CHART_TOOLS, 'test/support/setup/sharedcluster.ts'],
           sequence: { groupOrder: 7 },
           ...oneAtATime,
         },
@@ -111,7 +111,7 @@ export default defineConfig({
         test: {
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
-          exclude: ['test/e2e/nat*.test.ts', 'test/e2e/installed/**'],
+          exclude: ['test/e2e/nat/**', 'test/e2e/installed/**'],
           globalSetup: [TOOLCHAIN, GUESTS],
           sequence: { groupOrder: 4 },
           ...twoAtATime,
@@ -140,7 +140,7 @@ export default defineConfig({
           name: 'hostile',
           include: ['test/hostile/**/*.test.ts'],
           setupFiles: [PROPERTIES],
-          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/support/shared-cluster.ts'],
+          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/support/setup/sharedcluster.ts'],
           sequence: { groupOrder: 11 },
           ...twoAtATime,
         },
@@ -148,7 +148,7 @@ export default defineConfig({
       {
         test: {
           name: 'nat',
-          include: ['test/e2e/nat*.test.ts'],
+          include: ['test/e2e/nat/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, GUESTS],
           sequence: { groupOrder: 6 },
           ...oneAtATime,

@@ -19,7 +19,7 @@ describe('a program of make that is told something wrong', () => {
     ['hack/cluster.ts', ['up', '--hosts', 'many'], '--hosts must be a whole number up to 10000, not "many"'],
     ['hack/demo.ts', ['around'], 'say what to do: up or down'],
     ['hack/generate.ts', ['--no-such'], "Unknown option '--no-such'"],
-    ['hack/guest-image.ts', ['mips'], 'usage: node hack/guest-image.ts amd64|arm64 [OUT.qcow2]'],
+    ['hack/guest.ts', ['mips'], 'usage: node hack/guest.ts amd64|arm64 [OUT.qcow2]'],
     ['hack/host-token.ts', ['--no-such'], "Unknown option '--no-such'"],
     ['hack/images.ts', ['--no-such'], "Unknown option '--no-such'"],
     ['hack/manifests.ts', ['--output'], '--output needs the name of a file'],

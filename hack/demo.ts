@@ -8,7 +8,7 @@ import { AgentProcess, deleteAllVMs, endMachines } from './cluster/agent.ts';
 import { type Cluster, connectCluster, startCluster, stopCluster } from './cluster/index.ts';
 import { directoryOf, readState } from './cluster/state.ts';
 import { waitFor } from './wait.ts';
-import { type GuestArchitecture, guestImage } from './guest-image.ts';
+import { type GuestArchitecture, guestImage } from './guest.ts';
 import { ensurePrerequisites } from './prerequisites.ts';
 import { runCommand } from './command.ts';
 

@@ -14,16 +14,16 @@ import { parseArgs } from 'node:util';
 import packageJson from '../package.json' with { type: 'json' };
 import { bundleInto } from './bundle.ts';
 import { run } from './guest/run.ts';
-import { distributionBase } from './image/base.ts';
-import { type Builder, findBuilder } from './image/builder.ts';
-import { billOfMaterials } from './image/sbom.ts';
+import { distributionBase } from './images/base.ts';
+import { type Builder, findBuilder } from './images/builder.ts';
+import { billOfMaterials } from './images/sbom.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const CONTEXT = join(ROOT, 'dist', 'image');
 const ARCHIVES = join(ROOT, 'dist', 'images');
 const DOCKERFILE = join(ROOT, 'Dockerfile');
-const RECIPES = join(import.meta.dirname, 'image');
+const RECIPES = join(import.meta.dirname, 'images');
 const GIT_TIMEOUT_MILLISECONDS = 10_000;
 
 export const IMAGE_NAMES = ['operator', 'agent'] as const;

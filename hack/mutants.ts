@@ -9,11 +9,11 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { literally, type Mutant, readMutants } from '../test/support/mutants.ts';
-import type { RunSummary } from '../test/support/reporter.ts';
+import { literally, type Mutant, readMutants } from './mutants/definitions.ts';
+import type { RunSummary } from './vitest/reporter.ts';
 import { runCommand } from './command.ts';
-import { MutantCopy, removeLeftCopies } from './mutantcopy.ts';
-import { runVitest } from './vitest.ts';
+import { MutantCopy, removeLeftCopies } from './mutants/copy.ts';
+import { runVitest } from './vitest/run.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const LOGS = join(ROOT, 'dist', 'mutants');

@@ -6,8 +6,8 @@ import { spawnSync } from 'node:child_process';
 import { accessSync, constants, existsSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
 import { createInterface } from 'node:readline/promises';
-import { type GuestArchitecture, isGuestMade } from './guest-image.ts';
-import { isBaseMade } from './image/base.ts';
+import { type GuestArchitecture, isGuestMade } from './guest.ts';
+import { isBaseMade } from './images/base.ts';
 import { runCommand } from './command.ts';
 
 /** Each package with a program or file of it, which shows that it is there, whatever the distribution calls it. */

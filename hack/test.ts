@@ -4,8 +4,8 @@
  * anything was skipped: there, all that tests need is to be provided.
  */
 import { join } from 'node:path';
-import type { HistoryCount, RunSummary, TestOutcome } from '../test/support/reporter.ts';
-import { runVitest } from './vitest.ts';
+import type { HistoryCount, RunSummary, TestOutcome } from './vitest/reporter.ts';
+import { runVitest } from './vitest/run.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');

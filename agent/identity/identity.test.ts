@@ -11,7 +11,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } fr
 import { stringify } from 'yaml';
 import { createKey } from '../../kube/certificates.ts';
 import { createMetrics } from '../../kube/metrics.ts';
-import { type Authority, createAuthority, issue } from '../../test/support/authority.ts';
+import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { loadConfig } from '../host/config.ts';
 import type { Certificate } from './certificate.ts';
 import { type Identity, identityFiles, JoinError, readPair, takeIdentity, writePair } from './identity.ts';

@@ -3,7 +3,7 @@ import { generateKeyPairSync } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createKey, type Subject } from '../../kube/certificates.ts';
-import { type Authority, createAuthority, issue } from '../../test/support/authority.ts';
+import { type Authority, createAuthority, issue } from './authority.ts';
 import { type KeyAndCertificate, writeKubeconfig } from './kubeconfig.ts';
 
 /** Users that components are, with a kubeconfig each in `pki/`. */

@@ -2,7 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Lease, LEASES, PODS } from '../../kube/core.ts';
-import { SERVICE_ACCOUNTS } from '../../test/support/serviceaccounts.ts';
+import { SERVICE_ACCOUNTS } from './serviceaccounts.ts';
 import { waitFor } from '../wait.ts';
 
 /** KWOK makes a few hundred Leases a second; a busy machine far fewer. */

@@ -4,7 +4,7 @@
  * outlasts them instead of a process for renewals.
  */
 import type { KubeClient } from '../../kube/client.ts';
-import { requestToken } from '../../test/support/serviceaccounts.ts';
+import { requestToken } from './serviceaccounts.ts';
 
 const NAMESPACE = 'berth-system';
 /** What a Pod's projected token has. */

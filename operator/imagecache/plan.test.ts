@@ -11,7 +11,7 @@ import {
   OF_JOBS,
   type SimulatedJob,
   World,
-} from '../../test/support/imagecacheworld.ts';
+} from '../../test/worlds/imagecache.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import { iso } from './observed.ts';
 import { plan } from './plan.ts';

@@ -12,7 +12,7 @@ import { Informer } from '../../kube/informer.ts';
 import { VMS } from '../../operator/objects/resources.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { createImage, guestFile, shareGuest } from '../support/images.ts';
+import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-default';

@@ -1,8 +1,8 @@
 /** One image onto many simulated hosts that each take a fixed time for it. */
 import { bundle } from '../../hack/bundle.ts';
 import { startCluster } from '../../hack/cluster/index.ts';
-import { CacheEntries } from '../support/cacheentries.ts';
-import { CacheSimulator } from '../support/cachesimulator.ts';
+import { CacheEntries } from '../fixtures/cacheentries.ts';
+import { CacheSimulator } from '../worlds/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { hostsAreReady } from './contestants.ts';

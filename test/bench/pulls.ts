@@ -5,8 +5,8 @@ import { access, mkdir, rm, statfs, symlink, writeFile } from 'node:fs/promises'
 import { delimiter, join } from 'node:path';
 import { promisify } from 'node:util';
 import { bundleInto } from '../../hack/bundle.ts';
-import { startRegistry, type TestRegistry } from '../support/registry.ts';
-import { pushContainerDisk } from '../support/vmimages.ts';
+import { startRegistry, type TestRegistry } from '../wires/registry.ts';
+import { pushContainerDisk } from '../fixtures/vmimages.ts';
 import { withFolder } from './folder.ts';
 import type { Errand, Outcome } from './imageprocess.ts';
 import { cpuSecondsOfChildren } from './measure.ts';

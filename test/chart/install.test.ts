@@ -18,7 +18,7 @@ import { componentToken } from '../../hack/cluster/tokens.ts';
 import { CHART, EVERYTHING, find, helm, type Manifest, manifests, template } from '../support/chart.ts';
 import { isAllowed, untilAllowed } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { isGone } from '../support/objects.ts';
+import { isGone } from '../fixtures/objects.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');

@@ -9,7 +9,7 @@ import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
 import { CHART, EVERYTHING, helm, type Outcome, run, template } from '../support/chart.ts';
 import { SCHEMA_PATTERN, writeSchemas } from '../support/chartschemas.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { type Change, changes, merged, nested } from '../support/valuechanges.ts';
+import { type Change, changes, merged, nested } from '../fixtures/valuechanges.ts';
 
 /** Renderings at once: helm is one thread for the most part. */
 const PARALLEL = 2;

@@ -1,16 +1,16 @@
 /**
  * The agent killed without warning, the API server killed, the host cut off: with QEMU and real guests. The agent killed
- * while a machine runs, a host's power cut and the death of QEMU are in test/e2e/vm-life.test.ts.
+ * while a machine runs, a host's power cut and the death of QEMU are in test/e2e/vm/life.test.ts.
  */
 import { readdir, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { LEASES } from '../../kube/core.ts';
-import { page } from '../e2e/qemu-guest.ts';
-import { hypervisorsBelow } from '../e2e/vm-world.ts';
+import { page } from '../worlds/qemuguest.ts';
+import { hypervisorsBelow } from '../worlds/vm.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { AgentWorld, BOOT, tracesOn } from './agent-world.ts';
+import { AgentWorld, BOOT, tracesOn } from '../worlds/crash.ts';
 
 /** A guest image may have to be made first. */
 const SET_UP_MILLISECONDS = 400_000;

@@ -9,13 +9,13 @@ import { Transport } from '../../kube/transport.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../../operator/objects/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { startOperator } from '../../hack/cluster/operator.ts';
-import { ActingHost } from '../support/actinghost.ts';
-import { ApiProxy, type Write } from '../support/apiproxy.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+import { ApiProxy, type Write } from '../wires/apiproxy.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
-import { IMAGE, numbered, VMs } from '../support/vms.ts';
+import { IMAGE, numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { KeptOperator } from './keptoperator.ts';
+import { KeptOperator } from '../worlds/keptoperator.ts';
 
 const FLEET = { deadlineMilliseconds: 90_000 };
 const LEASE = { namespace: 'berth-system', name: 'berth-operator' };

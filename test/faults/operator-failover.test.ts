@@ -5,9 +5,9 @@ import { DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { LEASES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { startOperator } from '../../hack/cluster/operator.ts';
-import { ApiProxy, type Write } from '../support/apiproxy.ts';
+import { ApiProxy, type Write } from '../wires/apiproxy.ts';
 import { faultsIn } from '../support/operatorlog.ts';
-import { numbered, VMs } from '../support/vms.ts';
+import { numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const LEASE = { namespace: 'berth-system', name: 'berth-operator' };

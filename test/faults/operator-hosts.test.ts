@@ -2,10 +2,10 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { GIVEN_UP_ANNOTATION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { NODES, type Node, type Taint } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { ActingHost } from '../support/actinghost.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
 import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
-import { conditionOf, VMs } from '../support/vms.ts';
+import { conditionOf, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 /** Until the controller-manager calls a host that sends nothing Unknown; three heartbeats on a busy machine. */

@@ -14,11 +14,11 @@ import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import { zstdDecoder } from '../../agent/disks/zstdframes.ts';
 import { codeOf, reasonOf } from '../../base/errors.ts';
 import { compressionOf, unpack } from '../../agent/disks/unpack.ts';
-import { ensure, openStore } from '../support/imagestores.ts';
-import { pull, PullWorld } from '../support/pulls.ts';
-import { containerImage, type ImageToPush, pushImage, tarOf } from '../support/vmimages.ts';
+import { ensure, openStore } from '../worlds/imagestores.ts';
+import { pull, PullWorld } from '../worlds/pulls.ts';
+import { containerImage, type ImageToPush, pushImage, tarOf } from '../fixtures/vmimages.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
-import { EXTENSION, qcow2File, type Qcow2Fields } from './support/qcow2.ts';
+import { EXTENSION, qcow2File, type Qcow2Fields } from '../fixtures/qcow2.ts';
 
 const run = promisify(execFile);
 const MIB = 1024 ** 2;

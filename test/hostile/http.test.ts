@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import type { Socket } from 'node:net';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, expect, it, type TestContext } from 'vitest';
-import { SET_UP_MILLISECONDS, World } from '../e2e/vm-world.ts';
+import { SET_UP_MILLISECONDS, World } from '../worlds/vm.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { hostileRuns, scaled, tried } from './support/attempts.ts';
 import {

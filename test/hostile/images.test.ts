@@ -11,9 +11,9 @@ import { parse, stringify } from 'yaml';
 import { REMEMBERED_MILLISECONDS } from '../../agent/images/sources/access.ts';
 import type { HostImageStore } from '../../agent/images/store.ts';
 import type { BaseImageSource } from '../../agent/images/local/types.ts';
-import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
-import { startRegistry, type TestRegistry } from '../support/registry.ts';
-import { pushContainerDisk, writeRawDisk } from '../support/vmimages.ts';
+import { ensure, keyringOf, openStore } from '../worlds/imagestores.ts';
+import { startRegistry, type TestRegistry } from '../wires/registry.ts';
+import { pushContainerDisk, writeRawDisk } from '../fixtures/vmimages.ts';
 import { tried } from './support/attempts.ts';
 
 const DISK_MEBIBYTES = 1;

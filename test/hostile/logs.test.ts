@@ -10,12 +10,12 @@ import { type LogName, listSegments } from '../../agent/machines/segments.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
-import { folderOf, type Host, makeHost, planFor, terminate } from '../e2e/qemu-guest.ts';
-import { type MachineOnHost, SET_UP_MILLISECONDS, STEP, World } from '../e2e/vm-world.ts';
+import { folderOf, type Host, makeHost, planFor, terminate } from '../worlds/qemuguest.ts';
+import { type MachineOnHost, SET_UP_MILLISECONDS, STEP, World } from '../worlds/vm.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { scaled, tried } from './support/attempts.ts';
 import { renewed } from './support/doors.ts';
-import { makePrinter, printedLine, type Printing } from '../support/printer.ts';
+import { makePrinter, printedLine, type Printing } from '../fixtures/printer.ts';
 
 /** By the number of readers, or of the agent's connections; of these the API server tells how its own ended. */
 const REFUSED = /the server has received too many requests|connection reset by peer|EOF/;

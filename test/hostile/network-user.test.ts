@@ -3,7 +3,7 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/network/reach.ts';
-import { FrameGuest } from '../e2e/nat-frames.ts';
+import { FrameGuest } from '../worlds/frameguest.ts';
 import {
   CLUSTER_NETWORKS,
   HOST_ADDRESS,
@@ -11,8 +11,8 @@ import {
   type Worker,
   WORLD_ADDRESS,
   whyNotHere,
-} from '../e2e/nat-world.ts';
-import { tcpSyn } from '../support/frames.ts';
+} from '../worlds/nat.ts';
+import { tcpSyn } from '../wires/frames.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
 import { unless } from '../support/unless.ts';

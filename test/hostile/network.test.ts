@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
-import { FrameGuest, tapBackend } from '../e2e/nat-frames.ts';
+import { FrameGuest, tapBackend } from '../worlds/frameguest.ts';
 import {
   CONNECTIONS_PER_GUEST,
   HOST_ADDRESS,
@@ -10,7 +10,7 @@ import {
   type Worker,
   WORLD_ADDRESS,
   whyNotHere,
-} from '../e2e/nat-world.ts';
+} from '../worlds/nat.ts';
 import {
   arp,
   BROADCAST,
@@ -27,10 +27,10 @@ import {
   tagged,
   tcpSyn,
   udp,
-} from '../support/frames.ts';
+} from '../wires/frames.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { HOSTILE_SEED, hostileRuns, scaled, tried } from './support/attempts.ts';
-import { ipv6Attempts } from './support/ipv6.ts';
+import { ipv6Attempts } from '../wires/ipv6.ts';
 import { arrived, forgetArrived, strangeFrames, watchGuests } from './support/watch.ts';
 import { unless } from '../support/unless.ts';
 

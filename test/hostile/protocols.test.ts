@@ -11,7 +11,7 @@ import { type LaunchPlan, CopyError } from '../../agent/drivers/driver.ts';
 import { whileFrozen } from '../../agent/drivers/qemu/guestagent.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
-import { folderOf, type Host, makeHost, planFor } from '../e2e/qemu-guest.ts';
+import { folderOf, type Host, makeHost, planFor } from '../worlds/qemuguest.ts';
 import { hostileRuns, scaled, tried } from './support/attempts.ts';
 
 const MEBIBYTE = 1024 * 1024;

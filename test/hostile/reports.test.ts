@@ -6,9 +6,9 @@ import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { IMAGES } from '../../operator/objects/resources.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { ActingHost } from '../support/actinghost.ts';
-import { waitForObject } from '../support/objects.ts';
-import { VMs } from '../support/vms.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+import { waitForObject } from '../fixtures/objects.ts';
+import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
 

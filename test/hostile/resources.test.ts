@@ -10,7 +10,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { NODES, type Pod, PODS } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from '../e2e/agent-host.ts';
+import { DESIRED, machineFor, operatorClient, podFor, setDesired, TestHost } from '../worlds/agenthost.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 

@@ -7,11 +7,11 @@ import { assert, constantFrom, integer, oneof, property, tuple } from 'fast-chec
 import { describe, expect, it } from 'vitest';
 import { Addresses } from '../../agent/images/oci/addresses.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
-import type { SourceResult, SourceWork } from './support/sourceworker.ts';
+import type { SourceResult, SourceWork } from '../worlds/sourceworker.ts';
 
 const OWN = '192.0.2.77';
 const CLUSTER = ['10.96.0.0/12', 'fd77::/48'];
-const WORKER = new URL('./support/sourceworker.ts', import.meta.url).pathname;
+const WORKER = new URL('../worlds/sourceworker.ts', import.meta.url).pathname;
 const WORKER_MILLISECONDS = 60_000;
 
 const FORBIDDEN = {

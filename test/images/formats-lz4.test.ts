@@ -2,7 +2,7 @@ import { array, assert, boolean, integer, property, tuple, uint8Array } from 'fa
 import { describe, expect, it } from 'vitest';
 import { AppleLz4Decoder } from '../../agent/disks/lz4.ts';
 import { ImageError } from '../../agent/images/local/types.ts';
-import { lz4Header, lz4Stream } from '../support/lz4.ts';
+import { lz4Header, lz4Stream } from '../fixtures/lz4.ts';
 
 /** Given in pieces of the lengths named, over and over. */
 function decode(stream: Buffer, size: number, pieces: readonly number[] = [stream.length]): Buffer {

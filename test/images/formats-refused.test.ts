@@ -7,10 +7,10 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import type { Manifest, Repository } from '../../agent/images/oci/types.ts';
 import type { ImageErrorReason } from '../../agent/images/local/types.ts';
-import { lz4Stream } from '../support/lz4.ts';
-import { pull, PullWorld } from '../support/pulls.ts';
-import type { TestRegistry } from '../support/registry.ts';
-import { tartImage } from '../support/tart.ts';
+import { lz4Stream } from '../fixtures/lz4.ts';
+import { pull, PullWorld } from '../worlds/pulls.ts';
+import type { TestRegistry } from '../wires/registry.ts';
+import { tartImage } from '../fixtures/tart.ts';
 import {
   containerImage,
   type ImageToPush,
@@ -18,7 +18,7 @@ import {
   sha256,
   tarOf,
   writeRawDisk,
-} from '../support/vmimages.ts';
+} from '../fixtures/vmimages.ts';
 
 const MIB = 1024 * 1024;
 const { signal } = new AbortController();

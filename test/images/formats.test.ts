@@ -8,10 +8,10 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { lookupIn, readChunkTable } from '../../agent/images/layouts/chunks.ts';
 import { type DiskToPublish, publishDisk } from '../../agent/images/layouts/publish.ts';
 import type { Repository } from '../../agent/images/oci/types.ts';
-import { allocated, compareDisks, pull, PullWorld } from '../support/pulls.ts';
-import type { TestRegistry } from '../support/registry.ts';
-import { pushTart } from '../support/tart.ts';
-import { pushContainerDisk, writeRawDisk } from '../support/vmimages.ts';
+import { allocated, compareDisks, pull, PullWorld } from '../worlds/pulls.ts';
+import type { TestRegistry } from '../wires/registry.ts';
+import { pushTart } from '../fixtures/tart.ts';
+import { pushContainerDisk, writeRawDisk } from '../fixtures/vmimages.ts';
 
 const run = promisify(execFile);
 const MIB = 1024 * 1024;

@@ -17,7 +17,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { Registries } from '../../agent/images/oci/client.ts';
 import type { Credential } from '../../agent/images/oci/credentials.ts';
 import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
-import { serverCertificate, testAuthority } from '../support/registry.ts';
+import { serverCertificate, testAuthority } from '../wires/registry.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 const OCI_INDEX = 'application/vnd.oci.image.index.v1+json';

@@ -8,8 +8,8 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { Registries } from '../../agent/images/oci/client.ts';
 import { type Credential, Keyring } from '../../agent/images/oci/credentials.ts';
 import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
-import { startRegistry, type TestRegistry, testAuthority } from '../support/registry.ts';
-import { TokenServer } from '../support/tokenserver.ts';
+import { startRegistry, type TestRegistry, testAuthority } from '../wires/registry.ts';
+import { TokenServer } from '../wires/tokenserver.ts';
 
 const BLOB_BYTES = 4 * 1024 ** 2;
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';

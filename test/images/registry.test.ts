@@ -10,7 +10,7 @@ import { Registries } from '../../agent/images/oci/client.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { parseReference } from '../../agent/images/oci/reference.ts';
 import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
-import { startRegistry, type TestRegistry } from '../support/registry.ts';
+import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';

@@ -8,9 +8,9 @@ import { type Published, Publisher } from '../../agent/images/publisher.ts';
 import { Registries } from '../../agent/images/oci/client.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
-import { startRegistry, type TestRegistry, testAuthority } from '../support/registry.ts';
-import { TokenServer } from '../support/tokenserver.ts';
-import { writeRawDisk } from '../support/vmimages.ts';
+import { startRegistry, type TestRegistry, testAuthority } from '../wires/registry.ts';
+import { TokenServer } from '../wires/tokenserver.ts';
+import { writeRawDisk } from '../fixtures/vmimages.ts';
 
 const DISK_MEBIBYTES = 8;
 const { signal } = new AbortController();

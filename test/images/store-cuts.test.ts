@@ -6,9 +6,9 @@ import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
-import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
-import { startRegistry, type TestRegistry } from '../support/registry.ts';
-import { pushContainerDisk } from '../support/vmimages.ts';
+import { ensure, keyringOf, openStore } from '../worlds/imagestores.ts';
+import { startRegistry, type TestRegistry } from '../wires/registry.ts';
+import { pushContainerDisk } from '../fixtures/vmimages.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const MEBIBYTE = 1024 ** 2;
@@ -85,8 +85,8 @@ it('an agent killed half-way: nothing of it is used, and the next one fetches on
     stdio: ['ignore', 'inherit', 'inherit'],
     env: {
       PATH: process.env['PATH'],
-      STORES: join(import.meta.dirname, '..', 'support', 'imagestores.ts'),
-      CREDENTIALS: join(import.meta.dirname, '..', '..', 'agent', 'images', 'registry', 'credentials.ts'),
+      STORES: join(import.meta.dirname, '..', 'worlds', 'imagestores.ts'),
+      CREDENTIALS: join(import.meta.dirname, '..', '..', 'agent', 'images', 'oci', 'credentials.ts'),
       REGISTRY: JSON.stringify({ host: registry.host, caFile: registry.caFile }),
       DATA: data,
       REFERENCE: reference,

@@ -11,10 +11,10 @@ import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import type { HostImageStore } from '../../agent/images/store.ts';
-import { ensure, keyringOf, openStore } from '../support/imagestores.ts';
-import { startRegistry, type TestRegistry } from '../support/registry.ts';
-import { registriesFor, repositoryOf } from '../support/pulls.ts';
-import { pushContainerDisk, writeRawDisk } from '../support/vmimages.ts';
+import { ensure, keyringOf, openStore } from '../worlds/imagestores.ts';
+import { startRegistry, type TestRegistry } from '../wires/registry.ts';
+import { registriesFor, repositoryOf } from '../worlds/pulls.ts';
+import { pushContainerDisk, writeRawDisk } from '../fixtures/vmimages.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const DISK_MEBIBYTES = 8;

@@ -13,9 +13,9 @@ import { Authorizer } from '../../kube/authorization.ts';
 import { createKey } from '../../kube/certificates.ts';
 import { SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import { type Authority, createAuthority, issue } from '../support/authority.ts';
+import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NODE = 'served';

@@ -12,8 +12,8 @@ import { Informer } from '../../kube/informer.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { issue } from '../support/authority.ts';
-import { requestToken } from '../support/serviceaccounts.ts';
+import { issue } from '../../hack/cluster/authority.ts';
+import { requestToken } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const namespace = 'default';

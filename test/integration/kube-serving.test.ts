@@ -22,10 +22,10 @@ import {
 import { Transport } from '../../kube/transport.ts';
 import { VMS } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import { ApiProxy } from '../support/apiproxy.ts';
-import { createAuthority, issue } from '../support/authority.ts';
+import { ApiProxy } from '../wires/apiproxy.ts';
+import { createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../support/serviceaccounts.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const namespace = `kube-serving-${randomBytes(4).toString('hex')}`;

@@ -13,7 +13,7 @@ import { Transport } from '../../kube/transport.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { type FaultProxy, startFaultProxy } from './kube-proxy.ts';
+import { type FaultProxy, startFaultProxy } from '../wires/kubeproxy.ts';
 
 const namespace = `kube-watch-${randomBytes(4).toString('hex')}`;
 const logger = pino({ level: 'silent' });

@@ -1,7 +1,7 @@
 /** Disk that VMs request of hosts: the scheduler and quotas count it. Simulated hosts have 1Ti each. */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { VMs } from '../support/vms.ts';
+import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const COUNTED = 'platform-counted';

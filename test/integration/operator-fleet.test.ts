@@ -3,7 +3,7 @@ import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
-import { conditionOf, numbered, VMs } from '../support/vms.ts';
+import { conditionOf, numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const HOSTS = 8;

@@ -2,11 +2,11 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writesByResource } from '../support/apiwrites.ts';
-import { CacheEntries } from '../support/cacheentries.ts';
-import { CacheSimulator } from '../support/cachesimulator.ts';
+import { CacheEntries } from '../fixtures/cacheentries.ts';
+import { CacheSimulator } from '../worlds/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
 import { faultsIn } from '../support/operatorlog.ts';
-import { numbered } from '../support/vms.ts';
+import { numbered } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const HOSTS = 50;

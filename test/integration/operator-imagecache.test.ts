@@ -3,12 +3,12 @@ import { NAT_READY_CONDITION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../operator/objects/resources.ts';
-import { setNodeCondition } from '../support/actinghost.ts';
-import { CacheEntries, readyOf, rowOf } from '../support/cacheentries.ts';
-import { CacheSimulator } from '../support/cachesimulator.ts';
+import { setNodeCondition } from '../worlds/actinghost.ts';
+import { CacheEntries, readyOf, rowOf } from '../fixtures/cacheentries.ts';
+import { CacheSimulator } from '../worlds/cachesimulator.ts';
 import { JobHistory } from '../support/jobhistory.ts';
 import { faultsIn } from '../support/operatorlog.ts';
-import { numbered, VMs } from '../support/vms.ts';
+import { numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const HOSTS = 12;

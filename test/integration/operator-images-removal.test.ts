@@ -7,9 +7,9 @@ import { EVENTS, NAMESPACES, PODS } from '../../kube/core.ts';
 import { type Job, JOB_NAME_LABEL, JOBS } from '../../kube/job.ts';
 import { IMAGES } from '../../operator/objects/resources.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { ActingHost } from '../support/actinghost.ts';
-import { isGone } from '../support/objects.ts';
-import { VMs } from '../support/vms.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+import { isGone } from '../fixtures/objects.ts';
+import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-default';

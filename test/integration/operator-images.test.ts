@@ -7,10 +7,10 @@ import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { IMAGES, ISOS } from '../../operator/objects/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { ActingHost } from '../support/actinghost.ts';
-import { isGone, waitForObject } from '../support/objects.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+import { isGone, waitForObject } from '../fixtures/objects.ts';
 import { allowMetrics, untilKnown } from '../support/operatorlog.ts';
-import { VMs } from '../support/vms.ts';
+import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-default';

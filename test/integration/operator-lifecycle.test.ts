@@ -3,10 +3,10 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { ActingHost } from '../support/actinghost.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
-import { conditionOf, numbered, VMs } from '../support/vms.ts';
+import { conditionOf, numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 let cluster: Cluster;

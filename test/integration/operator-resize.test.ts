@@ -5,8 +5,8 @@ import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Pod } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { ActingHost } from '../support/actinghost.ts';
-import { conditionOf, VMs } from '../support/vms.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+import { conditionOf, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-counted';

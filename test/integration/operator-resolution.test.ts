@@ -6,8 +6,8 @@ import { IMAGES, VM_CONFIGS } from '../../operator/objects/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { AS_OPERATOR, isAllowed } from '../support/admission.ts';
 import { allowMetrics, faultsIn, untilKnown } from '../support/operatorlog.ts';
-import { CLUSTER_ROLES } from '../support/objects.ts';
-import { conditionOf, IMAGE, VMs } from '../support/vms.ts';
+import { CLUSTER_ROLES } from '../fixtures/objects.ts';
+import { conditionOf, IMAGE, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const DEFAULTS = { cpu: 3, memory: '5Gi' };

@@ -8,7 +8,7 @@ import { stringify } from 'yaml';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { freePorts } from '../../hack/cluster/ports.ts';
 import { componentToken } from '../../hack/cluster/tokens.ts';
-import { VMs } from '../support/vms.ts';
+import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { Container, type Mount } from './container.ts';
 import { ContainerHost } from './host.ts';

@@ -1,7 +1,7 @@
 /** Properties over histories: what happens to a model, step by step, in any order. */
 import * as fc from 'fast-check';
 import { expect, type TestContext } from 'vitest';
-import type { HistoryCount } from './reporter.ts';
+import type { HistoryCount } from '../../hack/vitest/reporter.ts';
 
 /** The longest of this share of the longest allowed is long enough: which one is the longest is left to chance. */
 const LONG_ENOUGH = 0.9;

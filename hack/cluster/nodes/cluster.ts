@@ -1,6 +1,6 @@
 /** A control plane with nodes of its own, on a network of their own: a cluster as people have it before Berth comes. */
 import { join } from 'node:path';
-import { Relay } from '../../../test/support/relay.ts';
+import { Relay } from '../relay.ts';
 import { RunningCluster } from '../cluster.ts';
 import { startControlPlane } from '../controlplane.ts';
 import { type ClusterState, writeState } from '../state.ts';

@@ -1,7 +1,7 @@
 /** The control groups of nodes. */
 import { readdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { HIERARCHIES, removeGroup } from '../../../test/support/controlgroups.ts';
+import { HIERARCHIES, removeGroup } from '../controlgroups.ts';
 import { waitFor } from '../../wait.ts';
 
 /** Killed processes leave their groups within milliseconds. */

@@ -2,7 +2,7 @@
 import { copyFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { findBuilder } from '../../image/builder.ts';
+import { findBuilder } from '../../images/builder.ts';
 import { PAUSE_IMAGE } from './configuration.ts';
 
 /** Does nothing until it is killed. */

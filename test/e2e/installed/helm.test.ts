@@ -5,12 +5,20 @@ import { PODS } from '../../../kube/core.ts';
 import { PAUSE_IMAGE } from '../../../hack/cluster/nodes/configuration.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
-import { numbered } from '../../support/vms.ts';
+import { numbered } from '../../fixtures/vms.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { NO_TRACES, remains } from './remains.ts';
 import { Prometheus } from './prometheus.ts';
 import { installAsReadmeSays } from './readme.ts';
-import { BOOT, ERROR_LEVEL, Installed, ROLLOUT, SET_UP_MILLISECONDS, SYSTEM, VALUES } from './world.ts';
+import {
+  BOOT,
+  ERROR_LEVEL,
+  Installed,
+  ROLLOUT,
+  SET_UP_MILLISECONDS,
+  SYSTEM,
+  VALUES,
+} from '../../worlds/installed.ts';
 import { unless } from '../../support/unless.ts';
 
 const PORT = 8080;

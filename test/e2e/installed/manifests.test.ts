@@ -7,7 +7,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { stringify } from 'yaml';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { NO_TRACES, remains } from './remains.ts';
-import { BOOT, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
+import { BOOT, Installed, SET_UP_MILLISECONDS, VALUES } from '../../worlds/installed.ts';
 import { unless } from '../../support/unless.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');

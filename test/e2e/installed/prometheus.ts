@@ -5,7 +5,7 @@ import { parse, stringify } from 'yaml';
 import { NODES } from '../../../kube/core.ts';
 import { startProcess } from '../../../hack/cluster/processes.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import type { Installed } from './world.ts';
+import type { Installed } from '../../worlds/installed.ts';
 
 const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'reference', 'metrics.md');
 /** Where a Pod has its token; this Prometheus is none. */

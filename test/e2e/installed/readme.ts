@@ -4,7 +4,7 @@ import { delimiter, dirname, join } from 'node:path';
 import { inject } from 'vitest';
 import { resolveChartTools } from '../../../hack/cluster/toolchain/toolchain.ts';
 import { run } from '../../support/chart.ts';
-import type { Installed } from './world.ts';
+import type { Installed } from '../../worlds/installed.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');
 

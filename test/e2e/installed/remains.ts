@@ -1,6 +1,6 @@
 /** What of Berth is in a cluster and on its nodes. */
 import { GROUP } from '../../../api/v1alpha1/names.ts';
-import type { Installed } from './world.ts';
+import type { Installed } from '../../worlds/installed.ts';
 
 export interface Remains {
   /** As `kind/namespace/name`. */

@@ -9,7 +9,7 @@ import { VMS } from '../../../operator/objects/resources.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
 import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier.ts';
-import { BOOT, ERROR_LEVEL, Installed, SET_UP_MILLISECONDS, VALUES } from './world.ts';
+import { BOOT, ERROR_LEVEL, Installed, SET_UP_MILLISECONDS, VALUES } from '../../worlds/installed.ts';
 import { unless } from '../../support/unless.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');

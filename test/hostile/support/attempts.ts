@@ -1,6 +1,6 @@
 /** How much hostile input is tried, from which seed, and the count of what came of it for the report. */
 import type { TestContext } from 'vitest';
-import type { AttemptCount } from '../../support/reporter.ts';
+import type { AttemptCount } from '../../../hack/vitest/reporter.ts';
 
 /** The seed of all generated input. Fixed when `HOSTILE_SEED` is absent, so that a red run can be repeated as it was. */
 export const HOSTILE_SEED = numberFrom('HOSTILE_SEED', 1);

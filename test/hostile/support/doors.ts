@@ -5,7 +5,7 @@ import { connect as connectSecurely } from 'node:tls';
 import { codeOf } from '../../../base/errors.ts';
 import { type Lease, LEASES, NODES } from '../../../kube/core.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import type { World } from '../../e2e/vm-world.ts';
+import type { World } from '../../worlds/vm.ts';
 
 export interface Door {
   name: string;

@@ -7,7 +7,7 @@ import { type Connection, loadConnection } from '../../../kube/credentials.ts';
 import { createMetrics } from '../../../kube/metrics.ts';
 import { Transport } from '../../../kube/transport.ts';
 import type { Cluster } from '../../../hack/cluster/index.ts';
-import { issue } from '../../support/authority.ts';
+import { issue } from '../../../hack/cluster/authority.ts';
 
 /** With the rights of a node of that name, whether or not its Node is there. */
 export async function asNode(cluster: Cluster, name: string): Promise<KubeClient> {

@@ -1,5 +1,5 @@
 /** What of a guest's packets gets past the rules of a host, counted behind them by tables of the test's own. */
-import type { NatWorld } from '../../e2e/nat-world.ts';
+import type { NatWorld } from '../../worlds/nat.ts';
 
 /** Behind every rule of the network under test. */
 const LAST = 300;

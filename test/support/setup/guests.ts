@@ -1,5 +1,5 @@
 /** Set-up of projects whose tests run guests. */
-import { guestFile } from '../images.ts';
+import { guestFile } from '../../fixtures/images.ts';
 
 export async function setup(): Promise<void> {
   await guestFile('amd64');

@@ -1,0 +1,77 @@
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { type Mutant, mutate, productFiles, readMutants } from './definitions.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+const FILE = { path: 'a.ts', text: 'function f() {\n  if (ready(x)) {\n    start();\n  }\n}\n' };
+const MUTANT: Mutant = {
+  id: 'early',
+  breaks: 'It starts before it is ready.',
+  text: 'if (ready(x)) {\n  start();\n}',
+  becomes: 'start();\nstart();',
+  project: 'unit',
+  test: 'a.test.ts',
+};
+
+describe('a mutant', () => {
+  it('changes the one place where its text stands, however deep that is indented', () => {
+    const { path, mutated } = mutate(MUTANT, [{ path: 'b.ts', text: 'start();\n' }, FILE]);
+    expect(path).toBe('a.ts');
+    expect(mutated).toBe('function f() {\n  start();\n  start();\n}\n');
+  });
+
+  it('whose text is found no more fails and says so', () => {
+    const moved = { ...FILE, text: FILE.text.replace('ready', 'isReady') };
+    expect(() => mutate(MUTANT, [moved])).toThrow(
+      'early: its text stands in no product file: "if (ready(x)) {"',
+    );
+  });
+
+  it('whose text is found twice fails and says where', () => {
+    expect(() => mutate(MUTANT, [FILE, { ...FILE, path: 'b.ts' }])).toThrow(
+      'early: its text stands 2 times: a.ts:2, b.ts:2',
+    );
+  });
+
+  it('that changes nothing fails', () => {
+    expect(() => mutate({ ...MUTANT, text: 'start();', becomes: 'start();' }, [FILE])).toThrow(
+      'early: becomes what it is',
+    );
+  });
+
+  describe('in a file', () => {
+    let folder: string;
+    beforeEach(async () => {
+      folder = await mkdtemp(join(tmpdir(), 'berth-mutants-'));
+      await mkdir(join(folder, 'part'));
+    });
+    afterEach(async () => {
+      await rm(folder, { recursive: true, force: true });
+    });
+
+    it('is read with its path as its name, and chosen by a part of that', async () => {
+      const text = 'breaks: All.\ntext: a\nbecomes: b\nproject: unit\ntest: a.test.ts\n';
+      await writeFile(join(folder, 'part', 'one.yaml'), text);
+      await writeFile(join(folder, 'two.yaml'), text);
+      expect(readMutants('', folder).map(({ id }) => id)).toEqual(['part/one', 'two']);
+      expect(readMutants('part/', folder).map(({ id }) => id)).toEqual(['part/one']);
+    });
+
+    it('that lacks something, or has a key too many, is refused with its name', async () => {
+      await writeFile(join(folder, 'one.yaml'), 'breaks: All.\ntext: a\nproject: unit\ntesd: a.test.ts\n');
+      expect(() => readMutants('', folder)).toThrow(/one\.yaml: [^]*tesd[^]*becomes/);
+    });
+  });
+});
+
+describe('each mutant of test/mutants', () => {
+  const files = productFiles();
+
+  it.each(readMutants().map((mutant) => [mutant.id, mutant] as const))('applies: %s', (_, mutant) => {
+    expect(() => mutate(mutant, files)).not.toThrow();
+    expect(existsSync(join(ROOT, mutant.test)), `${mutant.test} is there`).toBe(true);
+  });
+});

@@ -1,0 +1,82 @@
+/** What the agent must write while guests or others have filled its disk. On a small disk of its own. */
+import { execFileSync } from 'node:child_process';
+import { mkdtempSync, rmdirSync } from 'node:fs';
+import { appendFile, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { lockDataDirectory } from '../../../agent/host/lock.ts';
+import { writeWhole, writeWholeSync } from '../../../base/files.ts';
+import { keepReserve } from '../../../base/reserve.ts';
+import { mountTmpfs, whyNoTmpfs } from '../../support/tmpfs.ts';
+import { unless } from '../../support/unless.ts';
+
+const DISK_MEBIBYTES = 4;
+const BLOCK = Buffer.alloc(4096);
+
+describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
+  let folder: string;
+  let file: string;
+
+  beforeEach(() => {
+    folder = mkdtempSync(join(tmpdir(), 'berth-full-'));
+    file = join(folder, 'file');
+    mountTmpfs(folder, DISK_MEBIBYTES);
+  });
+
+  afterEach(() => {
+    execFileSync('umount', [folder]);
+    rmdirSync(folder);
+  });
+
+  async function fill(): Promise<void> {
+    const grow = async (): Promise<void> => {
+      await appendFile(join(folder, 'disk'), BLOCK);
+      await grow();
+    };
+    await expect(grow()).rejects.toMatchObject({ code: 'ENOSPC' });
+  }
+
+  it('small files are written again and again where room is kept for them', async () => {
+    keepReserve(folder);
+    await writeWhole(file, 'before');
+    await fill();
+    for (let round = 0; round < 100; round += 1) {
+      await writeWhole(file, `${round}`.repeat(1000));
+      writeWholeSync(`${file}-${round}`, 'new');
+      await fill();
+    }
+    expect(await readFile(file, 'utf8')).toBe('99'.repeat(1000));
+    expect((await readdir(folder)).filter((name) => name.endsWith('.tmp'))).toEqual([]);
+  });
+
+  it('room that could not be kept at first, or was used up, is kept again once there is some', async () => {
+    await fill();
+    keepReserve(folder);
+    await rm(join(folder, 'disk'));
+    keepReserve(folder);
+    await fill();
+    writeWholeSync(file, 'after'.repeat(10_000));
+    expect(await readFile(file, 'utf8')).toBe('after'.repeat(10_000));
+  });
+
+  it('an agent that starts anew gives away nothing of what is kept, and takes its lock', async () => {
+    keepReserve(folder);
+    await fill();
+    const kept = await stat(join(folder, '.reserve'));
+    // As another process, which knows of no reserve yet.
+    vi.resetModules();
+    const anew = await import('../../../base/reserve.ts');
+    anew.keepReserve(folder);
+    expect(await stat(join(folder, '.reserve'))).toMatchObject({ size: kept.size, mtimeMs: kept.mtimeMs });
+    lockDataDirectory(folder)();
+  });
+
+  it('the old text stays where no room is kept', async () => {
+    await writeFile(file, 'before');
+    await fill();
+    await expect(writeWhole(file, 'after')).rejects.toMatchObject({ code: 'ENOSPC' });
+    expect(() => writeWholeSync(file, 'after')).toThrow('ENOSPC');
+    expect(await readFile(file, 'utf8')).toBe('before');
+  });
+});

@@ -1,0 +1,277 @@
+/** What a person makes of a VM's disk: saved, committed and pushed while the guest writes, and deployed elsewhere. */
+import { execFile } from 'node:child_process';
+import { copyFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import type { Image, ImageSpec } from '../../../api/v1alpha1/image.ts';
+import { SECRETS } from '../../../kube/core.ts';
+import { IMAGES } from '../../../operator/objects/resources.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
+import { Downloads } from '../../wires/downloads.ts';
+import { startRegistry, type TestRegistry } from '../../wires/registry.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { makeCopyDisk } from '../../fixtures/copydisk.ts';
+import { page, tell } from '../../worlds/qemuguest.ts';
+import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
+
+const TEST_MILLISECONDS = 600_000;
+const OTHER_ADDRESS = '127.0.0.2';
+const NAMESPACE = 'platform-default';
+
+let directory: string;
+let registry: TestRegistry;
+let world: World;
+let port: number;
+/** Of the VM that is made of the packed file. */
+let packedPort: number;
+
+beforeAll(async () => {
+  directory = await mkdtemp(join(tmpdir(), 'berth-image-actions-'));
+  registry = await startRegistry({ directory: join(directory, 'registry') });
+  const credentialsFile = join(directory, 'storage.json');
+  await writeFile(credentialsFile, registry.dockerConfigJson(), { mode: 0o600 });
+  world = await World.start({
+    name: 'image-actions',
+    architecture: 'amd64',
+    hosts: { one: '127.0.0.1', two: OTHER_ADDRESS },
+    images: {
+      allowLoopbackHttp: true,
+      registries: [{ host: registry.host, caFile: registry.caFile, credentialsFile }],
+    },
+    operatorConfig: { imageStorage: { registry: { prefix: `${registry.host}/storage` }, keepSeconds: 5 } },
+  });
+  await world.cluster.client().create(SECRETS, {
+    metadata: { name: 'regcred', namespace: NAMESPACE },
+    type: 'kubernetes.io/dockerconfigjson',
+    stringData: { '.dockerconfigjson': registry.dockerConfigJson() },
+  });
+  // Behind the guest image a file system, to which the guest writes without a pause.
+  await makeCopyDisk(join(world.shared, 'guest.qcow2'), join(world.shared, 'writer.raw'));
+  await world.makeImage('writer', 'writer.raw');
+  port = await freePort();
+  const placement = { node: 'one' };
+  await world.makeVM('source', {
+    image: 'writer',
+    ports: [`${port}:80`],
+    readiness: { type: 'Port', port: 80 },
+    placement,
+  });
+  await world.waitForCondition('Ready', 'source');
+  expect(await tell(port, 'write')).toBe('writing\n');
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => {
+  await world?.stop();
+  await registry?.close();
+  if (directory !== undefined) {
+    await rm(directory, { recursive: true, force: true });
+  }
+});
+
+async function create(name: string, spec: ImageSpec): Promise<void> {
+  await world.cluster.client().create(IMAGES, { metadata: { name, namespace: NAMESPACE }, spec });
+}
+
+async function untilImage(name: string, matches: (image: Image) => boolean): Promise<Image> {
+  let last: Image | undefined;
+  const look = async (): Promise<Image | false> => {
+    last = await world.cluster.client().get(IMAGES, { namespace: NAMESPACE, name });
+    return matches(last) && last;
+  };
+  try {
+    return await waitFor(`Image ${name}`, look, BOOT);
+  } catch (error) {
+    throw new Error(`${String(error)}: ${JSON.stringify(last?.status)}`, { cause: error });
+  }
+}
+
+function untilReady(name: string): Promise<Image> {
+  return untilImage(name, ({ status }) => status?.phase === 'Ready');
+}
+
+/** A VM of an image on the other host: its page, and that its disk shows one moment of the guest that wrote to it. */
+async function deploy(name: string, image: string): Promise<Record<string, string>> {
+  const own = await freePort();
+  const readiness = { type: 'Port' as const, port: 80 };
+  await world.makeVM(name, { image, ports: [`${own}:80`], readiness, placement: { node: 'two' } });
+  await world.waitForCondition('Ready', name);
+  const text = await tell(own, 'numbers', OTHER_ADDRESS);
+  const numbers = (text.match(/^\d+$/gm) ?? []).map(Number).toSorted((a, b) => a - b);
+  const last = numbers.at(-1) ?? 0;
+  // A guest on a busy machine has not yet written as many.
+  const length = Math.min(19, last);
+  expect(length).toBeGreaterThan(0);
+  expect(numbers.slice(-length)).toEqual(Array.from({ length }, (_, index) => last - length + 1 + index));
+  return { ...(await page(own, OTHER_ADDRESS)), mounted: text };
+}
+
+test(
+  'a running VM is saved as a new Image while it writes; a VM of it on another host has what was there before',
+  async () => {
+    expect(await tell(port, 'marker=before')).toBe('saved\n');
+    await create('saved', { source: { fromVM: { name: 'source' } } });
+    const { status } = await untilReady('saved');
+    expect(status).toMatchObject({ consistency: 'Crash', size: '1Gi' });
+    expect(status?.content?.reference).toMatch(/\/storage\/platform-default\/saved@sha256:/);
+    expect(await tell(port, 'marker=after')).toBe('saved\n');
+    expect(await page(port)).toMatchObject({ boots: '1', marker: 'after' });
+    const copy = await deploy('copy', 'saved');
+    expect(copy).toMatchObject({ boots: '2', marker: 'before' });
+    expect(copy['mounted']).toContain('recovery complete');
+    const jobs = await world.kubectl('get', 'jobs', '-o', 'name');
+    const job = jobs.split('\n').find((name) => name.includes('image-save')) ?? '';
+    expect(await world.kubectl('logs', job)).toMatch(
+      /copying the disk of VM platform-default\/source[^]*stored: sha256:/,
+    );
+    await world.kubectl('delete', 'vm', 'copy');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a commit writes the disk over an Image; the VM that ran from it keeps what it has, later ones get it',
+  async () => {
+    const { digest: before } = (await untilReady('saved')).status ?? {};
+    expect(await tell(port, 'marker=committed')).toBe('saved\n');
+    expect(await tell(port, 'agent=0')).toBe('listening\n');
+    const requestedAt = new Date().toISOString();
+    const commit = { vmName: 'source', requestedAt };
+    await world.kubectl(
+      'patch',
+      'image',
+      'saved',
+      '--type=merge',
+      '-p',
+      JSON.stringify({ spec: { commit } }),
+    );
+    const { status } = await untilImage(
+      'saved',
+      (image) => image.status?.lastCommit?.requestedAt === requestedAt,
+    );
+    expect(status).toMatchObject({ phase: 'Ready', lastCommit: { result: 'Succeeded' } });
+    expect(status?.consistency).toBe('FileSystem');
+    expect(status?.digest).not.toBe(before);
+    const later = await deploy('later', 'saved');
+    expect(later).toMatchObject({ marker: 'committed' });
+    expect(later['mounted']).not.toContain('recovery complete');
+    await world.kubectl('delete', 'vm', 'later');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a push publishes under a full reference; skopeo sees it, and a VM runs from it on another host',
+  async () => {
+    const requestedAt = new Date().toISOString();
+    const reference = `${registry.host}/published/desktop:v1`;
+    const push = { reference, secretName: 'regcred', requestedAt };
+    await world.kubectl('patch', 'image', 'saved', '--type=merge', '-p', JSON.stringify({ spec: { push } }));
+    const { status } = await untilImage(
+      'saved',
+      (image) => image.status?.lastPush?.requestedAt === requestedAt,
+    );
+    const [, digest = ''] = status?.lastPush?.reference?.split('@') ?? [];
+    expect(status?.lastPush).toMatchObject({
+      result: 'Succeeded',
+      reference: `${registry.host}/published/desktop@${digest}`,
+    });
+    const raw = await registry.skopeo('inspect', '--raw', `docker://${reference}`);
+    expect(JSON.parse(raw)).toMatchObject({ artifactType: 'application/vnd.berth.disk.v1' });
+    expect(await registry.skopeo('inspect', '--format', '{{.Digest}}', `docker://${reference}`)).toBe(
+      `${digest}\n`,
+    );
+    await create('published', {
+      source: { registry: { reference } },
+      imagePullSecrets: [{ name: 'regcred' }],
+    });
+    expect(await deploy('pulled', 'published')).toMatchObject({ marker: 'committed' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a push that may not be done says so in a condition, and the Image stays as it is',
+  async () => {
+    await world.cluster.client().create(SECRETS, {
+      metadata: { name: 'wrong', namespace: NAMESPACE },
+      type: 'kubernetes.io/dockerconfigjson',
+      stringData: { '.dockerconfigjson': registry.dockerConfigJson('guessed') },
+    });
+    const requestedAt = new Date().toISOString();
+    const push = { reference: `${registry.host}/published/other:v1`, secretName: 'wrong', requestedAt };
+    await world.kubectl('patch', 'image', 'saved', '--type=merge', '-p', JSON.stringify({ spec: { push } }));
+    const { status } = await untilImage(
+      'saved',
+      (image) => image.status?.lastPush?.requestedAt === requestedAt,
+    );
+    const condition = status?.conditions?.find(({ type }) => type === 'Pushed');
+    expect(condition).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
+    expect(condition?.message).toContain(registry.host);
+    expect(status?.phase).toBe('Ready');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a packed file of a web server is kept in the storage: VMs are made of it when the server is gone',
+  async () => {
+    const file = join(directory, 'guest.qcow2');
+    await copyFile(join(world.shared, 'guest.qcow2'), file);
+    await promisify(execFile)('xz', [file]);
+    const downloads = await Downloads.serve(`${file}.xz`);
+    await create('packed', { source: { http: downloads.next() } });
+    const { status } = await untilReady('packed');
+    await downloads.close();
+    expect(status?.content).toMatchObject({ type: 'storedArtifact' });
+    packedPort = await freePort();
+    const ports = [`${packedPort}:80`];
+    await world.makeVM('unpacked', { image: 'packed', ports, placement: { node: 'two' } });
+    expect(await page(packedPort, OTHER_ADDRESS)).toMatchObject({ boots: '1' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test('kubectl tells the story of an Image', async () => {
+  const table = await world.kubectl('get', 'images', '-o', 'wide');
+  expect(table).toMatch(/^saved +Ready +1Gi /m);
+  await waitFor(
+    'events of Image saved',
+    async () => {
+      const story = await world.kubectl('describe', 'image', 'saved');
+      return ['CommitSucceeded', 'PushSucceeded', 'PushFailed'].every((reason) => story.includes(reason));
+    },
+    STEP,
+  );
+});
+
+test(
+  'what a deleted Image had in the storage is removed by a host; the VM made from it starts again without',
+  async () => {
+    const { status } = await untilReady('packed');
+    const reference = `docker://${status?.content?.reference}`;
+    expect(await registry.skopeo('inspect', '--raw', reference)).toContain('vnd.berth.disk');
+    await world.kubectl('delete', 'image', 'packed');
+    const isRemoved = async (): Promise<boolean> => {
+      try {
+        await registry.skopeo('inspect', '--raw', reference);
+        return false;
+      } catch (error) {
+        return String(error).includes('manifest unknown');
+      }
+    };
+    await waitFor('the content to be gone', isRemoved, STEP);
+    await world.patch('unpacked', { restartRequestedAt: new Date().toISOString() });
+    await waitFor(
+      'the VM to have started again',
+      async () => (await page(packedPort, OTHER_ADDRESS))['boots'] === '2',
+      BOOT,
+    );
+    // What the commit has replaced still waits for its time.
+    const begun = 'jsonpath={.items[?(@.spec.suspend==false)].metadata.name}';
+    const jobs = ['get', 'jobs', '-n', 'berth-system', '-l', 'berth.dev/operation=remove', '-o', begun];
+    await waitFor('its Job to be gone', async () => (await world.kubectl(...jobs)) === '', STEP);
+  },
+  TEST_MILLISECONDS,
+);

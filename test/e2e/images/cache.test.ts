@@ -1,0 +1,148 @@
+/** The image cache with real hosts: images are there before VMs need them, and taken away without breaking a deployment. */
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { TASK_ANNOTATION } from '../../../api/v1alpha1/names.ts';
+import { NODES, PODS, SECRETS } from '../../../kube/core.ts';
+import { IMAGES } from '../../../operator/objects/resources.ts';
+import { CacheEntries, rowOf } from '../../fixtures/cacheentries.ts';
+import { Downloads } from '../../wires/downloads.ts';
+import { createImage, guestFile } from '../../fixtures/images.ts';
+import { startRegistry, type TestRegistry } from '../../wires/registry.ts';
+import { pushContainerDisk } from '../../fixtures/vmimages.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
+
+const TEST_MILLISECONDS = 300_000;
+const NAMESPACE = 'platform-default';
+
+let folder: string;
+let registry: TestRegistry;
+let downloads: Downloads;
+let world: World;
+let entries: CacheEntries;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-image-cache-'));
+  registry = await startRegistry({ directory: folder });
+  downloads = await Downloads.serve(await guestFile('amd64'));
+  world = await World.start({
+    name: 'image-cache',
+    architecture: 'amd64',
+    hosts: { one: '127.0.0.1', two: '127.0.0.2' },
+    images: { allowLoopbackHttp: true, registries: [{ host: registry.host, caFile: registry.caFile }] },
+  });
+  await Promise.all([NAMESPACE, 'berth-system'].map(makeSecret));
+  entries = new CacheEntries(world.cluster);
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => {
+  await world?.stop();
+  await downloads?.close();
+  await registry?.close();
+  if (folder !== undefined) {
+    await rm(folder, { recursive: true, force: true });
+  }
+});
+
+async function makeSecret(namespace: string): Promise<void> {
+  await world.cluster.client().create(SECRETS, {
+    metadata: { name: 'pull', namespace },
+    type: 'kubernetes.io/dockerconfigjson',
+    stringData: { '.dockerconfigjson': registry.dockerConfigJson() },
+  });
+}
+
+/** An Image that a Job has fetched to one host; the name of the other. */
+async function fetchedTo(name: string): Promise<string> {
+  await createImage(world.cluster, name, { http: downloads.next() });
+  await waitFor(
+    `Image ${name} to be Ready`,
+    async () => {
+      const image = await world.cluster.client().get(IMAGES, { namespace: NAMESPACE, name });
+      return image.status?.phase === 'Ready';
+    },
+    STEP,
+  );
+  const listing = await waitFor(`a host to list Image ${name}`, async () => {
+    const hosts = await Promise.all(
+      ['one', 'two'].map(async (host) => ((await lists(host, name)) ? host : '')),
+    );
+    return hosts.find((host) => host !== '');
+  });
+  return listing === 'one' ? 'two' : 'one';
+}
+
+async function lists(host: string, image: string): Promise<boolean> {
+  const { status } = await world.cluster.client().get(NODES, { name: host });
+  return status?.images?.some(({ names }) => names.some((name) => name.includes(`/${image}`))) ?? false;
+}
+
+/** The agent has begun to take the image away, and is at it still. */
+async function untilRemoving(host: string): Promise<void> {
+  await waitFor(
+    `a removal on ${host} to be under way`,
+    async () => {
+      const { items } = await world.cluster.client().list(PODS, { namespace: 'berth-system' });
+      return items.some(({ metadata, spec, status }) => {
+        const isRemoval = metadata.annotations?.[TASK_ANNOTATION]?.includes('"uncache"') ?? false;
+        return isRemoval && spec.nodeName === host && status?.phase === 'Running';
+      });
+    },
+    STEP,
+  );
+}
+
+test(
+  'an image is put on every host; a VM there fetches nothing',
+  async () => {
+    const other = await fetchedTo('desktop');
+    await entries.create('desktop', {
+      imageRef: { namespace: NAMESPACE, name: 'desktop' },
+      targets: { all: true },
+    });
+    await entries.waitUntilCached('desktop', 2, STEP);
+    expect(await lists(other, 'desktop')).toBe(true);
+    const { stdout } = await world.cluster.kubectl(['get', 'ice', 'desktop']);
+    expect(stdout).toMatch(/^desktop +berth\.dev\/platform-default\/desktop\S* .*2/m);
+    // Whoever asks from here on gets half of it.
+    downloads.holdBack();
+    await world.makeVM('quick', { image: 'desktop', placement: { node: other } });
+    await world.vms.waitForPhase('quick', 'Running', undefined, BOOT);
+    downloads.release();
+    await world.kubectl('delete', 'vm', 'quick');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a removal while a VM is being deployed from the image waits, and both succeed',
+  async () => {
+    const reference = await pushContainerDisk(registry, 'team/guest:1', await guestFile('amd64'));
+    const targets = { nodes: ['one'] };
+    await entries.create('private', { reference, targets, pullSecretName: 'pull' });
+    await entries.waitUntilCached('private', 1, STEP);
+    // An agent that has just begun remembers nobody whom the registry opens it to.
+    const agent = world.host('one');
+    await agent.stop();
+    await agent.startAgain();
+    await agent.ready();
+    // The host asks the registry whether the VM may have the image that is there already, and gets no answer yet.
+    registry.traffic.hold();
+    const imagePullSecrets = [{ name: 'pull' }];
+    await world.makeVM('patient', { image: reference, imagePullSecrets, placement: { node: 'one' } });
+    await world.vms.waitForPhase('patient', 'Pulling', undefined, STEP);
+    await waitFor('the host to ask', () => registry.traffic.hasHeld, STEP);
+    await entries.delete('private');
+    await untilRemoving('one');
+    expect(rowOf(await entries.get('private'), 'one')?.state).toBe('Removing');
+    expect(await lists('one', 'team/guest')).toBe(true);
+    registry.traffic.release();
+    await world.vms.waitForPhase('patient', 'Running', undefined, BOOT);
+    await entries.waitUntilGone('private', STEP);
+    await waitFor('the host not to list it any more', async () => !(await lists('one', 'team/guest')), STEP);
+    expect((await world.vms.get('patient')).status?.phase).toBe('Running');
+  },
+  TEST_MILLISECONDS,
+);

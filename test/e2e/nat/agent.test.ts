@@ -1,0 +1,220 @@
+/** NAT through the whole chain: control plane, operator, an agent in a network namespace, a real guest, and what breaks. */
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { isAlive } from '../../../agent/machines/process.ts';
+import { NAT_READY_CONDITION, NAT_TAINT, NETWORK_CONDITION } from '../../../api/v1alpha1/names.ts';
+import { NODES } from '../../../kube/core.ts';
+import { createImage } from '../../fixtures/images.ts';
+import { readMetrics } from '../../support/operatorlog.ts';
+import { VMs } from '../../fixtures/vms.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { NAMESPACE, NatHost, NODE } from '../../worlds/natagent.ts';
+import { whyNotHere } from '../../worlds/nat.ts';
+import { unless } from '../../support/unless.ts';
+
+/** An emulated guest on a busy machine. */
+const BOOT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 250 };
+/** What users are promised: repaired or reported. */
+const PROMISED = { deadlineMilliseconds: 5_000, intervalMilliseconds: 20 };
+const SETUP_MILLISECONDS = 300_000;
+const PORT = 8080;
+/** Reserved by the VM that is never to run. */
+const DOOMED_PORT = 8081;
+const GUESTS = '10.213.0.0/20';
+/** A packet that is dropped, or refused by the host on the way. */
+const UNREACHABLE = /timeout|fetch failed/;
+const QUIET_CHECKS = 200;
+const QUIET_INTERVAL_SECONDS = 0.05;
+/** The checks themselves take most of it, on a machine that emulates a guest beside them. */
+const QUIET_MILLISECONDS = 90_000;
+/** Nobody was promised how soon a fault that is over is told. */
+const HEALED = { deadlineMilliseconds: 30_000 };
+/** From the fault to a VM that is gone: 5 s until it is told, then the agent's and the operator's steps. */
+const GIVEN_UP = { deadlineMilliseconds: 20_000 };
+const REPAIRS = 'berth_agent_network_repairs_total';
+const FAILURES = 'berth_vm_deployments_failed_total';
+
+function checks(result: 'healthy' | 'repaired' | 'faulty'): string {
+  return `berth_agent_network_checks_total{result="${result}"}`;
+}
+
+const missing = whyNotHere();
+
+describe('nat from the agent to the VM', unless(missing), () => {
+  const ends: (() => Promise<void>)[] = [];
+  let host: NatHost;
+  let vms: VMs;
+  /** Of the machine that runs through all of it. */
+  let uid: string;
+
+  beforeAll(async () => {
+    host = await NatHost.start(ends);
+    vms = new VMs(host.cluster, NAMESPACE);
+    await host.makeImage();
+    await makeVM('steady', 'guest', PORT);
+    await vms.waitForCondition('steady', 'Ready', { status: 'True' }, BOOT);
+    uid = (await vms.pod('steady')).metadata.uid ?? '';
+  }, SETUP_MILLISECONDS);
+
+  afterEach(() => host?.removeForeignTable());
+
+  afterAll(async () => {
+    for (const end of ends.toReversed()) {
+      await end();
+    }
+  });
+
+  async function makeVM(name: string, image: string, port: number): Promise<void> {
+    const readiness = { type: 'Port' as const, port: 80 };
+    await vms.create(name, { image, cpu: 1, memory: '128Mi', ports: [`${port}:80`], readiness });
+  }
+
+  async function reachable(): Promise<void> {
+    await waitFor(
+      'the guest to be reachable',
+      async () => (await host.page(PORT)).includes('berth-guest'),
+      PROMISED,
+    );
+  }
+
+  async function networkIs(name: string, status: 'True' | 'False'): Promise<string> {
+    return await waitFor(
+      `Pod and VM ${name} to say that its network is ${status}`,
+      async () => {
+        const [pod, vm] = await Promise.all([vms.pod(name), vms.get(name)]);
+        const ofPod = pod.status?.conditions?.find(({ type }) => type === NETWORK_CONDITION);
+        const ofVM = vm.status?.conditions?.find(({ type }) => type === 'NetworkReady');
+        return ofPod?.status === status && ofVM?.status === status && (ofVM.message ?? ' ');
+      },
+      status === 'True' ? HEALED : PROMISED,
+    );
+  }
+
+  /** The Node's own word, and the operator's taint that follows from it. */
+  async function hostTakesVMs(takes: boolean): Promise<void> {
+    await waitFor(
+      `the host ${takes ? 'to take VMs again' : 'to be kept from taking VMs'}`,
+      async () => {
+        const { spec, status } = await host.cluster.client().get(NODES, { name: NODE });
+        const ready = status?.conditions?.find(({ type }) => type === NAT_READY_CONDITION)?.status;
+        const tainted = spec?.taints?.some(({ key }) => key === NAT_TAINT) ?? false;
+        return ready === (takes ? 'True' : 'False') && tainted !== takes;
+      },
+      takes ? HEALED : PROMISED,
+    );
+  }
+
+  async function events(reason: string): Promise<string> {
+    const fields = ['-A', `--field-selector=reason=${reason}`, '-o', 'jsonpath={.items[*].message}'];
+    return (await host.cluster.kubectl(['get', 'events', ...fields])).stdout;
+  }
+
+  /** The same machine, and its VM runs: whatever became of the network. */
+  async function runsOn(): Promise<void> {
+    expect((await vms.pod('steady')).metadata.uid).toBe(uid);
+    expect((await vms.get('steady')).status?.phase).toBe('Running');
+    const machines = await host.agent.machines();
+    expect([...machines.keys()]).toEqual([uid]);
+    for (const identity of machines.values()) {
+      expect(await isAlive(identity)).toBe(true);
+    }
+  }
+
+  /** Nothing on the host speaks of a machine that is gone; its disk goes when the host has heard that its Pod did. */
+  async function leavesNothing(gone: string, port: number): Promise<void> {
+    const isHeld = async (): Promise<boolean> =>
+      (await host.traces()).folders.some((name) => name.includes(gone));
+    await waitFor('its disk and record to be gone', async () => !(await isHeld()));
+    const traces = await host.traces();
+    expect(traces.ports).toHaveLength(2); // the probe's and the steady guest's
+    for (const text of [traces.processes, traces.attachments]) {
+      expect(text).not.toContain(gone);
+    }
+    for (const text of [traces.rules, traces.connections]) {
+      expect(text).not.toMatch(new RegExp(`\\b${port}\\b`));
+    }
+  }
+
+  test.each([
+    ['the table flushed', ['nft', 'flush', 'ruleset'], 'loaded the rules'],
+    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'set berth0 up'],
+    [
+      'forwarding switched off',
+      ['sysctl', '--quiet', '--write', 'net.ipv4.ip_forward=0'],
+      'switched IPv4 forwarding on',
+    ],
+  ])(
+    '%s while Running: repaired by the agent within 5 s, counted, told, and the guest reachable again',
+    async (_what, [file = '', ...args], repair) => {
+      await reachable();
+      const before = await host.metric(REPAIRS);
+      const began = performance.now();
+      host.net.inHost(file, ...args);
+      await reachable();
+      process.stderr.write(`${repair} after ${Math.round(performance.now() - began)} ms\n`);
+      await waitFor('the repair to be counted', async () => (await host.metric(REPAIRS)) > before);
+      await waitFor('the repair to be told', async () => (await events('NetworkRepaired')).includes(repair));
+      await runsOn();
+    },
+  );
+
+  test("another table dropping the guest's packets while Running: told within 5 s, healed when it goes, the VM kept", async () => {
+    const { podIP } = (await vms.pod('steady')).status ?? {};
+    const faulty = await host.metric(checks('faulty'));
+    host.addForeignTable(`ip saddr ${podIP} drop`);
+    const began = performance.now();
+    expect(await networkIs('steady', 'False')).toContain('table inet other, chain theirs');
+    process.stderr.write(`reported after ${Math.round(performance.now() - began)} ms\n`);
+    await expect(host.page(PORT)).rejects.toThrow(UNREACHABLE);
+    await waitFor('the fault to be counted', async () => (await host.metric(checks('faulty'))) > faulty);
+    host.removeForeignTable();
+    await networkIs('steady', 'True');
+    await reachable();
+    await runsOn();
+  });
+
+  test('repair made impossible during a deployment: VM gone, told, counted, host tainted until it heals, nothing left over', async () => {
+    const faulty = await host.metric(checks('faulty'));
+    // Before the Image, or the host has it already when the VM comes.
+    host.downloads.holdBack();
+    await createImage(host.cluster, 'gated', { http: host.downloads.next() });
+    await makeVM('doomed', 'gated', DOOMED_PORT);
+    await vms.waitForPhase('doomed', 'Pulling');
+    const doomed = (await vms.pod('doomed')).metadata.uid ?? '';
+    expect((await host.traces()).folders.join()).toContain(doomed);
+    host.addForeignTable(`ip saddr ${GUESTS} drop`);
+    host.downloads.release();
+    await hostTakesVMs(false);
+    await networkIs('steady', 'False');
+    await vms.waitUntilGone('doomed', GIVEN_UP);
+    await waitFor('the Event', async () =>
+      (await events('NATSelfHealFailed')).includes('table inet other, chain theirs'),
+    );
+    const failures = `${FAILURES}{vm_namespace="${NAMESPACE}",reason="NATSelfHealFailed"} 1`;
+    await waitFor('the failure to be counted', async () =>
+      (await readMetrics(host.cluster, host.operator)).split('\n').includes(failures),
+    );
+    expect(await host.metric(checks('faulty'))).toBeGreaterThan(faulty);
+    await leavesNothing(doomed, DOOMED_PORT);
+    await hostTakesVMs(false);
+    host.removeForeignTable();
+    await hostTakesVMs(true);
+    await networkIs('steady', 'True');
+    await reachable();
+    await runsOn();
+  });
+
+  test('200 quiet checks with a guest running: no repair counted', async () => {
+    await host.restartAgent(QUIET_INTERVAL_SECONDS);
+    await waitFor(
+      `${QUIET_CHECKS} checks`,
+      async () => (await host.metric(checks('healthy'))) >= QUIET_CHECKS,
+      { deadlineMilliseconds: QUIET_MILLISECONDS, intervalMilliseconds: 1_000 },
+    );
+    const counted = await Promise.all(
+      [REPAIRS, checks('repaired'), checks('faulty')].map((line) => host.metric(line)),
+    );
+    expect(counted).toEqual([0, 0, 0]);
+    await reachable();
+    await runsOn();
+  });
+});

@@ -1,0 +1,342 @@
+/** The `nat` network in namespaces of its own, with guests that send exactly the frames they are told to. */
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { identify, isAlive } from '../../../agent/machines/process.ts';
+import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { FrameGuest, tapBackend } from '../../worlds/frameguest.ts';
+import { HOST_ADDRESS, NatWorld, type Worker, WORLD_ADDRESS, whyNotHere } from '../../worlds/nat.ts';
+import { unless } from '../../support/unless.ts';
+
+/** What the issue promises: repaired or reported within this time. */
+const REPAIR_DEADLINE_MILLISECONDS = 5_000;
+/** A guest is attached and its QEMU started meanwhile; who waits gets on as soon as there is an answer. */
+const START_MILLISECONDS = 30_000;
+const SERVICE_PORT = 8000;
+const ECHO_PORT = 7000;
+
+const missing = whyNotHere();
+
+function reservation(protocol: 'TCP' | 'UDP', hostPort: number, guestPort: number): MachinePort {
+  return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort };
+}
+
+const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
+
+describe('nat', unless(missing), () => {
+  let net: NatWorld;
+  let host: Worker;
+  let world: Worker;
+  const guests: FrameGuest[] = [];
+  /** By machine, as last attached. */
+  const taps = { a: '', b: '' };
+
+  async function guest(name: 'a' | 'b', ports: MachinePort[], on = host): Promise<FrameGuest> {
+    const macAddress = MACS[name];
+    const attached = await on.do('attach', name, { macAddress, ports });
+    const tap = /ifname=([^,]+)/.exec(attached.arguments.join(' '))?.[1] ?? '';
+    taps[name] = tap;
+    const one = await FrameGuest.start({
+      spawn: (file, args) => net.spawnInHost(file, args),
+      backend: tapBackend(tap),
+      socketPath: join(net.directory, `${name}.sock`),
+      macAddress,
+      address: attached.address ?? '',
+    });
+    guests.push(one);
+    return one;
+  }
+
+  async function gatewayOf(one: FrameGuest): Promise<string> {
+    return await one.resolve('10.213.0.1', { deadlineMilliseconds: 5_000 });
+  }
+
+  async function echoes(text: string): Promise<void> {
+    await waitFor(
+      'the guest to answer through its reserved port',
+      async () => (await world.do('udpExchange', HOST_ADDRESS, 5353, text)) === text,
+      { deadlineMilliseconds: REPAIR_DEADLINE_MILLISECONDS },
+    );
+  }
+
+  beforeAll(async () => {
+    net = new NatWorld('nat');
+    host = net.worker('host');
+    world = net.worker('world');
+    await world.do('serveHttp', 80);
+    await world.do('serveUdp', ECHO_PORT);
+    await host.do('serveHttp', SERVICE_PORT);
+    await host.do('serveUdp', ECHO_PORT);
+    await host.do('open', net.natOptions());
+  });
+
+  afterEach(async () => {
+    for (const one of guests.splice(0)) {
+      await one.stop();
+    }
+    for (const uid of await host.do('attached')) {
+      await host.do('detach', uid);
+    }
+  });
+
+  afterAll(async () => {
+    await net.remove();
+  });
+
+  test('a datagram goes out under the host address and in through a reserved port', async () => {
+    const a = await guest('a', [reservation('UDP', 5353, 53)]);
+    a.sendDatagram(await gatewayOf(a), { address: WORLD_ADDRESS, port: ECHO_PORT }, 'out');
+    await waitFor('the answer from the world', () => a.received.includes('out'));
+    expect(await world.do('heard')).toMatchObject({ out: HOST_ADDRESS });
+    await echoes('in');
+    expect(await host.do('udpExchange', HOST_ADDRESS, 5353, 'from the host itself')).toBe(
+      'from the host itself',
+    );
+  });
+
+  test('a sender that tried a reserved port before it led anywhere is not left out', async () => {
+    const sending = world.do('udpExchange', HOST_ADDRESS, 5353, 'early', START_MILLISECONDS);
+    await waitFor('the first packet', () =>
+      net.inHost('conntrack', '-L', '--proto', 'udp').includes('dport=5353'),
+    );
+    await guest('a', [reservation('UDP', 5353, 53)]);
+    expect(await sending).toBe('early');
+  });
+
+  test('200 quiet checks repair nothing and cost little', async () => {
+    await guest('a', [reservation('UDP', 5353, 53), reservation('TCP', 8080, 80)]);
+    const { repaired, faults, cpuMilliseconds } = await host.do('checks', 200);
+    expect({ repaired, faults }).toEqual({ repaired: [], faults: [] });
+    expect(cpuMilliseconds).toBeLessThan(40);
+  }, 60_000);
+
+  test.each([
+    ['all rules flushed', ['nft', 'flush', 'ruleset'], 'loaded the rules'],
+    ['a rule of ours removed', ['nft', 'flush', 'chain', 'inet', 'berth', 'postrouting'], 'loaded the rules'],
+    ['a reservation removed', ['nft', 'flush', 'map', 'inet', 'berth', 'reservations'], 'loaded the rules'],
+    [
+      'a rule added to ours',
+      ['nft', 'insert', 'rule', 'inet', 'berth', 'forward', 'drop'],
+      'loaded the rules',
+    ],
+    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'set berth0 up'],
+    ['the bridge deleted', ['ip', 'link', 'delete', 'berth0'], 'made bridge berth0'],
+    [
+      'the bridge without its address',
+      ['ip', 'address', 'flush', 'dev', 'berth0'],
+      'gave berth0 the address 10.213.0.1/20',
+    ],
+    [
+      'forwarding switched off',
+      ['sysctl', '--write', 'net.ipv4.ip_forward=0'],
+      'switched IPv4 forwarding on',
+    ],
+  ])('%s: repaired, counted once, guest reachable', async (_what, [file = '', ...args], repair) => {
+    await guest('a', [reservation('UDP', 5353, 53)]);
+    await echoes('before');
+    net.inHost(file, ...args);
+    const report = await host.do('check');
+    expect(report).toMatchObject({ healthy: true, faults: [] });
+    expect(report.repaired.filter((one) => one === repair)).toHaveLength(1);
+    await echoes('after');
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
+  });
+
+  test('a tap taken off the bridge or no longer isolated is put back', async () => {
+    const a = await guest('a', [reservation('UDP', 5353, 53)]);
+    expect(a.received).toEqual([]);
+    const tap = taps.a;
+    net.inHost('ip', 'link', 'set', tap, 'nomaster');
+    expect((await host.do('check')).repaired).toContain(`connected ${tap} to berth0, isolated`);
+    net.inHost('ip', 'link', 'set', tap, 'type', 'bridge_slave', 'isolated', 'off');
+    expect((await host.do('check')).repaired).toEqual([`connected ${tap} to berth0, isolated`]);
+    await echoes('after');
+  });
+
+  test('a tap deleted under a running hypervisor is made again, and the machine named that must restart', async () => {
+    await guest('a', []);
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
+    const tap = taps.a;
+    net.inHost('ip', 'link', 'delete', tap);
+    const report = await host.do('check');
+    expect(report.repaired).toContain(`made tap ${tap}`);
+    expect(report.machines['a']).toMatchObject({
+      healthy: false,
+      message: expect.stringContaining('restart') as string,
+    });
+    expect(report.healthy).toBe(true);
+  });
+
+  test('a dead dnsmasq is started again', async () => {
+    const pid = Number(readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8'));
+    process.kill(pid, 'SIGKILL');
+    const report = await waitFor('the repair', async () => {
+      const one = await host.do('check');
+      return one.repaired.length > 0 && one;
+    });
+    expect(report).toMatchObject({ healthy: true, repaired: ['started dnsmasq'] });
+  });
+
+  test.each([
+    ['every packet', 'type filter hook forward priority 0; policy drop;', ''],
+    ["the guests' packets", 'type filter hook forward priority 0;', 'ip saddr 10.213.0.0/20 drop'],
+    ['what comes from the bridge', 'type filter hook prerouting priority -150;', 'iifname berth0 drop'],
+  ])(
+    "another table drops %s: reported with its name, left alone, healthy once it's gone",
+    async (_what, head, rule) => {
+      await guest('a', []);
+      net.inHost('nft', `table inet other { chain theirs { ${head} ${rule}; }; }`);
+      const started = performance.now();
+      const report = await host.do('check');
+      expect(performance.now() - started).toBeLessThan(REPAIR_DEADLINE_MILLISECONDS);
+      expect(report).toMatchObject({ healthy: false, repaired: [] });
+      expect(report.faults.join()).toContain('table inet other, chain theirs');
+      expect(report.machines['a']?.healthy).toBe(false);
+      net.inHost('nft', 'delete', 'table', 'inet', 'other');
+      expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [], faults: [] });
+    },
+  );
+
+  test("another table drops one guest's packets: that machine is reported, the others are not", async () => {
+    await guest('a', []);
+    await guest('b', []);
+    const address = (await host.do('address', 'a')) ?? '';
+    net.inHost(
+      'nft',
+      `table inet other { chain theirs { type filter hook forward priority 0; ip daddr ${address} drop; }; }`,
+    );
+    const report = await host.do('check');
+    expect(report.healthy).toBe(true);
+    expect(report.machines['a']).toMatchObject({
+      healthy: false,
+      message: `packets of ${address} are dropped by table inet other, chain theirs`,
+    });
+    expect(report.machines['b']?.healthy).toBe(true);
+    net.inHost('nft', 'delete', 'table', 'inet', 'other');
+    expect((await host.do('check')).machines['a']?.healthy).toBe(true);
+  });
+
+  test('a filter of others that spares most of a guest is not reported', async () => {
+    await guest('a', []);
+    const address = (await host.do('address', 'a')) ?? '';
+    net.inHost(
+      'nft',
+      `table inet other { chain theirs { type filter hook forward priority 0; ip saddr ${address} tcp dport 25 drop; ct state invalid drop; }; }`,
+    );
+    expect(await host.do('check')).toMatchObject({ healthy: true, faults: [] });
+    net.inHost('nft', 'delete', 'table', 'inet', 'other');
+  });
+
+  test('a port that a service of the host or another machine holds is PortTaken', async () => {
+    const taken = { macAddress: MACS.a, ports: [reservation('TCP', SERVICE_PORT, 80)] };
+    await expect(host.do('attach', 'a', taken)).rejects.toMatchObject({ reason: 'PortTaken' });
+    expect(await host.do('attached')).toEqual([]);
+    await guest('b', [reservation('UDP', 5353, 53)]);
+    const other = { macAddress: MACS.a, ports: [reservation('UDP', 5353, 53)] };
+    await expect(host.do('attach', 'a', other)).rejects.toMatchObject({ reason: 'PortTaken' });
+  });
+
+  test('a port that a host keeps from machines is PortNotReservable', async () => {
+    const denied = { macAddress: MACS.a, ports: [reservation('TCP', 10_250, 80)] };
+    await expect(host.do('attach', 'a', denied)).rejects.toMatchObject({
+      reason: 'PortNotReservable',
+      message: expect.stringContaining('ports.denied') as string,
+    });
+    expect(await host.do('attached')).toEqual([]);
+  });
+
+  test('a port that a service of the host takes later is told and left to it, and led to the guest again once it is free', async () => {
+    await guest('a', [reservation('UDP', 5353, 53), reservation('TCP', 8080, 80)]);
+    await echoes('to the guest');
+    const service = net.worker('host');
+    await service.do('serveUdp', 5353);
+    await service.do('serveHttp', 8080);
+    const told = await waitFor('the taken ports to be told', async () => {
+      const report = await host.do('check');
+      const { healthy, message } = report.machines['a'] ?? {};
+      return healthy === false && message?.includes('5353/UDP') && report;
+    });
+    expect(told.machines['a']?.message).toContain('port 8080/TCP on 192.0.2.1 is in use');
+    expect(told.healthy).toBe(true);
+    // The world's own address: who answers is the service, not the guest.
+    expect(await world.do('httpGet', `http://${HOST_ADDRESS}:8080/`)).toBe(WORLD_ADDRESS);
+    expect(await world.do('udpExchange', HOST_ADDRESS, 5353, 'to the service')).toBe('to the service');
+    expect(await service.do('heard')).toMatchObject({ 'to the service': WORLD_ADDRESS });
+    expect((await host.do('check')).repaired).toEqual([]);
+    await service.kill();
+    expect(await host.do('check')).toMatchObject({ machines: { a: { healthy: true } } });
+    await echoes('to the guest again');
+  });
+
+  test('machines keep network and address over the death of the agent', async () => {
+    await guest('a', [reservation('UDP', 5353, 53)]);
+    const address = await host.do('address', 'a');
+    await host.kill();
+    await echoes('without an agent');
+    host = net.worker('host');
+    await host.do('open', net.natOptions());
+    expect(await host.do('attached')).toEqual(['a']);
+    expect(await host.do('address', 'a')).toBe(address);
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [], faults: [] });
+    await echoes('with the next agent');
+  });
+
+  test('nothing is left of a detached machine', async () => {
+    const before = [net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')];
+    const a = await guest('a', [reservation('UDP', 5353, 53)]);
+    await echoes('tracked');
+    await a.stop();
+    const address = (await host.do('address', 'a')) ?? '';
+    await host.do('detach', 'a');
+    expect([net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')]).toEqual(before);
+    expect(net.inHost('conntrack', '-L')).not.toContain(address);
+    expect(readFileSync(join(net.directory, 'run/dhcp-hosts'), 'utf8')).toBe('');
+  });
+
+  test('two networks on one host do not meet, and the end of one is nothing to the other', async () => {
+    const other = net.worker('host');
+    const { hostAddress: _every, ...rest } = net.natOptions();
+    await other.do('open', {
+      ...rest,
+      directory: join(net.directory, 'other'),
+      runtimeDirectory: join(net.directory, 'other-run'),
+      bridge: 'berth1',
+      table: 'berth1',
+      subnet: '10.214.0.0/20',
+      probeSubnet: '198.18.214.0/24',
+    });
+    const a = await guest('a', []);
+    const b = await guest('b', [reservation('UDP', 5353, 53)], other);
+    expect(await other.do('check')).toMatchObject({ healthy: true, repaired: [] });
+    const addressOfB = (await other.do('address', 'b')) ?? '';
+    a.sendDatagram(await gatewayOf(a), { address: addressOfB, port: 53 }, 'from the other network');
+    await b.resolve('10.214.0.1', { deadlineMilliseconds: 5_000 });
+    await echoes('to every address of the host');
+    expect(new Set(b.received)).toEqual(new Set(['to every address of the host']));
+    await other.do('detach', 'b');
+    await other.do('close');
+    expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
+    expect(net.inHost('ip', '-brief', 'link')).not.toContain('berth1');
+  });
+
+  test('nothing is left when it is closed without machines but forwarding, which others may need by now', async () => {
+    await guest('a', [reservation('UDP', 5353, 53)]);
+    const dnsmasq = await identify(Number(readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8')));
+    await host.do('close');
+    expect(net.inHost('nft', 'list', 'tables')).toContain('berth');
+    await host.do('open', net.natOptions());
+    await host.do('detach', 'a');
+    await host.do('close');
+    expect(net.inHost('ip', '-brief', 'link').match(/^\S+/gm)).toEqual([
+      'lo',
+      expect.stringMatching(/^uplink@/),
+    ]);
+    expect(net.inHost('nft', 'list', 'ruleset')).toBe('');
+    expect(existsSync(join(net.directory, 'run'))).toBe(false);
+    expect(readdirSync(join(net.directory, 'network'))).toEqual([]);
+    expect(net.inHost('cat', '/proc/sys/net/ipv4/ip_forward').trim()).toBe('1');
+    await waitFor('dnsmasq to have ended', async () => dnsmasq !== undefined && !(await isAlive(dnsmasq)));
+    await host.do('open', net.natOptions());
+  });
+});

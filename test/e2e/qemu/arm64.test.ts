@@ -1,0 +1,34 @@
+/** A real aarch64 guest, emulated where the host is none. */
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { freePort } from '../../../hack/cluster/ports.ts';
+import { folderOf, guestBase, type Host, makeHost, page, planFor } from '../../worlds/qemuguest.ts';
+
+let host: Host;
+
+beforeAll(async () => {
+  host = await makeHost();
+});
+afterAll(async () => await host.end());
+
+it('an arm64 guest boots from UEFI, goes on after a suspend, and stops in order', {
+  timeout: 300_000,
+}, async () => {
+  const base = await guestBase('arm64');
+  const port = await freePort();
+  const plan = planFor('arm64', port);
+  const folder = folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0004');
+  await host.driver.create(folder, plan, base);
+  await host.driver.start(folder, plan);
+  const before = await page(port);
+  expect(before).toMatchObject({ architecture: 'aarch64', boots: '1' });
+  await host.driver.suspend(folder);
+  await host.driver.resume(folder, plan);
+  expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
+  await host.driver.stop(folder, { graceMilliseconds: 60_000 });
+  expect(await host.driver.inspect(folder)).toEqual({ kind: 'stopped' });
+  let text = '';
+  for await (const piece of host.driver.console(folder).read({})) {
+    text += piece;
+  }
+  expect(text).toContain('power button');
+});

@@ -1,0 +1,318 @@
+/** Copies of a machine's whole disk, with a real guest that writes all the time and runs Debian's guest agent. */
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { access, mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { isMissing } from '../../../base/errors.ts';
+import type { DiskCopy, LaunchPlan } from '../../../agent/drivers/driver.ts';
+import type { BaseImage } from '../../../agent/images/local/types.ts';
+import { findByArgument, type ProcessIdentity } from '../../../agent/machines/process.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { type CopyJob, UNDER_WAY } from './copyagent.ts';
+import {
+  bytesOnDisk,
+  COPY_DATA_LIMIT_BYTES,
+  COPY_DISK_BYTES,
+  isClean,
+  makeCopyDisk,
+  markerOn,
+} from '../../fixtures/copydisk.ts';
+import {
+  BOOT_DEADLINE_MILLISECONDS,
+  folderOf,
+  guestBase,
+  type Host,
+  makeHost,
+  page,
+  planFor,
+  tell,
+} from '../../worlds/qemuguest.ts';
+
+/** As the driver has it, and what a busy machine adds. */
+const SYNC_LIMIT_MILLISECONDS = 3_000;
+const SLACK_MILLISECONDS = 2_000;
+
+describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
+  let host: Host;
+  let base: BaseImage;
+  let plan: LaunchPlan;
+  let port: number;
+  let target: string;
+  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0006';
+
+  beforeAll(async () => {
+    host = await makeHost();
+    base = await makeCopyDisk((await guestBase('amd64')).path, join(host.directory, 'base.raw'));
+    await mkdir(join(host.directory, 'copies'));
+    target = join(host.directory, 'copies', 'disk.raw');
+    port = await freePort();
+    plan = planFor('amd64', port);
+    await host.driver.create(folder(), plan, base);
+    await host.driver.start(folder(), plan);
+    await page(port);
+    expect(await tell(port, 'write')).toBe('writing\n');
+  }, 300_000);
+
+  afterAll(async () => await host.end());
+
+  const folder = () => folderOf(host, uid);
+
+  /** `onMoment`: called when the moment that the copy shows is over. */
+  async function copy(
+    onMoment: () => void = () => undefined,
+    { to = target, signal = new AbortController().signal } = {},
+  ): Promise<DiskCopy> {
+    return await host.driver.copyDisk(folder(), {
+      target: to,
+      signal,
+      onProgress: (percent) => {
+        if (percent === 0) {
+          onMoment();
+        }
+      },
+    });
+  }
+
+  /** Resolves when the copy reads; its end is given. */
+  async function begun(
+    options: { to?: string; signal?: AbortSignal } = {},
+  ): Promise<{ end: Promise<DiskCopy | Error> }> {
+    const moment = Promise.withResolvers<void>();
+    const end = copy(moment.resolve, options).catch((error: unknown) => error as Error);
+    await Promise.race([moment.promise, end]);
+    return { end };
+  }
+
+  /** Nothing of a copy is left, and the guest goes on writing. */
+  async function expectNothingLeft(): Promise<void> {
+    await expect(access(target)).rejects.toThrow('ENOENT');
+    const files = await readdir(folder().path);
+    expect(files.filter((name) => name.startsWith('copy'))).toEqual([]);
+  }
+
+  async function expectWriting(): Promise<void> {
+    const before = await number();
+    await waitFor('the guest to write on', async () => (await number()) > before + 1);
+  }
+
+  async function number(): Promise<number> {
+    return Number(await tell(port, 'number'));
+  }
+
+  /** The process that reads the disk for the copy under way. */
+  async function reader(): Promise<ProcessIdentity | undefined> {
+    return await findByArgument(`throttle-group,id=berth-copy-${uid}`);
+  }
+
+  async function freezes(): Promise<string[]> {
+    return (await tell(port, 'freezes')).trim().split('\n');
+  }
+
+  /** An agent of its own copies the disk, and is killed when `when` says so; ours is let go of before. */
+  async function killedAgent(when: (output: string) => boolean | Promise<boolean>): Promise<void> {
+    await host.driver.close();
+    const job: CopyJob = { dataDirectory: host.directory, folder: folder(), target };
+    const script = new URL('./copyagent.ts', import.meta.url).pathname;
+    const child = spawn(process.execPath, [script, JSON.stringify(job)], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    const ended = once(child, 'exit');
+    try {
+      let output = '';
+      child.stdout.on('data', (data: Buffer) => {
+        output += data.toString();
+      });
+      await waitFor('the copy', async () => child.exitCode !== null || (await when(output)), {
+        intervalMilliseconds: 10,
+      });
+    } finally {
+      child.kill('SIGKILL');
+    }
+    expect(await ended).toEqual([null, 'SIGKILL']);
+    await host.restartAgent();
+  }
+
+  function underWay(output: string): boolean {
+    return output.includes(UNDER_WAY);
+  }
+
+  async function mayBeFrozen(): Promise<boolean> {
+    try {
+      const note = await readFile(join(folder().path, 'copy.json'), 'utf8');
+      return (JSON.parse(note) as { frozen: boolean }).frozen;
+    } catch (error) {
+      if (isMissing(error)) {
+        return false;
+      }
+      throw error;
+    }
+  }
+
+  it('that runs shows one moment and has its holes; the guest runs on', async () => {
+    const before = await page(port);
+    await tell(port, 'marker=before');
+    const least = await number();
+    const started = performance.now();
+    const { end } = await begun();
+    const waited = performance.now() - started;
+    const { pid } = await waitFor('the reader', reader, { intervalMilliseconds: 1 });
+    process.kill(pid, 'SIGSTOP');
+    await tell(port, 'marker=after');
+    const most = await number();
+    process.kill(pid, 'SIGCONT');
+    expect(await end).toEqual({ consistency: 'Crash', virtualSizeBytes: COPY_DISK_BYTES });
+    expect(waited).toBeGreaterThan(SYNC_LIMIT_MILLISECONDS - SLACK_MILLISECONDS);
+    expect(waited).toBeLessThan(SYNC_LIMIT_MILLISECONDS + SLACK_MILLISECONDS);
+    expect(await bytesOnDisk(target)).toBeLessThan(COPY_DATA_LIMIT_BYTES);
+    expect(await markerOn(target)).toBe('before');
+    expect(await page(port)).toMatchObject({ boot_id: before['boot_id'], marker: 'after' });
+    await expectWriting();
+    await expectWholeGuest(least, most);
+  });
+
+  /** The copy boots, its file system recovers, and of what the guest wrote it has all up to one moment. */
+  async function expectWholeGuest(least: number, most: number): Promise<void> {
+    const other = folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0007');
+    const otherPort = await freePort();
+    const otherPlan = planFor('amd64', otherPort);
+    await host.driver.create(other, otherPlan, { ...base, path: target });
+    await host.driver.start(other, otherPlan);
+    expect(await page(otherPort)).toMatchObject({ boots: '2', marker: 'before' });
+    const text = await tell(otherPort, 'numbers');
+    await host.driver.delete(other);
+    expect(text).toContain('recovery complete');
+    const numbers = (text.match(/^\d+$/gm) ?? []).map(Number).toSorted((a, b) => a - b);
+    const last = numbers.at(-1) ?? 0;
+    expect(numbers.slice(-19)).toEqual(Array.from({ length: 19 }, (_, index) => last - 18 + index));
+    expect(last).toBeGreaterThanOrEqual(least);
+    expect(last).toBeLessThanOrEqual(most + 1);
+  }
+
+  it('has file systems that the guest agent froze, and thawed', async () => {
+    await tell(port, 'agent=0');
+    expect(await copy()).toEqual({ consistency: 'FileSystem', virtualSizeBytes: COPY_DISK_BYTES });
+    expect(await freezes()).toEqual(['freeze', 'thaw']);
+    expect(await isClean(target)).toBe(true);
+    await expectWriting();
+  });
+
+  it('that is given up while the guest freezes leaves it thawed', async () => {
+    await tell(port, 'agent=2');
+    const abort = new AbortController();
+    const end = copy(undefined, { to: join(host.directory, 'copies', 'other'), signal: abort.signal });
+    await waitFor('the freeze', mayBeFrozen);
+    abort.abort(new Error('not wanted'));
+    await expect(end).rejects.toThrow('not wanted');
+    expect(await freezes()).toEqual(['freeze', 'thaw', 'freeze', 'thaw']);
+    await expectWriting();
+  });
+
+  it('does without a freeze that takes too long, and ends it', async () => {
+    await tell(port, 'agent=10');
+    expect(await copy()).toMatchObject({ consistency: 'Crash' });
+    expect(await isClean(target)).toBe(false);
+    expect((await freezes()).slice(4)).toEqual(['freeze', 'thaw']);
+    await expectWriting();
+    await tell(port, 'agent=1');
+  });
+
+  it('that is given up leaves nothing', async () => {
+    const abort = new AbortController();
+    const { end } = await begun({ signal: abort.signal });
+    abort.abort(new Error('not wanted'));
+    expect(await end).toMatchObject({ message: 'not wanted' });
+    await expectNothingLeft();
+    await expectWriting();
+  });
+
+  it('is cleared away when the agent died in its middle, also with a frozen guest', async () => {
+    await killedAgent(underWay);
+    expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running', guestStarted: true });
+    await expectNothingLeft();
+    await expectWriting();
+    const before = await freezes();
+    await killedAgent(mayBeFrozen);
+    expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running', guestStarted: true });
+    await expectNothingLeft();
+    expect(await freezes()).toEqual([...before, 'freeze', 'thaw']);
+    await expectWriting();
+    expect(await copy()).toMatchObject({ consistency: 'FileSystem' });
+  });
+
+  it('waits for another one of the same machine', async () => {
+    const order: string[] = [];
+    const first = copy(() => order.push('first begins')).then(() => order.push('first ends'));
+    const to = join(host.directory, 'copies', 'other');
+    await copy(() => order.push('second begins'), { to });
+    await first;
+    expect(order).toEqual(['first begins', 'first ends', 'second begins']);
+  });
+
+  it('of a suspended machine is as after a loss of power, and a resume waits for it', async () => {
+    const before = await page(port);
+    await host.driver.suspend(folder());
+    const { end } = await begun();
+    await host.driver.resume(folder(), plan);
+    expect(await end).toEqual({ consistency: 'Crash', virtualSizeBytes: COPY_DISK_BYTES });
+    expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
+    await expectWriting();
+  });
+
+  it('fails when the machine is stopped meanwhile', async () => {
+    const { end } = await begun();
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+    expect(await host.driver.inspect(folder())).toEqual({ kind: 'stopped' });
+    expect(await end).toMatchObject({ name: 'CopyError', reason: 'Interrupted' });
+    await expectNothingLeft();
+  });
+
+  it('of a stopped machine survives a start, which waits, and an agent that died', async () => {
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+    await killedAgent(underWay);
+    expect(await reader()).toBeDefined();
+    await host.driver.start(folder(), plan);
+    await expectNothingLeft();
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+    const { end } = await begun();
+    const started = host.driver.start(folder(), plan);
+    expect(await end).toEqual({ consistency: 'Stopped', virtualSizeBytes: COPY_DISK_BYTES });
+    await started;
+    expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running' });
+    expect(await markerOn(target)).toBe('after');
+    expect(await bytesOnDisk(target)).toBeLessThan(COPY_DATA_LIMIT_BYTES);
+  });
+
+  it('fails when the machine is deleted meanwhile', async () => {
+    const { end } = await begun();
+    await host.driver.delete(folder());
+    expect(await end).toMatchObject({ name: 'CopyError', reason: 'Interrupted' });
+    await expect(access(target)).rejects.toThrow('ENOENT');
+    expect(await host.driver.list()).toEqual([]);
+    expect(await copy().catch((error: unknown) => error)).toMatchObject({ reason: 'NoMachine' });
+  });
+
+  it('does not read the files that the disk names', async () => {
+    const secret = join(host.directory, 'secret');
+    await writeFile(secret, 'secret'.padEnd(4096));
+    await host.driver.create(folder(), { ...plan, diskSizeBytes: 4096 }, undefined);
+    const disk = join(folder().path, 'disk.qcow2');
+    execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', '-F', 'raw', '-b', secret, disk]);
+    expect(await copy()).toEqual({ consistency: 'Stopped', virtualSizeBytes: 4096 });
+    expect(await readFile(target)).toEqual(Buffer.alloc(4096));
+    const dataFile = `data_file=${secret},data_file_raw=on`;
+    execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', '-o', dataFile, disk, '4096']);
+    await writeFile(secret, 'secret'.padEnd(4096));
+    await expect(copy()).rejects.toThrow('names a data file');
+    await expect(host.driver.start(folder(), plan)).rejects.toThrow('names a data file');
+  });
+
+  it('of a machine without one is refused', async () => {
+    await host.driver.create(folder(), plan, undefined);
+    expect(await copy().catch((error: unknown) => error)).toMatchObject({
+      name: 'CopyError',
+      reason: 'NoDisk',
+    });
+  });
+});

@@ -1,0 +1,156 @@
+/** One machine's life with a real guest under QEMU. */
+import { execFileSync } from 'node:child_process';
+import { readFile, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
+import type { BaseImage } from '../../../agent/images/local/types.ts';
+import { identify, isAlive } from '../../../agent/machines/process.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import {
+  BOOT_DEADLINE_MILLISECONDS,
+  folderOf,
+  guestBase,
+  type Host,
+  makeHost,
+  page,
+  planFor,
+  powerOff,
+  tell,
+} from '../../worlds/qemuguest.ts';
+
+const GRACE_MILLISECONDS = 30_000;
+const OWN_USER = { uid: 1_900_000_007, gid: 1_900_000_007 };
+
+describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
+  let host: Host;
+  let base: BaseImage;
+  let plan: LaunchPlan;
+  let port: number;
+  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0001';
+
+  beforeAll(async () => {
+    host = await makeHost();
+    base = await guestBase('amd64');
+    port = await freePort();
+    plan = { ...planFor('amd64', port), runAs: OWN_USER };
+  }, 300_000);
+
+  afterAll(async () => await host.end());
+
+  const folder = () => folderOf(host, uid);
+  const state = async () => await host.driver.inspect(folder());
+  const exited = async (reason: string) =>
+    await waitFor(`the machine to be exited for ${reason}`, async () => {
+      const now = await state();
+      return now.kind === 'exited' && now.reason === reason ? now : undefined;
+    });
+  const pid = async () => {
+    const now = await state();
+    if (now.kind !== 'running') {
+      throw new Error(`the machine is ${now.kind}`);
+    }
+    return now.pid;
+  };
+
+  it('runs from the clone of an image and stops in order', async () => {
+    expect(await state()).toEqual({ kind: 'absent' });
+    await host.driver.create(folder(), plan, base);
+    expect(await state()).toEqual({ kind: 'stopped' });
+    await host.driver.start(folder(), plan);
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
+    expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64' });
+    expect(await tell(port, 'marker=kept')).toBe('saved\n');
+    const identity = await identify(await pid());
+    await host.driver.stop(folder(), { graceMilliseconds: GRACE_MILLISECONDS });
+    expect(await state()).toEqual({ kind: 'stopped' });
+    expect(identity !== undefined && (await isAlive(identity))).toBe(false);
+    expect(await readFile(join(folder().path, 'serial.0.log'), 'utf8')).toContain(
+      'berth-guest: power button',
+    );
+  });
+
+  it('keeps its disk over a restart, grown as asked', async () => {
+    await host.driver.start(folder(), { ...plan, diskSizeBytes: 128 * 1024 * 1024 });
+    expect(await page(port)).toMatchObject({ boots: '2', marker: 'kept', disk_sectors: '262144' });
+  });
+
+  it('says that it crashed when its hypervisor is killed, and starts again', async () => {
+    const changes: string[] = [];
+    host.driver.onChange((changed) => changes.push(changed));
+    process.kill(await pid(), 'SIGKILL');
+    expect((await exited('Crashed')).message).toContain('SIGKILL');
+    await waitFor('notice of the end', () => changes.includes(uid));
+    await host.driver.start(folder(), plan);
+    expect(await page(port)).toMatchObject({ boots: '3' });
+  });
+
+  it('tells a power-off of the guest from a crash', async () => {
+    await powerOff(port);
+    expect(await exited('GuestShutdown')).toMatchObject({ message: 'the guest powered off' });
+  });
+
+  it('runs without the rights of root, in a control group of its own', async ({ skip }) => {
+    if (process.getuid?.() !== 0) {
+      skip('only root can give up rights and make control groups');
+    }
+    await host.driver.start(folder(), plan);
+    const status = await readFile(`/proc/${await pid()}/status`, 'utf8');
+    expect(status).toMatch(/^Uid:(\t1900000007){4}$/m);
+    expect(status).toMatch(/^Gid:(\t1900000007){4}$/m);
+    expect(status).toMatch(/^Groups:\t1900000007 *$/m);
+    const disk = await stat(join(folder().path, 'disk.qcow2'));
+    expect({ uid: disk.uid, mode: (disk.mode & 0o777).toString(8) }).toEqual({
+      uid: OWN_USER.uid,
+      mode: '600',
+    });
+    expect(status).toMatch(/^CapEff:\t0+$/m);
+    expect(status).toMatch(/^Seccomp:\t2$/m);
+    const groups = (await readFile(`/proc/${await pid()}/cgroup`, 'utf8')).trim().split('\n');
+    const outside = groups.filter((line) => !line.endsWith(`/berth/${uid}`) && !/:(cpuset|):/.test(line));
+    expect(outside).toEqual([]);
+    const known = await host.driver.probe();
+    const accelerator = known.find(({ architecture }) => architecture === 'amd64')?.accelerator;
+    expect(await limitsIn(groups)).toEqual({
+      // Guest, 256 MiB, 16 MiB for the processor, a 64th of the guest, and what emulation may keep.
+      memory: String((128 + 256 + 16 + 2 + (accelerator === 'tcg' ? 1024 : 0)) * 1024 ** 2),
+      pids: '129',
+      cpu: '1024',
+    });
+    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+  });
+
+  it('boots from an ISO when its disk is empty, with a screen', async () => {
+    const iso = join(host.directory, 'guest.iso');
+    execFileSync('qemu-img', ['convert', '-f', 'qcow2', '-O', 'raw', base.path, iso]);
+    const other = folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0005');
+    const installing: LaunchPlan = {
+      ...plan,
+      iso,
+      diskSizeBytes: 64 * 1024 * 1024,
+      machine: {
+        ...plan.machine,
+        vnc: { enabled: true },
+        display: { width: 1280, height: 800, dpi: 96 },
+      },
+    };
+    await host.driver.create(other, installing, undefined);
+    await host.driver.start(other, installing);
+    expect(await page(port)).toMatchObject({ boots: '1' });
+    expect((await stat(join(other.path, 'vnc.sock'))).isSocket()).toBe(true);
+    await host.driver.delete(other);
+  });
+});
+
+/** What the kernel holds the machine to; by the lines of its `/proc/PID/cgroup`. */
+async function limitsIn(groups: readonly string[]): Promise<Record<string, string>> {
+  const files = { memory: 'memory.limit_in_bytes', pids: 'pids.max', cpu: 'cpu.shares' };
+  const limits = Object.entries(files).map(async ([controller, file]) => {
+    const line = groups.find((one) => one.split(':')[1]?.split(',').includes(controller)) ?? '';
+    const [, names, path] = line.split(':');
+    const text = await readFile(join('/sys/fs/cgroup', names ?? '', path ?? '', file), 'utf8');
+    return [controller, text.trim()] as const;
+  });
+  return Object.fromEntries(await Promise.all(limits));
+}

@@ -1,0 +1,79 @@
+/** A whole Berth at rest: who writes what to the API server when nothing changes. */
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { IMAGES } from '../../../operator/objects/resources.ts';
+import { auditedWrites, isSignOfLife, untilSettled } from '../../support/apiwrites.ts';
+import { CacheEntries } from '../../fixtures/cacheentries.ts';
+import { numbered } from '../../fixtures/vms.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
+
+const NAMESPACE = 'platform-default';
+/** Longer than every interval at which operator or agent look at something again; the longest is a minute. */
+const QUIET_MILLISECONDS = 65_000;
+const TEST_MILLISECONDS = 400_000;
+const SIMULATED_HOSTS = 5;
+/** They fill the simulated hosts. */
+const SIMULATED_VMS = 20;
+/** A heartbeat of the one real host, every five minutes, may fall into the quiet time. */
+const HEARTBEAT = 'berth-agent: patch nodes/status';
+
+let world: World;
+
+beforeAll(async () => {
+  world = await World.start({
+    name: 'idle',
+    architecture: 'amd64',
+    hosts: { real: '127.0.0.1' },
+    audit: true,
+  });
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => await world?.stop());
+
+/** VMs that run, one that is stopped and one that waits, an Image and its entry of the cache. */
+async function fill(): Promise<void> {
+  const { cluster, vms } = world;
+  await waitFor(
+    'the Image to be Ready',
+    async () =>
+      (await cluster.client().get(IMAGES, { namespace: NAMESPACE, name: 'guest' })).status?.phase === 'Ready',
+    STEP,
+  );
+  const entries = new CacheEntries(cluster);
+  const imageRef = { namespace: NAMESPACE, name: 'guest' };
+  await entries.create('guest', { imageRef, targets: { nodes: ['real'] } });
+  await entries.waitUntilCached('guest', 1, STEP);
+  await cluster.addHosts(SIMULATED_HOSTS);
+  const simulated = numbered('simulated', SIMULATED_VMS);
+  await vms.createMany(simulated, { image: 'guest', architecture: 'arm64' });
+  await world.makeVM('running', { placement: { node: 'real' } });
+  await world.makeVM('stopped', { placement: { node: 'real' }, powerState: 'Stopped' });
+  for (const name of [...simulated, 'running']) {
+    await vms.waitForPhase(name, 'Running', undefined, BOOT);
+  }
+  await vms.waitForPhase('stopped', 'Stopped', undefined, BOOT);
+  await vms.create('waiting', { architecture: 'arm64' });
+  await vms.waitForCondition('waiting', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
+}
+
+test('idle-quiet: nobody writes anything but Leases and heartbeats of hosts', {
+  timeout: TEST_MILLISECONDS,
+}, async () => {
+  await fill();
+  await untilSettled(world.cluster);
+  const begin = Date.now();
+  await waitFor('the quiet time to pass', () => Date.now() - begin >= QUIET_MILLISECONDS, {
+    deadlineMilliseconds: 2 * QUIET_MILLISECONDS,
+    intervalMilliseconds: 1_000,
+  });
+  const all = auditedWrites(world.cluster);
+  const writers = new Set(all.map(({ writer }) => writer));
+  for (const writer of ['berth-operator', 'berth-agent']) {
+    expect(writers, 'whose writes are seen').toContain(writer);
+  }
+  const written = all
+    .filter((write) => write.at >= begin && !isSignOfLife(write))
+    .map(({ writer, what, object, body }) => ({ write: `${writer}: ${what}`, object, body }));
+  expect(written.filter(({ write }) => write !== HEARTBEAT)).toEqual([]);
+  expect(written.length, 'heartbeats of the real host').toBeLessThanOrEqual(1);
+});

@@ -1,0 +1,242 @@
+/** The whole life of one VM with a real guest, as its user sees and steers it with kubectl. */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { WORKLOAD_LABEL } from '../../../api/v1alpha1/names.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { page, powerOff, tell } from '../../worlds/qemuguest.ts';
+import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
+
+const TEST_MILLISECONDS = 600_000;
+
+let world: World;
+let port: number;
+
+beforeAll(async () => {
+  world = await World.start({ name: 'vm-life', architecture: 'amd64', hosts: { host: '127.0.0.1' } });
+  port = await freePort();
+}, SET_UP_MILLISECONDS);
+
+afterAll(async () => {
+  await world?.stop();
+});
+
+async function stampOf(name: 'restartedAt' | 'revertedAt', value: string): Promise<void> {
+  await world.vms.waitForVM(
+    'x',
+    `VM x to have ${name} ${value}`,
+    ({ status }) => status?.[name] === value,
+    BOOT,
+  );
+  await world.waitForCondition('Ready', 'x');
+}
+
+/** Answers no longer. */
+async function expectSilence(): Promise<void> {
+  await expect(fetch(`http://127.0.0.1:${port}/`)).rejects.toThrow('fetch failed');
+}
+
+/** `kubectl logs -f`, and what it has printed so far, from the machine's first line on. */
+class Follower {
+  readonly process: ChildProcess;
+  text = '';
+
+  constructor() {
+    const { kubectlPath, kubeconfig } = world.cluster;
+    this.process = spawn(
+      kubectlPath,
+      ['--kubeconfig', kubeconfig, '-n', world.vms.namespace, 'logs', '-f', 'x'],
+      {
+        stdio: ['ignore', 'pipe', 'inherit'],
+      },
+    );
+    this.process.stdout?.setEncoding('utf8').on('data', (text: string) => {
+      this.text += text;
+    });
+  }
+
+  async has(what: string, test: (text: string) => boolean): Promise<void> {
+    await waitFor(`kubectl logs -f to have printed ${what}`, () => test(this.text), STEP);
+  }
+}
+
+function powerButtons(text: string): number {
+  return text.split('berth-guest: power button').length - 1;
+}
+
+/** The console shows, as it happens, that the guest is asked to end. */
+async function expectPowerButton(act: () => Promise<unknown>): Promise<void> {
+  const before = await world.kubectl('logs', 'x');
+  const follower = new Follower();
+  try {
+    await follower.has('what was there', (text) => text.length >= before.length);
+    expect(powerButtons(follower.text)).toBe(powerButtons(before));
+    await act();
+    await follower.has('the power button', (text) => powerButtons(text) > powerButtons(before));
+  } finally {
+    follower.process.kill('SIGKILL');
+  }
+}
+
+test(
+  'becomes Ready, answers through its reserved port, and tells its story and its console',
+  async () => {
+    await world.makeVM('x', { ports: [`${port}:80`], readiness: { type: 'Port', port: 80 } });
+    await world.waitForCondition('Ready', 'x');
+    expect(await page(port)).toMatchObject({ boots: '1', architecture: 'x86_64', cpus: '1' });
+    // The guest's server answers before the guest has said its last word.
+    await waitFor('the console to tell', async () =>
+      (await world.kubectl('logs', 'x')).includes('berth-guest: ready'),
+    );
+    expect(await world.kubectl('logs', 'x', '--tail=1', '--timestamps')).toMatch(/^\d{4}-\d\d-\d\dT\S+Z /);
+    const table = await world.kubectl('get', 'vm', 'x', '-o', 'wide');
+    expect(table).toMatch(/^x +Running +True +Running +host +127\.0\.0\.1 /m);
+    await world.expectStory('x', /Normal +Scheduled .*placed on host host \(attempt 1\)/);
+    await world.expectStory('x', /Normal +Running .*the machine runs/);
+    const endpoint = { name: `${port}-tcp`, protocol: 'TCP', hostPort: port, guestPort: 80 };
+    expect((await world.vms.get('x')).status?.endpoints).toEqual([endpoint]);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is suspended and goes on where it was',
+  async () => {
+    const before = await page(port);
+    await world.patch('x', { powerState: 'Suspended' });
+    await world.vms.waitForPhase('x', 'Suspended', undefined, STEP);
+    await expectSilence();
+    await world.patch('x', { powerState: 'Running' });
+    await world.waitForCondition('Ready', 'x');
+    expect(await page(port)).toMatchObject({ boot_id: before['boot_id'], boots: '1' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is stopped by its power button, which its console shows as it happens, and boots again from its disk',
+  async () => {
+    const before = await page(port);
+    expect(await tell(port, 'marker=kept')).toBe('saved\n');
+    await expectPowerButton(() => world.patch('x', { powerState: 'Stopped' }));
+    await world.vms.waitForPhase('x', 'Stopped', undefined, STEP);
+    await world.vms.waitForCondition('x', 'Ready', { status: 'False', reason: 'Stopped' });
+    await expectSilence();
+    await world.patch('x', { powerState: 'Running' });
+    await world.waitForCondition('Ready', 'x');
+    const after = await page(port);
+    expect(after).toMatchObject({ boots: '2', marker: 'kept' });
+    expect(after['boot_id']).not.toBe(before['boot_id']);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is restarted once for each time that is asked for, and has another size from then on',
+  async () => {
+    const restartRequestedAt = '2026-01-01T00:00:00Z';
+    await world.patch('x', { cpu: 2 });
+    await world.vms.waitForCondition('x', 'RestartRequired', { reason: 'ResourcesChanged' }, STEP);
+    const promised = { allocatedResources: { cpu: '2' }, resources: { requests: { cpu: '1' } } };
+    await waitFor('the host to promise it', async () => {
+      const { status } = await world.vms.pod('x');
+      expect(status?.containerStatuses?.[0]).toMatchObject(promised);
+      return true;
+    });
+    await world.patch('x', { restartRequestedAt });
+    await stampOf('restartedAt', restartRequestedAt);
+    const after = await page(port);
+    expect(after).toMatchObject({ boots: '3', marker: 'kept', cpus: '2' });
+    // The same time with another change of the VM, and seen by another operator.
+    await world.operator.stop();
+    world.operator = await world.cluster.startOperator();
+    await world.patch('x', { restartRequestedAt, ttlSecondsAfterFinished: 3600 });
+    const { metadata } = await world.vms.get('x');
+    await world.vms.waitForVM(
+      'x',
+      'the change to be observed',
+      ({ status }) => status?.observedGeneration === metadata.generation,
+      STEP,
+    );
+    expect(await page(port)).toEqual(after);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'runs on while its agent is killed, and the next one goes on with the same process',
+  async () => {
+    const [before, { process: hypervisor }] = [await page(port), await world.machine('x')];
+    const agent = world.host('host');
+    await agent.kill();
+    await agent.startAgain();
+    await agent.ready();
+    await world.waitForCondition('Ready', 'x');
+    expect((await world.machine('x')).process).toEqual(hypervisor);
+    expect(await page(port)).toEqual(before);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'boots again from its own disk when the host has lost its power and is back',
+  async () => {
+    const agent = world.host('host');
+    await agent.powerOff();
+    await agent.startAgain();
+    await waitFor('the next boot', async () => (await page(port))['boots'] === '4', BOOT);
+    await world.waitForCondition('Ready', 'x');
+    expect(await page(port)).toMatchObject({ marker: 'kept' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is Stopped, and says that its guest did it, when that powers off; reverted, it runs from the disk that it was made with',
+  async () => {
+    await powerOff(port);
+    await world.vms.waitForPhase('x', 'Stopped', undefined, STEP);
+    await world.vms.waitForCondition('x', 'Ready', { status: 'False', reason: 'GuestShutdown' });
+    const revertRequestedAt = '2026-01-02T00:00:00Z';
+    await world.patch('x', { revertRequestedAt });
+    await stampOf('revertedAt', revertRequestedAt);
+    expect(await page(port)).toMatchObject({ boots: '1', marker: '' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is deleted: its guest ends in order, and of process, disk, port and Pod nothing is left when kubectl returns',
+  async () => {
+    const machine = await world.machine('x');
+    // Started again after its stop, for the one restart, after the power cut, and reverted.
+    expect((await world.vms.pod('x')).status?.containerStatuses?.[0]?.restartCount).toBe(4);
+    await expectPowerButton(() => world.kubectl('delete', 'vm', 'x'));
+    await machine.expectGone();
+    await expectSilence();
+    // Beside the Pod of the Job that found its image.
+    const others = `${WORKLOAD_LABEL}!=image`;
+    expect(await world.kubectl('get', 'pods,vms', '-l', others, '-o', 'name')).toBe('');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is Failed when its hypervisor is killed, keeps its disk until it is deleted, and says how it ended',
+  async () => {
+    await world.makeVM('y');
+    await world.vms.waitForPhase('y', 'Running', undefined, BOOT);
+    const machine = await world.machine('y');
+    process.kill(machine.process.pid, 'SIGKILL');
+    const { status } = await world.vms.waitForPhase('y', 'Failed', undefined, STEP);
+    expect(status?.failure?.message).toContain('SIGKILL');
+    await world.expectStory('y', /Warning .*SIGKILL/);
+    expect(existsSync(join(machine.folder, 'disk.qcow2'))).toBe(true);
+    await world.kubectl('delete', 'vm', 'y');
+    // Nobody waits for what an ended machine has left: its Pod goes at once, and its host hears of that.
+    await machine.waitUntilGone();
+  },
+  TEST_MILLISECONDS,
+);

@@ -1,0 +1,99 @@
+/** What a guest may try over IPv6 on its neighbours, its host and beyond; each packet is one that its receiver would answer or believe. */
+import { ETHERTYPE, ethernet, ipv6Packet, linkLocal, macBytes, PROTOCOL } from './frames.ts';
+
+const ALL_NODES = ipv6Address('ff02::1');
+const ALL_ROUTERS = ipv6Address('ff02::2');
+const DHCP_SERVERS = ipv6Address('ff02::1:2');
+const DHCP_PORT = 547;
+/** Where each protocol has its checksum. */
+const CHECKSUM_AT = { [PROTOCOL.icmpv6]: 2, [PROTOCOL.udp]: 6, [PROTOCOL.tcp]: 16 };
+const MULTICAST = 0xff;
+const OWN_PORT = 5000;
+
+export interface IPv6Targets {
+  /** The card of the one that tries. */
+  own: string;
+  /** The gateway's card: the way to the host, and beyond it. */
+  gateway: string;
+  /** Other cards on the link. */
+  neighbours: readonly string[];
+  /** Addresses, each with something that answers datagrams and connections at this port. */
+  hosts: readonly string[];
+  port: number;
+}
+
+/** Frames, each packet to the group that it is for and to each card of others. */
+export function ipv6Attempts({ own, gateway, neighbours, hosts, port }: IPv6Targets): [string, Buffer][] {
+  const from = linkLocal(own);
+  const cards = [gateway, ...neighbours];
+  const sourceCard = [1, 1, ...macBytes(own)];
+  const targetCard = [2, 1, ...macBytes(own)];
+  const attempt = (what: string, to: Buffer, next: number, body: number[]): [string, Buffer][] => {
+    const packet = ipv6Packet({ from, to, next }, Buffer.from(body), CHECKSUM_AT[next] ?? 0);
+    const groups = to[0] === MULTICAST ? [`33:33:${groupCard(to)}`] : [];
+    return [...groups, ...cards].map((card) => [
+      what,
+      ethernet({ to: card, from: own, type: ETHERTYPE.ipv6 }, packet),
+    ]);
+  };
+  const icmp = (what: string, to: Buffer, ...body: number[]): [string, Buffer][] =>
+    attempt(what, to, PROTOCOL.icmpv6, body);
+  const every = [...cards.map(linkLocal), ...hosts.map(ipv6Address)];
+  return [
+    ...icmp(
+      'a router advertisement',
+      ALL_NODES,
+      134,
+      0,
+      0,
+      0,
+      64,
+      0,
+      7,
+      8,
+      ...Array(8).fill(0),
+      ...sourceCard,
+    ),
+    ...icmp('a router solicitation', ALL_ROUTERS, 133, 0, 0, 0, 0, 0, 0, 0, ...sourceCard),
+    ...icmp('a ping of all', ALL_NODES, 128, 0, 0, 0, 0, 1, 0, 1),
+    ...attempt('a DHCPv6 message', DHCP_SERVERS, PROTOCOL.udp, datagram(DHCP_PORT, 'solicit')),
+    ...every.flatMap((to) => [
+      ...icmp('a neighbour solicitation', solicitedNode(to), 135, 0, 0, 0, 0, 0, 0, 0, ...to, ...sourceCard),
+      ...icmp('a neighbour advertisement', ALL_NODES, 136, 0, 0, 0, 0x20, 0, 0, 0, ...to, ...targetCard),
+      ...icmp('a ping', to, 128, 0, 0, 0, 0, 1, 0, 1),
+      ...attempt('a datagram', to, PROTOCOL.udp, datagram(port, 'over IPv6')),
+      ...attempt('a TCP connection', to, PROTOCOL.tcp, tcpSyn(port)),
+    ]),
+  ];
+}
+
+/** The bytes of an address as text. */
+function ipv6Address(text: string): Buffer {
+  const [before = [], after = []] = text.split('::').map((part) => part.split(':').filter(Boolean));
+  const zeros = Array<string>(8 - before.length - after.length).fill('0');
+  return Buffer.from([...before, ...zeros, ...after].map((group) => group.padStart(4, '0')).join(''), 'hex');
+}
+
+/** The group in which the holder of an address is asked for its card (RFC 4291). */
+function solicitedNode(address: Buffer): Buffer {
+  return Buffer.concat([ipv6Address('ff02::1:ff00:0').subarray(0, 13), address.subarray(13)]);
+}
+
+/** The last four bytes of the card that stands for a group. */
+function groupCard(group: Buffer): string {
+  return [...group.subarray(12)].map((byte) => byte.toString(16).padStart(2, '0')).join(':');
+}
+
+function datagram(port: number, text: string): number[] {
+  return [...words(OWN_PORT, port, 8 + text.length, 0), ...Buffer.from(text)];
+}
+
+function tcpSyn(port: number): number[] {
+  const [noSequence, headerAndSyn, window] = [[0, 1, 0, 0], 0x5002, 0xffff];
+  return words(OWN_PORT, port, ...noSequence, headerAndSyn, window, 0, 0);
+}
+
+/** Of 16 bits each. */
+function words(...values: number[]): number[] {
+  return values.flatMap((value) => [value >> 8, value & 255]);
+}

@@ -1,0 +1,220 @@
+/** A real registry of its own on loopback: Debian's docker-registry, with TLS and a password, filled by skopeo. */
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, openSync } from 'node:fs';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { Agent, request } from 'undici';
+import { stringify } from 'yaml';
+import { createKey } from '../../kube/certificates.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
+import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
+import { ByteCounter } from './bytecounter.ts';
+import { waitFor } from '../../hack/wait.ts';
+
+export const USER = 'berth';
+export const PASSWORD = 'berth-test';
+/** bcrypt of the password, with the lowest cost that the registry takes: it reckons this for every request. */
+const PASSWORD_HASH = '$2y$05$abcdefghijklmnopqrstuupAN5U5wYWVs79LoNJdNIIaTJdfN5k9e';
+/** A copy of gigabytes takes seconds. */
+const SKOPEO_MILLISECONDS = 120_000;
+const LOG_BYTES = 16 * 1024 ** 2;
+
+export interface RegistryOptions {
+  /** True when absent: manifests can be removed. */
+  deletes?: boolean;
+  /** Its own; it is made. Blobs lie below `data`. */
+  directory: string;
+  /** True when absent. */
+  tls?: boolean;
+  /** True when absent; not with `token`. */
+  password?: boolean;
+  /** A token server to send callers to. */
+  token?: { realm: string; service: string; issuer: string };
+  /** What its certificate is signed with; its own when absent. */
+  authority?: Authority;
+}
+
+export interface LoggedRequest {
+  method: string;
+  path: string;
+  status: number;
+}
+
+export interface TestRegistry {
+  /** For references: `127.0.0.1:PORT`. */
+  readonly host: string;
+  /** The registry itself, without the counter of bytes before it: for measurements, and only without a password. */
+  readonly directHost: string;
+  readonly url: string;
+  /** Of the authority; there without TLS too. */
+  readonly caFile: string;
+  readonly directory: string;
+  /** Everybody's way to it. */
+  readonly traffic: ByteCounter;
+  /** What opens it, as a pull secret has it. */
+  dockerConfigJson(password?: string): string;
+  /** Every request so far that it has answered. */
+  requests(): Promise<LoggedRequest[]>;
+  /** Runs skopeo with what opens the registry; what it prints. */
+  skopeo(...parameters: string[]): Promise<string>;
+  /** Ends it for now: connections break off, and new ones do. */
+  stop(): Promise<void>;
+  /** The same, at the same address. */
+  restart(): Promise<void>;
+  close(): Promise<void>;
+}
+
+/** Ready when this resolves. Who starts it closes it. */
+export async function startRegistry(options: RegistryOptions): Promise<TestRegistry> {
+  const { directory, tls = true } = options;
+  await mkdir(join(directory, 'data'), { recursive: true });
+  const port = await freePort();
+  await writeConfiguration(options, port);
+  let child = spawnRegistry(directory);
+  const traffic = await ByteCounter.open(port);
+  const host = `127.0.0.1:${traffic.port}`;
+  const url = `${tls ? 'https' : 'http'}://${host}`;
+  const caFile = join(directory, 'ca.crt');
+  const dockerConfigJson = (password = PASSWORD): string => {
+    const auth = Buffer.from(`${USER}:${password}`).toString('base64');
+    return JSON.stringify({ auths: { [host]: { auth } } });
+  };
+  const authFile = join(directory, 'auth.json');
+  await writeFile(authFile, dockerConfigJson(), { mode: 0o600 });
+  const registry: TestRegistry = {
+    host,
+    directHost: `127.0.0.1:${port}`,
+    url,
+    caFile,
+    directory,
+    traffic,
+    dockerConfigJson,
+    requests: async () => await readRequests(join(directory, 'registry.log')),
+    skopeo: async (...parameters) => {
+      const environment = { ...process.env, SSL_CERT_FILE: caFile, REGISTRY_AUTH_FILE: authFile };
+      const { stdout } = await promisify(execFile)('skopeo', ['--insecure-policy', ...parameters], {
+        env: environment,
+        timeout: SKOPEO_MILLISECONDS,
+        maxBuffer: LOG_BYTES,
+      });
+      return stdout;
+    },
+    stop: async () => await endRegistry(child),
+    restart: async () => {
+      await endRegistry(child);
+      child = spawnRegistry(directory);
+      await waitUntilReady(url, caFile, child);
+    },
+    close: async () => {
+      traffic.close();
+      await endRegistry(child);
+    },
+  };
+  try {
+    await waitUntilReady(url, caFile, child);
+  } catch (error) {
+    await registry.close();
+    throw error;
+  }
+  return registry;
+}
+
+/** A certificate for loopback, signed by the authority, and its key. */
+export async function serverCertificate(authority: Authority): Promise<{ key: string; cert: string }> {
+  const key = await createKey();
+  const cert = await issue(authority, {
+    key,
+    commonName: 'registry',
+    dnsNames: ['localhost'],
+    ipAddresses: ['127.0.0.1'],
+    usages: ['server'],
+  });
+  return { key: key.pem, cert };
+}
+
+export async function testAuthority(): Promise<Authority> {
+  return await createAuthority('berth tests');
+}
+
+async function writeConfiguration(options: RegistryOptions, port: number): Promise<void> {
+  const { directory, tls = true, password = true, token } = options;
+  const authority = options.authority ?? (await testAuthority());
+  const files = {
+    ca: join(directory, 'ca.crt'),
+    certificate: join(directory, 'tls.crt'),
+    key: join(directory, 'tls.key'),
+    htpasswd: join(directory, 'htpasswd'),
+  };
+  const { key, cert } = await serverCertificate(authority);
+  await writeFile(files.ca, authority.certificate);
+  await writeFile(files.certificate, cert);
+  await writeFile(files.key, key, { mode: 0o600 });
+  await writeFile(files.htpasswd, `${USER}:${PASSWORD_HASH}\n`, { mode: 0o600 });
+  const htpasswd = password ? { auth: { htpasswd: { realm: 'tests', path: files.htpasswd } } } : {};
+  const configuration = {
+    version: '0.1',
+    log: { level: 'info', formatter: 'json' },
+    storage: {
+      filesystem: { rootdirectory: join(directory, 'data') },
+      delete: { enabled: options.deletes ?? true },
+      maintenance: { uploadpurging: { enabled: false } },
+    },
+    http: {
+      addr: `127.0.0.1:${port}`,
+      // Uploads go on after a restart.
+      secret: 'berth-tests',
+      ...(tls ? { tls: { certificate: files.certificate, key: files.key } } : {}),
+    },
+    ...(token === undefined ? htpasswd : { auth: { token: { ...token, rootcertbundle: files.ca } } }),
+  };
+  await writeFile(join(directory, 'config.yml'), stringify(configuration));
+}
+
+function spawnRegistry(directory: string): ChildProcess {
+  const log = openSync(join(directory, 'registry.log'), 'a', 0o600);
+  const child = spawn('docker-registry', ['serve', join(directory, 'config.yml')], {
+    stdio: ['ignore', log, log],
+    // Its exporter of traces looks for one on the network otherwise.
+    env: { PATH: process.env['PATH'], OTEL_TRACES_EXPORTER: 'none' },
+  });
+  closeSync(log);
+  const onExit = (): void => void child.kill('SIGKILL');
+  process.once('exit', onExit);
+  child.once('exit', () => process.off('exit', onExit));
+  return child;
+}
+
+async function endRegistry(child: ChildProcess): Promise<void> {
+  if (child.pid === undefined || child.exitCode !== null || child.signalCode !== null) {
+    return;
+  }
+  const ended = once(child, 'exit');
+  // It has nothing to finish, and when asked politely it waits for open connections.
+  child.kill('SIGKILL');
+  await ended;
+}
+
+async function waitUntilReady(url: string, caFile: string, child: ChildProcess): Promise<void> {
+  const dispatcher = new Agent({ connect: { ca: await readFile(caFile, 'utf8') } });
+  const failed = once(child, 'error').then(([error]) => Promise.reject(error as Error));
+  // Whether anybody is still waiting for it or not.
+  failed.catch(() => undefined);
+  try {
+    const ready = waitFor('the registry to answer', async () => {
+      const { statusCode, body } = await request(`${url}/v2/`, { dispatcher });
+      await body.dump();
+      return statusCode === 200 || statusCode === 401;
+    });
+    await Promise.race([ready, failed]);
+  } finally {
+    await dispatcher.destroy();
+  }
+}
+
+/** From its access log, in the web servers' common form. */
+async function readRequests(file: string): Promise<LoggedRequest[]> {
+  const lines = (await readFile(file, 'utf8')).matchAll(/"([A-Z]+) (\/\S*) HTTP\/[\d.]+" (\d{3}) /g);
+  return [...lines].map(([, method = '', path = '', status]) => ({ method, path, status: Number(status) }));
+}

@@ -1,0 +1,262 @@
+/** Hosts for tests of the agent against a real control plane: agents in this process, with stand-ins for what runs machines. */
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import { stringify } from 'yaml';
+import { messageOf } from '../../base/errors.ts';
+import { runAgent } from '../../agent/host/agent.ts';
+import { Publisher } from '../../agent/images/publisher.ts';
+import { Registries } from '../../agent/images/oci/client.ts';
+import { Keyring } from '../../agent/images/oci/credentials.ts';
+import { loadConfig } from '../../agent/host/config.ts';
+import { type Machine, MACHINE_API_VERSION, type Desired } from '../../api/v1alpha1/machine.ts';
+import {
+  DESIRED_ANNOTATION,
+  HOST_KEY,
+  MACHINE_ANNOTATION,
+  MACHINE_CONTAINER,
+  SLOT_RESOURCE,
+} from '../../api/v1alpha1/names.ts';
+import { KubeClient } from '../../kube/client.ts';
+import { CERTIFICATE_SIGNING_REQUESTS, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import type { Unsaved } from '../../kube/objects.ts';
+import { Transport } from '../../kube/transport.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
+import { OPERATORS_OWN } from '../support/admission.ts';
+import { StandInDriver, StandInImages, StandInNetwork } from './standin.ts';
+import { waitFor } from '../../hack/wait.ts';
+
+/** Of a machine in tests; small, so that several fit on any machine. */
+const MEMORY_BYTES = 64 * 1024 * 1024;
+
+export class TestHost {
+  readonly name: string;
+  readonly driver = new StandInDriver();
+  readonly images = new StandInImages();
+  readonly network: StandInNetwork;
+  readonly #cluster: Cluster;
+  readonly #directory: string;
+  readonly #settings: Record<string, unknown>;
+  #stop: AbortController | undefined;
+  #ended: Promise<void> = Promise.resolve();
+
+  private constructor(cluster: Cluster, directory: string, settings: TestHostSettings) {
+    const { name, network = 'user', ...rest } = settings;
+    this.#cluster = cluster;
+    this.#directory = directory;
+    this.name = name;
+    this.network = new StandInNetwork(network);
+    this.#settings = {
+      nodeName: name,
+      dataDirectory: 'data',
+      address: '127.0.0.1',
+      network: { driver: network, checkIntervalSeconds: 0.1 },
+      // Machines of one processor each, as many as there are slots, on a host of any size.
+      cpuOvercommit: 8,
+      logLevel: 'warn',
+      ...rest,
+    };
+  }
+
+  static async make(cluster: Cluster, settings: TestHostSettings): Promise<TestHost> {
+    const directory = await mkdtemp(join(tmpdir(), 'berth-agent-'));
+    return new TestHost(cluster, directory, settings);
+  }
+
+  get dataDirectory(): string {
+    return join(this.#directory, 'data');
+  }
+
+  /** Starts an agent and waits until its Node is there with four slots. */
+  async start(): Promise<void> {
+    await this.launch();
+    await waitFor(
+      `node ${this.name}`,
+      async () => await this.#cluster.client().get(NODES, { name: this.name }),
+    );
+    await this.setSlots(4);
+  }
+
+  /** Starts an agent; its certificate requests are approved as the operator would. */
+  async launch({ approve = true } = {}): Promise<void> {
+    const { kubeconfig } = await this.#cluster.createAgentBootstrap(this.name);
+    const file = join(this.#directory, 'agent.yaml');
+    await writeFile(file, stringify({ ...this.#settings, bootstrapKubeconfig: kubeconfig }));
+    const config = loadConfig(file);
+    await mkdir(config.dataDirectory, { recursive: true });
+    const stop = new AbortController();
+    this.#stop = stop;
+    const { driver, images, network } = this;
+    const logger = pino({ level: config.logLevel });
+    this.#ended = runAgent(
+      config,
+      { driver, images, network, publisher: noPublisher(), metrics: createMetrics() },
+      logger,
+      stop.signal,
+    ).catch((error: unknown) => {
+      if (!stop.signal.aborted) {
+        throw error;
+      }
+    });
+    if (approve) {
+      void approveRequests(this.#cluster, this.name, stop.signal);
+    }
+  }
+
+  /** @throws Error when the agent gives up. */
+  async ended(): Promise<void> {
+    return await this.#ended;
+  }
+
+  async stop(): Promise<void> {
+    this.#stop?.abort(new Error('stopped by the test'));
+    await this.#ended;
+  }
+
+  async setSlots(count: number): Promise<void> {
+    const slots = { [SLOT_RESOURCE]: String(count) };
+    await this.#cluster
+      .client()
+      .mergePatch(
+        NODES,
+        { name: this.name },
+        { status: { capacity: slots, allocatable: slots } },
+        { subresource: 'status' },
+      );
+  }
+
+  /** @throws Error when the agent has given up; its folder is gone then too. */
+  async remove(): Promise<void> {
+    try {
+      await this.stop();
+    } finally {
+      await rm(this.#directory, { recursive: true, force: true });
+    }
+  }
+}
+
+export interface TestHostSettings {
+  name: string;
+  network?: 'user' | 'nat';
+  [setting: string]: unknown;
+}
+
+async function approveRequests(cluster: Cluster, node: string, signal: AbortSignal): Promise<void> {
+  const client = cluster.client();
+  while (!signal.aborted) {
+    try {
+      const { items } = await client.list(CERTIFICATE_SIGNING_REQUESTS, { signal });
+      for (const request of items) {
+        const ours =
+          request.metadata.name.startsWith(`berth-`) && request.metadata.name.includes(`-${node}-`);
+        if (ours && (request.status?.conditions ?? []).length === 0) {
+          await cluster.kubectl(['certificate', 'approve', request.metadata.name]);
+        }
+      }
+    } catch (error) {
+      // The API server is being tormented by the test: it is asked again.
+      if (!signal.aborted) {
+        process.stderr.write(`approving certificates: ${messageOf(error)}\n`);
+      }
+    }
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+}
+
+/** The operator's own client: nobody else may write Pods for a host. */
+export async function operatorClient(cluster: Cluster): Promise<KubeClient> {
+  const connection = await loadConnection({ kubeconfigPath: cluster.operatorKubeconfig });
+  return new KubeClient(new Transport(connection, { metrics: createMetrics() }));
+}
+
+export const DESIRED: Desired = {
+  power: 'Running',
+  restartPolicy: 'Never',
+  cpu: 1,
+  memoryBytes: MEMORY_BYTES,
+};
+
+export function machineFor(namespace: string, name: string, change: Partial<Machine> = {}): Machine {
+  return {
+    apiVersion: MACHINE_API_VERSION,
+    vm: { namespace, name, uid: `uid-of-${name}` },
+    attempt: 1,
+    image: { type: 'sharedFile', path: 'disk.qcow2' },
+    imageFormat: 'Auto',
+    network: { mode: 'NAT' },
+    ports: [],
+    vnc: { enabled: false },
+    readiness: { type: 'None' },
+    hardware: {
+      uuid: '3f2b8f0e-0a52-4b7e-9d53-5b8a3b7a0c01',
+      serialNumber: 'BERTH00001',
+      macAddress: '52:54:00:12:34:56',
+    },
+    guestMetadata: {},
+    ...change,
+  };
+}
+
+/** A VM's Pod as the operator makes it, already bound. */
+export function podFor(
+  host: { name: string },
+  machine: Machine,
+  desired: Desired = DESIRED,
+  spec: Partial<Pod['spec']> = {},
+): Unsaved<Pod> {
+  const { namespace, name } = machine.vm;
+  return {
+    metadata: {
+      name,
+      namespace,
+      labels: OPERATORS_OWN.labels,
+      annotations: {
+        [MACHINE_ANNOTATION]: JSON.stringify(machine),
+        [DESIRED_ANNOTATION]: JSON.stringify(desired),
+      },
+    },
+    spec: {
+      nodeName: host.name,
+      restartPolicy: 'Never',
+      enableServiceLinks: false,
+      terminationGracePeriodSeconds: 30,
+      ...OPERATORS_OWN.spec,
+      tolerations: [{ key: HOST_KEY, operator: 'Exists' }],
+      containers: [
+        {
+          name: MACHINE_CONTAINER,
+          image: 'stand-in',
+          resources: {
+            requests: { cpu: '1', memory: '192Mi', [SLOT_RESOURCE]: '1' },
+            limits: { [SLOT_RESOURCE]: '1' },
+          },
+          ports: machine.ports.map(({ hostPort, protocol }) => ({
+            containerPort: hostPort,
+            hostPort,
+            protocol,
+          })),
+        },
+      ],
+      ...spec,
+    },
+  };
+}
+
+export async function setDesired(client: KubeClient, pod: Pod, desired: Desired): Promise<void> {
+  const { namespace, name } = pod.metadata;
+  const annotations = { [DESIRED_ANNOTATION]: JSON.stringify(desired) };
+  await client.mergePatch(
+    PODS,
+    { ...(namespace === undefined ? {} : { namespace }), name },
+    { metadata: { annotations } },
+  );
+}
+
+/** Nothing is published here. */
+function noPublisher(): Publisher {
+  const registries = new Registries({ registries: [], allowLoopback: false });
+  return new Publisher({ registries, storageKeyring: () => Keyring.parse([]), storageFolder: undefined });
+}

@@ -1,0 +1,180 @@
+/** Two hosts with real guests, one of which can be cut off from the API server, and Images whose download can get stuck. */
+import { readdir, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { isMissing } from '../../base/errors.ts';
+import type { MachineRecord } from '../../agent/pods/machine.ts';
+import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
+import { Downloads } from '../wires/downloads.ts';
+import { createImage, guestFile } from '../fixtures/images.ts';
+import { Link } from '../../hack/cluster/link.ts';
+import { PodHistory } from '../support/podhistory.ts';
+import { VMs } from '../fixtures/vms.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { KeptOperator } from './keptoperator.ts';
+
+/**
+ * The design's order of times, shortened: a host gives up machines that nobody saw run well before the operator places
+ * their VMs again. A host's Lease is renewed four times in the first of them.
+ */
+const FENCE_SECONDS = 8;
+const GRACE_SECONDS = 10;
+const HOST_LOST_SECONDS = 5;
+const AGENT_CONFIG = {
+  architecture: 'amd64',
+  cpuOvercommit: 8,
+  images: { allowLoopbackHttp: true },
+  fenceAfterSeconds: FENCE_SECONDS,
+};
+/** An emulated guest on a busy machine; on an idle one it takes 5 s. */
+export const BOOT = { deadlineMilliseconds: 90_000, intervalMilliseconds: 100 };
+/** A state that lasts for less than a second is to be caught in it. */
+const CATCH = { deadlineMilliseconds: 60_000, intervalMilliseconds: 5 };
+
+export class AgentWorld {
+  readonly cluster: Cluster;
+  readonly vms: VMs;
+  readonly history: PodHistory;
+  readonly downloads: Downloads;
+  /** Of host `one`. */
+  readonly link: Link;
+  readonly one: AgentProcess;
+  readonly two: AgentProcess;
+
+  private constructor(parts: Pick<AgentWorld, 'cluster' | 'history' | 'downloads' | 'link' | 'one' | 'two'>) {
+    this.cluster = parts.cluster;
+    this.vms = new VMs(parts.cluster);
+    this.history = parts.history;
+    this.downloads = parts.downloads;
+    this.link = parts.link;
+    this.one = parts.one;
+    this.two = parts.two;
+  }
+
+  /** Every part that was started is in `ends` before the next one is: run from the last to the first, they leave nothing. */
+  static async start(ends: (() => Promise<void> | void)[]): Promise<AgentWorld> {
+    const downloads = await Downloads.serve(await guestFile('amd64'));
+    ends.push(() => downloads.close());
+    const cluster = await startCluster({
+      name: `agent-crash-${process.pid}`,
+      nodeMonitorGracePeriodSeconds: GRACE_SECONDS,
+    });
+    ends.push(() => cluster.stop());
+    const history = await PodHistory.start(cluster.client());
+    ends.push(() => history.stop());
+    const config = { hostLostTimeoutSeconds: HOST_LOST_SECONDS };
+    const operator = await KeptOperator.start(cluster, { config });
+    ends.push(() => operator.stop());
+    const link = await Link.open(0, Number(new URL(cluster.server).port));
+    ends.push(() => link.close());
+    ends.push(() => endMachines(cluster.directory));
+    const bootstrapKubeconfig = await bootstrapOver(link, cluster);
+    const hosts = await Promise.all([
+      AgentProcess.start(cluster, { nodeName: 'one', config: { ...AGENT_CONFIG, bootstrapKubeconfig } }),
+      AgentProcess.start(cluster, { nodeName: 'two', config: { ...AGENT_CONFIG, address: '127.0.0.2' } }),
+    ]);
+    ends.push(async () => void (await Promise.all(hosts.map((host) => host.stop()))));
+    const [one, two] = hosts;
+    return new AgentWorld({ cluster, history, downloads, link, one, two });
+  }
+
+  /** Its own Image, so that no earlier test has left it on a host. */
+  async makeVM(name: string, spec: { ports?: string[]; placement?: { node: string } } = {}): Promise<void> {
+    await createImage(this.cluster, name, { http: this.downloads.next() });
+    const port = spec.ports === undefined ? {} : { readiness: { type: 'Port' as const, port: 80 } };
+    await this.vms.create(name, { image: name, cpu: 1, memory: '256Mi', ...port, ...spec });
+  }
+
+  async waitUntilReady(name: string): Promise<void> {
+    await this.vms.waitForCondition(name, 'Ready', { status: 'True' }, BOOT);
+  }
+
+  async deleteVM(name: string): Promise<void> {
+    await this.vms.delete(name);
+    await this.vms.waitUntilGone(name, BOOT);
+  }
+
+  async deleteAll(): Promise<void> {
+    for (const { metadata } of await this.vms.list()) {
+      await this.vms.delete(metadata.name);
+    }
+    for (const { metadata } of await this.vms.list()) {
+      await this.vms.waitUntilGone(metadata.name, BOOT);
+    }
+  }
+
+  /** Resolves when the agent has said to its disk, and to nobody else yet, that it starts the machine. */
+  async waitForStart(name: string, agent: AgentProcess): Promise<void> {
+    await waitFor(
+      `the machine of VM ${name} to be started`,
+      async () => {
+        const record = (await recordsOf(agent)).find(({ key }) => key === `${this.vms.namespace}/${name}`);
+        return record?.startedWith !== undefined;
+      },
+      CATCH,
+    );
+  }
+
+  /**
+   * Resolves when host `one`, which is cut off, has begun to start the machine of a new VM: however late that is seen here, nobody
+   * has heard that it runs. The image comes to the host another way.
+   */
+  async startUnheard(name: string, spec: { placement?: { node: string } } = {}): Promise<void> {
+    this.downloads.holdBack();
+    await this.makeVM(name, spec);
+    await this.waitForMachine(name, 'Pulling');
+    this.link.cut();
+    this.downloads.release();
+    await this.waitForStart(name, this.one);
+  }
+
+  /** Of the machine's Pod condition or, before it runs, the container's waiting. */
+  async waitForMachine(name: string, reason: string): Promise<void> {
+    await waitFor(
+      `the machine of VM ${name} to be ${reason}`,
+      async () => {
+        const { status } = await this.vms.pod(name);
+        const said = status?.conditions?.find(({ type }) => type === 'berth.dev/Machine')?.reason;
+        return [said, status?.containerStatuses?.[0]?.state?.waiting?.reason].includes(reason);
+      },
+      CATCH,
+    );
+  }
+}
+
+async function recordsOf({ dataDirectory }: AgentProcess): Promise<MachineRecord[]> {
+  const folder = join(dataDirectory, 'pods');
+  const names = (await readdir(folder)).filter((name) => name.endsWith('.json'));
+  const texts = await Promise.all(names.map((name) => textOf(join(folder, name))));
+  return texts.filter((text) => text !== undefined).map((text) => JSON.parse(text) as MachineRecord);
+}
+
+async function textOf(file: string): Promise<string | undefined> {
+  try {
+    return await readFile(file, 'utf8');
+  } catch (error) {
+    if (isMissing(error)) {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+/** What a host holds of machines: records, folders. */
+export async function tracesOn({ dataDirectory }: AgentProcess): Promise<string[]> {
+  const folders = ['pods', 'machines'];
+  const found = await Promise.all(
+    folders.map(async (folder) =>
+      (await readdir(join(dataDirectory, folder))).map((name) => `${folder}/${name}`),
+    ),
+  );
+  return found.flat();
+}
+
+async function bootstrapOver(link: Link, cluster: Cluster): Promise<string> {
+  const { kubeconfig } = await cluster.createAgentBootstrap('one');
+  const text = await readFile(kubeconfig, 'utf8');
+  const path = join(cluster.directory, 'bootstrap-over-link.kubeconfig');
+  await writeFile(path, text.replace(cluster.server, link.addressOf(cluster.server)), { mode: 0o600 });
+  return path;
+}

@@ -1,0 +1,45 @@
+/** Stores of images as hosts have them, for tests. */
+import { pino } from 'pino';
+import { Registry } from 'prom-client';
+import { HostImageStore, type HostImageStoreOptions } from '../../agent/images/store.ts';
+import { Keyring } from '../../agent/images/oci/credentials.ts';
+import type { BaseImage, BaseImageSource, EnsureOptions, Holder } from '../../agent/images/local/types.ts';
+import { PASSWORD, type TestRegistry } from '../wires/registry.ts';
+
+/** Opens whatever lies there; `registries`: those of tests, with the authorities of their certificates. */
+export async function openStore(
+  dataDirectory: string,
+  registries: readonly TestRegistry[],
+  options: Partial<HostImageStoreOptions> = {},
+): Promise<HostImageStore> {
+  return await HostImageStore.open({
+    dataDirectory,
+    architecture: 'amd64',
+    sharedRoots: [],
+    allowLoopbackHttp: true,
+    registries: registries.map(({ host, caFile }) => ({ host, caFile })),
+    minimumFree: 0,
+    metrics: new Registry(),
+    logger: pino({ level: 'silent' }),
+    ...options,
+  });
+}
+
+/** What a tenant has who has the registry's password, or another one. */
+export function keyringOf(registry: TestRegistry, password = PASSWORD): Keyring {
+  return Keyring.parse([registry.dockerConfigJson(password)]);
+}
+
+export async function ensure(
+  store: HostImageStore,
+  source: BaseImageSource | string,
+  holder: Holder,
+  options: Partial<EnsureOptions> = {},
+): Promise<BaseImage> {
+  return await store.ensure(typeof source === 'string' ? { type: 'registry', reference: source } : source, {
+    holder,
+    onProgress: () => undefined,
+    signal: new AbortController().signal,
+    ...options,
+  });
+}

@@ -1,0 +1,253 @@
+/**
+ * A cluster of real nodes on which Berth is to be installed as people do it: images that containerd has, helm or kubectl,
+ * and guests that are reached over the nodes' addresses.
+ */
+import { execFile } from 'node:child_process';
+
+import { promisify } from 'node:util';
+import { inject } from 'vitest';
+import type { Pod } from '../../kube/core.ts';
+import { LEASES, NODES, PODS } from '../../kube/core.ts';
+import {
+  type Cluster,
+  type ClusterNode,
+  type NodeCluster,
+  startNodeCluster,
+} from '../../hack/cluster/index.ts';
+import { CONTROL_ADDRESS } from '../../hack/cluster/nodes/network.ts';
+import { helm } from '../support/chart.ts';
+import { Downloads } from '../wires/downloads.ts';
+import { createImage, guestFile } from '../fixtures/images.ts';
+import { Relay } from '../../hack/cluster/relay.ts';
+import { VMs } from '../fixtures/vms.ts';
+import { waitFor } from '../../hack/wait.ts';
+import '../e2e/installed/setup.ts';
+
+export const SYSTEM = 'berth-system';
+/** Of the logger: errors and worse. */
+export const ERROR_LEVEL = 50;
+/** An emulated guest beside the whole cluster; 5 s on an idle machine. */
+export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
+/** Pods that are made anew, on a busy machine. */
+export const ROLLOUT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 100 };
+/** Two nodes come up, and take the images; for the upgrade an earlier agent and operator are built first. */
+export const SET_UP_MILLISECONDS = 600_000;
+/** A page on the same machine. */
+const PAGE_SECONDS = '2';
+
+/** Where hosts fetch the guest's image; within the cluster's networks. */
+const IMAGE_PORT = 80;
+
+/** Values for the images that were built here, and for nodes this small. */
+export const VALUES = {
+  operator: { image: { repository: 'localhost/berth-operator' } },
+  agent: {
+    enabled: true,
+    image: { repository: 'localhost/berth-agent' },
+    nodeSelector: { 'berth.dev/machines': 'true' },
+    share: { cpu: 1, memory: '2Gi' },
+    clusterCIDRs: ['10.244.0.0/16', '10.96.0.0/16', '10.200.0.0/24'],
+    config: {
+      network: { driver: 'nat' },
+      images: { registries: [{ host: CONTROL_ADDRESS }] },
+      // Guests do little, and there are few processors.
+      cpuOvercommit: 8,
+    },
+  },
+};
+
+interface LogLine {
+  level: number;
+  msg: string;
+  reconcileID?: string;
+}
+
+interface EndpointSlice {
+  endpoints: { conditions: { ready: boolean }; targetRef: { name: string } }[] | null;
+}
+
+export class Installed {
+  readonly cluster: Cluster;
+  readonly nodes: readonly ClusterNode[];
+  readonly vms: VMs;
+  readonly #namespace: string;
+  readonly #downloads: Downloads;
+
+  private constructor({ cluster, nodes, namespace }: NodeCluster, downloads: Downloads) {
+    this.cluster = cluster;
+    this.nodes = nodes;
+    this.vms = new VMs(cluster);
+    this.#namespace = namespace;
+    this.#downloads = downloads;
+  }
+
+  /** Two nodes without anything of Berth. What was started is in `ends`, to be run from the last to the first. */
+  static async start(name: string, ends: (() => Promise<void>)[]): Promise<Installed> {
+    const guest = await guestFile('amd64');
+    const parts = await startNodeCluster({ name: `${name}-${process.pid}`, nodes: 2 });
+    const { cluster, namespace } = parts;
+    ends.push(() => cluster.stop());
+    const downloads = await Downloads.serve(guest);
+    ends.push(() => downloads.close());
+    const relay = await Relay.open({
+      namespace,
+      direction: 'in',
+      port: downloads.port,
+      portThere: IMAGE_PORT,
+      addressThere: CONTROL_ADDRESS,
+      directory: cluster.directory,
+    });
+    ends.push(() => relay.close());
+    return new Installed(parts, downloads);
+  }
+
+  /** Gives each node Berth's images and the label of hosts. */
+  async prepareNodes(): Promise<void> {
+    for (const archive of inject('archives')) {
+      await this.importImages(archive);
+    }
+    const names = this.nodes.map(({ name }) => name);
+    await this.cluster.kubectl(['label', 'nodes', ...names, 'berth.dev/machines=true']);
+  }
+
+  async importImages(archive: string): Promise<void> {
+    await Promise.all(this.nodes.map((node) => node.importImages(archive)));
+  }
+
+  /** helm with these values; rejects with what it says when it fails. */
+  async helm(args: readonly string[], values?: object): Promise<string> {
+    const where = ['--namespace', SYSTEM, '--kubeconfig', this.cluster.kubeconfig];
+    const given = values === undefined ? [] : ['--values', '-'];
+    const { code, stdout, stderr } = await helm([...args, ...where, ...given], JSON.stringify(values));
+    if (code !== 0) {
+      throw new Error(`helm ${args[0]}: ${stderr}${stdout}`);
+    }
+    return stdout;
+  }
+
+  /** Resolves when operator and agents run as they are now described, and every node is a host. */
+  async rolledOut(): Promise<void> {
+    const status = ['rollout', 'status', '--namespace', SYSTEM, '--timeout=110s'];
+    await this.cluster.kubectl([...status, 'deployment/berth-operator']);
+    await this.cluster.kubectl([...status, 'daemonset/berth-agent']);
+    for (const { name } of this.nodes) {
+      await this.hostIsReady(`${name}-berth`);
+    }
+  }
+
+  async hostIsReady(name: string): Promise<void> {
+    await waitFor(
+      `host ${name} to be Ready`,
+      async () => {
+        const { status } = await this.cluster.client().get(NODES, { name });
+        const ready = status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True');
+        return ready && status?.allocatable?.['berth.dev/slot'] !== undefined;
+      },
+      ROLLOUT,
+    );
+  }
+
+  /** An Image that every host fetches over the network. */
+  async createGuestImage(name: string): Promise<void> {
+    const { url, sha256 } = this.#downloads.next();
+    const there = new URL(url);
+    there.hostname = CONTROL_ADDRESS;
+    there.port = String(IMAGE_PORT);
+    await createImage(this.cluster, name, { http: { url: there.href, sha256 } });
+  }
+
+  /** Creates a VM of an Image, with its page on a port of the host. */
+  async createVM(name: string, image: string, port: number): Promise<void> {
+    await this.vms.create(name, {
+      image,
+      cpu: 1,
+      memory: '128Mi',
+      ports: [`${port}:80`],
+      readiness: { type: 'Port', port: 80 },
+    });
+  }
+
+  /** What a Ready VM's guest says, asked from beyond the nodes. */
+  async page(name: string, port: number): Promise<Record<string, string>> {
+    const { status } = await this.vms.get(name);
+    const text = await this.fromOutside(
+      'curl',
+      '--silent',
+      '--show-error',
+      '--max-time',
+      PAGE_SECONDS,
+      `http://${status?.hostAddress}:${port}/`,
+    );
+    return Object.fromEntries(
+      text.split('\n').flatMap((line) => {
+        const at = line.indexOf('=');
+        return at < 0 ? [] : [[line.slice(0, at), line.slice(at + 1)]];
+      }),
+    );
+  }
+
+  /** Output of a program that runs beyond the nodes. */
+  async fromOutside(program: string, ...parameters: string[]): Promise<string> {
+    const inside = [`--net=/run/netns/${this.#namespace}`, program, ...parameters];
+    return (await promisify(execFile)('nsenter', inside)).stdout;
+  }
+
+  /** Of the operator's Service. */
+  async serviceAddress(): Promise<string> {
+    const get = [
+      'get',
+      'service',
+      '--namespace',
+      SYSTEM,
+      'berth-operator',
+      '-o',
+      'jsonpath={.spec.clusterIP}',
+    ];
+    return (await this.cluster.kubectl(get)).stdout;
+  }
+
+  /** Names of the Pods that the operator's Service leads to. */
+  async behindService(): Promise<string[]> {
+    const slices = [
+      'get',
+      'endpointslices',
+      '--namespace',
+      SYSTEM,
+      '-l',
+      'kubernetes.io/service-name=berth-operator',
+    ];
+    const { stdout } = await this.cluster.kubectl([...slices, '-o', 'json']);
+    const { items } = JSON.parse(stdout) as { items: EndpointSlice[] };
+    const ready = items
+      .flatMap(({ endpoints }) => endpoints ?? [])
+      .filter(({ conditions }) => conditions.ready);
+    return ready.map(({ targetRef }) => targetRef.name);
+  }
+
+  async pods(component: 'operator' | 'agent'): Promise<Pod[]> {
+    const { items } = await this.cluster.client().list(PODS, {
+      namespace: SYSTEM,
+      labelSelector: `app.kubernetes.io/component=${component}`,
+    });
+    return items;
+  }
+
+  /** What operator and agents that are not ending have said so far; every line is JSON. */
+  async said(): Promise<LogLine[]> {
+    const pods = [...(await this.pods('operator')), ...(await this.pods('agent'))];
+    const logs = await Promise.all(
+      pods
+        .filter(({ metadata }) => metadata.deletionTimestamp === undefined)
+        .map(({ metadata }) => this.cluster.kubectl(['logs', '--namespace', SYSTEM, metadata.name])),
+    );
+    const lines = logs.flatMap(({ stdout }) => stdout.split('\n')).filter((line) => line !== '');
+    return lines.map((line) => JSON.parse(line) as LogLine);
+  }
+
+  /** Name of the operator's Pod that leads; undefined while none does. */
+  async leader(): Promise<string | undefined> {
+    const { spec } = await this.cluster.client().get(LEASES, { namespace: SYSTEM, name: 'berth-operator' });
+    const pods = await this.pods('operator');
+    return pods.find((pod) => spec?.holderIdentity?.startsWith(pod.metadata.name))?.metadata.name;
+  }
+}

@@ -1,0 +1,181 @@
+/**
+ * Two network namespaces for a NAT test: `host`, where the network under test runs, and `world` beyond it, joined by
+ * one link. The machine's own network is not touched. Everything started in them is ended by {@link NatWorld.remove}.
+ */
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { chmodSync, mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { codeOf } from '../../base/errors.ts';
+import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/network/reach.ts';
+import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
+import type { NatOptions } from '../../agent/network/nat/nat.ts';
+import type { Answer, actions, Request } from './natworker.ts';
+
+type Actions = typeof actions;
+
+/** What a test cannot do without; each with where it comes from. */
+const PROGRAMS = {
+  ip: 'iproute2',
+  nft: 'nftables',
+  conntrack: 'conntrack',
+  dnsmasq: 'dnsmasq-base',
+  'qemu-system-x86_64': 'qemu-system-x86',
+};
+
+/** Why the network cannot be tested here; undefined when it can. */
+export function whyNotHere(): string | undefined {
+  if (process.getuid?.() !== 0) {
+    return 'tests in network namespaces of their own need root';
+  }
+  for (const [program, packageName] of Object.entries(PROGRAMS)) {
+    try {
+      execFileSync('which', [program], { stdio: 'ignore' });
+    } catch {
+      return `tests of the network need ${program} (package ${packageName})`;
+    }
+  }
+  return undefined;
+}
+
+/** A worker process in a namespace. */
+export class Worker {
+  readonly process: ChildProcess;
+  readonly #waiting = new Map<number, { resolve: (result: never) => void; reject: (error: Error) => void }>();
+  #next = 0;
+
+  constructor(namespace: string) {
+    const script = new URL('./natworker.ts', import.meta.url).pathname;
+    this.process = spawn('nsenter', [`--net=/run/netns/${namespace}`, process.execPath, script], {
+      stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+    });
+    this.process.on('message', (answer: Answer) => {
+      const waiting = this.#waiting.get(answer.id);
+      this.#waiting.delete(answer.id);
+      if ('error' in answer) {
+        waiting?.reject(Object.assign(new Error(answer.error.message), answer.error));
+      } else {
+        waiting?.resolve(answer.result as never);
+      }
+    });
+  }
+
+  do<A extends keyof Actions>(action: A, ...args: Parameters<Actions[A]>): ReturnType<Actions[A]> {
+    const id = this.#next++;
+    const answered = new Promise((resolve, reject) => this.#waiting.set(id, { resolve, reject }));
+    this.process.send({ id, action, args } satisfies Request);
+    return answered as ReturnType<Actions[A]>;
+  }
+
+  async kill(): Promise<void> {
+    if (this.process.exitCode !== null || this.process.signalCode !== null) {
+      return;
+    }
+    const ended = once(this.process, 'exit');
+    this.process.kill('SIGKILL');
+    await ended;
+  }
+}
+
+/** Of a cluster that the host belongs to: its Pods and its Services. */
+export const CLUSTER_NETWORKS = ['10.244.0.0/16', '10.96.0.0/12'];
+export const CONNECTIONS_PER_GUEST = 200;
+export const HOST_ADDRESS = '192.0.2.1';
+export const WORLD_ADDRESS = '192.0.2.2';
+
+export class NatWorld {
+  readonly directory: string;
+  readonly host: string;
+  readonly world: string;
+  readonly #workers: Worker[] = [];
+
+  constructor(name: string) {
+    this.directory = mkdtempSync(join(tmpdir(), `berth-${name}-`));
+    chmodSync(this.directory, 0o755); // dnsmasq reads its files as nobody
+    this.host = `${name}-${process.pid}-h`;
+    this.world = `${name}-${process.pid}-w`;
+    for (const namespace of [this.host, this.world]) {
+      execFileSync('ip', ['netns', 'add', namespace]);
+    }
+    // A new namespace begins with the machine's own setting, which other programs may have changed.
+    this.inHost('sysctl', '--quiet', '--write', 'net.ipv4.ip_forward=0');
+    this.inHost('ip', 'link', 'set', 'lo', 'up');
+    this.inHost('ip', 'link', 'add', 'uplink', 'type', 'veth', 'peer', 'name', 'uplink', 'netns', this.world);
+    this.inHost('ip', 'address', 'add', `${HOST_ADDRESS}/24`, 'dev', 'uplink');
+    this.inHost('ip', 'link', 'set', 'uplink', 'up');
+    this.#inside(this.world, 'ip', ['link', 'set', 'lo', 'up']);
+    this.#inside(this.world, 'ip', ['address', 'add', `${WORLD_ADDRESS}/24`, 'dev', 'uplink']);
+    this.#inside(this.world, 'ip', ['link', 'set', 'uplink', 'up']);
+  }
+
+  natOptions(): NatOptions {
+    return {
+      directory: join(this.directory, 'network'),
+      runtimeDirectory: join(this.directory, 'run'),
+      bridge: 'berth0',
+      table: 'berth',
+      subnet: '10.213.0.0/20',
+      probeSubnet: '198.18.213.0/24',
+      hostAddress: HOST_ADDRESS,
+      forbidden: forbiddenNetworks({ guestsMayNotReach: METADATA_NETWORKS, clusterCIDRs: CLUSTER_NETWORKS })
+        .ipv4,
+      connectionsPerGuest: CONNECTIONS_PER_GUEST,
+      ports: portRulesSchema.parse({}),
+      dnsServers: [WORLD_ADDRESS],
+    };
+  }
+
+  worker(where: 'host' | 'world'): Worker {
+    const worker = new Worker(this[where]);
+    this.#workers.push(worker);
+    return worker;
+  }
+
+  /** Standard output of a command in the host's namespace. */
+  inHost(file: string, ...args: string[]): string {
+    return this.#inside(this.host, file, args);
+  }
+
+  /** Likewise in the world's. */
+  inWorld(file: string, ...args: string[]): string {
+    return this.#inside(this.world, file, args);
+  }
+
+  spawnInHost(file: string, args: string[]): ChildProcess {
+    const enter = [`--net=/run/netns/${this.host}`, file, ...args];
+    return spawn('nsenter', enter, { stdio: ['ignore', 'ignore', 'inherit'] });
+  }
+
+  async remove(): Promise<void> {
+    for (const worker of this.#workers) {
+      await worker.kill();
+    }
+    for (const namespace of [this.host, this.world]) {
+      this.#killAll(namespace);
+      execFileSync('ip', ['netns', 'delete', namespace]);
+    }
+    rmSync(this.directory, { recursive: true, force: true });
+  }
+
+  /** Guests, and what outlives an agent on purpose: a test that failed leaves them. The namespace is the test's own. */
+  #killAll(namespace: string): void {
+    const pids = execFileSync('ip', ['netns', 'pids', namespace], { encoding: 'utf8' });
+    for (const pid of pids.split('\n').filter((one) => one !== '')) {
+      try {
+        process.kill(Number(pid), 'SIGKILL');
+      } catch (error) {
+        if (codeOf(error) !== 'ESRCH') {
+          throw error;
+        }
+      }
+    }
+  }
+
+  #inside(namespace: string, file: string, args: string[]): string {
+    return execFileSync('nsenter', [`--net=/run/netns/${namespace}`, file, ...args], {
+      encoding: 'utf8',
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+  }
+}

@@ -1,0 +1,155 @@
+/** A host with the `nat` network in a network namespace, and the control plane outside of it, for tests of the whole chain. */
+import { readdir, readFile, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { parse, stringify } from 'yaml';
+import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
+import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
+import { Downloads } from '../wires/downloads.ts';
+import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
+import { allowAgentMetrics, allowMetrics, readMetrics } from '../support/operatorlog.ts';
+import { Relay } from '../../hack/cluster/relay.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { HOST_ADDRESS, NatWorld, WORLD_ADDRESS, type Worker } from './nat.ts';
+
+export const NAMESPACE = 'platform-default';
+export const NODE = 'nathost';
+/** Less than a lost packet's second try; a guest that can be reached answers within it. */
+const PAGE_MILLISECONDS = 900;
+
+/** What the host's kernel and disk hold for machines. */
+export interface Traces {
+  ports: string[];
+  rules: string;
+  connections: string;
+  processes: string;
+  folders: string[];
+  attachments: string;
+}
+
+export class NatHost {
+  readonly net: NatWorld;
+  readonly cluster: Cluster;
+  readonly operator: OperatorProcess;
+  readonly agent: AgentProcess;
+  readonly downloads: Downloads;
+  readonly #world: Worker;
+  readonly #kubeletPort: number;
+
+  private constructor(
+    parts: Pick<NatHost, 'net' | 'cluster' | 'operator' | 'agent' | 'downloads'>,
+    kubeletPort: number,
+  ) {
+    this.net = parts.net;
+    this.cluster = parts.cluster;
+    this.operator = parts.operator;
+    this.agent = parts.agent;
+    this.downloads = parts.downloads;
+    this.#kubeletPort = kubeletPort;
+    this.#world = parts.net.worker('world');
+  }
+
+  /** Every part that was started is in `ends` before the next one is: run from the last to the first, they leave nothing. */
+  static async start(ends: (() => Promise<void>)[]): Promise<NatHost> {
+    const image = await guestFile('amd64');
+    const net = new NatWorld('nata');
+    ends.push(() => net.remove());
+    const cluster = await startCluster({ name: `nat-${process.pid}` });
+    ends.push(() => cluster.stop());
+    const operator = await cluster.startOperator();
+    await allowMetrics(cluster);
+    await allowAgentMetrics(cluster);
+    const downloads = await Downloads.serve(image);
+    ends.push(() => downloads.close());
+    const kubeletPort = await freePort();
+    const ways = [
+      ['in', Number(new URL(cluster.server).port)],
+      ['in', downloads.port],
+      ['out', kubeletPort],
+    ] as const;
+    for (const [direction, port] of ways) {
+      const relay = await Relay.open({ namespace: net.host, direction, port, directory: net.directory });
+      ends.push(() => relay.close());
+    }
+    const shared = await shareGuest(cluster, image);
+    ends.push(() => endMachines(cluster.directory));
+    const agent = await AgentProcess.start(cluster, {
+      nodeName: NODE,
+      networkNamespace: net.host,
+      config: {
+        architecture: 'amd64',
+        cpuOvercommit: 8,
+        images: { sharedRoots: [shared], allowLoopbackHttp: true },
+        network: { driver: 'nat', hostAddress: HOST_ADDRESS, dnsServers: [WORLD_ADDRESS] },
+        kubelet: { port: kubeletPort, clientCAFile: join(cluster.directory, 'pki', 'ca.crt') },
+      },
+    });
+    ends.push(() => agent.stop());
+    return new NatHost({ net, cluster, operator, agent, downloads }, kubeletPort);
+  }
+
+  async makeImage(): Promise<void> {
+    await createImage(this.cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
+  }
+
+  /** The guest's page, asked for from beyond the host. */
+  page(port: number): Promise<string> {
+    return this.#world.do('httpGet', `http://${HOST_ADDRESS}:${port}/`, PAGE_MILLISECONDS);
+  }
+
+  /** One line of the agent's metrics: its value. */
+  async metric(line: string): Promise<number> {
+    const text = await readMetrics(this.cluster, {
+      metricsUrl: `https://127.0.0.1:${this.#kubeletPort}/metrics`,
+    });
+    const found = text.split('\n').find((one) => one.startsWith(`${line} `));
+    if (found === undefined) {
+      throw new Error(`the agent has no metric ${line}`);
+    }
+    return Number(found.slice(line.length + 1));
+  }
+
+  /** The running agent ends and another goes on, with this much between its checks. */
+  async restartAgent(checkIntervalSeconds: number): Promise<void> {
+    const config = parse(await readFile(this.agent.configFile, 'utf8')) as { network: object };
+    const changed = { ...config, network: { ...config.network, checkIntervalSeconds } };
+    await this.agent.stop();
+    await writeFile(this.agent.configFile, stringify(changed));
+    await this.agent.startAgain();
+    await waitFor('the next agent to answer', () =>
+      this.metric('berth_agent_network_repairs_total').then(() => true),
+    );
+  }
+
+  /** Somebody else's table; `rule` stands in a chain that forwarded packets go through. */
+  addForeignTable(rule: string): void {
+    const chain = `chain theirs { type filter hook forward priority -10; ${rule}; }`;
+    this.net.inHost('nft', `table inet other { ${chain}; }`);
+  }
+
+  removeForeignTable(): void {
+    const there = this.net.inHost('nft', 'list', 'tables').includes('inet other');
+    if (there) {
+      this.net.inHost('nft', 'delete', 'table', 'inet', 'other');
+    }
+  }
+
+  async traces(): Promise<Traces> {
+    const links = JSON.parse(this.net.inHost('ip', '-json', 'link', 'show', 'master', 'berth0')) as {
+      ifname: string;
+    }[];
+    const data = this.agent.dataDirectory;
+    return {
+      ports: links.map(({ ifname }) => ifname).toSorted(),
+      rules: this.net.inHost('nft', 'list', 'ruleset'),
+      connections: this.net.inHost('conntrack', '-L'),
+      processes: this.net.inHost('ps', '-o', 'args=', '--pid', this.#pids()),
+      folders: [...(await readdir(join(data, 'machines'))), ...(await readdir(join(data, 'pods')))],
+      attachments: await readFile(join(data, 'network', 'attachments.json'), 'utf8'),
+    };
+  }
+
+  #pids(): string {
+    return this.net.inHost('ip', 'netns', 'pids', this.net.host).trim().split('\n').join(',');
+  }
+}

@@ -1,0 +1,120 @@
+/** Pulls of single images, without a store around them. */
+import { execFile } from 'node:child_process';
+import { mkdtemp, rm, stat } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import type { ContentLookup } from '../../agent/images/layouts/pull.ts';
+import { planPull } from '../../agent/images/layouts/index.ts';
+import { Registries } from '../../agent/images/oci/client.ts';
+import { Keyring } from '../../agent/images/oci/credentials.ts';
+import { parseReference } from '../../agent/images/oci/reference.ts';
+import type { Repository } from '../../agent/images/oci/types.ts';
+import { startRegistry, type TestRegistry } from '../wires/registry.ts';
+
+const run = promisify(execFile);
+const STAT_BLOCK_BYTES = 512;
+
+export function registriesFor({ host, caFile }: TestRegistry): Registries {
+  return new Registries({ registries: [{ host, caFile }], allowLoopback: false });
+}
+
+export function repositoryOf(registries: Registries, registry: TestRegistry, name: string): Repository {
+  const reference = parseReference(`${registry.host}/${name}`);
+  const keyring = Keyring.parse([registry.dockerConfigJson()]);
+  return registries.repository(reference, keyring.candidates(reference.registry, reference.repository)[0]);
+}
+
+/** A registry, and folders to pull into. */
+export class PullWorld {
+  readonly root: string;
+  readonly registry: TestRegistry;
+  readonly #registries: Registries;
+
+  private constructor(root: string, registry: TestRegistry) {
+    this.root = root;
+    this.registry = registry;
+    this.#registries = registriesFor(registry);
+  }
+
+  static async start(): Promise<PullWorld> {
+    const root = await mkdtemp(join(tmpdir(), 'berth-pulls-'));
+    return new PullWorld(root, await startRegistry({ directory: join(root, 'registry') }));
+  }
+
+  repository(name: string): Repository {
+    return repositoryOf(this.#registries, this.registry, name);
+  }
+
+  /** A new one, gone with the world at the latest. */
+  folder(): Promise<string> {
+    return mkdtemp(join(this.root, 'pull-'));
+  }
+
+  async end(): Promise<void> {
+    await this.#registries.close();
+    await this.registry.close();
+    await rm(this.root, { recursive: true, force: true });
+  }
+}
+
+export interface PullToRun {
+  folder: string;
+  tag?: string;
+  /** Of the machine; amd64 when absent. */
+  architecture?: 'amd64' | 'arm64';
+  lookup?: ContentLookup;
+  /** Cut off when so many bytes have come. */
+  abortAfter?: number;
+}
+
+export interface Pulled {
+  disk: string;
+  /** Bytes, of what the plan said before. */
+  downloadBytes: number;
+  roomBytes: number;
+  fetched: number;
+  spared: number;
+}
+
+/** @throws ImageError as the pull does; one that is cut off gives what it had fetched. */
+export async function pull(repository: Repository, options: PullToRun): Promise<Pulled> {
+  const { folder, tag = 'latest', lookup, abortAfter = Number.POSITIVE_INFINITY } = options;
+  const { architecture = 'amd64' } = options;
+  const cut = new AbortController();
+  const resolved = await repository.resolve(tag, architecture, cut.signal);
+  const plan = await planPull(repository, resolved, cut.signal);
+  const { downloadBytes, roomBytes } = plan;
+  const pulled = { disk: join(folder, 'disk'), downloadBytes, roomBytes, fetched: 0, spared: 0 };
+  const onBytes = (count: number): void => {
+    pulled.fetched += count;
+    if (pulled.fetched >= abortAfter) {
+      cut.abort(new Error('cut off'));
+    }
+  };
+  const onSpared = (count: number): void => {
+    pulled.spared += count;
+  };
+  try {
+    await plan.run({ folder, disk: pulled.disk }, { signal: cut.signal, onBytes, onSpared, lookup });
+  } catch (error) {
+    if (error !== cut.signal.reason) {
+      throw error;
+    }
+  }
+  return pulled;
+}
+
+/** @throws Error unless both raw disks hold the same. */
+export async function compareDisks(one: string, other: string): Promise<void> {
+  const sizes = [(await stat(one)).size, (await stat(other)).size];
+  if (sizes[0] !== sizes[1]) {
+    throw new Error(`${one} and ${other} have ${sizes.join(' and ')} bytes`);
+  }
+  await run('qemu-img', ['compare', '-f', 'raw', '-F', 'raw', one, other]);
+}
+
+/** Bytes that a file takes on the disk. */
+export async function allocated(path: string): Promise<number> {
+  return (await stat(path)).blocks * STAT_BLOCK_BYTES;
+}
