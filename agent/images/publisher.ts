@@ -9,7 +9,7 @@ import { allocatedBytes } from '../disks/allocated.ts';
 import { publishDisk } from './layouts/publish.ts';
 import type { Registries } from './oci/client.ts';
 import type { Keyring } from './oci/credentials.ts';
-import { parseReference } from './oci/reference.ts';
+import { parseReference } from '../../api/v1alpha1/reference.ts';
 import type { Repository } from './oci/types.ts';
 import { fileDigest } from './sharedfile.ts';
 import { ImageError } from './local/types.ts';

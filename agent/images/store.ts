@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { RunAs } from '../machines/users.ts';
 import { Access } from './sources/access.ts';
 import { Addresses } from './oci/addresses.ts';

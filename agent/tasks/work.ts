@@ -4,7 +4,7 @@ import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alp
 import { allocatedBytes } from '../disks/allocated.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
-import { parseReference } from '../images/oci/reference.ts';
+import { parseReference } from '../../api/v1alpha1/reference.ts';
 import { type BaseImage, type Holder, ImageError } from '../images/local/types.ts';
 import { type DiskHost, withImage, withMachine } from './disks.ts';
 import type { TaskContext, TaskWork } from './runner.ts';

@@ -1,7 +1,7 @@
 /** ImageCacheEntry: keeps one image on chosen hosts, so that VMs start there without a pull. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import { IMAGE_NAME_LENGTH } from './imagename.ts';
+import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { AGE_COLUMN, conditionColumn, type KindDefinition, kindResource, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import {

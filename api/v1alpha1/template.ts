@@ -1,7 +1,7 @@
 /** What a VM and a VMConfig both say of a machine, and the pieces of it that other kinds share. */
 import * as z from 'zod';
 import { type DisplayDpiMaximum, displayFields } from './display.ts';
-import { IMAGE_NAME_LENGTH } from './imagename.ts';
+import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { diskQuantity, memoryQuantity } from './quantity.ts';
 import {
   type CelRule,

@@ -1,7 +1,6 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { displayBounds } from './display.ts';
-import { isImageReference, normaliseImageName } from './imagename.ts';
 import { parsePort, portName, portsSchema } from './ports.ts';
 import { formatQuantity, memoryQuantity, parseQuantity } from './quantity.ts';
 
@@ -96,44 +95,6 @@ describe('quantities', () => {
     expect(refused.map((value) => memoryQuantity().safeParse(value).success)).toEqual(
       refused.map(() => false),
     );
-  });
-});
-
-describe('names of images', () => {
-  const digest = `sha256:${'a'.repeat(64)}`;
-  it.for([
-    ['ubuntu', 'docker.io/library/ubuntu:latest'],
-    [' ubuntu\n', 'docker.io/library/ubuntu:latest'],
-    ['ubuntu:24.04', 'docker.io/library/ubuntu:24.04'],
-    ['docker.io/ubuntu', 'docker.io/library/ubuntu:latest'],
-    ['index.docker.io/library/ubuntu:latest', 'docker.io/library/ubuntu:latest'],
-    ['team/image', 'docker.io/team/image:latest'],
-    ['ghcr.io/team/image', 'ghcr.io/team/image:latest'],
-    ['GHCR.io/team/image:1', 'ghcr.io/team/image:1'],
-    ['localhost/image', 'localhost/image:latest'],
-    ['registry:5000/image', 'registry:5000/image:latest'],
-    [`ghcr.io/team/image@${digest}`, `ghcr.io/team/image@${digest}`],
-    [`ghcr.io/team/image:1@${digest}`, `ghcr.io/team/image:1@${digest}`],
-  ] as const)('%j is normally %j', ([written, normal]) => {
-    expect(normaliseImageName(written)).toBe(normal);
-  });
-
-  it('stay as they are once normalised', () => {
-    const part = fc.stringMatching(/^[a-z0-9]{1,8}$/);
-    const registry = fc.constantFrom('', 'docker.io/', 'ghcr.io/', 'localhost:5000/', 'Example.com/');
-    const tag = fc.constantFrom('', ':latest', ':1.2', `@${digest}`, `:1@${digest}`);
-    fc.assert(
-      fc.property(registry, fc.array(part, { minLength: 1, maxLength: 3 }), tag, (host, path, end) => {
-        const once = normaliseImageName(`${host}${path.join('/')}${end}`);
-        expect(normaliseImageName(once)).toBe(once);
-        expect(isImageReference(once)).toBe(true);
-      }),
-    );
-  });
-
-  it('are references when they have a slash, a colon or an at sign, else names of objects', () => {
-    expect(['a/b', 'a:1', `a@${digest}`].map(isImageReference)).toEqual([true, true, true]);
-    expect(['a', 'a.b', 'a-b'].map(isImageReference)).toEqual([false, false, false]);
   });
 });
 

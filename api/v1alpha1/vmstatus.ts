@@ -1,7 +1,7 @@
 /** What the operator reports of a VM. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import { IMAGE_NAME_LENGTH } from './imagename.ts';
+import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { count, report, timestamp } from './schema.ts';
 
 /** Endpoints of one machine: its reservations and the agent's own (SSH, VNC, screen). */

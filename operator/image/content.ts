@@ -1,7 +1,7 @@
 /** Where machines get the content of an Image or ISO, and by which names hosts list it. */
 import { mayHoldCredentials } from '../../api/v1alpha1/describe.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { type MachineImageSource, machineImageSourceSchema } from '../../api/v1alpha1/machine.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
-import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import { type StorageTarget, TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { OperatorConfig } from '../config/config.ts';

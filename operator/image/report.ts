@@ -2,13 +2,12 @@
  * Whether a host's report about its task can be true. A host may lie, also when its agent was taken over: it may say how a task
  * ended, never that the result lies anywhere but where the task was to put it. Pure.
  */
-import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget, Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { TaskOutcome } from '../tasks/job.ts';
 
 /** The reason of a task whose report does not fit it. */
 const REPORT_REFUSED = 'ReportRefused';
-const SHA256 = /^sha256:[0-9a-f]{64}$/;
 /** The largest disk that a VM may have (`diskSize`): 1Pi. */
 const SIZE_LIMIT_BYTES = 1024 ** 5;
 
@@ -76,10 +75,15 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
 
 /** The repository that was asked for, by digest alone; by the same digest when one was asked for. */
 function repositoryFault(asked: string, { reference }: TaskReport): string | undefined {
-  const { repository, digest: pinned } = partsOf(asked);
+  const parts = readReference(asked);
+  if (typeof parts === 'string') {
+    return 'did a task whose reference cannot be read';
+  }
+  const repository = repositoryName(parts);
+  const pinned = parts.digest;
   const start = `${repository}@`;
   const digest = reference?.startsWith(start) === true ? reference.slice(start.length) : '';
-  if (!SHA256.test(digest)) {
+  if (!isSha256(digest)) {
     return `reported ${said(reference)}, not ${repository} with a digest`;
   }
   return pinned === undefined || pinned === digest
@@ -87,13 +91,8 @@ function repositoryFault(asked: string, { reference }: TaskReport): string | und
     : `reported ${said(digest)}, not ${pinned} that was asked for`;
 }
 
-function partsOf(reference: string): { repository: string; digest: string | undefined } {
-  const [named = '', digest] = normaliseImageName(reference).split('@');
-  return { repository: named.replace(/:[^/:]*$/, ''), digest };
-}
-
 function digestFault({ digest }: TaskReport): string | undefined {
-  return digest !== undefined && SHA256.test(digest) ? undefined : `reported ${said(digest)} as the digest`;
+  return digest !== undefined && isSha256(digest) ? undefined : `reported ${said(digest)} as the digest`;
 }
 
 function noReferenceFault({ reference }: TaskReport): string | undefined {

@@ -1,7 +1,7 @@
 /** The image that an entry is for, as hosts are told of it and list it. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { normaliseImageName, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import { contentOf } from '../image/content.ts';
 import type { CachedImage, WaitingForImage } from './observed.ts';
 
@@ -33,8 +33,10 @@ export function resolveImage(
 }
 
 function registryImage(reference: string): CachedImage {
-  const [named = '', digest] = reference.split('@');
-  const pinned = digest === undefined ? [] : [`${withoutTag(named)}@${digest}`];
+  const parts = readReference(reference);
+  const digest = typeof parts === 'string' ? undefined : parts.digest;
+  const pinned =
+    typeof parts === 'string' || digest === undefined ? [] : [`${repositoryName(parts)}@${digest}`];
   return {
     task: { source: { type: 'registry', reference }, format: 'Auto' },
     containerImage: reference,
@@ -57,10 +59,4 @@ function objectImage(image: Image): CachedImage | undefined {
     names: [`${name}@${digest}`],
     digest,
   };
-}
-
-/** A port of the registry stands before a slash. */
-function withoutTag(named: string): string {
-  const colon = named.lastIndexOf(':');
-  return colon > named.lastIndexOf('/') ? named.slice(0, colon) : named;
 }

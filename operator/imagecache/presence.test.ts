@@ -93,11 +93,13 @@ describe('the newest digest of a tag', () => {
 
 describe('an image that says its digest itself', () => {
   it('pinned in a registry with a port: any spelling of the pin counts', () => {
-    const reference = `${REPOSITORY}:1@sha256:pin`;
+    const pin = 'a'.repeat(64);
+    const digest = `sha256:${pin}`;
+    const reference = `${REPOSITORY}:1@${digest}`;
     const image = resolveImage(entry({ reference }), undefined);
-    expect(image).toMatchObject({ digest: 'sha256:pin', names: [reference, `${REPOSITORY}@sha256:pin`] });
-    expect(newestDigest(observed(entry({ reference }), [host('a', 'other')]))).toBe('sha256:pin');
-    expect('task' in image && namesOn(image, host('a', 'pin'))).toEqual([TAG, `${REPOSITORY}@sha256:pin`]);
+    expect(image).toMatchObject({ digest, names: [reference, `${REPOSITORY}@${digest}`] });
+    expect(newestDigest(observed(entry({ reference }), [host('a', 'other')]))).toBe(digest);
+    expect('task' in image && namesOn(image, host('a', pin))).toEqual([TAG, `${REPOSITORY}@${digest}`]);
     expect('task' in image && namesOn(image, host('a', 'other'))).toBeUndefined();
   });
 

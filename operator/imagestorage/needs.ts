@@ -1,6 +1,6 @@
 /** Where content lies in the cluster's image storage, and what needs it there. Pure. */
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
@@ -30,14 +30,17 @@ export function placeOf(
 }
 
 function artifactPlace(reference: string, prefix: string | undefined): Place | undefined {
-  const isOurs = prefix !== undefined && reference.startsWith(root(prefix)) && reference.includes('@');
-  return isOurs ? { type: 'registry', reference } : undefined;
+  const parts = readReference(reference);
+  const isPinned = typeof parts !== 'string' && parts.digest !== undefined;
+  return prefix !== undefined && isPinned && repositoryName(parts).startsWith(root(prefix))
+    ? { type: 'registry', reference }
+    : undefined;
 }
 
-/** How the references begin that lie below a prefix, in their normal form. */
+/** How the name of each repository below a prefix begins. */
 function root(prefix: string): string {
   const any = 'any';
-  return normaliseImageName(`${prefix}/${any}`).slice(0, -`${any}:latest`.length);
+  return repositoryOf(`${prefix}/${any}`).slice(0, -any.length);
 }
 
 /** One text for one place. */
@@ -112,9 +115,8 @@ function keysOfJob(job: Job): string[] {
   return [...source, target.type === 'folder' ? folderKey(target.path) : repositoryOf(target.reference)];
 }
 
-/** Without tag and digest. */
+/** Without tag and digest. A text that is no reference stands for itself: nothing can lie there. */
 function repositoryOf(reference: string): string {
-  return normaliseImageName(reference)
-    .replace(/@.*$/, '')
-    .replace(/:[^/:]*$/, '');
+  const parts = readReference(reference);
+  return typeof parts === 'string' ? reference : repositoryName(parts);
 }

@@ -103,10 +103,11 @@ class World {
 
   make(): MachineImageSource {
     this.#made += 1;
+    const digest = `sha256:${this.#made.toString(16).padStart(64, '0')}`;
     const content: MachineImageSource =
       this.#kind === 'folder'
         ? { type: 'storedFile', path: `platform-ci/${this.#made}.qcow2`, sha256: '' }
-        : { type: 'storedArtifact', reference: `registry.example/berth/platform-ci/i@sha256:${this.#made}` };
+        : { type: 'storedArtifact', reference: `registry.example/berth/platform-ci/i@${digest}` };
     this.storage.add(this.#key(content));
     return content;
   }

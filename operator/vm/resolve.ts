@@ -2,7 +2,7 @@
  * What a VM runs with: VM → VMConfig → Image or ISO → operator's configuration → built-in, once, at deployment.
  * One-of groups (image or iso) are taken whole.
  */
-import { isImageReference, normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';

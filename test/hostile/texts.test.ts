@@ -1,9 +1,14 @@
 /** Texts that tenants write: whatever they are, another reader of the same text must not read something else. */
 import { array, assert, constantFrom, integer, oneof, property, string, tuple } from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { apiHost, parseReference, type Reference } from '../../agent/images/oci/reference.ts';
-import { ImageError } from '../../agent/images/local/types.ts';
-import { IMAGE_NAME_LENGTH, normaliseImageName } from '../../api/v1alpha1/imagename.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import {
+  apiHost,
+  IMAGE_NAME_LENGTH,
+  normaliseImageName,
+  parseReference,
+  type Reference,
+} from '../../api/v1alpha1/reference.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 
 const REFERENCES = 200_000;
@@ -60,13 +65,13 @@ function read(text: string): Reference | undefined {
   try {
     return parseReference(text);
   } catch (error) {
-    expect(error).toBeInstanceOf(ImageError);
+    expect(error).toBeInstanceOf(ReasonedError);
     return undefined;
   }
 }
 
 describe('the reference of an image', () => {
-  test('is refused as an ImageError, or leads to the registry and the path that it names', (context) => {
+  test('is refused with a reason, or leads to the registry and the path that it names', (context) => {
     assert(
       property(hostile, (text) => {
         const reference = read(text);

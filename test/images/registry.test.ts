@@ -8,7 +8,7 @@ import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { Registries } from '../../agent/images/oci/client.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
-import { parseReference } from '../../agent/images/oci/reference.ts';
+import { parseReference } from '../../api/v1alpha1/reference.ts';
 import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 import { waitFor } from '../../hack/wait.ts';

@@ -8,7 +8,7 @@ import type { ContentLookup } from '../../agent/images/layouts/pull.ts';
 import { planPull } from '../../agent/images/layouts/index.ts';
 import { Registries } from '../../agent/images/oci/client.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
-import { parseReference } from '../../agent/images/oci/reference.ts';
+import { parseReference } from '../../api/v1alpha1/reference.ts';
 import type { Repository } from '../../agent/images/oci/types.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 

@@ -5,6 +5,7 @@
  * what only a disk has is below a key of its own.
  */
 import * as z from 'zod';
+import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import type { Manifest } from '../oci/types.ts';
 import { ImageError } from '../local/types.ts';
 
@@ -24,7 +25,6 @@ const LARGE_CHUNK_BYTES = 64 * MIB;
 export const LAYER_LIMIT = 20_000;
 const DISK_LIMIT_BYTES = 64 * 1024 * GIB;
 const SECTOR_BYTES = 512;
-const SHA256 = /^sha256:[0-9a-f]{64}$/;
 /** Chunks that may be in memory, and how many at once where they are small. */
 const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;
@@ -44,7 +44,7 @@ export const diskConfigSchema = z.object({
   architecture: z.string(),
   /** Of the guest; `unknown` where nobody said it. */
   os: z.string(),
-  rootfs: z.object({ type: z.literal('layers'), diff_ids: z.array(z.string().regex(SHA256)) }),
+  rootfs: z.object({ type: z.literal('layers'), diff_ids: z.array(z.string().refine(isSha256)) }),
   'dev.berth.disk': layoutSchema,
 });
 export type DiskConfig = z.infer<typeof diskConfigSchema>;

@@ -14,6 +14,7 @@ import { checkDigest, saveBlob, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
+import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
 import { inParallel } from './parallel.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
@@ -35,7 +36,6 @@ const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
 /** As for disks of any other kind. */
 const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 const SECTOR_BYTES = 512;
-const SHA256 = /^sha256:[0-9a-f]{64}$/;
 
 /** A configuration without `arch` is of the time when Tart ran arm64 alone. */
 const configSchema = z.object({ arch: z.string().default('arm64'), diskFormat: z.string().optional() });
@@ -125,7 +125,7 @@ function diskLayer(descriptor: Descriptor, index: number, offset: number): DiskL
   if (!/^\d+$/.test(size) || !Number.isSafeInteger(length) || length === 0) {
     throw invalid(`a layer of its disk has no usable annotation ${SIZE}`);
   }
-  if (!SHA256.test(rawDigest)) {
+  if (!isSha256(rawDigest)) {
     throw invalid(`a layer of its disk has no usable annotation ${DIGEST}`);
   }
   return { index, descriptor, rawDigest, offset, length };

@@ -6,7 +6,7 @@ import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { buildConnector } from 'undici';
-import { apiHost } from './reference.ts';
+import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ImageError } from '../local/types.ts';
 
 export interface AddressRules {

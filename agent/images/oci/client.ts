@@ -1,6 +1,6 @@
 /** The registries that images come from and go to: distribution specification 1.1, over one pool of connections. */
 import type { Credential } from './credentials.ts';
-import type { Reference } from './reference.ts';
+import type { Reference } from '../../../api/v1alpha1/reference.ts';
 import { HttpRepository } from './repository.ts';
 import { Session } from './session.ts';
 import { Tokens } from './tokens.ts';

@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { ImageError } from '../local/types.ts';
-import { isSha256 } from './reference.ts';
+import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import type { Manifest } from './types.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';

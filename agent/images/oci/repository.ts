@@ -12,7 +12,7 @@ import {
   parseManifest,
   pick,
 } from './manifests.ts';
-import { isSha256 } from './reference.ts';
+import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import type { Session } from './session.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';

@@ -3,7 +3,7 @@ import type { Readable } from 'node:stream';
 import { retrying } from './failures.ts';
 import { refusal } from './refusals.ts';
 import type { Credential } from './credentials.ts';
-import { join, type Reference } from './reference.ts';
+import { join, type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
 import type { Tokens } from './tokens.ts';
 import type { Exchange, Response, Transport } from './transport.ts';
 
@@ -36,7 +36,7 @@ export class Session {
     credential: Credential | undefined,
     shared: { transport: Transport; tokens: Tokens },
   ) {
-    this.name = `${reference.registry}/${reference.repository}`;
+    this.name = repositoryName(reference);
     this.#repository = reference.repository;
     this.#credential = credential;
     this.#transport = shared.transport;

@@ -5,7 +5,7 @@ import { Agent, type Dispatcher, Pool, request } from 'undici';
 import { Addresses, type AddressRules } from './addresses.ts';
 import { networkError } from './failures.ts';
 import { ImageError } from '../local/types.ts';
-import { apiHost } from './reference.ts';
+import { apiHost } from '../../../api/v1alpha1/reference.ts';
 
 /** Long enough for a handshake with a busy server far away. */
 const CONNECT_TIMEOUT_MILLISECONDS = 15_000;

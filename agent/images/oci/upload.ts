@@ -1,7 +1,7 @@
 /** Blobs to a registry. */
 import { retrying } from './failures.ts';
 import { ImageError } from '../local/types.ts';
-import { isSha256 } from './reference.ts';
+import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import type { Session } from './session.ts';
 import { checkNoDowngrade, type Response } from './transport.ts';
 import type { UploadBlob } from './types.ts';

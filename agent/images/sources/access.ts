@@ -1,7 +1,7 @@
 /** Whether somebody may have an image of a registry: what the registry itself says to his own credentials. */
 import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
 import type { Registries } from '../oci/client.ts';
-import type { Reference } from '../oci/reference.ts';
+import type { Reference } from '../../../api/v1alpha1/reference.ts';
 import type { Repository } from '../oci/types.ts';
 import { ImageError, type ImageErrorReason } from '../local/types.ts';
 

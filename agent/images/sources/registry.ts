@@ -1,5 +1,4 @@
 /** Images of registries: found on the host when the asker may have them, else fetched. */
-import { normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
 import type { Access } from './access.ts';
 import { contentFor } from '../local/reuse.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
@@ -10,7 +9,12 @@ import { manifestId, type Metadata } from '../local/layout.ts';
 import type { Making } from '../local/importing.ts';
 import type { ImageMetrics } from '../local/metrics.ts';
 import type { Keyring } from '../oci/credentials.ts';
-import { parseReference, type Reference } from '../oci/reference.ts';
+import {
+  normaliseImageName,
+  parseReference,
+  type Reference,
+  repositoryName,
+} from '../../../api/v1alpha1/reference.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 import { ImageError, type EnsureOptions, type ImageErrorReason, type ImageFormat } from '../local/types.ts';
 
@@ -68,7 +72,7 @@ export class RegistrySource {
   /** What is here under that name, if the asker may have it; undefined when the registry has to be asked what the name means. */
   async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
     const stored = this.#find(reference, request);
-    const origin = stored === undefined ? undefined : originOf(stored, nameOf(reference));
+    const origin = stored === undefined ? undefined : originOf(stored, repositoryName(reference));
     if (stored === undefined || origin === undefined) {
       return undefined;
     }
@@ -93,7 +97,7 @@ export class RegistrySource {
     if (named !== undefined || digest === undefined) {
       return named;
     }
-    const name = nameOf(reference);
+    const name = repositoryName(reference);
     return catalog.all().find((stored) => {
       const digests = originOf(stored, name)?.digests;
       return stored.metadata.architecture === architecture && digests?.includes(digest) === true;
@@ -150,13 +154,13 @@ export class RegistrySource {
     return await request.holding(id, async () => {
       const present = catalog.get(id);
       // Only what this very repository gave proves that it has the content, and not the digest alone.
-      const isHere = present !== undefined && originOf(present, nameOf(reference)) !== undefined;
+      const isHere = present !== undefined && originOf(present, repositoryName(reference)) !== undefined;
       const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
       // Whoever fetched it asked for another architecture, and the image was judged for that one alone.
       if (stored.metadata.architecture !== architecture) {
         await planPull(repository, resolved, signal);
       }
-      if (noteOrigin(stored, { name: nameOf(reference), open, digests: digestsOf(resolved) })) {
+      if (noteOrigin(stored, { name: repositoryName(reference), open, digests: digestsOf(resolved) })) {
         await catalog.save(stored);
       }
       return stored;
@@ -164,7 +168,7 @@ export class RegistrySource {
   }
 
   async #pull(found: Found, request: RegistryRequest): Promise<Stored> {
-    const key = `${found.resolved.digest} ${nameOf(found.reference)}`;
+    const key = `${found.resolved.digest} ${repositoryName(found.reference)}`;
     for (let attempt = 1; ; attempt += 1) {
       let own = false;
       try {
@@ -192,14 +196,18 @@ export class RegistrySource {
     const job = {
       id: manifestId(resolved.digest),
       key,
-      what: `${nameOf(reference)}@${resolved.digest}`,
+      what: `${repositoryName(reference)}@${resolved.digest}`,
       roomBytes: plan.roomBytes,
       format,
       metadata: { digest: resolved.digest, architecture, names: [], repositories: [] },
     };
-    const lookup = await contentFor(nameOf(reference), this.#parts.catalog, async (stored, origin) => {
-      return await this.#isOpen(stored, origin, signal);
-    });
+    const lookup = await contentFor(
+      repositoryName(reference),
+      this.#parts.catalog,
+      async (stored, origin) => {
+        return await this.#isOpen(stored, origin, signal);
+      },
+    );
     const options = { ...this.#counted(plan, onProgress), lookup };
     return await this.#parts.making.make(
       { ...job, run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }) },
@@ -228,10 +236,6 @@ export class RegistrySource {
 }
 
 type Origin = Metadata['repositories'][number];
-
-function nameOf({ registry, repository }: Reference): string {
-  return `${registry}/${repository}`;
-}
 
 function originOf({ metadata }: Stored, name: string): Origin | undefined {
   return metadata.repositories.find((one) => one.name === name);

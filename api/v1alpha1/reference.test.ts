@@ -1,9 +1,53 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { normaliseImageName } from '../../../api/v1alpha1/imagename.ts';
-import { apiHost, join, parseReference } from './reference.ts';
+import {
+  apiHost,
+  isImageReference,
+  join,
+  normaliseImageName,
+  parseReference,
+  readReference,
+  repositoryName,
+} from './reference.ts';
 
 const DIGEST = `sha256:${'0123456789abcdef'.repeat(4)}`;
+
+describe('names of images', () => {
+  it.for([
+    ['ubuntu', 'docker.io/library/ubuntu:latest'],
+    [' ubuntu\n', 'docker.io/library/ubuntu:latest'],
+    ['ubuntu:24.04', 'docker.io/library/ubuntu:24.04'],
+    ['docker.io/ubuntu', 'docker.io/library/ubuntu:latest'],
+    ['index.docker.io/library/ubuntu:latest', 'docker.io/library/ubuntu:latest'],
+    ['team/image', 'docker.io/team/image:latest'],
+    ['ghcr.io/team/image', 'ghcr.io/team/image:latest'],
+    ['GHCR.io/team/image:1', 'ghcr.io/team/image:1'],
+    ['localhost/image', 'localhost/image:latest'],
+    ['registry:5000/image', 'registry:5000/image:latest'],
+    [`ghcr.io/team/image@${DIGEST}`, `ghcr.io/team/image@${DIGEST}`],
+    [`ghcr.io/team/image:1@${DIGEST}`, `ghcr.io/team/image:1@${DIGEST}`],
+  ] as const)('%j is normally %j', ([written, normal]) => {
+    expect(normaliseImageName(written)).toBe(normal);
+  });
+
+  it('stay as they are once normalised', () => {
+    const part = fc.stringMatching(/^[a-z0-9]{1,8}$/);
+    const registry = fc.constantFrom('', 'docker.io/', 'ghcr.io/', 'localhost:5000/', 'Example.com/');
+    const tag = fc.constantFrom('', ':latest', ':1.2', `@${DIGEST}`, `:1@${DIGEST}`);
+    fc.assert(
+      fc.property(registry, fc.array(part, { minLength: 1, maxLength: 3 }), tag, (host, path, end) => {
+        const once = normaliseImageName(`${host}${path.join('/')}${end}`);
+        expect(normaliseImageName(once)).toBe(once);
+        expect(isImageReference(once)).toBe(true);
+      }),
+    );
+  });
+
+  it('are references when they have a slash, a colon or an at sign, else names of objects', () => {
+    expect(['a/b', 'a:1', `a@${DIGEST}`].map(isImageReference)).toEqual([true, true, true]);
+    expect(['a', 'a.b', 'a-b'].map(isImageReference)).toEqual([false, false, false]);
+  });
+});
 
 describe('parseReference', () => {
   it.each([
@@ -93,4 +137,13 @@ it('knows where the API of Docker Hub is', () => {
 
 it('joins names with tags and digests', () => {
   expect([join('a/b', 'c'), join('a/b', DIGEST)]).toEqual(['a/b:c', `a/b@${DIGEST}`]);
+});
+
+it('reads the same parts without throwing, or says why there are none', () => {
+  expect(readReference('Ghcr.io/team/image')).toEqual(parseReference('ghcr.io/team/image:latest'));
+  expect(readReference('ghcr.io/Team/image')).toBe('"Team/image" is no name of a repository');
+});
+
+it('names a repository without tag and digest', () => {
+  expect(repositoryName(parseReference(`localhost:5000/a/b:1@${DIGEST}`))).toBe('localhost:5000/a/b');
 });
