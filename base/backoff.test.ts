@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { Backoff } from './backoff.ts';
+import { Backoff, waitAfter } from './backoff.ts';
 
 describe('back-off', () => {
   it('doubles up to its cap and starts over after a reset', () => {
@@ -19,5 +19,9 @@ describe('back-off', () => {
       random: () => random.next().value ?? 0,
     });
     expect([backoff.next(), backoff.next(), backoff.next()]).toEqual([100, 150, 200]);
+  });
+
+  it('stays at its cap however many failures there are', () => {
+    expect([1, 2, 3, 5000].map((failures) => waitAfter(failures, 100, 350))).toEqual([100, 200, 350, 350]);
   });
 });

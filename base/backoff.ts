@@ -1,4 +1,10 @@
 /** How long to wait between tries. */
+
+/** The wait after so many failures in a row, in milliseconds: `first` after one, then twice as long after each, up to `cap`. */
+export function waitAfter(failures: number, firstMilliseconds: number, capMilliseconds: number): number {
+  return Math.min(firstMilliseconds * 2 ** (failures - 1), capMilliseconds);
+}
+
 export interface BackoffOptions {
   firstMilliseconds: number;
   capMilliseconds: number;
@@ -8,25 +14,23 @@ export interface BackoffOptions {
   random?: () => number;
 }
 
-/** Waits that double up to a cap. */
+/** Counts failures in a row and gives the wait after each. */
 export class Backoff {
   readonly #options: BackoffOptions;
-  #base: number;
+  #failures = 0;
 
   constructor(options: BackoffOptions) {
     this.#options = options;
-    this.#base = options.firstMilliseconds;
   }
 
   /** The next wait, in milliseconds; with jitter it can pass the cap by the jitter's share. */
   next(): number {
-    const { capMilliseconds, jitter = 0, random = Math.random } = this.#options;
-    const wait = this.#base * (1 + jitter * random());
-    this.#base = Math.min(this.#base * 2, capMilliseconds);
-    return wait;
+    const { firstMilliseconds, capMilliseconds, jitter = 0, random = Math.random } = this.#options;
+    this.#failures += 1;
+    return waitAfter(this.#failures, firstMilliseconds, capMilliseconds) * (1 + jitter * random());
   }
 
   reset(): void {
-    this.#base = this.#options.firstMilliseconds;
+    this.#failures = 0;
   }
 }

@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { microTime, pause, rest, timestamp } from './time.ts';
+import { microTime, pause, rest, soonest, timestamp } from './time.ts';
 
 it('a pause ends with the reason of its signal, a rest just ends', async () => {
   const end = new AbortController();
@@ -16,4 +16,9 @@ it('writes times with microseconds', () => {
 
 it('writes times with whole seconds', () => {
   expect(timestamp(Date.UTC(2026, 10, 21, 1, 2, 3, 999))).toBe('2026-11-21T01:02:03Z');
+});
+
+it('finds the soonest of the moments that are known', () => {
+  expect(soonest(undefined, 3, Number.NaN, 1, 2)).toBe(1);
+  expect(soonest(undefined, Number.NaN)).toBeUndefined();
 });

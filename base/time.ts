@@ -24,6 +24,17 @@ export async function rest(milliseconds: number, signal: AbortSignal): Promise<v
   signal.removeEventListener('abort', onAbort);
 }
 
+/** The earliest of the moments, or the shortest of the waits, that are known; undefined when none is. */
+export function soonest(...moments: readonly (number | undefined)[]): number | undefined {
+  let first: number | undefined;
+  for (const moment of moments) {
+    if (moment !== undefined && !Number.isNaN(moment) && (first === undefined || moment < first)) {
+      first = moment;
+    }
+  }
+  return first;
+}
+
 /** RFC 3339 with whole seconds, as `metav1.Time`: the API server keeps no more, so anything finer would differ from its answer. */
 export function timestamp(millisecondsSince1970: number): string {
   return `${new Date(millisecondsSince1970).toISOString().slice(0, 19)}Z`;

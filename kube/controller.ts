@@ -2,6 +2,7 @@
 import { randomUUID } from 'node:crypto';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { waitAfter } from '../base/backoff.ts';
 import { isConflict, TerminalError } from './errors.ts';
 import { runtimeMetrics } from './metrics.ts';
 import { refOf } from './objects.ts';
@@ -181,9 +182,9 @@ export class Controller {
       logger.error({ err: error }, 'reconcile failed for good');
       return 'error';
     }
-    const failures = this.#failures.get(key) ?? 0;
-    const waitMilliseconds = Math.min(BACKOFF_FIRST_MILLISECONDS * 2 ** failures, BACKOFF_CAP_MILLISECONDS);
-    this.#failures.set(key, failures + 1);
+    const failures = (this.#failures.get(key) ?? 0) + 1;
+    const waitMilliseconds = waitAfter(failures, BACKOFF_FIRST_MILLISECONDS, BACKOFF_CAP_MILLISECONDS);
+    this.#failures.set(key, failures);
     this.#metrics.retries.inc();
     this.enqueueAfter(key, waitMilliseconds);
     if (isProgrammingError(error)) {

@@ -1,7 +1,7 @@
 /** The Pods bound to this host: each becomes a machine, or a word on why it does not. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { timestamp } from '../../base/time.ts';
+import { soonest, timestamp } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
@@ -137,10 +137,8 @@ export class PodController {
     if (pod !== undefined) {
       again.push(await this.#serve(this.#writer.newest(pod)));
     }
-    const next = again.filter((time) => time !== undefined);
-    return next.length === 0
-      ? undefined
-      : { requeueAfterMilliseconds: Math.max(1, Math.min(...next) - Date.now()) };
+    const next = soonest(...again);
+    return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
   /** The API server is away since this agent started: what nobody has seen running must not run on unseen. */

@@ -1,4 +1,5 @@
 /** What follows from a step that failed: try again, count it as an end of the machine, or give the machine up. Pure. */
+import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { messageOf, reasonOf } from '../../base/errors.ts';
 import { failed } from './plan.ts';
@@ -46,7 +47,7 @@ export function verdictOf(step: FailedStep): Verdict {
   const message = messageOf(error);
   const retry: Verdict = {
     kind: 'retry',
-    afterMilliseconds: Math.min(RETRY_FIRST_MILLISECONDS * 2 ** (attempts - 1), RETRY_CAP_MILLISECONDS),
+    afterMilliseconds: waitAfter(attempts, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS),
     message,
   };
   const reason = reasonOf(error);

@@ -1,5 +1,6 @@
 /** Drives machines: one look, one decision, one step at a time for each; long steps run beside and come back by `changed`. */
 import { join } from 'node:path';
+import { soonest } from '../../base/time.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
 import { reasonOf } from '../../base/errors.ts';
@@ -157,10 +158,10 @@ export class Machines {
         runtime.trouble = undefined;
         return { runtime, step, again: activeDeadline };
       case 'wait':
-        return { runtime, step, again: earliest(step.until, activeDeadline) };
+        return { runtime, step, again: soonest(step.until, activeDeadline) };
       default:
         if (now < runtime.notBefore) {
-          return { runtime, step, again: earliest(runtime.notBefore, activeDeadline) };
+          return { runtime, step, again: soonest(runtime.notBefore, activeDeadline) };
         }
         this.#begin(request, runtime, step);
         return { runtime, step, again: activeDeadline };
@@ -175,7 +176,7 @@ export class Machines {
       task.abort.abort(new Error('no longer wanted'));
     }
     const again = this.#hurry(request, task);
-    return { runtime, step: { kind: 'wait', until: again }, again: earliest(again, activeDeadline) };
+    return { runtime, step: { kind: 'wait', until: again }, again: soonest(again, activeDeadline) };
   }
 
   /** Ends the grace of a stop where it is over by now; when it will be, if that is sooner than the stop was begun with. */
@@ -265,9 +266,4 @@ export class Machines {
 function ahead({ activeDeadline, record }: Request, now: number): number | undefined {
   const open = record.failure === undefined && activeDeadline !== undefined && activeDeadline > now;
   return open ? activeDeadline : undefined;
-}
-
-function earliest(...times: (number | undefined)[]): number | undefined {
-  const known = times.filter((time) => time !== undefined);
-  return known.length === 0 ? undefined : Math.min(...known);
 }

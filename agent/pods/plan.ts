@@ -3,6 +3,7 @@
  * are tested over many thousands of histories: nothing starts while its Pod is being deleted, a disk is removed
  * only with its Pod, the same end never counts twice.
  */
+import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
@@ -238,7 +239,7 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
 function backoff(endsInARow: number): number {
   return endsInARow <= 1
     ? 0
-    : Math.min(RESTART_BACKOFF_MILLISECONDS * 2 ** (endsInARow - 2), RESTART_BACKOFF_CAP_MILLISECONDS);
+    : waitAfter(endsInARow - 1, RESTART_BACKOFF_MILLISECONDS, RESTART_BACKOFF_CAP_MILLISECONDS);
 }
 
 /** An action is a time asked for; it is done once per value. */

@@ -1,5 +1,6 @@
 /** What to do next for an Image or ISO, and its whole status. Pure. */
 import { createHash } from 'node:crypto';
+import { waitAfter } from '../../base/backoff.ts';
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
@@ -90,7 +91,7 @@ function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number):
   if (outcome.kind !== 'failed' || isAction || TERMINAL.has(outcome.reason)) {
     return undefined;
   }
-  const wait = Math.min(RETRY_FIRST_MILLISECONDS * 2 ** (attempt - 1), RETRY_CAP_MILLISECONDS);
+  const wait = waitAfter(attempt, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);
   const finishedAt = Date.parse(outcome.finishedAt ?? '1970-01-01T00:00:00Z');
   return (finishedAt <= now ? finishedAt : Date.parse(job.metadata.creationTimestamp ?? '')) + wait;
 }

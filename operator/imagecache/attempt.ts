@@ -1,4 +1,5 @@
 /** How the Job of a host stands, and what a failure means for its next turn. */
+import { waitAfter } from '../../base/backoff.ts';
 import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -59,7 +60,7 @@ export function failedRow(
   { config, now }: { config: OperatorConfig; now: number },
 ): NodeCacheState {
   const failures = (row.failures ?? 0) + 1;
-  const wait = Math.min(config.cacheRetrySeconds * 1000 * 2 ** (failures - 1), RETRY_CAP_MILLISECONDS);
+  const wait = waitAfter(failures, config.cacheRetrySeconds * 1000, RETRY_CAP_MILLISECONDS);
   return {
     node: row.node,
     state,

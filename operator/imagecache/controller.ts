@@ -2,6 +2,7 @@
  * Reconciles ImageCacheEntries: finalizer → the plan (pure) → status → Jobs that go → Jobs that come. Facts that a restarted
  * operator needs are stored before what rests on them is done; the rest of the status may wait for the next write.
  */
+import { soonest } from '../../base/time.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
@@ -88,7 +89,8 @@ export class ImageCacheReconciler {
     if (planned.isReleased) {
       await this.#executor.setFinalizer(entry, false);
     }
-    return soonest(held, planned.wakeAt && planned.wakeAt - this.#options.clock());
+    const wait = soonest(held, planned.wakeAt && planned.wakeAt - this.#options.clock());
+    return { requeueAfterMilliseconds: wait && Math.max(0, wait) };
   }
 
   /** Returns for how long the write is held back, undefined when it was done or there is none. */
@@ -116,9 +118,4 @@ export class ImageCacheReconciler {
     this.#heldSince.set(key, since);
     return since + FOLD_MILLISECONDS - now;
   }
-}
-
-function soonest(...moments: (number | undefined)[]): Result {
-  const known = moments.filter((moment) => moment !== undefined);
-  return known.length === 0 ? undefined : { requeueAfterMilliseconds: Math.max(0, Math.min(...known)) };
 }

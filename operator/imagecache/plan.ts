@@ -1,4 +1,5 @@
 /** All that is to be done about an ImageCacheEntry, and its whole status. Pure. */
+import { soonest } from '../../base/time.ts';
 import type { ImageCacheEntryStatus, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Decision, HostContext } from './decision.ts';
 import { keep } from './hostplan.ts';
@@ -47,7 +48,7 @@ export function plan(observed: Observed): Plan {
     starts: startsOf(observed, decisions, deletes),
     ended: decisions.map(({ ended }) => ended).filter((ended) => ended !== undefined),
     isReleased: observed.entry.metadata.deletionTimestamp !== undefined && holders.length === 0,
-    wakeAt: soonest(decisions.map(({ wakeAt }) => wakeAt)),
+    wakeAt: soonest(...decisions.map(({ wakeAt }) => wakeAt)),
   };
 }
 
@@ -130,9 +131,4 @@ function inOrder({ entry }: Observed, wishes: readonly Start[]): Start[] {
     return { start, key: `${since} ${lot(uid, start.host)}` };
   });
   return keyed.toSorted((a, b) => (a.key < b.key ? -1 : 1)).map(({ start }) => start);
-}
-
-function soonest(moments: readonly (number | undefined)[]): number | undefined {
-  const known = moments.filter((moment) => moment !== undefined && !Number.isNaN(moment));
-  return known.length === 0 ? undefined : Math.min(...(known as number[]));
 }

@@ -3,6 +3,7 @@
  * Nothing here waits for anything; what must be looked at later comes back by its key.
  */
 import type { Logger } from 'pino';
+import { soonest } from '../../base/time.ts';
 import { POD_FINALIZER, VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -82,12 +83,13 @@ export class VMReconciler {
     const facts = gatherFacts(observed);
     const status = boundStatus(vmStatusSchema, summarize(observed, facts, findings));
     const held = await this.#writeStatus(key, observed, status);
-    return soonest(
+    const requeueAfterMilliseconds = soonest(
       held,
       nextWake(observed, facts),
       waitOf(outcome),
       findings.blocked && BLOCKED_RECHECK_MILLISECONDS,
     );
+    return { requeueAfterMilliseconds };
   }
 
   #remember(key: string, observed: Observed): void {
@@ -206,9 +208,4 @@ export class VMReconciler {
 
 function waitOf(outcome: Outcome): number | undefined {
   return outcome.kind === 'requeueAfter' ? outcome.milliseconds : undefined;
-}
-
-function soonest(...moments: (number | undefined)[]): Result {
-  const known = moments.filter((moment) => moment !== undefined);
-  return known.length === 0 ? undefined : { requeueAfterMilliseconds: Math.min(...known) };
 }

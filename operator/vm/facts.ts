@@ -2,6 +2,7 @@
  * The facts of a VM that are written once and are input by right: when it first ran, which placement this is,
  * how it ended. Conditions and phase are never read back.
  */
+import { timestamp } from '../../base/time.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { machineSchema, parseDocument, REFUSAL_REASONS } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
@@ -42,7 +43,7 @@ export function gatherFacts(observed: Observed): Facts {
     return placedAgain(before, pod, ended);
   }
   const failed = ended ?? expired(observed, before);
-  return failed === undefined ? before : { ...before, failure: { ...failed, time: iso(observed.now) } };
+  return failed === undefined ? before : { ...before, failure: { ...failed, time: timestamp(observed.now) } };
 }
 
 function knownFacts(observed: Observed): Facts {
@@ -208,7 +209,7 @@ function firstRun({ pod, now }: Observed): string | undefined {
     return undefined;
   }
   const state = containerState(pod);
-  return state?.running?.startedAt ?? state?.terminated?.startedAt ?? iso(now);
+  return state?.running?.startedAt ?? state?.terminated?.startedAt ?? timestamp(now);
 }
 
 /** What the container of a machine waits for that was made and not started. */
@@ -292,9 +293,4 @@ export function isLost(observed: Observed): boolean {
 function reasonWord(text: string | undefined): string {
   const word = (text ?? '').replaceAll(/[^A-Za-z0-9_]/g, '');
   return /^[A-Za-z]/.test(word) ? word : 'MachineFailed';
-}
-
-/** RFC 3339 without fractions of a second, as metav1.Time. */
-export function iso(milliseconds: number): string {
-  return new Date(milliseconds).toISOString().replace(/\.\d{3}Z$/, 'Z');
 }

@@ -2,6 +2,7 @@
  * How large a machine is. What counts is its Pod's requests: the scheduler and ResourceQuota see them, and they change by
  * `pods/resize` alone. The agent is told that size and never more.
  */
+import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -81,7 +82,7 @@ export function refusedAgain(
   message: string,
 ): ResizeRefusal {
   const attempts = last !== undefined && isSameSize(last.wanted, wanted) ? last.attempts + 1 : 1;
-  const wait = Math.min(RESIZE_RETRY_FIRST_MILLISECONDS * 2 ** (attempts - 1), RESIZE_RETRY_CAP_MILLISECONDS);
+  const wait = waitAfter(attempts, RESIZE_RETRY_FIRST_MILLISECONDS, RESIZE_RETRY_CAP_MILLISECONDS);
   return { wanted, message, attempts, retryAt: now + wait };
 }
 

@@ -1,4 +1,5 @@
 /** The whole status of a VM, computed in one place from what was observed and the written-once facts. */
+import { timestamp } from '../../base/time.ts';
 import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -6,7 +7,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
-import { containerState, type Facts, iso, machineOf } from './facts.ts';
+import { containerState, type Facts, machineOf } from './facts.ts';
 import type { Pod } from '../../kube/core.ts';
 import { pausedByDisk, unsuspendedByDisk } from './disktrouble.ts';
 import type { Observed } from './observed.ts';
@@ -129,7 +130,10 @@ function conditions(observed: Observed, phase: Phase, findings: Findings): Condi
     restartRequired(observed),
     guestAgent(observed),
   ].filter((draft) => draft !== undefined);
-  return stampConditions(drafts, observed.vm.status?.conditions, { now: iso(observed.now), generation });
+  return stampConditions(drafts, observed.vm.status?.conditions, {
+    now: timestamp(observed.now),
+    generation,
+  });
 }
 
 function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {

@@ -19,7 +19,7 @@ import {
 import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { DirectFile } from '../../disks/diskio.ts';
-import { inParallel } from './parallel.ts';
+import { inParallel } from '../../../base/parallel.ts';
 import { release } from './release.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';

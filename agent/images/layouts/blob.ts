@@ -5,7 +5,7 @@ import type { Descriptor, Repository } from '../oci/types.ts';
 import { ImageError } from '../local/types.ts';
 import type { PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
-import { inParallel } from './parallel.ts';
+import { inParallel } from '../../../base/parallel.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
 /** What a kill loses of each part under way; a request's own cost is small beside it. */

@@ -18,7 +18,7 @@ import {
   MANIFEST_TYPE,
 } from './disklayout.ts';
 import { dataExtents } from '../../disks/extents.ts';
-import { inParallel } from './parallel.ts';
+import { inParallel } from '../../../base/parallel.ts';
 import { release } from './release.ts';
 import { isZero } from '../../disks/sparse.ts';
 

@@ -16,7 +16,7 @@ import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
-import { inParallel } from './parallel.ts';
+import { inParallel } from '../../../base/parallel.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 
 const TYPE = 'application/vnd.cirruslabs.tart.';

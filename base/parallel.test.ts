@@ -1,0 +1,66 @@
+import { setTimeout as delay } from 'node:timers/promises';
+import { expect, test } from 'vitest';
+import { inParallel } from './parallel.ts';
+
+const never = new AbortController().signal;
+
+test('so many at a time, in order, each worker with one piece of work', async () => {
+  const begun: number[] = [];
+  const busy = new Set<number>();
+  let most = 0;
+  await inParallel(Array.from({ length: 20 }).keys(), 3, never, async (item, _, worker) => {
+    expect(busy.has(worker)).toBe(false);
+    expect([0, 1, 2]).toContain(worker);
+    busy.add(worker);
+    most = Math.max(most, busy.size);
+    begun.push(item);
+    await delay(item % 4);
+    busy.delete(worker);
+  });
+  expect(begun).toEqual([...Array.from({ length: 20 }).keys()]);
+  expect(most).toBe(3);
+});
+
+test('takes few items before their turn', async () => {
+  let taken = 0;
+  function* items(): Generator<number> {
+    for (;;) {
+      yield taken++;
+    }
+  }
+  const end = new AbortController();
+  const all = inParallel(items(), 2, end.signal, async (_, signal) => {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    signal.addEventListener('abort', () => resolve());
+    await promise;
+  });
+  await delay(10);
+  end.abort(new Error('enough'));
+  await expect(all).rejects.toThrow('enough');
+  expect(taken).toBeLessThan(5);
+});
+
+test('after a failure nothing new begins, what is under way hears of it, and its end is waited for', async () => {
+  const begun: number[] = [];
+  let heard = false;
+  const all = inParallel([0, 1, 2, 3], 2, never, async (item, signal) => {
+    begun.push(item);
+    if (item === 0) {
+      await delay(5);
+      throw new Error('broken');
+    }
+    await new Promise<void>((resolve) => {
+      signal.addEventListener('abort', () => setTimeout(resolve, 10));
+    });
+    heard = true;
+  });
+  await expect(all).rejects.toThrow('broken');
+  expect([begun, heard]).toEqual([[0, 1], true]);
+});
+
+test('begins nothing when its signal has aborted', async () => {
+  const work = inParallel([1], 1, AbortSignal.abort(new Error('over')), () =>
+    Promise.reject(new Error('begun')),
+  );
+  await expect(work).rejects.toThrow('over');
+});
