@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { AGENT_NAME, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { keepReserve } from '../../base/reserve.ts';
 import { Authorizer } from '../../kube/authorization.ts';
 import { KubeClient } from '../../kube/client.ts';
@@ -13,22 +13,22 @@ import type { Accelerator, Driver } from '../drivers/driver.ts';
 import { allocated } from '../disks/allocated.ts';
 import type { Publisher } from '../images/publisher.ts';
 import type { ImageStore } from '../images/local/types.ts';
+import { consoleSource } from '../kubelet/logs.ts';
 import { KubeletServer } from '../kubelet/server.ts';
 import type { MachineUsers } from '../machines/users.ts';
-import type { Network } from '../network/network.ts';
-import { keepCertificates, servingCertificate } from '../identity/certificates.ts';
-import { REPORTING_CONTROLLER } from '../node/constants.ts';
+import type { Network, NetworkReport } from '../network/network.ts';
+import { servingCertificate } from '../identity/certificates.ts';
+import { keepCertificates } from '../identity/rotation.ts';
 import { freeDisk, hostFacts, nativeArchitecture } from '../node/facts.ts';
 import { takeIdentity } from '../identity/identity.ts';
 import { NodeKeeper } from '../node/keeper.ts';
 import { NodeLease } from '../node/lease.ts';
 import { allocatable } from '../node/node.ts';
 import { adoptMachines } from '../pods/recover.ts';
-import { consoleSource } from '../pods/console.ts';
 import { PodController } from '../pods/controller.ts';
 import { DiskGuard } from '../pods/diskguard.ts';
-import { followNetwork } from '../pods/follownetwork.ts';
 import type { Host } from '../pods/host.ts';
+import { followNetwork } from '../pods/network.ts';
 import { NetworkMonitor } from '../network/monitor.ts';
 import { pullKeyring } from '../pods/pullsecrets.ts';
 import { RecordStore } from '../pods/records.ts';
@@ -66,7 +66,7 @@ export async function runAgent(
   const { metrics } = parts;
   const accelerators = await fitAccelerators(config, parts.driver);
   const identity = await takeIdentity({ config, logger, metrics, signal });
-  const transport = new Transport(identity.connection, { metrics, userAgent: 'berth-agent' });
+  const transport = new Transport(identity.connection, { metrics, userAgent: AGENT_NAME });
   const client = new KubeClient(transport);
   const facts = await hostFacts(config, hypervisorName(parts.driver, accelerators));
   const monitor = new NetworkMonitor({
@@ -76,7 +76,7 @@ export async function runAgent(
     metrics,
   });
   const recorder = new EventRecorder(client, {
-    reportingController: REPORTING_CONTROLLER,
+    reportingController: 'berth.dev/agent',
     reportingInstance: config.nodeName,
     logger,
   });
@@ -163,14 +163,19 @@ export async function runAgent(
     },
     logger,
   });
-  followNetwork({ host, pods, keeper });
+  monitor.onReport = (report) => {
+    tellNode(host, keeper, report);
+    followNetwork(host, pods, report);
+  };
   parts.images.onChange(() => keeper.update({ images: parts.images.images() }));
   await parts.network.setUp();
   await adoptMachines(host, pods.machines);
   const running = [monitor.run(signal), lease.run(signal), guard.run(signal)];
   await takeUpWork({ keeper, pods, kubelet }, signal);
   if (identity.isNode) {
-    running.push(...keepCertificates({ config, client, transport, kubelet, metrics, logger, signal }));
+    running.push(
+      ...keepCertificates({ config, client, transport, server: kubelet, metrics, logger, signal }),
+    );
   }
   await Promise.all(running);
   await drainAndClose([keeper, pods], recorder, [kubelet, parts.network, parts.driver, transport]);
@@ -183,6 +188,19 @@ async function takeUpWork(
   await keeper.start(signal);
   await pods.start(signal);
   kubelet.hasJoined = true;
+}
+
+/** Tells the Node what a check of the network has found. `user` has no host-wide part: a condition about it would say nothing. */
+function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): void {
+  const { network, monitor } = host;
+  if (network.name !== 'nat' || monitor.host === undefined) {
+    return;
+  }
+  keeper.update({ nat: monitor.host });
+  if (keeper.node !== undefined && repaired.length > 0) {
+    const message = repaired.join('; ');
+    host.event(keeper.node, { type: 'Warning', reason: 'NetworkRepaired', action: 'RepairNetwork', message });
+  }
 }
 
 /** What the last writes tell of is told after them. */

@@ -13,8 +13,8 @@ import { createKey } from '../../kube/certificates.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { loadConfig } from '../host/config.ts';
-import type { Certificate } from './certificate.ts';
-import { type Identity, identityFiles, JoinError, readPair, takeIdentity, writePair } from './identity.ts';
+import { type Certificate, identityFiles, readPair, writePair } from './certificates.ts';
+import { type Identity, JoinError, takeIdentity } from './identity.ts';
 
 const REVIEW = 'POST /apis/authentication.k8s.io/v1/selfsubjectreviews';
 const REQUEST = 'POST /apis/certificates.k8s.io/v1/certificatesigningrequests';

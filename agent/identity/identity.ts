@@ -1,21 +1,28 @@
 /** Who the agent is to the cluster: a node's identity got with a bootstrap kubeconfig, or a kubeconfig used as it is. */
-import { X509Certificate } from 'node:crypto';
-import { existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
-import path from 'node:path';
+import { existsSync, readFileSync, rmSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { stringify } from 'yaml';
 import { Backoff } from '../../base/backoff.ts';
-import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
-import { writeWholeSync } from '../../base/files.ts';
+import { AGENT_NAME, FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
 import { createKey, type Key, readKey } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { pause } from '../../base/time.ts';
 import { Transport } from '../../kube/transport.ts';
-import type { AgentConfig } from '../host/config.ts';
 import { isMissing, messageOf } from '../../base/errors.ts';
-import { type Certificate, isFinal, nodeUser, requestCertificate } from './certificate.ts';
+import {
+  type Certificate,
+  identityFiles,
+  type IdentitySettings,
+  isFinal,
+  isUsable,
+  nodeUser,
+  readPair,
+  requestCertificate,
+  writePair,
+  writeSecretFile,
+} from './certificates.ts';
 
 export interface Identity {
   connection: Connection;
@@ -23,24 +30,8 @@ export interface Identity {
   isNode: boolean;
 }
 
-/** Where a node's identity lies: certificate and key in one file, so that both are replaced at once. */
-export function identityFiles(dataDirectory: string): {
-  kubeconfig: string;
-  client: string;
-  serving: string;
-  /** The key that the host asks to join with, until it has. */
-  joining: string;
-} {
-  return {
-    kubeconfig: path.join(dataDirectory, 'kubeconfig'),
-    client: path.join(dataDirectory, 'pki', 'client.pem'),
-    serving: path.join(dataDirectory, 'pki', 'serving.pem'),
-    joining: path.join(dataDirectory, 'pki', 'joining.pem'),
-  };
-}
-
 export interface IdentityOptions {
-  config: AgentConfig;
+  config: IdentitySettings;
   logger: Logger;
   metrics: Registry;
   signal: AbortSignal;
@@ -58,7 +49,6 @@ const REVIEW_MILLISECONDS = 10_000;
 /** Who am I: asked only for its answer to the certificate, which comes before every right. */
 const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
 const UNAUTHORIZED = 401;
-const USER_AGENT = 'berth-agent';
 
 /**
  * Takes up the identity the agent has, or joins the cluster; joins again when the cluster does not know that identity.
@@ -103,7 +93,7 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
 
 /** With the certificate of an earlier start, to where the bootstrap kubeconfig says by now; undefined when there is none of use. */
 async function storedConnection(
-  config: AgentConfig,
+  config: IdentitySettings,
   bootstrap: Connection | undefined,
 ): Promise<Connection | undefined> {
   const files = identityFiles(config.dataDirectory);
@@ -123,7 +113,7 @@ async function storedConnection(
 
 /** Whether the cluster says that it does not know the certificate; one that does not answer says nothing. */
 async function isRefused(connection: Connection, o: IdentityOptions): Promise<boolean> {
-  const transport = new Transport(connection, { metrics: o.metrics, userAgent: USER_AGENT });
+  const transport = new Transport(connection, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const { status } = await transport.request({
       method: 'POST',
@@ -149,7 +139,7 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   const { nodeName, dataDirectory } = o.config;
   const files = identityFiles(dataDirectory);
   o.logger.info({ nodeName, server: bootstrap.server }, 'asking to join the cluster');
-  const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: USER_AGENT });
+  const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const pair = await join(new KubeClient(transport), o);
     // Of an earlier membership, whose authority this cluster need not know; before the rest, which ends the joining.
@@ -203,34 +193,6 @@ async function joiningKey(file: string): Promise<Key> {
   const key = await createKey('ECDSA');
   writeSecretFile(file, key.pem);
   return key;
-}
-
-/** A certificate and its key from one file; undefined when there is none. */
-export function readPair(file: string): Certificate | undefined {
-  if (!existsSync(file)) {
-    return undefined;
-  }
-  const text = readFileSync(file, 'utf8');
-  const keyAt = text.search(/-----BEGIN [A-Z ]*PRIVATE KEY-----/);
-  return keyAt < 0 ? undefined : { certificate: text.slice(0, keyAt), key: text.slice(keyAt) };
-}
-
-export function writePair(file: string, pair: Certificate): void {
-  writeSecretFile(file, `${pair.certificate.trimEnd()}\n${pair.key.trimEnd()}\n`);
-}
-
-/** Whether a certificate is this Node's and still valid. */
-export function isUsable(pair: Certificate | undefined, nodeName: string): boolean {
-  if (pair === undefined) {
-    return false;
-  }
-  const { subject, validTo } = new X509Certificate(pair.certificate);
-  return subject.split('\n').includes(`CN=${nodeUser(nodeName)}`) && Date.parse(validTo) > Date.now();
-}
-
-function writeSecretFile(file: string, text: string): void {
-  mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
-  writeWholeSync(file, text);
 }
 
 function kubeconfigText(bootstrap: Connection, clientFile: string): string {

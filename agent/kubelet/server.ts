@@ -16,7 +16,7 @@ import {
   reply,
   type RunningServer,
 } from '../../kube/httpserver.ts';
-import type { Certificate } from '../identity/certificate.ts';
+import type { Certificate } from '../identity/certificates.ts';
 import { LogReaders, type LogSource, parseLogRequest } from './logs.ts';
 
 /** Subresources of a Node: `metrics`, and `proxy` for all that reaches into machines. */

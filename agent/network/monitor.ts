@@ -3,8 +3,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
 import { rest } from '../../base/time.ts';
-import type { Network, NetworkReport } from './network.ts';
-import type { Health } from '../pods/runtime.ts';
+import type { Network, NetworkHealth, NetworkReport } from './network.ts';
 
 export interface MonitorOptions {
   network: Network;
@@ -49,7 +48,7 @@ export class NetworkMonitor {
   }
 
   /** The host-wide part as last seen; undefined before the first look. */
-  get host(): Health | undefined {
+  get host(): NetworkHealth | undefined {
     const report = this.#report;
     return report === undefined
       ? undefined

@@ -23,6 +23,13 @@ export interface AttachOptions {
   running?: boolean;
 }
 
+/** Whether packets go through. */
+export interface NetworkHealth {
+  healthy: boolean;
+  /** For people. */
+  message: string;
+}
+
 /** The result of one {@link Network.check}. */
 export interface NetworkReport {
   /** No fault that touches every machine. */
@@ -32,7 +39,7 @@ export interface NetworkReport {
   /** What is wrong still, with the name of what is in the way. */
   faults: string[];
   /** By machine uid. A machine can be cut off alone. */
-  machines: Record<string, { healthy: boolean; message: string }>;
+  machines: Record<string, NetworkHealth>;
   /** Packets dropped since the last check because a guest has all the connections that it may have, by machine uid. */
   refusedConnections: Record<string, number>;
 }

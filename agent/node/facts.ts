@@ -2,9 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, machine, platform, release, totalmem } from 'node:os';
-import * as z from 'zod';
-import type { AgentConfig } from '../host/config.ts';
-import { AGENT_VERSION } from './constants.ts';
+import { codeOf, isMissing } from '../../base/errors.ts';
 
 export type Architecture = 'amd64' | 'arm64';
 
@@ -22,6 +20,7 @@ export interface HostFacts {
   hypervisor: string;
 }
 
+const AGENT_VERSION = '0.1.0';
 /** The level of the kubelet API that the agent follows, and its own version behind it: tools parse this as a version. */
 export const KUBELET_VERSION = `v1.36.3-berth.${AGENT_VERSION}`;
 
@@ -31,7 +30,7 @@ const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
   arm64: 'arm64',
 };
 
-/** This machine's own architecture, by Go's name. */
+/** This machine's own architecture, by Go's name. @throws Error for one that guests cannot have. */
 export function nativeArchitecture(): Architecture {
   const found = ARCHITECTURES[machine()];
   if (found === undefined) {
@@ -40,7 +39,10 @@ export function nativeArchitecture(): Architecture {
   return found;
 }
 
-export async function hostFacts(config: AgentConfig, hypervisor: string): Promise<HostFacts> {
+export async function hostFacts(
+  config: { dataDirectory: string; architecture?: Architecture | undefined },
+  hypervisor: string,
+): Promise<HostFacts> {
   const disk = await statfs(config.dataDirectory);
   return {
     architecture: config.architecture ?? nativeArchitecture(),
@@ -79,13 +81,11 @@ function firstLine(file: string): string {
   return readIfThere(file).split('\n')[0] ?? '';
 }
 
-const missingFile = z.object({ code: z.enum(['ENOENT', 'EACCES']) });
-
 function readIfThere(file: string): string {
   try {
     return readFileSync(file, 'utf8');
   } catch (error) {
-    if (missingFile.safeParse(error).success) {
+    if (isMissing(error) || codeOf(error) === 'EACCES') {
       return '';
     }
     throw error;

@@ -2,17 +2,24 @@
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { timestamp } from '../../base/time.ts';
+import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
 import { type Node, NODES } from '../../kube/core.ts';
 import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
-import type { AgentConfig } from '../host/config.ts';
-import { FIELD_MANAGER } from './constants.ts';
 import { isDiskPressed } from './diskpressure.ts';
 import { freeDisk, type HostFacts } from './facts.ts';
-import { type HostState, labelsDiffer, newNode, nodeLabels, nodeStatus, statusDiffers } from './node.ts';
+import {
+  type HostState,
+  labelsDiffer,
+  newNode,
+  nodeLabels,
+  type NodeSettings,
+  nodeStatus,
+  statusDiffers,
+} from './node.ts';
 
 /** How often the disk and the heartbeat's age are looked at. */
 const LOOK_MILLISECONDS = 30_000;
@@ -21,7 +28,7 @@ const REGISTERED_LOOK_MILLISECONDS = 20;
 
 export interface KeeperOptions {
   client: KubeClient;
-  config: AgentConfig;
+  config: NodeSettings & { dataDirectory: string };
   facts: HostFacts;
   state: HostState;
   /** As in {@link HostState}, now. */
@@ -125,7 +132,7 @@ export class NodeKeeper {
     const { client, config, facts, logger } = this.#options;
     try {
       const node = newNode(config, facts, this.#state, timestamp(Date.now()));
-      this.#wrote(await client.create(NODES, node, { fieldManager: FIELD_MANAGER }));
+      this.#wrote(await client.create(NODES, node, { fieldManager: AGENT_NAME }));
       logger.info({ nodeName: config.nodeName }, 'registered as a node');
     } catch (error) {
       if (!isAlreadyExists(error)) {
@@ -139,7 +146,7 @@ export class NodeKeeper {
     const labels = nodeLabels(config, facts);
     if (labelsDiffer(node, labels)) {
       const { name, uid } = node.metadata;
-      const options = { fieldManager: FIELD_MANAGER, force: true };
+      const options = { fieldManager: AGENT_NAME, force: true };
       this.#wrote(await client.apply(NODES, { metadata: { name, uid, labels } }, options));
     }
   }
@@ -149,7 +156,7 @@ export class NodeKeeper {
     return await this.#options.client.apply<Node>(
       NODES,
       { metadata: { name, uid }, status },
-      { fieldManager: FIELD_MANAGER, force: true, subresource: 'status' },
+      { fieldManager: AGENT_NAME, force: true, subresource: 'status' },
     );
   }
 

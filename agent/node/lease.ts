@@ -1,9 +1,9 @@
 /** The Node's Lease: the sign of life, and the host's own measure of how long it has been cut off. */
 import type { Logger } from 'pino';
+import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { LEASES, type Node } from '../../kube/core.ts';
 import { pause } from '../../base/time.ts';
-import { FIELD_MANAGER } from './constants.ts';
 
 const LEASE_NAMESPACE = 'kube-node-lease';
 /** As a kubelet's: 40 s, renewed every 10 s. */
@@ -95,7 +95,7 @@ export class NodeLease {
     const sentAt = this.#monotonic();
     try {
       await client.apply(LEASES, this.#lease(), {
-        fieldManager: FIELD_MANAGER,
+        fieldManager: AGENT_NAME,
         force: true,
         signal,
         deadlineMilliseconds: Math.min(REQUEST_MILLISECONDS, this.#renewMilliseconds),

@@ -4,7 +4,6 @@ import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
-import type { AgentConfig } from '../host/config.ts';
 import { type HostFacts, KUBELET_VERSION } from './facts.ts';
 
 /** A kubelet's own number; slots are what really limits machines. */
@@ -13,6 +12,21 @@ const PODS = 110;
 const IMAGES_LISTED = 200;
 /** How long an unchanged status may stay unwritten: a kubelet's period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
+
+/** The agent's configuration, as far as its Node tells it. */
+export interface NodeSettings {
+  nodeName: string;
+  /** Published as InternalIP. */
+  address: string;
+  tags: readonly string[];
+  cpuOvercommit: number;
+  /** At most this is offered to machines; bytes, processors. */
+  offered: { cpu?: number | undefined; memory?: number | undefined };
+  /** Kept for the host itself; bytes, processors. */
+  reserved: { cpu: number; memory: number };
+  /** Bytes that images leave free on the disk. */
+  images: { minimumFree: number };
+}
 
 /** What changes while the agent runs. */
 export interface HostState {
@@ -27,7 +41,7 @@ export interface HostState {
 
 /** What this host offers to machines; of its disk what stays beside images that are held and what is to stay free. */
 export function allocatable(
-  config: AgentConfig,
+  config: NodeSettings,
   facts: HostFacts,
   heldImageBytes: number,
 ): { cpuMillis: number; memoryBytes: number; diskBytes: number } {
@@ -49,7 +63,7 @@ export function allocatable(
  * would wait here for ever, and its roll-outs with it. With another value the API server resizes no Pod of this Node
  * (its admission plugin PodResize).
  */
-export function nodeLabels(config: AgentConfig, facts: HostFacts): Record<string, string> {
+export function nodeLabels(config: NodeSettings, facts: HostFacts): Record<string, string> {
   return {
     [HOST_KEY]: HOST_VALUE,
     'kubernetes.io/arch': facts.architecture,
@@ -61,7 +75,12 @@ export function nodeLabels(config: AgentConfig, facts: HostFacts): Record<string
 }
 
 /** For the one POST: afterwards NodeRestriction refuses every change of the taints. */
-export function newNode(config: AgentConfig, facts: HostFacts, state: HostState, now: string): Unsaved<Node> {
+export function newNode(
+  config: NodeSettings,
+  facts: HostFacts,
+  state: HostState,
+  now: string,
+): Unsaved<Node> {
   return {
     metadata: { name: config.nodeName, labels: nodeLabels(config, facts) },
     spec: { taints: [{ key: HOST_KEY, value: HOST_VALUE, effect: 'NoSchedule' }] },
@@ -71,7 +90,7 @@ export function newNode(config: AgentConfig, facts: HostFacts, state: HostState,
 
 /** The agent's own part of the status; slots and other resources beside it are the operator's. */
 export function nodeStatus(o: {
-  config: AgentConfig;
+  config: NodeSettings;
   facts: HostFacts;
   state: HostState;
   current: Readonly<Node> | undefined;

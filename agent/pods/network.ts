@@ -1,4 +1,5 @@
-/** A machine's way to a network that works, before its start. */
+/** The network of each machine: one that works before its start, and watched while it runs. */
+import { isDeepStrictEqual } from 'node:util';
 import { pause } from '../../base/time.ts';
 import { messageOf, reasonOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
@@ -77,5 +78,41 @@ async function attach(action: Connecting): Promise<GuestNetwork> {
     return await host.network.attach(record.uid, options);
   } catch (error) {
     throw isAboutPorts(error) ? error : new NetworkFaultError(messageOf(error), { cause: error });
+  }
+}
+
+/** Who has the machines, and hears when something about one has changed. */
+interface Followers {
+  machines: { runtime(record: Readonly<MachineRecord>): Runtime };
+  touch(uid: string): void;
+}
+
+/** Carries a report of the network's monitor to the machines that have a network. */
+export function followNetwork(host: Host, followers: Followers, report: NetworkReport): void {
+  for (const record of host.records.list()) {
+    if (!record.released) {
+      follow(host, record, followers, report).catch((error: unknown) => {
+        host.logger.warn({ err: error, uid: record.uid }, 'address of a machine not found out');
+      });
+    }
+  }
+}
+
+async function follow(
+  host: Host,
+  record: MachineRecord,
+  followers: Followers,
+  report: NetworkReport,
+): Promise<void> {
+  const { uid } = record;
+  const runtime = followers.machines.runtime(record);
+  const health = report.healthy
+    ? report.machines[uid]
+    : { healthy: false, message: report.faults.join('; ') };
+  const address = await host.network.address(uid);
+  if (!isDeepStrictEqual(runtime.network, health) || runtime.address !== address) {
+    runtime.network = health;
+    runtime.address = address;
+    followers.touch(uid);
   }
 }

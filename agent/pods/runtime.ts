@@ -1,5 +1,6 @@
 /** What this process knows of a machine beyond its record: work under way, the last look, what probes say. */
 import type { MachineFolder, MachineState } from '../drivers/driver.ts';
+import type { NetworkHealth } from '../network/network.ts';
 import type { Step } from './plan.ts';
 import type { MachinePhase } from './status.ts';
 
@@ -23,11 +24,6 @@ export interface Readiness {
   message: string;
 }
 
-export interface Health {
-  healthy: boolean;
-  message: string;
-}
-
 export interface Runtime {
   readonly folder: MachineFolder;
   task: Task | undefined;
@@ -41,7 +37,7 @@ export interface Runtime {
   /** The shortest grace seen so far in the Pod's deletion, and when it ends. */
   leaving: { graceSeconds: number; deadline: number } | undefined;
   readiness: Readiness | undefined;
-  network: Health | undefined;
+  network: NetworkHealth | undefined;
   address: string | undefined;
 }
 

@@ -4,12 +4,12 @@
  */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
 import { type Pod, PODS, type PodStatus } from '../../kube/core.ts';
 import { ApiError, isConflict, isInvalid, isNotFound, TerminalError } from '../../kube/errors.ts';
 import { compareResourceVersions, keyOf, refOf } from '../../kube/objects.ts';
-import { FIELD_MANAGER } from '../node/constants.ts';
 import { showsAlready } from './shows.ts';
 import { isEnded } from './times.ts';
 
@@ -120,7 +120,7 @@ export class PodWriter {
       const written = await this.#options.client.apply(
         PODS,
         { metadata: { name, namespace, uid }, status },
-        { fieldManager: FIELD_MANAGER, force: true, subresource: 'status' },
+        { fieldManager: AGENT_NAME, force: true, subresource: 'status' },
       );
       this.#written.set(uid, written);
     } catch (error) {

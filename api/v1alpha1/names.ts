@@ -14,6 +14,8 @@ const HOST_NAME_MAXIMUM = 63;
 const HOST_NAME = /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/;
 /** Longest life of the certificate that a host joins with; the host renews it by itself as soon as its Node is there. */
 export const FIRST_CERTIFICATE_SECONDS = 3_600;
+/** The agent's name at the API server: the owner of the fields that it applies, and its user agent. */
+export const AGENT_NAME = 'berth-agent';
 /** On the operator's Pod that leads. */
 export const LEADER_LABEL = 'berth.dev/leader';
 /** Prefix of a host's tags: `tag.berth.dev/<tag>`. */

@@ -1,6 +1,6 @@
 /** Who says that it is a host, or asks for the certificate of one, and is not. Real API server, NodeRestriction, operator. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { requestCertificate } from '../../agent/identity/certificate.ts';
+import { requestCertificate } from '../../agent/identity/certificates.ts';
 import { parse } from 'yaml';
 import { BOOTSTRAP_GROUP, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { createHostToken } from '../../hack/host-token.ts';

@@ -4,9 +4,14 @@ import { X509Certificate } from 'node:crypto';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { type Certificate, requestCertificate } from '../../../agent/identity/certificate.ts';
 import { HOST_KEY, HOST_MARK, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
-import { identityFiles, readPair, writePair } from '../../../agent/identity/identity.ts';
+import {
+  type Certificate,
+  identityFiles,
+  readPair,
+  requestCertificate,
+  writePair,
+} from '../../../agent/identity/certificates.ts';
 import { createKey, readKey, validityOf } from '../../../kube/certificates.ts';
 import { KubeClient } from '../../../kube/client.ts';
 import {
