@@ -5,7 +5,8 @@
 import '../base/heap.ts';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
-import { ConfigError, loadConfig } from './config/config.ts';
+import { ConfigError } from '../base/config.ts';
+import { loadConfig } from './config/config.ts';
 import { KubeClient } from '../kube/client.ts';
 import { loadConnection } from '../kube/credentials.ts';
 import { createMetrics } from '../kube/metrics.ts';

@@ -2,20 +2,16 @@
  * qemu-img, in the one way in which it is run: formats are always said by us, limits are always set, and what reads bytes
  * of strangers runs as a user that owns nothing. Such a program is given open files: it can open no path of ours.
  */
-import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { type FileHandle, open } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
 import { resolve } from 'node:path';
-import type { Readable } from 'node:stream';
 import { codeOf } from '../../base/errors.ts';
+import { run, type RunningProgram, type RunOptions, start } from '../../base/exec.ts';
 import type { RunAs } from '../machines/users.ts';
 
 /** Its own code takes 40 MiB, and each thread that reads reserves the room of a stack. */
 const ADDRESS_SPACE_BYTES = 4 * 1024 ** 3;
 const OPEN_FILES = 64;
-/** Of what it says, the end is kept. */
-const WORDS_LIMIT_CHARACTERS = 2_000;
-const OUTPUT_LIMIT_CHARACTERS = 1024 * 1024;
 /** The first that a child has besides input, output and errors. */
 const FIRST_FILE = 3;
 
@@ -34,92 +30,34 @@ export interface QemuImgOptions {
   addressSpaceBytes?: number;
 }
 
-/** Ended with an error; the message has its last words. */
-export class QemuImgError extends Error {
-  override readonly name = 'QemuImgError';
-}
-
-/** A process that runs: read its output, then wait for its end. Ends with the signal, of which no process is left. */
-export interface QemuImgRun {
-  output: Readable;
-  /** @throws QemuImgError */
-  ended: Promise<void>;
-  end: () => void;
-}
-
-export function startQemuImg(
-  [verb, ...parameters]: [string, ...string[]],
-  options: QemuImgOptions,
-): QemuImgRun {
-  const { mark, signal, timeoutMilliseconds } = options;
-  const name = mark === undefined ? [] : ['--object', markArgument(mark)];
-  const child = spawnLimited(['qemu-img', verb, ...name, ...parameters], options);
-  const end = (): void => void child.kill('SIGKILL');
-  const timer = timeoutMilliseconds === undefined ? undefined : setTimeout(end, timeoutMilliseconds);
-  signal?.addEventListener('abort', end);
-  const ended = exitOf(child, verb).finally(() => {
-    clearTimeout(timer);
-    signal?.removeEventListener('abort', end);
-  });
-  // Whoever reads the output waits for it later.
-  ended.catch(() => undefined);
-  if (signal?.aborted === true) {
-    end();
-  } else if (mark !== undefined && child.pid !== undefined) {
-    yieldToGuests(child.pid);
+/** One that runs: read its output, then wait for its end. */
+export function startQemuImg(parameters: [string, ...string[]], options: QemuImgOptions): RunningProgram {
+  const { mark, signal } = options;
+  const running = start(...commandOf(parameters, options));
+  if (mark !== undefined && running.pid !== undefined && signal?.aborted !== true) {
+    yieldToGuests(running.pid);
   }
-  return { output: child.stdout, ended, end };
+  return running;
 }
 
-type Child = ChildProcessByStdio<null, Readable, Readable>;
-
-function spawnLimited(command: string[], options: QemuImgOptions): Child {
-  const { as, files = [], folder } = options;
-  const [program = '', ...rest] = limited(command, options);
-  return spawn(program, rest, {
-    ...(folder === undefined ? {} : { cwd: folder }),
-    ...as,
-    stdio: ['ignore', 'pipe', 'pipe', ...files.map(({ fd }) => fd)],
-    env: { PATH: process.env['PATH'], LC_ALL: 'C' },
-  }) as Child;
-}
-
-async function exitOf(child: Child, verb: string): Promise<void> {
-  let words = '';
-  child.stderr.setEncoding('utf8').on('data', (text: string) => {
-    words = `${words}${text}`.slice(-WORDS_LIMIT_CHARACTERS);
-  });
-  await new Promise<void>((done, fail) => {
-    child.once('error', (error) => fail(new QemuImgError(`qemu-img cannot be executed: ${error.message}`)));
-    child.once('close', (code, killed) => {
-      if (code === 0) {
-        done();
-      } else {
-        fail(new QemuImgError(`qemu-img ${verb} ended with ${killed ?? `code ${code}`}: ${words.trim()}`));
-      }
-    });
-  });
-}
-
-/** Runs it to its end; its output. @throws QemuImgError, or the reason of the signal. */
+/** Runs it to its end; its output. @throws ProgramError, or the reason of the signal. */
 export async function qemuImg(
   parameters: [string, ...string[]],
   options: QemuImgOptions = {},
 ): Promise<string> {
-  const { output, ended, end } = startQemuImg(parameters, options);
-  let text = '';
-  output.setEncoding('utf8').on('data', (piece: string) => {
-    text += piece;
-    if (text.length > OUTPUT_LIMIT_CHARACTERS) {
-      end();
-    }
-  });
-  try {
-    await ended;
-  } finally {
-    options.signal?.throwIfAborted();
-  }
-  return text;
+  return await run(...commandOf(parameters, options));
+}
+
+function commandOf(
+  [verb, ...parameters]: [string, ...string[]],
+  options: QemuImgOptions,
+): [string, string[], RunOptions] {
+  const { as, files = [], folder, mark, signal, timeoutMilliseconds } = options;
+  const name = mark === undefined ? [] : ['--object', markArgument(mark)];
+  const [program = '', ...rest] = limited(['qemu-img', verb, ...name, ...parameters], options);
+  const environment = { PATH: process.env['PATH'], LC_ALL: 'C' };
+  const all = { name: `qemu-img ${verb}`, environment, as, files, folder, signal, timeoutMilliseconds };
+  return [program, rest, all];
 }
 
 /** By which a process with the mark is told from all others: an object that no node uses, as QEMU has no other argument for a name. */

@@ -1,12 +1,10 @@
 /** Disks that were published compressed. Told by their content, since the names of downloads say anything. */
-import { execFile, spawn } from 'node:child_process';
 import { createReadStream } from 'node:fs';
 import { open } from 'node:fs/promises';
-import type { Readable } from 'node:stream';
-import { finished, pipeline } from 'node:stream/promises';
-import { promisify } from 'node:util';
+import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { codeOf, isMissing } from '../../base/errors.ts';
+import { ProgramError, run, start } from '../../base/exec.ts';
 import { writeSparse } from './sparse.ts';
 import { zstdDecoder, ZstdFrames } from './zstdframes.ts';
 import { ImageError } from '../images/local/types.ts';
@@ -27,7 +25,6 @@ const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
 const EXPANSION_LIMIT = 400;
 /** The highest preset needs 65 MiB; more is asked for by files that are made to. */
 const XZ_MEMORY_LIMIT_BYTES = 512 * 1024 * 1024;
-const XZ_WORDS_LIMIT = 2_000;
 /** It reads the file once. */
 const DIG_TIMEOUT_MILLISECONDS = 600_000;
 
@@ -117,43 +114,23 @@ async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void
     '--',
     unpacking.from,
   ];
-  const child = spawn('xz', parameters, {
-    stdio: ['ignore', 'pipe', 'pipe'],
-    env: { PATH: process.env['PATH'], LC_ALL: 'C' },
-  });
-  const ended = Promise.withResolvers<number | null>();
-  child.once('error', ended.reject);
-  child.once('close', ended.resolve);
-  // Both are waited for in turn; neither may go unheard before.
-  ended.promise.catch(() => undefined);
+  const environment = { PATH: process.env['PATH'], LC_ALL: 'C' };
+  const { output, ended, end } = start('xz', parameters, { environment });
   try {
-    const [words] = await Promise.all([
-      wordsOf(child.stderr),
-      pipeline(child.stdout, sink(unpacking), { signal }),
-    ]);
-    const code = await ended.promise;
-    if (code !== 0) {
-      throw new ImageError('ImageInvalid', `the xz file is broken: ${words || `xz ended with ${code}`}`);
-    }
+    await pipeline(output, sink(unpacking), { signal });
+    await ended;
   } catch (error) {
-    child.kill('SIGKILL');
-    await ended.promise.catch((failure: unknown) => {
-      throw isMissing(failure)
-        ? new ImageError('ImageSourceUnsupported', 'this host has no program xz, which the image needs')
-        : failure;
+    end();
+    await ended.catch((failure: unknown) => {
+      if (isMissing(failure)) {
+        throw new ImageError('ImageSourceUnsupported', 'this host has no program xz, which the image needs');
+      }
     });
+    if (error instanceof ProgramError && error.code === undefined) {
+      throw new ImageError('ImageInvalid', `the xz file is broken: ${error.words || error.message}`);
+    }
     throw error;
   }
-}
-
-/** The first of what is said; the rest is read, and dropped. */
-async function wordsOf(stream: Readable): Promise<string> {
-  let words = '';
-  stream.setEncoding('utf8').on('data', (text: string) => {
-    words = (words + text).slice(0, XZ_WORDS_LIMIT);
-  });
-  await finished(stream);
-  return words.trim();
 }
 
 /** Zlib's errors, and those of its zstd. */
@@ -167,6 +144,5 @@ export async function digHoles(path: string): Promise<void> {
   if (process.platform !== 'linux') {
     return;
   }
-  const options = { timeout: DIG_TIMEOUT_MILLISECONDS, killSignal: 'SIGKILL' as const };
-  await promisify(execFile)('fallocate', ['--dig-holes', '--', path], options);
+  await run('fallocate', ['--dig-holes', '--', path], { timeoutMilliseconds: DIG_TIMEOUT_MILLISECONDS });
 }

@@ -1,9 +1,9 @@
 /** The agent's configuration: one YAML file, checked as a whole at start, so that a person sees every mistake at once. */
-import { readFileSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { dirname, resolve } from 'node:path';
-import { parse, YAMLParseError } from 'yaml';
 import * as z from 'zod';
+import { checkConfig, ConfigError, readConfig } from '../../base/config.ts';
+import { messageOf } from '../../base/errors.ts';
 import { isHostName } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
@@ -43,7 +43,7 @@ const bytes = z.string().transform((text, context) => {
   try {
     return Number(parseQuantity(text));
   } catch (error) {
-    context.addIssue({ code: 'custom', message: error instanceof Error ? error.message : String(error) });
+    context.addIssue({ code: 'custom', message: messageOf(error) });
     return z.NEVER;
   }
 });
@@ -149,15 +149,6 @@ export const configSchema = z
 
 export type AgentConfig = z.infer<typeof configSchema>;
 
-/** All that is wrong with a configuration file, one `path: mistake` per entry. */
-export class ConfigError extends Error {
-  readonly mistakes: readonly string[];
-  constructor(file: string, mistakes: readonly string[]) {
-    super([`${file} is not usable:`, ...mistakes.map((mistake) => `  ${mistake}`)].join('\n'));
-    this.mistakes = mistakes;
-  }
-}
-
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /**
@@ -172,32 +163,13 @@ export function loadConfig(
   environment: Environment = process.env,
   isRoot = process.getuid?.() === 0,
 ): AgentConfig {
-  const document = withEnvironment(readDocument(file), environment);
-  const result = configSchema.safeParse(withDriver(document, isRoot));
-  if (!result.success) {
-    throw new ConfigError(
-      file,
-      result.error.issues.map((issue) => `${issue.path.join('.') || '(top)'}: ${issue.message}`),
-    );
-  }
-  const config = withAbsolutePaths(result.data, dirname(resolve(file)));
+  const document = withDriver(withEnvironment(readConfig(file), environment), isRoot);
+  const config = withAbsolutePaths(checkConfig(configSchema, document, file), dirname(resolve(file)));
   const mistakes = sharedRootMistakes(config);
   if (mistakes.length > 0) {
     throw new ConfigError(file, mistakes);
   }
   return config;
-}
-
-/** @throws ConfigError for a file that is not there or not YAML. */
-function readDocument(file: string): unknown {
-  try {
-    return parse(readFileSync(file, 'utf8')) ?? {};
-  } catch (error) {
-    if (error instanceof YAMLParseError || (error instanceof Error && 'code' in error)) {
-      throw new ConfigError(file, [error.message]);
-    }
-    throw error;
-  }
 }
 
 /** Names of Kubernetes nodes may have dots, which a host's may not: its name is a label's value and a certificate's. */

@@ -2,12 +2,10 @@
  * Processes that outlive the agent: known by pid, start time and the host's boot, so that a pid used again is never
  * mistaken for a machine.
  */
-import { execFile } from 'node:child_process';
 import { readdir, readFile } from 'node:fs/promises';
-import { promisify } from 'node:util';
 import { codeOf, isMissing } from '../../base/errors.ts';
-
-const execute = promisify(execFile);
+import { ProgramError, run } from '../../base/exec.ts';
+import { pause } from '../../base/time.ts';
 
 export interface ProcessIdentity {
   pid: number;
@@ -20,7 +18,8 @@ export interface ProcessIdentity {
 const EXIT_POLL_MILLISECONDS = 10;
 /** SIGKILL cannot be refused; longer than this means a process stuck in the kernel (a dead network disk). */
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
-const PS_TIMEOUT_MILLISECONDS = 5_000;
+/** `ps` and `sysctl` answer in milliseconds. */
+const PROGRAM = { timeoutMilliseconds: 5_000 };
 
 let cachedBootId: Promise<string> | undefined;
 
@@ -34,10 +33,7 @@ async function readBootId(): Promise<string> {
   if (process.platform === 'linux') {
     return (await readFile('/proc/sys/kernel/random/boot_id', 'utf8')).trim();
   }
-  const { stdout } = await execute('sysctl', ['-n', 'kern.bootsessionuuid'], {
-    timeout: PS_TIMEOUT_MILLISECONDS,
-  });
-  return stdout.trim();
+  return (await run('sysctl', ['-n', 'kern.bootsessionuuid'], PROGRAM)).trim();
 }
 
 /** The identity of a live process; undefined when there is none, or only its remains. */
@@ -72,13 +68,10 @@ export function startTimeIn(text: string): string | undefined {
 
 async function startTimeFromPs(pid: number): Promise<string | undefined> {
   try {
-    const { stdout } = await execute('ps', ['-o', 'lstart=', '-p', String(pid)], {
-      timeout: PS_TIMEOUT_MILLISECONDS,
-    });
-    return stdout.trim() || undefined;
+    return (await run('ps', ['-o', 'lstart=', '-p', String(pid)], PROGRAM)).trim() || undefined;
   } catch (error) {
     // ps ends with 1 when there is no such process.
-    if (error instanceof Error && 'code' in error && error.code === 1) {
+    if (error instanceof ProgramError && error.exitCode === 1) {
       return undefined;
     }
     throw error;
@@ -97,7 +90,7 @@ export async function waitForExit(identity: ProcessIdentity, timeoutMilliseconds
     if (Date.now() >= deadline) {
       return false;
     }
-    await new Promise((resolve) => setTimeout(resolve, EXIT_POLL_MILLISECONDS));
+    await pause(EXIT_POLL_MILLISECONDS);
   }
   return true;
 }

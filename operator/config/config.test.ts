@@ -1,5 +1,7 @@
 import { describe, expect, it } from 'vitest';
-import { ConfigError, parseConfig } from './config.ts';
+import { ConfigError } from '../../base/config.ts';
+import { messageOf } from '../../base/errors.ts';
+import { parseConfig } from './config.ts';
 
 describe('the configuration', () => {
   it('has the published defaults', () => {
@@ -23,27 +25,28 @@ describe('the configuration', () => {
       surprise: 1,
     };
     expect(() => parseConfig(mistakes, 'config.yaml')).toThrow(ConfigError);
-    const text = messageOf(() => parseConfig(mistakes, 'config.yaml'));
-    expect(text.split('\n')).toHaveLength(4);
-    expect(text).toMatch(/^config\.yaml: osx_node_platform_quota_pod: /m);
-    expect(text).toMatch(/^config\.yaml: vm_shared_disk_enabled: /m);
-    expect(text).toMatch(/^config\.yaml: defaults\.memory: is not a quantity such as 4Gi$/m);
+    const text = messageFrom(() => parseConfig(mistakes, 'config.yaml'));
+    expect(text.split('\n')).toHaveLength(5);
+    expect(text).toMatch(/^config\.yaml is not usable:$/m);
+    expect(text).toMatch(/^ {2}osx_node_platform_quota_pod: /m);
+    expect(text).toMatch(/^ {2}vm_shared_disk_enabled: /m);
+    expect(text).toMatch(/^ {2}defaults\.memory: is not a quantity such as 4Gi$/m);
     expect(text).toMatch(/surprise/);
   });
 
   it.each(['certificateFile', 'keyFile'])('refuses %s alone', (field) => {
     const half = { metrics: { [field]: '/etc/berth/tls/file.pem' } };
-    expect(messageOf(() => parseConfig(half, 'config.yaml'))).toBe(
-      'config.yaml: metrics: certificateFile and keyFile belong together: give both, or neither',
+    expect(messageFrom(() => parseConfig(half, 'config.yaml'))).toBe(
+      'config.yaml is not usable:\n  metrics: certificateFile and keyFile belong together: give both, or neither',
     );
   });
 });
 
-function messageOf(call: () => unknown): string {
+function messageFrom(call: () => unknown): string {
   try {
     call();
     return '';
   } catch (error) {
-    return error instanceof Error ? error.message : String(error);
+    return messageOf(error);
   }
 }

@@ -1,9 +1,8 @@
 /**
  * The operator's configuration: one YAML file, checked at start. Every mistake is listed with its path.
  */
-import { readFileSync } from 'node:fs';
-import { parse } from 'yaml';
 import * as z from 'zod';
+import { checkConfig, readConfig } from '../../base/config.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
@@ -140,34 +139,12 @@ export function isServed(namespace: string, { namespaces }: OperatorConfig): boo
   return namespace === namespaces.default || namespace.startsWith(namespaces.prefix);
 }
 
-/** A configuration file that cannot be used; `message` has one line a mistake: path, value's fault. */
-export class ConfigError extends Error {
-  override name = 'ConfigError';
-}
-
 /** Reads and checks the file; all defaults without one. @throws ConfigError listing every mistake. */
 export function loadConfig(path: string | undefined): OperatorConfig {
-  return parseConfig(path === undefined ? {} : readYaml(path), path ?? 'configuration');
+  return parseConfig(path === undefined ? {} : readConfig(path), path ?? 'configuration');
 }
 
 /** @throws ConfigError listing every mistake of `document`. */
 export function parseConfig(document: unknown, name: string): OperatorConfig {
-  const result = configSchema.safeParse(document ?? {});
-  if (result.success) {
-    return result.data;
-  }
-  const lines = result.error.issues.map(
-    (issue) => `${name}: ${issue.path.join('.') || '(top)'}: ${issue.message}`,
-  );
-  throw new ConfigError(lines.join('\n'));
-}
-
-function readYaml(path: string): unknown {
-  try {
-    return parse(readFileSync(path, 'utf8'));
-  } catch (error) {
-    throw new ConfigError(`${path}: ${error instanceof Error ? error.message : String(error)}`, {
-      cause: error,
-    });
-  }
+  return checkConfig(configSchema, document, name);
 }

@@ -2,14 +2,13 @@
  * Which guests this host can run, and how fast. A /dev/kvm that is there proves nothing: a guest may hang before its
  * first instruction. So each way is tried with a guest of a few instructions that ends itself.
  */
-import { execFile } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
-import { promisify } from 'node:util';
 import type { Logger } from 'pino';
 import { writeWhole } from '../../../base/files.ts';
 import { isMissing } from '../../../base/errors.ts';
+import { ProgramError, run } from '../../../base/exec.ts';
 import { hostBootId } from '../../machines/process.ts';
 import { options } from './arguments.ts';
 import {
@@ -20,8 +19,6 @@ import {
   MACHINE_TYPE_PATTERNS,
   type Platform,
 } from './platform.ts';
-
-const execute = promisify(execFile);
 
 /** The probe's guest ends itself 0.1 s after its start; a hardware accelerator that takes 5 s does not work. */
 const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
@@ -149,8 +146,8 @@ function candidates(architecture: Architecture): Platform['accelerator'][] {
 }
 
 async function newestMachineType(architecture: Architecture, binary: string): Promise<string> {
-  const { stdout } = await execute(binary, ['-machine', 'help'], { timeout: HELP_TIMEOUT_MILLISECONDS });
-  const versions = stdout
+  const help = await run(binary, ['-machine', 'help'], { timeoutMilliseconds: HELP_TIMEOUT_MILLISECONDS });
+  const versions = help
     .split('\n')
     .map((line) => MACHINE_TYPE_PATTERNS[architecture].exec(line))
     .filter((match) => match !== null)
@@ -189,31 +186,15 @@ async function tryGuest(platform: Platform, work: string): Promise<string | unde
     await writeFile(guest, ARM_GUEST);
     parameters.push('-kernel', guest);
   }
-  const timeout =
+  const timeoutMilliseconds =
     platform.accelerator === 'tcg' ? EMULATION_TIMEOUT_MILLISECONDS : HARDWARE_TIMEOUT_MILLISECONDS;
-  const result = await exitOf(platform.binary, parameters, timeout);
-  if (result.code === expected) {
-    return undefined;
+  try {
+    await run(platform.binary, parameters, { timeoutMilliseconds, name: 'the guest' });
+    return expected === 0 ? undefined : 'the guest ended with code 0';
+  } catch (error) {
+    if (!(error instanceof ProgramError)) {
+      throw error;
+    }
+    return error.exitCode === expected ? undefined : error.message;
   }
-  if (result.timedOut) {
-    return `the guest did not end within ${timeout} ms`;
-  }
-  return `ended with ${result.code ?? 'a signal'}: ${result.stderr.trim()}`;
-}
-
-async function exitOf(
-  binary: string,
-  parameters: string[],
-  timeout: number,
-): Promise<{ code: number | undefined; timedOut: boolean; stderr: string }> {
-  return await new Promise((resolve) => {
-    execFile(binary, parameters, { timeout, killSignal: 'SIGKILL' }, (error, _stdout, stderr) => {
-      const code = error === null ? 0 : error.code;
-      resolve({
-        code: typeof code === 'number' ? code : undefined,
-        timedOut: error?.killed === true,
-        stderr,
-      });
-    });
-  });
 }

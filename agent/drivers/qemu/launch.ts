@@ -1,9 +1,9 @@
 /** Makes a QEMU process that outlives the agent. */
-import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { promisify } from 'node:util';
 import { codeOf, messageOf } from '../../../base/errors.ts';
+import { run } from '../../../base/exec.ts';
 import type { MachineLimits } from '../../machines/cgroup.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { forgetLastWords, logsWritten, withLogWriter } from '../../machines/logwriter.ts';
@@ -43,10 +43,8 @@ const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
 export async function requireLogWriter(): Promise<void> {
   const [interpreter] = withLogWriter([]);
   try {
-    await promisify(execFile)(interpreter, ['-e', '1'], {
-      env: ENVIRONMENT,
-      timeout: INTERPRETER_TIMEOUT_MILLISECONDS,
-    });
+    const timeoutMilliseconds = INTERPRETER_TIMEOUT_MILLISECONDS;
+    await run(interpreter, ['-e', '1'], { environment: ENVIRONMENT, timeoutMilliseconds });
   } catch (error) {
     const why = `the log writer of machines cannot run, it needs ${interpreter} in ${ENVIRONMENT.PATH}`;
     throw new Error(`${why}: ${messageOf(error)}`, { cause: error });

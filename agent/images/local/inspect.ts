@@ -2,7 +2,8 @@
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
 import { readQcow2 } from '../../disks/qcow2.ts';
-import { fileName, qemuImg, QemuImgError } from '../../disks/qemuimg.ts';
+import { ProgramError } from '../../../base/exec.ts';
+import { fileName, qemuImg } from '../../disks/qemuimg.ts';
 import type { RunAs } from '../../machines/users.ts';
 import { type DiskFormat, ImageError, type ImageFormat } from './types.ts';
 
@@ -108,7 +109,7 @@ async function infoOf({
       JSON.parse(await qemuImg(['info', ...parameters], { ...INFO_LIMITS, ...options })),
     );
   } catch (error) {
-    if (!(error instanceof QemuImgError || error instanceof z.ZodError)) {
+    if (!(error instanceof ProgramError || error instanceof z.ZodError)) {
       throw error;
     }
     throw new ImageError('ImageInvalid', `not a usable qcow2 image: ${error.message}`, { cause: error });

@@ -2,7 +2,8 @@
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import * as z from 'zod';
-import { CommandError, run } from '../commands.ts';
+import { ProgramError } from '../../../base/exec.ts';
+import { run } from '../commands.ts';
 
 export interface Link {
   /** `bridge`, `tun`, `veth`, …; empty for a physical device. */
@@ -94,7 +95,7 @@ export async function readTable(name: string): Promise<RulesetEntry[]> {
     const text = await run('nft', ['--json', 'list', 'table', ...name.split(' ')]);
     return rulesetSchema.parse(JSON.parse(text)).nftables;
   } catch (error) {
-    if (error instanceof CommandError && error.stderr.includes('No such file or directory')) {
+    if (error instanceof ProgramError && error.words.includes('No such file or directory')) {
       return [];
     }
     throw error;

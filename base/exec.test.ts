@@ -1,0 +1,69 @@
+import { open, readFile } from 'node:fs/promises';
+import { expect, test } from 'vitest';
+import { isMissing } from './errors.ts';
+import { ProgramError, run, start } from './exec.ts';
+
+/** A program of this file runs at once; a busy machine may take its time. */
+const SECONDS_30 = { timeoutMilliseconds: 30_000 };
+
+async function failureOf(work: Promise<unknown>): Promise<ProgramError> {
+  const error = await work.then(
+    () => undefined,
+    (reason: unknown) => reason,
+  );
+  if (!(error instanceof ProgramError)) {
+    throw new Error(`expected a ProgramError, got ${String(error)}`);
+  }
+  return error;
+}
+
+test('gives what a program wrote, and gives it its input, folder and environment', async () => {
+  expect(await run('cat', [], { ...SECONDS_30, input: 'é\n' })).toBe('é\n');
+  const environment = { PATH: process.env['PATH'], LC_ALL: 'C' };
+  expect(await run('pwd', [], { ...SECONDS_30, folder: '/', environment })).toBe('/\n');
+  expect(await run('env', [], { ...SECONDS_30, environment: { ...environment, A: 'b' } })).toContain('A=b');
+});
+
+test('a program that gives up before it has read its input says why', async () => {
+  const input = 'x'.repeat(1024 * 1024);
+  const error = await failureOf(
+    run('sh', ['-c', 'echo no >&2; exit 3'], { ...SECONDS_30, input, name: 'it' }),
+  );
+  expect(error).toMatchObject({ message: 'it ended with code 3: no', exitCode: 3, words: 'no' });
+});
+
+test('tells a program that is not installed from one that failed', async () => {
+  expect(isMissing(await failureOf(run('/no/such/program', [], SECONDS_30)))).toBe(true);
+  expect(isMissing(await failureOf(run('false', [], SECONDS_30)))).toBe(false);
+});
+
+test('keeps the end of what a program complains about', async () => {
+  const script = 'i=0; while [ $i -lt 5000 ]; do echo "line $i" >&2; i=$((i+1)); done; exit 1';
+  const { words } = await failureOf(run('sh', ['-c', script], SECONDS_30));
+  expect(words.length).toBeLessThanOrEqual(2_000);
+  expect(words.endsWith('line 4999')).toBe(true);
+});
+
+test('is killed at its deadline, at its signal and at its limit of output', async () => {
+  const late = await failureOf(run('sleep', ['60'], { timeoutMilliseconds: 50 }));
+  expect(late).toMatchObject({ message: 'sleep did not end within 50 ms', exitCode: undefined });
+  const end = new AbortController();
+  const stopped = run('sleep', ['60'], { timeoutMilliseconds: undefined, signal: end.signal });
+  end.abort(new Error('enough'));
+  await expect(stopped).rejects.toThrow('enough');
+  await expect(run('sleep', ['60'], { ...SECONDS_30, signal: end.signal })).rejects.toThrow('enough');
+  const endless = await failureOf(run('yes', [], { ...SECONDS_30, outputLimitBytes: 1000 }));
+  expect(endless.message).toBe('yes wrote more than 1000 bytes');
+});
+
+test('reads the files that it is given, while its output is read', async () => {
+  const file = await open(import.meta.filename);
+  try {
+    const { output, ended } = start('cat', ['/proc/self/fd/3'], { files: [file] });
+    const text = Buffer.concat(await output.toArray()).toString('utf8');
+    await ended;
+    expect(text).toBe(await readFile(import.meta.filename, 'utf8'));
+  } finally {
+    await file.close();
+  }
+});
