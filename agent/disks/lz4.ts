@@ -55,7 +55,7 @@ export class AppleLz4Decoder {
     this.#left = size;
   }
 
-  /** Pieces of output, each valid until the next one is asked for. @throws ImageError `ImageInvalid` */
+  /** Pieces of output, each valid until the next one is asked for. @throws DiskError */
   *push(input: Buffer): Generator<Buffer, void, undefined> {
     this.#input = input;
     this.#at = 0;
@@ -68,7 +68,7 @@ export class AppleLz4Decoder {
     }
   }
 
-  /** The last piece, which may be empty. @throws ImageError `ImageInvalid` when the stream is not at its end. */
+  /** The last piece, which may be empty. @throws DiskError when the stream is not at its end. */
   end(): Buffer {
     if (this.#state !== END) {
       throw invalid('it ends in the middle');

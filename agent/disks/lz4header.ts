@@ -1,5 +1,5 @@
 /** The headers of the blocks of an LZ4 stream of Apple's. */
-import { ImageError } from '../images/local/types.ts';
+import { DiskError } from './disk.ts';
 
 const MAGIC_LZ4 = 0x31347662;
 const MAGIC_STORED = 0x2d347662;
@@ -23,7 +23,7 @@ export class BlockHeader {
   /**
    * Undefined until it is whole.
    *
-   * @throws ImageError `ImageInvalid` for an unknown one.
+   * @throws DiskError for an unknown one.
    */
   read(): Block | undefined {
     const bytes = this.#bytes;
@@ -54,6 +54,6 @@ export class BlockHeader {
   }
 }
 
-export function invalid(what: string): ImageError {
-  return new ImageError('ImageInvalid', `the LZ4 stream is broken: ${what}`);
+export function invalid(what: string): DiskError {
+  return new DiskError('invalid', `the LZ4 stream is broken: ${what}`);
 }

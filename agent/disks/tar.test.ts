@@ -164,6 +164,6 @@ describe('a tar archive', () => {
     ['is no header', Buffer.from('short'), 'ends in the middle'],
   ])('is refused when a name or header %s', async (_what, content, message) => {
     await expect(read(content)).rejects.toThrow(message);
-    await expect(read(content)).rejects.toMatchObject({ reason: 'ImageInvalid' });
+    await expect(read(content)).rejects.toMatchObject({ kind: 'invalid' });
   });
 });

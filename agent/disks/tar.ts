@@ -1,6 +1,5 @@
 /** Tar archives from strangers, read as a stream: ustar, GNU and PAX, with the checks that extracting needs. */
-import { ImageError } from '../images/local/types.ts';
-import { ByteReader } from './bytereader.ts';
+import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;
 /** Names and PAX attributes; the largest in use are path names. */
@@ -40,7 +39,7 @@ const TYPES: Record<string, EntryType> = {
 /**
  * The entries of an archive; `source` is read to its end, so that all of it can be hashed on the way.
  *
- * @throws ImageError `ImageInvalid` at anything that is not whole or whose name leads out of a folder.
+ * @throws DiskError at anything that is not whole or whose name leads out of a folder.
  */
 export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<TarEntry, void, undefined> {
   const reader = new ByteReader(source);
@@ -242,6 +241,54 @@ export function shown(path: string): string {
   return JSON.stringify(path.slice(0, 200));
 }
 
-function invalid(what: string): ImageError {
-  return new ImageError('ImageInvalid', `the layer is not a usable tar archive: ${what}`);
+function invalid(what: string): DiskError {
+  return new DiskError('invalid', `the layer is not a usable tar archive: ${what}`);
+}
+
+/** Reads a given number of bytes at a time from a source that comes in pieces of any size. */
+class ByteReader {
+  readonly #source: AsyncIterator<Buffer>;
+  #rest: Buffer = Buffer.alloc(0);
+
+  constructor(source: AsyncIterable<Buffer>) {
+    this.#source = source[Symbol.asyncIterator]();
+  }
+
+  /** Gives fewer only at the end of the source. For small counts: they are held in memory together. */
+  async read(count: number): Promise<Buffer> {
+    const parts: Buffer[] = [];
+    let missing = count;
+    while (missing > 0) {
+      const bytes = await this.some(missing);
+      if (bytes.length === 0) {
+        break;
+      }
+      parts.push(bytes);
+      missing -= bytes.length;
+    }
+    return parts.length === 1 && parts[0] !== undefined ? parts[0] : Buffer.concat(parts);
+  }
+
+  /** At most `limit` bytes of those that are there; none at the end of the source. */
+  async some(limit: number): Promise<Buffer> {
+    while (this.#rest.length === 0) {
+      const { done, value } = await this.#source.next();
+      if (done === true) {
+        return Buffer.alloc(0);
+      }
+      this.#rest = value;
+    }
+    const bytes = this.#rest.subarray(0, limit);
+    this.#rest = this.#rest.subarray(bytes.length);
+    return bytes;
+  }
+
+  /** Reads the rest and drops it. */
+  async drain(): Promise<void> {
+    this.#rest = Buffer.alloc(0);
+    let isDone = false;
+    while (!isDone) {
+      isDone = (await this.#source.next()).done === true;
+    }
+  }
 }

@@ -65,13 +65,13 @@ describe.each([
     ],
   ])('%s is ImageInvalid', async (_, broken) => {
     await writeFile(from, broken(pack(DISK)));
-    await expect(unpackAll()).rejects.toMatchObject({ reason: 'ImageInvalid' });
+    await expect(unpackAll()).rejects.toMatchObject({ kind: 'invalid' });
   });
 
   it('that becomes larger than it may is ImageInvalid', async () => {
     await writeFile(from, pack(DISK));
     await expect(unpackAll(4 * MEBIBYTE)).rejects.toMatchObject({
-      reason: 'ImageInvalid',
+      kind: 'invalid',
       message: expect.stringContaining(`${4 * MEBIBYTE} bytes`) as string,
     });
   });

@@ -5,9 +5,9 @@ import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { codeOf, isMissing } from '../../base/errors.ts';
 import { ProgramError, run, start } from '../../base/exec.ts';
+import { DiskError } from './disk.ts';
 import { writeSparse } from './sparse.ts';
 import { zstdDecoder, ZstdFrames } from './zstdframes.ts';
-import { ImageError } from '../images/local/types.ts';
 
 type Compression = 'gzip' | 'xz' | 'zstd';
 
@@ -51,7 +51,7 @@ interface Unpacking {
   limitBytes: number;
 }
 
-/** What `from` holds goes to `to`, without its zeros. @throws ImageError `ImageInvalid` for what is broken or far too large. */
+/** Writes the content of `from` to `to`, without its zeros. @throws DiskError for what is broken or far too large. */
 export async function unpack(
   compression: Compression,
   unpacking: Unpacking,
@@ -75,7 +75,7 @@ export async function unpack(
     if (!isDecoders(error)) {
       throw error;
     }
-    throw new ImageError('ImageInvalid', `the ${compression} file is broken: ${String(error)}`, {
+    throw new DiskError('invalid', `the ${compression} file is broken: ${String(error)}`, {
       cause: error,
     });
   }
@@ -88,8 +88,8 @@ function sink({ to, limitBytes }: Unpacking): (content: AsyncIterable<Buffer>) =
       let position = 0;
       for await (const piece of content) {
         if (position + piece.length > limitBytes) {
-          throw new ImageError(
-            'ImageInvalid',
+          throw new DiskError(
+            'invalid',
             `it unpacks to more than ${limitBytes} bytes, far more than a disk of its size does`,
           );
         }
@@ -123,11 +123,11 @@ async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void
     end();
     await ended.catch((failure: unknown) => {
       if (isMissing(failure)) {
-        throw new ImageError('ImageSourceUnsupported', 'this host has no program xz, which the image needs');
+        throw new DiskError('unsupported', 'this host has no program xz, which the image needs');
       }
     });
     if (error instanceof ProgramError && error.code === undefined) {
-      throw new ImageError('ImageInvalid', `the xz file is broken: ${error.words || error.message}`);
+      throw new DiskError('invalid', `the xz file is broken: ${error.words || error.message}`);
     }
     throw error;
   }

@@ -5,7 +5,7 @@
  */
 import { Transform, type TransformCallback } from 'node:stream';
 import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib';
-import { ImageError } from '../images/local/types.ts';
+import { DiskError } from './disk.ts';
 
 /**
  * The largest window (2^27 bytes, 128 MiB) that a frame may ask for: what `zstd --ultra -22` and `--long` make, and the
@@ -35,7 +35,7 @@ type State =
   /** Not looked at. */
   | { at: 'body' | 'skipped'; left: number; next: Header };
 
-/** Passes frames on, cut such that no piece goes beyond a frame's end; leaves out skippable ones. Errors: ImageError `ImageInvalid`. */
+/** Passes frames on, cut such that no piece goes beyond a frame's end; leaves out skippable ones. Errors: DiskError. */
 export class ZstdFrames extends Transform {
   #state: State = { at: 'magic', need: 4 };
   #seen = Buffer.alloc(0);
@@ -167,6 +167,6 @@ function body(at: 'body' | 'skipped', left: number, next: Header): State {
   return left > 0 ? { at, left, next } : header(next);
 }
 
-function invalid(what: string): ImageError {
-  return new ImageError('ImageInvalid', `the zstd content is broken: ${what}`);
+function invalid(what: string): DiskError {
+  return new DiskError('invalid', `the zstd content is broken: ${what}`);
 }

@@ -1,6 +1,6 @@
 /** What the agent asks of a hypervisor. One driver per hypervisor; a machine is a folder, keyed by its Pod's uid. */
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import type { BaseImage } from '../images/local/types.ts';
+import type { BaseImage } from '../disks/disk.ts';
 import type { ConsoleLog } from '../machines/console.ts';
 import type { RunAs } from '../machines/users.ts';
 import type { GuestNetwork } from '../network/network.ts';

@@ -10,9 +10,9 @@ import { EventRecorder } from '../../kube/events.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
 import type { Accelerator, Driver } from '../drivers/driver.ts';
-import { allocated } from '../disks/allocated.ts';
+import { folderBytes } from '../disks/diskio.ts';
 import type { Publisher } from '../images/publisher.ts';
-import type { ImageStore } from '../images/local/types.ts';
+import type { ImageStore } from '../images/store.ts';
 import { consoleSource } from '../kubelet/logs.ts';
 import { KubeletServer } from '../kubelet/server.ts';
 import type { MachineUsers } from '../machines/users.ts';
@@ -83,7 +83,7 @@ export async function runAgent(
   const guard = new DiskGuard({
     minimumFree: config.images.minimumFree,
     freeBytes: async () => (await freeDisk(config.dataDirectory)).bytes,
-    sizeOf: (uid) => allocated(join(host.machinesDirectory, uid)),
+    sizeOf: (uid) => folderBytes(join(host.machinesDirectory, uid)),
     machines: () => pods.machines.guarded(),
     relieve: () => parts.images.relieve(),
     replenish: () => keepReserve(config.dataDirectory),

@@ -5,14 +5,13 @@ import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { qemuImg } from '../disks/qemuimg.ts';
 import { isMissing } from '../../base/errors.ts';
 import { ask } from './sources/access.ts';
-import { allocatedBytes } from '../disks/allocated.ts';
+import { allocatedBytes, fileDigest } from '../disks/diskio.ts';
 import { publishDisk } from './layouts/publish.ts';
 import type { Registries } from './oci/client.ts';
 import type { Keyring } from './oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
 import type { Repository } from './oci/types.ts';
-import { fileDigest } from './sharedfile.ts';
-import { ImageError } from './local/types.ts';
+import { ImageError } from './oci/failures.ts';
 
 const FOLDER_MODE = 0o700;
 /** Of manifests in the cluster's image storage: the place that the version was made for. */

@@ -9,8 +9,8 @@ import { basename, join } from 'node:path';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { HostImageStore, type HostImageStoreOptions } from './store.ts';
-import type { BaseImage, BaseImageSource } from './local/types.ts';
+import { type BaseImageSource, HostImageStore, type HostImageStoreOptions } from './store.ts';
+import type { BaseImage } from '../disks/disk.ts';
 
 const RAW_BYTES = 1024 * 1024;
 

@@ -1,35 +1,76 @@
-/** The images of one host. Where what lies is told in layout.ts. */
+/** The images of one host: whoever asks for one, from whatever source, gets a checked file, and holds it for as long as it is needed. */
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
+import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../machines/users.ts';
-import { Access } from './sources/access.ts';
-import { Addresses } from './oci/addresses.ts';
-import { type Asked, Catalog, type Stored } from './local/catalog.ts';
-import { FileSource } from './sources/file.ts';
-import { Holds } from './local/holders.ts';
-import { HttpSource } from './sources/http.ts';
-import { inspectImage } from './local/inspect.ts';
+import { type Asked, Catalog, type Stored, type StoredImage } from './local/catalog.ts';
+import { type Holder, Holders } from './local/holders.ts';
+import { Importing, type Waiting } from './local/importing.ts';
+import { type ImageFormat, inspectImage } from './local/inspect.ts';
 import { type ImageId, Layout } from './local/layout.ts';
-import { Making } from './local/importing.ts';
 import { imageMetrics } from './local/metrics.ts';
+import { Space, type SpaceLimits } from './local/space.ts';
 import { Registries, type RegistrySettings } from './oci/client.ts';
 import { Keyring } from './oci/credentials.ts';
+import { ImageError } from './oci/failures.ts';
+import { Access } from './sources/access.ts';
+import { FileSource } from './sources/file.ts';
+import { HttpSource } from './sources/http.ts';
 import { RegistrySource } from './sources/registry.ts';
-import { Space, type SpaceLimits } from './local/space.ts';
-import {
-  type BaseImage,
-  type BaseImageSource,
-  type EnsureOptions,
-  type Holder,
-  ImageError,
-  type ImageStore,
-  type StoredImage,
-} from './local/types.ts';
 
-/** What nobody announces: disks of machines that grow, fetches that were given up, what lost its holder while the agent was away. */
+/** How often the store looks for changes that nobody announces: disks that grow, fetches that were given up, images without a holder. */
 const TIDY_MILLISECONDS = 60_000;
+
+/** A source that content lies behind; an empty disk has no base image. */
+export type BaseImageSource = Exclude<MachineImageSource, { type: 'empty' }>;
+
+export interface EnsureOptions extends Waiting {
+  /** What the Image says its format is; Auto: by its content. */
+  format?: ImageFormat;
+  /** Which of an image for several architectures; the host's own when absent. */
+  architecture?: 'amd64' | 'arm64' | undefined;
+  /** `berth.dev/NAMESPACE/NAME` of the Image object: a name beside those that follow from the source. */
+  name?: string | undefined;
+  /** What opens registries; none: anonymously. */
+  keyring?: Keyring | undefined;
+  /** It holds the image from the call on, until `release`. */
+  holder: Holder;
+  /** Ask the registry whether the tag has moved, though an image of that name is here. */
+  refresh?: boolean;
+}
+
+export interface ImageStore {
+  /** The image of a source, fetched once however many ask, and checked before its first use. @throws ImageError */
+  ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
+  /** A machine found at start was made from this file. */
+  adopt(holder: Holder, path: string): void;
+  /** The holder's clone is made: it still needs the file, but a removal need not wait any more. */
+  cloned(holder: Holder): void;
+  /** The holder needs nothing any more. What nobody holds stays until its room is needed. */
+  release(holder: Holder): void;
+  /**
+   * Removes what only this cache entry wanted from the host. Waits while a machine is between pull and clone of it. An image
+   * that machines run from loses its names now, and its file with the last of them.
+   */
+  remove(holder: Holder, signal: AbortSignal): Promise<void>;
+  /** Removes what nobody holds, while the disk has less free than it must keep. */
+  relieve(): Promise<void>;
+  /** Does other work that needs `bytes` in `folder` on this host, within the limits of the store. @throws ImageError `DiskFull` */
+  withRoom<T>(
+    claim: { folder: string; bytes: number },
+    signal: AbortSignal,
+    work: (signal: AbortSignal) => Promise<T>,
+  ): Promise<T>;
+  /** Bytes of the images that somebody holds: that room is no machine's. */
+  heldBytes(): number;
+  /** What is in the store, for `Node.status.images`. */
+  images(): StoredImage[];
+  /** Called when `images()` changes. */
+  onChange(listener: () => void): void;
+}
 
 export interface HostImageStoreOptions extends SpaceLimits {
   dataDirectory: string;
@@ -37,7 +78,7 @@ export interface HostImageStoreOptions extends SpaceLimits {
   architecture: 'amd64' | 'arm64';
   /** Folders below which files may be used as images. */
   sharedRoots: readonly string[];
-  /** Where the cluster keeps images of its own, when it does so in a folder. */
+  /** The folder of the cluster's own image storage, if that is a folder. */
   storageFolder?: string | undefined;
   /** Who reads images that strangers made, where the agent is root. */
   reader?: RunAs | undefined;
@@ -57,42 +98,46 @@ export interface HostImageStoreOptions extends SpaceLimits {
 
 export class HostImageStore implements ImageStore {
   readonly #options: HostImageStoreOptions;
-  readonly #holds = new Holds();
+  readonly #holders = new Holders();
   readonly #catalog: Catalog;
-  /** The one pool of connections to registries of this host. */
-  readonly registries: Registries;
-  readonly #registrySource: RegistrySource;
-  readonly #httpSource: HttpSource;
-  readonly #fileSource: FileSource;
   readonly #space: Space;
+  /** The one pool of connections to registries and web servers of this host. */
+  readonly registries: Registries;
+  readonly #sources: { registry: RegistrySource; http: HttpSource; file: FileSource };
 
   private constructor(options: HostImageStoreOptions, layout: Layout) {
-    const { logger, registries, allowLoopbackHttp, clusterCIDRs = [], ownAddresses = [] } = options;
-    const rules = { allowLoopback: allowLoopbackHttp, clusterCIDRs, ownAddresses, registries };
+    const { logger, reader, registries, allowLoopbackHttp: allowLoopback } = options;
+    const { clusterCIDRs = [], ownAddresses = [] } = options;
     this.#options = options;
-    const catalog = new Catalog(layout, this.#holds, logger);
+    const catalog = new Catalog(layout, this.#holders, logger);
     const space = new Space({ ...options, layout, catalog, onEviction: () => metrics.evictions.inc() });
     const metrics = imageMetrics(options.metrics, {
       used: () => space.used(),
       images: () => catalog.all().length,
     });
-    const making = new Making({ layout, catalog, space, metrics, reader: options.reader });
     this.#catalog = catalog;
     this.#space = space;
-    this.registries = new Registries(rules);
+    this.registries = new Registries({ allowLoopback, clusterCIDRs, ownAddresses, registries });
     const access = new Access(this.registries, options.clock);
-    this.#registrySource = new RegistrySource({ catalog, making, access, metrics });
-    this.#httpSource = new HttpSource({ catalog, making, metrics, addresses: new Addresses(rules), logger });
-    this.#fileSource = new FileSource(catalog, layout.root, options.reader);
+    const common = {
+      catalog,
+      metrics,
+      importing: new Importing({ layout, catalog, space, metrics, reader }),
+    };
+    this.#sources = {
+      registry: new RegistrySource({ ...common, access }),
+      http: new HttpSource({ ...common, transport: this.registries.transport, logger }),
+      file: new FileSource(catalog, layout.root, reader),
+    };
   }
 
-  /** Finds what is there; what an earlier agent did not finish is taken up when it is asked for again. */
+  /** Finds what is there. An import that an earlier agent did not finish is taken up when it is asked for again. */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
     const layout = new Layout(options.dataDirectory, options.reader?.gid);
     await layout.prepare();
     const store = new HostImageStore(options, layout);
     await store.#catalog.load();
-    await store.#fileSource.load();
+    await store.#sources.file.load();
     setInterval(() => store.#tidy(), TIDY_MILLISECONDS).unref();
     return store;
   }
@@ -103,20 +148,20 @@ export class HostImageStore implements ImageStore {
       architecture: options.architecture ?? this.#options.architecture,
       holder: options.holder,
     };
-    const before = this.#holds.imagesOf(asked.holder);
+    const before = this.#holders.imagesOf(asked.holder);
     try {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // The same file may be asked for with another word on its format; what is qcow2 was found to be so by its content.
+      // The same file may be asked for as another format; what is qcow2 was found to be so by its content.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);
       return { ...base, ...inspected };
     } catch (error) {
-      for (const id of this.#holds.imagesOf(asked.holder)) {
+      for (const id of this.#holders.imagesOf(asked.holder)) {
         if (!before.includes(id)) {
-          this.#holds.drop(asked.holder, id);
+          this.#holders.drop(asked.holder, id);
         }
       }
       throw error;
@@ -126,17 +171,17 @@ export class HostImageStore implements ImageStore {
   adopt(holder: Holder, path: string): void {
     const stored = this.#catalog.byPath(path);
     if (stored !== undefined) {
-      this.#holds.adopt(holder, stored.id);
+      this.#holders.adopt(holder, stored.id);
     }
   }
 
   cloned(holder: Holder): void {
-    this.#holds.cloned(holder);
+    this.#holders.cloned(holder);
   }
 
   release(holder: Holder): void {
-    const used = this.#holds.imagesOf(holder).flatMap((id) => this.#catalog.get(id) ?? []);
-    this.#holds.release(holder);
+    const used = this.#holders.imagesOf(holder).flatMap((id) => this.#catalog.get(id) ?? []);
+    this.#holders.release(holder);
     this.#beside(async () => {
       for (const stored of used) {
         await this.#catalog.released(stored);
@@ -146,13 +191,13 @@ export class HostImageStore implements ImageStore {
   }
 
   async remove(holder: Holder, signal: AbortSignal): Promise<void> {
-    for (const id of this.#holds.imagesOf(holder)) {
-      while (this.#holds.isDeploying(id)) {
-        await this.#holds.change(signal);
+    for (const id of this.#holders.imagesOf(holder)) {
+      while (this.#holders.isDeploying(id)) {
+        await this.#holders.change(signal);
       }
       const stored = this.#catalog.get(id);
       if (stored === undefined) {
-        this.#holds.drop(holder, id);
+        this.#holders.drop(holder, id);
       } else {
         await this.#catalog.unenter(holder, stored);
       }
@@ -186,48 +231,36 @@ export class HostImageStore implements ImageStore {
 
   async #find(source: BaseImageSource, options: EnsureOptions, asked: Asked): Promise<Stored> {
     const { sharedRoots, storageFolder } = this.#options;
-    const { signal, onProgress, format = 'Auto', refresh = false, keyring } = options;
-    const holding = (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
-      this.#held(asked.holder, id, work);
+    const { signal, onProgress, format = 'Auto', refresh = false } = options;
+    const { registry, http, file } = this.#sources;
+    const holding = async (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
+      await this.#holders.during(asked.holder, id, work);
     const common = { signal, onProgress, format, architecture: asked.architecture, holding };
     switch (source.type) {
-      case 'registry': {
-        const request = { ...common, reference: source.reference, keyring, refresh, trusted: false };
-        return await this.#registrySource.ensure(request);
-      }
-      case 'storedArtifact': {
-        const own = { keyring: this.storageKeyring(), refresh, trusted: true };
-        return await this.#registrySource.ensure({ ...common, reference: source.reference, ...own });
-      }
+      case 'registry':
+        return await registry.ensure({
+          ...common,
+          ...{ reference: source.reference, keyring: options.keyring, refresh, trusted: false },
+        });
+      case 'storedArtifact':
+        return await registry.ensure({
+          ...common,
+          ...{ reference: source.reference, keyring: this.storageKeyring(), refresh, trusted: true },
+        });
       case 'http':
-        return await this.#httpSource.ensure({ ...common, url: source.url, sha256: source.sha256 });
-      case 'sharedFile': {
-        const file = { path: source.path, roots: sharedRoots, sha256: undefined };
-        return await this.#fileSource.ensure({ ...common, ...file });
-      }
+        return await http.ensure({ ...common, url: source.url, sha256: source.sha256 });
+      case 'sharedFile':
+        return await file.ensure({ ...common, path: source.path, roots: sharedRoots, sha256: undefined });
       case 'storedFile': {
         const roots = storageFolder === undefined ? [] : [storageFolder];
-        return await this.#fileSource.ensure({ ...common, path: source.path, roots, sha256: source.sha256 });
+        return await file.ensure({ ...common, path: source.path, roots, sha256: source.sha256 });
       }
       default:
         throw new ImageError('ImageSourceUnsupported', source.description);
     }
   }
 
-  /** The image is the holder's from before `work` on, and stays so if that succeeds or it was his before. */
-  async #held<T>(holder: Holder, id: ImageId, work: () => Promise<T>): Promise<T> {
-    const isNew = this.#holds.add(holder, id);
-    try {
-      return await work();
-    } catch (error) {
-      if (isNew) {
-        this.#holds.drop(holder, id);
-      }
-      throw error;
-    }
-  }
-
-  /** What opens the cluster's own storage; read at each use, since the file may have been written anew. */
+  /** The credentials of the cluster's own storage; read at each use, since the file may have been written anew. */
   storageKeyring(): Keyring {
     const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
     return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { ImageError, type ImageErrorReason } from '../images/local/types.ts';
+import { ImageError, type ImageErrorReason } from '../images/oci/failures.ts';
 import { newRecord } from './machine.ts';
 import { type Verdict, verdictOf } from './failure.ts';
 

@@ -5,7 +5,7 @@ import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import type { Driver } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
-import type { ImageStore } from '../images/local/types.ts';
+import type { ImageStore } from '../images/store.ts';
 import type { MachineUsers, RunAs } from '../machines/users.ts';
 import type { Network } from '../network/network.ts';
 import type { HostCapacity } from './admission.ts';

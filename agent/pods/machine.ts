@@ -3,7 +3,7 @@
  * process, disk and sockets are the driver's; here are the facts that decide what may happen to them.
  */
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import type { BaseImage } from '../images/local/types.ts';
+import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../machines/users.ts';
 import type { Claim } from './admission.ts';
 

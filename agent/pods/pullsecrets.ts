@@ -5,7 +5,7 @@ import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
 import { pause } from '../../base/time.ts';
 import { Keyring } from '../images/oci/credentials.ts';
-import { ImageError } from '../images/local/types.ts';
+import { ImageError } from '../images/oci/failures.ts';
 
 const TYPE = 'kubernetes.io/dockerconfigjson';
 const KEY = '.dockerconfigjson';

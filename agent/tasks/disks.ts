@@ -5,11 +5,13 @@ import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Driver } from '../drivers/driver.ts';
 import { convertToRaw } from '../disks/convert.ts';
-import { allocatedBytes } from '../disks/allocated.ts';
+import { allocatedBytes } from '../disks/diskio.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { FILES } from '../machines/folder.ts';
 import type { MachineUsers } from '../machines/users.ts';
-import { type BaseImage, ImageError, type ImageStore } from '../images/local/types.ts';
+import type { BaseImage } from '../disks/disk.ts';
+import { ImageError } from '../images/oci/failures.ts';
+import type { ImageStore } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';
 
 /** Making the raw file is this share of the whole in per cent; publishing is the rest. */

@@ -1,11 +1,13 @@
 /** What each task does on this host. */
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
-import { allocatedBytes } from '../disks/allocated.ts';
+import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
-import { type BaseImage, type Holder, ImageError } from '../images/local/types.ts';
+import type { BaseImage } from '../disks/disk.ts';
+import type { Holder } from '../images/local/holders.ts';
+import { ImageError } from '../images/oci/failures.ts';
 import { type DiskHost, withImage, withMachine } from './disks.ts';
 import type { TaskContext, TaskWork } from './runner.ts';
 

@@ -1,7 +1,7 @@
 import { array, assert, boolean, integer, property, tuple, uint8Array } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { AppleLz4Decoder } from '../../agent/disks/lz4.ts';
-import { ImageError } from '../../agent/images/local/types.ts';
+import { DiskError } from '../../agent/disks/disk.ts';
 import { lz4Header, lz4Stream } from '../fixtures/lz4.ts';
 
 /** Given in pieces of the lengths named, over and over. */
@@ -100,7 +100,7 @@ describe('the LZ4 streams of Apple', () => {
     ['that give more than they should', VECTOR, 18, 'more than it should'],
     ['that give less than they should', VECTOR, 20, '1 bytes less'],
   ])('%s are refused', (_what, stream, size, message) => {
-    expect(() => decode(stream, size)).toThrow(ImageError);
+    expect(() => decode(stream, size)).toThrow(DiskError);
     expect(() => decode(stream, size)).toThrow(message);
     expect(() => decode(stream, size, [1])).toThrow(message);
   });

@@ -6,7 +6,7 @@ import { gzipSync, zstdCompressSync } from 'node:zlib';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import type { Manifest, Repository } from '../../agent/images/oci/types.ts';
-import type { ImageErrorReason } from '../../agent/images/local/types.ts';
+import type { ImageErrorReason } from '../../agent/images/oci/failures.ts';
 import { lz4Stream } from '../fixtures/lz4.ts';
 import { pull, PullWorld } from '../worlds/pulls.ts';
 import type { TestRegistry } from '../wires/registry.ts';

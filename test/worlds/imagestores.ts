@@ -1,9 +1,15 @@
 /** Stores of images as hosts have them, for tests. */
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { HostImageStore, type HostImageStoreOptions } from '../../agent/images/store.ts';
+import {
+  type BaseImageSource,
+  type EnsureOptions,
+  HostImageStore,
+  type HostImageStoreOptions,
+} from '../../agent/images/store.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
-import type { BaseImage, BaseImageSource, EnsureOptions, Holder } from '../../agent/images/local/types.ts';
+import type { BaseImage } from '../../agent/disks/disk.ts';
+import type { Holder } from '../../agent/images/local/holders.ts';
 import { PASSWORD, type TestRegistry } from '../wires/registry.ts';
 
 /** Opens whatever lies there; `registries`: those of tests, with the authorities of their certificates. */

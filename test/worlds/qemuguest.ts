@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import type { LaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
-import type { BaseImage } from '../../agent/images/local/types.ts';
+import type { BaseImage } from '../../agent/disks/disk.ts';
 import { identify, waitForExit } from '../../agent/machines/process.ts';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
 import type { GuestArchitecture } from '../../hack/guest.ts';

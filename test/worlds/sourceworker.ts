@@ -10,8 +10,7 @@ import { mkdtempSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { HostImageStore } from '../../agent/images/store.ts';
-import type { BaseImageSource } from '../../agent/images/local/types.ts';
+import type { BaseImageSource, HostImageStore } from '../../agent/images/store.ts';
 import { ensure, openStore } from './imagestores.ts';
 
 /** What is tried: an address, and how the store is led there. */

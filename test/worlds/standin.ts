@@ -12,7 +12,9 @@ import type {
   MachineFolder,
   MachineState,
 } from '../../agent/drivers/driver.ts';
-import type { BaseImage, EnsureOptions, Holder, ImageStore } from '../../agent/images/local/types.ts';
+import type { BaseImage } from '../../agent/disks/disk.ts';
+import type { EnsureOptions, ImageStore } from '../../agent/images/store.ts';
+import type { Holder } from '../../agent/images/local/holders.ts';
 import type { AttachOptions, GuestNetwork, Network, NetworkReport } from '../../agent/network/network.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 

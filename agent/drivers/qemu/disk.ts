@@ -7,7 +7,7 @@ import { isMissing } from '../../../base/errors.ts';
 import { FILES } from '../../machines/folder.ts';
 import { type RunAs, SHARED_RUN_AS } from '../../machines/users.ts';
 import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';
-import type { BaseImage } from '../../images/local/types.ts';
+import type { BaseImage } from '../../disks/disk.ts';
 
 /** A new or grown qcow2 is metadata only: some 14 ms for 100 GiB. */
 const LIMITS = { timeoutMilliseconds: 30_000 };

@@ -3,7 +3,7 @@ import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { isMissing } from '../../../base/errors.ts';
-import type { BaseImage } from '../../images/local/types.ts';
+import type { BaseImage } from '../../disks/disk.ts';
 import { CgroupTree } from '../../machines/cgroup.ts';
 import { type ConsoleLog, ConsoleStore } from '../../machines/console.ts';
 import {

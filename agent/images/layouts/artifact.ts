@@ -3,8 +3,7 @@ import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
-import { ImageError } from '../local/types.ts';
-import { checkArchitecture } from './architecture.ts';
+import { ImageError } from '../oci/failures.ts';
 import { checkDigest, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import {
@@ -16,11 +15,10 @@ import {
   diskConfigSchema,
   invalid,
 } from './disklayout.ts';
-import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
+import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
-import { DirectFile } from '../../disks/diskio.ts';
+import { DirectFile, freeBuffer } from '../../disks/diskio.ts';
 import { inParallel } from '../../../base/parallel.ts';
-import { release } from './release.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
@@ -255,7 +253,7 @@ async function* gathered(
         filled = 0;
       }
     }
-    release(bytes);
+    freeBuffer(bytes);
   }
   if (piece !== undefined && filled > 0) {
     yield piece.subarray(0, filled);

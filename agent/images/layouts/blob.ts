@@ -2,7 +2,7 @@
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
 import type { Descriptor, Repository } from '../oci/types.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError } from '../oci/failures.ts';
 import type { PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
 import { inParallel } from '../../../base/parallel.ts';

@@ -9,10 +9,9 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import type { Descriptor, Repository } from '../oci/types.ts';
-import { ImageError } from '../local/types.ts';
-import { checkArchitecture } from './architecture.ts';
+import { ImageError } from '../oci/failures.ts';
 import { fetchBlob } from './blob.ts';
-import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
+import { asImageError, checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
 
@@ -140,7 +139,9 @@ function blobPath({ folder }: PullTarget, index: number): string {
 }
 
 function isLasting(error: unknown): boolean {
+  const failure = asImageError(error, '');
   return (
-    error instanceof ImageError && (error.reason === 'ImageInvalid' || error.reason === 'DigestMismatch')
+    failure instanceof ImageError &&
+    (failure.reason === 'ImageInvalid' || failure.reason === 'DigestMismatch')
   );
 }

@@ -1,6 +1,6 @@
 import { array, assert, integer, oneof, property, uniqueArray } from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { ImageError } from '../local/types.ts';
+import { ImageError } from '../oci/failures.ts';
 import { chunkSizeFor, chunksAtOnce, chunksOf, LAYER_LIMIT } from './disklayout.ts';
 
 const SECTOR = 512;

@@ -7,7 +7,7 @@
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import type { Manifest } from '../oci/types.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError } from '../oci/failures.ts';
 
 export const ARTIFACT_TYPE = 'application/vnd.berth.disk.v1';
 export const CONFIG_TYPE = 'application/vnd.oci.image.config.v1+json';

@@ -1,14 +1,13 @@
-/** Every published layout of a disk that this agent reads. */
-import { codeOf, isDiskFull } from '../../../base/errors.ts';
-import { ImageError } from '../local/types.ts';
+/** Every published layout of a disk that this agent reads: the first one that knows a manifest plans its pull. */
+import { ImageError } from '../oci/failures.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';
-import type { PlanPull, PullPlan } from './pull.ts';
+import { asImageError, type PlanPull, type PullPlan } from './pull.ts';
 import { planTart } from './tart.ts';
 
-/** A container image last: its layers can be anything. */
+/** The container image comes last: its layers can be anything. */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
-/** Of a stranger's manifest, for a message. */
+/** How many types of a stranger's manifest a message names. */
 const TYPES_SHOWN = 10;
 
 /** How to pull the disk of this manifest. @throws ImageError `ImageInvalid` when it is of none of the layouts, with the types found. */
@@ -16,7 +15,7 @@ export async function planPull(...[repository, resolved, signal]: Parameters<Pla
   for (const plan of LAYOUTS) {
     const found = await plan(repository, resolved, signal);
     if (found !== undefined) {
-      return withDiskFull(found);
+      return withImageErrors(found, repository.name);
     }
   }
   const { artifactType, config, layers } = resolved.manifest;
@@ -30,22 +29,15 @@ export async function planPull(...[repository, resolved, signal]: Parameters<Pla
   );
 }
 
-function withDiskFull(plan: PullPlan): PullPlan {
+function withImageErrors(plan: PullPlan, name: string): PullPlan {
   return {
     ...plan,
     run: async (target, options) => {
       try {
         await plan.run(target, options);
       } catch (error) {
-        throw asDiskFull(error);
+        throw asImageError(error, name);
       }
     },
   };
-}
-
-function asDiskFull(error: unknown): unknown {
-  if (!isDiskFull(error) && codeOf(error) !== 'EFBIG') {
-    return error;
-  }
-  return new ImageError('DiskFull', 'there is no room for the image on this host', { cause: error });
 }

@@ -5,7 +5,7 @@ import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
 import { codeOf } from '../../../base/errors.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError } from '../oci/failures.ts';
 import { DirectFile } from '../../disks/diskio.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { readTar, shown, type TarEntry } from '../../disks/tar.ts';

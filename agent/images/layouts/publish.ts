@@ -3,7 +3,7 @@ import { type FileHandle, open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { constants, createZstdCompress } from 'node:zlib';
 import type { Descriptor, Repository } from '../oci/types.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError } from '../oci/failures.ts';
 import { digestOf } from './artifact.ts';
 import type { Chunk } from './chunks.ts';
 import {
@@ -17,9 +17,9 @@ import {
   LAYER_LIMIT,
   MANIFEST_TYPE,
 } from './disklayout.ts';
+import { freeBuffer } from '../../disks/diskio.ts';
 import { dataExtents } from '../../disks/extents.ts';
 import { inParallel } from '../../../base/parallel.ts';
-import { release } from './release.ts';
 import { isZero } from '../../disks/sparse.ts';
 
 /** Changing it changes the blobs: what is in registries would be sent once more. */
@@ -232,7 +232,7 @@ async function compress(bytes: Buffer, into: Buffer): Promise<Buffer> {
   let length = 0;
   for await (const piece of encoder as AsyncIterable<Buffer>) {
     length += piece.copy(into, length);
-    release(piece);
+    freeBuffer(piece);
   }
   return into.subarray(0, length);
 }

@@ -1,4 +1,8 @@
-/** How the disk of an image comes out of a registry: one file per published layout, all behind this. */
+/** How the disk of an image is pulled from a registry: the terms that all published layouts share, one file for each. */
+import { codeOf, isDiskFull } from '../../../base/errors.ts';
+import { DiskError } from '../../disks/disk.ts';
+import { ImageError } from '../oci/failures.ts';
+import { printable } from '../oci/manifests.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 
 /**
@@ -56,3 +60,39 @@ export type PlanPull = (
   resolved: ResolvedManifest,
   signal: AbortSignal,
 ) => Promise<PullPlan | undefined>;
+
+/** Architectures that tools for images write when nobody told them one. */
+const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
+
+/**
+ * Refuses an image for another architecture than the machine's before its disk is fetched: it would never boot.
+ *
+ * `said`: the architecture that the image names, as in an OCI configuration; undefined when it names none, which fits every machine.
+ * @throws ImageError `ImageArchitectureMismatch` with both architectures.
+ */
+export function checkArchitecture(
+  name: string,
+  said: string | undefined,
+  wanted: ResolvedManifest['architecture'],
+): void {
+  if (wanted === undefined || said === undefined || UNSAID.has(said) || said === wanted) {
+    return;
+  }
+  const found = printable(said);
+  throw new ImageError(
+    'ImageArchitectureMismatch',
+    `${name} is an image for ${found}, and the machine is ${wanted}: use an image for ${wanted}, or set the architecture ${found}`,
+  );
+}
+
+/** A failure of this host's disk, or of the disk that was fetched, as an ImageError; any other failure as it is. `what` is for people. */
+export function asImageError(error: unknown, what: string): unknown {
+  if (error instanceof DiskError) {
+    const reason = error.kind === 'invalid' ? 'ImageInvalid' : 'ImageSourceUnsupported';
+    return new ImageError(reason, error.message, { cause: error });
+  }
+  // EFBIG: larger than the file system takes a file to be.
+  return isDiskFull(error) || codeOf(error) === 'EFBIG'
+    ? new ImageError('DiskFull', `no room for ${what}`, { cause: error })
+    : error;
+}

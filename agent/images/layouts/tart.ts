@@ -8,13 +8,13 @@ import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
 import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
-import { ImageError } from '../local/types.ts';
-import { checkArchitecture } from './architecture.ts';
+import { ImageError } from '../oci/failures.ts';
 import { checkDigest, saveBlob, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
-import type { PlanPull, PullOptions, PullTarget } from './pull.ts';
+import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
+import { DiskError } from '../../disks/disk.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
@@ -210,7 +210,7 @@ async function decodeLayer(
 ): Promise<void> {
   const compressed = createHash('sha256');
   const decoding = new LayerDecoding(disk, offset, length);
-  let broken: ImageError | undefined;
+  let broken: DiskError | undefined;
   for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
@@ -262,13 +262,13 @@ class LayerDecoding {
   }
 }
 
-/** Undefined when the work succeeds; errors that are not the image's are thrown. */
-async function failureOf(work: Promise<void>): Promise<ImageError | undefined> {
+/** Undefined when the work succeeds; errors that are not the layer's are thrown. */
+async function failureOf(work: Promise<void>): Promise<DiskError | undefined> {
   try {
     await work;
     return undefined;
   } catch (error) {
-    if (error instanceof ImageError) {
+    if (error instanceof DiskError) {
       return error;
     }
     throw error;

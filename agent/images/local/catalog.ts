@@ -1,8 +1,8 @@
 /** The images of a store: what is there, by what it is found, who holds it, and what goes first when room is needed. */
 import type { Logger } from 'pino';
-import type { Holds } from './holders.ts';
+import type { Holder, Holders } from './holders.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
-import type { BaseImage, Holder, StoredImage } from './types.ts';
+import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
 /** Files used where they lie that nobody holds: they take no room, but a place in this list. */
@@ -11,6 +11,12 @@ const SHARED_LIMIT = 256;
 const NAMES_LIMIT = 64;
 /** Of Image and ISO objects; other names are references, which have their registry's host first. */
 const OBJECT = 'berth.dev/';
+
+export interface StoredImage {
+  /** As in `Node.status.images`: normalised reference and `repository@digest`, `berth.dev/NAMESPACE/NAME@digest`. */
+  names: string[];
+  sizeBytes: number;
+}
 
 export interface Stored {
   readonly id: ImageId;
@@ -29,7 +35,7 @@ export interface Asked {
 
 export class Catalog {
   readonly #layout: Layout;
-  readonly #holds: Holds;
+  readonly #holders: Holders;
   readonly #logger: Logger;
   readonly #images = new Map<ImageId, Stored>();
   readonly #listeners: (() => void)[] = [];
@@ -37,9 +43,9 @@ export class Catalog {
   /** Writes follow one another: the last one tells how it is. */
   #writes: Promise<unknown> = Promise.resolve();
 
-  constructor(layout: Layout, holds: Holds, logger: Logger) {
+  constructor(layout: Layout, holders: Holders, logger: Logger) {
     this.#layout = layout;
-    this.#holds = holds;
+    this.#holders = holders;
     this.#logger = logger;
   }
 
@@ -50,7 +56,7 @@ export class Catalog {
     for (const stored of found) {
       this.#images.set(stored.id, stored);
       for (const entry of stored.metadata.entries) {
-        this.#holds.add(`${ENTRY}${entry}`, stored.id);
+        this.#holders.add(`${ENTRY}${entry}`, stored.id);
       }
     }
     this.#listed = JSON.stringify(this.list());
@@ -119,8 +125,8 @@ export class Catalog {
   async unenter(holder: Holder, stored: Stored): Promise<void> {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
-    this.#holds.drop(holder, id);
-    if (!this.#holds.isWanted(id)) {
+    this.#holders.drop(holder, id);
+    if (!this.#holders.isWanted(id)) {
       metadata.names = [];
     }
     await this.save(stored);
@@ -160,7 +166,7 @@ export class Catalog {
 
   /** What has neither name nor holder is of no use to anybody; of files that lie elsewhere, only so many are remembered. */
   async sweep(): Promise<void> {
-    const free = this.all().filter(({ id }) => !this.#holds.isHeld(id));
+    const free = this.all().filter(({ id }) => !this.#holders.isHeld(id));
     const nameless = free.filter(({ metadata }) => metadata.names.length === 0);
     const shared = free.filter(({ metadata }) => metadata.path !== undefined);
     const oldest = shared.toSorted((a, b) => b.usedAt - a.usedAt).slice(SHARED_LIMIT);
@@ -170,12 +176,12 @@ export class Catalog {
   /** What may go when room is needed, that which has been of no use for the longest time first. */
   evictable(): Stored[] {
     return this.all()
-      .filter(({ id, metadata }) => metadata.sizeBytes > 0 && !this.#holds.isHeld(id))
+      .filter(({ id, metadata }) => metadata.sizeBytes > 0 && !this.#holders.isHeld(id))
       .toSorted((a, b) => a.usedAt - b.usedAt);
   }
 
   heldBytes(): number {
-    const held = this.all().filter(({ id }) => this.#holds.isHeld(id));
+    const held = this.all().filter(({ id }) => this.#holders.isHeld(id));
     return held.reduce((sum, { metadata }) => sum + metadata.sizeBytes, 0);
   }
 
@@ -225,7 +231,7 @@ export class Catalog {
         continue;
       }
       other.metadata.entries = other.metadata.entries.filter((one) => one !== entry);
-      this.#holds.drop(holder, other.id);
+      this.#holders.drop(holder, other.id);
       changed.add(other);
     }
     if (to.metadata.entries.includes(entry)) {

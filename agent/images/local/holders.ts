@@ -1,6 +1,11 @@
 /** Who needs which image of a store. */
 import type { ImageId } from './layout.ts';
-import type { Holder } from './types.ts';
+
+/**
+ * Who needs an image. A machine needs it from before the pull. An ImageCacheEntry needs it until it lets go, also over restarts
+ * of the agent.
+ */
+export type Holder = `machine/${string}` | `entry/${string}` | `task/${string}`;
 
 interface Hold {
   readonly images: Set<ImageId>;
@@ -8,7 +13,7 @@ interface Hold {
   deploying: boolean;
 }
 
-export class Holds {
+export class Holders {
   readonly #holds = new Map<Holder, Hold>();
   /** Called at every hold that ends or is a clone by now. */
   readonly #waiting = new Set<() => void>();
@@ -49,6 +54,19 @@ export class Holds {
   release(holder: Holder): void {
     this.#holds.delete(holder);
     this.#tell();
+  }
+
+  /** Does `work` while the holder has the image. It stays the holder's when that succeeds, or when it was before. */
+  async during<T>(holder: Holder, id: ImageId, work: () => Promise<T>): Promise<T> {
+    const isNew = this.add(holder, id);
+    try {
+      return await work();
+    } catch (error) {
+      if (isNew) {
+        this.drop(holder, id);
+      }
+      throw error;
+    }
   }
 
   imagesOf(holder: Holder): ImageId[] {

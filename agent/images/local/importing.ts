@@ -1,100 +1,141 @@
-/** From something to fetch to an image in the store: with room for it, taken up where it was cut, checked, then given its place. */
-import { isDiskFull } from '../../../base/errors.ts';
+/** From something to fetch to an image of this host: with room for it, taken up where it was cut, checked, then given its place. */
+import { SingleFlight } from '../../../base/singleflight.ts';
+import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../machines/users.ts';
-import { allocatedBytes } from '../../disks/allocated.ts';
+import { asImageError, type PullTarget } from '../layouts/pull.ts';
+import { ImageError, type ImageErrorReason } from '../oci/failures.ts';
 import type { Catalog, Stored } from './catalog.ts';
-import type { PullTarget } from '../layouts/pull.ts';
-import { inspectImage } from './inspect.ts';
+import { type ImageFormat, inspectImage } from './inspect.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
-import { ImageError, type ImageErrorReason, type ImageFormat } from './types.ts';
 
-/** What was fetched is of no use, or its room is needed; after anything else the fetch is taken up again later. */
+/** What was fetched is of no use, or its room is needed. After any other failure the fetch is taken up again later. */
 const HOPELESS: ReadonlySet<ImageErrorReason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
+/** Failures that follow from what the one who fetches has asked with. Others may fare better with their own. */
+const OF_THE_ASKER: ReadonlySet<ImageErrorReason> = new Set([
+  'ImageAccessDenied',
+  'ImageArchitectureMismatch',
+]);
 
-export interface Job {
+/** One who waits for a fetch. */
+export interface Waiting {
+  signal: AbortSignal;
+  /** 0–100, of the bytes to fetch. */
+  onProgress: (percent: number) => void;
+}
+
+/** What every source is told of one who asks for an image. */
+export interface ImageRequest extends Waiting {
+  architecture: 'amd64' | 'arm64';
+  format: ImageFormat;
+  /** Does `work` while the asker holds the image. */
+  holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
+}
+
+export interface Import {
   id: ImageId;
-  /** Of the place that it is fetched from: the same again finds what an earlier attempt left. */
-  key: string;
-  /** The same, for people. */
+  /** The content and its source, for people. */
   what: string;
   /** Bytes that it will take at most, as far as that is known beforehand. */
   roomBytes: number;
   format: ImageFormat;
-  metadata: Pick<Metadata, 'digest' | 'architecture' | 'names' | 'repositories'>;
+  metadata: Pick<Metadata, 'digest' | 'architecture'>;
   /** Makes `target.disk`. */
   run: (target: PullTarget, watched: Watched) => Promise<void>;
 }
 
-export class Making {
-  readonly #layout: Layout;
-  readonly #catalog: Catalog;
-  readonly #space: Space;
-  readonly #metrics: ImageMetrics;
-  readonly #reader: RunAs | undefined;
+export interface ImportingParts {
+  layout: Layout;
+  catalog: Catalog;
+  space: Space;
+  metrics: ImageMetrics;
+  /** Who reads what strangers made, where the agent is root. */
+  reader: RunAs | undefined;
+}
 
-  constructor(parts: {
-    layout: Layout;
-    catalog: Catalog;
-    space: Space;
-    metrics: ImageMetrics;
-    reader: RunAs | undefined;
-  }) {
-    this.#layout = parts.layout;
-    this.#catalog = parts.catalog;
-    this.#space = parts.space;
-    this.#metrics = parts.metrics;
-    this.#reader = parts.reader;
+export class Importing {
+  readonly #parts: ImportingParts;
+  readonly #flights = new SingleFlight<Stored>();
+
+  constructor(parts: ImportingParts) {
+    this.#parts = parts;
   }
 
-  async make(job: Job, signal: AbortSignal): Promise<Stored> {
-    const { folder } = this.#layout.partial(job.key);
+  /**
+   * Imports what `plan` says, once for all who ask with the same key at the same time. `key` names content and source: the same
+   * again finds what an earlier attempt left. Who waits for another's import begins one of his own when that one fails
+   * for what the other has asked with.
+   *
+   * @throws ImageError, or the reason of the signal.
+   */
+  async ensure(
+    key: string,
+    waiting: Waiting,
+    plan: (signal: AbortSignal, onProgress: Waiting['onProgress']) => Promise<Import>,
+  ): Promise<Stored> {
+    for (;;) {
+      let isOwn = false;
+      try {
+        const { result } = await this.#flights.join(key, waiting, async (signal, onProgress) => {
+          isOwn = true;
+          return await this.#import(key, await plan(signal, onProgress), signal);
+        });
+        return result;
+      } catch (error) {
+        const isTheirs = error instanceof ImageError && OF_THE_ASKER.has(error.reason);
+        if (isOwn || !isTheirs) {
+          throw error;
+        }
+      }
+    }
+  }
+
+  async #import(key: string, wanted: Import, signal: AbortSignal): Promise<Stored> {
+    const { layout, metrics } = this.#parts;
+    const target = layout.partial(key);
     try {
-      const stored = await this.#make(job, signal);
-      this.#metrics.pulls.inc({ result: 'success' });
+      const metadata = (await layout.finished(target.folder)) ?? (await this.#fetch(target, wanted, signal));
+      const stored = await this.#place(target.folder, wanted.id, metadata);
+      metrics.pulls.inc({ result: 'success' });
       return stored;
     } catch (thrown) {
-      this.#metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
-      const error = isDiskFull(thrown) ? new ImageError('DiskFull', `no room for ${job.what}`) : thrown;
+      metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
+      const error = asImageError(thrown, wanted.what);
       if (error instanceof ImageError && HOPELESS.has(error.reason)) {
-        await this.#layout.dropPartial(folder);
+        await layout.dropPartial(target.folder);
       }
       throw error;
     }
   }
 
-  async #make(job: Job, signal: AbortSignal): Promise<Stored> {
-    const target = this.#layout.partial(job.key);
-    const finished = await this.#layout.finished(target.folder);
-    if (finished !== undefined) {
-      return await this.#place(job, finished);
-    }
-    const claim = { folder: target.folder, bytes: job.roomBytes };
-    await this.#space.within(claim, signal, async (watched) => {
-      await this.#layout.beginPartial(target.folder);
-      await job.run(target, watched);
+  async #fetch(target: PullTarget, wanted: Import, signal: AbortSignal): Promise<Metadata> {
+    const { layout, space, reader } = this.#parts;
+    const claim = { folder: target.folder, bytes: wanted.roomBytes };
+    await space.within(claim, signal, async (watched) => {
+      await layout.beginPartial(target.folder);
+      await wanted.run(target, watched);
     });
-    await this.#layout.letRead(target.disk);
-    const inspected = await inspectImage(target.disk, job.format, this.#reader);
+    await layout.letRead(target.disk);
+    const inspected = await inspectImage(target.disk, wanted.format, reader);
     const sizeBytes = await allocatedBytes(target.disk);
-    const made = { version: 1 as const, ...job.metadata, ...inspected, urls: [], entries: [] };
-    const metadata = { ...made, sizeBytes };
-    await this.#layout.finish(target.folder, metadata);
-    return await this.#place(job, metadata);
+    const nobodys = { names: [], repositories: [], urls: [], entries: [] };
+    const metadata = { version: 1 as const, ...wanted.metadata, ...inspected, ...nobodys, sizeBytes };
+    await layout.finish(target.folder, metadata);
+    return metadata;
   }
 
-  async #place(job: Job, metadata: Metadata): Promise<Stored> {
-    const { folder } = this.#layout.partial(job.key);
-    const present = this.#catalog.get(job.id);
+  async #place(folder: string, id: ImageId, metadata: Metadata): Promise<Stored> {
+    const { layout, catalog } = this.#parts;
+    const present = catalog.get(id);
     if (present !== undefined) {
-      // The same content came from another place meanwhile.
-      await this.#layout.dropPartial(folder);
+      // The same content came from another source meanwhile.
+      await layout.dropPartial(folder);
       return present;
     }
-    this.#layout.place(folder, job.id);
-    const stored = this.#catalog.add(job.id, metadata);
-    await this.#layout.settle(job.id);
+    layout.place(folder, id);
+    const stored = catalog.add(id, metadata);
+    await layout.tidy(id);
     return stored;
   }
 }

@@ -5,7 +5,11 @@ import { readQcow2 } from '../../disks/qcow2.ts';
 import { ProgramError } from '../../../base/exec.ts';
 import { fileName, qemuImg } from '../../disks/qemuimg.ts';
 import type { RunAs } from '../../machines/users.ts';
-import { type DiskFormat, ImageError, type ImageFormat } from './types.ts';
+import type { DiskFormat } from '../../disks/disk.ts';
+import { ImageError } from '../oci/failures.ts';
+
+/** What somebody says the format of an image is; Auto: told by its content. */
+export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /** "QFI\xfb". A raw disk that a guest filled with it would be read as qcow2, and then be refused or be what it says. */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);

@@ -13,7 +13,7 @@ import { chmod, chown, mkdir, readdir, readFile, rm, stat, utimes } from 'node:f
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
 import { sync, writeWhole } from '../../../base/files.ts';
-import { allocated } from '../../disks/allocated.ts';
+import { folderBytes } from '../../disks/diskio.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { listFolders } from '../../machines/folder.ts';
 
@@ -184,7 +184,7 @@ export class Layout {
   }
 
   /** After {@link place}: for good, and without the traces of its making. */
-  async settle(id: ImageId): Promise<void> {
+  async tidy(id: ImageId): Promise<void> {
     await sync(dirname(this.folder(id)));
     await prune(this.folder(id));
   }
@@ -216,7 +216,7 @@ export class Layout {
       const folder = join(root, name);
       const usedAt = await changedAt(folder);
       if (usedAt !== undefined) {
-        found.push({ folder, sizeBytes: await allocated(folder), usedAt });
+        found.push({ folder, sizeBytes: await folderBytes(folder), usedAt });
       }
     }
     return found;

@@ -1,9 +1,9 @@
 /** Room for images: asked for before a fetch, watched while it goes on, and made by removing what nobody holds. */
 import { statfs } from 'node:fs/promises';
 import type { Catalog } from './catalog.ts';
-import { allocated } from '../../disks/allocated.ts';
+import { folderBytes } from '../../disks/diskio.ts';
 import type { Layout } from './layout.ts';
-import { ImageError } from './types.ts';
+import { ImageError } from '../oci/failures.ts';
 
 /** Machines' disks grow at the same time; in a second the fastest disk writes less than the least that is kept free. */
 const WATCH_MILLISECONDS = 1_000;
@@ -203,7 +203,7 @@ export class Space {
 }
 
 async function remaining({ folder, bytes }: Claim): Promise<number> {
-  return Math.max(0, bytes - (await allocated(folder)));
+  return Math.max(0, bytes - (await folderBytes(folder)));
 }
 
 function sizeOf({ sizeBytes }: { sizeBytes: number }): number {

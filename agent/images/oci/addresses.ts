@@ -7,7 +7,7 @@ import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { buildConnector } from 'undici';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError } from './failures.ts';
 
 export interface AddressRules {
   /** Also from addresses of this host itself and of its link, such as a mirror beside the agent. */

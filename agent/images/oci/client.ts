@@ -8,13 +8,14 @@ import { type RegistriesOptions, Transport } from './transport.ts';
 import type { Repository } from './types.ts';
 
 export class Registries {
-  readonly #transport: Transport;
+  /** The one pool of connections, also to other servers that images come from. */
+  readonly transport: Transport;
   readonly #tokens: Tokens;
 
   /** @throws Error when the file of an authority cannot be read. */
   constructor(options: RegistriesOptions) {
-    this.#transport = new Transport(options);
-    this.#tokens = new Tokens(this.#transport);
+    this.transport = new Transport(options);
+    this.#tokens = new Tokens(this.transport);
   }
 
   /** Of a reference only the names count; its tag or digest is told to each method. Nothing is asked yet. */
@@ -23,13 +24,13 @@ export class Registries {
     credential: Credential | undefined,
   ): Repository {
     return new HttpRepository(
-      new Session(reference, credential, { transport: this.#transport, tokens: this.#tokens }),
+      new Session(reference, credential, { transport: this.transport, tokens: this.#tokens }),
     );
   }
 
   /** Requests that are under way fail. */
   async close(): Promise<void> {
-    await this.#transport.close();
+    await this.transport.close();
   }
 }
 

@@ -1,6 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { networkError, retryAfterMilliseconds, retrying, TransientError } from './failures.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError, networkError, retryAfterMilliseconds, retrying, TransientError } from './failures.ts';
 
 const { signal } = new AbortController();
 

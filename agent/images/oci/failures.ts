@@ -1,8 +1,7 @@
-/** Trying again what a network or a server broke off. */
+/** Why an image cannot be had, which failures another try may mend, and how those tries are made. */
 import { Backoff } from '../../../base/backoff.ts';
 import { pause } from '../../../base/time.ts';
 import { codeOf } from '../../../base/errors.ts';
-import { ImageError } from '../local/types.ts';
 
 /** The waits between six tries add up to 8 s: a server that restarts is back by then. What takes longer, the caller begins anew later. */
 const ATTEMPTS = 6;
@@ -33,6 +32,31 @@ const TRANSIENT_CODES = new Set([
   'UND_ERR_BODY_TIMEOUT',
   'UND_ERR_RES_CONTENT_LENGTH_MISMATCH',
 ]);
+
+export type ImageErrorReason =
+  | 'ImageSourceUnsupported'
+  | 'ImageNotFound'
+  /** There is an image, and it is for another architecture than the machine. */
+  | 'ImageArchitectureMismatch'
+  | 'ImageInvalid'
+  | 'DigestMismatch'
+  | 'ImageFetchFailed'
+  /** The registry wants other credentials, or some. */
+  | 'ImageAccessDenied'
+  /** A pull secret that the Pod names is not there or cannot be read as one. */
+  | 'PullSecretMissing'
+  | 'DiskFull';
+
+/** An image cannot be had or used; the message is for people. */
+export class ImageError extends Error {
+  override readonly name = 'ImageError';
+  readonly reason: ImageErrorReason;
+
+  constructor(reason: ImageErrorReason, message: string, options?: ErrorOptions) {
+    super(message, options);
+    this.reason = reason;
+  }
+}
 
 /** A failure that another try may mend, with what it is when none does. */
 export class TransientError extends Error {

@@ -1,7 +1,7 @@
 /** Manifests as registries give them: read with suspicion. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
-import { ImageError } from '../local/types.ts';
+import { ImageError } from './failures.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import type { Manifest } from './types.ts';
 

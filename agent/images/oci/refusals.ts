@@ -1,7 +1,13 @@
 /** What a registry's refusals mean. */
 import * as z from 'zod';
-import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
-import { ImageError, type ImageErrorReason } from '../local/types.ts';
+import {
+  ImageError,
+  type ImageErrorReason,
+  isTransientStatus,
+  networkError,
+  retryAfterMilliseconds,
+  TransientError,
+} from './failures.ts';
 import type { Response } from './transport.ts';
 
 /** A list of errors is small; more than this is something else. */

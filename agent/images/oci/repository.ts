@@ -1,7 +1,6 @@
 /** One repository of a registry, over HTTP. */
 import type { Readable } from 'node:stream';
-import { retrying } from './failures.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError, retrying } from './failures.ts';
 import { readBody } from './refusals.ts';
 import { blobStream } from './resume.ts';
 import {

@@ -1,7 +1,6 @@
 /** Bytes of a blob, taken up again where a transfer broke off. */
 import { Readable } from 'node:stream';
-import { Attempts, networkError, TransientError } from './failures.ts';
-import { ImageError } from '../local/types.ts';
+import { Attempts, ImageError, networkError, TransientError } from './failures.ts';
 import type { Session } from './session.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';

@@ -10,8 +10,7 @@
  */
 import * as z from 'zod';
 import { SingleFlight } from '../../../base/singleflight.ts';
-import { retrying } from './failures.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError, retrying } from './failures.ts';
 import { readBody, refusal } from './refusals.ts';
 import { type Challenge, parseChallenges } from './challenge.ts';
 import { type Credential, fingerprint } from './credentials.ts';

@@ -3,8 +3,7 @@ import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { Agent, type Dispatcher, Pool, request } from 'undici';
 import { Addresses, type AddressRules } from './addresses.ts';
-import { networkError } from './failures.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError, networkError } from './failures.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
 
 /** Long enough for a handshake with a busy server far away. */

@@ -1,6 +1,5 @@
 /** Blobs to a registry. */
-import { retrying } from './failures.ts';
-import { ImageError } from '../local/types.ts';
+import { ImageError, retrying } from './failures.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import type { Session } from './session.ts';
 import { checkNoDowngrade, type Response } from './transport.ts';

@@ -3,7 +3,7 @@ import { type Credential, fingerprint, type Keyring } from '../oci/credentials.t
 import type { Registries } from '../oci/client.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
 import type { Repository } from '../oci/types.ts';
-import { ImageError, type ImageErrorReason } from '../local/types.ts';
+import { ImageError, type ImageErrorReason } from '../oci/failures.ts';
 
 /**
  * So long an answer counts, also the one that everybody may have it: a secret that was withdrawn and a repository that was made

@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { Addresses } from '../oci/addresses.ts';
+import { Transport } from '../oci/transport.ts';
 import { download } from './download.ts';
 
 const BYTES = 4 * 1024 ** 2;
@@ -31,6 +31,7 @@ describe('a download', () => {
   /** Answers break off after so many bytes, so many times. */
   let cuts: number[];
   let refuses: boolean;
+  let transport: Transport;
 
   beforeEach(async () => {
     folder = await mkdtemp(join(tmpdir(), 'berth-fetch-'));
@@ -43,12 +44,14 @@ describe('a download', () => {
     knowsRanges = true;
     cuts = [];
     refuses = false;
+    transport = new Transport({ allowLoopback: true, registries: [] });
     server = createServer(answer).listen(0, '127.0.0.1');
     await once(server, 'listening');
     url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/disk`;
   });
 
   afterEach(async () => {
+    await transport.close();
     server.closeAllConnections();
     server.close();
     await rm(folder, { recursive: true, force: true });
@@ -85,8 +88,7 @@ describe('a download', () => {
   }
 
   async function fetch(digest = sha256, signal = new AbortController().signal): Promise<void> {
-    const addresses = new Addresses({ allowLoopback: true });
-    await download(url, digest, path, { signal, addresses, onProgress: (at) => percents.push(at) });
+    await download(url, digest, path, { signal, transport, onProgress: (at) => percents.push(at) });
   }
 
   /** `toEqual` takes a second for so much. */

@@ -1,40 +1,43 @@
 /**
- * Downloads over http and https: from addresses that were checked, with the digest known beforehand. What an earlier call
- * left is gone on with where the server can.
+ * Downloads over http and https, with the digest known beforehand. A call takes up what an earlier one left, where the server can
+ * send the rest.
  */
 import { createHash, type Hash } from 'node:crypto';
-import { constants, type FileHandle, open, rm } from 'node:fs/promises';
-import { Agent, type Dispatcher } from 'undici';
+import { constants, type FileHandle, open, readFile, rm, writeFile } from 'node:fs/promises';
+import * as z from 'zod';
 import { describeUrl } from '../../../api/v1alpha1/describe.ts';
-import { isDiskFull } from '../../../base/errors.ts';
-import type { Addresses } from '../oci/addresses.ts';
-import { readSource, type Source, sourceFile, sourceOf, writeSource } from './fetchsource.ts';
-import { follow, type Response } from './follow.ts';
+import { isMissing } from '../../../base/errors.ts';
 import { writeAll } from '../../disks/sparse.ts';
-import { Attempts, networkError, TransientError } from '../oci/failures.ts';
-import { ImageError } from '../local/types.ts';
+import { asImageError } from '../layouts/pull.ts';
+import {
+  Attempts,
+  ImageError,
+  isTransientStatus,
+  networkError,
+  retryAfterMilliseconds,
+  TransientError,
+} from '../oci/failures.ts';
+import type { Response, Transport } from '../oci/transport.ts';
 
-/** A mirror may have to wake a disk; a silent one is given up. */
-const HEADERS_TIMEOUT_MILLISECONDS = 60_000;
-const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 /** 1 TiB: larger than any image of a desktop system, and a bound for a stream that never ends. */
 const SIZE_LIMIT_BYTES = 1024 ** 4;
-/** Of what is there already. */
+/** How much of a file that is there already is read at a time. */
 const READ_BYTES = 1024 ** 2;
+/** 416: the part that is asked for begins beyond the file's end. */
+const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 
-export interface FetchOptions {
+export interface DownloadOptions {
   /** 0–100, of the bytes to fetch. */
   onProgress: (percent: number) => void;
   /** Awaited before the first byte is written: how many there will be in all, where the server says it. */
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
-  /** Which may be connected to. */
-  addresses: Addresses;
+  transport: Transport;
 }
 
 /**
- * Fetches `url` to `path` and syncs it. What is there already is gone on with; when this rejects, what has come stays for
- * that, with `PATH.source` beside it, unless it is of no use. Nothing may use the file before this resolves.
+ * Fetches `url` to `path` and syncs it. When this rejects, the bytes that have come stay for the next call, with `PATH.source`
+ * beside them, unless they are of no use. Nothing may use the file before this resolves.
  *
  * @throws ImageError
  */
@@ -42,26 +45,13 @@ export async function download(
   url: string,
   sha256: string,
   path: string,
-  options: FetchOptions,
+  options: DownloadOptions,
 ): Promise<void> {
-  const dispatcher = new Agent({
-    headersTimeout: HEADERS_TIMEOUT_MILLISECONDS,
-    bodyTimeout: BODY_IDLE_TIMEOUT_MILLISECONDS,
-    allowH2: false,
-    connect: options.addresses.connector({ allowH2: false }),
-  });
+  const parts = { url: readUrl(url), sha256: sha256.toLowerCase(), path, options };
   try {
     const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
     try {
-      const source = await readSource(path);
-      await new Download(file, {
-        url,
-        sha256: sha256.toLowerCase(),
-        path,
-        source,
-        options,
-        dispatcher,
-      }).run();
+      await new Download(file, parts, await readSource(path)).run();
       await file.sync();
     } finally {
       await file.close();
@@ -73,18 +63,26 @@ export async function download(
       await Promise.all([path, sourceFile(path)].map((each) => rm(each, { force: true })));
     }
     throw error;
-  } finally {
-    await dispatcher.destroy();
   }
 }
 
+/** An error of the URL itself would tell the whole of it, and it may hold a password. */
+function readUrl(text: string): URL {
+  const url = URL.parse(text);
+  if (url === null) {
+    throw new ImageError('ImageSourceUnsupported', describeUrl(text));
+  }
+  if (url.protocol !== 'http:' && url.protocol !== 'https:') {
+    throw new ImageError('ImageSourceUnsupported', `${url.protocol} is not http or https`);
+  }
+  return url;
+}
+
 interface Parts {
-  url: string;
+  url: URL;
   sha256: string;
   path: string;
-  source: Source;
-  options: FetchOptions;
-  dispatcher: Dispatcher;
+  options: DownloadOptions;
 }
 
 class Download {
@@ -98,11 +96,11 @@ class Download {
   #at = 0;
   #percent = 0;
 
-  constructor(file: FileHandle, parts: Parts) {
+  constructor(file: FileHandle, parts: Parts, source: Source) {
     this.#file = file;
     this.#parts = parts;
     this.#what = describeUrl(parts.url);
-    this.#source = parts.source;
+    this.#source = source;
   }
 
   async run(): Promise<void> {
@@ -136,14 +134,20 @@ class Download {
         await this.#attempt(attempts);
         return;
       } catch (error) {
-        await attempts.failed(asFailure(error, this.#what, options.signal), options.signal);
+        const failure = networkError(asImageError(error, this.#what), this.#what, options.signal);
+        await attempts.failed(failure, options.signal);
       }
     }
   }
 
   async #attempt(attempts: Attempts): Promise<void> {
-    const { url, options, dispatcher } = this.#parts;
-    const response = await follow(url, this.#headers(), { signal: options.signal, dispatcher });
+    const { url, options } = this.#parts;
+    const exchange = { method: 'GET' as const, url, headers: this.#headers(), what: this.#what };
+    const response = await options.transport.send(exchange, options.signal);
+    if (!ANSWERED.has(response.status)) {
+      await response.body.dump();
+      throw refusal(response);
+    }
     await this.#begin(response);
     await this.#announce(response);
     for await (const chunk of response.body as AsyncIterable<Buffer>) {
@@ -175,25 +179,25 @@ class Download {
   }
 
   /** Goes on where the answer does: at the end of what is there, or at the beginning. */
-  async #begin({ statusCode, headers, body }: Response): Promise<void> {
-    if (statusCode === 206) {
+  async #begin({ status, headers, body }: Response): Promise<void> {
+    if (status === 206) {
       const [, start, total] = /^bytes (\d+)-\d+\/(\d+)$/.exec(String(headers['content-range'])) ?? [];
       if (Number(start) === this.#at) {
         this.#source = { ...this.#source, total: Number(total) };
         return;
       }
     }
-    const isWhole = statusCode === 200;
+    const isWhole = status === 200;
     if (!isWhole) {
       await body.dump();
     }
     await this.#startOver();
     if (!isWhole) {
-      const words = `${this.#what} answered ${statusCode} with another part than was asked for`;
+      const words = `${this.#what} answered ${status} with another part than was asked for`;
       throw new TransientError(new ImageError('ImageFetchFailed', words));
     }
     this.#source = sourceOf(headers);
-    await writeSource(this.#parts.path, this.#source);
+    await writeFile(sourceFile(this.#parts.path), JSON.stringify(this.#source), { mode: 0o600 });
   }
 
   async #announce({ body }: Response): Promise<void> {
@@ -244,9 +248,43 @@ class Download {
   }
 }
 
-function asFailure(error: unknown, what: string, signal: AbortSignal): unknown {
-  if (isDiskFull(error)) {
-    return new ImageError('DiskFull', `no room for ${what}`);
+function refusal({ url, status, headers }: Response): Error {
+  const reason = status === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
+  const error = new ImageError(reason, `${describeUrl(url)} answered ${status}`);
+  return isTransientStatus(status)
+    ? new TransientError(error, retryAfterMilliseconds(headers['retry-after']))
+    : error;
+}
+
+/** Kept beside the bytes that have come of a file, for the next call. */
+const sourceSchema = z.object({
+  /** ETag or time of change: the rest must be of the same version. */
+  validator: z.string().optional(),
+  total: z.number().optional(),
+});
+type Source = z.infer<typeof sourceSchema>;
+
+/** A weak ETag says nothing of single bytes. */
+function sourceOf({ etag, 'last-modified': changed, 'content-length': length }: Response['headers']): Source {
+  const validator = typeof etag === 'string' && !etag.startsWith('W/') ? etag : changed;
+  return {
+    ...(typeof validator === 'string' ? { validator } : {}),
+    ...(typeof length === 'string' ? { total: Number(length) } : {}),
+  };
+}
+
+function sourceFile(path: string): string {
+  return `${path}.source`;
+}
+
+/** A file that cannot be read is as good as none: the digest decides in the end. */
+async function readSource(path: string): Promise<Source> {
+  try {
+    return sourceSchema.parse(JSON.parse(await readFile(sourceFile(path), 'utf8')));
+  } catch (error) {
+    if (isMissing(error) || error instanceof SyntaxError || error instanceof z.ZodError) {
+      return {};
+    }
+    throw error;
   }
-  return networkError(error, what, signal);
 }

@@ -1,34 +1,32 @@
 /**
- * Files that are used where they lie, as the read-only base of their clones: that takes no time and no space. They must not be
- * written to afterwards, as with any base image. Their digest is computed once, at the first use, and again when device, inode,
- * size or time of change differ.
+ * Files that an administrator put below a configured folder. They are used where they lie, as the read-only base of their clones:
+ * that takes no time and no space. They must not be written to afterwards, as with any base image. Their digest is computed at the
+ * first use, and again when device, inode, size or time of change differ.
  */
-import { readFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { readFile, realpath, stat } from 'node:fs/promises';
+import { isAbsolute, join, relative } from 'node:path';
+import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
+import { codeOf, isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
-import { isMissing } from '../../../base/errors.ts';
+import { SingleFlight } from '../../../base/singleflight.ts';
+import { fileDigest } from '../../disks/diskio.ts';
 import type { RunAs } from '../../machines/users.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
-import { SingleFlight } from '../../../base/singleflight.ts';
+import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
 import { sharedId } from '../local/layout.ts';
-import { fileDigest, fileIdentity, resolveBelowRoots } from '../sharedfile.ts';
-import { ImageError, type EnsureOptions, type ImageFormat } from '../local/types.ts';
+import { ImageError } from '../oci/failures.ts';
 
-/** The oldest digests are forgotten, and computed again when needed. */
+/** How many digests are remembered; others are computed again when they are needed. */
 const DIGESTS_LIMIT = 256;
 
-export interface FileRequest extends Pick<EnsureOptions, 'signal' | 'onProgress'> {
+export interface FileRequest extends ImageRequest {
   path: string;
   /** It lies below one of these folders. */
   roots: readonly string[];
-  /** What it has to be; undefined: whatever it is. */
+  /** What it has to be; undefined: any content. */
   sha256: string | undefined;
-  architecture: 'amd64' | 'arm64';
-  format: ImageFormat;
-  /** Does `work` while the asker holds the image. */
-  holding: (id: Stored['id'], work: () => Promise<Stored>) => Promise<Stored>;
 }
 
 export class FileSource {
@@ -36,7 +34,8 @@ export class FileSource {
   readonly #file: string;
   readonly #reader: RunAs | undefined;
   readonly #flights = new SingleFlight<string>();
-  #digests = new Map<string, string>();
+  /** By the identity of a file. */
+  readonly #digests = new LRUCache<string, string>({ max: DIGESTS_LIMIT });
 
   /** `folder`: of the store. `reader`: who reads the files, where the agent is root. */
   constructor(catalog: Catalog, folder: string, reader: RunAs | undefined) {
@@ -48,7 +47,9 @@ export class FileSource {
   async load(): Promise<void> {
     try {
       const text = await readFile(this.#file, 'utf8');
-      this.#digests = new Map(z.array(z.tuple([z.string(), z.string()])).parse(JSON.parse(text)));
+      for (const [identity, digest] of z.array(z.tuple([z.string(), z.string()])).parse(JSON.parse(text))) {
+        this.#digests.set(identity, digest);
+      }
     } catch (error) {
       if (!isMissing(error)) {
         throw error;
@@ -85,8 +86,58 @@ export class FileSource {
     if ((await fileIdentity(real)) !== identity) {
       throw new ImageError('ImageInvalid', `${real} was written to while it was read`);
     }
-    this.#digests = new Map([...this.#digests, [identity, digest] as const].slice(-DIGESTS_LIMIT));
-    await writeWhole(this.#file, JSON.stringify([...this.#digests]));
+    this.#digests.set(identity, digest);
+    await writeWhole(this.#file, JSON.stringify([...this.#digests.rentries()]));
     return digest;
   }
+}
+
+/**
+ * The real path of `path`, which counts from the roots: the first root that has it wins.
+ *
+ * @throws ImageError; a link that leads out of its root is refused.
+ */
+async function resolveBelowRoots(path: string, roots: readonly string[]): Promise<string> {
+  if (roots.length === 0) {
+    throw new ImageError('ImageSourceUnsupported', 'this host has no folder for shared files (sharedRoots)');
+  }
+  for (const root of roots) {
+    const real = await realPathOf(join(root, path));
+    const realRoot = await realPathOf(root);
+    if (real !== undefined && realRoot !== undefined && isBelow(real, realRoot)) {
+      return await regularFile(real, path);
+    }
+  }
+  // One message for both: nobody may learn whether a file outside exists.
+  throw new ImageError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
+}
+
+async function regularFile(real: string, path: string): Promise<string> {
+  if (!(await stat(real)).isFile()) {
+    throw new ImageError('ImageInvalid', `${path} is not a regular file`);
+  }
+  return real;
+}
+
+function isBelow(path: string, root: string): boolean {
+  const way = relative(root, path);
+  return way !== '' && way !== '..' && !way.startsWith('../') && !isAbsolute(way);
+}
+
+async function realPathOf(path: string): Promise<string | undefined> {
+  try {
+    return await realpath(path);
+  } catch (error) {
+    const code = codeOf(error);
+    if (isMissing(error) || code === 'ENOTDIR' || code === 'ELOOP' || code === 'EACCES') {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+/** Changes when the file is another or was written to. */
+async function fileIdentity(path: string): Promise<string> {
+  const { dev, ino, size, mtimeNs } = await stat(path, { bigint: true });
+  return `${dev}:${ino}:${size}:${mtimeNs}`;
 }

@@ -1,50 +1,39 @@
 /** Images of registries: found on the host when the asker may have them, else fetched. */
-import type { Access } from './access.ts';
-import { contentFor } from '../local/reuse.ts';
-import type { Catalog, Stored } from '../local/catalog.ts';
-import { SingleFlight } from '../../../base/singleflight.ts';
-import type { PullPlan } from '../layouts/pull.ts';
-import { planPull } from '../layouts/index.ts';
-import { manifestId, type Metadata } from '../local/layout.ts';
-import type { Making } from '../local/importing.ts';
-import type { ImageMetrics } from '../local/metrics.ts';
-import type { Keyring } from '../oci/credentials.ts';
 import {
   normaliseImageName,
   parseReference,
   type Reference,
   repositoryName,
 } from '../../../api/v1alpha1/reference.ts';
+import { planPull } from '../layouts/index.ts';
+import type { PullPlan } from '../layouts/pull.ts';
+import type { Catalog, Stored } from '../local/catalog.ts';
+import type { Import, ImageRequest, Importing, Waiting } from '../local/importing.ts';
+import { manifestId, type Metadata } from '../local/layout.ts';
+import type { ImageMetrics } from '../local/metrics.ts';
+import { contentFor } from '../local/reuse.ts';
+import type { Keyring } from '../oci/credentials.ts';
+import { ImageError } from '../oci/failures.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
-import { ImageError, type EnsureOptions, type ImageErrorReason, type ImageFormat } from '../local/types.ts';
+import type { Access } from './access.ts';
 
-/** One who waits for another's fetch, which fails for what that one asked with, begins his own. */
-const TRIES = 2;
-const OF_THE_ASKER: ReadonlySet<ImageErrorReason> = new Set([
-  'ImageAccessDenied',
-  'ImageArchitectureMismatch',
-]);
-/** Of one repository: what its tags named while they named this image. */
+/** How many digests of one repository are remembered: those that its tags named while they named this image. */
 const DIGESTS_LIMIT = 16;
-/** Of one image: the repositories that gave it last; to others it is fetched again. */
+/** How many repositories of one image are remembered, the latest ones; for others it is fetched again. */
 const ORIGINS_LIMIT = 64;
 
-/** One image that is asked for. */
-export interface RegistryRequest extends Pick<EnsureOptions, 'signal' | 'onProgress'> {
+export interface RegistryRequest extends ImageRequest {
   reference: string;
-  architecture: 'amd64' | 'arm64';
-  format: ImageFormat;
   keyring: Keyring | undefined;
+  /** Ask what the tag means now, though an image of that name is here. */
   refresh: boolean;
   /** The operator vouches for the asker, and the keyring is the host's own. */
   trusted: boolean;
-  /** Does `work` while the asker holds the image. */
-  holding: (id: Stored['id'], work: () => Promise<Stored>) => Promise<Stored>;
 }
 
 export interface RegistrySourceParts {
   catalog: Catalog;
-  making: Making;
+  importing: Importing;
   access: Access;
   metrics: ImageMetrics;
 }
@@ -57,7 +46,6 @@ interface Found {
 
 export class RegistrySource {
   readonly #parts: RegistrySourceParts;
-  readonly #flights = new SingleFlight<Stored>();
 
   constructor(parts: RegistrySourceParts) {
     this.#parts = parts;
@@ -169,50 +157,30 @@ export class RegistrySource {
 
   async #pull(found: Found, request: RegistryRequest): Promise<Stored> {
     const key = `${found.resolved.digest} ${repositoryName(found.reference)}`;
-    for (let attempt = 1; ; attempt += 1) {
-      let own = false;
-      try {
-        const { result } = await this.#flights.join(key, request, async (signal, onProgress) => {
-          own = true;
-          return await this.#fetch(key, found, { ...request, signal, onProgress });
-        });
-        return result;
-      } catch (error) {
-        const isTheirs = error instanceof ImageError && OF_THE_ASKER.has(error.reason);
-        if (own || !isTheirs || attempt === TRIES) {
-          throw error;
-        }
-      }
-    }
+    return await this.#parts.importing.ensure(key, request, async (signal, onProgress) => {
+      return await this.#plan(found, request, { signal, onProgress });
+    });
   }
 
-  async #fetch(
-    key: string,
+  async #plan(
     { reference, repository, resolved }: Found,
-    request: RegistryRequest,
-  ): Promise<Stored> {
-    const { signal, format, architecture, onProgress } = request;
+    { architecture, format }: RegistryRequest,
+    { signal, onProgress }: Waiting,
+  ): Promise<Import> {
     const plan = await planPull(repository, resolved, signal);
-    const job = {
+    const name = repositoryName(reference);
+    const lookup = await contentFor(name, this.#parts.catalog, async (stored, origin) => {
+      return await this.#isOpen(stored, origin, signal);
+    });
+    const options = { ...this.#counted(plan, onProgress), lookup };
+    return {
       id: manifestId(resolved.digest),
-      key,
-      what: `${repositoryName(reference)}@${resolved.digest}`,
+      what: `${name}@${resolved.digest}`,
       roomBytes: plan.roomBytes,
       format,
-      metadata: { digest: resolved.digest, architecture, names: [], repositories: [] },
+      metadata: { digest: resolved.digest, architecture },
+      run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }),
     };
-    const lookup = await contentFor(
-      repositoryName(reference),
-      this.#parts.catalog,
-      async (stored, origin) => {
-        return await this.#isOpen(stored, origin, signal);
-      },
-    );
-    const options = { ...this.#counted(plan, onProgress), lookup };
-    return await this.#parts.making.make(
-      { ...job, run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }) },
-      signal,
-    );
   }
 
   #counted(
@@ -245,7 +213,7 @@ function digestsOf({ digest, tagDigest }: ResolvedManifest): string[] {
   return digest === tagDigest ? [digest] : [digest, tagDigest];
 }
 
-/** Whether that was news. */
+/** Whether the catalog did not know that yet. */
 function noteOrigin(stored: Stored, seen: Origin): boolean {
   const known = originOf(stored, seen.name);
   if (known === undefined) {

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { identify } from '../../../agent/machines/process.ts';
 import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
-import type { BaseImage } from '../../../agent/images/local/types.ts';
+import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { makePrinter, printedLine } from '../../fixtures/printer.ts';
 import { waitFor } from '../../../hack/wait.ts';

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { isMissing } from '../../../base/errors.ts';
 import type { DiskCopy, LaunchPlan } from '../../../agent/drivers/driver.ts';
-import type { BaseImage } from '../../../agent/images/local/types.ts';
+import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { findByArgument, type ProcessIdentity } from '../../../agent/machines/process.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
 import { QmpConnection } from '../../../agent/drivers/qemu/qmp.ts';
-import type { BaseImage } from '../../../agent/images/local/types.ts';
+import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { identify } from '../../../agent/machines/process.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';

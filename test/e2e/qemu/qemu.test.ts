@@ -4,7 +4,7 @@ import { readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
-import type { BaseImage } from '../../../agent/images/local/types.ts';
+import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { identify, isAlive } from '../../../agent/machines/process.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';

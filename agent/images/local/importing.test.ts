@@ -1,0 +1,92 @@
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
+import { pino } from 'pino';
+import { Registry } from 'prom-client';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { DiskError } from '../../disks/disk.ts';
+import { ImageError } from '../oci/failures.ts';
+import { Catalog, type Stored } from './catalog.ts';
+import { Holders } from './holders.ts';
+import { type Import, Importing } from './importing.ts';
+import { fileId, Layout } from './layout.ts';
+import { imageMetrics } from './metrics.ts';
+import { Space } from './space.ts';
+
+const DIGEST = 'a'.repeat(64);
+const KEY = `${DIGEST} source`;
+const DISK = Buffer.alloc(512, 1);
+
+describe('an import', () => {
+  let folder: string;
+  let importing: Importing;
+  /** How often the disk was fetched. */
+  let fetches: number;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-importing-'));
+    fetches = 0;
+    const layout = new Layout(folder);
+    await layout.prepare();
+    const catalog = new Catalog(layout, new Holders(), pino({ level: 'silent' }));
+    const space = new Space({ layout, catalog, minimumFree: 0, onEviction: () => undefined });
+    const metrics = imageMetrics(new Registry(), { used: () => space.used(), images: () => 0 });
+    importing = new Importing({ layout, catalog, space, metrics, reader: undefined });
+  });
+
+  afterEach(async () => {
+    await rm(folder, { recursive: true });
+  });
+
+  const waiting = () => ({ signal: new AbortController().signal, onProgress: () => undefined });
+
+  function wanted(run: Import['run']): Import {
+    const metadata = { digest: `sha256:${DIGEST}`, architecture: 'amd64' as const };
+    return { id: fileId(DIGEST), what: 'a disk', roomBytes: DISK.length, format: 'Auto', metadata, run };
+  }
+
+  async function fetching(): Promise<Stored> {
+    return await importing.ensure(KEY, waiting(), async () =>
+      wanted(async ({ disk }) => {
+        fetches += 1;
+        await writeFile(disk, DISK);
+      }),
+    );
+  }
+
+  async function refused(): Promise<Stored> {
+    return await importing.ensure(KEY, waiting(), async () => {
+      await delay(1);
+      throw new ImageError('ImageArchitectureMismatch', 'an image for amd64, and the machine is arm64');
+    });
+  }
+
+  it('is made once for all who ask for it at the same time', async () => {
+    const [one, other] = await Promise.all([fetching(), fetching()]);
+    expect(one).toBe(other);
+    expect(fetches).toBe(1);
+    expect(await readFile(join(folder, 'images', one.id, 'disk'))).toEqual(DISK);
+  });
+
+  it('succeeds however many of those whom it waited for were refused for what they had asked with', async () => {
+    const others = Array.from({ length: 5 }, refused);
+    const own = fetching();
+    const ends = await Promise.allSettled([...others, own]);
+    expect(ends.map(({ status }) => status)).toEqual([...others.map(() => 'rejected'), 'fulfilled']);
+    expect(fetches).toBe(1);
+  });
+
+  it('of broken bytes is ImageInvalid, and leaves nothing to take up', async () => {
+    const broken = importing.ensure(KEY, waiting(), async () =>
+      wanted(async ({ disk }) => {
+        await writeFile(disk, DISK);
+        throw new DiskError('invalid', 'it ends in the middle');
+      }),
+    );
+    const message = 'it ends in the middle';
+    await expect(broken).rejects.toMatchObject({ name: 'ImageError', reason: 'ImageInvalid', message });
+    expect((await fetching()).id).toBe(fileId(DIGEST));
+    expect(fetches).toBe(1);
+  });
+});
