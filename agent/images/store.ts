@@ -231,21 +231,21 @@ export class HostImageStore implements ImageStore {
 
   async #find(source: BaseImageSource, options: EnsureOptions, asked: Asked): Promise<Stored> {
     const { sharedRoots, storageFolder } = this.#options;
-    const { signal, onProgress, format = 'Auto', refresh = false } = options;
+    const { signal, onProgress, format = 'Auto', refresh = false, keyring } = options;
     const { registry, http, file } = this.#sources;
     const holding = async (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
       await this.#holders.during(asked.holder, id, work);
-    const common = { signal, onProgress, format, architecture: asked.architecture, holding };
+    const { architecture } = asked;
+    const common = { signal, onProgress, format, architecture, refresh, keyring, holding };
     switch (source.type) {
       case 'registry':
-        return await registry.ensure({
-          ...common,
-          ...{ reference: source.reference, keyring: options.keyring, refresh, trusted: false },
-        });
+        return await registry.ensure({ ...common, reference: source.reference, trusted: false });
       case 'storedArtifact':
         return await registry.ensure({
           ...common,
-          ...{ reference: source.reference, keyring: this.storageKeyring(), refresh, trusted: true },
+          keyring: this.storageKeyring(),
+          reference: source.reference,
+          trusted: true,
         });
       case 'http':
         return await http.ensure({ ...common, url: source.url, sha256: source.sha256 });
