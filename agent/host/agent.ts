@@ -32,7 +32,6 @@ import { followNetwork } from '../pods/network.ts';
 import { NetworkMonitor } from '../network/monitor.ts';
 import { pullKeyring } from '../pods/pullsecrets.ts';
 import { RecordStore } from '../pods/records.ts';
-import { knowsItsPods } from '../pods/uptodate.ts';
 import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
@@ -156,7 +155,7 @@ export async function runAgent(
     nodeName: config.nodeName,
     node: () => keeper.node,
     fenceAfterMilliseconds: config.fenceAfterSeconds * 1000,
-    isUpToDate: (ended) => knowsItsPods(client, config.nodeName, { informer: pods.informer, signal: ended }),
+    isUpToDate: (ended) => pods.isUpToDate(ended),
     onFenced: (fenced) => {
       logger.warn(fenced ? 'cut off for longer than the fence allows' : 'no longer cut off');
       pods.touchAll();

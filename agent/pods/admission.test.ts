@@ -1,6 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import type { Pod } from '../../kube/core.ts';
-import { admit, type Claim, claimOf } from './admission.ts';
+import { admit, claimOf } from './admission.ts';
+import type { Claim } from './machine.ts';
 
 const CAPACITY = { slots: 4, cpuMillis: 4_000, memoryBytes: 4_096, diskBytes: 8_192 };
 

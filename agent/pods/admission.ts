@@ -1,19 +1,12 @@
 /** Admission like a kubelet's: what was bound to this host by a race, a stale view or by `spec.nodeName` is counted here again. */
 import { MACHINE_MEMORY_OVERHEAD_BYTES, type RefusalReason } from '../../api/v1alpha1/machine.ts';
-import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { SLOT_RESOURCE, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Container, Pod } from '../../kube/core.ts';
-
-/** What one machine takes of its host. */
-export interface Claim {
-  slots: number;
-  cpuMillis: number;
-  memoryBytes: number;
-  /** A share of the machine's disk, by the operator's `diskRequestRatio`. */
-  diskBytes: number;
-  /** `TCP/8822` */
-  ports: string[];
-}
+import type { TaskRunner } from '../tasks/runner.ts';
+import type { Claim, MachineRecord } from './machine.ts';
+import { isEnded } from './pod.ts';
+import type { RecordStore } from './records.ts';
 
 /** What the host has to give; `slots` undefined while the operator has not said. */
 export interface HostCapacity {
@@ -147,4 +140,69 @@ function refuse(
 
 function refused(reason: RefusalReason, message: string): Admission & { kind: 'refused' } {
   return { kind: 'refused', reason, message };
+}
+
+/** Who holds something of this host. */
+export interface Claimants {
+  host: { readonly records: RecordStore; capacity(): HostCapacity };
+  /** All Pods bound to this host. */
+  pods: readonly Readonly<Pod>[];
+  /** Which tasks were begun, by their Pods' uids. */
+  tasks: Pick<TaskRunner, 'state'>;
+}
+
+/** Whether a Pod that this host has done nothing for yet may begin. */
+export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
+  const { alive, leaving } = claimsBeside(pod, claimants);
+  return admit(claimOf(pod), alive, leaving, claimants.host.capacity());
+}
+
+/** What all others hold, as {@link admit} wants it. */
+export function claimsBeside(
+  pod: Readonly<Pod>,
+  claimants: Claimants,
+): { alive: readonly Claim[]; leaving: readonly Claim[] } {
+  const alive = taskClaims(pod, claimants);
+  const leaving: Claim[] = [];
+  const byUid = new Map(claimants.pods.map((other) => [other.metadata.uid, other]));
+  for (const record of claimants.host.records.list()) {
+    const owner = byUid.get(record.uid);
+    if (record.uid === pod.metadata.uid) {
+      continue;
+    }
+    if (
+      owner?.metadata.deletionTimestamp === undefined &&
+      owner !== undefined &&
+      record.failure === undefined
+    ) {
+      alive.push(heldBy(record));
+    } else if (!record.released) {
+      leaving.push(heldBy(record));
+    }
+  }
+  return { alive, leaving };
+}
+
+/** What is promised to a machine or, where that is more, what it still runs with. */
+function heldBy({ claim, startedWith }: Readonly<MachineRecord>): Claim {
+  if (startedWith === undefined) {
+    return claim;
+  }
+  const running = claimOfSize(startedWith);
+  return {
+    ...claim,
+    cpuMillis: Math.max(claim.cpuMillis, running.cpuMillis),
+    memoryBytes: Math.max(claim.memoryBytes, running.memoryBytes),
+  };
+}
+
+/** A task that an earlier agent began is shown running, and begins again here. */
+function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): Claim[] {
+  return pods
+    .filter((other) => other.metadata.annotations?.[TASK_ANNOTATION] !== undefined && !isEnded(other))
+    .filter(
+      ({ metadata: { uid = '' }, status }) => tasks.state(uid) !== undefined || status?.phase === 'Running',
+    )
+    .filter((other) => other.metadata.uid !== pod.metadata.uid)
+    .map(claimOf);
 }

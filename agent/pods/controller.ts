@@ -7,23 +7,20 @@ import { Controller, type Result } from '../../kube/controller.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
+import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podstatus.ts';
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
-import { claimOf } from './admission.ts';
-import { adoptDamaged } from './recover.ts';
-import { type Claimants, judge } from './claims.ts';
+import { admitPod, type Claimants, claimOf } from './admission.ts';
+import { ENDED_FROM_OUTSIDE } from './failure.ts';
 import type { Host } from './host.ts';
-import { Machines, type Progress } from './machines.ts';
-import { ENDED_FROM_OUTSIDE, type MachineRecord, newRecord } from './machine.ts';
+import { type MachineRecord, newRecord } from './machine.ts';
+import { Machines } from './machines.ts';
+import { isEnded, type PodRole, refusalOf, roleOf, wantedOf, wantedWithoutPod } from './pod.ts';
+import { ReadinessProber } from './readiness.ts';
+import { adoptDamaged } from './recover.ts';
 import { allocate } from './resize.ts';
-import { type PodRole, refusalOf, roleOf } from './pod.ts';
-import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podstatus.ts';
-import { type MachineView, machineStatus } from './status.ts';
-import { isEnded, leavingOf, podTimes } from './times.ts';
-import { questionFor, ReadinessProber } from './readiness.ts';
-import { boundTo } from './uptodate.ts';
-import { viewOf } from './view.ts';
-import { PodWriter } from './statuswriter.ts';
+import { machineStatus, type MachineView, phaseOf } from './status.ts';
+import { StatusWriter } from './statuswriter.ts';
 
 /** A host has some dozen machines; their steps run beside, a turn is some milliseconds. */
 const WORKERS = 4;
@@ -31,9 +28,6 @@ const WORKERS = 4;
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** A kubelet looks at all its containers every so often, whatever events say. */
 const RELIST_MILLISECONDS = 30_000;
-
-/** What is asked of a machine whose Pod is gone or not known. */
-const WITHOUT_POD = { pod: undefined, desired: undefined, activeDeadline: undefined, graceMilliseconds: 0 };
 
 export interface PodControllerOptions {
   client: KubeClient;
@@ -47,8 +41,9 @@ export interface PodControllerOptions {
 export class PodController {
   readonly informer: Informer<Pod>;
   readonly machines: Machines;
+  readonly #options: PodControllerOptions;
   readonly #host: Host;
-  readonly #writer: PodWriter;
+  readonly #writer: StatusWriter;
   readonly #prober: ReadinessProber;
   readonly #controller: Controller;
   readonly #tasks: TaskRunner;
@@ -56,12 +51,18 @@ export class PodController {
 
   constructor(options: PodControllerOptions) {
     const { client, logger, metrics, host } = options;
+    this.#options = options;
     this.#host = host;
     this.informer = new Informer(client, PODS, {
       fieldSelector: boundTo(options.nodeName),
       logger,
     });
-    this.#writer = new PodWriter({ client, podOf: (key) => this.informer.cache.get(key), logger, metrics });
+    this.#writer = new StatusWriter({
+      client,
+      podOf: (key) => this.informer.cache.get(key),
+      logger,
+      metrics,
+    });
     this.#controller = new Controller({
       name: 'pod',
       workers: WORKERS,
@@ -98,6 +99,14 @@ export class PodController {
       this.#prober.close();
     };
     signal.addEventListener('abort', end, { once: true });
+  }
+
+  /** Whether every Pod that this host believes in is still there: the server itself is asked, not the watch. */
+  async isUpToDate(signal: AbortSignal): Promise<boolean> {
+    const { client, nodeName } = this.#options;
+    const { items } = await client.list(PODS, { fieldSelector: boundTo(nodeName), signal });
+    const there = new Set(items.map(({ metadata }) => metadata.uid));
+    return this.informer.cache.list().every(({ metadata }) => there.has(metadata.uid));
   }
 
   /** Something about the Pod of that key has changed. */
@@ -145,15 +154,15 @@ export class PodController {
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
-        await this.machines.drive({ record, ...WITHOUT_POD, deletion: undefined });
+        await this.machines.drive(this.machines.runtime(record), wantedWithoutPod(undefined));
       }
     }
   }
 
   /** A machine whose Pod is gone: at once, and without a trace. */
   async #dismiss(record: MachineRecord): Promise<number | undefined> {
-    const deletion = { deadline: Date.now() };
-    const progress = await this.machines.drive({ record, ...WITHOUT_POD, deletion });
+    const wanted = wantedWithoutPod({ deadline: Date.now() });
+    const progress = await this.machines.drive(this.machines.runtime(record), wanted);
     if (progress.step.kind === 'settled') {
       this.machines.forget(record);
       this.touchAll();
@@ -202,7 +211,7 @@ export class PodController {
     pod: Readonly<Pod>,
     role: PodRole & { kind: 'machine' | 'task' },
   ): Promise<number | undefined> | number | undefined {
-    const admission = judge(pod, this.#claimants());
+    const admission = admitPod(pod, this.#claimants());
     if (admission.kind === 'refused') {
       return this.#end(pod, { ...admission, exitCode: 1 });
     }
@@ -210,7 +219,7 @@ export class PodController {
       this.#park(pod, { reason: 'Starting', message: admission.message });
       return Date.now() + ADMISSION_LOOK_MILLISECONDS;
     }
-    // Between the judgement and these lines nothing waits: two Pods cannot both get the last slot.
+    // Between the admission and these lines nothing waits: two Pods cannot both get the last slot.
     if (role.kind === 'task') {
       this.#tasks.start(pod, keyOf(pod), role.task);
       return this.#serve(pod);
@@ -231,44 +240,32 @@ export class PodController {
   }
 
   async #drive(pod: Readonly<Pod>, record: MachineRecord, role: PodRole): Promise<number | undefined> {
-    const wish = role.kind === 'machine' ? role : { desired: undefined, desiredHash: undefined };
-    const deletion = leavingOf(pod, this.machines.runtime(record), Date.now());
+    const runtime = this.machines.runtime(record);
+    const wanted = wantedOf(pod, role, runtime, Date.now());
     if (isEnded(pod) && record.failure === undefined) {
       this.#host.records.update(record, { failure: ENDED_FROM_OUTSIDE });
     }
     const pendingResize = allocate(pod, record, this.#claimants());
-    const progress = await this.machines.drive({ record, pod, deletion, ...wish, ...podTimes(pod) });
-    this.#watchReadiness(pod, record, progress);
+    const { step, again } = await this.machines.drive(runtime, wanted);
+    this.#prober.follow(pod, runtime, this.#host.forwardAddress);
     const accelerator = this.#host.accelerator(record.machine?.architecture);
-    const deleting = deletion !== undefined;
-    this.#tell(pod, viewOf({ record, progress, deleting, accelerator, pendingResize, ...wish }), {
-      finish: deleting && progress.step.kind === 'settled',
-    });
-    return progress.again;
+    this.#tell(pod, { runtime, step, wanted, accelerator, pendingResize });
+    return again;
   }
 
-  #tell(pod: Readonly<Pod>, view: MachineView, { finish }: { finish: boolean }): void {
+  #tell(pod: Readonly<Pod>, view: MachineView): void {
+    const { uid } = view.runtime.record;
+    const isRunning = phaseOf(view) === 'Running';
     this.#writer.wish(pod, {
       status: machineStatus(pod, view, this.#host.address, timestamp(Date.now())),
-      finish,
+      finish: view.wanted.deletion !== undefined && view.step.kind === 'settled',
       onTaken: () => {
-        const record = this.#host.records.get(view.record.uid);
-        if (view.phase === 'Running' && record?.acknowledged === false) {
+        const record = this.#host.records.get(uid);
+        if (isRunning && record?.acknowledged === false) {
           this.#host.records.update(record, { acknowledged: true });
         }
       },
     });
-  }
-
-  #watchReadiness(pod: Readonly<Pod>, { machine }: MachineRecord, { runtime }: Progress): void {
-    if (runtime.state.kind !== 'running' || machine === undefined) {
-      this.#prober.unwatch(runtime);
-      return;
-    }
-    // An agent that has just come back goes on from what was last said.
-    const said = pod.status?.conditions?.find(({ type }) => type === 'Ready');
-    runtime.readiness ??= { ready: said?.status === 'True', message: said?.message ?? '' };
-    this.#prober.watch(runtime, questionFor(machine, runtime.address, this.#host.forwardAddress));
   }
 
   /** A Pod that is being deleted goes when its task has ended. */
@@ -293,4 +290,9 @@ export class PodController {
     const finish = pod.metadata.deletionTimestamp !== undefined;
     this.#writer.wish(pod, { status, finish, onTaken: () => undefined });
   }
+}
+
+/** Which Pods are bound to a host. */
+function boundTo(nodeName: string): string {
+  return `spec.nodeName=${nodeName}`;
 }

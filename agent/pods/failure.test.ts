@@ -1,14 +1,14 @@
 import { describe, expect, test } from 'vitest';
 import { ImageError, type ImageErrorReason } from '../images/oci/failures.ts';
 import { newRecord } from './machine.ts';
-import { type Verdict, verdictOf } from './failure.ts';
+import { type Consequence, consequenceOf } from './failure.ts';
 
 /** Of making the disk, which failed so many times in a row: for the first time, or of a machine that ran (its disk is put back). */
-function verdictOn(reason: ImageErrorReason, attempts: number, everRan = false): Verdict {
+function after(reason: ImageErrorReason, attempts: number, everRan = false): Consequence {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = { ...newRecord({ uid: 'u', key: 'n/u', machine: undefined, claim }), everRan };
   const error = new ImageError(reason, 'in words');
-  return verdictOf({ kind: 'create', error, record, desired: undefined, attempts, now: 0 });
+  return consequenceOf({ kind: 'create', error, record, desired: undefined, attempts, now: 0 });
 }
 
 describe('an image that cannot be had', () => {
@@ -16,14 +16,14 @@ describe('an image that cannot be had', () => {
     '%s is tried again for as long as the VM may take: people mend it beside the VM',
     (reason) => {
       const first = { kind: 'retry', afterMilliseconds: 1_000, message: 'in words' };
-      expect(verdictOn(reason, 1)).toEqual(first);
-      expect(verdictOn(reason, 100)).toEqual({ ...first, afterMilliseconds: 60_000 });
+      expect(after(reason, 1)).toEqual(first);
+      expect(after(reason, 100)).toEqual({ ...first, afterMilliseconds: 60_000 });
     },
   );
 
   test.each(['ImageFetchFailed', 'DiskFull'] as const)('%s is tried again a few times', (reason) => {
-    expect(verdictOn(reason, 3)).toMatchObject({ kind: 'retry' });
-    expect(verdictOn(reason, 4)).toMatchObject({ kind: 'fail', failure: { reason, message: 'in words' } });
+    expect(after(reason, 3)).toMatchObject({ kind: 'retry' });
+    expect(after(reason, 4)).toMatchObject({ kind: 'fail', failure: { reason, message: 'in words' } });
   });
 
   test.each([
@@ -33,10 +33,10 @@ describe('an image that cannot be had', () => {
     'DigestMismatch',
     'ImageSourceUnsupported',
   ] as const)('%s is final', (reason) =>
-    expect(verdictOn(reason, 1)).toMatchObject({ kind: 'fail', failure: { reason } }),
+    expect(after(reason, 1)).toMatchObject({ kind: 'fail', failure: { reason } }),
   );
 
   test.each(['ImageNotFound', 'ImageFetchFailed'] as const)('%s ends no machine that ran', (reason) => {
-    expect(verdictOn(reason, 100, true)).toMatchObject({ kind: 'retry' });
+    expect(after(reason, 100, true)).toMatchObject({ kind: 'retry' });
   });
 });

@@ -1,10 +1,8 @@
-/** What follows from a step that failed: try again, count it as an end of the machine, or give the machine up. Pure. */
+/** Failures of machines, and what follows from a step that failed: try again, count it as an end, or give the machine up. Pure. */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { messageOf, reasonOf } from '../../base/errors.ts';
-import { failed } from './plan.ts';
-import type { MachineEnd, MachineFailure, MachineRecord } from './machine.ts';
-import type { TaskKind } from './runtime.ts';
+import type { MachineEnd, MachineFailure, MachineRecord, OperationKind } from './machine.ts';
 
 /** Between tries of a step; doubled up to the cap. */
 const RETRY_FIRST_MILLISECONDS = 1_000;
@@ -12,7 +10,8 @@ const RETRY_CAP_MILLISECONDS = 60_000;
 /** A machine that nobody has seen run is given up after so many tries, some 15 s: the VM can be placed on another host. */
 const FIRST_RUN_ATTEMPTS = 4;
 
-export type Verdict =
+/** What follows from a step that failed. */
+export type Consequence =
   | { kind: 'retry'; afterMilliseconds: number; message: string }
   | { kind: 'end'; end: MachineEnd }
   | { kind: 'fail'; failure: MachineFailure };
@@ -33,7 +32,7 @@ const OUTSIDE: ReadonlySet<string> = new Set([
 const UNNAMED = { create: 'CreateFailed', start: 'StartFailed' } as const;
 
 export interface FailedStep {
-  kind: TaskKind;
+  kind: OperationKind;
   error: unknown;
   record: Readonly<MachineRecord>;
   desired: Desired | undefined;
@@ -42,10 +41,10 @@ export interface FailedStep {
   now: number;
 }
 
-export function verdictOf(step: FailedStep): Verdict {
+export function consequenceOf(step: FailedStep): Consequence {
   const { kind, error, record, attempts } = step;
   const message = messageOf(error);
-  const retry: Verdict = {
+  const retry: Consequence = {
     kind: 'retry',
     afterMilliseconds: waitAfter(attempts, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS),
     message,
@@ -64,11 +63,11 @@ export function verdictOf(step: FailedStep): Verdict {
 }
 
 /** Without these a machine never runs; the others are repeated until they succeed. */
-function isFirst(kind: TaskKind): kind is keyof typeof UNNAMED {
+function isFirst(kind: OperationKind): kind is keyof typeof UNNAMED {
   return kind === 'create' || kind === 'start';
 }
 
-function afterRun(step: FailedStep, retry: Verdict): Verdict {
+function afterRun(step: FailedStep, retry: Consequence): Consequence {
   const { error, record, desired, now } = step;
   const reason = reasonOf(error);
   if (reason === undefined || OUTSIDE.has(reason) || record.end?.how === 'HostLost') {
@@ -79,3 +78,29 @@ function afterRun(step: FailedStep, retry: Verdict): Verdict {
     ? { kind: 'fail', failure: failed(reason, message) }
     : { kind: 'end', end: { how: 'Crashed', message, at: now } };
 }
+
+/** The failure of a machine that has no process any more, or must not go on a moment longer. */
+export function failed(reason: string, message: string): MachineFailure {
+  return { reason, message, exitCode: 1, graceMilliseconds: 0 };
+}
+
+/** A guest that still runs ends in order, as with a Pod that is deleted. */
+const DAMAGED_GRACE_MILLISECONDS = 30_000;
+
+/** The agent can neither go on with a machine that it knows nothing of, nor throw its disk away. */
+export function recordDamaged(path: string, message: string): MachineFailure {
+  return {
+    reason: 'RecordDamaged',
+    message: `The agent's record of this machine cannot be read (${path}: ${message}). Its disk stays on the host until the VM is deleted`,
+    exitCode: 1,
+    graceMilliseconds: DAMAGED_GRACE_MILLISECONDS,
+  };
+}
+
+/** The control plane gave the Pod up: its slot and ports may be another's already. */
+export const ENDED_FROM_OUTSIDE: MachineFailure = {
+  reason: 'PodEnded',
+  message: 'the Pod was ended from outside',
+  exitCode: 137,
+  graceMilliseconds: 0,
+};

@@ -1,14 +1,25 @@
 /**
- * What the agent must remember of each machine beyond its own life: one small file per Pod uid. The hypervisor's
- * process, disk and sockets are the driver's; here are the facts that decide what may happen to them.
+ * A machine of this host: its record, which outlives the agent (`records.ts`), and what only this process knows of it. The hypervisor's
+ * process, disk and sockets are the driver's; here are the facts that decide what may happen to them. Imports nothing of this folder.
  */
-import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { join } from 'node:path';
+import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { MachineFolder, MachineState } from '../drivers/driver.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../machines/users.ts';
-import type { Claim } from './admission.ts';
+import type { NetworkHealth } from '../network/network.ts';
 
-/** A guest that still runs ends in order, as with a Pod that is deleted. */
-const DAMAGED_GRACE_MILLISECONDS = 30_000;
+/** What one machine takes of its host. */
+export interface Claim {
+  slots: number;
+  cpuMillis: number;
+  memoryBytes: number;
+  /** A share of the machine's disk, by the operator's `diskRequestRatio`. */
+  diskBytes: number;
+  /** `TCP/8822` */
+  ports: string[];
+}
 
 /** How a machine ended that nobody asked to end. */
 export interface MachineEnd {
@@ -29,25 +40,8 @@ export interface MachineFailure {
   graceMilliseconds: number;
 }
 
-/** The agent can neither go on with a machine that it knows nothing of, nor throw its disk away. */
-export function recordDamaged(path: string, message: string): MachineFailure {
-  return {
-    reason: 'RecordDamaged',
-    message: `The agent's record of this machine cannot be read (${path}: ${message}). Its disk stays on the host until the VM is deleted`,
-    exitCode: 1,
-    graceMilliseconds: DAMAGED_GRACE_MILLISECONDS,
-  };
-}
-
-/** The control plane gave the Pod up: its slot and ports may be another's already. */
-export const ENDED_FROM_OUTSIDE: MachineFailure = {
-  reason: 'PodEnded',
-  message: 'the Pod was ended from outside',
-  exitCode: 137,
-  graceMilliseconds: 0,
-};
-
 export interface MachineRecord {
+  /** The Pod's. */
   uid: string;
   /** The Pod's `namespace/name`. */
   key: string;
@@ -74,7 +68,7 @@ export interface MachineRecord {
   finishedAt: string | undefined;
   /** The end asked for took more than its grace. */
   killed: boolean;
-  /** Of the machine that runs or is suspended; it may be more or less than is claimed for the next start. */
+  /** The size of the machine that runs or is suspended; it may be more or less than is claimed for the next start. */
   startedWith: { cpu: number; memoryBytes: number } | undefined;
   end: MachineEnd | undefined;
   /** Unasked ends in a row, for the back-off. */
@@ -85,23 +79,7 @@ export interface MachineRecord {
   failure: MachineFailure | undefined;
 }
 
-/** Devices, and the graphics card's memory. */
-const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
-/** QEMU writes eight bytes with each page of 4 KiB; doubled. */
-const SUSPENDED_SHARE = 1 / 256;
-
-/** Bytes of the host's disk that the machine's memory takes at most while it is suspended. */
-export function suspendedBytes({ startedWith, claim }: Readonly<MachineRecord>): number {
-  const memoryBytes = startedWith?.memoryBytes ?? claim.memoryBytes;
-  return Math.ceil(memoryBytes * (1 + SUSPENDED_SHARE)) + SUSPENDED_DEVICES_BYTES;
-}
-
-export function newRecord(o: {
-  uid: string;
-  key: string;
-  machine: Machine | undefined;
-  claim: Claim;
-}): MachineRecord {
+export function newRecord(o: Pick<MachineRecord, 'uid' | 'key' | 'machine' | 'claim'>): MachineRecord {
   return {
     ...o,
     created: false,
@@ -125,7 +103,130 @@ export function newRecord(o: {
   };
 }
 
-/** The planner asks for these steps only of machines that are described. */
+/** What a Pod asks of its machine at one moment. */
+export interface Wanted {
+  /** Undefined when it is gone. */
+  pod: Readonly<Pod> | undefined;
+  /** Undefined when the Pod is gone or cannot be read: then nothing changes but the machine's end. */
+  desired: Desired | undefined;
+  /** Acknowledges `desired`. */
+  desiredHash: string | undefined;
+  /** The Pod is being deleted or is gone; the machine has until `deadline` (milliseconds since the epoch) to end in order. */
+  deletion: { deadline: number } | undefined;
+  /** `Pod.spec.activeDeadlineSeconds` ends here, in milliseconds since the epoch. */
+  activeDeadline: number | undefined;
+  /** `Pod.spec.terminationGracePeriodSeconds`. */
+  graceMilliseconds: number;
+}
+
+/** What people read in the STATUS column and in the VM's phase. */
+export type MachinePhase =
+  | 'Pulling'
+  | 'Cloning'
+  | 'Starting'
+  | 'Running'
+  | 'Stopping'
+  | 'Stopped'
+  | 'Suspending'
+  | 'Suspended'
+  | 'Resuming'
+  | 'Failed'
+  | 'Terminating';
+
+/** What is to be done next with a machine. */
+export type Step =
+  /** What is wanted is there. */
+  | { kind: 'settled' }
+  | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
+  /** Facts to remember; then plan again. */
+  | { kind: 'note'; change: Partial<MachineRecord> }
+  | { kind: 'fail'; failure: MachineFailure }
+  /** Fetch the image and make the disk. */
+  | { kind: 'create' }
+  | { kind: 'start' }
+  | { kind: 'stop'; graceMilliseconds: number }
+  /** The guest stands still, for want of room on the host's disk, and goes on. */
+  | { kind: 'pause' }
+  | { kind: 'unpause' }
+  | { kind: 'suspend' }
+  | { kind: 'resume' }
+  | { kind: 'revert' }
+  /** End the process and give back its network, keep the disk. */
+  | { kind: 'release'; graceMilliseconds: number }
+  /** Delete the folder, disk included. */
+  | { kind: 'remove' };
+
+/** Steps that take long. */
+export type OperationKind = Exclude<Step['kind'], 'settled' | 'wait' | 'note' | 'fail'>;
+
+/** A step under way; a machine never has a second one beside it. */
+export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMilliseconds'> {
+  readonly kind: OperationKind;
+  phase: MachinePhase;
+  progressPercent: number | undefined;
+  /** Gives up what can be given up: a download. */
+  readonly abort: AbortController;
+  /** Ends the grace of a stop. */
+  readonly hurry: AbortController;
+  /** When the grace of a stop ends by itself, in milliseconds since the epoch. */
+  deadline: number | undefined;
+  /** To be called when phase or progress has changed. */
+  readonly changed: () => void;
+}
+
+/** A machine with its record: all that this process knows of it. */
+export interface Runtime {
+  readonly record: MachineRecord;
+  readonly folder: MachineFolder;
+  operation: Operation | undefined;
+  /** As of the last look. */
+  state: MachineState;
+  /** The machine is said to run, and this process has not yet seen it do so. */
+  unseen: boolean;
+  /** Failures in a row of the present step, the earliest time for its next try, and what to tell meanwhile. */
+  attempts: number;
+  notBefore: number;
+  trouble: { reason: string | undefined; message: string } | undefined;
+  /** The shortest grace seen so far in the Pod's deletion, and when it ends. */
+  leaving: { graceSeconds: number; deadline: number } | undefined;
+  /** Whether the guest answers as its VM asks; undefined while nobody has asked it. */
+  readiness: { ready: boolean; message: string } | undefined;
+  /** Undefined while the network has not been looked at. */
+  network: NetworkHealth | undefined;
+  /** The guest's. */
+  address: string | undefined;
+}
+
+/** `machinesDirectory` has a folder for each machine. */
+export function newRuntime(record: MachineRecord, machinesDirectory: string): Runtime {
+  return {
+    record,
+    folder: { path: join(machinesDirectory, record.uid), uid: record.uid },
+    operation: undefined,
+    state: { kind: 'absent' },
+    unseen: record.running,
+    attempts: 0,
+    notBefore: 0,
+    trouble: undefined,
+    leaving: undefined,
+    readiness: undefined,
+    network: undefined,
+    address: undefined,
+  };
+}
+
+/** Devices, and the graphics card's memory. */
+const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
+/** QEMU writes eight bytes with each page of 4 KiB; doubled. */
+const SUSPENDED_SHARE = 1 / 256;
+
+/** Bytes of the host's disk that the machine's memory takes at most while it is suspended. */
+export function suspendedBytes({ startedWith, claim }: Readonly<MachineRecord>): number {
+  const memoryBytes = startedWith?.memoryBytes ?? claim.memoryBytes;
+  return Math.ceil(memoryBytes * (1 + SUSPENDED_SHARE)) + SUSPENDED_DEVICES_BYTES;
+}
+
+/** @throws TypeError when there is none: the planner asks for long steps only of machines that are described. */
 export function needed<T>(value: T | undefined): T {
   if (value === undefined) {
     throw new TypeError('a machine without description cannot be worked on');

@@ -1,24 +1,30 @@
 /** Drives machines: one look, one decision, one step at a time for each; long steps run beside and come back by `changed`. */
-import { join } from 'node:path';
 import { soonest } from '../../base/time.ts';
-import type { Desired } from '../../api/v1alpha1/machine.ts';
-import type { Pod } from '../../kube/core.ts';
 import { reasonOf } from '../../base/errors.ts';
-import { ACTIONS } from './steps.ts';
 import type { GuardedMachine } from './diskguard.ts';
+import { consequenceOf } from './failure.ts';
 import type { Host } from './host.ts';
-import { type Observed, plan, type Step } from './plan.ts';
-import { type MachineFailure, type MachineRecord, suspendedBytes } from './machine.ts';
-import { newRuntime, newTask, type Runtime, type Task, type TaskKind } from './runtime.ts';
-import type { MachinePhase } from './status.ts';
-import { verdictOf } from './failure.ts';
+import {
+  type MachineFailure,
+  type MachinePhase,
+  type MachineRecord,
+  newRuntime,
+  type Operation,
+  type OperationKind,
+  type Runtime,
+  type Step,
+  suspendedBytes,
+  type Wanted,
+} from './machine.ts';
+import { plan, type Situation } from './plan.ts';
+import { STEPS } from './steps.ts';
 
 /** Facts noted one after another before a step is found; more would be a planner that goes in circles. */
 const ROUNDS = 8;
 /** Checks in a row without repair until a machine that has not run yet is given up; one may fall into a repair. */
 const FAULTY_CHECKS = 2;
 
-const PHASES: Readonly<Record<TaskKind, MachinePhase>> = {
+const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
   create: 'Pulling',
   start: 'Starting',
   stop: 'Stopping',
@@ -32,21 +38,10 @@ const PHASES: Readonly<Record<TaskKind, MachinePhase>> = {
 };
 
 /** During these a guest may still write, and no other step can be taken. */
-const ENDING: ReadonlySet<TaskKind> = new Set(['stop', 'release']);
+const ENDING: ReadonlySet<OperationKind> = new Set(['stop', 'release']);
 
-/** What is asked of one machine at one moment. */
-export interface Request {
-  record: MachineRecord;
-  /** Undefined when it is gone. */
-  pod: Readonly<Pod> | undefined;
-  desired: Desired | undefined;
-  deletion: { deadline: number } | undefined;
-  activeDeadline: number | undefined;
-  graceMilliseconds: number;
-}
-
+/** How far a machine is on its way. */
 export interface Progress {
-  runtime: Runtime;
   /** The step that was begun or is still to come; `settled` when all is as wanted. */
   step: Step;
   /** When to look again although nothing changes, in milliseconds since the epoch. */
@@ -64,13 +59,12 @@ export class Machines {
     this.#changed = changed;
   }
 
-  runtime(record: Readonly<MachineRecord>): Runtime {
+  runtime(record: MachineRecord): Runtime {
     const known = this.#runtimes.get(record.uid);
     if (known !== undefined) {
       return known;
     }
-    const path = join(this.#host.machinesDirectory, record.uid);
-    const made = newRuntime({ path, uid: record.uid }, record.running);
+    const made = newRuntime(record, this.#host.machinesDirectory);
     this.#runtimes.set(record.uid, made);
     return made;
   }
@@ -84,46 +78,41 @@ export class Machines {
 
   /** Those whose guests may write, or are paused. */
   guarded(): GuardedMachine[] {
-    return [...this.#runtimes.values()].flatMap(({ folder: { uid }, state, task }) =>
-      state.kind === 'running' && (task === undefined || ENDING.has(task.kind))
+    return [...this.#runtimes.values()].flatMap(({ record: { uid }, state, operation }) =>
+      state.kind === 'running' && (operation === undefined || ENDING.has(operation.kind))
         ? [{ uid, paused: state.paused }]
         : [],
     );
   }
 
-  async drive(request: Request): Promise<Progress> {
-    const runtime = this.runtime(request.record);
+  async drive(runtime: Runtime, wanted: Wanted): Promise<Progress> {
     for (let round = 0; round < ROUNDS; round += 1) {
-      if (runtime.task !== undefined) {
-        return this.#underWay(request, runtime, runtime.task);
+      if (runtime.operation !== undefined) {
+        return this.#underWay(runtime, wanted, runtime.operation);
       }
       runtime.state = await this.#host.driver.inspect(runtime.folder);
       if (runtime.state.kind === 'running') {
         runtime.unseen = false;
       }
       const now = Date.now();
-      const step = plan(this.#observe(request, runtime), request.desired, now);
-      const progress = this.#take(request, runtime, step, now);
+      const progress = this.#take(runtime, wanted, plan(this.#situation(runtime, wanted), now), now);
       if (progress !== undefined) {
         return progress;
       }
     }
-    throw new Error(`machine ${request.record.uid}: no step found in ${ROUNDS} rounds`);
+    throw new Error(`machine ${runtime.record.uid}: no step found in ${ROUNDS} rounds`);
   }
 
-  #observe(request: Request, runtime: Runtime): Observed {
-    const { record, deletion, activeDeadline, graceMilliseconds } = request;
+  #situation({ record, state, unseen }: Runtime, wanted: Wanted): Situation {
     const { monitor, network } = this.#host;
     const given = monitor.faultyChecks >= FAULTY_CHECKS && network.name === 'nat';
     return {
-      state: runtime.state,
+      ...wanted,
       record,
-      deletion,
+      state,
+      unseen,
       fenced: this.#host.fenced(),
-      unseen: runtime.unseen,
-      activeDeadline,
       networkFault: given ? monitor.host?.message : undefined,
-      graceMilliseconds,
       diskWish: this.#host.disk.wish(record.uid),
       noRoomToSuspend: this.#noRoomToSuspend(record),
     };
@@ -131,11 +120,8 @@ export class Machines {
 
   /** Memory of machines that are being suspended is on its way to the disk. */
   #noRoomToSuspend(record: Readonly<MachineRecord>): string | undefined {
-    const suspending = [...this.#runtimes.values()].filter(({ task }) => task?.kind === 'suspend');
-    const others = suspending
-      .map(({ folder }) => this.#host.records.get(folder.uid))
-      .filter((other) => other !== undefined);
-    const promised = others.reduce((sum, other) => sum + suspendedBytes(other), 0);
+    const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');
+    const promised = suspending.reduce((sum, other) => sum + suspendedBytes(other.record), 0);
     const needed = suspendedBytes(record);
     return needed <= this.#host.disk.roomBytes - promised
       ? undefined
@@ -143,119 +129,129 @@ export class Machines {
   }
 
   /** Undefined: a fact was noted, look again. */
-  #take(request: Request, runtime: Runtime, step: Step, now: number): Progress | undefined {
-    const { record } = request;
-    const activeDeadline = ahead(request, now);
+  #take(runtime: Runtime, wanted: Wanted, step: Step, now: number): Progress | undefined {
+    const { record } = runtime;
+    const activeDeadline = ahead(record, wanted, now);
     switch (step.kind) {
       case 'note':
         this.#host.records.update(record, step.change);
-        this.#tellEnd(request, step.change);
+        this.#tellEnd(wanted, step.change);
         return undefined;
       case 'fail':
-        this.#fail(request, step.failure);
+        this.#fail(record, wanted, step.failure);
         return undefined;
       case 'settled':
         runtime.trouble = undefined;
-        return { runtime, step, again: activeDeadline };
+        return { step, again: activeDeadline };
       case 'wait':
-        return { runtime, step, again: soonest(step.until, activeDeadline) };
+        return { step, again: soonest(step.until, activeDeadline) };
       default:
         if (now < runtime.notBefore) {
-          return { runtime, step, again: soonest(runtime.notBefore, activeDeadline) };
+          return { step, again: soonest(runtime.notBefore, activeDeadline) };
         }
-        this.#begin(request, runtime, step);
-        return { runtime, step, again: activeDeadline };
+        this.#begin(runtime, wanted, step);
+        return { step, again: activeDeadline };
     }
   }
 
   /** Work that was asked for before may be of no use any more, or may have to be done sooner. */
-  #underWay(request: Request, runtime: Runtime, task: Task): Progress {
-    const activeDeadline = ahead(request, Date.now());
-    const step = plan(this.#observe(request, runtime), request.desired, Date.now());
-    if (task.kind === 'create' && step.kind !== 'create') {
-      task.abort.abort(new Error('no longer wanted'));
+  #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
+    const now = Date.now();
+    const step = plan(this.#situation(runtime, wanted), now);
+    if (operation.kind === 'create' && step.kind !== 'create') {
+      operation.abort.abort(new Error('no longer wanted'));
     }
-    const again = this.#hurry(request, task);
-    return { runtime, step: { kind: 'wait', until: again }, again: soonest(again, activeDeadline) };
+    const until = this.#hurry(runtime.record, wanted, operation);
+    return { step: { kind: 'wait', until }, again: soonest(until, ahead(runtime.record, wanted, now)) };
   }
 
   /** Ends the grace of a stop where it is over by now; when it will be, if that is sooner than the stop was begun with. */
-  #hurry({ record, deletion }: Request, task: Task): number | undefined {
-    const isFilling = ENDING.has(task.kind) && this.#host.disk.wish(record.uid) === 'pause';
-    const isSooner =
-      deletion !== undefined && task.deadline !== undefined && deletion.deadline < task.deadline;
+  #hurry(
+    { uid }: Readonly<MachineRecord>,
+    { deletion }: Wanted,
+    { kind, deadline, hurry }: Operation,
+  ): number | undefined {
+    const isFilling = ENDING.has(kind) && this.#host.disk.wish(uid) === 'pause';
+    const isSooner = deletion !== undefined && deadline !== undefined && deletion.deadline < deadline;
     // A guest that fills the disk has no grace for it.
     if (isFilling || (isSooner && Date.now() >= deletion.deadline)) {
-      task.hurry.abort();
+      hurry.abort();
     }
-    return isSooner && !task.hurry.signal.aborted ? deletion.deadline : undefined;
+    return isSooner && !hurry.signal.aborted ? deletion.deadline : undefined;
   }
 
-  #begin(request: Request, runtime: Runtime, step: Step & { kind: TaskKind }): void {
-    const { record, pod, desired } = request;
-    const task = newTask(step.kind, PHASES[step.kind]);
-    runtime.task = task;
-    const graceMilliseconds =
-      'graceMilliseconds' in step ? step.graceMilliseconds : request.graceMilliseconds;
-    const changed = (): void => this.#changed(record.key);
-    const action = { host: this.#host, record, runtime, task, pod, desired, graceMilliseconds, changed };
-    void ACTIONS[step.kind](action)
+  #begin(runtime: Runtime, wanted: Wanted, step: Step & { kind: OperationKind }): void {
+    const { uid, key } = runtime.record;
+    const { pod, desired } = wanted;
+    const operation: Operation = {
+      kind: step.kind,
+      pod,
+      desired,
+      graceMilliseconds: 'graceMilliseconds' in step ? step.graceMilliseconds : wanted.graceMilliseconds,
+      phase: PHASES[step.kind],
+      progressPercent: undefined,
+      abort: new AbortController(),
+      hurry: new AbortController(),
+      deadline: undefined,
+      changed: () => this.#changed(key),
+    };
+    runtime.operation = operation;
+    void STEPS[step.kind](this.#host, runtime, operation)
       .then(
         () => {
           runtime.attempts = 0;
           runtime.notBefore = 0;
           runtime.trouble = undefined;
         },
-        (error: unknown) => this.#failed(request, runtime, task, error),
+        (error: unknown) => this.#failed(runtime, wanted, operation, error),
       )
       .catch((error: unknown) => {
-        this.#host.logger.error({ err: error, uid: record.uid }, 'failure not written down');
+        this.#host.logger.error({ err: error, uid }, 'failure not written down');
       })
       .finally(() => {
-        runtime.task = undefined;
-        changed();
+        runtime.operation = undefined;
+        operation.changed();
       });
   }
 
-  #failed(request: Request, runtime: Runtime, task: Task, error: unknown): void {
-    const { record, desired } = request;
-    if (task.abort.signal.aborted) {
+  #failed(runtime: Runtime, wanted: Wanted, { kind, abort }: Operation, error: unknown): void {
+    if (abort.signal.aborted) {
       return;
     }
     runtime.attempts += 1;
-    const { attempts } = runtime;
+    const { record, attempts } = runtime;
     const now = Date.now();
-    const verdict = verdictOf({ kind: task.kind, error, record, desired, attempts, now });
+    const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
     this.#host.logger.warn(
-      { err: error, uid: record.uid, pod: record.key, step: task.kind, verdict: verdict.kind },
+      { err: error, uid: record.uid, pod: record.key, step: kind, consequence: consequence.kind },
       'step failed',
     );
-    switch (verdict.kind) {
+    switch (consequence.kind) {
       case 'retry':
-        runtime.notBefore = now + verdict.afterMilliseconds;
-        runtime.trouble = { reason: reasonOf(error), message: verdict.message };
+        runtime.notBefore = now + consequence.afterMilliseconds;
+        runtime.trouble = { reason: reasonOf(error), message: consequence.message };
         return;
       case 'end':
-        this.#host.records.update(record, { end: verdict.end, endsInARow: record.endsInARow + 1 });
-        this.#tellEnd(request, { end: verdict.end });
+        this.#host.records.update(record, { end: consequence.end, endsInARow: record.endsInARow + 1 });
+        this.#tellEnd(wanted, { end: consequence.end });
         return;
       case 'fail':
-        this.#fail(request, verdict.failure);
+        this.#fail(record, wanted, consequence.failure);
     }
   }
 
-  #fail(request: Request, failure: MachineFailure): void {
-    this.#host.records.update(request.record, { failure });
-    this.#tell(request, 'Warning', failure.reason, failure.message);
+  #fail(record: MachineRecord, wanted: Wanted, failure: MachineFailure): void {
+    this.#host.records.update(record, { failure });
+    this.#tell(wanted, 'Warning', failure.reason, failure.message);
   }
 
-  #tellEnd(request: Request, { end }: Partial<MachineRecord>): void {
+  #tellEnd(wanted: Wanted, { end }: Partial<MachineRecord>): void {
     if (end !== undefined) {
-      this.#tell(request, end.how === 'GuestShutdown' ? 'Normal' : 'Warning', end.how, end.message);
+      this.#tell(wanted, end.how === 'GuestShutdown' ? 'Normal' : 'Warning', end.how, end.message);
     }
   }
 
-  #tell({ pod }: Request, type: 'Normal' | 'Warning', reason: string, message: string): void {
+  #tell({ pod }: Wanted, type: 'Normal' | 'Warning', reason: string, message: string): void {
     if (pod !== undefined) {
       this.#host.event(pod, { type, reason, action: 'Run', message });
     }
@@ -263,7 +259,12 @@ export class Machines {
 }
 
 /** The Pod's active deadline while it still means something. */
-function ahead({ activeDeadline, record }: Request, now: number): number | undefined {
-  const open = record.failure === undefined && activeDeadline !== undefined && activeDeadline > now;
-  return open ? activeDeadline : undefined;
+function ahead(
+  { failure }: Readonly<MachineRecord>,
+  { activeDeadline }: Wanted,
+  now: number,
+): number | undefined {
+  return failure === undefined && activeDeadline !== undefined && activeDeadline > now
+    ? activeDeadline
+    : undefined;
 }

@@ -4,8 +4,7 @@ import { pause } from '../../base/time.ts';
 import { messageOf, reasonOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { type Host, ownUser } from './host.ts';
-import { type MachineRecord, needed } from './machine.ts';
-import type { Runtime } from './runtime.ts';
+import { type MachineRecord, needed, type Runtime } from './machine.ts';
 
 /** Before a machine's network is given up: as many checks more, which repair, this far apart. */
 const HEAL_ATTEMPTS = 3;
@@ -13,22 +12,20 @@ const HEAL_PAUSE_MILLISECONDS = 500;
 /** A fault that is still there after this is final. A check that finds packets lost takes 2 s: all ends within the 5 s in which a fault is told. */
 const HEAL_MILLISECONDS = 2_750;
 
-interface Connecting {
-  host: Host;
-  record: MachineRecord;
-  runtime: Runtime;
-}
-
 /** The network of the host could not be repaired. */
 class NetworkFaultError extends Error {
   override readonly name = 'NetworkFaultError';
   readonly reason = 'NATSelfHealFailed';
 }
 
-/** Attaches the machine to a network that works. @throws NetworkFaultError, or what says that a port cannot be had. */
-export async function connect(action: Connecting): Promise<GuestNetwork> {
-  const { host, record } = action;
-  const network = await attach(action);
+/**
+ * Attaches the machine to a network that works.
+ *
+ * @throws NetworkFaultError when it does not; {@link PortTakenError} and PortNotReservableError when a port cannot be had.
+ */
+export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwork> {
+  const { record } = runtime;
+  const network = await attach(host, record);
   const began = performance.now();
   for (let attempt = 1; ; attempt += 1) {
     const fault = networkFault(await host.monitor.checkOf(record.uid), record);
@@ -40,7 +37,7 @@ export async function connect(action: Connecting): Promise<GuestNetwork> {
     }
     await pause(HEAL_PAUSE_MILLISECONDS);
   }
-  action.runtime.address = network.address ?? (await host.network.address(record.uid));
+  runtime.address = network.address ?? (await host.network.address(record.uid));
   return network;
 }
 
@@ -58,8 +55,7 @@ function isAboutPorts(error: unknown): boolean {
   return ['PortTaken', 'PortNotReservable'].includes(reasonOf(error) ?? '');
 }
 
-async function attach(action: Connecting): Promise<GuestNetwork> {
-  const { host, record } = action;
+async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> {
   const { hardware, ports } = needed(record.machine);
   const runAs = ownUser(host, record);
   const options = { macAddress: hardware.macAddress, ports, ...(runAs && { runAs }) };
@@ -83,7 +79,7 @@ async function attach(action: Connecting): Promise<GuestNetwork> {
 
 /** Who has the machines, and hears when something about one has changed. */
 interface Followers {
-  machines: { runtime(record: Readonly<MachineRecord>): Runtime };
+  machines: { runtime(record: MachineRecord): Runtime };
   touch(uid: string): void;
 }
 

@@ -8,8 +8,8 @@ import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
-import { type Observed, plan, type Step } from './plan.ts';
-import { type MachineRecord, newRecord } from './machine.ts';
+import { type MachineRecord, newRecord, type Step } from './machine.ts';
+import { plan, type Situation } from './plan.ts';
 
 const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
 /** More than any sequence of steps towards one wish. */
@@ -71,8 +71,9 @@ class Model {
   now = 0;
   readonly steps: Step[] = [];
 
-  observed(): Observed {
+  situation(): Situation {
     return {
+      desired: this.desired,
       state: this.state,
       record: this.record,
       deletion: this.deletion,
@@ -125,7 +126,7 @@ class Model {
   /** Steps until nothing is left to do. Fails when that does not come. */
   settle(): Step {
     for (let count = 0; count < MOST_STEPS; count += 1) {
-      const step = plan(this.observed(), this.desired, this.now);
+      const step = plan(this.situation(), this.now);
       this.check(step);
       if (step.kind === 'settled' || step.kind === 'wait') {
         return step;
@@ -359,7 +360,7 @@ test('a host that is cut off destroys what nobody has seen running, and keeps th
 
 test('the active deadline ends a machine with what grace its Pod has', () => {
   const model = running();
-  const step = plan({ ...model.observed(), activeDeadline: 5 }, DESIRED, 5);
+  const step = plan({ ...model.situation(), activeDeadline: 5 }, 5);
   expect(step).toMatchObject({
     kind: 'fail',
     failure: { reason: 'DeadlineExceeded', graceMilliseconds: 30_000 },
@@ -410,7 +411,7 @@ test('a machine that an agent started and did not live to write down has run, wi
   const model = new Model();
   model.state = { kind: 'running', pid: 1, guestStarted: true, paused: false };
   model.record = { ...model.record, created: true, running: false };
-  const step = plan(model.observed(), DESIRED, Date.parse('2030-01-01T00:00:00Z'));
+  const step = plan(model.situation(), Date.parse('2030-01-01T00:00:00Z'));
   expect(step).toMatchObject({
     kind: 'note',
     change: { running: true, everRan: true, startedAt: '2030-01-01T00:00:00Z' },

@@ -8,7 +8,8 @@ import { timestamp } from '../../base/time.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
-import type { MachineEnd, MachineFailure, MachineRecord } from './machine.ts';
+import { failed } from './failure.ts';
+import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 
 /** A machine that keeps ending: the waits between its starts, as a kubelet has them. The first is at once. */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
@@ -21,128 +22,94 @@ const FORGIVING_RUN_MILLISECONDS = 600_000;
 /** The machine was there and its disk is not: somebody removed it, or the host's disk was lost. */
 const DISK_LOST = 'DiskLost';
 
-export interface Observed {
-  state: MachineState;
+/** All that the decision rests on. */
+export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
-  /** The Pod is being deleted or is gone; the machine has until `deadline` (milliseconds since the epoch) to end in order. */
-  deletion: { deadline: number } | undefined;
   /** The Lease could not be renewed: another host may be given the machines that nobody has yet seen running. */
   fenced: boolean;
-  /** This agent has not yet seen the machine alive: an end happened together with the agent or the host. */
-  unseen: boolean;
-  /** `Pod.spec.activeDeadlineSeconds` ends here. */
-  activeDeadline: number | undefined;
   /** Why the machine's network is unusable, while it is. */
   networkFault: string | undefined;
-  /** `Pod.spec.terminationGracePeriodSeconds`. */
-  graceMilliseconds: number;
   /** What the host's disk asks of the machine. */
   diskWish: DiskWish | undefined;
   /** Why the machine's memory has no room on the host's disk, while it has none. */
   noRoomToSuspend: string | undefined;
 }
 
-export type Step =
-  /** What is wanted is there. */
-  | { kind: 'settled' }
-  | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
-  /** Facts to remember; then plan again. */
-  | { kind: 'note'; change: Partial<MachineRecord> }
-  | { kind: 'fail'; failure: MachineFailure }
-  /** Fetch the image and make the disk. */
-  | { kind: 'create' }
-  | { kind: 'start' }
-  | { kind: 'stop'; graceMilliseconds: number }
-  /** The guest stands still, for want of room on the host's disk, and goes on. */
-  | { kind: 'pause' }
-  | { kind: 'unpause' }
-  | { kind: 'suspend' }
-  | { kind: 'resume' }
-  | { kind: 'revert' }
-  /** End the process and give back its network, keep the disk. */
-  | { kind: 'release'; graceMilliseconds: number }
-  /** Delete the folder, disk included. */
-  | { kind: 'remove' };
-
 const SETTLED: Step = { kind: 'settled' };
 
 /** The next step; `now` in milliseconds since the epoch. */
-export function plan(observed: Observed, desired: Desired | undefined, now: number): Step {
-  const { record, deletion } = observed;
+export function plan(situation: Situation, now: number): Step {
+  const { record, deletion } = situation;
   if (deletion !== undefined) {
-    return leave(observed, Math.max(0, deletion.deadline - now));
+    return leave(situation, Math.max(0, deletion.deadline - now));
   }
   if (record.failure !== undefined) {
     return record.released
       ? SETTLED
       : { kind: 'release', graceMilliseconds: record.failure.graceMilliseconds };
   }
-  if (observed.fenced && !record.acknowledged) {
+  if (situation.fenced && !record.acknowledged) {
     return record.released ? { kind: 'wait', until: undefined } : { kind: 'release', graceMilliseconds: 0 };
   }
-  const failure = failureOf(observed, now);
-  return failure === undefined ? live(observed, desired, now) : { kind: 'fail', failure };
+  const failure = failureOf(situation, now);
+  return failure === undefined ? live(situation, now) : { kind: 'fail', failure };
 }
 
-function live(observed: Observed, desired: Desired | undefined, now: number): Step {
-  if (!observed.record.created) {
+function live(situation: Situation, now: number): Step {
+  const { desired } = situation;
+  if (!situation.record.created) {
     return { kind: 'create' };
   }
-  const change = noticed(observed, now);
+  const change = noticed(situation, now);
   if (change !== undefined) {
     return { kind: 'note', change };
   }
   // Without a readable wish nothing changes.
-  const step = desired === undefined ? SETTLED : towards(observed, desired, now);
-  return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(observed) ?? step) : step;
+  const step = desired === undefined ? SETTLED : towards(situation, desired, now);
+  return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
 }
 
 /** Whatever ends the guest's writing goes before, and whatever is wanted goes on afterwards. */
-function forDisk({ state, diskWish }: Observed): Step | undefined {
+function forDisk({ state, diskWish }: Situation): Step | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
     return undefined;
   }
   return { kind: diskWish };
 }
 
-function leave(observed: Observed, graceMilliseconds: number): Step {
-  if (!observed.record.released || isAlive(observed.state)) {
+function leave(situation: Situation, graceMilliseconds: number): Step {
+  if (!situation.record.released || isAlive(situation.state)) {
     return { kind: 'release', graceMilliseconds };
   }
-  return observed.state.kind === 'absent' ? SETTLED : { kind: 'remove' };
+  return situation.state.kind === 'absent' ? SETTLED : { kind: 'remove' };
 }
 
 function isAlive(state: MachineState): boolean {
   return state.kind === 'running' || state.kind === 'suspended';
 }
 
-function failureOf(observed: Observed, now: number): MachineFailure | undefined {
-  const { record } = observed;
-  if (observed.activeDeadline !== undefined && now >= observed.activeDeadline) {
+function failureOf(situation: Situation, now: number): MachineFailure | undefined {
+  const { record } = situation;
+  if (situation.activeDeadline !== undefined && now >= situation.activeDeadline) {
     return {
       reason: 'DeadlineExceeded',
       message: 'Pod was active on the node longer than the specified deadline',
       exitCode: 137,
-      graceMilliseconds: observed.graceMilliseconds,
+      graceMilliseconds: situation.graceMilliseconds,
     };
   }
-  if (observed.networkFault !== undefined && !record.everRan) {
-    return failed('NATSelfHealFailed', observed.networkFault);
+  if (situation.networkFault !== undefined && !record.everRan) {
+    return failed('NATSelfHealFailed', situation.networkFault);
   }
-  if (record.created && observed.state.kind === 'absent') {
+  if (record.created && situation.state.kind === 'absent') {
     return failed(DISK_LOST, "the machine's folder is no longer on the host");
   }
   return undefined;
 }
 
-/** A failure of what has no process any more, or must not go on a moment longer. */
-export function failed(reason: string, message: string): MachineFailure {
-  return { reason, message, exitCode: 1, graceMilliseconds: 0 };
-}
-
 /** What the machine did without being asked, as facts to remember. */
-function noticed(observed: Observed, now: number): Partial<MachineRecord> | undefined {
-  const { record, state } = observed;
+function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
+  const { record, state } = situation;
   if (state.kind === 'running') {
     // Started by an agent that did not live to write it down.
     const startedAt = record.startedAt ?? timestamp(now);
@@ -153,7 +120,7 @@ function noticed(observed: Observed, now: number): Partial<MachineRecord> | unde
   if (state.kind === 'suspended' || !record.running) {
     return undefined;
   }
-  const end = endOf(observed, now);
+  const end = endOf(situation, now);
   const ranFor = record.startedAt === undefined ? 0 : now - Date.parse(record.startedAt);
   return {
     running: false,
@@ -163,12 +130,12 @@ function noticed(observed: Observed, now: number): Partial<MachineRecord> | unde
   };
 }
 
-function endOf(observed: Observed, now: number): MachineEnd {
-  const { state } = observed;
+function endOf(situation: Situation, now: number): MachineEnd {
+  const { state } = situation;
   if (state.kind === 'exited' && state.reason === 'GuestShutdown') {
     return { how: 'GuestShutdown', message: state.message, at: now };
   }
-  if (observed.unseen) {
+  if (situation.unseen) {
     const words = state.kind === 'exited' ? `: ${state.message}` : '';
     return {
       how: 'HostLost',
@@ -180,23 +147,23 @@ function endOf(observed: Observed, now: number): MachineEnd {
   return { how: 'Crashed', message, at: now };
 }
 
-function towards(observed: Observed, desired: Desired, now: number): Step {
-  const { record, state } = observed;
+function towards(situation: Situation, desired: Desired, now: number): Step {
+  const { record, state } = situation;
   if (isPending(desired.revertRequestedAt, record.revertedAt)) {
     return isAlive(state) ? { kind: 'stop', graceMilliseconds: 0 } : { kind: 'revert' };
   }
   if (desired.power === 'Running') {
-    return towardsRunning(observed, desired, now);
+    return towardsRunning(situation, desired, now);
   }
   if (desired.power === 'Suspended' && state.kind === 'running') {
-    return towardsSuspended(observed, now);
+    return towardsSuspended(situation, now);
   }
   return desired.power === 'Stopped' && isAlive(state)
-    ? { kind: 'stop', graceMilliseconds: observed.graceMilliseconds }
+    ? { kind: 'stop', graceMilliseconds: situation.graceMilliseconds }
     : settledAfter(record, desired);
 }
 
-function towardsSuspended({ noRoomToSuspend }: Observed, now: number): Step {
+function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
   return noRoomToSuspend === undefined
     ? { kind: 'suspend' }
     : { kind: 'wait', until: now + ROOM_MILLISECONDS, noRoomToSuspend };
@@ -211,14 +178,14 @@ function settledAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
   return SETTLED;
 }
 
-function towardsRunning(observed: Observed, desired: Desired, now: number): Step {
-  const { record, state } = observed;
+function towardsRunning(situation: Situation, desired: Desired, now: number): Step {
+  const { record, state } = situation;
   const restart = isPending(desired.restartRequestedAt, record.restartedAt);
   if (state.kind === 'suspended') {
     return { kind: 'resume' };
   }
   if (state.kind === 'running') {
-    return restart ? { kind: 'stop', graceMilliseconds: observed.graceMilliseconds } : SETTLED;
+    return restart ? { kind: 'stop', graceMilliseconds: situation.graceMilliseconds } : SETTLED;
   }
   return record.end === undefined || restart ? { kind: 'start' } : afterEnd(record, record.end, desired, now);
 }

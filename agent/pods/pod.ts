@@ -1,4 +1,4 @@
-/** What a Pod bound to this host asks of it, read from the operator's two annotations. */
+/** What a Pod bound to this host asks of it, read from the operator's two annotations and its times. Pure. */
 import { createHash } from 'node:crypto';
 import {
   type Desired,
@@ -8,9 +8,15 @@ import {
   machineSchema,
   parseDocument,
 } from '../../api/v1alpha1/machine.ts';
-import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import {
+  DESIRED_ANNOTATION,
+  MACHINE_ANNOTATION,
+  MACHINE_CONTAINER,
+  TASK_ANNOTATION,
+} from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION, type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
+import type { Runtime, Wanted } from './machine.ts';
 
 export type PodRole =
   /** Not Berth's: it tolerates everything, or names this Node itself. */
@@ -23,6 +29,9 @@ export type PodRole =
 
 /** Characters of the hash that acknowledges a `berth.dev/desired` text: enough to tell any two of one Pod apart. */
 const HASH_LENGTH = 16;
+
+/** Kubernetes' own default. */
+const GRACE_SECONDS = 30;
 
 /** The text by which the agent acknowledges `berth.dev/desired`: SHA-256, hex, first 16 characters. */
 export function hashDesired(text: string): string {
@@ -94,4 +103,56 @@ function versionOf(document: unknown): string {
 
 function describe(issues: readonly { path: PropertyKey[]; message: string }[]): string {
   return issues.map((issue) => `${issue.path.join('.')}: ${issue.message}`).join('; ');
+}
+
+/** Whether the Pod says that its machine is gone: a container that was terminated can never leave that state. */
+export function isEnded(pod: Readonly<Pod>): boolean {
+  const { phase, containerStatuses = [] } = pod.status ?? {};
+  const machine = containerStatuses.find(({ name }) => name === MACHINE_CONTAINER) ?? containerStatuses[0];
+  const ended = phase === 'Failed' || phase === 'Succeeded';
+  return machine?.state?.terminated !== undefined || (ended && machine === undefined);
+}
+
+/** What the Pod asks of its machine now: what it says, and by when. */
+export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, now: number): Wanted {
+  const { activeDeadlineSeconds, terminationGracePeriodSeconds = GRACE_SECONDS } = pod.spec;
+  const { startTime } = pod.status ?? {};
+  const isLimited = activeDeadlineSeconds !== undefined && startTime !== undefined;
+  return {
+    pod,
+    desired: role.kind === 'machine' ? role.desired : undefined,
+    desiredHash: role.kind === 'machine' ? role.desiredHash : undefined,
+    deletion: deletionOf(pod, runtime, now),
+    activeDeadline: isLimited ? Date.parse(startTime) + activeDeadlineSeconds * 1000 : undefined,
+    graceMilliseconds: terminationGracePeriodSeconds * 1000,
+  };
+}
+
+/** What is asked of a machine whose Pod is gone or not known. */
+export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
+  return {
+    pod: undefined,
+    desired: undefined,
+    desiredHash: undefined,
+    deletion,
+    activeDeadline: undefined,
+    graceMilliseconds: 0,
+  };
+}
+
+/**
+ * The deadline of a Pod's deletion: its grace, counted from when this agent first saw it, since two clocks differ. A shorter
+ * grace that comes later counts from then, if that is sooner. Undefined while the Pod is not being deleted.
+ */
+function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {
+  const { deletionTimestamp, deletionGracePeriodSeconds: graceSeconds = GRACE_SECONDS } = pod.metadata;
+  if (deletionTimestamp === undefined) {
+    return undefined;
+  }
+  const before = runtime.leaving;
+  if (before === undefined || graceSeconds < before.graceSeconds) {
+    const deadline = Math.min(before?.deadline ?? Number.POSITIVE_INFINITY, now + graceSeconds * 1000);
+    runtime.leaving = { graceSeconds, deadline };
+  }
+  return runtime.leaving;
 }

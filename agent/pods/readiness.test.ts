@@ -3,8 +3,11 @@ import type { AddressInfo } from 'node:net';
 import { once } from 'node:events';
 import { afterEach, describe, expect, test } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { newRecord, newRuntime, type Runtime } from './machine.ts';
 import { questionFor, ReadinessProber } from './readiness.ts';
-import { newRuntime, type Runtime } from './runtime.ts';
+
+const CLAIM = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+const RECORD = newRecord({ uid: 'uid', key: 'ns/x', machine: undefined, claim: CLAIM });
 
 const servers: Server[] = [];
 const probers: ReadinessProber[] = [];
@@ -28,7 +31,7 @@ async function listen(serve: (socket: Socket) => void): Promise<number> {
 
 /** The first answer about a port, or the first that says `ready`: a test that got no time for a second has lost a connection. */
 async function ask(port: number, forwarded: boolean, until?: 'ready'): Promise<Runtime['readiness']> {
-  const runtime = newRuntime({ path: '/none', uid: 'uid' }, false);
+  const runtime = newRuntime(RECORD, '/none');
   await new Promise<void>((resolve) => {
     const prober = new ReadinessProber(() => {
       if (until === undefined || runtime.readiness?.ready === true) {
@@ -112,7 +115,7 @@ describe('a guest that has answered', () => {
     const guest = new Guest();
     await guest.listens(true);
     const told: [boolean, number][] = [];
-    const runtime = newRuntime({ path: '/none', uid: 'uid' }, false);
+    const runtime = newRuntime(RECORD, '/none');
     await new Promise<void>((resolve) => {
       const prober = new ReadinessProber(
         () => undefined,

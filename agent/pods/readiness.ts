@@ -2,7 +2,10 @@
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
-import type { Readiness, Runtime } from './runtime.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { Runtime } from './machine.ts';
+
+type Readiness = NonNullable<Runtime['readiness']>;
 
 /** Until the guest answers, people wait; afterwards a kubelet's period is often enough. */
 const NOT_READY_MILLISECONDS = 1_000;
@@ -74,6 +77,19 @@ export class ReadinessProber {
     this.#wait = wait;
   }
 
+  /** Asks as the machine's VM wants while it runs, and only then; goes on from what the Pod says. */
+  follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
+    const { machine } = runtime.record;
+    if (runtime.state.kind !== 'running' || machine === undefined) {
+      this.#end(runtime.folder.uid);
+      runtime.readiness = undefined;
+      return;
+    }
+    const said = pod.status?.conditions?.find(({ type }) => type === 'Ready');
+    runtime.readiness ??= { ready: said?.status === 'True', message: said?.message ?? '' };
+    this.watch(runtime, questionFor(machine, runtime.address, forwardAddress));
+  }
+
   watch(runtime: Runtime, question: Question): void {
     const { uid } = runtime.folder;
     if (question.kind === 'answer') {
@@ -89,11 +105,6 @@ export class ReadinessProber {
       this.#watches.set(uid, { target, end });
       void this.#run(runtime, target, end.signal);
     }
-  }
-
-  unwatch(runtime: Runtime): void {
-    this.#end(runtime.folder.uid);
-    runtime.readiness = undefined;
   }
 
   close(): void {

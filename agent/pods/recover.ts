@@ -6,7 +6,8 @@ import { type MachineFile, readMachineFile } from '../machines/folder.ts';
 import type { Host } from './host.ts';
 import type { Machines } from './machines.ts';
 import { claimOf } from './admission.ts';
-import { type MachineRecord, newRecord, recordDamaged } from './machine.ts';
+import { recordDamaged } from './failure.ts';
+import { type MachineRecord, newRecord } from './machine.ts';
 import { roleOf } from './pod.ts';
 
 /** Key of what no Pod of this host ever named: no namespace has a slash before its name, so no Pod can have it. */

@@ -6,9 +6,8 @@ import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Container, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 import { condition } from '../../kube/podstatus.ts';
-import { admit, type Claim, claimOf, claimOfSize, type HostCapacity } from './admission.ts';
-import { type Claimants, claimsBeside } from './claims.ts';
-import type { MachineRecord } from './machine.ts';
+import { admit, type Claimants, claimOf, claimOfSize, claimsBeside, type HostCapacity } from './admission.ts';
+import type { Claim, MachineRecord } from './machine.ts';
 
 /** Why the host does not promise what the Pod asks for: not now, or never. A kubelet's own reasons. */
 export interface PendingResize {

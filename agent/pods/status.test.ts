@@ -2,11 +2,8 @@ import { expect, test } from 'vitest';
 import { DISK_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
-import type { Step } from './plan.ts';
-import { newRecord } from './machine.ts';
-import { newRuntime } from './runtime.ts';
+import { newRecord, newRuntime, type Step } from './machine.ts';
 import { machineStatus } from './status.ts';
-import { viewOf } from './view.ts';
 
 const POD: Pod = {
   apiVersion: 'v1',
@@ -20,11 +17,9 @@ const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, pau
 function conditions(state: MachineState, step: Step) {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = { ...newRecord({ uid: 'u', key: 'ns/x', machine: undefined, claim }), everRan: true };
-  const runtime = { ...newRuntime({ path: '/x', uid: 'u' }, false), state };
-  runtime.readiness = { ready: true, message: '' };
-  const nothing = { desired: undefined, desiredHash: undefined, accelerator: undefined };
-  const progress = { runtime, step, again: undefined };
-  const view = viewOf({ record, progress, deleting: false, pendingResize: undefined, ...nothing });
+  const runtime = { ...newRuntime(record, '/none'), state, readiness: { ready: true, message: '' } };
+  const wanted = { deletion: undefined, desiredHash: undefined };
+  const view = { runtime, step, wanted, accelerator: undefined, pendingResize: undefined };
   const { conditions: all = [] } = machineStatus(POD, view, '127.0.0.1', '2030-01-01T00:00:00Z');
   return {
     ready: all.find(({ type }) => type === 'Ready'),

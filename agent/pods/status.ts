@@ -1,12 +1,12 @@
 /** The Pod status that says what a machine is: a pure function, so that nothing is written when nothing changed. */
-import type { Desired, MachineReport } from '../../api/v1alpha1/machine.ts';
+import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import {
   DISK_CONDITION,
   HOST_DISK_FULL,
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
   NETWORK_CONDITION,
-  type NO_ROOM_TO_SUSPEND,
+  NO_ROOM_TO_SUSPEND,
 } from '../../api/v1alpha1/names.ts';
 import type { ContainerState, Pod, PodCondition, PodStatus } from '../../kube/core.ts';
 import {
@@ -18,46 +18,25 @@ import {
   stamp,
   waiting,
 } from '../../kube/podstatus.ts';
-import type { MachineFailure, MachineRecord } from './machine.ts';
+import { PAUSED_MESSAGE } from './diskguard.ts';
+import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
 
-/** What people read in the STATUS column and in the VM's phase. */
-export type MachinePhase =
-  | 'Pulling'
-  | 'Cloning'
-  | 'Starting'
-  | 'Running'
-  | 'Stopping'
-  | 'Stopped'
-  | 'Suspending'
-  | 'Suspended'
-  | 'Resuming'
-  | 'Failed'
-  | 'Terminating';
-
+/** What a Pod's status tells of its machine. */
 export interface MachineView {
-  phase: MachinePhase;
-  /** For people, beside the phase. */
-  message: string | undefined;
-  /** Why the image is not here yet, while that is being tried again. */
-  imageTrouble: string | undefined;
-  progressPercent: number | undefined;
-  record: Readonly<MachineRecord>;
-  desired: Desired | undefined;
-  /** Of the fulfilled desired; undefined while on the way. */
-  desiredHash: string | undefined;
+  runtime: Readonly<Runtime>;
+  /** The step that was begun or is still to come. */
+  step: Step;
+  wanted: Pick<Wanted, 'deletion' | 'desiredHash'>;
   accelerator: string | undefined;
-  /** Stopped by the guest itself. */
-  guestShutdown: boolean;
-  /** Whether the guest answers as the VM's readiness asks; the message says what is missing. */
-  readiness: { ready: boolean; message: string };
-  /** How the host's disk is in the way of a machine that runs, while it is. */
-  disk: { reason: typeof HOST_DISK_FULL | typeof NO_ROOM_TO_SUSPEND; message: string } | undefined;
-  /** Undefined while the network has not been looked at. */
-  network: { healthy: boolean; message: string } | undefined;
-  guestAddress: string | undefined;
   /** Why the Pod's new size is not promised, while it is not. */
   pendingResize: PendingResize | undefined;
+}
+
+/** How the host's disk is in the way of a machine that runs. */
+interface DiskTrouble {
+  reason: typeof HOST_DISK_FULL | typeof NO_ROOM_TO_SUSPEND;
+  message: string;
 }
 
 /** 128 + SIGKILL, as a kubelet reports processes that it ended. */
@@ -73,70 +52,125 @@ const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
 ]);
 
 export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, now: string): PodStatus {
-  const running = view.phase === 'Running';
-  const { ready, reason: notReady, message } = readinessOf(view);
-  const state = containerState(view);
-  const phase = podPhase(pod, view);
+  const { record, address = hostAddress } = view.runtime;
+  const phase = phaseOf(view);
+  const disk = phase === 'Running' ? diskTrouble(view) : undefined;
+  const { ready, reason: notReady, message } = readinessOf(view, phase, disk);
+  const state = containerState(view, phase);
   const conditions: PodCondition[] = [
-    condition('PodReadyToStartContainers', view.record.created),
+    condition('PodReadyToStartContainers', record.created),
     condition('Initialized', true),
     condition('Ready', ready, notReady, message),
     condition('ContainersReady', ready, notReady),
-    machineCondition(view),
+    machineCondition(view, phase),
     ...networkCondition(pod, view),
-    ...diskCondition(view),
-    ...resizeConditions(view.record, view.pendingResize),
+    // Only while the disk is in the machine's way.
+    ...(disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)]),
+    ...resizeConditions(record, view.pendingResize),
   ];
-  const address = view.guestAddress ?? hostAddress;
   return {
-    ...frame(pod, phase, hostAddress, now),
-    ...(view.record.failure !== undefined && phase === 'Failed'
-      ? { reason: view.record.failure.reason, message: lastWords(view.record.failure.message) }
+    ...frame(pod, podPhase(pod, record, phase), hostAddress, now),
+    ...(record.failure !== undefined && phase === 'Failed'
+      ? { reason: record.failure.reason, message: lastWords(record.failure.message) }
       : {}),
     podIP: address,
     podIPs: [{ ip: address }],
     conditions: stamp(pod, conditions, now),
     containerStatuses: pod.spec.containers.map((container) => ({
       ...emptyContainer(container),
-      ...resourceStatus(container, view.record),
+      ...resourceStatus(container, record),
       ready,
-      started: running,
-      restartCount: view.record.restarts,
-      imageID: view.record.base?.digest ?? '',
-      ...(view.record.startedAt === undefined ? {} : { containerID: `berth://${view.record.uid}` }),
+      started: phase === 'Running',
+      restartCount: record.restarts,
+      imageID: record.base?.digest ?? '',
+      ...(record.startedAt === undefined ? {} : { containerID: `berth://${record.uid}` }),
       state:
         container.name === MACHINE_CONTAINER || pod.spec.containers.length === 1 ? state : waiting('Unused'),
     })),
   };
 }
 
-function readinessOf({ phase, disk, readiness, message }: MachineView): {
+/** The machine is as wanted, and nothing is under way. */
+function isSettled({ runtime, step }: MachineView): boolean {
+  return step.kind === 'settled' && runtime.operation === undefined;
+}
+
+export function phaseOf(view: MachineView): MachinePhase {
+  const { runtime, wanted } = view;
+  const { record, operation } = runtime;
+  if (wanted.deletion !== undefined) {
+    return isSettled(view) ? 'Failed' : 'Terminating';
+  }
+  if (record.failure !== undefined) {
+    return record.released ? 'Failed' : 'Stopping';
+  }
+  return operation?.phase ?? restingPhase(view);
+}
+
+function restingPhase({ runtime, step }: MachineView): MachinePhase {
+  if (runtime.state.kind === 'running') {
+    return 'Running';
+  }
+  if (runtime.state.kind === 'suspended') {
+    return 'Suspended';
+  }
+  if (step.kind === 'settled') {
+    return 'Stopped';
+  }
+  return step.kind === 'create' ? 'Pulling' : 'Starting';
+}
+
+function diskTrouble({ runtime: { state }, step }: MachineView): DiskTrouble | undefined {
+  if (state.kind === 'running' && state.paused) {
+    return { reason: HOST_DISK_FULL, message: PAUSED_MESSAGE };
+  }
+  return step.kind === 'wait' && step.noRoomToSuspend !== undefined
+    ? { reason: NO_ROOM_TO_SUSPEND, message: `the machine is not suspended: ${step.noRoomToSuspend}` }
+    : undefined;
+}
+
+/** For people, beside the phase. */
+function messageOf({ record, trouble }: Readonly<Runtime>, phase: MachinePhase): string | undefined {
+  if (trouble !== undefined) {
+    return trouble.message;
+  }
+  const { end } = record;
+  if (end === undefined || phase === 'Running') {
+    return undefined;
+  }
+  return end.how === 'GuestShutdown'
+    ? 'GuestShutdown: the guest powered itself off'
+    : `${end.how}: ${end.message}`;
+}
+
+function readinessOf(
+  { runtime }: MachineView,
+  phase: MachinePhase,
+  disk: DiskTrouble | undefined,
+): {
   ready: boolean;
   /** Why it is not. */
   reason: string | undefined;
   message: string | undefined;
 } {
   if (phase !== 'Running') {
-    return { ready: false, reason: phase, message };
+    return { ready: false, reason: phase, message: messageOf(runtime, phase) };
   }
   if (disk?.reason === HOST_DISK_FULL) {
     return { ready: false, ...disk };
   }
+  const { readiness = { ready: false, message: 'not yet probed' } } = runtime;
   return { ...readiness, reason: readiness.ready ? undefined : 'GuestNotReady' };
 }
 
-/** Only while the disk is in the machine's way. */
-function diskCondition({ disk }: MachineView): PodCondition[] {
-  return disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)];
-}
-
-function machineCondition(view: MachineView): PodCondition {
-  const reason = view.phase === 'Stopped' && view.guestShutdown ? 'GuestShutdown' : view.phase;
-  return condition(MACHINE_CONDITION, view.phase === 'Running', reason, JSON.stringify(reportOf(view)));
+function machineCondition(view: MachineView, phase: MachinePhase): PodCondition {
+  const isOwnEnd = phase === 'Stopped' && view.runtime.record.end?.how === 'GuestShutdown';
+  const reason = isOwnEnd ? 'GuestShutdown' : phase;
+  return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(reportOf(view, phase)));
 }
 
 /** Until the network has been looked at, what was last said stays. */
-function networkCondition(pod: Pod, { network }: MachineView): PodCondition[] {
+function networkCondition(pod: Pod, { runtime: { network } }: MachineView): PodCondition[] {
   if (network === undefined) {
     const said = pod.status?.conditions?.find(({ type }) => type === NETWORK_CONDITION);
     return said === undefined
@@ -148,24 +182,29 @@ function networkCondition(pod: Pod, { network }: MachineView): PodCondition[] {
   ];
 }
 
-function podPhase(pod: Pod, view: MachineView): NonNullable<PodStatus['phase']> {
-  if (view.phase === 'Failed') {
+function podPhase(
+  pod: Pod,
+  { everRan }: Readonly<MachineRecord>,
+  phase: MachinePhase,
+): NonNullable<PodStatus['phase']> {
+  if (phase === 'Failed') {
     return 'Failed';
   }
-  const settledOff = view.phase === 'Stopped' || view.phase === 'Suspended';
-  const started = view.record.everRan || settledOff || pod.status?.phase === 'Running';
-  return started ? 'Running' : 'Pending';
+  const settledOff = phase === 'Stopped' || phase === 'Suspended';
+  return everRan || settledOff || pod.status?.phase === 'Running' ? 'Running' : 'Pending';
 }
 
-function containerState(view: MachineView): ContainerState {
-  const { record, phase } = view;
+function containerState({ runtime }: MachineView, phase: MachinePhase): ContainerState {
+  const { record, trouble, operation } = runtime;
   if (phase === 'Failed') {
     return { terminated: terminated(record) };
   }
   if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  return waiting(view.imageTrouble ?? phase, view.message ?? percent(view.progressPercent));
+  // An image that cannot be had yet is shown by its own reason.
+  const reason = (phase === 'Pulling' ? trouble?.reason : undefined) ?? phase;
+  return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 
 /** Without a failure of its own, the machine was ended with its Pod: never an exit code of 0, which a Job would count as done. */
@@ -190,17 +229,18 @@ function percent(progress: number | undefined): string | undefined {
   return progress === undefined ? undefined : `${progress}%`;
 }
 
-function reportOf(view: MachineView): MachineReport {
-  const { record, message } = view;
+function reportOf(view: MachineView, phase: MachinePhase): MachineReport {
+  const { runtime, wanted } = view;
+  const { record, operation } = runtime;
   return {
-    ...defined('desiredHash', view.desiredHash),
+    ...defined('desiredHash', isSettled(view) ? wanted.desiredHash : undefined),
     ...defined('restartedAt', record.restartedAt),
     ...defined('revertedAt', record.revertedAt),
     ...record.startedWith,
-    ...defined('progressPercent', view.progressPercent),
+    ...defined('progressPercent', operation?.progressPercent),
     ...defined('accelerator', view.accelerator),
     ...defined('imageDigest', record.base?.digest),
-    ...defined('message', message),
+    ...defined('message', messageOf(runtime, phase)),
   };
 }
 

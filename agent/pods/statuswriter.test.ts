@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import type { Pod, PodStatus } from '../../kube/core.ts';
 import { parkedStatus } from '../../kube/podstatus.ts';
-import { showsAlready } from './shows.ts';
+import { showsAlready } from './statuswriter.ts';
 
 const NOW = '2030-01-01T00:00:00Z';
 const pod: Pod = {

@@ -2,22 +2,22 @@
  * Writes Pod status and the last delete, in a queue of its own: an API server that does not answer holds up no machine,
  * and of several states in the meantime only the last is told.
  */
+import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
-import { type Pod, PODS, type PodStatus } from '../../kube/core.ts';
+import { type Pod, type PodCondition, PODS, type PodStatus } from '../../kube/core.ts';
 import { ApiError, isConflict, isInvalid, isNotFound, TerminalError } from '../../kube/errors.ts';
 import { compareResourceVersions, keyOf, refOf } from '../../kube/objects.ts';
-import { showsAlready } from './shows.ts';
-import { isEnded } from './times.ts';
+import { isEnded } from './pod.ts';
 
 /** One hanging write must not hold up the others of a host's few dozen Pods. */
 const WORKERS = 8;
 
 /** What a Pod is to show. */
-export interface Wish {
+export interface StatusWish {
   uid: string;
   status: PodStatus | undefined;
   /** Nothing of the machine is left: the Pod, which is being deleted, can go. */
@@ -26,23 +26,23 @@ export interface Wish {
   onTaken: () => void;
 }
 
-export interface PodWriterOptions {
+export interface StatusWriterOptions {
   client: KubeClient;
   podOf: (key: string) => Readonly<Pod> | undefined;
   logger: Logger;
   metrics: Registry;
 }
 
-export class PodWriter {
-  readonly #options: PodWriterOptions;
+export class StatusWriter {
+  readonly #options: StatusWriterOptions;
   readonly #controller: Controller;
-  readonly #wishes = new Map<string, Wish>();
+  readonly #wishes = new Map<string, StatusWish>();
   /** By uid: the Pod as the server answered the last write. */
   readonly #written = new Map<string, Pod>();
   /** Uids of Pods whose last delete was sent. */
   readonly #finished = new Set<string>();
 
-  constructor(options: PodWriterOptions) {
+  constructor(options: StatusWriterOptions) {
     const { logger, metrics } = options;
     this.#options = options;
     this.#controller = new Controller({
@@ -80,7 +80,7 @@ export class PodWriter {
   }
 
   /** Takes the place of what was wished for the Pod before. */
-  wish(pod: Readonly<Pod>, wish: Omit<Wish, 'uid'>): void {
+  wish(pod: Readonly<Pod>, wish: Omit<StatusWish, 'uid'>): void {
     const key = keyOf(pod);
     this.#wishes.set(key, { uid: pod.metadata.uid ?? '', ...wish });
     this.#controller.enqueue(key);
@@ -152,4 +152,24 @@ export class PodWriter {
 function isOurMistake(error: unknown): error is Error {
   const untyped = error instanceof ApiError && error.message.includes('failed to create typed patch object');
   return isInvalid(error) || untyped;
+}
+
+/** Whether the Pod shows all of `wanted` already: what others wrote beside it does not count. */
+export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
+  const { conditions: wantedConditions = [], ...rest } = wanted;
+  const current: Record<string, unknown> = { ...pod.status };
+  const same = Object.entries(rest).every(([key, value]) => isDeepStrictEqual(current[key], value));
+  const others = pod.status?.conditions ?? [];
+  return (
+    same &&
+    wantedConditions.every((wanted) =>
+      others.some((other) => other.type === wanted.type && isDeepStrictEqual(withoutProbe(other), wanted)),
+    )
+  );
+}
+
+/** The API server adds `lastProbeTime: null` to what it returns. */
+function withoutProbe(condition: PodCondition): PodCondition {
+  const { lastProbeTime, ...rest } = condition;
+  return lastProbeTime === undefined || lastProbeTime === null ? rest : condition;
 }

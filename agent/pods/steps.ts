@@ -1,9 +1,9 @@
 /** The steps that take long, each as one function: it drives the host, and writes down what it achieved, before and after. */
 import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
-import type { Desired, MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { EventText } from '../../kube/events.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -13,110 +13,102 @@ import type { GuestNetwork } from '../network/network.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { type Host, ownUser } from './host.ts';
-import { type MachineRecord, needed } from './machine.ts';
+import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { grantedSize } from './resize.ts';
-import type { Runtime, Task, TaskKind } from './runtime.ts';
 
 /** A download tells its progress this often at most: every telling is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
 
-export interface Action {
-  host: Host;
-  record: MachineRecord;
-  runtime: Runtime;
-  task: Task;
-  /** For Events; undefined when the Pod is gone. */
-  pod: Readonly<Pod> | undefined;
-  desired: Desired | undefined;
-  graceMilliseconds: number;
-  /** The task's phase or progress has changed. */
-  changed: () => void;
-}
+type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
 
 /** Fetches what the machine boots from and makes its disk. */
-async function create(action: Action): Promise<void> {
-  const holder: Holder = `machine/${action.record.uid}`;
+async function create(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+  const holder: Holder = `machine/${runtime.record.uid}`;
   try {
-    await makeDisk(action);
-    action.host.images.cloned(holder);
+    await makeDisk(host, runtime, operation);
+    host.images.cloned(holder);
   } catch (error) {
     // Another attempt asks again; until then nobody need wait for this one.
-    action.host.images.release(holder);
+    host.images.release(holder);
     throw error;
   }
 }
 
-async function makeDisk(action: Action): Promise<void> {
-  const { host, record, runtime, task } = action;
-  const { machine } = record;
-  const { folder } = runtime;
-  const keyring = await keyringOf(action);
-  const { image, imageFormat: format = 'Auto', imageName, iso: isoSource, isoName } = machine ?? {};
-  const base = await fetch(action, { source: image, format, name: imageName, keyring });
-  const iso = await fetch(action, { source: isoSource, format: 'Raw', name: isoName, keyring });
-  task.abort.signal.throwIfAborted();
-  task.phase = 'Cloning';
-  task.progressPercent = undefined;
-  action.changed();
+async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+  const { record, folder } = runtime;
+  const { image, imageFormat: format = 'Auto', imageName, iso: isoSource, isoName } = record.machine ?? {};
+  const keyring = await keyringOf(host, record, operation);
+  const fetch = fetcher(host, record, operation);
+  const base = await fetch(image, { format, name: imageName, keyring });
+  const iso = await fetch(isoSource, { format: 'Raw', name: isoName, keyring });
+  operation.abort.signal.throwIfAborted();
+  operation.phase = 'Cloning';
+  operation.progressPercent = undefined;
+  operation.changed();
   if (runtime.state.kind !== 'absent') {
     // Left by an agent that did not live to finish it.
     await host.driver.delete(folder);
   }
   const isoPath = iso?.path;
   record.isoPath = isoPath;
-  await host.driver.create(folder, launchPlan(action, { arguments: [], address: undefined }), base);
+  await host.driver.create(folder, launchPlan(host, record, operation), base);
   host.records.update(record, { created: true, base, isoPath });
 }
 
 /** What the secrets of a Pod open that boots from a registry; the others need none. */
-async function keyringOf({ host, pod, record }: Action): Promise<Keyring | undefined> {
-  const sources = [record.machine?.image, record.machine?.iso];
-  const isNeeded = sources.some((source) => source?.type === 'registry');
+async function keyringOf(
+  host: Host,
+  { machine }: MachineRecord,
+  { pod }: Operation,
+): Promise<Keyring | undefined> {
+  const isNeeded = [machine?.image, machine?.iso].some((source) => source?.type === 'registry');
   return isNeeded && pod !== undefined ? await host.keyring(pod) : undefined;
 }
 
-interface Wanted {
-  source: MachineImageSource | undefined;
-  format: ImageFormat;
-  name: string | undefined;
-  keyring: Keyring | undefined;
+type Fetch = (
+  source: MachineImageSource | undefined,
+  options: { format: ImageFormat; name: string | undefined; keyring: Keyring | undefined },
+) => Promise<BaseImage | undefined>;
+
+function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch {
+  return async (source, options) => {
+    if (source === undefined || source.type === 'empty') {
+      return undefined;
+    }
+    let toldAt = performance.now();
+    const began = toldAt;
+    tell(host, operation, 'Pulling', 'Pull', `fetching ${describeSource(source)}`);
+    const image = await host.images.ensure(source, {
+      ...options,
+      architecture: record.machine?.architecture,
+      holder: `machine/${record.uid}`,
+      signal: operation.abort.signal,
+      onProgress: (percent) => {
+        operation.progressPercent = Math.floor(percent);
+        if (performance.now() - toldAt >= PROGRESS_MILLISECONDS) {
+          toldAt = performance.now();
+          operation.changed();
+        }
+      },
+    });
+    const seconds = ((performance.now() - began) / 1000).toFixed(1);
+    tell(host, operation, 'Pulled', 'Pull', `image is on the host as ${image.digest} after ${seconds} s`);
+    return image;
+  };
 }
 
-async function fetch(action: Action, wanted: Wanted): Promise<BaseImage | undefined> {
-  const { host, task, record } = action;
-  const { source, ...options } = wanted;
-  if (source === undefined || source.type === 'empty') {
-    return undefined;
-  }
-  let toldAt = performance.now();
-  const began = toldAt;
-  event(action, 'Normal', 'Pulling', 'Pull', `fetching ${describeSource(source)}`);
-  const image = await host.images.ensure(source, {
-    ...options,
-    architecture: record.machine?.architecture,
-    holder: `machine/${record.uid}`,
-    signal: task.abort.signal,
-    onProgress: (percent) => {
-      task.progressPercent = Math.floor(percent);
-      if (performance.now() - toldAt >= PROGRESS_MILLISECONDS) {
-        toldAt = performance.now();
-        action.changed();
-      }
-    },
-  });
-  const seconds = ((performance.now() - began) / 1000).toFixed(1);
-  event(action, 'Normal', 'Pulled', 'Pull', `image is on the host as ${image.digest} after ${seconds} s`);
-  return image;
-}
-
-async function start(action: Action): Promise<void> {
-  const { host, record, runtime } = action;
-  const desired = needed(action.desired);
+async function start(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+  const { record } = runtime;
+  const { restartRequestedAt: restartedAt, ...size } = needed(operation.desired);
   const restart = record.everRan;
-  const network = await connect(action);
-  host.records.update(record, startFacts(record, desired));
+  const network = await connect(host, runtime);
+  host.records.update(record, {
+    released: false,
+    startedWith: grantedSize(record.claim, size),
+    restartedAt,
+  });
   host.disk.startsAnew(record.uid);
-  await host.driver.start(runtime.folder, launchPlan(action, network));
+  await host.driver.start(runtime.folder, launchPlan(host, record, operation, network));
   runtime.unseen = false;
   host.records.update(record, {
     running: true,
@@ -125,83 +117,78 @@ async function start(action: Action): Promise<void> {
     startedAt: timestamp(Date.now()),
     restarts: record.restarts + (restart ? 1 : 0),
   });
-  event(action, 'Normal', 'Started', 'Start', 'the machine runs');
-}
-
-function startFacts({ claim }: MachineRecord, desired: Desired): Partial<MachineRecord> {
-  const { restartRequestedAt } = desired;
-  return { released: false, startedWith: grantedSize(claim, desired), restartedAt: restartRequestedAt };
+  tell(host, operation, 'Started', 'Start', 'the machine runs');
 }
 
 /** Intent first: an end that comes while it is being asked for is no crash. */
-async function stop(action: Action): Promise<void> {
-  const { host, record, runtime, task, graceMilliseconds } = action;
+async function stop(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+  const { graceMilliseconds, hurry } = operation;
   host.records.update(record, { running: false, end: undefined });
-  task.deadline = Date.now() + graceMilliseconds;
-  await host.driver.stop(runtime.folder, { graceMilliseconds, hurry: task.hurry.signal });
+  operation.deadline = Date.now() + graceMilliseconds;
+  await host.driver.stop(folder, { graceMilliseconds, hurry: hurry.signal });
   host.records.update(record, { startedWith: undefined });
-  event(action, 'Normal', 'Stopped', 'Stop', 'the machine is stopped');
+  tell(host, operation, 'Stopped', 'Stop', 'the machine is stopped');
 }
 
-async function pauseGuest(action: Action): Promise<void> {
-  const { host, runtime } = action;
-  await host.driver.pause(runtime.folder);
-  event(action, 'Warning', HOST_DISK_FULL, 'Pause', PAUSED_MESSAGE);
+async function pauseGuest(host: Host, { folder }: Runtime, operation: Operation): Promise<void> {
+  await host.driver.pause(folder);
+  event(host, operation, {
+    type: 'Warning',
+    reason: HOST_DISK_FULL,
+    action: 'Pause',
+    message: PAUSED_MESSAGE,
+  });
 }
 
-async function unpauseGuest(action: Action): Promise<void> {
-  const { host, runtime } = action;
-  await host.driver.unpause(runtime.folder);
-  event(action, 'Normal', 'Unpaused', 'Unpause', "the host's disk has room again, the machine goes on");
+async function unpauseGuest(host: Host, { folder }: Runtime, operation: Operation): Promise<void> {
+  await host.driver.unpause(folder);
+  tell(host, operation, 'Unpaused', 'Unpause', "the host's disk has room again, the machine goes on");
 }
 
-async function suspend(action: Action): Promise<void> {
-  const { host, record, runtime } = action;
+async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   host.records.update(record, { running: false });
-  await host.driver.suspend(runtime.folder);
-  event(action, 'Normal', 'Suspended', 'Suspend', 'the machine is suspended to disk');
+  await host.driver.suspend(folder);
+  tell(host, operation, 'Suspended', 'Suspend', 'the machine is suspended to disk');
 }
 
-async function resume(action: Action): Promise<void> {
-  const { host, record, runtime } = action;
-  const network = await connect(action);
-  await host.driver.resume(runtime.folder, launchPlan(action, network));
+async function resume(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+  const { record, folder } = runtime;
+  const network = await connect(host, runtime);
+  await host.driver.resume(folder, launchPlan(host, record, operation, network));
   runtime.unseen = false;
   host.records.update(record, { running: true });
-  event(action, 'Normal', 'Resumed', 'Resume', 'the machine goes on');
+  tell(host, operation, 'Resumed', 'Resume', 'the machine goes on');
 }
 
-async function revert(action: Action): Promise<void> {
-  const { host, record, runtime } = action;
-  const revertedAt = needed(action.desired).revertRequestedAt;
-  const plan = launchPlan(action, { arguments: [], address: undefined });
-  await host.driver.revert(runtime.folder, plan, record.base);
+async function revert(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+  const revertedAt = needed(operation.desired).revertRequestedAt;
+  await host.driver.revert(folder, launchPlan(host, record, operation), record.base);
   host.records.update(record, { revertedAt, end: undefined });
-  event(action, 'Normal', 'Reverted', 'Revert', 'the disk is as it was when the machine was made');
+  tell(host, operation, 'Reverted', 'Revert', 'the disk is as it was when the machine was made');
 }
 
 /** Ends the process and gives back network and ports; the disk stays. */
-async function release(action: Action): Promise<void> {
-  const { host, record, runtime, task, graceMilliseconds } = action;
+async function release(host: Host, { record, folder, state }: Runtime, operation: Operation): Promise<void> {
+  const { graceMilliseconds, hurry } = operation;
   const deadline = Date.now() + graceMilliseconds;
   host.records.update(record, { running: false });
-  task.deadline = deadline;
-  if (runtime.state.kind !== 'absent') {
-    await host.driver.stop(runtime.folder, { graceMilliseconds, hurry: task.hurry.signal });
+  operation.deadline = deadline;
+  if (state.kind !== 'absent') {
+    await host.driver.stop(folder, { graceMilliseconds, hurry: hurry.signal });
   }
   await host.network.detach(record.uid);
-  const killed = graceMilliseconds === 0 || task.hurry.signal.aborted || Date.now() >= deadline;
+  const killed = graceMilliseconds === 0 || hurry.signal.aborted || Date.now() >= deadline;
   host.records.update(record, { released: true, finishedAt: timestamp(Date.now()), killed });
 }
 
-async function remove(action: Action): Promise<void> {
-  await action.host.driver.delete(action.runtime.folder);
-  action.host.records.update(action.record, { created: false, base: undefined, isoPath: undefined });
-  action.host.images.release(`machine/${action.record.uid}`);
+async function remove(host: Host, { record, folder }: Runtime): Promise<void> {
+  await host.driver.delete(folder);
+  host.records.update(record, { created: false, base: undefined, isoPath: undefined });
+  host.images.release(`machine/${record.uid}`);
 }
 
 /** By the planner's name for the step. */
-export const ACTIONS: Readonly<Record<TaskKind, (action: Action) => Promise<void>>> = {
+export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   create,
   start,
   stop,
@@ -214,28 +201,35 @@ export const ACTIONS: Readonly<Record<TaskKind, (action: Action) => Promise<void
   remove,
 };
 
-function launchPlan(action: Action, network: GuestNetwork): LaunchPlan {
-  const machine = needed(action.record.machine);
-  const desired = needed(action.desired);
+/** Of a machine whose disk alone is worked on: it is on no network. */
+const NO_NETWORK: GuestNetwork = { arguments: [], address: undefined };
+
+function launchPlan(
+  host: Host,
+  record: MachineRecord,
+  operation: Operation,
+  network = NO_NETWORK,
+): LaunchPlan {
+  const machine = needed(record.machine);
+  const desired = needed(operation.desired);
   const blank = machine.image?.type === 'empty' ? machine.image.sizeBytes : undefined;
   return {
     machine,
-    ...grantedSize(action.record.claim, desired),
+    ...grantedSize(record.claim, desired),
     diskSizeBytes: desired.diskSizeBytes ?? machine.diskSizeBytes ?? blank,
-    iso: action.record.isoPath,
+    iso: record.isoPath,
     network,
-    runAs: ownUser(action.host, action.record),
+    runAs: ownUser(host, record),
   };
 }
 
-function event(
-  action: Action,
-  type: 'Normal' | 'Warning',
-  reason: string,
-  verb: string,
-  message: string,
-): void {
-  if (action.pod !== undefined) {
-    action.host.event(action.pod, { type, reason, action: verb, message });
+/** An ordinary Event of the machine's Pod. */
+function tell(host: Host, operation: Operation, reason: string, action: string, message: string): void {
+  event(host, operation, { type: 'Normal', reason, action, message });
+}
+
+function event(host: Host, { pod }: Operation, text: EventText): void {
+  if (pod !== undefined) {
+    host.event(pod, text);
   }
 }
