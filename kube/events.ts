@@ -1,5 +1,6 @@
 /** Events about objects: aggregated, rate-limited, bounded, and never in anybody's way. */
 import { randomUUID } from 'node:crypto';
+import { LRUCache } from 'lru-cache';
 import type { Logger } from 'pino';
 import type { KubeClient } from './client.ts';
 import { type Event, EVENTS, type ObjectReference } from './core.ts';
@@ -57,42 +58,13 @@ interface Bucket {
   filled: number;
 }
 
-/** A map that forgets what was used longest ago. */
-class Recent<V> {
-  readonly #map = new Map<string, V>();
-
-  get(key: string): V | undefined {
-    const value = this.#map.get(key);
-    if (value !== undefined) {
-      this.#map.delete(key);
-      this.#map.set(key, value);
-    }
-    return value;
-  }
-
-  set(key: string, value: V): void {
-    this.#map.delete(key);
-    this.#map.set(key, value);
-    if (this.#map.size > REMEMBERED) {
-      for (const oldest of this.#map.keys()) {
-        this.#map.delete(oldest);
-        return;
-      }
-    }
-  }
-
-  delete(key: string): void {
-    this.#map.delete(key);
-  }
-}
-
 /** Errors are logged and counted (`berth_events_total`), never thrown. */
 export class EventRecorder {
   readonly #client: KubeClient;
   readonly #options: EventRecorderOptions;
   readonly #clock: () => number;
-  readonly #recorded = new Recent<Recorded>();
-  readonly #buckets = new Recent<Bucket>();
+  readonly #recorded = new LRUCache<string, Recorded>({ max: REMEMBERED });
+  readonly #buckets = new LRUCache<string, Bucket>({ max: REMEMBERED });
   readonly #waiting: (() => Promise<void>)[] = [];
   /** Sends what waits, one after another. */
   #sender: Promise<void> = Promise.resolve();

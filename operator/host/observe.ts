@@ -1,4 +1,5 @@
 /** What the operator keeps of a Node, and which changes of it matter to the VMs on it. */
+import { LRUCache } from 'lru-cache';
 import { HOST_MARK, HOST_VALUE, NAT_READY_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
@@ -22,21 +23,17 @@ export function trimNode(node: Node): Node {
   return { ...node, status: { ...status, images: named, conditions: kept } };
 }
 
-/** Names of images, some hundred bytes each, that many hosts have in common: kept once. */
-const names = new Map<string, string>();
-/** A fleet uses some hundreds; forgotten ones are only kept twice. */
+/** A fleet uses some hundreds; a forgotten one is only kept twice. */
 const NAMES_REMEMBERED = 10_000;
+/** Names of images, some hundred bytes each, that many hosts have in common: kept once. */
+const names = new LRUCache<string, string>({ max: NAMES_REMEMBERED });
 
 function shared(name: string): string {
   const known = names.get(name);
-  if (known !== undefined) {
-    return known;
+  if (known === undefined) {
+    names.set(name, name);
   }
-  if (names.size >= NAMES_REMEMBERED) {
-    names.clear();
-  }
-  names.set(name, name);
-  return name;
+  return known ?? name;
 }
 
 /** Whether the host turned silent or came back, was fenced, or moved: all that a VM's status reads of it. */

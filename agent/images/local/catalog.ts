@@ -1,5 +1,6 @@
 /** The images of a store: what is there, by what it is found, who holds it, and what goes first when room is needed. */
 import type { Logger } from 'pino';
+import { Serial } from '../../../base/serial.ts';
 import type { Holder, Holders } from './holders.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { BaseImage } from '../../disks/disk.ts';
@@ -41,7 +42,7 @@ export class Catalog {
   readonly #listeners: (() => void)[] = [];
   #listed = '';
   /** Writes follow one another: the last one tells how it is. */
-  #writes: Promise<unknown> = Promise.resolve();
+  readonly #writes = new Serial();
 
   constructor(layout: Layout, holders: Holders, logger: Logger) {
     this.#layout = layout;
@@ -134,9 +135,7 @@ export class Catalog {
   }
 
   async save(stored: Stored): Promise<void> {
-    const written = this.#writes.then(() => this.#write(stored));
-    this.#writes = written.catch(() => undefined);
-    await written;
+    await this.#writes.run(async () => await this.#write(stored));
   }
 
   /** What has gone before or goes meanwhile need not be written down. */

@@ -1,5 +1,6 @@
 /** Room for images: asked for before a fetch, watched while it goes on, and made by removing what nobody holds. */
 import { statfs } from 'node:fs/promises';
+import { Serial } from '../../../base/serial.ts';
 import type { Catalog } from './catalog.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import type { Layout } from './layout.ts';
@@ -45,7 +46,7 @@ export class Space {
   readonly #options: SpaceOptions;
   readonly #claims = new Set<Claim>();
   /** One at a time makes room, or two would reckon with the same bytes. */
-  #making: Promise<unknown> = Promise.resolve();
+  readonly #making = new Serial();
 
   constructor(options: SpaceOptions) {
     this.#options = options;
@@ -55,7 +56,7 @@ export class Space {
   async within<T>(claim: Claim, signal: AbortSignal, work: (watched: Watched) => Promise<T>): Promise<T> {
     const full = new AbortController();
     const need = async (bytes: number): Promise<void> => {
-      await this.#inTurn(async () => {
+      await this.#making.run(async () => {
         claim.bytes = bytes;
         await this.#makeRoom(claim);
         this.#claims.add(claim);
@@ -87,7 +88,7 @@ export class Space {
 
   /** Removes what nobody holds while less is free than is to stay so. */
   async relieve(): Promise<void> {
-    await this.#inTurn(() => this.#relieve());
+    await this.#making.run(() => this.#relieve());
   }
 
   /** Bytes that images take, the unfinished ones among them. */
@@ -95,12 +96,6 @@ export class Space {
     const { catalog, layout } = this.#options;
     const partials = await layout.partials();
     return sum(catalog.all().map(({ metadata }) => metadata.sizeBytes)) + sum(partials.map(sizeOf));
-  }
-
-  async #inTurn<T>(work: () => Promise<T>): Promise<T> {
-    const done = this.#making.then(work);
-    this.#making = done.catch(() => undefined);
-    return await done;
   }
 
   async #makeRoom(claim: Claim): Promise<void> {
@@ -145,7 +140,7 @@ export class Space {
 
   async #watch(full: AbortController): Promise<void> {
     try {
-      await this.#inTurn(async () => {
+      await this.#making.run(async () => {
         if (full.signal.aborted || (await this.#relieve())) {
           return;
         }

@@ -8,6 +8,7 @@
  * unless the registry itself is configured for plain http. A realm on an address of this host or its link is refused as
  * everywhere, and a token server's redirects are not followed.
  */
+import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { ImageError, retrying } from './failures.ts';
@@ -23,7 +24,7 @@ const MARGIN = 0.9;
 /** Some are larger than a header may be; none is larger than this. */
 const TOKEN_BODY_BYTES = 256 * 1024;
 const CLIENT_ID = 'berth';
-/** Tokens for so many repositories are kept; the oldest goes first. */
+/** Tokens for so many repositories are kept. */
 const CACHE_LIMIT = 1024;
 
 const replySchema = z.object({
@@ -51,7 +52,7 @@ interface Entry {
 
 export class Tokens {
   readonly #transport: Transport;
-  readonly #entries = new Map<string, Entry>();
+  readonly #entries = new LRUCache<string, Entry>({ max: CACHE_LIMIT });
   readonly #flights = new SingleFlight<string>();
 
   constructor(transport: Transport) {
@@ -103,7 +104,7 @@ export class Tokens {
       return undefined;
     }
     const header = basicOf(need.credential);
-    this.#remember(need, { header, expiresAt: Infinity, challenge });
+    this.#entries.set(keyOf(need), { header, expiresAt: Infinity, challenge });
     return header;
   }
 
@@ -126,18 +127,8 @@ export class Tokens {
     const { token, seconds } = parseReply(await readBody(response, TOKEN_BODY_BYTES, what, signal), what);
     const header = bearer(token, what);
     const expiresAt = performance.now() + seconds * 1000 * MARGIN;
-    this.#remember(need, { header, expiresAt, challenge });
+    this.#entries.set(keyOf(need), { header, expiresAt, challenge });
     return header;
-  }
-
-  #remember(need: Need, entry: Entry): void {
-    const key = keyOf(need);
-    this.#entries.delete(key);
-    this.#entries.set(key, entry);
-    const [oldest] = this.#entries.keys();
-    if (this.#entries.size > CACHE_LIMIT && oldest !== undefined) {
-      this.#entries.delete(oldest);
-    }
   }
 }
 

@@ -1,4 +1,5 @@
 /** Whether somebody may have an image of a registry: what the registry itself says to his own credentials. */
+import { LRUCache } from 'lru-cache';
 import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
 import type { Registries } from '../oci/client.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
@@ -48,7 +49,7 @@ export class Access {
   readonly #registries: Registries;
   readonly #clock: () => number;
   /** By repository and credential: when it was seen to be open, on the clock. */
-  readonly #seen = new Map<string, number>();
+  readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
   /** `clock`: milliseconds since any moment, never going back. */
   constructor(registries: Registries, clock: () => number = () => performance.now()) {
@@ -63,7 +64,7 @@ export class Access {
     question: (repository: Repository) => Promise<T>,
   ): Promise<Opened<T>> {
     const opened = await ask(this.#registries, { reference, keyring }, question);
-    this.#remember(keyOf(reference, opened.credential));
+    this.#seen.set(keyOf(reference, opened.credential), this.#clock());
     return opened;
   }
 
@@ -71,7 +72,7 @@ export class Access {
   isKnown(reference: Reference, keyring?: Keyring): boolean {
     const oldest = this.#clock() - REMEMBERED_MILLISECONDS;
     return [undefined, ...credentialsFor(reference, keyring)].some((credential) => {
-      return (this.#seen.get(keyOf(reference, credential)) ?? Number.NEGATIVE_INFINITY) > oldest;
+      return (this.#seen.peek(keyOf(reference, credential)) ?? Number.NEGATIVE_INFINITY) > oldest;
     });
   }
 
@@ -92,21 +93,9 @@ export class Access {
       if (CLOSED.has(error.reason)) {
         return false;
       }
-      this.#remember(keyOf(reference, undefined));
+      this.#seen.set(keyOf(reference, undefined), this.#clock());
     }
     return true;
-  }
-
-  #remember(key: string): void {
-    // The map's order is that of the answers.
-    this.#seen.delete(key);
-    this.#seen.set(key, this.#clock());
-    for (const oldest of this.#seen.keys()) {
-      if (this.#seen.size <= REMEMBERED_LIMIT) {
-        return;
-      }
-      this.#seen.delete(oldest);
-    }
   }
 }
 
