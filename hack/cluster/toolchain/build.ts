@@ -47,7 +47,11 @@ export async function buildTools(
   progress(`built ${group.name} in ${Math.round((Date.now() - started) / 1000)} s`);
 }
 
-/** All at once: while one program is linked, which takes one processor, the next one's packages are compiled. */
+/**
+ * All at once: while one program is linked, which takes one processor, the next one's packages are compiled. Without
+ * `-trimpath`: with it, the compiler's cache tells packages apart by the version that go.mod asks for, though a
+ * replacement gives both groups the same files.
+ */
 async function goBuild(
   group: ToolGroup,
   tools: readonly Tool[],
@@ -55,7 +59,7 @@ async function goBuild(
   source: string,
 ): Promise<void> {
   const packageOf = (tool: Tool): string => group.packages[tool] ?? '';
-  const flags = ['-trimpath', '-buildvcs=false', NO_DEBUG_INFORMATION, '-ldflags', group.ldflags];
+  const flags = ['-buildvcs=false', NO_DEBUG_INFORMATION, '-ldflags', group.ldflags];
   await go(['build', ...flags, '-o', `${directory}/`, ...tools.map(packageOf)], source);
   for (const tool of tools) {
     const name = basename(packageOf(tool).replace(MAJOR_VERSION, ''));

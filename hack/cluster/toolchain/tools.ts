@@ -70,7 +70,7 @@ export const SIMULATION_TOOL_GROUPS: readonly ToolGroup[] = [
     version: 'v0.8.0',
     packages: { kwok: 'sigs.k8s.io/kwok/cmd/kwok' },
     ldflags: '-s -w',
-    coldBuild: 'about 50 s on 2 cores',
+    coldBuild: 'about 20 s on 2 cores after the control plane',
   },
 ];
 
@@ -80,14 +80,14 @@ export const CHART_TOOL_GROUPS: readonly ToolGroup[] = [
     version: 'v4.3.1',
     packages: { helm: 'helm.sh/helm/v4/cmd/helm' },
     ldflags: '-s -w',
-    coldBuild: 'about 100 s on 2 cores',
+    coldBuild: 'about 40 s on 2 cores after the control plane',
   },
   {
     name: 'helm-unittest',
     version: 'v1.1.2',
     packages: { 'helm-unittest': 'github.com/helm-unittest/helm-unittest/cmd/helm-unittest' },
     ldflags: '-s -w',
-    coldBuild: 'about 60 s on 2 cores after helm',
+    coldBuild: 'about 10 s on 2 cores after helm',
   },
   {
     name: 'kubeconform',

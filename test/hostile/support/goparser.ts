@@ -25,7 +25,7 @@ export interface GoReading {
 
 const SOURCE = join(import.meta.dirname, 'goparser');
 /** With those of the control plane's programs, Go's own library is compiled already where they were built. */
-const FLAGS = ['-trimpath', '-buildvcs=false', NO_DEBUG_INFORMATION];
+const FLAGS = ['-buildvcs=false', NO_DEBUG_INFORMATION];
 /** Where they were not, a busy machine compiles it once. */
 export const GO_BUILD_MILLISECONDS = 300_000;
 const RUN_MILLISECONDS = 60_000;
