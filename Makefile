@@ -68,10 +68,12 @@ generate: $(PACKAGES) ## Write the generated files (crds/, the chart's schema an
 	node hack/generate.ts
 	node hack/values.ts
 	node hack/metrics.ts
+	node hack/reasons.ts
 verify: $(PACKAGES) ## Check that the generated files are current
 	node hack/generate.ts --check
 	node hack/values.ts --check
 	node hack/metrics.ts --check
+	node hack/reasons.ts --check
 manifests: $(PACKAGES) ## Render the chart into dist/install.yaml for kubectl: HELM_ARGS='--set displayDPIMaximum=320'
 	@node hack/manifests.ts $(HELM_ARGS)
 bundle: $(PACKAGES) ## Bundle the programs into dist/

@@ -24,10 +24,11 @@ const WAITING = 4_000;
 const NOTE_LENGTH = 1024;
 const INSTANCE_LENGTH = 128;
 
-export interface EventText {
+/** `Reason`: the words that may be said. */
+export interface EventText<Reason extends string> {
   type: 'Normal' | 'Warning';
   /** Why, in CamelCase, for machines. */
-  reason: string;
+  reason: Reason;
   /** What was done or failed, in CamelCase. */
   action: string;
   /** For people; cut to 1 KiB. */
@@ -59,7 +60,7 @@ interface Bucket {
 }
 
 /** Errors are logged and counted (`berth_events_total`), never thrown. */
-export class EventRecorder {
+export class EventRecorder<Reason extends string> {
   readonly #client: KubeClient;
   readonly #options: EventRecorderOptions;
   readonly #clock: () => number;
@@ -76,7 +77,7 @@ export class EventRecorder {
     this.#clock = options.clock ?? Date.now;
   }
 
-  event(regarding: KubeObject, text: EventText): void {
+  event(regarding: KubeObject, text: EventText<Reason>): void {
     const { uid = '', namespace = '', name } = regarding.metadata;
     const object = `${regarding.kind}/${namespace}/${name}/${uid}`;
     if (!this.#allowed(object)) {
@@ -118,7 +119,7 @@ export class EventRecorder {
     return tokens >= 1;
   }
 
-  #create(key: string, regarding: KubeObject, text: EventText): void {
+  #create(key: string, regarding: KubeObject, text: EventText<Reason>): void {
     const now = this.#clock();
     const { promise: ref, resolve } = Promise.withResolvers<Ref | undefined>();
     this.#recorded.set(key, { ref, count: 1, lastObserved: now, patching: false });
@@ -161,7 +162,7 @@ export class EventRecorder {
     });
   }
 
-  #body(regarding: KubeObject, text: EventText, now: number): Event {
+  #body(regarding: KubeObject, text: EventText<Reason>, now: number): Event {
     const { name, namespace } = regarding.metadata;
     return {
       apiVersion: EVENTS.apiVersion,

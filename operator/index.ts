@@ -2,6 +2,7 @@
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { HOST_KEY, HOST_VALUE, VM_UID_LABEL, WORKLOAD_LABEL } from '../api/v1alpha1/names.ts';
+import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
 import { Controller } from '../kube/controller.ts';
@@ -50,7 +51,7 @@ const FEW_WORKERS = 4;
 export interface OperatorOptions {
   readonly client: KubeClient;
   readonly config: OperatorConfig;
-  readonly recorder: EventRecorder;
+  readonly recorder: EventRecorder<SaidReason>;
   readonly registry: Registry;
   readonly logger: Logger;
   /** Milliseconds since the epoch. */

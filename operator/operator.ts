@@ -3,6 +3,7 @@ import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import { Authorizer } from '../kube/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { type Connection, loadConnection } from '../kube/credentials.ts';
@@ -44,7 +45,7 @@ export class Operator {
   readonly #registry: Registry;
   readonly #client: KubeClient;
   readonly #leaseClient: KubeClient;
-  readonly #recorder: EventRecorder;
+  readonly #recorder: EventRecorder<SaidReason>;
   readonly #controllers: Controllers;
   readonly #leaderLabel: Controller | undefined;
   readonly #identity = `${hostname()}-${randomUUID()}`;
@@ -67,7 +68,7 @@ export class Operator {
       new Transport(connection, { metrics: this.#registry, userAgent: 'berth-operator' }),
     );
     this.#client.guard = () => this.#election?.isHeld() === true;
-    this.#recorder = new EventRecorder(this.#client, {
+    this.#recorder = new EventRecorder<SaidReason>(this.#client, {
       reportingController: 'berth.dev/operator',
       reportingInstance: this.#identity,
       logger,

@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { AGENT_NAME, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { keepReserve } from '../../base/reserve.ts';
 import { Authorizer } from '../../kube/authorization.ts';
 import { KubeClient } from '../../kube/client.ts';
@@ -74,7 +75,7 @@ export async function runAgent(
     logger,
     metrics,
   });
-  const recorder = new EventRecorder(client, {
+  const recorder = new EventRecorder<SaidReason>(client, {
     reportingController: 'berth.dev/agent',
     reportingInstance: config.nodeName,
     logger,
@@ -205,7 +206,7 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
 /** What the last writes tell of is told after them. */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],
-  recorder: EventRecorder,
+  recorder: EventRecorder<SaidReason>,
   open: readonly { close: () => Promise<unknown> }[],
 ): Promise<void> {
   await Promise.all(busy.map((one) => one.drained()));

@@ -2,6 +2,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { type HostFacts, KUBELET_VERSION } from './facts.ts';
@@ -126,11 +127,11 @@ function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
 }
 
 function conditions(state: HostState): NodeCondition[] {
-  const list: NodeCondition[] = [
+  const list: (NodeCondition & { reason: Reason })[] = [
     { type: 'Ready', status: 'True', reason: 'AgentReady', message: 'the agent runs' },
-    pressure('MemoryPressure', false, 'SufficientMemory', ''),
+    pressure('MemoryPressure', false, 'SufficientMemory'),
     pressure('DiskPressure', state.diskPressure, 'SufficientDisk', 'DiskNearlyFull'),
-    pressure('PIDPressure', false, 'SufficientPIDs', ''),
+    pressure('PIDPressure', false, 'SufficientPIDs'),
   ];
   if (state.nat !== undefined) {
     list.push({
@@ -143,7 +144,12 @@ function conditions(state: HostState): NodeCondition[] {
   return list;
 }
 
-function pressure(type: string, pressed: boolean, fine: string, bad: string): NodeCondition {
+function pressure(
+  type: string,
+  pressed: boolean,
+  fine: Reason,
+  bad = fine,
+): NodeCondition & { reason: Reason } {
   return { type, status: pressed ? 'True' : 'False', reason: pressed ? bad : fine, message: '' };
 }
 

@@ -1,7 +1,8 @@
 /** Admission like a kubelet's: what was bound to this host by a race, a stale view or by `spec.nodeName` is counted here again. */
-import { MACHINE_MEMORY_OVERHEAD_BYTES, type RefusalReason } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 import type { Claim, MachineRecord } from './machine.ts';

@@ -1,6 +1,7 @@
 /** The Pods bound to this host: each becomes a machine, or a word on why it does not. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { soonest, timestamp } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
@@ -279,13 +280,13 @@ export class PodController {
     this.#writer.wish(pod, { status, finish, onTaken: () => undefined });
   }
 
-  #park(pod: Readonly<Pod>, why: { reason: string; message: string }): undefined {
+  #park(pod: Readonly<Pod>, why: { reason: Reason; message: string }): undefined {
     const status = parkedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.wish(pod, { status, finish: false, onTaken: () => undefined });
   }
 
   /** Nothing of the Pod is on this host: its end is said, and when it is being deleted, it is let go. */
-  #end(pod: Readonly<Pod>, why: { reason: string; message: string; exitCode: number }): undefined {
+  #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     const finish = pod.metadata.deletionTimestamp !== undefined;
     this.#writer.wish(pod, { status, finish, onTaken: () => undefined });

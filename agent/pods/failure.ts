@@ -1,7 +1,8 @@
 /** Failures of machines, and what follows from a step that failed: try again, count it as an end, or give the machine up. Pure. */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
-import { messageOf, reasonOf } from '../../base/errors.ts';
+import { classOf, isOfHost, type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { messageOf } from '../../base/errors.ts';
 import type { MachineEnd, MachineFailure, MachineRecord, OperationKind } from './machine.ts';
 
 /** Between tries of a step; doubled up to the cap. */
@@ -15,18 +16,6 @@ export type Consequence =
   | { kind: 'retry'; afterMilliseconds: number; message: string }
   | { kind: 'end'; end: MachineEnd }
   | { kind: 'fail'; failure: MachineFailure };
-
-/** Faults that may pass by themselves: the source is away for a moment, or others' disks are in the way. */
-const PASSING: ReadonlySet<string> = new Set(['ImageFetchFailed', 'DiskFull']);
-/** Faults that people mend where they are, without touching the VM: tried again until its deployment has taken too long. */
-const MENDABLE: ReadonlySet<string> = new Set(['PullSecretMissing', 'ImageAccessDenied']);
-/** A machine that has run is never given up for these: they lie outside it. */
-const OUTSIDE: ReadonlySet<string> = new Set([
-  'PortTaken',
-  'PortNotReservable',
-  'NATSelfHealFailed',
-  'OutOfMemory',
-]);
 
 /** Reasons of failures that carry none. */
 const UNNAMED = { create: 'CreateFailed', start: 'StartFailed' } as const;
@@ -49,14 +38,14 @@ export function consequenceOf(step: FailedStep): Consequence {
     afterMilliseconds: waitAfter(attempts, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS),
     message,
   };
-  const reason = reasonOf(error);
-  if (!isFirst(kind) || MENDABLE.has(reason ?? '')) {
+  const reason = reasonIn(error);
+  if (!isFirst(kind) || classOf(reason, 'VM') === 'mendable') {
     return retry;
   }
   if (record.everRan) {
     return kind === 'start' ? afterRun(step, retry) : retry;
   }
-  const passing = reason === undefined || PASSING.has(reason);
+  const passing = reason === undefined || classOf(reason, 'VM') === 'passing';
   return passing && attempts < FIRST_RUN_ATTEMPTS
     ? retry
     : { kind: 'fail', failure: failed(reason ?? UNNAMED[kind], message) };
@@ -69,8 +58,8 @@ function isFirst(kind: OperationKind): kind is keyof typeof UNNAMED {
 
 function afterRun(step: FailedStep, retry: Consequence): Consequence {
   const { error, record, desired, now } = step;
-  const reason = reasonOf(error);
-  if (reason === undefined || OUTSIDE.has(reason) || record.end?.how === 'HostLost') {
+  const reason = reasonIn(error);
+  if (reason === undefined || isOfHost(reason) || record.end?.how === 'HostLost') {
     return retry;
   }
   const message = messageOf(error);
@@ -80,7 +69,7 @@ function afterRun(step: FailedStep, retry: Consequence): Consequence {
 }
 
 /** The failure of a machine that has no process any more, or must not go on a moment longer. */
-export function failed(reason: string, message: string): MachineFailure {
+export function failed(reason: Reason, message: string): MachineFailure {
   return { reason, message, exitCode: 1, graceMilliseconds: 0 };
 }
 

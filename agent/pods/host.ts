@@ -1,5 +1,6 @@
 /** What the work on machines needs of its host. */
 import type { Logger } from 'pino';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
@@ -36,7 +37,7 @@ export interface Host {
   accelerator(architecture: 'amd64' | 'arm64' | undefined): string | undefined;
   /** The Lease is overdue. */
   fenced(): boolean;
-  event(regarding: KubeObject, text: EventText): void;
+  event(regarding: KubeObject, text: EventText<SaidReason>): void;
   /** What the pull secrets of a Pod open. @throws ImageError `PullSecretMissing` */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
 }

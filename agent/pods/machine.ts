@@ -4,6 +4,7 @@
  */
 import { join } from 'node:path';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
+import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineFolder, MachineState } from '../drivers/driver.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -33,7 +34,7 @@ export interface MachineEnd {
 
 /** Why a machine will never run again. */
 export interface MachineFailure {
-  reason: string;
+  reason: SaidReason;
   message: string;
   exitCode: number;
   /** Milliseconds that the guest gets to end in order. */
@@ -186,7 +187,7 @@ export interface Runtime {
   /** Failures in a row of the present step, the earliest time for its next try, and what to tell meanwhile. */
   attempts: number;
   notBefore: number;
-  trouble: { reason: string | undefined; message: string } | undefined;
+  trouble: { reason: Reason | undefined; message: string } | undefined;
   /** The shortest grace seen so far in the Pod's deletion, and when it ends. */
   leaving: { graceSeconds: number; deadline: number } | undefined;
   /** Whether the guest answers as its VM asks; undefined while nobody has asked it. */

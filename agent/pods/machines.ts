@@ -1,6 +1,6 @@
 /** Drives machines: one look, one decision, one step at a time for each; long steps run beside and come back by `changed`. */
+import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
-import { reasonOf } from '../../base/errors.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { consequenceOf } from './failure.ts';
 import type { Host } from './host.ts';
@@ -229,7 +229,7 @@ export class Machines {
     switch (consequence.kind) {
       case 'retry':
         runtime.notBefore = now + consequence.afterMilliseconds;
-        runtime.trouble = { reason: reasonOf(error), message: consequence.message };
+        runtime.trouble = { reason: reasonIn(error), message: consequence.message };
         return;
       case 'end':
         this.#host.records.update(record, { end: consequence.end, endsInARow: record.endsInARow + 1 });
@@ -251,7 +251,7 @@ export class Machines {
     }
   }
 
-  #tell({ pod }: Wanted, type: 'Normal' | 'Warning', reason: string, message: string): void {
+  #tell({ pod }: Wanted, type: 'Normal' | 'Warning', reason: SaidReason, message: string): void {
     if (pod !== undefined) {
       this.#host.event(pod, { type, reason, action: 'Run', message });
     }

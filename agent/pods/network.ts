@@ -1,7 +1,8 @@
 /** The network of each machine: one that works before its start, and watched while it runs. */
 import { isDeepStrictEqual } from 'node:util';
+import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { pause } from '../../base/time.ts';
-import { messageOf, reasonOf } from '../../base/errors.ts';
+import { messageOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { type Host, ownUser } from './host.ts';
 import { type MachineRecord, needed, type Runtime } from './machine.ts';
@@ -52,7 +53,7 @@ function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): s
 
 /** What no repair of the network mends. */
 function isAboutPorts(error: unknown): boolean {
-  return ['PortTaken', 'PortNotReservable'].includes(reasonOf(error) ?? '');
+  return classOf(reasonIn(error), 'VM') === 'elsewhere';
 }
 
 async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> {

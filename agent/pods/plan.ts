@@ -6,6 +6,7 @@
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
 import { failed } from './failure.ts';
@@ -20,7 +21,7 @@ const ROOM_MILLISECONDS = 5_000;
 const FORGIVING_RUN_MILLISECONDS = 600_000;
 
 /** The machine was there and its disk is not: somebody removed it, or the host's disk was lost. */
-const DISK_LOST = 'DiskLost';
+const DISK_LOST: Reason = 'DiskLost';
 
 /** All that the decision rests on. */
 export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {

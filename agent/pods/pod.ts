@@ -15,6 +15,7 @@ import {
   TASK_ANNOTATION,
 } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION, type Task, taskSchema } from '../../api/v1alpha1/task.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Runtime, Wanted } from './machine.ts';
 
@@ -83,7 +84,7 @@ function machineRole(machineText: string, desiredText: string): PodRole {
 
 /** What a Pod that cannot be read is ended with. */
 export function refusalOf(role: PodRole & { kind: 'tooNew' | 'invalid' }): {
-  reason: string;
+  reason: Reason;
   message: string;
   exitCode: number;
 } {

@@ -8,6 +8,7 @@ import {
   NETWORK_CONDITION,
   NO_ROOM_TO_SUSPEND,
 } from '../../api/v1alpha1/names.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerState, Pod, PodCondition, PodStatus } from '../../kube/core.ts';
 import {
   condition,
@@ -150,7 +151,7 @@ function readinessOf(
 ): {
   ready: boolean;
   /** Why it is not. */
-  reason: string | undefined;
+  reason: Reason | undefined;
   message: string | undefined;
 } {
   if (phase !== 'Running') {

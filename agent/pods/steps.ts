@@ -3,6 +3,7 @@ import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
+import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { LaunchPlan } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
@@ -224,11 +225,11 @@ function launchPlan(
 }
 
 /** An ordinary Event of the machine's Pod. */
-function tell(host: Host, operation: Operation, reason: string, action: string, message: string): void {
+function tell(host: Host, operation: Operation, reason: Reason, action: string, message: string): void {
   event(host, operation, { type: 'Normal', reason, action, message });
 }
 
-function event(host: Host, { pod }: Operation, text: EventText): void {
+function event(host: Host, { pod }: Operation, text: EventText<SaidReason>): void {
   if (pod !== undefined) {
     host.event(pod, text);
   }

@@ -4,10 +4,11 @@ import { join } from 'node:path';
 import PQueue from 'p-queue';
 import type { Logger } from 'pino';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
+import { type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../machines/console.ts';
 import { FILES } from '../machines/folder.ts';
-import { messageOf, reasonOf } from '../../base/errors.ts';
+import { messageOf } from '../../base/errors.ts';
 
 /** Progress is told this often at most: every telling is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -18,7 +19,7 @@ export type TaskState =
   | { kind: 'waiting'; message: string }
   | { kind: 'running'; startedAt: number; report: TaskReport }
   | { kind: 'succeeded'; startedAt: number; finishedAt: number; report: TaskReport }
-  | { kind: 'failed'; startedAt: number; finishedAt: number; reason: string; message: string };
+  | { kind: 'failed'; startedAt: number; finishedAt: number; reason: Reason; message: string };
 
 export interface TaskContext {
   /** Its Pods' uid names what belongs to the task. */
@@ -157,7 +158,7 @@ export class TaskRunner {
     { task, context, startedAt }: { task: Task; context: TaskContext; startedAt: number },
     error: unknown,
   ): void {
-    const reason = reasonOf(error) ?? 'TaskFailed';
+    const reason = reasonIn(error) ?? 'TaskFailed';
     const message = messageOf(error);
     this.#options.logger.warn({ err: error, pod: running.key, task: task.type }, 'task failed');
     if (this.#running.has(context.uid)) {

@@ -1,6 +1,7 @@
 /** The Pod status that says how a task stands. Pure. */
 import { timestamp } from '../../base/time.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import { condition, emptyContainer, frame, lastWords, stamp, waiting } from '../../kube/podstatus.ts';
 import { isOver, type TaskState } from './runner.ts';
@@ -34,7 +35,7 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
 }
 
 /** Why the container waits. */
-const QUEUED = 'TaskQueued';
+const QUEUED: Reason = 'TaskQueued';
 const PHASES = { waiting: 'Pending', running: 'Running', succeeded: 'Succeeded', failed: 'Failed' } as const;
 
 /** A Pod that has run never goes back to Pending, also where an agent that was started anew lets its task wait. */

@@ -94,17 +94,6 @@ export const machineReportSchema = z.object({
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;
 
-/** Why a host refuses a machine that another one may well take. A kubelet's own words, where it has some that can be a condition's reason. */
-export const REFUSAL_REASONS = [
-  'PortTaken',
-  'PortNotReservable',
-  'OutOfSlot',
-  'OutOfcpu',
-  'OutOfmemory',
-  'OutOfDisk',
-] as const;
-export type RefusalReason = (typeof REFUSAL_REASONS)[number];
-
 /** Memory a hypervisor process needs beside the guest's own, added to the Pod's request. 128 MiB: measured for QEMU without graphics, rounded up. */
 export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
 

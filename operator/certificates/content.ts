@@ -1,5 +1,6 @@
 /** What a host may ask for in a certificate request, whoever asks: names, usages, lifetime. Pure. */
 import { FIRST_CERTIFICATE_SECONDS, isHostName } from '../../api/v1alpha1/names.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { SigningRequest } from '../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest } from '../../kube/core.ts';
 
@@ -11,7 +12,7 @@ export const NODE_USER_PREFIX = 'system:node:';
 
 /** Why a request is denied: a word for programs, and what is wrong and what is right for people. */
 export interface Refusal {
-  readonly reason: string;
+  readonly reason: Reason;
   readonly message: string;
 }
 

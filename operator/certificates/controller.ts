@@ -1,5 +1,6 @@
 /** Approves or denies the certificates that hosts ask for; see policy.ts for who may have which. */
 import type { Logger } from 'pino';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, readSigningRequest } from '../../kube/certificaterequest.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Result } from '../../kube/controller.ts';
@@ -107,7 +108,7 @@ export class CertificateReconciler {
     const condition = {
       type: approved ? 'Approved' : 'Denied',
       status: 'True' as const,
-      reason: approved ? 'ApprovedByBerth' : decision.reason,
+      reason: reasonFor(decision),
       message: decision.message,
       lastUpdateTime: new Date(this.#options.clock()).toISOString(),
     };
@@ -125,6 +126,10 @@ export class CertificateReconciler {
       }
     }
   }
+}
+
+function reasonFor(decision: Extract<Decision, { message: string }>): Reason {
+  return decision.kind === 'approve' ? 'ApprovedByBerth' : decision.reason;
 }
 
 function isOpen(csr: CertificateSigningRequest): boolean {

@@ -3,6 +3,7 @@
  * No stock binding approves these: with the auto-approval that comes with Kubernetes a bootstrap token could take over an existing node.
  * Only what Berth's hosts ask for is judged: other nodes of the cluster have an approver of their own, or a person.
  */
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificaterequest.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
 import { isHost } from '../host/observe.ts';
@@ -141,6 +142,6 @@ export function decideServing({ addresses, node }: ServingQuestion, surroundings
     : { kind: 'deny', ...refusal };
 }
 
-function deny(reason: string, message: string): Decision {
+function deny(reason: Reason, message: string): Decision {
   return { kind: 'deny', reason, message };
 }

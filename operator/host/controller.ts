@@ -4,6 +4,7 @@
  */
 import type { Logger } from 'pino';
 import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Result } from '../../kube/controller.ts';
 import { type Node, NODES } from '../../kube/core.ts';
@@ -21,7 +22,7 @@ export interface HostControllerOptions {
   /** Nodes that say that they are hosts. */
   readonly nodes: Informer<Node>;
   readonly approvals: HostApprovals;
-  readonly recorder: EventRecorder;
+  readonly recorder: EventRecorder<SaidReason>;
   readonly config: OperatorConfig;
 }
 

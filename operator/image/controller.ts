@@ -5,6 +5,7 @@ import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { isoStatusSchema } from '../../api/v1alpha1/iso.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
@@ -41,7 +42,7 @@ export interface ImageControllerOptions {
   readonly jobs: Informer<Job>;
   readonly taskPods: Informer<Pod>;
   readonly config: OperatorConfig;
-  readonly recorder: EventRecorder;
+  readonly recorder: EventRecorder<SaidReason>;
   readonly consistency: Consistency;
   readonly clock: () => number;
 }

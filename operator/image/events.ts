@@ -1,9 +1,14 @@
 /** The story of an Image or ISO as Events: one on each transition that a person would ask about. */
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
+import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 
-export function recordImageEvents(recorder: EventRecorder, object: Image | ISO, next: ImageStatus): void {
+export function recordImageEvents(
+  recorder: EventRecorder<SaidReason>,
+  object: Image | ISO,
+  next: ImageStatus,
+): void {
   const last: ImageStatus = object.status ?? {};
   if (next.phase !== last.phase) {
     phaseEvent(recorder, object, next);
@@ -12,37 +17,42 @@ export function recordImageEvents(recorder: EventRecorder, object: Image | ISO, 
   actionEvent(recorder, object, { verb: 'Push', before: last.lastPush, after: next.lastPush });
 }
 
+const ACTION_REASONS = {
+  Commit: { succeeded: 'CommitSucceeded', failed: 'CommitFailed' },
+  Push: { succeeded: 'PushSucceeded', failed: 'PushFailed' },
+} as const;
+
 interface ActionChange {
-  verb: string;
+  verb: 'Commit' | 'Push';
   before: ImageStatus['lastPush'];
   after: ImageStatus['lastPush'];
 }
 
 function actionEvent(
-  recorder: EventRecorder,
+  recorder: EventRecorder<SaidReason>,
   object: Image | ISO,
   { verb, before, after }: ActionChange,
 ): void {
   if (after?.finishedAt === undefined || after.finishedAt === before?.finishedAt) {
     return;
   }
-  const { result = '', reference = '', message = '' } = after;
-  const succeeded = result === 'Succeeded';
-  recorder.event(object, {
-    type: succeeded ? 'Normal' : 'Warning',
-    reason: `${verb}${result}`,
-    action: verb,
-    message: succeeded ? reference : message,
-  });
+  const { result, reference = '', message = '' } = after;
+  recorder.event(
+    object,
+    result === 'Succeeded'
+      ? { type: 'Normal', reason: ACTION_REASONS[verb].succeeded, action: verb, message: reference }
+      : { type: 'Warning', reason: ACTION_REASONS[verb].failed, action: verb, message },
+  );
 }
 
-function phaseEvent(recorder: EventRecorder, object: Image | ISO, next: ImageStatus): void {
+function phaseEvent(recorder: EventRecorder<SaidReason>, object: Image | ISO, next: ImageStatus): void {
   const ready = next.conditions?.find(({ type }) => type === 'Ready');
   if (next.phase === 'Ready') {
     const message = `a disk of ${next.size ?? 'unknown size'}, ${next.digest ?? 'without content'}`;
     recorder.event(object, { type: 'Normal', reason: 'Ready', action: 'Pull', message });
   } else if (next.phase === 'Failed') {
-    const { reason = 'Failed', message = '' } = ready ?? {};
+    const reason = saidReason(ready?.reason, 'Failed');
+    const message = ready?.message ?? '';
     recorder.event(object, { type: 'Warning', reason, action: 'Pull', message });
   }
 }

@@ -3,6 +3,7 @@ import { createHash } from 'node:crypto';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import { type StorageTarget, TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -40,9 +41,7 @@ export interface Blocked {
   /** The action that cannot be done; undefined: the image itself cannot be made. */
   readonly operation: 'commit' | undefined;
   readonly requestedAt: string | undefined;
-  /** Nothing but a change of the object or of the operator's configuration helps. */
-  readonly terminal: boolean;
-  readonly reason: string;
+  readonly reason: Reason;
   readonly message: string;
 }
 
@@ -66,7 +65,7 @@ function first(observed: ObservedImage): Operation | Blocked {
   }
   const direct = directSource(source);
   return direct === undefined || direct.type === 'unsupported'
-    ? { ...blocked('SourceUnsupported', direct?.description ?? 'no source is named'), terminal: true }
+    ? blocked('SourceUnsupported', direct?.description ?? 'no source is named')
     : pull(observed, direct);
 }
 
@@ -127,7 +126,7 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): O
   const target = storageTarget(object, config, version);
   if (target === undefined) {
     const message = "there is no image storage: set imageStorage in the operator's configuration";
-    return { ...blocked('NoImageStorage', message), ...action, terminal: true };
+    return { ...blocked('NoImageStorage', message), ...action };
   }
   const vm = observed.vm(vmName);
   const nodeName = hostOf(vm);
@@ -204,12 +203,11 @@ function storageTarget(
     : undefined;
 }
 
-function blocked(reason: string, message: string): Blocked {
+function blocked(reason: Reason, message: string): Blocked {
   return {
     kind: 'blocked',
     operation: undefined,
     requestedAt: undefined,
-    terminal: false,
     reason,
     message,
   };

@@ -1,6 +1,7 @@
 import { constantFrom } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/job.ts';
 import { assertHistories } from '../../test/support/properties.ts';
@@ -79,7 +80,7 @@ class World {
     this.end({ kind: 'succeeded', report: REPORT, finishedAt: this.time });
   }
 
-  fail(reason: string): void {
+  fail(reason: Reason): void {
     this.end({ kind: 'failed', reason, message: 'as told', finishedAt: this.time });
   }
 

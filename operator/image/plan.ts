@@ -5,6 +5,7 @@ import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import { classOf } from '../../api/v1alpha1/reasons.ts';
 import { taskJob } from '../tasks/job.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import { dueOperation, type Operation } from './operation.ts';
@@ -16,13 +17,6 @@ const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
 /** How long a finished Job stays for `kubectl logs`; longer than the longest wait, since the Job remembers its attempt. */
 const JOB_KEPT_SECONDS = 3_600;
-/** Faults of the image itself: it would be the same again. */
-const TERMINAL: ReadonlySet<string> = new Set([
-  'ImageInvalid',
-  'DigestMismatch',
-  'ImageSourceUnsupported',
-  'AgentTooOld',
-]);
 
 export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
 export const OPERATION_LABEL = 'berth.dev/operation';
@@ -88,7 +82,7 @@ function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
 /** Counted from the end of the work; from its beginning where the host says an end that is still to come. */
 function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number): number | undefined {
   const isAction = operation === 'commit' || operation === 'push';
-  if (outcome.kind !== 'failed' || isAction || TERMINAL.has(outcome.reason)) {
+  if (outcome.kind !== 'failed' || isAction || classOf(outcome.reason, 'Image') === 'final') {
     return undefined;
   }
   const wait = waitAfter(attempt, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);

@@ -2,12 +2,13 @@
  * Whether a host's report about its task can be true. A host may lie, also when its agent was taken over: it may say how a task
  * ended, never that the result lies anywhere but where the task was to put it. Pure.
  */
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget, Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { TaskOutcome } from '../tasks/job.ts';
 
 /** The reason of a task whose report does not fit it. */
-const REPORT_REFUSED = 'ReportRefused';
+const REPORT_REFUSED: Reason = 'ReportRefused';
 /** The largest disk that a VM may have (`diskSize`): 1Pi. */
 const SIZE_LIMIT_BYTES = 1024 ** 5;
 

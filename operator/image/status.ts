@@ -1,5 +1,6 @@
 /** The status of an Image or ISO, in one place. Pure. */
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
+import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import type { ImageJob, ObservedImage } from './observed.ts';
 import type { Blocked, Operation } from './operation.ts';
@@ -42,8 +43,8 @@ export function imageStatus(observed: ObservedImage, facts: ImageFacts, progress
 }
 
 interface Summary {
-  phase: string;
-  reason: string;
+  phase: Reason;
+  reason: SaidReason;
   message: string;
 }
 
@@ -54,8 +55,8 @@ function summary(observed: ObservedImage, { content }: ImageFacts, progress: Pro
     return { phase, reason: 'Available', message: '' };
   }
   if (blocked !== undefined) {
-    const { terminal, reason, message } = blocked;
-    return { phase: terminal ? 'Failed' : 'Pending', reason, message };
+    const { reason, message } = blocked;
+    return { phase: classOf(reason, 'Image') === 'final' ? 'Failed' : 'Pending', reason, message };
   }
   return underWay(progress, observed.now);
 }
@@ -88,7 +89,7 @@ function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phas
   return { type: 'Ready', status: content === undefined ? 'False' : 'True', reason, message };
 }
 
-function reconciling(phase: string, progress: Progress): ConditionDraft | undefined {
+function reconciling(phase: Reason, progress: Progress): ConditionDraft | undefined {
   const { operation, job, retryAt, refused } = progress;
   const over = job?.outcome.kind === 'failed' && retryAt === undefined;
   return operation === undefined || over
@@ -113,7 +114,7 @@ function action(type: string, last: ImageFacts['lastPush']): ConditionDraft | un
   const [reason = '', ...rest] = (last.message ?? '').split(': ');
   return last.result === 'Succeeded'
     ? { type, status: 'True', reason: 'Succeeded', message: last.reference ?? '' }
-    : { type, status: 'False', reason, message: rest.join(': ') };
+    : { type, status: 'False', reason: saidReason(reason, 'TaskFailed'), message: rest.join(': ') };
 }
 
 /** What a deletion waits for. */

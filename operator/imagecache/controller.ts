@@ -4,6 +4,7 @@
  */
 import { soonest } from '../../base/time.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
@@ -25,7 +26,7 @@ const FOLD_MILLISECONDS = 1_000;
 export interface CacheControllerOptions extends Sources {
   readonly client: KubeClient;
   readonly consistency: Consistency;
-  readonly recorder: EventRecorder;
+  readonly recorder: EventRecorder<SaidReason>;
   readonly metrics: CacheMetrics;
 }
 

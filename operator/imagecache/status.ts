@@ -4,6 +4,7 @@ import {
   imageCacheEntryStatusSchema,
   type NodeCacheState,
 } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import { equal } from '../objects/mergepatch.ts';
@@ -81,12 +82,12 @@ function accepted({ duplicateOf, reference }: Observed): ConditionDraft {
       };
 }
 
-function reasonOf({ rows }: Findings): string {
+function reasonOf({ rows }: Findings): Reason {
   return rows.every(({ state }) => state === 'Removing') ? 'Removing' : 'Caching';
 }
 
 function ready({ entry, image, duplicateOf }: Observed, findings: Findings): ConditionDraft {
-  const no = (reason: string, message: string) =>
+  const no = (reason: Reason, message: string) =>
     ({ type: 'Ready', status: 'False', reason, message }) as const;
   if (entry.metadata.deletionTimestamp !== undefined) {
     return no('Removing', 'hosts that keep the image for this entry are being cleaned');
@@ -99,7 +100,7 @@ function ready({ entry, image, duplicateOf }: Observed, findings: Findings): Con
 
 function readiness(
   { targets, rows }: Findings,
-  no: (reason: string, message: string) => ConditionDraft,
+  no: (reason: Reason, message: string) => ConditionDraft,
 ): ConditionDraft {
   const wanted = rows.filter(({ node }) => targets.has(node));
   const failed = wanted.filter(({ state }) => state === 'Failed');

@@ -1,5 +1,6 @@
 /** Has content removed from the cluster's image storage once nothing needs it any more; tells what had to be left. */
 import type { Logger } from 'pino';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
@@ -19,7 +20,7 @@ export const REMOVALS_KEY = 'storage';
 export interface RemovalControllerOptions extends RemovalSources {
   readonly client: KubeClient;
   readonly config: OperatorConfig;
-  readonly recorder: EventRecorder;
+  readonly recorder: EventRecorder<SaidReason>;
   readonly consistency: Consistency;
   readonly clock: () => number;
 }

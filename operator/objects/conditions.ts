@@ -1,8 +1,11 @@
 /** Conditions of a status, written so that what has not changed reads the same. */
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 
 /** A condition before it is known since when it holds. */
-export type ConditionDraft = Omit<Condition, 'lastTransitionTime' | 'observedGeneration'>;
+export interface ConditionDraft extends Omit<Condition, 'lastTransitionTime' | 'observedGeneration'> {
+  reason: SaidReason;
+}
 
 /** A condition keeps its transition time while its status stays; `now` is RFC 3339. */
 export function stampConditions(

@@ -13,6 +13,7 @@ import {
 import { type Task, type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
+import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import type { NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../kube/core.ts';
@@ -127,11 +128,7 @@ export function ownerOf({ metadata }: Pod): string {
 }
 
 /** The Job controller's reason when the last Pod that the Job may have has failed. */
-const FAILED_WITH_ITS_POD = 'BackoffLimitExceeded';
-/** As `metav1.Condition` has it: another reason in our status would be refused by the API server at each write. */
-const REASON = /^[A-Za-z]([A-Za-z0-9_,:]{0,254}[A-Za-z0-9_])?$/;
-/** What a task failed with whose host gives no reason that can be written down. */
-const NO_REASON = 'TaskFailed';
+const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
 const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
 
 export type TaskOutcome =
@@ -140,7 +137,7 @@ export type TaskOutcome =
   | { readonly kind: 'succeeded'; readonly report: TaskReport; readonly finishedAt: string | undefined }
   | {
       readonly kind: 'failed';
-      readonly reason: string;
+      readonly reason: SaidReason;
       readonly message: string;
       readonly finishedAt: string | undefined;
     };
@@ -165,11 +162,7 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
   const { exitCode, reason = '', message = '', finishedAt } = terminated;
   return exitCode === 0
     ? { kind: 'succeeded', report: reportIn(message), finishedAt }
-    : { kind: 'failed', reason: writable(reason), message, finishedAt };
-}
-
-function writable(reason: string): string {
-  return REASON.test(reason) ? reason : NO_REASON;
+    : { kind: 'failed', reason: saidReason(reason, 'TaskFailed'), message, finishedAt };
 }
 
 /** On a host that does not answer a Job stays at FailureTarget, and never gets Failed. */
@@ -180,8 +173,8 @@ function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
   if (failed === undefined || (failed.reason === FAILED_WITH_ITS_POD && isSeenAlive(pod))) {
     return undefined;
   }
-  const { reason = 'JobFailed', message = '', lastTransitionTime } = failed;
-  return { kind: 'failed', reason, message, finishedAt: lastTransitionTime };
+  const { reason, message = '', lastTransitionTime } = failed;
+  return { kind: 'failed', reason: saidReason(reason, 'JobFailed'), message, finishedAt: lastTransitionTime };
 }
 
 /** Whether the Pod is there, not ended and not being deleted, as far as is known: a later word of it is sure to come. */

@@ -9,6 +9,7 @@ import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -37,7 +38,7 @@ const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 
 export interface VMControllerOptions extends Sources {
   readonly consistency: Consistency;
-  readonly recorder: EventRecorder;
+  readonly recorder: EventRecorder<SaidReason>;
   readonly metrics: VMMetrics;
 }
 

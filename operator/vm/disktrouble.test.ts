@@ -2,6 +2,7 @@ import { expect, it, vi } from 'vitest';
 import { DISK_CONDITION, HOST_DISK_FULL, NO_ROOM_TO_SUSPEND } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Pod } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
@@ -79,8 +80,8 @@ it('a reason that no agent of Berth gives is of no account: a host cannot make a
 });
 
 it('Events tell when it begins and when it is over, once', () => {
-  const event = vi.fn<EventRecorder['event']>();
-  const recorder = { event } as unknown as EventRecorder;
+  const event = vi.fn<EventRecorder<SaidReason>['event']>();
+  const recorder = { event } as unknown as EventRecorder<SaidReason>;
   const stories = (last: VMStatus, next: VMStatus) => {
     event.mockClear();
     recordTransition(recorder, { ...VM_OF_TEST, status: last }, next, undefined);

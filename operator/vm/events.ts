@@ -1,20 +1,17 @@
 /** The story of a VM as Events: one on each transition that a person would ask about. */
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import { isReason, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import type { EventRecorder, EventText } from '../../kube/events.ts';
+import type { Condition } from '../../kube/objects.ts';
 import { toldTrouble } from './disktrouble.ts';
 import type { LostPlacement } from './facts.ts';
 
-interface Story {
-  readonly type: 'Normal' | 'Warning';
-  readonly reason: string;
-  readonly action: string;
-  readonly message: string;
-}
+type Story = EventText<SaidReason>;
 
 /** Emits what changed between a VM's last status and the next; `lost` says why a placement was given up, if one was. */
 export function recordTransition(
-  recorder: EventRecorder,
+  recorder: EventRecorder<SaidReason>,
   vm: VM,
   next: VMStatus,
   lost: LostPlacement | undefined,
@@ -36,7 +33,7 @@ export function recordTransition(
 
 /** A VM whose new Pod has the addresses of a machine that was given up on `hosts`, which are silent. */
 export function recordDoubledIdentity(
-  recorder: EventRecorder,
+  recorder: EventRecorder<SaidReason>,
   vm: VM,
   macAddress: string,
   hosts: readonly string[],
@@ -69,7 +66,14 @@ function heldUp(last: VMStatus | undefined, next: VMStatus): Story[] {
   const waiting = blocked(next);
   return waiting === undefined || waiting.reason === blocked(last)?.reason
     ? []
-    : [{ type: 'Warning', reason: waiting.reason, action: 'Scheduling', message: waiting.message }];
+    : [
+        {
+          type: 'Warning',
+          reason: saidReason(waiting.reason, 'Pending'),
+          action: 'Scheduling',
+          message: waiting.message,
+        },
+      ];
 }
 
 function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
@@ -86,29 +90,35 @@ function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
 function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
   if (next.failure !== undefined && last?.failure === undefined) {
     return [
-      { type: 'Warning', reason: next.failure.reason, action: 'Ending', message: next.failure.message },
+      {
+        type: 'Warning',
+        reason: saidReason(next.failure.reason, 'MachineFailed'),
+        action: 'Ending',
+        message: next.failure.message,
+      },
     ];
   }
   return next.phase === last?.phase ? [] : phaseStory(next);
 }
 
-const STORIES: Readonly<Record<string, string>> = {
+const STORIES: Partial<Record<Reason, string>> = {
   Running: 'the machine runs',
   Stopped: 'the machine is stopped',
   Suspended: 'the machine is suspended',
 };
 
 function phaseStory(next: VMStatus): Story[] {
-  const message = STORIES[next.phase ?? ''];
-  if (message !== undefined) {
-    return [normal(next.phase ?? '', 'Running', message)];
+  const { phase } = next;
+  const message = isReason(phase) ? STORIES[phase] : undefined;
+  if (isReason(phase) && message !== undefined) {
+    return [normal(phase, 'Running', message)];
   }
   if (next.phase === 'Failed') {
     const ready = next.conditions?.find(({ type }) => type === 'Ready');
     return [
       {
         type: 'Warning',
-        reason: ready?.reason ?? 'Failed',
+        reason: saidReason(ready?.reason, 'Failed'),
         action: 'Running',
         message: ready?.message ?? '',
       },
@@ -117,12 +127,12 @@ function phaseStory(next: VMStatus): Story[] {
   return [];
 }
 
-function normal(reason: string, action: string, message: string): Story {
+function normal(reason: Reason, action: string, message: string): Story {
   return { type: 'Normal', reason, action, message };
 }
 
 /** A condition that holds the deployment up: no host, no image, a refused Pod. */
-function blocked(status: VMStatus | undefined): { reason: string; message: string } | undefined {
+function blocked(status: VMStatus | undefined): Condition | undefined {
   return status?.conditions?.find(
     ({ type, status: value }) => (type === 'Scheduled' || type === 'ImageReady') && value === 'False',
   );

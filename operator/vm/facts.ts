@@ -4,8 +4,9 @@
  */
 import { timestamp } from '../../base/time.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import { machineSchema, parseDocument, REFUSAL_REASONS } from '../../api/v1alpha1/machine.ts';
+import { machineSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { ContainerState, ContainerStatus, Node, Pod } from '../../kube/core.ts';
 import type { Observed } from './observed.ts';
@@ -19,8 +20,8 @@ export interface Facts {
 
 export type Failure = NonNullable<VMStatus['failure']>;
 
-/** Reasons for which a VM that never ran is placed on another host. */
-const PLACE_ELSEWHERE: ReadonlySet<string> = new Set(REFUSAL_REASONS);
+/** Ends that are not the host's word: a VM that never ran is placed again as often as they happen. */
+const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
 /** A VM is placed at most this many times again because its host refused it. */
 const MAXIMUM_REPLACEMENTS = 3;
 /** What the API server says of a Pod that is being evicted, in the DisruptionTarget condition. */
@@ -56,7 +57,9 @@ function knownFacts(observed: Observed): Facts {
   };
 }
 
-type End = Omit<Failure, 'time'>;
+interface End extends Omit<Failure, 'time'> {
+  readonly reason: SaidReason;
+}
 
 /** A VM that once ran and has no Pod has lost it to somebody: the finalizer that we hold was taken away. */
 function vanished(facts: Facts): End | undefined {
@@ -94,7 +97,7 @@ export function hasEnded(pod: Pod): boolean {
 function endOf(pod: Pod): End {
   const { status = {} } = pod;
   const { reason = status.reason, message = status.message } = terminated(pod) ?? {};
-  return { reason: reasonWord(reason), message: message ?? 'the machine ended' };
+  return { reason: saidReason(reason, 'MachineFailed'), message: message ?? 'the machine ended' };
 }
 
 /** Gone with its host: the Node was deleted, is fenced by out-of-service, or stayed silent before the VM first ran. */
@@ -137,16 +140,20 @@ function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (podAttempt(pod) < facts.attempt) {
     return true;
   }
-  if (end.reason === 'PodDeleted' || end.reason === 'Evicted' || end.reason === 'HostLost') {
+  if (LOST.has(end.reason)) {
     return true;
   }
-  return PLACE_ELSEWHERE.has(end.reason) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS;
+  return isRefusal(end) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS;
+}
+
+function isRefusal({ reason }: End): boolean {
+  return classOf(reason, 'VM') === 'elsewhere';
 }
 
 function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
   const attempt = Math.max(facts.attempt, podAttempt(pod) + 1);
   const node = pod.spec.nodeName;
-  const avoid = attempt > facts.attempt && PLACE_ELSEWHERE.has(end.reason) && node !== undefined;
+  const avoid = attempt > facts.attempt && isRefusal(end) && node !== undefined;
   return { ...facts, attempt, avoidedNodes: avoid ? [...facts.avoidedNodes, node] : facts.avoidedNodes };
 }
 
@@ -287,10 +294,4 @@ export function lostAt({ node, config }: Observed): number | undefined {
 export function isLost(observed: Observed): boolean {
   const at = lostAt(observed);
   return at !== undefined && observed.now >= at;
-}
-
-/** A reason as conditions accept it: a letter, then letters, digits and underscores. */
-function reasonWord(text: string | undefined): string {
-  const word = (text ?? '').replaceAll(/[^A-Za-z0-9_]/g, '');
-  return /^[A-Za-z]/.test(word) ? word : 'MachineFailed';
 }

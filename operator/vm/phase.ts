@@ -1,14 +1,15 @@
 /** A VM's phase, derived anew at each look from the Pod, the host and the written-once facts. */
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { type MachineReport, machineReportSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerState, Pod, PodCondition } from '../../kube/core.ts';
 import { containerState, type Facts, hasEnded, isLost, silentSince } from './facts.ts';
 import type { Observed } from './observed.ts';
 
 export interface Phase {
-  readonly name: string;
+  readonly name: Reason;
   /** Reason and message of the Ready condition. */
-  readonly reason: string;
+  readonly reason: SaidReason;
   readonly message: string;
 }
 
@@ -20,8 +21,8 @@ export const PENDING_PHASES: ReadonlySet<string> = new Set([
   'Cloning',
   'Starting',
 ]);
-const PRE_RUNNING: ReadonlySet<string> = new Set(['Pulling', 'Cloning', 'Starting']);
-const TRANSITIONS: ReadonlySet<string> = new Set(['Stopping', 'Suspending', 'Resuming', 'Starting']);
+const PRE_RUNNING = ['Pulling', 'Cloning', 'Starting'] as const;
+const TRANSITIONS = ['Stopping', 'Suspending', 'Resuming', 'Starting'] as const;
 
 export function phaseOf(observed: Observed, facts: Facts): Phase {
   const { vm, pod } = observed;
@@ -45,7 +46,11 @@ function attemptOf({ vm }: Observed): number {
 function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failure']>): Phase {
   const gone = pod === undefined || hasEnded(pod) || pod.spec.nodeName === undefined;
   const left = gone || node === undefined || failure.reason === 'HostLost';
-  return { name: left ? 'Failed' : 'Stopping', reason: failure.reason, message: failure.message };
+  return {
+    name: left ? 'Failed' : 'Stopping',
+    reason: saidReason(failure.reason, 'MachineFailed'),
+    message: failure.message,
+  };
 }
 
 /** A silent host: its VMs are not Ready, and after the timeout Failed, though their machines may well run on. */
@@ -78,15 +83,16 @@ function podPhase(pod: Pod): Phase {
   }
   return {
     name: preRunningPhase(pod, reason),
-    reason: reason || 'Scheduled',
+    reason: saidReason(reason, 'Scheduled'),
     message: message || `bound to host ${pod.spec.nodeName}`,
   };
 }
 
 /** While something is in its way the container's reason says what, and the condition still says where the machine stands. */
-function preRunningPhase(pod: Pod, waiting: string): string {
-  const candidates = [waiting, machineCondition(pod)?.reason ?? ''];
-  return candidates.find((phase) => PRE_RUNNING.has(phase)) ?? 'Scheduled';
+function preRunningPhase(pod: Pod, waiting: string): Reason {
+  const told = machineCondition(pod)?.reason;
+  const named = (word: string | undefined) => PRE_RUNNING.find((phase) => phase === word);
+  return named(waiting) ?? named(told) ?? 'Scheduled';
 }
 
 /** The container's waiting state; empty while it is not waiting. */
@@ -99,8 +105,9 @@ function runningPhase(pod: Pod, waiting: string, message: string): Phase {
     const shutDown = machineCondition(pod)?.reason === 'GuestShutdown';
     return { name: waiting, reason: shutDown ? 'GuestShutdown' : waiting, message };
   }
-  const transition = machineCondition(pod)?.reason ?? '';
-  if (TRANSITIONS.has(transition)) {
+  const told = machineCondition(pod)?.reason;
+  const transition = TRANSITIONS.find((phase) => phase === told);
+  if (transition !== undefined) {
     return { name: transition, reason: transition, message };
   }
   return { name: 'Running', reason: 'Running', message: '' };

@@ -53,8 +53,7 @@ export interface Unresolved {
     | 'ImageNotReady'
     | 'NoImage'
     | 'PortsNeedNAT'
-    | 'PortNotReservable'
-    | 'InvalidConfig';
+    | 'PortNotReservable';
   readonly message: string;
 }
 

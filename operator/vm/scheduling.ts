@@ -25,7 +25,7 @@ const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
 
 export interface SchedulingView {
-  readonly reason: 'Unschedulable' | 'WaitingForScheduler' | 'SchedulingGated';
+  readonly reason: 'Unschedulable' | 'WaitingForScheduler';
   readonly message: string;
 }
 

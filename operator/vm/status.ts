@@ -2,6 +2,7 @@
 import { timestamp } from '../../base/time.ts';
 import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { classOf, isReason, isSeen, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
@@ -28,7 +29,7 @@ import { restartRequired } from './size.ts';
 export interface Findings {
   /** Why no Pod could be made: resolution, a taken name, a refusal by the API server. */
   readonly blocked?:
-    | { condition: 'Scheduled' | 'ImageReady' | 'Stalled'; reason: string; message: string }
+    | { condition: 'Scheduled' | 'ImageReady' | 'Stalled'; reason: Reason; message: string }
     | undefined;
 }
 
@@ -205,16 +206,13 @@ function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findin
   };
 }
 
-/** Waiting reasons of the agent that speak of the image: it is the one that fetches it. */
-const IMAGE_REASONS = /^(Image|PullSecretMissing|DigestMismatch|DiskFull)/;
-
 function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined {
   const type = 'ImageReady';
   if (blocked?.condition === 'ImageReady') {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
   }
-  const { reason = '', message = '' } = waitingState(pod);
-  if (IMAGE_REASONS.test(reason)) {
+  const { reason, message = '' } = waitingState(pod);
+  if (isReason(reason) && isSeen(reason, 'VM', type) && classOf(reason, 'VM') !== 'state') {
     return { type, status: 'False', reason, message };
   }
   return pod?.status?.phase === 'Running'
@@ -233,7 +231,7 @@ function networkReady({ pod }: Observed): Draft | undefined {
     : {
         type,
         status: condition.status,
-        reason: condition.reason ?? 'Reported',
+        reason: saidReason(condition.reason, 'Reported'),
         message: condition.message ?? '',
       };
 }

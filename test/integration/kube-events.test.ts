@@ -19,9 +19,9 @@ let cluster: Cluster;
 let client: KubeClient;
 let object: ConfigMap;
 let now: number;
-let recorder: EventRecorder;
+let recorder: EventRecorder<string>;
 
-function text(message: string): EventText {
+function text(message: string): EventText<string> {
   return { type: 'Warning', reason: 'Tried', action: 'Try', message };
 }
 
@@ -51,7 +51,7 @@ beforeEach(async () => {
   const metadata = { name: `object-${randomBytes(4).toString('hex')}`, namespace };
   object = await client.create(CONFIG_MAPS, { metadata });
   now = Date.now();
-  recorder = new EventRecorder(client, {
+  recorder = new EventRecorder<string>(client, {
     reportingController: 'berth.dev/test',
     reportingInstance: `test-${'x'.repeat(200)}`,
     logger: pino({ level: 'silent' }),
@@ -110,7 +110,7 @@ describe('events', () => {
     await once(silent, 'listening');
     const { port } = silent.address() as AddressInfo;
     const transport = new Transport({ server: `http://127.0.0.1:${port}` }, { metrics: createMetrics() });
-    const cutOff = new EventRecorder(new KubeClient(transport), {
+    const cutOff = new EventRecorder<string>(new KubeClient(transport), {
       reportingController: 'berth.dev/test',
       reportingInstance: 'test',
       logger: pino({ level: 'silent' }),

@@ -1,6 +1,7 @@
 /** A model of the API server and of agents for one ImageCacheEntry, in which the pure plan of the operator is carried out. */
 import { expect } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { parseConfig } from '../../operator/config/config.ts';
 import { resolveImage } from '../../operator/imagecache/image.ts';
 import { buildJob, PARKED_SECONDS } from '../../operator/imagecache/job.ts';
@@ -327,7 +328,7 @@ export class World {
   }
 }
 
-function failedWith(reason: string, message: string): Pick<CacheJob, 'outcome'> {
+function failedWith(reason: Reason, message: string): Pick<CacheJob, 'outcome'> {
   return { outcome: { kind: 'failed', reason, message, finishedAt: undefined } };
 }
 

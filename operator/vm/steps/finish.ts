@@ -1,10 +1,11 @@
+import type { Reason } from '../../../api/v1alpha1/reasons.ts';
 import type { Facts } from '../facts.ts';
 import { finishedAndDue } from '../deadlines.ts';
 import type { Observed } from '../observed.ts';
 import { NOTHING, type StepResult, waitFor } from './step.ts';
 
 /** The failure after which the VM itself is deleted: what users were promised of NAT self-healing. */
-const NAT_FAILURE = 'NATSelfHealFailed';
+const NAT_FAILURE: Reason = 'NATSelfHealFailed';
 
 /** Deletes a VM that has ended: at once after a NAT failure, else when its TTL is over. Acts on written facts only. */
 export function finish(observed: Observed, _facts: Facts): StepResult {

@@ -1,0 +1,111 @@
+import { globSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, it } from 'vitest';
+import {
+  catalogue,
+  classOf,
+  isOfHost,
+  isReason,
+  isSeen,
+  reasonIn,
+  ReasonedError,
+  saidReason,
+} from './reasons.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+const CONDITION_REASON = /^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$/;
+/** A sentence that is longer has to be read twice. */
+const WORDS_LIMIT = 25;
+
+describe('the catalogue of reasons', () => {
+  it('has each word once', () => {
+    const files = globSync('api/v1alpha1/reasons/*.ts', { cwd: ROOT });
+    const written = files.flatMap(
+      (file) => readFileSync(join(ROOT, file), 'utf8').match(/^ {2}\w+: \{/gm) ?? [],
+    );
+    expect(written.toSorted()).toEqual(
+      catalogue()
+        .map(([word]) => `  ${word}: {`)
+        .toSorted(),
+    );
+  });
+
+  it('has only words that a condition may have', () => {
+    expect(catalogue().filter(([word]) => !CONDITION_REASON.test(word))).toEqual([]);
+  });
+
+  it('has no word that nobody says', () => {
+    const files = globSync('{operator,agent,kube,api}/**/*.ts', { cwd: ROOT }).filter(
+      (file) => !file.endsWith('.test.ts') && !file.includes('v1alpha1/reasons'),
+    );
+    const source = files.map((file) => readFileSync(join(ROOT, file), 'utf8')).join('\n');
+    const own = catalogue().filter(([, { by }]) => by !== 'Kubernetes');
+    const unsaid = own.filter(
+      ([word]) => !source.includes(`'${word}'`) && !new RegExp(`\\b${word}: `).test(source),
+    );
+    expect(unsaid.map(([word]) => word)).toEqual([]);
+  });
+
+  it('says where each word is seen, and what it means there', () => {
+    const silent = catalogue().filter(([word, { seen }]) => {
+      const kinds = Object.keys(seen) as (keyof typeof seen)[];
+      const judged = kinds.filter((kind) => kind !== 'Pod' && kind !== 'ImageCacheEntry');
+      const isEmpty = kinds.length === 0 || kinds.some((kind) => seen[kind]?.length === 0);
+      return isEmpty || judged.some((kind) => classOf(word, kind) === undefined);
+    });
+    expect(silent).toEqual([]);
+  });
+
+  it.each(catalogue())('%s has sentences that a person reads once', (_, { says, todo, class: known }) => {
+    for (const sentence of [says, todo].filter((one) => one !== undefined)) {
+      expect(sentence).toMatch(/^[A-Z].*[^.!]$/);
+      expect(sentence.split(/\s+/).length).toBeLessThanOrEqual(WORDS_LIMIT);
+    }
+    expect(todo !== undefined || known === 'state' || known === 'passing').toBe(true);
+  });
+});
+
+describe('what a reason means', () => {
+  it('follows from the kind that it is seen at', () => {
+    expect([classOf('ImageNotFound', 'VM'), classOf('ImageNotFound', 'Image')]).toEqual(['final', 'passing']);
+    expect(classOf('ImageInvalid', 'Image')).toBe('final');
+    expect(classOf('Unheard', 'VM')).toBeUndefined();
+  });
+
+  it('tells the faults of a host from those of a machine', () => {
+    expect((['PortTaken', 'OutOfMemory', 'NATSelfHealFailed'] as const).map(isOfHost)).toEqual([
+      true,
+      true,
+      true,
+    ]);
+    expect((['DiskInvalid', 'ImageFetchFailed'] as const).map(isOfHost)).toEqual([false, false]);
+  });
+
+  it('tells where a word is seen', () => {
+    expect([isSeen('DiskFull', 'VM', 'ImageReady'), isSeen('StartFailed', 'VM', 'ImageReady')]).toEqual([
+      true,
+      false,
+    ]);
+    expect(isSeen('Unheard', 'VM', 'ImageReady')).toBe(false);
+  });
+});
+
+describe('a word of another version', () => {
+  it('is said as it is', () => {
+    expect([isReason('FromTheFuture'), saidReason('FromTheFuture', 'MachineFailed')]).toEqual([
+      false,
+      'FromTheFuture',
+    ]);
+  });
+
+  it.each([undefined, '', 'not one word', 'Ends-with-', '9', 'ä', 'A'.repeat(129), 'constructor '])(
+    '"%s" gives way, because no condition may have it',
+    (word) => expect(saidReason(word, 'MachineFailed')).toBe('MachineFailed'),
+  );
+
+  it('that an error carries is not ours', () => {
+    expect(reasonIn(Object.assign(new Error('away'), { reason: 'ServiceUnavailable' }))).toBeUndefined();
+    expect(reasonIn(Object.assign(new Error('odd'), { reason: 'constructor' }))).toBeUndefined();
+    expect(reasonIn(new ReasonedError('DiskFull', 'no room'))).toBe('DiskFull');
+  });
+});

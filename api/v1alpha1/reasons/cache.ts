@@ -1,0 +1,101 @@
+/** Reasons of ImageCacheEntries, and of Pods that do tasks. */
+
+export const CACHE_REASONS = {
+  Accepted: {
+    seen: { ImageCacheEntry: ['Accepted'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The entry is the one that keeps its image',
+  },
+  DuplicateOf: {
+    seen: { ImageCacheEntry: ['Accepted', 'Ready', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Another entry keeps the same image; this one takes over when that one is gone',
+    todo: 'Delete one of the two entries',
+  },
+  Caching: {
+    seen: { ImageCacheEntry: ['Ready', 'Reconciling'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Hosts fetch the image; the message counts them',
+  },
+  Removing: {
+    seen: { ImageCacheEntry: ['Ready', 'Reconciling'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Hosts remove the image that they keep for the entry',
+  },
+  Cached: {
+    seen: { ImageCacheEntry: ['Ready', 'Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'All wanted hosts have the image',
+  },
+  NoHosts: {
+    seen: { ImageCacheEntry: ['Ready'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The targets of the entry name no host',
+  },
+  CacheFailed: {
+    seen: { ImageCacheEntry: ['Ready'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'Some hosts failed to fetch the image and try again',
+    todo: 'Read status.nodes: it says why on each host',
+  },
+  CachingFailed: {
+    seen: { ImageCacheEntry: ['Event'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'A host failed to fetch the image and tries again',
+    todo: 'Read the message',
+  },
+  RemovingFailed: {
+    seen: { ImageCacheEntry: ['Event'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'A host failed to remove the image and tries again',
+    todo: 'Read the message',
+  },
+  Outdated: {
+    seen: { ImageCacheEntry: ['Ready', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Some hosts have an older image than the newest known one of the tag',
+    todo: 'Set spec.refreshRequestedAt to fetch the newer one',
+  },
+  TaskQueued: {
+    seen: { Pod: ['waiting', 'Ready'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The task waits for other work of its host',
+  },
+  Completed: { seen: { Pod: ['terminated'] }, class: 'state', by: 'agent', says: 'The task is done' },
+  PodCompleted: {
+    seen: { Pod: ['Ready'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The Pod of the task has ended',
+  },
+  waiting: {
+    seen: { Pod: ['berth.dev/Task'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The task waits for other work of its host',
+  },
+  running: {
+    seen: { Pod: ['berth.dev/Task'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The host does the task',
+  },
+  succeeded: { seen: { Pod: ['berth.dev/Task'] }, class: 'state', by: 'agent', says: 'The task is done' },
+  failed: {
+    seen: { Pod: ['berth.dev/Task'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The task failed; the container of the Pod says why',
+  },
+} as const;

@@ -1,0 +1,164 @@
+/** Faults of VMs that are tried again, and refusals by hosts. */
+
+const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
+
+/** Faults that are tried again: they pass, or somebody mends them where they are. */
+export const FAULTS = {
+  Unschedulable: {
+    seen: { VM: ['Scheduled', 'Event'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'No host has room for the VM or fits it; the message counts the hosts by cause',
+    todo: 'Add hosts, free slots, or change what the VM asks for',
+  },
+  NotReady: {
+    seen: { VM: ['Ready'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'The machine runs, and the guest is not ready yet',
+    todo: 'If it stays so, look at the console of the guest',
+  },
+  GuestNotReady: {
+    seen: { Pod: ['Ready'] },
+    class: 'passing',
+    by: 'agent',
+    says: 'The machine runs, and the guest does not answer as spec.readiness asks',
+    todo: 'If it stays so, look at the console of the guest',
+  },
+  HostUnreachable: {
+    seen: { VM: ['Ready'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'The host of the VM does not report; the machine may run on',
+    todo: 'Look at the host and its agent; when the host returns, the VM becomes Running',
+  },
+  Faulty: {
+    seen: { VM: ['NetworkReady'], Pod: ['berth.dev/Network'] },
+    class: 'passing',
+    by: 'agent',
+    says: 'Packets of the VM do not come through; the host keeps repairing its network',
+    todo: 'Read the message: it names rules of other programs that drop packets',
+  },
+  Healthy: {
+    seen: { VM: ['NetworkReady'], Pod: ['berth.dev/Network'], Node: ['berth.dev/NATReady'] },
+    class: 'state',
+    by: 'agent',
+    says: 'Packets come through',
+  },
+  HostDiskFull: {
+    seen: { VM: ['Ready', 'Event'], Pod: ['Ready', 'berth.dev/Disk', 'Event'] },
+    class: 'mendable',
+    by: 'agent and operator',
+    says: 'The machine is paused, because the disk of its host is full',
+    todo: 'Free room on the disk of the host; the machine then runs on by itself',
+  },
+  NoRoomToSuspend: {
+    seen: { VM: ['Reconciling', 'Event'], Pod: ['berth.dev/Disk'] },
+    class: 'mendable',
+    by: 'agent and operator',
+    says: 'The machine runs on, because its host has no room for its memory',
+    todo: 'Free room on the disk of the host; the machine is then suspended',
+  },
+  ResizeDeferred: {
+    seen: { VM: ['RestartRequired'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'The new size of the VM waits for room on its host',
+    todo: 'Free room on the host, or ask for a smaller size',
+  },
+  ResizeRefused: {
+    seen: { VM: ['RestartRequired'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The API server or the host refused the new size; the machine keeps its old one',
+    todo: 'Read the message: raise the quota, or ask for a smaller size',
+  },
+  Deferred: {
+    seen: { Pod: ['PodResizePending'] },
+    class: 'passing',
+    by: 'agent',
+    says: 'The host has no room for the new size of the machine now',
+    todo: 'Free room on the host, or ask for a smaller size',
+  },
+  Infeasible: {
+    seen: { Pod: ['PodResizePending'] },
+    class: 'final',
+    by: 'agent',
+    says: 'The new size of the machine is larger than its host',
+    todo: 'Ask for a smaller size',
+  },
+  PodNameTaken: {
+    seen: { VM: ['Scheduled', 'Ready', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Another Pod has the name of the VM',
+    todo: 'Delete that Pod, or give the VM another name',
+  },
+  PodRefused: {
+    seen: { VM: ['Scheduled', 'Ready', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The API server refused the Pod of the VM; the message has its words',
+    todo: 'Raise the quota, or change the admission rule that the message names',
+  },
+  ConfigNotFound: {
+    seen: { VM: ['Scheduled', 'Ready', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The VMConfig that the VM names does not exist',
+    todo: 'Make the VMConfig, or name another one',
+  },
+  IdentityMayBeDoubled: {
+    seen: { VM: ['Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'An earlier VM with the same MAC address may still run on a silent host',
+    todo: 'Bring the silent host back, or switch it off',
+  },
+} as const;
+
+/** A host refuses the machine, and another one may take it. */
+export const REFUSALS = {
+  PortTaken: {
+    seen: FAILURE,
+    class: 'elsewhere',
+    by: 'agent',
+    says: 'A program on the host already listens on a port that the VM reserves',
+    todo: 'Nothing, unless no host has the port free; then reserve another port',
+  },
+  PortNotReservable: {
+    seen: FAILURE,
+    class: 'elsewhere',
+    by: 'agent and operator',
+    says: 'The configuration of the host or of the operator keeps the reserved port from VMs',
+    todo: 'Reserve another port, or change ports in the configuration',
+  },
+  OutOfSlot: {
+    seen: FAILURE,
+    class: 'elsewhere',
+    by: 'agent',
+    says: 'The host has no free slot for the machine',
+    todo: 'Nothing, unless all hosts are full; then add hosts',
+  },
+  OutOfcpu: {
+    seen: FAILURE,
+    class: 'elsewhere',
+    by: 'agent',
+    says: 'The host has too few processors free for the machine',
+    todo: 'Nothing, unless all hosts are full; then add hosts',
+  },
+  OutOfmemory: {
+    seen: FAILURE,
+    class: 'elsewhere',
+    by: 'agent',
+    says: 'The host has too little memory free for the machine',
+    todo: 'Nothing, unless all hosts are full; then add hosts',
+  },
+  OutOfDisk: {
+    seen: FAILURE,
+    class: 'elsewhere',
+    by: 'agent',
+    says: 'The host has too little disk free for the machine',
+    todo: 'Nothing, unless all hosts are full; then add hosts or remove images',
+  },
+} as const;
