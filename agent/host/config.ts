@@ -1,15 +1,15 @@
 /** The agent's configuration: one YAML file, checked as a whole at start, so that a person sees every mistake at once. */
+import { realpathSync } from 'node:fs';
 import { isIP } from 'node:net';
-import { dirname, resolve } from 'node:path';
+import { basename, dirname, join, relative, resolve } from 'node:path';
 import * as z from 'zod';
 import { checkConfig, ConfigError, readConfig } from '../../base/config.ts';
-import { messageOf } from '../../base/errors.ts';
+import { isMissing, messageOf } from '../../base/errors.ts';
 import { isHostName } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 import { networkSchema } from './network.ts';
 import { clusterNetworks } from '../network/reach.ts';
-import { sharedRootMistakes } from './sharedroots.ts';
 
 /** The API server refuses to sign a certificate for less (422 on `expirationSeconds`). */
 const SHORTEST_CERTIFICATE_SECONDS = 600;
@@ -232,4 +232,43 @@ function absoluteImages(
       ...(credentialsFile === undefined ? {} : { credentialsFile: absolute(credentialsFile) }),
     })),
   };
+}
+
+/**
+ * Folders whose files anybody may use as images must hold nothing of the agent: its keys and other people's disks lie beside. One text
+ * for each shared root that holds, or lies in, a folder of the agent's own; links are followed.
+ */
+function sharedRootMistakes({ dataDirectory, images }: AgentConfig): string[] {
+  const { sharedRoots, storageFolder } = images;
+  const own: [string, string][] = [
+    ['dataDirectory', dataDirectory],
+    ...(storageFolder === undefined ? [] : [['images.storageFolder', storageFolder] as [string, string]]),
+  ];
+  return sharedRoots.flatMap((root) =>
+    own
+      .filter(
+        ([, folder]) => holds(realPath(root), realPath(folder)) || holds(realPath(folder), realPath(root)),
+      )
+      .map(
+        ([setting, folder]) =>
+          `images.sharedRoots: ${root} and ${setting} (${folder}) overlap: whoever may make Images could read what the agent keeps there`,
+      ),
+  );
+}
+
+function holds(folder: string, path: string): boolean {
+  const way = relative(folder, path);
+  return way !== '..' && !way.startsWith('../');
+}
+
+/** What is not there yet will be made below the folder that is. */
+function realPath(path: string): string {
+  try {
+    return realpathSync(path);
+  } catch (error) {
+    if (!isMissing(error) || dirname(path) === path) {
+      throw error;
+    }
+    return join(realPath(dirname(path)), basename(path));
+  }
 }

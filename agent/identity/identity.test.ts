@@ -12,7 +12,6 @@ import { stringify } from 'yaml';
 import { createKey } from '../../kube/certificates.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
-import { loadConfig } from '../host/config.ts';
 import { type Certificate, identityFiles, readPair, writePair } from './certificates.ts';
 import { type Identity, JoinError, takeIdentity } from './identity.ts';
 
@@ -118,21 +117,15 @@ function haveJoined(): void {
 }
 
 async function take(): Promise<Identity> {
-  const file = join(directory, 'agent.yaml');
-  const bootstrapKubeconfig = join(directory, 'bootstrap');
-  const dataDirectory = join(directory, 'data');
-  writeFileSync(
-    file,
-    stringify({
-      nodeName: 'one',
-      address: '127.0.0.1',
-      dataDirectory,
-      bootstrapKubeconfig,
-      network: { driver: 'user' },
-    }),
-  );
+  const config = {
+    nodeName: 'one',
+    address: '127.0.0.1',
+    dataDirectory: join(directory, 'data'),
+    bootstrapKubeconfig: join(directory, 'bootstrap'),
+    certificates: { clientSeconds: 3_600, servingSeconds: 3_600 },
+  };
   return await takeIdentity({
-    config: loadConfig(file),
+    config,
     logger: pino({ level: 'info' }, { write: (line: string) => log.push(line) }),
     metrics: createMetrics(),
     signal: new AbortController().signal,

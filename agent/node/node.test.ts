@@ -1,11 +1,14 @@
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { expect, test } from 'vitest';
 import type { Node } from '../../kube/core.ts';
-import { type AgentConfig, loadConfig } from '../host/config.ts';
 import type { HostFacts } from './facts.ts';
-import { HEARTBEAT_MILLISECONDS, type HostState, newNode, nodeStatus, statusDiffers } from './node.ts';
+import {
+  HEARTBEAT_MILLISECONDS,
+  type HostState,
+  newNode,
+  type NodeSettings,
+  nodeStatus,
+  statusDiffers,
+} from './node.ts';
 
 const NOW = Date.parse('2030-01-01T00:00:00Z');
 const facts: HostFacts = {
@@ -31,20 +34,15 @@ const state: HostState = {
   heldImageBytes: 1024,
 };
 
-let folder: string;
-let config: AgentConfig;
-
-beforeEach(() => {
-  folder = mkdtempSync(join(tmpdir(), 'berth-node-'));
-  const file = join(folder, 'agent.yaml');
-  writeFileSync(
-    file,
-    `nodeName: mac1\naddress: 192.0.2.1\ndataDirectory: ${folder}\nbootstrapKubeconfig: boot\nnetwork: {driver: user}\n`,
-  );
-  config = loadConfig(file, {}, false);
-});
-
-afterEach(() => rmSync(folder, { recursive: true }));
+const config: NodeSettings = {
+  nodeName: 'mac1',
+  address: '192.0.2.1',
+  tags: [],
+  cpuOvercommit: 1,
+  offered: {},
+  reserved: { cpu: 0, memory: 0 },
+  images: { minimumFree: 2 * 2 ** 30 },
+};
 
 function status(change: Partial<HostState>, current: Node | undefined, now: number) {
   const time = new Date(now).toISOString();
