@@ -9,6 +9,7 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
+import { messageOf } from '../base/errors.ts';
 import { literally, type Mutant, readMutants } from './mutants/definitions.ts';
 import type { RunSummary } from './vitest/reporter.ts';
 import { runCommand } from './command.ts';
@@ -69,7 +70,7 @@ async function judge(copy: MutantCopy, mutant: Mutant, patience: number): Promis
     return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
   } catch (error) {
     interrupted.signal.throwIfAborted();
-    return { killed: false, why: error instanceof Error ? error.message : String(error) };
+    return { killed: false, why: messageOf(error) };
   }
 }
 

@@ -176,7 +176,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
       if (isFinal(error)) {
         // The next start asks with another key, and so anew.
         rmSync(joining, { force: true });
-        throw new JoinError(error instanceof Error ? error.message : String(error), { cause: error });
+        throw new JoinError(messageOf(error), { cause: error });
       }
       o.signal.throwIfAborted();
       o.logger.warn({ err: error }, 'the cluster does not answer, trying again');

@@ -6,6 +6,7 @@
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import { pause } from '../../base/time.ts';
 import { codeOf, isMissing } from '../../base/errors.ts';
 
 /**
@@ -244,7 +245,7 @@ async function removeGroup(group: string): Promise<void> {
         throw error;
       }
     }
-    await new Promise((resolve) => setTimeout(resolve, REMOVE_INTERVAL_MILLISECONDS));
+    await pause(REMOVE_INTERVAL_MILLISECONDS);
   }
 }
 

@@ -4,7 +4,7 @@
  */
 import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
+import { pause } from '../../base/time.ts';
 import { isMissing } from '../../base/errors.ts';
 import { FILES } from './folder.ts';
 import { identify } from './process.ts';
@@ -102,7 +102,7 @@ export function withLogWriter(command: readonly string[]): [string, ...string[]]
 export async function logsWritten(folder: string): Promise<void> {
   const deadline = performance.now() + WRITER_TIMEOUT_MILLISECONDS;
   while ((await isWriting(folder)) && performance.now() < deadline) {
-    await sleep(WRITER_INTERVAL_MILLISECONDS);
+    await pause(WRITER_INTERVAL_MILLISECONDS);
   }
 }
 

@@ -2,6 +2,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
+import { messageOf } from '../../base/errors.ts';
 import { rest } from '../../base/time.ts';
 import type { Network, NetworkHealth, NetworkReport } from './network.ts';
 
@@ -91,7 +92,7 @@ export class NetworkMonitor {
       report = await network.check();
     } catch (error) {
       logger.error({ err: error }, 'network check failed');
-      const message = error instanceof Error ? error.message : String(error);
+      const message = messageOf(error);
       const nothing = { repaired: [], refusedConnections: {} };
       report = { ...nothing, healthy: false, faults: [message], machines: this.#report?.machines ?? {} };
     }

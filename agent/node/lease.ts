@@ -3,7 +3,7 @@ import type { Logger } from 'pino';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { LEASES, type Node } from '../../kube/core.ts';
-import { pause } from '../../base/time.ts';
+import { microTime, pause } from '../../base/time.ts';
 
 const LEASE_NAMESPACE = 'kube-node-lease';
 /** As a kubelet's: 40 s, renewed every 10 s. */
@@ -142,8 +142,7 @@ export class NodeLease {
       spec: {
         holderIdentity: nodeName,
         leaseDurationSeconds: LEASE_SECONDS,
-        // A MicroTime: the server refuses fewer than six fractional digits.
-        renewTime: new Date().toISOString().replace('Z', '000Z'),
+        renewTime: microTime(Date.now()),
       },
     };
   }

@@ -1,4 +1,5 @@
 /** What the pull secrets of a Pod open, read as the node: its authorizer lets it read what its own Pods name, and nothing else. */
+import { messageOf } from '../../base/errors.ts';
 import { Backoff } from '../../base/backoff.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
@@ -29,7 +30,7 @@ export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promi
     return Keyring.parse(texts);
   } catch (error) {
     // Its messages hold nothing of the content.
-    throw missing(`a pull secret is not usable: ${error instanceof Error ? error.message : String(error)}`);
+    throw missing(`a pull secret is not usable: ${messageOf(error)}`);
   }
 }
 

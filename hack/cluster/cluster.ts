@@ -1,5 +1,6 @@
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { writeWholeSync } from '../../base/files.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
@@ -8,7 +9,7 @@ import { Transport } from '../../kube/transport.ts';
 import { createHostToken } from '../host-token.ts';
 import { waitUntilReady } from './controlplane.ts';
 import { createHosts, type HostOptions } from './hosts.ts';
-import { writeFileAtomically, writeKubeconfig } from './kubeconfig.ts';
+import { writeKubeconfig } from './kubeconfig.ts';
 import { type Kubectl, type KubectlOptions, type KubectlResult, kubectlFor } from './kubectl.ts';
 import { ensureKwok } from './kwok.ts';
 import { launch } from './launch.ts';
@@ -102,7 +103,7 @@ export class RunningCluster implements Cluster {
   async createAgentBootstrap(hostName: string): Promise<{ kubeconfig: string }> {
     const token = await createHostToken(this.#client, this.#connection, hostName);
     const kubeconfig = join(this.directory, `bootstrap-${token.id}.kubeconfig`);
-    writeFileAtomically(kubeconfig, token.kubeconfig);
+    writeWholeSync(kubeconfig, token.kubeconfig);
     return { kubeconfig };
   }
 
@@ -110,10 +111,7 @@ export class RunningCluster implements Cluster {
   async writeComponentKubeconfigs(): Promise<void> {
     const tokenFile = join(this.directory, 'operator.token');
     const renew = async (): Promise<void> => {
-      writeFileAtomically(
-        tokenFile,
-        await componentToken(this.#client, 'berth-operator', this.#state.lasting),
-      );
+      writeWholeSync(tokenFile, await componentToken(this.#client, 'berth-operator', this.#state.lasting));
     };
     await renew();
     const token = await componentToken(this.#client, 'berth-kwok', true);

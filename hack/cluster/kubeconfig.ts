@@ -1,6 +1,6 @@
 /** Kubeconfig files in block YAML, everything inline, as people and simple scripts read them. */
-import { renameSync, writeFileSync } from 'node:fs';
 import { stringify } from 'yaml';
+import { writeWholeSync } from '../../base/files.ts';
 
 /** PEM texts. */
 export interface KeyAndCertificate {
@@ -35,13 +35,7 @@ export function writeKubeconfig(path: string, content: KubeconfigContent): void 
     contexts: [{ name: 'berth', context: { cluster: 'berth', user: 'berth' } }],
     users: [{ name: 'berth', user: userEntry(content.user) }],
   };
-  writeFileAtomically(path, stringify(document, { lineWidth: 0 }));
-}
-
-/** Readers see the old or the new content, never half of one. */
-export function writeFileAtomically(path: string, text: string): void {
-  writeFileSync(`${path}.new`, text, { mode: 0o600 });
-  renameSync(`${path}.new`, path);
+  writeWholeSync(path, stringify(document, { lineWidth: 0 }));
 }
 
 function userEntry(user: KubeconfigUser): Record<string, string> {

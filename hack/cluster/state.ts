@@ -1,8 +1,8 @@
 /** What of a cluster is on disk: `cluster.json` in its state folder. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { writeWholeSync } from '../../base/files.ts';
 import { codeOf, isMissing } from '../../base/errors.ts';
-import { writeFileAtomically } from './kubeconfig.ts';
 import type { ProcessIdentity } from './processes.ts';
 import type { Provider } from './providers/provider.ts';
 import type { Tools } from './toolchain/toolchain.ts';
@@ -29,7 +29,7 @@ export function directoryOf(name: string, stateDirectory: string | undefined): s
 }
 
 export function writeState(directory: string, state: ClusterState): void {
-  writeFileAtomically(join(directory, 'cluster.json'), JSON.stringify(state));
+  writeWholeSync(join(directory, 'cluster.json'), JSON.stringify(state));
 }
 
 /** Undefined when there is no cluster in this folder, or one that never came up. */
@@ -39,7 +39,7 @@ export function readState(directory: string): ClusterState | undefined {
 
 /** Records the process without which this cluster has no reason to be. */
 export function writeOwner(directory: string, owner: ProcessIdentity): void {
-  writeFileAtomically(join(directory, 'owner.json'), JSON.stringify(owner));
+  writeWholeSync(join(directory, 'owner.json'), JSON.stringify(owner));
 }
 
 export function readOwner(directory: string): ProcessIdentity | undefined {

@@ -2,6 +2,7 @@
 import { spawn } from 'node:child_process';
 import { closeSync, mkdirSync, openSync, readFileSync, rmSync } from 'node:fs';
 import { dirname, join } from 'node:path';
+import { messageOf } from '../../base/errors.ts';
 import { emptySummary, type RunSummary } from './reporter.ts';
 
 export interface VitestRun {
@@ -64,7 +65,7 @@ function readResults(path: string): RunSummary {
   try {
     return JSON.parse(readFileSync(path, 'utf8')) as RunSummary;
   } catch (error) {
-    const reason = `no results: ${error instanceof Error ? error.message : String(error)}`;
+    const reason = `no results: ${messageOf(error)}`;
     return { ...emptySummary(), failed: [{ name: 'the run', reason }] };
   }
 }

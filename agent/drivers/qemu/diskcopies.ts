@@ -1,6 +1,7 @@
 /** Copies of one machine's disk, and the order in which they and the machine's other steps go. */
 import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
+import { messageOf } from '../../../base/errors.ts';
 import { convertToRaw } from '../../disks/convert.ts';
 import { markArgument } from '../../disks/qemuimg.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
@@ -234,7 +235,7 @@ export class DiskCopies {
     if (running && (await this.#machine.process()) === undefined) {
       return new CopyError('Interrupted', 'the machine ended while its disk was copied');
     }
-    const message = error instanceof Error ? error.message : String(error);
+    const message = messageOf(error);
     return new CopyError('CopyFailed', `the disk was not copied: ${message}`);
   }
 

@@ -5,6 +5,7 @@ import { createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import * as z from 'zod';
+import { pause } from '../../../base/time.ts';
 import { sync } from '../../../base/files.ts';
 import { codeOf } from '../../../base/errors.ts';
 import { FILES } from '../../machines/folder.ts';
@@ -58,7 +59,7 @@ export async function restoreMemory(folder: string, qmp: QmpConnection): Promise
   }
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();
-    await pause();
+    await pause(STATUS_INTERVAL_MILLISECONDS);
   }
   await rm(join(folder, FILES.migration), { force: true });
 }
@@ -83,7 +84,7 @@ async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
       throw new Error(`the memory was not saved: ${answer['error-desc'] ?? answer.status}`);
     }
     signal.throwIfAborted();
-    await pause();
+    await pause(STATUS_INTERVAL_MILLISECONDS);
   }
 }
 
@@ -98,8 +99,4 @@ async function listening(server: Server, path: string): Promise<void> {
     server.once('error', reject);
     server.listen(path, resolve);
   });
-}
-
-async function pause(): Promise<void> {
-  await new Promise((resolve) => setTimeout(resolve, STATUS_INTERVAL_MILLISECONDS));
 }

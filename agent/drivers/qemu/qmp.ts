@@ -2,6 +2,7 @@
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
+import { pause } from '../../../base/time.ts';
 import { readLines } from '../../../base/lines.ts';
 import { codeOf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
@@ -214,6 +215,6 @@ async function connectSocket(folder: string, name: string, signal: AbortSignal):
         throw error;
       }
     }
-    await new Promise((resolve) => setTimeout(resolve, CONNECT_INTERVAL_MILLISECONDS));
+    await pause(CONNECT_INTERVAL_MILLISECONDS);
   }
 }

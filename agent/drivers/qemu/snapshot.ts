@@ -7,6 +7,7 @@
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { pause } from '../../../base/time.ts';
 import { isMissing } from '../../../base/errors.ts';
 import type { RunAs } from '../../machines/users.ts';
 import { DISK_NODE } from './arguments.ts';
@@ -168,7 +169,7 @@ async function endExport(qmp: QmpConnection): Promise<void> {
     if (Date.now() >= deadline) {
       throw new Error('the hypervisor does not let go of the snapshot');
     }
-    await new Promise((resolve) => setTimeout(resolve, EXPORT_END_INTERVAL_MILLISECONDS));
+    await pause(EXPORT_END_INTERVAL_MILLISECONDS);
   }
   try {
     await qmp.execute('nbd-server-stop');

@@ -1,5 +1,6 @@
 /** What a registry's refusals mean. */
 import * as z from 'zod';
+import { messageOf } from '../../../base/errors.ts';
 import {
   ImageError,
   type ImageErrorReason,
@@ -102,7 +103,7 @@ async function readError(
     body = await readBody(response, ERROR_BODY_BYTES, what);
   } catch (error) {
     // What the status says is known whatever became of the rest.
-    return { message: `its message broke off: ${error instanceof Error ? error.message : String(error)}` };
+    return { message: `its message broke off: ${messageOf(error)}` };
   }
   if (body === undefined || body.length === 0) {
     return {};

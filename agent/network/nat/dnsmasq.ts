@@ -3,8 +3,8 @@
  * It keeps no lease file: each machine's address is fixed, so that a restarted dnsmasq hands out the same ones.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
-import { setTimeout as delay } from 'node:timers/promises';
 import { join } from 'node:path';
+import { pause } from '../../../base/time.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import type { Attachment } from './attachments.ts';
@@ -97,7 +97,7 @@ export class Dnsmasq {
   async #gone(): Promise<void> {
     const deadline = Date.now() + STOP_TIMEOUT_MILLISECONDS;
     while (Date.now() < deadline && (await this.pid()) !== undefined) {
-      await delay(STOP_POLL_MILLISECONDS);
+      await pause(STOP_POLL_MILLISECONDS);
     }
   }
 

@@ -2,11 +2,11 @@
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { writeFileAtomically } from '../kubeconfig.ts';
+import { writeWholeSync } from '../../../base/files.ts';
 
 /** Writes the current context of KUBECONFIG, with everything inline, to `DIRECTORY/kubeconfig`. */
 export async function copyKubeconfig(kubectl: string, directory: string): Promise<void> {
   const args = ['config', 'view', '--raw', '--flatten', '--minify', '--output=yaml'];
   const { stdout } = await promisify(execFile)(kubectl, args);
-  writeFileAtomically(join(directory, 'kubeconfig'), stdout);
+  writeWholeSync(join(directory, 'kubeconfig'), stdout);
 }

@@ -1,7 +1,7 @@
 /** A lock between processes: a folder, which the kernel makes for exactly one of them. */
 import { mkdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { setTimeout as sleep } from 'node:timers/promises';
+import { pause } from '../../../base/time.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { isAlive, startTimeOf } from '../processes.ts';
 import type { Progress } from './build.ts';
@@ -19,7 +19,7 @@ export async function withLock<T>(path: string, progress: Progress, work: () => 
       progress(`waiting for another process that fills ${path.replace(/\.lock$/, '')}`);
     }
     told = true;
-    await sleep(RETRY_MILLISECONDS);
+    await pause(RETRY_MILLISECONDS);
   }
   try {
     return await work();
