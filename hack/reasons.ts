@@ -8,10 +8,10 @@ import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import {
-  catalogue,
   classOf,
   type Reason,
   REASON_CLASSES,
+  REASONS,
   type ReasonEntry,
   type ReasonKind,
 } from '../api/v1alpha1/reasons.ts';
@@ -48,7 +48,8 @@ function row(kind: ReasonKind, [word, { seen, by, says, todo = '' }]: [Reason, R
 }
 
 function section(kind: ReasonKind): string {
-  const rows = catalogue()
+  const entries = Object.entries(REASONS) as [Reason, ReasonEntry][];
+  const rows = entries
     .filter(([, { seen }]) => seen[kind] !== undefined)
     .toSorted(([one], [other]) => one.localeCompare(other, 'en'))
     .map((entry) => row(kind, entry));
@@ -59,7 +60,7 @@ function section(kind: ReasonKind): string {
   return [`## ${TITLES[kind]}`, '', ...head, ...rows].join('\n');
 }
 
-export function page(): string {
+function page(): string {
   const sections = (Object.keys(TITLES) as ReasonKind[]).map(section);
   return `${[HEAD + classes(), ...sections].join('\n\n')}\n`;
 }

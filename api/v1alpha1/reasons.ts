@@ -38,7 +38,8 @@ export interface ReasonEntry {
   readonly todo?: string;
 }
 
-const REASONS = {
+/** Every reason with what is known of it. */
+export const REASONS = {
   ...STATES,
   ...FAULTS,
   ...REFUSALS,
@@ -61,11 +62,6 @@ export type SaidReason = Reason | UnknownReason;
 
 /** As `metav1.Condition` has it, and no longer than Kubernetes takes it in an Event. The API server would refuse others at each write. */
 const WORD = /^[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?$/;
-
-/** Every reason with what is known of it. */
-export function catalogue(): [Reason, ReasonEntry][] {
-  return Object.entries(REASONS) as [Reason, ReasonEntry][];
-}
 
 export function isReason(word: string | undefined): word is Reason {
   return word !== undefined && Object.hasOwn(REASONS, word);
