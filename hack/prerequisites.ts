@@ -23,6 +23,9 @@ const MACHINES: Readonly<Record<GuestArchitecture, Packages>> = {
   },
 };
 
+/** An agent that is root keeps guests of the `user` network from its host with nftables. */
+const ROOT_HOST: Packages = { nftables: 'nft' };
+
 /** What makes a guest image; a made one lies in the cache. */
 const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-common': 'grub-mkrescue' };
 
@@ -30,8 +33,8 @@ const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-co
 const BASE_BUILDING: Packages = { mmdebstrap: 'mmdebstrap' };
 
 const TESTS: Packages = {
+  ...ROOT_HOST,
   'dnsmasq-base': 'dnsmasq',
-  nftables: 'nft',
   iproute2: 'ip',
   conntrack: 'conntrack',
   prometheus: 'promtool',
@@ -82,13 +85,18 @@ export async function ensurePrerequisites(purpose: Purpose): Promise<void> {
   );
 }
 
-async function wantedPackages(purpose: Purpose): Promise<Packages> {
+/**
+ * What has to be there, each package with a program or file that shows it.
+ * @param asRoot whether the demo's host runs as root, which decides what its network needs
+ */
+export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promise<Packages> {
   const architectures: GuestArchitecture[] =
     purpose.kind === 'tests' ? ['amd64', 'arm64'] : [purpose.architecture];
   const guests = await Promise.all(architectures.map(isGuestMade));
   const forTests = purpose.kind === 'tests';
   return {
     ...Object.assign({}, ...architectures.map((architecture) => MACHINES[architecture])),
+    ...(asRoot ? ROOT_HOST : {}),
     ...(guests.includes(false) ? GUEST_BUILDING : {}),
     ...(forTests ? TESTS : {}),
     ...(forTests && !(await isBaseMade()) ? BASE_BUILDING : {}),

@@ -1,12 +1,12 @@
 /** A host's agent as a process of its own, for the demo and the tests. */
-import { writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
 import { listFolders, readMachineFile } from '../../agent/machines/folder.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/machines/process.ts';
 import { NODES } from '../../kube/core.ts';
 import { waitFor } from '../wait.ts';
-import { type ProcessRecord, startProcess, stopProcess } from './processes.ts';
+import { isAlive, type ProcessRecord, startProcess, stopProcess } from './processes.ts';
 import type { Cluster } from './types.ts';
 
 export interface AgentOptions {
@@ -74,19 +74,27 @@ export class AgentProcess {
     });
   }
 
+  /** @throws Error with the agent's last words when it has ended, or after the deadline. */
   async ready(): Promise<void> {
-    await waitFor(
+    const outcome = await waitFor(
       `node ${this.nodeName} to be Ready (see ${this.logFile})`,
       async () => {
+        if (!(await isAlive(this.#running()))) {
+          return 'ended';
+        }
         const node = await this.#cluster.client().get(NODES, { name: this.nodeName });
         const slots = node.status?.allocatable?.['berth.dev/slot'];
-        return (
-          node.status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True') &&
-          slots !== undefined
+        const isReady = node.status?.conditions?.some(
+          ({ type, status }) => type === 'Ready' && status === 'True',
         );
+        return isReady && slots !== undefined && 'ready';
       },
       { deadlineMilliseconds: READY_MILLISECONDS },
     );
+    if (outcome === 'ended') {
+      const log = readFileSync(this.logFile, 'utf8');
+      throw new Error(`the agent of host ${this.nodeName} has ended: ${log.trimEnd().split('\n').at(-1)}`);
+    }
   }
 
   /** SIGKILL, then waits: machines run on. */
