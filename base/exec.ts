@@ -9,6 +9,12 @@ const WORDS_LIMIT_CHARACTERS = 2_000;
 /** What a program says that is asked one question. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
+/** A user and group of this system, by their numbers. */
+export interface RunAs {
+  uid: number;
+  gid: number;
+}
+
 export interface StartOptions {
   /** Begins the message of an error; the program's name when absent. */
   name?: string;
@@ -23,7 +29,7 @@ export interface StartOptions {
   /** This process's own when absent. */
   environment?: NodeJS.ProcessEnv | undefined;
   /** Whom the program becomes; only root may say this. */
-  as?: { uid: number; gid: number } | undefined;
+  as?: RunAs | undefined;
   /** Open files that it gets as descriptors 3, 4 and so on. */
   files?: readonly FileHandle[];
 }

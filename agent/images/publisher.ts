@@ -2,7 +2,7 @@
 import { chmod, chown, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
-import { qemuImg } from '../disks/qemuimg.ts';
+import { convertToQcow2 } from '../disks/qemuimg.ts';
 import { isMissing } from '../../base/errors.ts';
 import { ask } from './sources/access.ts';
 import { allocatedBytes, fileDigest } from '../disks/diskio.ts';
@@ -129,7 +129,7 @@ export class Publisher {
     await this.protectFolder();
     try {
       // A raw disk says nothing of itself that could be followed.
-      await qemuImg(['convert', '-f', 'raw', '-O', 'qcow2', disk.path, partial], { signal });
+      await convertToQcow2(disk.path, partial, signal);
       await this.#keepFromOthers(partial);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
       const storageBytes = await allocatedBytes(partial);

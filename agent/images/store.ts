@@ -5,7 +5,7 @@ import type { Registry } from 'prom-client';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { BaseImage } from '../disks/disk.ts';
-import type { RunAs } from '../machines/users.ts';
+import type { RunAs } from '../../base/exec.ts';
 import { type Asked, Catalog, type Stored, type StoredImage } from './local/catalog.ts';
 import { type Holder, Holders } from './local/holders.ts';
 import { Importing, type Waiting } from './local/importing.ts';

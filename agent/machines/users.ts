@@ -6,11 +6,7 @@ import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import type { Logger } from 'pino';
 import { codeOf } from '../../base/errors.ts';
-
-export interface RunAs {
-  uid: number;
-  gid: number;
-}
+import type { RunAs } from '../../base/exec.ts';
 
 export interface UserRange {
   /** The first number. */

@@ -3,7 +3,7 @@
  * (bridge, rules, helpers) and one attachment per machine, keyed by Pod uid.
  */
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
-import type { RunAs } from '../machines/users.ts';
+import type { RunAs } from '../../base/exec.ts';
 
 /** What the hypervisor needs to connect one guest. */
 export interface GuestNetwork {

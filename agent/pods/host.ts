@@ -1,4 +1,5 @@
 /** What the work on machines needs of its host. */
+import type { RunAs } from '../../base/exec.ts';
 import type { Logger } from 'pino';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -7,7 +8,7 @@ import type { KubeObject } from '../../kube/objects.ts';
 import type { Driver } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { ImageStore } from '../images/store.ts';
-import type { MachineUsers, RunAs } from '../machines/users.ts';
+import type { MachineUsers } from '../machines/users.ts';
 import type { Network } from '../network/network.ts';
 import type { HostCapacity } from './admission.ts';
 import type { DiskGuard } from './diskguard.ts';

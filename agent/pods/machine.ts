@@ -8,7 +8,7 @@ import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineFolder, MachineState } from '../drivers/driver.ts';
 import type { BaseImage } from '../disks/disk.ts';
-import type { RunAs } from '../machines/users.ts';
+import type { RunAs } from '../../base/exec.ts';
 import type { NetworkHealth } from '../network/network.ts';
 
 /** What one machine takes of its host. */

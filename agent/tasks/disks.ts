@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Driver } from '../drivers/driver.ts';
-import { convertToRaw } from '../disks/convert.ts';
+import { convertToRaw } from '../disks/qemuimg.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { FILES } from '../machines/folder.ts';

@@ -2,7 +2,7 @@
 import type { MachineFile } from '../../machines/folder.ts';
 import { FILES } from '../../machines/folder.ts';
 import { SERIAL_DESCRIPTOR } from '../../machines/logwriter.ts';
-import type { RunAs } from '../../machines/users.ts';
+import type { RunAs } from '../../../base/exec.ts';
 import type { LaunchPlan } from '../driver.ts';
 import { cpuModel, type Platform } from './platform.ts';
 

@@ -1,16 +1,15 @@
 /** A machine's disk: made, grown, given to its user, and looked at before anybody reads it. */
+import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { readQcow2 } from '../../disks/qcow2.ts';
-import { closeAll, openNode, qemuImg } from '../../disks/qemuimg.ts';
+import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { FILES } from '../../machines/folder.ts';
-import { type RunAs, SHARED_RUN_AS } from '../../machines/users.ts';
+import { SHARED_RUN_AS } from '../../machines/users.ts';
 import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 
-/** A new or grown qcow2 is metadata only: some 14 ms for 100 GiB. */
-const LIMITS = { timeoutMilliseconds: 30_000 };
 const COPY_BYTES = 1024 * 1024;
 
 /** The new disk's size, or undefined where the machine has none. */
@@ -23,28 +22,13 @@ export async function makeDisk(
   await rm(path, { force: true });
   if (base !== undefined) {
     const size = Math.max(base.virtualSizeBytes, plan.diskSizeBytes ?? 0);
-    await createOverlay(path, base, size);
+    await createQcow2(path, size, base);
     return size;
   }
   if (plan.diskSizeBytes !== undefined) {
-    await createBlank(path, plan.diskSizeBytes);
+    await createQcow2(path, plan.diskSizeBytes);
   }
   return plan.diskSizeBytes;
-}
-
-/** A qcow2 at `path` that shows `base` and keeps what is written to it. */
-async function createOverlay(
-  path: string,
-  base: { path: string; format: 'qcow2' | 'raw' },
-  sizeBytes: number,
-): Promise<void> {
-  // -u: the base was checked when it came into the store, and its size is given.
-  const overlay = ['-u', '-F', base.format, '-b', base.path, path, String(sizeBytes)];
-  await qemuImg(['create', '-q', '-f', 'qcow2', ...overlay], LIMITS);
-}
-
-async function createBlank(path: string, sizeBytes: number): Promise<void> {
-  await qemuImg(['create', '-q', '-f', 'qcow2', path, String(sizeBytes)], LIMITS);
 }
 
 /** Its header was written by a hypervisor: a name of a backing file in it is not followed. @throws StartError as {@link requireOwnData} does. */
@@ -54,15 +38,7 @@ export async function growDisk(
   { sizeBytes, as }: { sizeBytes: number; as: RunAs | undefined },
 ): Promise<void> {
   await requireOwnData(join(folder, FILES.disk));
-  const alone = { ...node, backing: null };
-  const opened = as === undefined ? { node: alone, files: [] } : await openNode(alone, folder, 'r+');
-  const { files } = opened;
-  try {
-    const image = `json:${JSON.stringify(opened.node)}`;
-    await qemuImg(['resize', '-q', image, String(sizeBytes)], { ...LIMITS, as, files, folder });
-  } finally {
-    await closeAll(files);
-  }
+  await resizeDisk({ ...node, backing: null }, sizeBytes, { folder, as });
 }
 
 /** Who reads a machine's disk, where the agent is root: the machine's own user, also for a disk that an agent made before there were any. */

@@ -2,8 +2,7 @@
 import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { messageOf } from '../../../base/errors.ts';
-import { convertToRaw } from '../../disks/convert.ts';
-import { markArgument } from '../../disks/qemuimg.ts';
+import { convertToRaw, markArgument } from '../../disks/qemuimg.ts';
 import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, killForCertain } from '../../machines/process.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
 import { isMissing } from '../../../base/errors.ts';
-import type { RunAs } from '../../machines/users.ts';
+import type { RunAs } from '../../../base/exec.ts';
 import { DISK_NODE } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
 

@@ -1,6 +1,6 @@
 /** One layer of a container image, and the disk in it. */
 import { createHash } from 'node:crypto';
-import { type FileHandle, open } from 'node:fs/promises';
+import { open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
@@ -9,6 +9,7 @@ import { ImageError } from '../oci/failures.ts';
 import { DirectFile } from '../../disks/diskio.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { readTar, shown, type TarEntry } from '../../disks/tar.ts';
+import { compressionOf } from '../../disks/unpack.ts';
 import { zstdDecoder, ZstdFrames } from '../../disks/zstdframes.ts';
 
 export type LayerEncoding = 'none' | 'gzip' | 'zstd';
@@ -30,12 +31,6 @@ const HIDDEN_LIMIT = 64;
 
 const WHITEOUT = '.wh.';
 const OPAQUE = '.wh..wh..opq';
-
-const COMPRESSED: [string, Buffer][] = [
-  ['gzip', Buffer.from([0x1f, 0x8b, 0x08])],
-  ['xz', Buffer.from([0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00])],
-  ['zstd', Buffer.from([0x28, 0xb5, 0x2f, 0xfd])],
-];
 
 export interface Layer {
   /** Of the blob. */
@@ -82,7 +77,7 @@ export async function extractDisk(
     if (layer.diffId !== undefined && layer.diffId !== diffId) {
       throw invalid(`its content is ${diffId}, and ${layer.diffId} for the image's configuration`);
     }
-    await refuseCompressed(file);
+    await refuseCompressed(disk);
     return walk.finish();
   } catch (error) {
     throw asInvalid(error, layer.encoding);
@@ -228,13 +223,11 @@ class Walk {
   }
 }
 
-/** Such a file would be taken for a raw disk. */
-async function refuseCompressed(file: FileHandle): Promise<void> {
-  const { buffer, bytesRead } = await file.read(Buffer.alloc(6), 0, 6, 0);
-  for (const [name, magic] of COMPRESSED) {
-    if (bytesRead >= magic.length && buffer.subarray(0, magic.length).equals(magic)) {
-      throw invalid(`the file in /disk is compressed (${name}); it must be a qcow2 or raw disk`);
-    }
+/** A compressed file would be taken for a raw disk. */
+async function refuseCompressed(path: string): Promise<void> {
+  const compression = await compressionOf(path);
+  if (compression !== undefined) {
+    throw invalid(`the file in /disk is compressed (${compression}); it must be a qcow2 or raw disk`);
   }
 }
 

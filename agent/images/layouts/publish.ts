@@ -18,7 +18,7 @@ import {
   MANIFEST_TYPE,
 } from './disklayout.ts';
 import { freeBuffer } from '../../disks/diskio.ts';
-import { dataExtents } from '../../disks/extents.ts';
+import { dataExtents } from '../../disks/qemuimg.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { isZero } from '../../disks/sparse.ts';
 

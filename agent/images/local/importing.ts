@@ -1,7 +1,7 @@
 /** From something to fetch to an image of this host: with room for it, taken up where it was cut, checked, then given its place. */
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
-import type { RunAs } from '../../machines/users.ts';
+import type { RunAs } from '../../../base/exec.ts';
 import { asImageError, type PullTarget } from '../layouts/pull.ts';
 import { ImageError, type ImageErrorReason } from '../oci/failures.ts';
 import type { Catalog, Stored } from './catalog.ts';

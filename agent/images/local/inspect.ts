@@ -2,9 +2,8 @@
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
 import { readQcow2 } from '../../disks/qcow2.ts';
-import { ProgramError } from '../../../base/exec.ts';
-import { fileName, qemuImg } from '../../disks/qemuimg.ts';
-import type { RunAs } from '../../machines/users.ts';
+import { ProgramError, type RunAs } from '../../../base/exec.ts';
+import { qcow2Info } from '../../disks/qemuimg.ts';
 import type { DiskFormat } from '../../disks/disk.ts';
 import { ImageError } from '../oci/failures.ts';
 
@@ -14,8 +13,6 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 /** "QFI\xfb". A raw disk that a guest filled with it would be read as qcow2, and then be refused or be what it says. */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const SECTOR_BYTES = 512;
-/** qemu-img reads a header: milliseconds. A hostile one may try to make it take for ever. */
-const INFO_LIMITS = { timeoutMilliseconds: 10_000, addressSpaceBytes: 1024 ** 3 };
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
@@ -87,8 +84,7 @@ async function virtualSizeOf(
   if (reader !== undefined) {
     await requireReadable({ file, path }, reader);
   }
-  const named = reader === undefined ? { name: path } : { name: fileName(0), as: reader, files: [file] };
-  const info = await infoOf(named);
+  const info = await infoOf({ file, path }, reader);
   if (info['virtual-size'] !== verdict.virtualSizeBytes) {
     throw new ImageError(
       'ImageInvalid',
@@ -98,20 +94,12 @@ async function virtualSizeOf(
   return verdict.virtualSizeBytes;
 }
 
-async function infoOf({
-  name,
-  ...options
-}: {
-  name: string;
-  as?: RunAs;
-  files?: FileHandle[];
-}): Promise<z.infer<typeof infoSchema>> {
+async function infoOf(
+  image: { file: FileHandle; path: string },
+  reader: RunAs | undefined,
+): Promise<z.infer<typeof infoSchema>> {
   try {
-    // With the format said, it follows nothing that the image names.
-    const parameters = ['-U', '-f', 'qcow2', '--output=json', name];
-    return infoSchema.parse(
-      JSON.parse(await qemuImg(['info', ...parameters], { ...INFO_LIMITS, ...options })),
-    );
+    return infoSchema.parse(JSON.parse(await qcow2Info(image, reader)));
   } catch (error) {
     if (!(error instanceof ProgramError || error instanceof z.ZodError)) {
       throw error;

@@ -11,7 +11,7 @@ import { codeOf, isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { fileDigest } from '../../disks/diskio.ts';
-import type { RunAs } from '../../machines/users.ts';
+import type { RunAs } from '../../../base/exec.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
