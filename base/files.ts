@@ -1,7 +1,8 @@
 /** Files that are whole or not there, whatever becomes of the process or of the host's power. */
 import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
-import { open, rename, rm, writeFile } from 'node:fs/promises';
+import { open, readdir, rename, rm, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
+import { isMissing } from './errors.ts';
 import { withReserve } from './reserve.ts';
 
 /** Of a file that nobody else need read. */
@@ -48,6 +49,19 @@ export async function sync(path: string): Promise<void> {
     await handle.sync();
   } finally {
     await handle.close();
+  }
+}
+
+/** Names of the folders below `root`; none where it does not exist. */
+export async function listFolders(root: string): Promise<string[]> {
+  try {
+    const entries = await readdir(root, { withFileTypes: true });
+    return entries.filter((entry) => entry.isDirectory()).map((entry) => entry.name);
+  } catch (error) {
+    if (isMissing(error)) {
+      return [];
+    }
+    throw error;
   }
 }
 

@@ -1,5 +1,5 @@
 /** What lies where in a machine's folder, and its state file. */
-import { mkdir, readdir, readFile } from 'node:fs/promises';
+import { mkdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { writeWhole } from '../../base/files.ts';
@@ -87,17 +87,4 @@ export async function makeMachineFolder(root: string, folder: string): Promise<v
   await mkdir(root, { recursive: true, mode: PARENT_MODE });
   keepReserve(root);
   await mkdir(folder, { recursive: true, mode: MACHINE_FOLDER_MODE });
-}
-
-/** Names of the folders below `root`; none where it does not exist. */
-export async function listFolders(root: string): Promise<string[]> {
-  try {
-    const entries = await readdir(root, { withFileTypes: true });
-    return entries.filter((entry) => entry.isDirectory()).map((entry) => entry.name);
-  } catch (error) {
-    if (isMissing(error)) {
-      return [];
-    }
-    throw error;
-  }
 }

@@ -3,12 +3,13 @@
  * it, and machines that hold them would keep what the container's runtime takes away. The files that the hypervisor
  * needs are copied to the data directory, once for each version of the image.
  */
+import { listFolders } from '../../base/files.ts';
 import { createHash } from 'node:crypto';
 import { copyFile, mkdir, readFile, readlink, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from 'pino';
 import { isMissing } from '../../base/errors.ts';
-import { listFolders, readMachineFile } from './folder.ts';
+import { readMachineFile } from './folder.ts';
 
 export interface OwnRoot {
   /** The program and arguments that run `command` in it: it sees `files`, and only `folder` can be written to. */

@@ -1,8 +1,9 @@
 /** A host's agent as a process of its own, for the demo and the tests. */
+import { listFolders } from '../../base/files.ts';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import { listFolders, readMachineFile } from '../../agent/machines/folder.ts';
+import { readMachineFile } from '../../agent/machines/folder.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/machines/process.ts';
 import { NODES } from '../../kube/core.ts';
 import { waitFor } from '../wait.ts';

@@ -1,4 +1,5 @@
 /** Machines as QEMU processes. What is known of each lies in its folder; this class holds only connections. */
+import { listFolders } from '../../../base/files.ts';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
@@ -6,13 +7,7 @@ import { isMissing } from '../../../base/errors.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { CgroupTree } from '../../machines/cgroup.ts';
 import { type ConsoleLog, ConsoleStore } from '../../machines/console.ts';
-import {
-  FILES,
-  listFolders,
-  type MachineFile,
-  makeMachineFolder,
-  readMachineFile,
-} from '../../machines/folder.ts';
+import { FILES, type MachineFile, makeMachineFolder, readMachineFile } from '../../machines/folder.ts';
 import { logsWritten } from '../../machines/logwriter.ts';
 import type { OwnRoot } from '../../machines/ownroot.ts';
 import { killForCertain } from '../../machines/process.ts';

@@ -12,10 +12,9 @@ import { existsSync, renameSync } from 'node:fs';
 import { chmod, chown, mkdir, readdir, readFile, rm, stat, utimes } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
-import { sync, writeWhole } from '../../../base/files.ts';
+import { listFolders, sync, writeWhole } from '../../../base/files.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import { isMissing } from '../../../base/errors.ts';
-import { listFolders } from '../../machines/folder.ts';
 
 /** The digest of a manifest and that of a file are never taken for each other: who knows the one need not be let to the other. */
 const KINDS = ['sha256', 'file', 'shared'] as const;
