@@ -24,6 +24,3 @@ export interface Job extends KubeObject {
 }
 
 export const JOBS = resource<Job>({ apiVersion: 'batch/v1', kind: 'Job', plural: 'jobs', namespaced: true });
-
-/** Label that the Job controller puts on the Pods that it makes. */
-export const JOB_NAME_LABEL = 'batch.kubernetes.io/job-name';

@@ -14,36 +14,27 @@ import { keyOf, type KubeObject } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
 import { VMMetrics } from './vm/metrics.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from './objects/resources.ts';
-import { CertificateReconciler } from './certificates/controller.ts';
-import { enqueueRequests, requestIndexes } from './certificates/watch.ts';
+import { CertificateReconciler, enqueueRequests, requestIndexes } from './certificates/controller.ts';
 import { approvalsSelector, HostApprovals } from './host/approvals.ts';
 import { watchAddresses } from './certificates/surroundings.ts';
-import { HostReconciler } from './host/controller.ts';
-import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
-import { imagesAffected } from './image/dependents.ts';
-import { jobImage, JOBS_BY_IMAGE, podJob, PODS_BY_JOB } from './image/observe.ts';
+import { enqueueHosts, HostReconciler } from './host/controller.ts';
+import { enqueueImages, type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { hostStateChanged, trimNode } from './host/observe.ts';
-import { enqueueHosts } from './host/watch.ts';
-import { ImageCacheReconciler } from './imagecache/controller.ts';
+import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts';
 import { referenceOf } from './imagecache/image.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
 import {
   ENTRIES_BY_QUEUED_HOST,
   ENTRIES_BY_REFERENCE,
   ENTRIES_BY_UID,
-  entryUidOf,
-  hostOfJob,
-  JOBS_BY_HOST,
   queuedHosts,
-  TASKS_BY_ENTRY,
 } from './imagecache/observe.ts';
-import { enqueueEntries } from './imagecache/watch.ts';
-import { RemovalReconciler } from './imagestorage/controller.ts';
-import { enqueueRemovals } from './imagestorage/watch.ts';
+import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
+import { ownersOf, TASKS_BY_OWNER } from './tasks/owner.ts';
+import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
-import { PODS_BY_NODE, PODS_BY_PORT, podPorts } from './vm/observe.ts';
-import { trimPod } from './vm/view.ts';
+import { PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 
 /** Hosts change rarely; a few workers keep a slow answer from holding up the rest. */
 const FEW_WORKERS = 4;
@@ -126,12 +117,12 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
     jobs: new Informer(client, JOBS, {
       ...base,
       labelSelector: TASKS,
-      indexes: { [JOBS_BY_IMAGE]: jobImage, [TASKS_BY_ENTRY]: entryUidOf, [JOBS_BY_HOST]: hostOfJob },
+      indexes: { [TASKS_BY_OWNER]: ownersOf, [JOBS_BY_HOST]: hostOfJob },
     }),
     taskPods: new Informer(client, PODS, {
       ...base,
       labelSelector: TASKS,
-      indexes: { [PODS_BY_JOB]: podJob, [TASKS_BY_ENTRY]: entryUidOf },
+      indexes: { [TASKS_BY_OWNER]: ownersOf },
     }),
     entries: new Informer(client, IMAGE_CACHE_ENTRIES, {
       ...base,
@@ -221,16 +212,7 @@ function imageController(
     logger,
     metrics: registry,
   });
-  const enqueue = (keys: readonly string[]): void => keys.forEach((key) => controller.enqueue(key));
-  const affected = imagesAffected({ ...about, config: options.config });
-  about.objects.cache.onChange(({ object }) => enqueue([keyOf(object), ...affected.byOrigin(object)]));
-  watches.jobs.cache.onChange(({ object }) => enqueue(affected.byJob(object)));
-  watches.taskPods.cache.onChange(({ object }) => enqueue(affected.byPod(object, watches.jobs)));
-  watches.vms.cache.onChange(({ type, object, previous }) => {
-    if (type !== 'updated' || object.status?.firstRunningTime !== previous?.status?.firstRunningTime) {
-      enqueue(affected.byVM(object));
-    }
-  });
+  enqueueImages(controller, { ...options, ...watches, ...about });
   return controller;
 }
 

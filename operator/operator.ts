@@ -3,12 +3,14 @@ import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { LEADER_LABEL } from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import { Authorizer } from '../kube/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { type Connection, loadConnection } from '../kube/credentials.ts';
 import { EventRecorder } from '../kube/events.ts';
-import type { Controller } from '../kube/controller.ts';
+import { Controller } from '../kube/controller.ts';
+import { PODS } from '../kube/core.ts';
 import type { RunningServer } from '../kube/httpserver.ts';
 import { type LeaderElection, runLeaderElection } from '../kube/lease.ts';
 import { createMetrics } from '../kube/metrics.ts';
@@ -21,7 +23,6 @@ import {
 import { Transport } from '../kube/transport.ts';
 import type { OperatorConfig } from './config/config.ts';
 import { type Controllers, createControllers } from './index.ts';
-import { leaderLabel } from './leaderlabel.ts';
 
 const LEASE_NAME = 'berth-operator';
 /** How long running reconciles may take at a clean stop: well inside the 30 s that Kubernetes gives a Pod. */
@@ -82,16 +83,31 @@ export class Operator {
       clock: Date.now,
       isLeader: () => this.#isWorking,
     });
-    this.#leaderLabel =
-      start.podName === undefined
-        ? undefined
-        : leaderLabel({
-            client: this.#leaseClient,
-            pod: { namespace: config.namespaces.system, name: start.podName },
-            isLeader: () => this.#isWorking,
-            metrics: this.#registry,
-            logger,
-          });
+    this.#leaderLabel = this.#labelController();
+  }
+
+  /**
+   * Labels the Pod that leads, so that the Service of the metrics leads to it alone: only the leader knows the numbers of VMs. The
+   * one key is enqueued at the start too: a process that led and crashed starts again in the same Pod, as a standby.
+   */
+  #labelController(): Controller | undefined {
+    const { config, logger, podName: name } = this.#start;
+    if (name === undefined) {
+      return undefined;
+    }
+    return new Controller({
+      name: 'leader-label',
+      workers: 1,
+      reconcile: async () => {
+        const labels = { [LEADER_LABEL]: this.#isWorking ? 'true' : null };
+        const pod = { namespace: config.namespaces.system, name };
+        // This client may write while the process does not lead.
+        await this.#leaseClient.mergePatch(PODS, pod, { metadata: { labels } });
+        return undefined;
+      },
+      logger,
+      metrics: this.#registry,
+    });
   }
 
   /** Resolves when the servers listen and the candidacy has begun; the caches may still be filling. */

@@ -1,9 +1,10 @@
 /** Approves or denies the certificates that hosts ask for; see policy.ts for who may have which. */
 import type { Logger } from 'pino';
+import type { IndexFunctions } from '../../kube/cache.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, readSigningRequest } from '../../kube/certificaterequest.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import type { Result } from '../../kube/controller.ts';
+import type { Controller, Result } from '../../kube/controller.ts';
 import {
   CERTIFICATE_SIGNING_REQUESTS,
   type CertificateSigningRequest,
@@ -14,14 +15,18 @@ import { Consistency } from '../../kube/consistency.ts';
 import { isNotFound, unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { HostApprovals } from '../host/approvals.ts';
-import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
-import { type JoiningConfig, rivalOf } from './joining.ts';
+import { isHost } from '../host/observe.ts';
+import { CLIENT_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER } from './content.ts';
+import { type JoiningConfig, joiningOf, rivalOf } from './joining.ts';
 import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 import { surroundings } from './surroundings.ts';
-import { REQUESTS_BY_HOST } from './watch.ts';
 
 /** A host makes its Node again within a second; of others, without a Node, the control plane removes the request within a day. */
 const NODE_LOOK_MILLISECONDS = 10_000;
+const REQUESTS_BY_USER = 'user';
+/** Index of requests by the credentials that hosts join with, under the host that the credential is for. */
+const REQUESTS_BY_HOST = 'host';
+
 /** The one key under which this controller waits for its own writes. */
 const JUDGED = 'judged';
 /** What signers give where a request asks for no lifetime: the default of the controller-manager's --cluster-signing-duration. */
@@ -148,4 +153,32 @@ function readingOf({ spec }: CertificateSigningRequest): Reading {
       ? error
       : new InvalidSigningRequestError(String(error));
   }
+}
+
+export function requestIndexes(config: JoiningConfig): IndexFunctions<CertificateSigningRequest> {
+  return {
+    [REQUESTS_BY_USER]: ({ spec: { username = '' } }) => [username],
+    [REQUESTS_BY_HOST]: (csr) => {
+      const host = joiningOf(csr, config)?.host;
+      return typeof host === 'string' ? [host] : [];
+    },
+  };
+}
+
+interface RequestWatches {
+  readonly requests: Informer<CertificateSigningRequest>;
+  readonly nodes: Informer<Node>;
+}
+
+/** Which changes of the world concern which requests. */
+export function enqueueRequests(controller: Controller, { requests, nodes }: RequestWatches): void {
+  requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
+  // What a host asked for before its Node was marked was nobody's to judge.
+  nodes.cache.onChange(({ object, previous }) => {
+    if (isHost(object) && !isHost(previous)) {
+      const user = `${NODE_USER_PREFIX}${object.metadata.name}`;
+      const asked = requests.cache.byIndex(REQUESTS_BY_USER, user);
+      asked.forEach(({ metadata }) => controller.enqueue(metadata.name));
+    }
+  });
 }

@@ -6,8 +6,8 @@ import type { Logger } from 'pino';
 import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import type { Result } from '../../kube/controller.ts';
-import { type Node, NODES } from '../../kube/core.ts';
+import type { Controller, Result } from '../../kube/controller.ts';
+import { type ConfigMap, type Node, NODES } from '../../kube/core.ts';
 import { isConflict, isNotFound } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Informer } from '../../kube/informer.ts';
@@ -122,4 +122,19 @@ export class HostReconciler {
     const patch = { metadata: { uid, resourceVersion }, spec: { taints } };
     await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
   }
+}
+
+interface HostWatches {
+  /** Nodes that say that they are hosts. */
+  readonly nodes: Informer<Node>;
+  readonly approvals: Informer<ConfigMap>;
+}
+
+/** Which changes of the world concern which Nodes. */
+export function enqueueHosts(controller: Controller, { nodes, approvals }: HostWatches): void {
+  nodes.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
+  approvals.cache.onChange(() => {
+    const unmarked = nodes.cache.list().filter((node) => !isHost(node));
+    unmarked.forEach(({ metadata }) => controller.enqueue(metadata.name));
+  });
 }

@@ -1,4 +1,4 @@
-/** What the operator keeps of a Node, and which changes of it matter to the VMs on it. */
+/** What the operator reads and keeps of a Node, and which changes of it matter to the VMs on it. Pure. */
 import { LRUCache } from 'lru-cache';
 import { HOST_MARK, HOST_VALUE, NAT_READY_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Node } from '../../kube/core.ts';
@@ -11,6 +11,18 @@ export function isHost(node: Readonly<Node> | undefined): boolean {
 
 export function isReady({ status }: Readonly<Node>): boolean {
   return status?.conditions?.some(({ type, status: value }) => type === 'Ready' && value === 'True') === true;
+}
+
+export function isOutOfService(node: Node): boolean {
+  return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
+}
+
+/** When the host turned silent, in milliseconds since the epoch; undefined while it reports, Ready or not. */
+export function silentSince(node: Node): number | undefined {
+  const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
+  return ready?.status === 'Unknown' && ready.lastTransitionTime !== undefined
+    ? Date.parse(ready.lastTransitionTime)
+    : undefined;
 }
 
 /** Without the heartbeats and sizes of images, which only cost memory here. */

@@ -1,30 +1,29 @@
 /** Reconciles Images and ISOs: their content is fetched, made, copied and published by Jobs on hosts. */
 import type { Logger } from 'pino';
 import { type Image, imageStatusSchema } from '../../api/v1alpha1/image.ts';
-import type { ISO } from '../../api/v1alpha1/iso.ts';
-import { isoStatusSchema } from '../../api/v1alpha1/iso.ts';
+import { type ISO, isoStatusSchema } from '../../api/v1alpha1/iso.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Result } from '../../kube/controller.ts';
+import type { Controller, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
-import { isAlreadyExists, isNotFound, isRefused } from '../../kube/errors.ts';
+import { isNotFound, isRefused } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
-import { FIELD_MANAGER } from '../objects/resources.ts';
+import { Writer } from '../objects/writer.ts';
+import { jobOf } from '../tasks/owner.ts';
+import { originKeys } from './content.ts';
 import { recordImageEvents } from './events.ts';
-import { observeImage } from './observe.ts';
-import type { ObservedImage } from './observed.ts';
+import { observeImage, type ObservedImage } from './observe.ts';
+import { type Place, placeKey } from './place.ts';
 import { planImage } from './plan.ts';
-import { keptEvent } from '../imagestorage/controller.ts';
-import { type Place, placeKey } from '../imagestorage/needs.ts';
-import { abandonedPlaces, removalRecord, replacedPlaces } from './removalrecord.ts';
+import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './removalrecord.ts';
 
 /** On Images and ISOs: held while a host is being prepared from them. */
 const IMAGE_FINALIZER = 'berth.dev/image';
@@ -49,9 +48,14 @@ export interface ImageControllerOptions {
 
 export class ImageReconciler {
   readonly #options: ImageControllerOptions;
+  readonly #objects: Writer<Image | ISO>;
+  readonly #jobs: Writer<Job>;
 
   constructor(options: ImageControllerOptions) {
+    const { client, consistency, resource, objects, jobs } = options;
     this.#options = options;
+    this.#objects = new Writer<Image | ISO>({ client, consistency, type: resource, informer: objects });
+    this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
   }
 
   /** One look at one object; `key` is `namespace/name`. */
@@ -75,6 +79,9 @@ export class ImageReconciler {
 
   async #serve(found: Image | ISO, logger: Logger): Promise<Result> {
     const object = await this.#withFinalizer(found);
+    if (object === undefined) {
+      return undefined;
+    }
     const observed = observeImage(this.#options, object);
     const { createJob, status, wakeMilliseconds } = planImage(observed);
     const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
@@ -96,23 +103,15 @@ export class ImageReconciler {
       return { requeueAfterMilliseconds: DELETION_RECHECK_MILLISECONDS };
     }
     await this.#keepRecords(observed, abandonedPlaces(observed), logger);
-    await this.#setFinalizers(
-      object,
-      finalizers.filter((name) => name !== IMAGE_FINALIZER),
-    );
+    await this.#objects.setFinalizer(keyOf(object), object, IMAGE_FINALIZER, false);
     return undefined;
   }
 
-  async #withFinalizer(object: Image | ISO): Promise<Image | ISO> {
-    const { finalizers = [] } = object.metadata;
-    return finalizers.includes(IMAGE_FINALIZER)
+  /** Undefined when the object is gone. */
+  async #withFinalizer(object: Image | ISO): Promise<Image | ISO | undefined> {
+    return object.metadata.finalizers?.includes(IMAGE_FINALIZER) === true
       ? object
-      : await this.#setFinalizers(object, [...finalizers, IMAGE_FINALIZER]);
-  }
-
-  async #setFinalizers(object: Image | ISO, finalizers: string[]): Promise<Image | ISO> {
-    const { uid, resourceVersion } = object.metadata;
-    return await this.#patch(object, { metadata: { finalizers, uid, resourceVersion } });
+      : await this.#objects.setFinalizer(keyOf(object), object, IMAGE_FINALIZER, true);
   }
 
   /** Before the image lets go of its content: a crash in between leaves a record of content that is still needed, and kept. */
@@ -128,16 +127,13 @@ export class ImageReconciler {
 
   /** The server's words when it refuses. */
   async #createJob(object: Image | ISO, job: Unsaved<Job>, logger: Logger): Promise<string | undefined> {
-    const { client, jobs, consistency } = this.#options;
     try {
-      const created = await client.create(JOBS, job, { fieldManager: FIELD_MANAGER });
-      consistency.wrote(keyOf(object), jobs, created.metadata.resourceVersion ?? '');
-      logger.info({ job: created.metadata.name }, 'a Job for an image was made');
+      const created = await this.#jobs.create(keyOf(object), job);
+      if (created !== undefined) {
+        logger.info({ job: created.metadata.name }, 'a Job for an image was made');
+      }
       return undefined;
     } catch (error) {
-      if (isAlreadyExists(error)) {
-        return undefined;
-      }
       if (isRefused(error)) {
         logger.warn({ err: error }, 'a Job for an image was refused');
         return error.message;
@@ -153,17 +149,62 @@ export class ImageReconciler {
     if (patch === undefined) {
       return;
     }
-    const { uid, resourceVersion } = object.metadata;
-    await this.#patch(object, { metadata: { uid, resourceVersion }, status: patch }, 'status');
-    recordImageEvents(this.#options.recorder, object, status);
+    const saved = await this.#objects.patch(keyOf(object), object, { status: patch }, 'status');
+    if (saved !== undefined) {
+      recordImageEvents(this.#options.recorder, object, status);
+    }
   }
+}
 
-  async #patch(object: Image | ISO, patch: object, subresource?: 'status'): Promise<Image | ISO> {
-    const { client, resource, objects, consistency } = this.#options;
-    const { name, namespace = '' } = object.metadata;
-    const options = { fieldManager: FIELD_MANAGER, ...(subresource && { subresource }) };
-    const saved = await client.mergePatch(resource, { name, namespace }, patch, options);
-    consistency.wrote(keyOf(object), objects, saved.metadata.resourceVersion ?? '');
-    return saved;
-  }
+/** Which Images or ISOs a change of something else is news for. Each answers with keys, `namespace/name`. */
+interface Affected {
+  byOrigin: (origin: Image | ISO) => string[];
+  byJob: (job: Job) => string[];
+  byPod: (pod: Pod, jobs: Informer<Job>) => string[];
+  byVM: (vm: VM) => string[];
+}
+
+/** Images are few beside VMs, and most changes concern none: a look through them costs little. */
+export function imagesAffected({
+  kind,
+  objects,
+  config,
+}: Pick<ImageControllerOptions, 'kind' | 'objects' | 'config'>): Affected {
+  const matching = (test: (object: Image | ISO) => boolean): string[] =>
+    objects.cache.list().filter(test).map(keyOf);
+  const byJob = ({ metadata: { namespace, ownerReferences = [] } }: Job): string[] =>
+    ownerReferences.filter((owner) => owner.kind === kind).map(({ name }) => `${namespace}/${name}`);
+  return {
+    byOrigin: (origin) => matching((object) => originKeys(object, config).includes(keyOf(origin))),
+    byJob,
+    byPod: (pod, jobs) => {
+      const job = jobOf(pod, jobs);
+      return job === undefined ? [] : byJob(job);
+    },
+    byVM: ({ metadata: { name, namespace } }) =>
+      matching(({ spec, metadata }) => metadata.namespace === namespace && vmNames(spec).includes(name)),
+  };
+}
+
+function vmNames(spec: Image['spec'] | ISO['spec']): (string | undefined)[] {
+  const fromVM = 'fromVM' in spec.source ? spec.source.fromVM?.name : undefined;
+  return [fromVM, 'commit' in spec ? spec.commit?.vmName : undefined];
+}
+
+/** Which changes of the world concern which Images or ISOs. */
+export function enqueueImages(
+  controller: Controller,
+  options: Pick<ImageControllerOptions, 'kind' | 'objects' | 'vms' | 'jobs' | 'taskPods' | 'config'>,
+): void {
+  const { objects, vms, jobs, taskPods } = options;
+  const enqueue = (keys: readonly string[]): void => keys.forEach((key) => controller.enqueue(key));
+  const affected = imagesAffected(options);
+  objects.cache.onChange(({ object }) => enqueue([keyOf(object), ...affected.byOrigin(object)]));
+  jobs.cache.onChange(({ object }) => enqueue(affected.byJob(object)));
+  taskPods.cache.onChange(({ object }) => enqueue(affected.byPod(object, jobs)));
+  vms.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || object.status?.firstRunningTime !== previous?.status?.firstRunningTime) {
+      enqueue(affected.byVM(object));
+    }
+  });
 }

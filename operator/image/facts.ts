@@ -1,14 +1,14 @@
-/** What finished Jobs and other objects have made of an Image or ISO: the lasting facts of its status. Pure. */
+/** The facts of an Image or ISO that are written once and kept, from finished Jobs and from other objects. Pure. */
 import { describeSource, describeUrl } from '../../api/v1alpha1/describe.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import { type MachineImageSource, parseDocument } from '../../api/v1alpha1/machine.ts';
-import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
-import { type StorageTarget, type Task, type TaskReport, taskSchema } from '../../api/v1alpha1/task.ts';
+import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
+import { taskOf } from '../tasks/job.ts';
 import { contentOf, isKeptFromCopies } from './content.ts';
-import type { ImageJob, ObservedImage } from './observed.ts';
+import type { ImageJob, ObservedImage } from './observe.ts';
 import type { OperationType } from './operation.ts';
 
 /** The part of the status that is written once and kept. */
@@ -32,7 +32,7 @@ function factsOf({ status = {} }: Image | ISO): ImageFacts {
 }
 
 /** The facts as they are now. Writing them again changes nothing. */
-export function settle(observed: ObservedImage): ImageFacts {
+export function gatherFacts(observed: ObservedImage): ImageFacts {
   const known = withoutCredentials(factsOf(observed.object), observed.object);
   const made = known.content === undefined ? { ...known, ...firstContent(observed) } : known;
   return { ...made, ...committed(observed, made), ...pushed(observed, made) };
@@ -149,21 +149,6 @@ function originOf(job: Job): string | undefined {
     return `disk of VM ${task.vm.namespace}/${task.vm.name}`;
   }
   return task?.type === 'import' ? describeSource(task.image.source) : undefined;
-}
-
-/** Asked again at each look, and a Job of the cache never changes. */
-const tasks = new WeakMap<Job, { readonly task: Task | undefined }>();
-
-/** Undefined when it cannot be read. */
-export function taskOf(job: Job): Task | undefined {
-  const known = tasks.get(job);
-  if (known !== undefined) {
-    return known.task;
-  }
-  const text = job.spec.template.metadata?.annotations?.[TASK_ANNOTATION];
-  const task = taskSchema.safeParse(parseDocument(text)).data;
-  tasks.set(job, { task });
-  return task;
 }
 
 /** The Job of the last attempt at an operation. */

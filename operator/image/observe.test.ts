@@ -5,8 +5,9 @@ import { Store } from '../../kube/cache.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
-import { imagesAffected } from './dependents.ts';
-import { JOBS_BY_IMAGE, observeImage } from './observe.ts';
+import { TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { imagesAffected } from './controller.ts';
+import { observeImage } from './observe.ts';
 
 const config = parseConfig({}, 'test');
 
@@ -16,7 +17,7 @@ function image(namespace: string, name: string, source: Image['spec']['source'])
 }
 
 function holding<T extends KubeObject>(objects: readonly T[]): Informer<T> {
-  const cache = new Store<T>(pino({ level: 'silent' }), { [JOBS_BY_IMAGE]: () => [] });
+  const cache = new Store<T>(pino({ level: 'silent' }), { [TASKS_BY_OWNER]: () => [] });
   objects.forEach((object) => cache.put(object));
   return { cache } as unknown as Informer<T>;
 }

@@ -1,31 +1,44 @@
-/** Looks at the caches for one Image or ISO. */
+/** Looks at the caches for one Image or ISO: all that its plan and status are made from. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { type Job, JOB_NAME_LABEL } from '../../kube/job.ts';
+import type { Job } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { podsOf, taskOutcome } from '../tasks/job.ts';
+import { type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
+import { podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { taskOf } from '../tasks/job.ts';
 import { imageObjectName, originKeys } from './content.ts';
-import type { ImageJob, ObservedImage } from './observed.ts';
-import { ATTEMPT_LABEL, IMAGE_UID_LABEL, OPERATION_LABEL, REQUESTED_AT_ANNOTATION } from './plan.ts';
-import { judgedOutcome } from './report.ts';
-import { taskOf } from './facts.ts';
+import { checkedOutcome } from './report.ts';
 
-/** Index of Jobs by the uid of the Image or ISO that they work on. */
-export const JOBS_BY_IMAGE = 'image';
-/** Index of task Pods by `namespace/name` of their Job. */
-export const PODS_BY_JOB = 'job';
+/** On Jobs: what the Job does for its image, and how often it was tried. */
+export const OPERATION_LABEL = 'berth.dev/operation';
+export const ATTEMPT_LABEL = 'berth.dev/attempt';
+/** On the Job of an action: the time that asked for it. */
+export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
 
-export function jobImage({ metadata }: Job): string[] {
-  const uid = metadata.labels?.[IMAGE_UID_LABEL];
-  return uid === undefined ? [] : [uid];
+/** A Job of the image, as its labels and annotations tell it, and how it stands. */
+export interface ImageJob {
+  readonly job: Job;
+  readonly operation: string;
+  readonly requestedAt: string | undefined;
+  readonly attempt: number;
+  readonly outcome: TaskOutcome;
 }
 
-export function podJob({ metadata }: Pod): string[] {
-  const name = metadata.labels?.[JOB_NAME_LABEL];
-  return name === undefined ? [] : [`${metadata.namespace}/${name}`];
+export interface ObservedImage {
+  readonly object: Image | ISO;
+  readonly kind: 'Image' | 'ISO';
+  readonly jobs: readonly ImageJob[];
+  /** The object of the same kind that this one is a copy of. */
+  readonly origin: Image | ISO | undefined;
+  readonly vm: (name: string) => VM | undefined;
+  /** Names of the VMs that hosts are preparing with this image. */
+  readonly deploying: readonly string[];
+  readonly config: OperatorConfig;
+  /** Milliseconds since the epoch. */
+  readonly now: number;
 }
 
 export interface ImageSources {
@@ -44,7 +57,7 @@ export function observeImage(sources: ImageSources, object: Image | ISO): Observ
   return {
     object,
     kind,
-    jobs: jobs.cache.byIndex(JOBS_BY_IMAGE, uid).map((job) => imageJob(job, sources)),
+    jobs: jobs.cache.byIndex(TASKS_BY_OWNER, uid).map((job) => imageJob(job, sources)),
     origin: originKeys(object, config)
       .map((key) => objects.cache.get(key))
       .find((found) => found !== undefined),
@@ -62,14 +75,14 @@ export function observeImage(sources: ImageSources, object: Image | ISO): Observ
 }
 
 function imageJob(job: Job, { taskPods }: ImageSources): ImageJob {
-  const { name, namespace, labels = {}, annotations = {} } = job.metadata;
-  const [pod] = podsOf(job, taskPods.cache.byIndex(PODS_BY_JOB, `${namespace}/${name}`));
+  const { labels = {}, annotations = {} } = job.metadata;
+  const [pod] = podsOf(job, taskPods);
   return {
     job,
     operation: labels[OPERATION_LABEL] ?? '',
     requestedAt: annotations[REQUESTED_AT_ANNOTATION],
     attempt: Number(labels[ATTEMPT_LABEL] ?? 1),
-    outcome: judgedOutcome(taskOutcome(job, pod), taskOf(job), pod?.spec.nodeName),
+    outcome: checkedOutcome(taskOutcome(job, pod), taskOf(job), pod?.spec.nodeName),
   };
 }
 

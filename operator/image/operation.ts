@@ -16,7 +16,7 @@ import {
   storedContent,
   originKeys,
 } from './content.ts';
-import type { ObservedImage } from './observed.ts';
+import type { ObservedImage } from './observe.ts';
 
 const apiVersion = TASK_API_VERSION;
 /** Characters of a hash that tell the files and tags of one image's versions apart. */

@@ -6,9 +6,15 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/job.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import { parseConfig } from '../config/config.ts';
-import type { TaskOutcome } from '../tasks/job.ts';
-import type { ImageJob, ObservedImage } from './observed.ts';
-import { ATTEMPT_LABEL, OPERATION_LABEL, planImage, REQUESTED_AT_ANNOTATION } from './plan.ts';
+import type { TaskOutcome } from '../tasks/outcome.ts';
+import {
+  ATTEMPT_LABEL,
+  type ImageJob,
+  type ObservedImage,
+  OPERATION_LABEL,
+  REQUESTED_AT_ANNOTATION,
+} from './observe.ts';
+import { planImage } from './plan.ts';
 
 const START = Date.parse('2026-01-01T00:00:00Z');
 const REPORT = { digest: `sha256:${'a'.repeat(64)}`, sizeBytes: 2 ** 30, storageBytes: 2 ** 20 };

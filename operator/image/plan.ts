@@ -7,9 +7,16 @@ import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { classOf } from '../../api/v1alpha1/reasons.ts';
 import { taskJob } from '../tasks/job.ts';
-import type { ImageJob, ObservedImage } from './observed.ts';
+import { IMAGE_UID_LABEL } from '../tasks/owner.ts';
 import { dueOperation, type Operation } from './operation.ts';
-import { type ImageFacts, latest, settle } from './facts.ts';
+import { gatherFacts, type ImageFacts, latest } from './facts.ts';
+import {
+  ATTEMPT_LABEL,
+  type ImageJob,
+  type ObservedImage,
+  OPERATION_LABEL,
+  REQUESTED_AT_ANNOTATION,
+} from './observe.ts';
 import { imageStatus, type Progress } from './status.ts';
 
 /** Between tries to fetch an image, doubled up to the cap: a registry that comes back is noticed within minutes. */
@@ -17,11 +24,6 @@ const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
 /** How long a finished Job stays for `kubectl logs`; longer than the longest wait, since the Job remembers its attempt. */
 const JOB_KEPT_SECONDS = 3_600;
-
-export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
-export const OPERATION_LABEL = 'berth.dev/operation';
-export const ATTEMPT_LABEL = 'berth.dev/attempt';
-export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
 
 export interface ImagePlan {
   readonly createJob: Unsaved<Job> | undefined;
@@ -32,10 +34,10 @@ export interface ImagePlan {
 
 /** `refused`: why the API server does not take the Job that is due, in its own words. */
 export function planImage(observed: ObservedImage, refused?: string): ImagePlan {
-  const facts = blockedAction(observed, settle(observed));
-  const settled = withFacts(observed, facts);
-  const progress = { ...progressOf(settled), refused };
-  const status = imageStatus(settled, facts, progress);
+  const facts = blockedAction(observed, gatherFacts(observed));
+  const current = withFacts(observed, facts);
+  const progress = { ...progressOf(current), refused };
+  const status = imageStatus(current, facts, progress);
   const { operation, job, retryAt } = progress;
   // Also work that nobody asks for any more ends first.
   const isOver = operation === undefined || (job !== undefined && retryAt === undefined);
@@ -118,9 +120,11 @@ function buildJob(
     task,
     containerImage: `berth.dev/${namespace}/${name}`,
     pullSecrets,
-    nodeName,
-    architecture: nodeName === undefined ? object.spec.architecture : undefined,
-    dedicatedTo: namespace,
+    placement: {
+      nodeName,
+      architecture: nodeName === undefined ? object.spec.architecture : undefined,
+      dedicatedTo: namespace,
+    },
     // A host whose places are all taken must still be able to save one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,

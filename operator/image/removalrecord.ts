@@ -1,6 +1,6 @@
 /**
- * That content is to be removed is written down as a Job which waits, suspended: one for each place, in the operator's own
- * namespace, so that it outlives the image and the image's namespace. Nothing but such a Job removes content.
+ * The record that content is to be removed: a suspended Job, one for each place. It lies in the operator's own namespace, so that it
+ * outlives the image and the image's namespace. Only such a Job removes content.
  */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
@@ -10,21 +10,20 @@ import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { taskJob } from '../tasks/job.ts';
+import { taskJob, taskOf } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
-import { settle, taskOf } from './facts.ts';
-import type { ObservedImage } from './observed.ts';
-import { OPERATION_LABEL } from './plan.ts';
-import { type Place, placeKey, placeOf } from '../imagestorage/needs.ts';
+import { gatherFacts } from './facts.ts';
+import { type ObservedImage, OPERATION_LABEL } from './observe.ts';
+import { type Place, placeKey, placeOf } from './place.ts';
 
 const OPERATION = 'remove';
 /** The object whose content it was, for its Events. */
 const OWNER_ANNOTATION = 'berth.dev/content-of';
 /** Kubernetes' own default. The Job controller waits 10 s before the first, and twice as long each time: ten minutes in all. */
 const RETRIES = 6;
-/** Long enough for a host that is set up anew; then what is left is told. */
+/** Long enough for a host that is set up anew; then an Event tells that the content is left. */
 const REMOVAL_SECONDS = 3_600;
-/** The operator deletes a Job as soon as it has seen its end; this is for when there is no operator. */
+/** The operator deletes a Job as soon as it has seen its end; this time counts when there is no operator. */
 const KEPT_SECONDS = 3_600;
 
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
@@ -36,10 +35,10 @@ export function replacedPlaces(observed: ObservedImage, next: { content?: unknow
   return placesOf([object], config).filter((place) => !kept.includes(placeKey(place)));
 }
 
-/** All that an image which goes has in the storage, known to its status or not. */
+/** All that a deleted image has in the storage, known to its status or not. */
 export function abandonedPlaces(observed: ObservedImage): Place[] {
   const { object, config, jobs } = observed;
-  const known = placesOf([object, { status: settle(observed) }], config);
+  const known = placesOf([object, { status: gatherFacts(observed) }], config);
   const files = jobs.map(({ job }) => targetFile(job)).filter((place) => place !== undefined);
   return [...new Map([...known, ...files].map((place) => [placeKey(place), place])).values()];
 }
@@ -50,7 +49,7 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
     .filter((place) => place !== undefined);
 }
 
-/** What may have been made and never come into the status. Of a registry the digest would be needed, which nobody knows. */
+/** A file that may have been made and never reached the status. For a registry the digest would be needed, which nobody knows. */
 function targetFile(job: Job): Place | undefined {
   const task = taskOf(job);
   const target = task !== undefined && 'target' in task ? task.target : undefined;
@@ -72,8 +71,7 @@ export function removalRecord({ object, kind, config }: ObservedImage, place: Pl
     containerImage: imageObjectName(object),
     // The storage is opened by what hosts have for it.
     pullSecrets: [],
-    nodeName: undefined,
-    dedicatedTo: namespace,
+    placement: { dedicatedTo: namespace },
     takesSlot: false,
     activeDeadlineSeconds: REMOVAL_SECONDS,
     ttlSecondsAfterFinished: KEPT_SECONDS,
@@ -101,4 +99,10 @@ export function contentOwner(job: Job): KubeObject {
   }
   const { kind, ...metadata } = data;
   return { apiVersion: API_VERSION, kind, metadata };
+}
+
+/** The Event that content is left in the storage: where, and why. */
+export function keptEvent(place: string, why: string) {
+  const message = `no image needs ${place} any more, but it is not removed: ${why}`;
+  return { type: 'Warning', reason: 'StorageKeepsContent', action: 'Remove', message } as const;
 }

@@ -1,11 +1,11 @@
 /**
- * Whether a host's report about its task can be true. A host may lie, also when its agent was taken over: it may say how a task
- * ended, never that the result lies anywhere but where the task was to put it. Pure.
+ * Whether a host's report about its task can be true. A host may lie, also because its agent was taken over. It may say how a task
+ * ended; the result always lies where the task was to put it. Pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget, Task, TaskReport } from '../../api/v1alpha1/task.ts';
-import type { TaskOutcome } from '../tasks/job.ts';
+import type { TaskOutcome } from '../tasks/outcome.ts';
 
 /** The reason of a task whose report does not fit it. */
 const REPORT_REFUSED: Reason = 'ReportRefused';
@@ -13,7 +13,7 @@ const REPORT_REFUSED: Reason = 'ReportRefused';
 const SIZE_LIMIT_BYTES = 1024 ** 5;
 
 /** The outcome of a task, failed when its report does not fit it. `host`: whose word it is. */
-export function judgedOutcome(
+export function checkedOutcome(
   outcome: TaskOutcome,
   task: Task | undefined,
   host: string | undefined,

@@ -2,7 +2,7 @@
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
-import type { ImageJob, ObservedImage } from './observed.ts';
+import type { ImageJob, ObservedImage } from './observe.ts';
 import type { Blocked, Operation } from './operation.ts';
 import type { ImageFacts } from './facts.ts';
 

@@ -1,90 +1,127 @@
-/** A host that should have the image. */
+/**
+ * What is to be done about one host of an ImageCacheEntry. The host is a target and should have the image, or it keeps the image
+ * for an entry that does not want it there any more. Pure.
+ */
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
-import { type Decision, type HostContext, obstacle } from './decision.ts';
-import { type CacheJob, isCached, iso } from './observed.ts';
-import { digestsIn, namesOn } from './presence.ts';
-import { failedRow, judge, type Verdict } from './attempt.ts';
+import {
+  type Attempt,
+  type AttemptResult,
+  attemptOf,
+  DEADLINE,
+  deadlineOf,
+  failedRow,
+  isLate,
+  overdue,
+} from './attempt.ts';
+import { digestsIn, namesOn } from './image.ts';
+import { type CacheJob, type Host, isCached, iso, type Observed, type TaskType } from './observed.ts';
 
 /** An agent writes its list of images within seconds of a change. */
 const LISTED_MILLISECONDS = 60_000;
-/** As Jobs have it. */
-const DEADLINE = 'DeadlineExceeded';
-
-export function keep(context: HostContext): Decision {
-  const { observed, jobs, isHeld } = context;
-  const row = context.row?.state === 'Removing' ? undefined : context.row;
-  // It had left the targets, and is back.
-  const leaving = jobs.filter(({ type }) => type === 'uncache');
-  if (!isCached(observed.image)) {
-    return { row, isHeld, deletes: leaving };
-  }
-  const job = jobs.find(({ type }) => type === 'cache');
-  const decision = step({ ...context, row }, judge(job, row, observed), job);
-  return { ...decision, deletes: [...decision.deletes, ...leaving] };
+export interface HostContext {
+  readonly observed: Observed;
+  readonly host: Host;
+  readonly isTarget: boolean;
+  /** The host's row in the last status. */
+  readonly row: NodeCacheState | undefined;
+  /** Whether the host may keep something for the entry. */
+  readonly isHeld: boolean;
+  readonly jobs: readonly CacheJob[];
+  /** The digest that the host should have, where it is known. */
+  readonly digest: string | undefined;
+  /** A newer image is asked for, and this is the first look since. */
+  readonly refreshBegins: boolean;
 }
 
-function step(context: HostContext, verdict: Verdict, job: CacheJob | undefined): Decision {
-  const { row } = context;
-  const jobs = job === undefined ? [] : [job];
-  if (row === undefined || verdict.kind === 'none') {
-    return { ...atRest(context), deletes: jobs };
+export interface HostPlan {
+  /** The host's next row; undefined when it has the image, or is none of the entry's hosts. */
+  readonly row: NodeCacheState | undefined;
+  readonly isHeld: boolean;
+  readonly deletes: readonly CacheJob[];
+  /** What may begin as soon as the queue allows it; a parked Job does not wait for the queue. */
+  readonly start?: { readonly type: TaskType; readonly isParked: boolean };
+  readonly ended?: { readonly type: TaskType; readonly result: AttemptResult };
+  /** When to look again, in milliseconds since the epoch. */
+  readonly wakeAt?: number | undefined;
+}
+
+/** The plan for a host without a Job that counts. */
+type PlanAtRest = Omit<HostPlan, 'deletes'>;
+
+/** Jobs of the other kind are left from before the host entered or left the targets: they go. */
+export function planHost(context: HostContext): HostPlan {
+  const { isTarget } = context;
+  const row = (context.row?.state === 'Removing') === isTarget ? undefined : context.row;
+  const ours = context.jobs.filter(({ type }) => (type === 'cache') === isTarget);
+  const others = context.jobs.filter((job) => !ours.includes(job));
+  const planned = (isTarget ? planTarget : planLeaver)({ ...context, row, jobs: ours });
+  return { ...planned, deletes: [...planned.deletes, ...others] };
+}
+
+function planTarget(context: HostContext): HostPlan {
+  const { row, observed, isHeld, jobs } = context;
+  if (!isCached(observed.image)) {
+    return { row, isHeld, deletes: [] };
   }
-  switch (verdict.kind) {
+  const attempt = attemptOf(jobs[0], row, observed);
+  if (row === undefined || attempt.kind === 'none') {
+    return { ...targetAtRest(context), deletes: jobs };
+  }
+  switch (attempt.kind) {
     case 'underWay':
-      return underWay(context, row, verdict);
+      return cachingUnderWay(context, row, attempt);
     case 'failed':
-      return failed(context, row, verdict.message, jobs);
+      return cachingFailed(context, row, attempt.message);
     case 'full':
-      return full(context, row, jobs);
+      return hostFull(context, row);
     case 'succeeded':
     default:
-      return succeeded(context, row, verdict, jobs);
+      return cachingSucceeded(context, row, attempt);
   }
 }
 
-function full(context: HostContext, row: NodeCacheState, jobs: CacheJob[]): Decision {
+function hostFull(context: HostContext, row: NodeCacheState): HostPlan {
   const { now, config } = context.observed;
   const message = `HostFull: its job was not scheduled within ${config.cacheTurnSeconds} s`;
-  if (isLate(context, row)) {
-    return failed(context, row, message, jobs);
+  if (isLate(row, context.observed)) {
+    return cachingFailed(context, row, message);
   }
   const tried: NodeCacheState = { ...row, state: 'Queued', triedAt: iso(now), message };
-  return { row: tried, isHeld: true, deletes: jobs, ended: { type: 'cache', result: 'unscheduled' } };
+  return { row: tried, isHeld: true, deletes: context.jobs, ended: { type: 'cache', result: 'unscheduled' } };
 }
 
-function underWay(
+function cachingUnderWay(
   context: HostContext,
   row: NodeCacheState,
-  { job, wakeAt }: Verdict & { kind: 'underWay' },
-): Decision {
-  if (isLate(context, row)) {
-    return failed(context, row, DEADLINE, [job]);
+  { job, wakeAt }: Attempt & { kind: 'underWay' },
+): HostPlan {
+  if (isLate(row, context.observed)) {
+    return cachingFailed(context, row, DEADLINE);
   }
   const { message: _message, ...rest } = row;
   const shown: NodeCacheState = job.isScheduled ? { ...rest, state: 'Caching' } : { ...row, state: 'Queued' };
-  const end = deadlineOf(context, row);
+  const end = deadlineOf(row, context.observed);
   return { row: shown, isHeld: true, deletes: [], wakeAt: Math.min(wakeAt ?? end, end) };
 }
 
-/** The job's word is not enough: what counts is what the host lists. */
-function succeeded(
+/** The Job's word is not enough: the host's own list of images decides. */
+function cachingSucceeded(
   context: HostContext,
   row: NodeCacheState,
-  { at, digest }: Verdict & { kind: 'succeeded' },
-  jobs: CacheJob[],
-): Decision {
-  const listed = names(context);
+  { at, digest }: Attempt & { kind: 'succeeded' },
+): HostPlan {
+  const listed = listedNames(context);
   if (listed !== undefined && isBrought(context, listed, digest)) {
     const ended = { type: 'cache', result: 'succeeded' } as const;
-    return { row: outdated(context), isHeld: true, deletes: jobs, ended };
+    return { row: outdated(context), isHeld: true, deletes: context.jobs, ended };
   }
   const end = at + LISTED_MILLISECONDS;
   return context.observed.now < end
     ? { row: { ...row, state: 'Caching' }, isHeld: true, deletes: [], wakeAt: end }
-    : failed(context, row, 'the job succeeded, but the host does not list the image', jobs);
+    : cachingFailed(context, row, 'the job succeeded, but the host does not list the image');
 }
 
-/** Of a tag, what the job resolved it to, and not what was there before. */
+/** A tag counts as fetched when the host lists the digest that the Job resolved it to, and not the one from before. */
 function isBrought(
   { observed: { image } }: HostContext,
   listed: readonly string[],
@@ -94,20 +131,23 @@ function isBrought(
   return !isTag || digest === undefined || digestsIn(listed).includes(digest);
 }
 
-/** No Job is under way. */
-function atRest(context: HostContext): Omit<Decision, 'deletes'> {
-  const { row, isHeld, refreshBegins } = context;
+/**
+ * A target that lists the image counts as held, whoever brought the image: the target's Node may have been away, and be back
+ * with the image that it keeps for this entry.
+ */
+function targetAtRest(context: HostContext): PlanAtRest {
+  const { row, refreshBegins } = context;
   const refresh = refreshBegins || row?.refresh === true;
-  if (names(context) !== undefined && !refresh) {
-    return { row: outdated(context), isHeld };
+  if (listedNames(context) !== undefined && !refresh) {
+    return { row: outdated(context), isHeld: true };
   }
   if (row?.retryAt !== undefined) {
-    return retrying(context, row, refresh);
+    return cachingAgain(context, row, refresh);
   }
   return row?.queuedAt === undefined ? queued(context, refresh) : waiting(context, row, refresh);
 }
 
-function retrying(context: HostContext, row: NodeCacheState, refresh: boolean): Omit<Decision, 'deletes'> {
+function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolean): PlanAtRest {
   const wakeAt = Date.parse(row.retryAt ?? '');
   if (context.observed.now < wakeAt) {
     return { row: withRefresh(row, refresh), isHeld: true, wakeAt };
@@ -118,21 +158,21 @@ function retrying(context: HostContext, row: NodeCacheState, refresh: boolean): 
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** From here on it counts as held: whatever happens to the operator next, the host will be cleaned. */
-function queued({ host, row, observed }: HostContext, refresh: boolean): Omit<Decision, 'deletes'> {
+/** From here on the host counts as held: it will be cleaned, whatever happens to the operator next. */
+function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {
     node: host.name,
-    state: 'Queued',
+    state: isTarget ? 'Queued' : 'Removing',
     queuedAt: iso(observed.now),
     ...(failures !== undefined && { failures }),
   };
   return { row: withRefresh(fresh, refresh), isHeld: true, wakeAt: observed.now };
 }
 
-function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): Omit<Decision, 'deletes'> {
-  if (isLate(context, row)) {
-    return failed(context, row, DEADLINE, []);
+function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): PlanAtRest {
+  if (isLate(row, context.observed)) {
+    return cachingFailed(context, row, DEADLINE);
   }
   const why = obstacle(context) ?? fullness(context);
   const { message = why, ...rest } = row;
@@ -140,9 +180,20 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): O
   return {
     row: withRefresh(why === undefined ? shown : { ...shown, message: why }, refresh),
     isHeld: true,
-    wakeAt: deadlineOf(context, row),
+    wakeAt: deadlineOf(row, context.observed),
     ...(why === undefined && { start: { type: 'cache', isParked: false } as const }),
   };
+}
+
+/** Why nothing can begin on the host; undefined when it can. */
+function obstacle({ host, observed }: HostContext): string | undefined {
+  if (host.notReadySince !== undefined) {
+    return 'the host is not Ready';
+  }
+  if (host.isCordoned) {
+    return 'the host is cordoned';
+  }
+  return observed.lingering.has(host.name) ? 'the Pod of an earlier job is still ending' : undefined;
 }
 
 /** A Job would only wait for a place, and be deleted and made again. When one is free, the entry is looked at. */
@@ -150,41 +201,96 @@ function fullness({ host, observed }: HostContext): string | undefined {
   return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: no place of the host is free';
 }
 
-function failed(context: HostContext, row: NodeCacheState, why: string, deletes: CacheJob[]): Decision {
-  const message = isLate(context, row) ? overdue(context, row, why) : why;
+function cachingFailed(context: HostContext, row: NodeCacheState, why: string): HostPlan {
+  const message = isLate(row, context.observed) ? overdue(row, why, context.observed) : why;
   const next = failedRow(row, 'Failed', message, context.observed);
   const ended = { type: 'cache', result: 'failed' } as const;
-  return { row: next, isHeld: true, deletes, ended, wakeAt: Date.parse(next.retryAt ?? '') };
-}
-
-function deadlineOf({ observed }: HostContext, { queuedAt = '' }: NodeCacheState): number {
-  return Date.parse(queuedAt) + observed.config.cache_job_active_deadline_seconds * 1000;
-}
-
-function isLate(context: HostContext, row: NodeCacheState): boolean {
-  return context.observed.now >= deadlineOf(context, row);
-}
-
-/** With the last that is known of it: its Job and Pod may already have ended in ways of their own. */
-function overdue({ observed }: HostContext, { message }: NodeCacheState, why: string): string {
-  const seconds = observed.config.cache_job_active_deadline_seconds;
-  const last = why.startsWith(DEADLINE) ? message : why;
-  return `${DEADLINE}: not done within ${seconds} s${last === undefined ? '' : `: ${last}`}`;
+  return { row: next, isHeld: true, deletes: context.jobs, ended, wakeAt: Date.parse(next.retryAt ?? '') };
 }
 
 function withRefresh(row: NodeCacheState, refresh: boolean): NodeCacheState {
   return refresh ? { ...row, refresh } : row;
 }
 
-function names({ observed, host }: HostContext): readonly string[] | undefined {
+function listedNames({ observed, host }: HostContext): readonly string[] | undefined {
   return isCached(observed.image) ? namesOn(observed.image, host) : undefined;
 }
 
 /** Undefined when the host has the newest image that is known of. */
 function outdated(context: HostContext): NodeCacheState | undefined {
   const { host, digest } = context;
-  const here = digestsIn(names(context) ?? []);
+  const here = digestsIn(listedNames(context) ?? []);
   return digest === undefined || here.length === 0 || here.includes(digest)
     ? undefined
     : { node: host.name, state: 'Outdated', message: `has ${here[0]}` };
+}
+
+function planLeaver(context: HostContext): HostPlan {
+  const { row, observed, isHeld, jobs } = context;
+  if (!isHeld) {
+    const over = jobs.filter(({ outcome }) => outcome.kind === 'succeeded' || outcome.kind === 'failed');
+    return { row: undefined, isHeld: false, deletes: over };
+  }
+  if (row === undefined) {
+    return { ...queued(context, false), deletes: jobs };
+  }
+  const attempt = attemptOf(jobs[0], row, observed);
+  const ended = (result: AttemptResult) => ({ deletes: jobs, ended: { type: 'uncache', result } }) as const;
+  switch (attempt.kind) {
+    case 'underWay':
+      return uncachingUnderWay(context, row, attempt);
+    case 'succeeded':
+      return { row: undefined, isHeld: false, ...ended('succeeded') };
+    case 'failed': {
+      const next = failedRow(row, 'Removing', attempt.message, observed);
+      return { row: next, isHeld: true, ...ended('failed'), wakeAt: Date.parse(next.retryAt ?? '') };
+    }
+    case 'full':
+      return { row: { ...row, triedAt: iso(observed.now) }, isHeld: true, ...ended('unscheduled') };
+    case 'none':
+    default:
+      return { ...leaverAtRest(context, row), deletes: jobs };
+  }
+}
+
+function uncachingUnderWay(
+  context: HostContext,
+  row: NodeCacheState,
+  { job, wakeAt }: Attempt & { kind: 'underWay' },
+): HostPlan {
+  return job.isParked && isLost(context)
+    ? { row: undefined, isHeld: false, deletes: [] }
+    : { row, isHeld: true, deletes: [], wakeAt };
+}
+
+function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
+  if (row.retryAt !== undefined) {
+    const wakeAt = Date.parse(row.retryAt);
+    return context.observed.now < wakeAt ? { row, isHeld: true, wakeAt } : queued(context, false);
+  }
+  const { message: _message, ...rest } = row;
+  const why = obstacle(context);
+  if (why === undefined) {
+    return { row: rest, isHeld: true, start: { type: 'uncache', isParked: false } };
+  }
+  const told = { ...rest, message: why };
+  return isLost(context)
+    ? { row: told, isHeld: true, start: { type: 'uncache', isParked: true } }
+    : { row: told, isHeld: true, wakeAt: lostAt(context) };
+}
+
+/**
+ * A deleted entry does not wait for a host for ever. The host is given up when it was not Ready for as long as a silent host
+ * that loses its VMs; a parked Job stays behind and waits for it.
+ */
+function isLost(context: HostContext): boolean {
+  const at = lostAt(context);
+  return at !== undefined && context.observed.now >= at;
+}
+
+function lostAt({ host, observed }: HostContext): number | undefined {
+  const isDeleted = observed.entry.metadata.deletionTimestamp !== undefined;
+  return isDeleted && host.notReadySince !== undefined
+    ? host.notReadySince + observed.config.hostLostTimeoutSeconds * 1000
+    : undefined;
 }

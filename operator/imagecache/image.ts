@@ -1,9 +1,16 @@
-/** The image that an entry is for, as hosts are told of it and list it. */
+/** The image that an entry is for: what hosts are told of it, which hosts list it, and which digest of a tag is the newest known. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { normaliseImageName, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import { contentOf } from '../image/content.ts';
-import type { CachedImage, WaitingForImage } from './observed.ts';
+import {
+  type CachedImage,
+  type CacheJob,
+  type Host,
+  isCached,
+  type Observed,
+  type WaitingForImage,
+} from './observed.ts';
 
 /** The one spelling of its name; entries that have it in common are for the same image. */
 export function referenceOf({ spec }: ImageCacheEntry): string {
@@ -59,4 +66,77 @@ function objectImage(image: Image): CachedImage | undefined {
     names: [`${name}@${digest}`],
     digest,
   };
+}
+
+/** The names of the host's image that is this one; undefined when it has none. */
+export function namesOn(image: CachedImage, host: Host): readonly string[] | undefined {
+  return host.images.find((names) => names.some((name) => image.names.includes(name)));
+}
+
+/** An image for several platforms has two digests: that of the index that its tag names, and that of its own manifest. */
+export function digestsIn(names: readonly string[]): string[] {
+  const digests = names.filter((name) => name.includes('@')).map((name) => name.slice(name.indexOf('@') + 1));
+  return [...new Set(digests)];
+}
+
+/**
+ * The digest that hosts should have. For a tag, the cache Job that succeeded last has resolved it; before the first one, most
+ * hosts are right. When an image has several digests, the one that most hosts share counts: that of the index.
+ */
+export function newestDigest(observed: Observed): string | undefined {
+  const { entry, image } = observed;
+  const known = entry.status?.digest;
+  if (!isCached(image)) {
+    return known;
+  }
+  if (image.digest !== undefined) {
+    return image.digest;
+  }
+  const lists = [...observed.hosts.values()]
+    .map((host) => digestsIn(namesOn(image, host) ?? []))
+    .filter((digests) => digests.length > 0);
+  const brought = broughtLast(observed, image);
+  const current = brought !== undefined && !brought.includes(known ?? '') ? brought : [known ?? ''];
+  return mostShared(candidates(lists, current), lists, known) ?? known;
+}
+
+function broughtLast(observed: Observed, image: CachedImage): string[] | undefined {
+  const ended = observed.jobs
+    .filter(({ type, outcome }) => type === 'cache' && outcome.kind === 'succeeded')
+    .toSorted((a, b) => endOf(b).localeCompare(endOf(a)));
+  for (const job of ended) {
+    const host = observed.hosts.get(job.host);
+    const digests = digestsIn((host && namesOn(image, host)) ?? []);
+    const reported = job.outcome.kind === 'succeeded' ? job.outcome.report.digest : undefined;
+    // Until the host lists what the job brought, it lists what was there before.
+    if (digests.length > 0 && (reported === undefined || digests.includes(reported))) {
+      return digests;
+    }
+  }
+  return undefined;
+}
+
+function endOf({ outcome }: CacheJob): string {
+  return (outcome.kind === 'succeeded' ? outcome.finishedAt : undefined) ?? '';
+}
+
+/** All digests of images that have one of these; of all images when none has. */
+function candidates(lists: readonly string[][], current: readonly string[]): string[] {
+  const same = lists.filter((digests) => digests.some((digest) => current.includes(digest)));
+  return [...new Set((same.length > 0 ? same : lists).flat())];
+}
+
+function mostShared(
+  digests: readonly string[],
+  lists: readonly string[][],
+  known: string | undefined,
+): string | undefined {
+  let best: { digest: string; count: number } | undefined;
+  for (const digest of digests) {
+    const count = lists.filter((list) => list.includes(digest)).length;
+    if (best === undefined || count > best.count || (count === best.count && digest === known)) {
+      best = { digest, count };
+    }
+  }
+  return best?.digest;
 }

@@ -1,15 +1,24 @@
 /** The Job that does one entry's work on one host. */
+import { createHash } from 'node:crypto';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { taskJob } from '../tasks/job.ts';
-import { ENTRY_NAME_LABEL, ENTRY_UID_LABEL, jobName, nameLabel, TURN_ANNOTATION } from './names.ts';
-import { type CachedImage, isCached, type Observed } from './observed.ts';
+import { ENTRY_NAME_LABEL, ENTRY_UID_LABEL } from '../tasks/owner.ts';
+import { attemptKey } from './attempt.ts';
+import { type CachedImage, isCached, type Observed, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
-import { turnOf } from './attempt.ts';
 
-/** The operator deletes a Job as soon as it has seen its end; this is for when there is no operator. */
+/** On a Job: the attempt that it was made for. A Job with another one has had its effect already. */
+export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
+
+/** A label holds no more characters; a name has up to 253. */
+const LABEL_LENGTH = 63;
+/** 96 bits: two hosts of one cluster never share a name. */
+const HASH_DIGITS = 24;
+
+/** The operator deletes a Job as soon as it has seen its end; this time counts when there is no operator. */
 const TTL_SECONDS = 3600;
 /** A removal waits for deployments that stand between pull and clone, which have ten minutes by default. */
 const REMOVAL_SECONDS = 900;
@@ -32,7 +41,7 @@ export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undef
       name: jobName(start.type, uid, start.host),
       namespace: config.namespaces.system,
       labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
-      annotations: { [TURN_ANNOTATION]: turnOf(start.row) },
+      annotations: { [ATTEMPT_ANNOTATION]: attemptKey(start.row) },
       // A removal outlives the entry where its host is lost.
       ...(isCaching && {
         ownerReferences: [{ apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true }],
@@ -42,8 +51,7 @@ export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undef
     task,
     containerImage: isCached(image) ? image.containerImage : observed.reference,
     pullSecrets: isCaching && pullSecretName !== undefined ? [pullSecretName] : [],
-    nodeName: start.host,
-    dedicatedTo: '*',
+    placement: { nodeName: start.host, dedicatedTo: '*' },
     takesSlot: isCaching,
     activeDeadlineSeconds: isCaching ? remaining(observed, start) : removal(start),
     ttlSecondsAfterFinished: TTL_SECONDS,
@@ -69,8 +77,8 @@ function cacheTask(
 }
 
 /**
- * What is left since the host was first queued. Times of Jobs are whole seconds, cut off: with one more, the operator's own
- * deadline comes first, and it knows what the host waited for.
+ * The seconds that are left since the host was first queued. Times of Jobs are whole seconds, cut off. With one second more, the
+ * operator's own deadline comes first, and the operator knows what the host waited for.
  */
 function remaining({ config, now }: Observed, { row }: Start): number {
   const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;
@@ -79,4 +87,14 @@ function remaining({ config, now }: Observed, { row }: Start): number {
 
 function removal({ isParked }: Start): number {
   return isParked ? PARKED_SECONDS : REMOVAL_SECONDS;
+}
+
+/** One name for each host and kind of work: made twice by accident, the second is refused. */
+function jobName(type: TaskType, entryUid: string, host: string): string {
+  const digest = createHash('sha256').update(`${entryUid}/${host}`).digest('hex');
+  return `${type}-${digest.slice(0, HASH_DIGITS)}`;
+}
+
+function nameLabel(name: string): string {
+  return name.slice(0, LABEL_LENGTH).replace(/[^a-z0-9]+$/, '');
 }

@@ -1,8 +1,8 @@
 /** The metrics of image caching; only the leader exports the gauge, so that a sum over replicas is right. */
 import { Counter, Gauge, type Registry } from 'prom-client';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import type { TaskType } from './names.ts';
-import type { Result } from './attempt.ts';
+import type { AttemptResult } from './attempt.ts';
+import type { TaskType } from './observed.ts';
 
 const STATES = ['Cached', 'Queued', 'Caching', 'Removing', 'Failed', 'Outdated'];
 
@@ -36,7 +36,7 @@ export class CacheMetrics {
     });
   }
 
-  ended({ type, result }: { type: TaskType; result: Result }): void {
+  ended({ type, result }: { type: TaskType; result: AttemptResult }): void {
     this.#jobs.inc({ type, result });
   }
 }

@@ -1,4 +1,4 @@
-/** Looks at the caches. */
+/** Looks at the caches for one ImageCacheEntry. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { SLOT_RESOURCE, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
@@ -7,18 +7,20 @@ import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
-import { PODS_BY_NODE } from '../vm/observe.ts';
-import { isSeenAlive, ownerOf, podsOf, taskOutcome, type TaskOutcome } from '../tasks/job.ts';
+import { PODS_BY_NODE } from '../vm/podstate.ts';
+import { isSeenAlive, type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
+import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
 import { referenceOf, resolveImage } from './image.ts';
-import { PARKED_SECONDS } from './job.ts';
-import { CACHE_FINALIZER, ENTRY_UID_LABEL, type TaskType, TURN_ANNOTATION } from './names.ts';
-import type { CacheJob, Host, Observed } from './observed.ts';
+import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
+import type { CacheJob, Host, Observed, TaskType } from './observed.ts';
+
+/** On the entry: held until no host keeps anything for it. */
+export const CACHE_FINALIZER = 'berth.dev/image-cache';
 
 /** Indexes that this controller looks things up by. */
 export const ENTRIES_BY_UID = 'uid';
 export const ENTRIES_BY_REFERENCE = 'reference';
-export const TASKS_BY_ENTRY = 'entry';
-export const JOBS_BY_HOST = 'host';
 export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
 
 export interface Sources {
@@ -34,18 +36,18 @@ export interface Sources {
   readonly clock: () => number;
 }
 
-/** `isDeleted`: Jobs that this process has deleted, though the cache may not know it yet. */
+/** @param deletedJobs uids of Jobs that this process has deleted, though the cache may not know it yet */
 export function observe(
   sources: Sources,
   entry: ImageCacheEntry,
-  isDeleted: (uid: string) => boolean,
+  deletedJobs: ReadonlySet<string>,
 ): Observed {
   const { uid = '' } = entry.metadata;
-  const pods = sources.taskPods.cache.byIndex(TASKS_BY_ENTRY, uid);
+  const pods = sources.taskPods.cache.byIndex(TASKS_BY_OWNER, uid);
   const jobs = sources.jobs.cache
-    .byIndex(TASKS_BY_ENTRY, uid)
-    .filter((job) => !isDeleted(job.metadata.uid ?? ''))
-    .map((job) => cacheJob(job, podsOf(job, pods)[0]));
+    .byIndex(TASKS_BY_OWNER, uid)
+    .filter((job) => !deletedJobs.has(job.metadata.uid ?? ''))
+    .map((job) => cacheJob(job, podsOf(job, sources.taskPods)[0]));
   const known = new Set(jobs.map((job) => job.uid));
   const { imageRef } = entry.spec;
   const image = imageRef && sources.images.cache.get(`${imageRef.namespace}/${imageRef.name}`);
@@ -62,28 +64,18 @@ export function observe(
     ),
     freeSlots: (host) => freeSlots(sources, host),
     jobs,
-    lingering: new Set(pods.filter((pod) => !known.has(ownerOf(pod))).map((pod) => pod.spec.nodeName ?? '')),
+    lingering: new Set(
+      pods.filter((pod) => !known.has(controllerOf(pod)?.uid ?? '')).map((pod) => pod.spec.nodeName ?? ''),
+    ),
     config: sources.config,
     now: sources.clock(),
   };
 }
 
-/** The host that a Job is for, where it is for one. */
-export function hostOfJob({ spec }: Job): string[] {
-  const { nodeAffinity } = spec.template.spec.affinity ?? {};
-  const terms = nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;
-  return terms?.[0]?.matchFields?.[0]?.values ?? [];
-}
-
-/** The hosts that wait for their turn, or for a free place. */
+/** The hosts that wait in the entry's queue, or for a free slot. */
 export function queuedHosts({ status }: ImageCacheEntry): string[] {
   const rows = status?.nodes ?? [];
   return rows.filter(({ state }) => state === 'Queued').map(({ node }) => node);
-}
-
-export function entryUidOf({ metadata }: Job | Pod): string[] {
-  const uid = metadata.labels?.[ENTRY_UID_LABEL];
-  return uid === undefined ? [] : [uid];
 }
 
 function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
@@ -95,7 +87,7 @@ function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
     host: hostOfJob(job)[0] ?? '',
     type,
     createdAt: Date.parse(creationTimestamp),
-    turn: annotations[TURN_ANNOTATION] ?? '',
+    attempt: annotations[ATTEMPT_ANNOTATION] ?? '',
     isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
     isScheduled: pod?.spec.nodeName !== undefined,
     outcome: outcomeOf(job, pod),

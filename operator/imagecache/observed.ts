@@ -2,8 +2,9 @@
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { TaskImage } from '../../api/v1alpha1/task.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import type { TaskOutcome } from '../tasks/job.ts';
-import type { TaskType } from './names.ts';
+import type { TaskOutcome } from '../tasks/outcome.ts';
+
+export type TaskType = 'cache' | 'uncache';
 
 export interface Host {
   readonly name: string;
@@ -22,8 +23,8 @@ export interface CacheJob {
   readonly type: TaskType;
   /** Milliseconds. */
   readonly createdAt: number;
-  /** See `TURN_ANNOTATION`. */
-  readonly turn: string;
+  /** Which attempt the Job was made for: see `attemptKey`. */
+  readonly attempt: string;
   /** Left behind for a host that is lost, to clean it when it comes back. */
   readonly isParked: boolean;
   readonly isScheduled: boolean;

@@ -26,7 +26,7 @@ function expectPromises(world: World): void {
   const unparked = world.jobs.filter(({ isParked }) => !isParked);
   expect(unparked.length, 'never more Jobs at once than the limit').toBeLessThanOrEqual(LIMIT);
   for (const [name, host] of world.hosts) {
-    if (!host.holds) {
+    if (!host.holds || host.isForgotten) {
       continue;
     }
     const isKnown = world.entry.status?.holders?.includes(name) === true;
@@ -53,7 +53,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
       for (const [name, host] of world.hosts) {
         if (world.isTarget(name)) {
           expect(host.digest, `${name} has the image`).toBeDefined();
-        } else {
+        } else if (!host.isForgotten) {
           expect(host.holds, `${name} is clean`).toBe(false);
         }
       }
@@ -93,7 +93,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
         world.act('succeed', world.jobs.indexOf(job));
       }
       for (const [name, host] of world.hosts) {
-        expect(host.holds, `${name} is clean`).toBe(false);
+        expect(host.holds && !host.isForgotten, `${name} is clean`).toBe(false);
       }
     });
   });
@@ -207,6 +207,16 @@ describe('one host', () => {
     act(world, 'host-1', 'comeBack');
     act(world, 'host-1', 'schedule', 'succeed');
     expect(world.hosts.get('host-1')?.holds).toBe(false);
+  });
+
+  it('whose Node was deleted and is back with its disk is cleaned with the entry', () => {
+    const world = new World(1);
+    world.settle(ROUNDS);
+    act(world, 'host-0', 'removeNode', 'reconcile', 'returnNode', 'reconcile');
+    expect(world.entry.status?.holders).toEqual(['host-0']);
+    world.delete();
+    world.settle(ROUNDS);
+    expect([world.isReleased, world.hosts.get('host-0')?.holds]).toEqual([true, false]);
   });
 
   it('with an older image is Outdated until a newer one is asked for, once for each asking', () => {

@@ -1,14 +1,15 @@
 /** All that is to be done about an ImageCacheEntry, and its whole status. Pure. */
+import { createHash } from 'node:crypto';
 import { soonest } from '../../base/time.ts';
-import type { ImageCacheEntryStatus, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
-import type { Decision, HostContext } from './decision.ts';
-import { keep } from './hostplan.ts';
-import { leave } from './leave.ts';
-import { lot, type TaskType } from './names.ts';
-import { type CacheJob, isCached, type Observed } from './observed.ts';
-import { newestDigest } from './presence.ts';
+import type {
+  ImageCacheEntrySpec,
+  ImageCacheEntryStatus,
+  NodeCacheState,
+} from '../../api/v1alpha1/imagecacheentry.ts';
+import { type HostContext, type HostPlan, planHost } from './hostplan.ts';
+import { newestDigest } from './image.ts';
+import { type CacheJob, type Host, isCached, type Observed, type TaskType } from './observed.ts';
 import { summarize } from './status.ts';
-import { targetsOf } from './targets.ts';
 
 export interface Start {
   readonly type: TaskType;
@@ -22,7 +23,7 @@ export interface Plan {
   /** Of Jobs that have ended, or are not wanted any more; then what may begin in their place. */
   readonly deletes: readonly CacheJob[];
   readonly starts: readonly Start[];
-  readonly ended: readonly NonNullable<Decision['ended']>[];
+  readonly ended: readonly NonNullable<HostPlan['ended']>[];
   /** The entry is being deleted, and no host keeps anything for it. */
   readonly isReleased: boolean;
   /** When to look again, in milliseconds since the epoch. */
@@ -35,21 +36,40 @@ export function plan(observed: Observed): Plan {
   const refreshBegins = isRefreshAsked(observed);
   const { nodes = [], holders: held = [] } = observed.entry.status ?? {};
   const stored = { rows: new Map(nodes.map((row) => [row.node, row])), holders: new Set(held) };
-  const decisions = hostsOf(observed, targets).map((name) => {
-    const context = contextOf(observed, name, { digest, refreshBegins }, stored);
-    return 'host' in context ? decide(context, targets) : context;
+  const plans = hostsOf(observed, targets).map((node) => {
+    const context = contextOf(observed, node, stored);
+    const isTarget = targets.has(node);
+    return 'host' in context
+      ? { ...planHost({ ...context, isTarget, digest, refreshBegins }), node }
+      : { ...context, node };
   });
-  const deletes = decisions.flatMap((decision) => decision.deletes);
-  const holders = decisions.filter(({ isHeld }) => isHeld).map(({ node }) => node);
-  const rows = decisions.map(({ row }) => row).filter((row) => row !== undefined);
+  const deletes = plans.flatMap((one) => one.deletes);
+  const holders = plans.filter(({ isHeld }) => isHeld).map(({ node }) => node);
+  const rows = plans.map(({ row }) => row).filter((row) => row !== undefined);
   return {
     status: summarize(observed, { targets, digest, rows, holders, refreshBegins }),
     deletes,
-    starts: startsOf(observed, decisions, deletes),
-    ended: decisions.map(({ ended }) => ended).filter((ended) => ended !== undefined),
+    starts: startsOf(observed, plans, deletes),
+    ended: plans.map(({ ended }) => ended).filter((ended) => ended !== undefined),
     isReleased: observed.entry.metadata.deletionTimestamp !== undefined && holders.length === 0,
-    wakeAt: soonest(...decisions.map(({ wakeAt }) => wakeAt)),
+    wakeAt: soonest(...plans.map(({ wakeAt }) => wakeAt)),
   };
+}
+
+/** The hosts that the entry wants its image on; none for a duplicate and for an entry that is being deleted. */
+function targetsOf({ entry, duplicateOf, hosts }: Observed): ReadonlySet<string> {
+  if (duplicateOf !== undefined || entry.metadata.deletionTimestamp !== undefined) {
+    return new Set();
+  }
+  const targets = entry.spec.targets ?? {};
+  const wanted = [...hosts.values()].filter((host) => isTargeted(host, targets));
+  return new Set(wanted.map(({ name }) => name));
+}
+
+function isTargeted(host: Host, targets: NonNullable<ImageCacheEntrySpec['targets']>): boolean {
+  const { all = false, nodes = [], tags = [], excludeNodes = [] } = targets;
+  const isNamed = all || nodes.includes(host.name) || tags.some((tag) => host.tags.has(tag));
+  return isNamed && !excludeNodes.includes(host.name);
 }
 
 /** The entry's status, by host. */
@@ -58,12 +78,7 @@ interface Stored {
   readonly holders: ReadonlySet<string>;
 }
 
-type Named = Decision & { readonly node: string };
-
-function decide(context: HostContext, targets: ReadonlySet<string>): Named {
-  const { name } = context.host;
-  return { ...(targets.has(name) ? keep(context) : leave(context)), node: name };
-}
+type Named = HostPlan & { readonly node: string };
 
 /** In the order of their names, so that what has not changed reads the same. */
 function hostsOf({ entry: { status = {} }, jobs }: Observed, targets: ReadonlySet<string>): string[] {
@@ -72,27 +87,20 @@ function hostsOf({ entry: { status = {} }, jobs }: Observed, targets: ReadonlySe
   return [...new Set(names)].toSorted();
 }
 
-/** A host whose Node is gone needs nothing, and nothing of it is left but Jobs. */
+/** A host whose Node is gone needs nothing: only its Jobs are left, and go. */
 function contextOf(
   observed: Observed,
-  name: string,
-  common: Pick<HostContext, 'digest' | 'refreshBegins'>,
+  node: string,
   { rows, holders }: Stored,
-): HostContext | Named {
-  const jobs = observed.jobs.filter((job) => job.host === name);
-  const host = observed.hosts.get(name);
+): Pick<HostContext, 'observed' | 'host' | 'row' | 'isHeld' | 'jobs'> | HostPlan {
+  const jobs = observed.jobs.filter((job) => job.host === node);
+  const host = observed.hosts.get(node);
   if (host === undefined) {
-    return { node: name, row: undefined, isHeld: false, deletes: jobs };
+    return { row: undefined, isHeld: false, deletes: jobs };
   }
-  return {
-    ...common,
-    observed,
-    host,
-    row: rows.get(name),
-    // A Job that nobody remembers, for the Node was away meanwhile, may have put the image there all the same.
-    isHeld: holders.has(name) || jobs.some(({ type }) => type === 'cache'),
-    jobs,
-  };
+  // A Job that nobody remembers may have put the image there: the Node was away meanwhile.
+  const isHeld = holders.has(node) || jobs.some(({ type }) => type === 'cache');
+  return { observed, host, row: rows.get(node), isHeld, jobs };
 }
 
 /** Only a tag can have moved. */
@@ -107,13 +115,13 @@ function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observe
 }
 
 /**
- * As many as the limit leaves: those that have waited longest first. Jobs that wait for lost hosts ask nothing of a registry and
- * are not counted.
+ * As many as the limit leaves: those that have waited longest first. Parked Jobs wait for lost hosts, ask nothing of a registry
+ * and are not counted.
  */
-function startsOf(observed: Observed, decisions: readonly Named[], deletes: readonly CacheJob[]): Start[] {
+function startsOf(observed: Observed, plans: readonly Named[], deletes: readonly CacheJob[]): Start[] {
   const { jobs, config } = observed;
   const remaining = jobs.filter((job) => !job.isParked && !deletes.includes(job)).length;
-  const wishes = decisions.flatMap(({ node, row, start }) =>
+  const wishes = plans.flatMap(({ node, row, start }) =>
     start === undefined || row === undefined ? [] : [{ ...start, host: node, row }],
   );
   const parked = wishes.filter(({ isParked }) => isParked);
@@ -128,7 +136,12 @@ function inOrder({ entry }: Observed, wishes: readonly Start[]): Start[] {
   const { uid = '' } = entry.metadata;
   const keyed = wishes.map((start) => {
     const since = start.row.triedAt ?? start.row.queuedAt ?? '';
-    return { start, key: `${since} ${lot(uid, start.host)}` };
+    return { start, key: `${since} ${randomRank(uid, start.host)}` };
   });
   return keyed.toSorted((a, b) => (a.key < b.key ? -1 : 1)).map(({ start }) => start);
+}
+
+/** Entries go through their hosts in different orders, or all of them would ask the first host first. */
+function randomRank(entryUid: string, host: string): string {
+  return createHash('sha256').update(`${host}/${entryUid}`).digest('hex');
 }

@@ -77,7 +77,7 @@ it('an entry is not let go while a host has a Job of it, though nobody remembers
     host: 'a',
     type: 'cache',
     createdAt: NOW,
-    turn: 'of the past',
+    attempt: 'of the past',
     isParked: false,
     isScheduled: true,
     outcome: { kind: 'succeeded', report: {}, finishedAt: undefined },

@@ -1,21 +1,24 @@
 /** Has content removed from the cluster's image storage once nothing needs it any more; tells what had to be left. */
 import type { Logger } from 'pino';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Result } from '../../kube/controller.ts';
-import { isConflict } from '../../kube/errors.ts';
+import type { Controller, Result } from '../../kube/controller.ts';
 import type { EventRecorder } from '../../kube/events.ts';
-import { JOBS } from '../../kube/job.ts';
+import { type Job, JOBS } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { FIELD_MANAGER } from '../objects/resources.ts';
+import { placeKey } from '../image/place.ts';
+import { contentOwner, isRemoval, keptEvent } from '../image/removalrecord.ts';
+import { Writer } from '../objects/writer.ts';
+import { jobOf } from '../tasks/owner.ts';
+import { isNeeded } from './needs.ts';
 import { cachedNeeds, currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
-import { isNeeded, placeKey } from './needs.ts';
 import { planRemovals, type Removal, type RemovalPlan } from './plan.ts';
-import { contentOwner } from '../image/removalrecord.ts';
 
 /** All removals are looked at together: what is needed is asked once for all. */
-export const REMOVALS_KEY = 'storage';
+const REMOVALS_KEY = 'storage';
 
 export interface RemovalControllerOptions extends RemovalSources {
   readonly client: KubeClient;
@@ -27,13 +30,16 @@ export interface RemovalControllerOptions extends RemovalSources {
 
 export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
-  /** Begins anew with each process, so that what an earlier one was doing has come to its end as well. */
+  readonly #jobs: Writer<Job>;
+  /** Empty at the start of each process, so that the work of an earlier one has come to its end as well. */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
   /** Uids of Jobs whose end was told, and that the cache still shows. */
   #told: ReadonlySet<string> = new Set();
 
   constructor(options: RemovalControllerOptions) {
+    const { client, consistency, jobs } = options;
     this.#options = options;
+    this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
   }
 
   async reconcile({ logger }: { logger: Logger }): Promise<Result> {
@@ -61,25 +67,23 @@ export class RemovalReconciler {
     if (due.length === 0) {
       return;
     }
-    const { client, consistency, jobs } = this.#options;
-    const needs = await currentNeeds(client, this.#options);
+    const needs = await currentNeeds(this.#options.client, this.#options);
     for (const { job, place } of due.filter((one) => !isNeeded(one.place, needs))) {
-      const { name, namespace = '', uid, resourceVersion } = job.metadata;
-      const patch = { metadata: { uid, resourceVersion }, spec: { suspend: false } };
-      const options = { fieldManager: FIELD_MANAGER };
-      const saved = await client.mergePatch(JOBS, { namespace, name }, patch, options);
-      consistency.wrote(REMOVALS_KEY, jobs, saved.metadata.resourceVersion ?? '');
-      logger.info({ job: name, place: placeKey(place) }, 'content that nothing needs any more is removed');
+      await this.#jobs.patch(REMOVALS_KEY, job, { spec: { suspend: false } });
+      logger.info(
+        { job: job.metadata.name, place: placeKey(place) },
+        'content that nothing needs any more is removed',
+      );
     }
   }
 
-  /** Told first: a crash in between tells it twice. */
+  /** The Event comes first: a crash in between tells it twice. */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
     const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';
     const told = new Set(ended.map(uidOf).filter((uid) => this.#told.has(uid)));
     for (const removal of ended.filter((one) => !told.has(uidOf(one)))) {
       this.#tell(removal, removal.end.kept, logger);
-      await this.#delete(removal);
+      await this.#jobs.delete(removal.job, { propagationPolicy: 'Background' });
       told.add(uidOf(removal));
     }
     this.#told = told;
@@ -94,22 +98,36 @@ export class RemovalReconciler {
     logger.warn({ place: lost, kept }, 'content stays in the image storage');
     this.#options.recorder.event(contentOwner(job), keptEvent(lost, kept));
   }
+}
 
-  async #delete({ job }: Removal): Promise<void> {
-    const { name, namespace = '', uid } = job.metadata;
-    try {
-      await this.#options.client.delete(JOBS, { namespace, name }, { uid, propagationPolicy: 'Background' });
-    } catch (error) {
-      // Another Job has the name by now: this one is gone.
-      if (!isConflict(error)) {
-        throw error;
-      }
+/** Which changes make removals due. Changes of VMs' Pods are not watched: they count at the next look. */
+export function enqueueRemovals(
+  controller: Controller,
+  { images, isos, jobs, taskPods }: RemovalSources,
+): void {
+  const look = (): void => controller.enqueue(REMOVALS_KEY);
+  jobs.cache.onChange(({ object }) => {
+    if (isRemoval(object)) {
+      look();
     }
+  });
+  taskPods.cache.onChange(({ object }) => {
+    const job = jobOf(object, jobs);
+    if (job !== undefined && isRemoval(job)) {
+      look();
+    }
+  });
+  // Content that is named only for a moment is needed in that moment all the same.
+  for (const { cache } of [images, isos]) {
+    cache.onChange(({ type, object, previous }) => {
+      const isSame = type === 'updated' && sameContent(object, previous);
+      if (!isSame && jobs.cache.list().some(isRemoval)) {
+        look();
+      }
+    });
   }
 }
 
-/** What is left in the storage, where, and why. */
-export function keptEvent(place: string, why: string) {
-  const message = `no image needs ${place} any more, but it is not removed: ${why}`;
-  return { type: 'Warning', reason: 'StorageKeepsContent', action: 'Remove', message } as const;
+function sameContent(a: Image | ISO, b: Image | ISO | undefined): boolean {
+  return JSON.stringify(a.status?.content) === JSON.stringify(b?.status?.content);
 }

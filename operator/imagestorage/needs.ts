@@ -1,69 +1,26 @@
-/** Where content lies in the cluster's image storage, and what needs it there. Pure. */
+/** What needs content in the cluster's image storage. Pure. */
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
-import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
-import type { OperatorConfig } from '../config/config.ts';
-import { machineOf } from '../vm/facts.ts';
 import { directSource, storedContent } from '../image/content.ts';
-import { taskOf } from '../image/facts.ts';
+import { folderKey, type Place, placeKey, repositoryOf } from '../image/place.ts';
+import { taskOf } from '../tasks/job.ts';
+import { machineOf } from '../vm/podstate.ts';
 
-/** One version of one image: a manifest, by its digest, or a file. */
-export type Place = StorageTarget;
-
-/** Undefined for content that lies elsewhere: also in a storage that the operator's configuration names no more. */
-export function placeOf(
-  content: MachineImageSource | undefined,
-  { imageStorage }: OperatorConfig,
-): Place | undefined {
-  switch (content?.type) {
-    case 'storedFile':
-      return imageStorage?.folder === true ? { type: 'folder', path: content.path } : undefined;
-    case 'storedArtifact':
-      return artifactPlace(content.reference, imageStorage?.registry?.prefix);
-    default:
-      return undefined;
-  }
-}
-
-function artifactPlace(reference: string, prefix: string | undefined): Place | undefined {
-  const parts = readReference(reference);
-  const isPinned = typeof parts !== 'string' && parts.digest !== undefined;
-  return prefix !== undefined && isPinned && repositoryName(parts).startsWith(root(prefix))
-    ? { type: 'registry', reference }
-    : undefined;
-}
-
-/** How the name of each repository below a prefix begins. */
-function root(prefix: string): string {
-  const any = 'any';
-  return repositoryOf(`${prefix}/${any}`).slice(0, -any.length);
-}
-
-/** One text for one place. */
-export function placeKey(place: Place): string {
-  return place.type === 'registry' ? place.reference : folderKey(place.path);
-}
-
-function folderKey(path: string): string {
-  return `folder:${path}`;
-}
-
-/** What is needed of the storage: of places their keys, of repositories their names. */
+/** What is needed of the storage: keys of places, and names of whole repositories. */
 export interface Needs {
   readonly keys: ReadonlySet<string>;
-  /** There is something that cannot be read, and might need anything. */
+  /** Something cannot be read, and might need anything. */
   readonly unknown: boolean;
 }
 
 export interface Users {
   readonly objects: readonly (Image | ISO)[];
-  /** Of VMs. */
+  /** The Pods of VMs. */
   readonly pods: readonly Pod[];
-  /** Of tasks. */
+  /** The Jobs of tasks. */
   readonly jobs: readonly Job[];
 }
 
@@ -80,7 +37,7 @@ export function needsOf({ objects, pods, jobs }: Users): Needs {
   return { keys: new Set(keys), unknown: machines.some(({ machine }) => machine === undefined) };
 }
 
-/** The disk of a machine lies over a file of the folder for as long as there is a machine; an artifact is fetched by then. */
+/** A machine's disk lies over a file of the folder for as long as the machine exists; an artifact is fetched before. */
 function isUsedInPlace(source: MachineImageSource | undefined, { status }: Pod): boolean {
   return source?.type === 'storedFile' || (status?.phase ?? 'Pending') === 'Pending';
 }
@@ -97,14 +54,14 @@ function keysOf(source: MachineImageSource | undefined): string[] {
     case 'storedArtifact':
       return [source.reference];
     case 'registry':
-      // Somebody names what is ours by himself, perhaps by its tag.
+      // A person may name our own repository, perhaps by a tag.
       return [repositoryOf(source.reference)];
     default:
       return [];
   }
 }
 
-/** What a Job has made may become an image's content yet: its digest is known only afterwards. */
+/** What a Job makes may still become an image's content: its digest is known only afterwards. */
 function keysOfJob(job: Job): string[] {
   const task = taskOf(job);
   const source = task !== undefined && 'image' in task ? keysOf(task.image.source) : [];
@@ -113,10 +70,4 @@ function keysOfJob(job: Job): string[] {
     return source;
   }
   return [...source, target.type === 'folder' ? folderKey(target.path) : repositoryOf(target.reference)];
-}
-
-/** Without tag and digest. A text that is no reference stands for itself: nothing can lie there. */
-function repositoryOf(reference: string): string {
-  const parts = readReference(reference);
-  return typeof parts === 'string' ? reference : repositoryName(parts);
 }

@@ -4,12 +4,12 @@ import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import { Store } from '../../kube/cache.ts';
 import type { ContainerState, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { type Job, JOB_NAME_LABEL } from '../../kube/job.ts';
+import type { Job } from '../../kube/job.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
-import { PODS_BY_JOB, podJob } from '../image/observe.ts';
-import { observeRemovals, type RemovalSources } from './observe.ts';
 import { removalRecord } from '../image/removalrecord.ts';
+import { IMAGE_UID_LABEL, ownersOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { observeRemovals, type RemovalSources } from './observe.ts';
 
 const IMAGE = {
   apiVersion: 'berth.dev/v1alpha1',
@@ -19,9 +19,7 @@ const IMAGE = {
 };
 
 function holding<T extends KubeObject>(objects: readonly T[]): Informer<T> {
-  const cache = new Store<T>(pino({ level: 'silent' }), {
-    [PODS_BY_JOB]: (pod) => podJob(pod as unknown as Pod),
-  });
+  const cache = new Store<T>(pino({ level: 'silent' }), { [TASKS_BY_OWNER]: ownersOf });
   objects.forEach((object) => cache.put(object));
   return { cache } as unknown as Informer<T>;
 }
@@ -49,14 +47,13 @@ function job(condition?: { type: string; reason?: string; message?: string }): J
 function pod(name: string, second: number, terminated: ContainerState['terminated']): Pod {
   const { metadata } = job();
   const creationTimestamp = `2026-01-01T00:00:0${second}Z`;
-  const labels = { [JOB_NAME_LABEL]: metadata.name };
   const owner = { apiVersion: 'batch/v1', kind: 'Job', name: metadata.name, uid: 'j', controller: true };
   const state = { ...(terminated && { terminated }) };
   const container = { name: 'task', image: '', imageID: '', ready: false, restartCount: 0, state };
   return {
     apiVersion: 'v1',
     kind: 'Pod',
-    metadata: { name, namespace: 'berth-system', labels, creationTimestamp, ownerReferences: [owner] },
+    metadata: { name, namespace: 'berth-system', creationTimestamp, ownerReferences: [owner] },
     spec: { containers: [] },
     status: { phase: 'Failed', containerStatuses: [container] },
   };
@@ -104,6 +101,7 @@ describe('a removal', () => {
 
   it('is not told by a Pod that only has the label of its Job', () => {
     const foreign = done({ kept: 'what a host wants' });
+    foreign.metadata.labels = { [IMAGE_UID_LABEL]: 'j' };
     foreign.metadata.ownerReferences = [
       { apiVersion: 'v1', kind: 'Node', name: 'mac1', uid: 'n', controller: true },
     ];

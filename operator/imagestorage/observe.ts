@@ -6,18 +6,17 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
-import { keyOf } from '../../kube/objects.ts';
 import { IMAGES, ISOS } from '../objects/resources.ts';
-import { podsOf, taskOutcome } from '../tasks/job.ts';
-import { PODS_BY_JOB } from '../image/observe.ts';
+import { isRemoval, recordedPlace } from '../image/removalrecord.ts';
+import { taskOutcome } from '../tasks/outcome.ts';
+import { podsOf } from '../tasks/owner.ts';
 import { type Needs, needsOf } from './needs.ts';
 import type { Removal, RemovalEnd } from './plan.ts';
-import { isRemoval, recordedPlace } from '../image/removalrecord.ts';
 
 export interface RemovalSources {
   readonly images: Informer<Image>;
   readonly isos: Informer<ISO>;
-  /** Of VMs. */
+  /** The Pods of VMs. */
   readonly pods: Informer<Pod>;
   readonly jobs: Informer<Job>;
   readonly taskPods: Informer<Pod>;
@@ -35,15 +34,13 @@ export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
 
 const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed', 'FailureTarget']);
 
-/** Of several tries the last one counts, once the Job controller makes no more. */
+/** The last of several tries counts, once the Job controller makes no more. */
 function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
   const isOver = job.status?.conditions?.some(({ type, status }) => ENDS.has(type) && status === 'True');
   if (isOver !== true) {
     return undefined;
   }
-  const newest = podsOf(job, taskPods.cache.byIndex(PODS_BY_JOB, keyOf(job)))
-    .toSorted(byAge)
-    .at(-1);
+  const newest = podsOf(job, taskPods).toSorted(byAge).at(-1);
   const outcome = taskOutcome(job, newest);
   switch (outcome.kind) {
     case 'succeeded':

@@ -8,8 +8,9 @@ import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import { parseConfig } from '../config/config.ts';
-import type { ImageJob, ObservedImage } from '../image/observed.ts';
-import { needsOf, isNeeded, type Place, placeKey, placeOf } from './needs.ts';
+import type { ImageJob, ObservedImage } from '../image/observe.ts';
+import { type Place, placeKey, placeOf } from '../image/place.ts';
+import { needsOf, isNeeded } from './needs.ts';
 import { planRemovals, type Removal } from './plan.ts';
 import { abandonedPlaces, recordedPlace, removalRecord, replacedPlaces } from '../image/removalrecord.ts';
 

@@ -1,6 +1,7 @@
 /** Which removals begin, and which have ended. Pure. */
 import type { Job } from '../../kube/job.ts';
-import { isNeeded, type Needs, type Place } from './needs.ts';
+import type { Place } from '../image/place.ts';
+import { isNeeded, type Needs } from './needs.ts';
 
 /** How long what needs content may be out of sight: between two looks, nothing is asked of the API server. */
 const LOOK_MILLISECONDS = 60_000;

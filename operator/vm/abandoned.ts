@@ -1,14 +1,15 @@
 /**
- * Machines that were given up on a silent host and may still run there. Their Nodes remember their MAC addresses, until the hosts
- * are back and end what has no VM, so that a VM which gets such an address again is told.
+ * Machines that no agent can end in order any more. Those that may still run on a silent host are given up: the host's Node remembers
+ * their MAC addresses until the host is back and ends what has no VM. A VM that gets such an address again is told.
  */
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { GIVEN_UP_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { isHost } from '../host/observe.ts';
-import { hasRun, isOutOfService, machineOf } from './facts.ts';
-import type { Observed } from './observed.ts';
+import { isHost, isOutOfService } from '../host/observe.ts';
+import { isLost } from './facts.ts';
+import type { Observed } from './observe.ts';
+import { hasRun, machineOf, terminated } from './podstate.ts';
 
 /** Index of Nodes by what was given up on them. */
 export const NODES_BY_GIVEN_UP = 'givenUp';
@@ -37,4 +38,22 @@ export function toRemember({ node }: Observed, pod: Pod): readonly string[] | un
   }
   const known = givenUpOn(node);
   return known.includes(address) ? undefined : [...known, address];
+}
+
+/** Nothing can be running for this Pod any more as far as Kubernetes can know: no agent will end it in order. */
+export function isAbandoned(observed: Observed, pod: Pod): boolean {
+  const { node, vm } = observed;
+  if (pod.spec.nodeName === undefined) {
+    return false;
+  }
+  if (node === undefined || isOutOfService(node)) {
+    return true;
+  }
+  const mayGiveUp = vm.metadata.deletionTimestamp !== undefined || vm.status?.firstRunningTime === undefined;
+  return mayGiveUp && isLost(observed);
+}
+
+/** The design's condition for letting the Pod's finalizer go, apart from the facts being in the VM's status. */
+export function isReleasable(observed: Observed, pod: Pod): boolean {
+  return terminated(pod) !== undefined || pod.spec.nodeName === undefined || isAbandoned(observed, pod);
 }

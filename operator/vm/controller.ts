@@ -1,35 +1,32 @@
 /**
- * Reconciles VMs: finalizer → steps in their order → the whole status computed in one place → only what differs is written.
- * Nothing here waits for anything; what must be looked at later comes back by its key.
+ * Reconciles VMs: finalizer → steps in their order → the whole status computed in one place → only the difference is written.
+ * Nothing here waits; a VM that needs another look later comes back by its key.
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
 import { POD_FINALIZER, VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import { vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
+import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
-import { isNotFound } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
-import { refOf } from '../../kube/objects.ts';
-import { mergeDiff } from '../objects/mergepatch.ts';
-import type { VMMetrics } from './metrics.ts';
-import { recordDoubledIdentity, recordTransition } from './events.ts';
-import { Executor } from './writes.ts';
-import { gatherFacts, lostPlacement, terminated } from './facts.ts';
+import { HeldStatus } from '../objects/heldstatus.ts';
 import { macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
+import { untilNextDeadline } from './deadlines.ts';
+import { recordDoubledIdentity, recordTransition } from './events.ts';
+import { gatherFacts, lostPlacement } from './facts.ts';
 import { isDeploying, readLive } from './live.ts';
-import { observe, type Sources } from './observe.ts';
-import type { Observed } from './observed.ts';
-import { type ResizeRefusal, standingRefusal } from './size.ts';
+import type { VMMetrics } from './metrics.ts';
+import { type Observed, observe, type ResizeRefusal, type Sources } from './observe.ts';
+import { terminated } from './podstate.ts';
+import { standingRefusal } from './size.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 import type { Outcome } from './steps/step.ts';
-import { nextWake } from './deadlines.ts';
+import { VMWriter } from './writes.ts';
 
 /** How long a change that nobody waits for is held back, to be folded into the next write. */
 const FOLD_MILLISECONDS = 500;
@@ -44,15 +41,15 @@ export interface VMControllerOptions extends Sources {
 
 export class VMReconciler {
   readonly #options: VMControllerOptions;
-  readonly #executor: Executor;
-  /** Since when a minor change of a VM's status has been held back, in milliseconds. */
-  readonly #heldSince = new Map<string, number>();
+  readonly #writer: VMWriter;
+  readonly #status: HeldStatus;
   /** By key, for the VMs whose Pods may not have the size that is asked for. A new leader asks once more. */
   readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
   constructor(options: VMControllerOptions) {
     this.#options = options;
-    this.#executor = new Executor(options);
+    this.#writer = new VMWriter(options);
+    this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
   }
 
   /** One look at one VM. `key` is `namespace/name`. */
@@ -64,7 +61,7 @@ export class VMReconciler {
       await this.#endOrphan(key, pod, logger);
     }
     if (vm === undefined) {
-      this.#heldSince.delete(key);
+      this.#status.forget(key);
       this.#resizeRefused.delete(key);
       this.#options.consistency.forget(key);
       return undefined;
@@ -86,7 +83,7 @@ export class VMReconciler {
     const held = await this.#writeStatus(key, observed, status);
     const requeueAfterMilliseconds = soonest(
       held,
-      nextWake(observed, facts),
+      untilNextDeadline(observed, facts),
       waitOf(outcome),
       findings.blocked && BLOCKED_RECHECK_MILLISECONDS,
     );
@@ -110,7 +107,7 @@ export class VMReconciler {
         return { observed, findings: { blocked: result.blocked }, outcome: result.outcome };
       }
       for (const write of result.writes) {
-        const executed = await this.#executor.execute(observed, write);
+        const executed = await this.#writer.execute(observed, write);
         observed = executed.observed;
         if (write.kind === 'createPod' && executed.blocked === undefined) {
           this.#tellDoubledIdentity(observed);
@@ -140,60 +137,32 @@ export class VMReconciler {
     }
   }
 
-  /** Returns for how long the write is held back, undefined when it was done or there is none. */
+  /** Milliseconds for which the write is held back; undefined when it was done or there is none. */
   async #writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
-    const { vm } = observed;
-    const patch = mergeDiff(vm.status, status);
-    if (patch === undefined) {
-      this.#heldSince.delete(key);
-      return undefined;
-    }
-    const remaining = this.#remainingHold(key, vm, status);
-    if (remaining > 0) {
-      return remaining;
-    }
-    this.#heldSince.delete(key);
-    await this.#save(observed, status, patch);
-    return undefined;
-  }
-
-  async #save(observed: Observed, status: VMStatus, patch: object): Promise<void> {
     const { vm, now } = observed;
-    try {
-      await this.#executor.writeStatus(vm, patch);
-    } catch (error) {
-      if (isNotFound(error)) {
-        return;
+    const { metrics, recorder } = this.#options;
+    const change = { before: vm.status, after: status, mayWait: () => isMinorChange(vm.status, status) };
+    return await this.#status.write(key, change, async (patch) => {
+      if (await this.#writer.writeStatus(vm, patch)) {
+        metrics.observe(vm, vm.status, status, now);
+        recordTransition(recorder, vm, status, lostPlacement(observed, status));
       }
-      throw error;
-    }
-    this.#options.metrics.observe(vm, vm.status, status, now);
-    recordTransition(this.#options.recorder, vm, status, lostPlacement(observed, status));
-  }
-
-  #remainingHold(key: string, vm: VM, status: VMStatus): number {
-    if (!isMinorChange(vm.status, status)) {
-      return 0;
-    }
-    const now = this.#options.clock();
-    const since = this.#heldSince.get(key) ?? now;
-    this.#heldSince.set(key, since);
-    return since + FOLD_MILLISECONDS - now;
+    });
   }
 
   /** A Pod of a VM that no longer exists (cascade=orphan, a finalizer taken away by force) is deleted and let go likewise. */
   async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
     const uid = pod.metadata.labels?.[VM_UID_LABEL];
-    if (uid === undefined || !(await this.#executor.vmIsGone(refOf(key), uid))) {
+    if (uid === undefined || !(await this.#writer.vmIsGone(key, uid))) {
       return;
     }
     if (pod.metadata.deletionTimestamp === undefined) {
       logger.info({ pod: key, vmUid: uid }, 'deleting a Pod whose VM is gone');
-      await this.#executor.deletePod(pod, false);
+      await this.#writer.deletePod(pod, false);
       return;
     }
     if (this.#hasEndedFor(pod) && pod.metadata.finalizers?.includes(POD_FINALIZER) === true) {
-      await this.#executor.releaseOrphan(pod);
+      await this.#writer.releaseOrphan(pod);
     }
   }
 

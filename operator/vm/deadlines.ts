@@ -1,11 +1,11 @@
 /** When a VM must be looked at again although nothing changes: its deadlines, in one place. */
-import { type Facts, lostAt, machineOf, nextDeadline } from './facts.ts';
-import type { Observed } from './observed.ts';
-import { machineCondition } from './phase.ts';
+import { type Facts, lostAt, nextDeadline } from './facts.ts';
+import type { Observed } from './observe.ts';
+import { machineCondition, machineOf } from './podstate.ts';
 import { standingRefusal } from './size.ts';
 
 /** Milliseconds until the nearest deadline; undefined without one. Never less than one, so that a due one is not lost. */
-export function nextWake(observed: Observed, facts: Facts): number | undefined {
+export function untilNextDeadline(observed: Observed, facts: Facts): number | undefined {
   const { now } = observed;
   const moments = [
     finishedAndDue(observed),

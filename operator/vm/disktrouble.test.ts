@@ -8,7 +8,7 @@ import type { Pod } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
 import { recordTransition } from './events.ts';
 import { gatherFacts } from './facts.ts';
-import type { Observed } from './observed.ts';
+import type { Observed } from './observe.ts';
 import { summarize } from './status.ts';
 
 const VM_OF_TEST: VM = {

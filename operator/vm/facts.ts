@@ -3,13 +3,12 @@
  * how it ended. Conditions and phase are never read back.
  */
 import { timestamp } from '../../base/time.ts';
-import type { Machine } from '../../api/v1alpha1/machine.ts';
-import { machineSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import type { ContainerState, ContainerStatus, Node, Pod } from '../../kube/core.ts';
-import type { Observed } from './observed.ts';
+import type { Pod } from '../../kube/core.ts';
+import { isOutOfService, silentSince } from '../host/observe.ts';
+import type { Observed } from './observe.ts';
+import { containerState, hasEnded, hasRun, podAttempt, terminated } from './podstate.ts';
 
 export interface Facts {
   readonly firstRunningTime: string | undefined;
@@ -88,10 +87,6 @@ export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): Lo
   const isGivenUp = attempt > (vm.status?.attempt ?? 1);
   const end = isGivenUp && pod !== undefined ? podEnd(observed, pod) : undefined;
   return end && { ...end, nodeName: pod?.spec.nodeName };
-}
-
-export function hasEnded(pod: Pod): boolean {
-  return pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
 }
 
 function endOf(pod: Pod): End {
@@ -217,72 +212,6 @@ function firstRun({ pod, now }: Observed): string | undefined {
   }
   const state = containerState(pod);
   return state?.running?.startedAt ?? state?.terminated?.startedAt ?? timestamp(now);
-}
-
-/** What the container of a machine waits for that was made and not started. */
-const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
-
-/**
- * Whether a machine of this Pod ever ran. One that was made and not started, since it was wanted off, waits without the id
- * that agents give at the first start. A terminated one that never ran carries no `startedAt`.
- */
-export function hasRun(pod: Pod): boolean {
-  if (pod.status?.phase === 'Running') {
-    return machineContainer(pod)?.containerID !== undefined || !NOT_STARTED.has(waitingReason(pod));
-  }
-  const startedAt = terminated(pod)?.startedAt;
-  return startedAt !== undefined && startedAt !== null;
-}
-
-function waitingReason(pod: Pod): string {
-  return containerState(pod)?.waiting?.reason ?? '';
-}
-
-export function containerState(pod: Pod): ContainerState | undefined {
-  return machineContainer(pod)?.state;
-}
-
-function machineContainer(pod: Pod): ContainerStatus | undefined {
-  return pod.status?.containerStatuses?.find(({ name }) => name === MACHINE_CONTAINER);
-}
-
-export function terminated(pod: Pod): ContainerState['terminated'] {
-  return containerState(pod)?.terminated;
-}
-
-/** Several questions of one look need the document, and a Pod of the cache never changes. */
-const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
-
-/** The machine document of a Pod; undefined when it cannot be read (another version wrote it). */
-export function machineOf(pod: Pod): Machine | undefined {
-  const known = machines.get(pod);
-  if (known !== undefined) {
-    return known.machine;
-  }
-  const machine = parseMachine(pod);
-  machines.set(pod, { machine });
-  return machine;
-}
-
-function parseMachine(pod: Pod): Machine | undefined {
-  const result = machineSchema.safeParse(parseDocument(pod.metadata.annotations?.[MACHINE_ANNOTATION]));
-  return result.success ? result.data : undefined;
-}
-
-export function podAttempt(pod: Pod): number {
-  return machineOf(pod)?.attempt ?? 1;
-}
-
-export function isOutOfService(node: Node): boolean {
-  return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
-}
-
-/** When the host turned silent, in milliseconds; undefined while it reports, Ready or not. A Node without a Ready condition is not judged. */
-export function silentSince(node: Node): number | undefined {
-  const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
-  return ready?.status === 'Unknown' && ready.lastTransitionTime !== undefined
-    ? Date.parse(ready.lastTransitionTime)
-    : undefined;
 }
 
 /** The moment at which a silent host counts as lost, in milliseconds. */

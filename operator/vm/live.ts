@@ -1,10 +1,10 @@
-/** What a VM is made from, read of the server itself: it is decided once, and an edit that a lagging cache lacks would be lost for good. */
+/** Reads what a VM is made from at the server itself: it is decided once, and an edit that a lagging cache lacks would be lost. */
 import type { KubeClient } from '../../kube/client.ts';
+import { unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { IMAGES, ISOS, VM_CONFIGS } from '../objects/resources.ts';
 import { gatherFacts } from './facts.ts';
-import { getOrUndefined } from './observe.ts';
-import type { Lookups, Observed } from './observed.ts';
+import type { Lookups, Observed } from './observe.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { needsPod } from './steps/deploy.ts';
 
@@ -27,7 +27,7 @@ interface Question {
 
 /**
  * The same look, with the VMConfig, Image and ISO that the VM names as the server has them now: a GET for each, and one more
- * where the default namespace has it. Nothing that a VM of a plain reference needs.
+ * where the default namespace has it. A VM of a plain reference needs none.
  *
  * @throws ApiError
  */
@@ -43,7 +43,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
       return live;
     }
     const { resource, namespace, name } = question;
-    answers.set(keyOf(question), await getOrUndefined(client, resource, { namespace, name }));
+    answers.set(keyOf(question), await unlessMissing(client.get(resource, { namespace, name })));
   }
 }
 

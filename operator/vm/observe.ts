@@ -1,4 +1,4 @@
-/** Looks at the caches, and at the server itself where acting on a lagging cache could not be undone. */
+/** Looks at the caches for one VM, and at the server itself where acting on a lagging cache could not be undone. */
 import { randomBytes } from 'node:crypto';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
@@ -7,15 +7,65 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Namespace, type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
-import { isNotFound } from '../../kube/errors.ts';
+import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { keyOf, refOf, type KubeObject, type Ref, type Resource } from '../../kube/objects.ts';
+import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
-import type { Lookups, Observed } from './observed.ts';
+import { PODS_BY_PORT } from './podstate.ts';
 
 /** Enough for a UUID, a MAC address and a serial number. */
 const ENTROPY_BYTES = 32;
+
+/** A guest's processors and memory, without what its hypervisor needs beside them. */
+export interface Size {
+  readonly cpu: number;
+  readonly memoryBytes: bigint;
+}
+
+/** The API server did not let the Pod have another size. */
+export interface ResizeRefusal {
+  readonly wanted: Size;
+  /** The server's own words. */
+  readonly message: string;
+  /** How often in a row. */
+  readonly attempts: number;
+  /** When it is asked again, in milliseconds since the epoch. */
+  readonly retryAt: number;
+}
+
+/** All that one look at the world says about a VM. Every step and the status are pure functions of this and the clock in it. */
+export interface Observed {
+  readonly vm: VM;
+  /** The Pod of the VM's name that carries the VM's uid, whatever its owner reference says (an orphaned Pod has lost it). */
+  readonly pod: Pod | undefined;
+  /** Somebody else's Pod has the name: `namespace/name` of its owner, in words. */
+  readonly nameTakenBy: string | undefined;
+  /** The Node that the Pod is bound to; undefined when it is gone or the Pod is not bound. */
+  readonly node: Node | undefined;
+  /** The API server's last no to another size of the Pod, as long as it is not taken back. */
+  readonly resizeRefused: ResizeRefusal | undefined;
+  /** What `spec.configRef`, `image` and `iso` name, where they exist. */
+  readonly lookups: Lookups;
+  /** Holders of host ports in use elsewhere, for the message to a VM that waits for one: `8822/TCP` → `namespace/name`. */
+  readonly portHolder: (port: string) => string | undefined;
+  /** All Berth hosts. */
+  readonly hosts: () => readonly Node[];
+  readonly config: OperatorConfig;
+  /** Milliseconds since the epoch. */
+  readonly now: number;
+  /** Of the namespace `kube-system`, which every cluster has from its first minute to its last. */
+  readonly clusterUid: string;
+  /** Random bytes as hex, for `hardwareIdentity: Dynamic`. */
+  readonly random: () => string;
+}
+
+export interface Lookups {
+  vmConfig(name: string, namespace: string): VMConfig | undefined;
+  /** In the VM's namespace, then in the default one. */
+  image(name: string): Image | undefined;
+  iso(name: string): ISO | undefined;
+}
 
 export interface Sources {
   readonly client: KubeClient;
@@ -31,18 +81,6 @@ export interface Sources {
 }
 
 const CLUSTER_NAMESPACE = 'kube-system';
-
-/** Index of Pods by the host ports they reserve, `8822/TCP`. */
-export const PODS_BY_PORT = 'port';
-/** Index of Pods by the Node they are bound to. */
-export const PODS_BY_NODE = 'node';
-
-export function podPorts(pod: Pod): string[] {
-  const ports = pod.spec.containers[0]?.ports ?? [];
-  return ports
-    .filter(({ hostPort }) => hostPort !== undefined)
-    .map(({ hostPort, protocol }) => `${hostPort}/${protocol ?? 'TCP'}`);
-}
 
 export async function observe(sources: Sources, vm: VM): Promise<Observed> {
   const named = sources.pods.cache.get(keyOf(vm));
@@ -85,7 +123,7 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
     return undefined;
   }
-  const pod = await getOrUndefined(client, PODS, refOf(keyOf(vm)));
+  const pod = await unlessMissing(client.get(PODS, refOf(keyOf(vm))));
   return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid ? pod : undefined;
 }
 
@@ -97,23 +135,7 @@ export async function nodeOf(
   const name = pod?.spec.nodeName;
   return name === undefined
     ? undefined
-    : (nodes.cache.get(name) ?? (await getOrUndefined(client, NODES, { name })));
-}
-
-/** Of the server; undefined for an object that is not there. */
-export async function getOrUndefined<T extends KubeObject>(
-  client: KubeClient,
-  type: Resource<T>,
-  ref: Ref,
-): Promise<T | undefined> {
-  try {
-    return await client.get(type, ref);
-  } catch (error) {
-    if (isNotFound(error)) {
-      return undefined;
-    }
-    throw error;
-  }
+    : (nodes.cache.get(name) ?? (await unlessMissing(client.get(NODES, { name }))));
 }
 
 function lookups(sources: Sources, namespace: string): Lookups {

@@ -1,10 +1,10 @@
 /** A VM's phase, derived anew at each look from the Pod, the host and the written-once facts. */
-import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
-import { type MachineReport, machineReportSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
-import type { ContainerState, Pod, PodCondition } from '../../kube/core.ts';
-import { containerState, type Facts, hasEnded, isLost, silentSince } from './facts.ts';
-import type { Observed } from './observed.ts';
+import type { Pod } from '../../kube/core.ts';
+import { silentSince } from '../host/observe.ts';
+import { type Facts, isLost } from './facts.ts';
+import type { Observed } from './observe.ts';
+import { hasEnded, machineCondition, waitingState } from './podstate.ts';
 
 export interface Phase {
   readonly name: Reason;
@@ -95,11 +95,6 @@ function preRunningPhase(pod: Pod, waiting: string): Reason {
   return named(waiting) ?? named(told) ?? 'Scheduled';
 }
 
-/** The container's waiting state; empty while it is not waiting. */
-export function waitingState(pod: Pod | undefined): NonNullable<ContainerState['waiting']> {
-  return (pod && containerState(pod)?.waiting) ?? {};
-}
-
 function runningPhase(pod: Pod, waiting: string, message: string): Phase {
   if (waiting === 'Stopped' || waiting === 'Suspended') {
     const shutDown = machineCondition(pod)?.reason === 'GuestShutdown';
@@ -111,23 +106,4 @@ function runningPhase(pod: Pod, waiting: string, message: string): Phase {
     return { name: transition, reason: transition, message };
   }
   return { name: 'Running', reason: 'Running', message: '' };
-}
-
-export function machineCondition(pod: Pod): PodCondition | undefined {
-  return podCondition(pod, MACHINE_CONDITION);
-}
-
-export function podCondition(pod: Pod | undefined, type: string): PodCondition | undefined {
-  return pod?.status?.conditions?.find((condition) => condition.type === type);
-}
-
-/** What the agent says of the machine; empty where it says nothing (a simulated host) or what cannot be read. */
-export function machineReport(pod: Pod | undefined): MachineReport {
-  const result = machineReportSchema.safeParse(parseDocument(podCondition(pod, MACHINE_CONDITION)?.message));
-  return result.success ? result.data : {};
-}
-
-/** The machine as last asked for, from the Pod's annotation. */
-export function desiredText(pod: Pod): string | undefined {
-  return pod.metadata.annotations?.[DESIRED_ANNOTATION];
 }

@@ -3,7 +3,7 @@ import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { parseConfig } from '../config/config.ts';
-import type { Observed } from './observed.ts';
+import type { Observed } from './observe.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 

@@ -2,10 +2,6 @@
 import { createHash } from 'node:crypto';
 import {
   DESIRED_ANNOTATION,
-  DEDICATED_KEY,
-  HOST_KEY,
-  HOST_MARK,
-  HOST_VALUE,
   MACHINE_ANNOTATION,
   MACHINE_CONTAINER,
   MACOS_GUEST_RESOURCE,
@@ -25,12 +21,12 @@ import {
 } from '../../api/v1alpha1/machine.ts';
 import { parsePort, portName } from '../../api/v1alpha1/ports.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../kube/core.ts';
+import type { NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { diskRequest } from './diskrequest.ts';
+import { hostPodSpec, type Placement } from '../tasks/placement.ts';
 import type { Resolved } from './resolve.ts';
-import { sizeRequests } from './size.ts';
+import { diskRequest, sizeRequests } from './size.ts';
 
 /** How long a guest may take to shut down in order when its VM is deleted; the Kubernetes default. */
 const TERMINATION_GRACE_SECONDS = 30;
@@ -164,15 +160,16 @@ function buildSpec(options: PodOptions): PodSpec {
     ...(config.vm_shared_disk_enabled && { [SHARED_DISK_RESOURCE]: '1' }),
   };
   const image = resolved.image ?? resolved.iso;
-  return {
-    restartPolicy: 'Never',
-    terminationGracePeriodSeconds: TERMINATION_GRACE_SECONDS,
-    automountServiceAccountToken: false,
-    enableServiceLinks: false,
+  const shared = hostPodSpec({
+    placement: placementOf(options),
+    tolerations: REBOOTING,
+    pullSecrets: resolved.imagePullSecrets,
     priorityClassName: config.priorityClassName,
-    affinity: { nodeAffinity: nodeAffinity(options), ...packTogether(resolved) },
-    tolerations: tolerations(vm.metadata.namespace ?? ''),
-    ...(resolved.imagePullSecrets.length > 0 && { imagePullSecrets: [...resolved.imagePullSecrets] }),
+  });
+  return {
+    ...shared,
+    affinity: { ...shared.affinity, ...packTogether(resolved) },
+    terminationGracePeriodSeconds: TERMINATION_GRACE_SECONDS,
     containers: [
       {
         name: MACHINE_CONTAINER,
@@ -209,51 +206,25 @@ function volumes(vm: VM): NonNullable<PodSpec['volumes']> {
 }
 
 /** Not-ready and unreachable are tolerated for ever: a host that reboots must not lose its VMs. */
-function tolerations(namespace: string): Toleration[] {
-  return [
-    { key: HOST_KEY, operator: 'Equal', value: HOST_VALUE, effect: 'NoSchedule' },
-    { key: DEDICATED_KEY, operator: 'Equal', value: namespace, effect: 'NoSchedule' },
-    { key: 'node.kubernetes.io/not-ready', operator: 'Exists', effect: 'NoExecute' },
-    { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },
-  ];
-}
+const REBOOTING: readonly Toleration[] = [
+  { key: 'node.kubernetes.io/not-ready', operator: 'Exists', effect: 'NoExecute' },
+  { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },
+];
 
-function nodeAffinity({ vm, resolved, avoidedNodes }: PodOptions): NodeAffinity {
-  const { placement } = resolved;
-  const required: NodeSelectorRequirement[] = [{ key: HOST_MARK, operator: 'In', values: [HOST_VALUE] }];
-  if (resolved.architecture !== undefined) {
-    required.push({ key: 'kubernetes.io/arch', operator: 'In', values: [resolved.architecture] });
-  }
+function placementOf({ vm, resolved, avoidedNodes }: PodOptions): Placement {
+  const { architecture, placement } = resolved;
   const tag: NodeSelectorRequirement | undefined =
     placement.tag === undefined
       ? undefined
       : { key: `${TAG_LABEL_PREFIX}${placement.tag}`, operator: 'Exists' };
-  if (tag !== undefined && placement.tagPolicy === 'Required') {
-    required.push(tag);
-  }
-  const fields: NodeSelectorRequirement[] = [
-    ...(placement.node === undefined
-      ? []
-      : [{ key: 'metadata.name', operator: 'In' as const, values: [placement.node] }]),
-    ...avoidedNodes.map((node) => ({ key: 'metadata.name', operator: 'NotIn' as const, values: [node] })),
-  ];
-  const dedicated: NodeSelectorRequirement[] = [
-    { key: DEDICATED_KEY, operator: 'DoesNotExist' },
-    { key: DEDICATED_KEY, operator: 'In', values: [vm.metadata.namespace ?? ''] },
-  ];
+  const isRequired = tag !== undefined && placement.tagPolicy === 'Required';
   return {
-    requiredDuringSchedulingIgnoredDuringExecution: {
-      nodeSelectorTerms: dedicated.map((requirement) => ({
-        matchExpressions: [...required, requirement],
-        ...(fields.length > 0 && { matchFields: fields }),
-      })),
-    },
-    ...(tag !== undefined &&
-      placement.tagPolicy !== 'Required' && {
-        preferredDuringSchedulingIgnoredDuringExecution: [
-          { weight: 100, preference: { matchExpressions: [tag] } },
-        ],
-      }),
+    dedicatedTo: vm.metadata.namespace ?? '',
+    architecture,
+    nodeName: placement.node,
+    avoidedNodes,
+    required: isRequired ? [tag] : [],
+    preferred: isRequired ? undefined : tag,
   };
 }
 

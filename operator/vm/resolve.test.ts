@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { parseConfig } from '../config/config.ts';
-import type { Observed } from './observed.ts';
+import type { Observed } from './observe.ts';
 import { isUnresolved, type Resolved, resolve } from './resolve.ts';
 
 const config = parseConfig({ defaults: { architecture: 'amd64', os: 'Linux' } }, 'test');

@@ -11,9 +11,8 @@ import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parsePort } from '../../api/v1alpha1/ports.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
-import { definedOnly } from './defined.ts';
 import { contentOf } from '../image/content.ts';
-import type { Observed } from './observed.ts';
+import type { Observed } from './observe.ts';
 
 /** A disk or ISO: what the agent is told, and the name that the Pod's container carries so that the scheduler prefers hosts that have it. */
 export interface ResolvedImage {
@@ -227,13 +226,17 @@ function imageSize({ image, imageObject }: ResolvedImages): bigint | undefined {
 }
 
 function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved['display'] {
-  const given = {
-    width: pick(layers, 'displayWidth'),
-    height: pick(layers, 'displayHeight'),
-    dpi: pick(layers, 'displayDPI'),
-  };
-  const isGiven = Object.values(given).some((value) => value !== undefined);
-  return isGiven || isFromIPSW ? { ...DEFAULT_DISPLAY, ...definedOnly(given) } : undefined;
+  const width = pick(layers, 'displayWidth');
+  const height = pick(layers, 'displayHeight');
+  const dpi = pick(layers, 'displayDPI');
+  const isGiven = [width, height, dpi].some((value) => value !== undefined);
+  return isGiven || isFromIPSW
+    ? {
+        width: width ?? DEFAULT_DISPLAY.width,
+        height: height ?? DEFAULT_DISPLAY.height,
+        dpi: dpi ?? DEFAULT_DISPLAY.dpi,
+      }
+    : undefined;
 }
 
 function resolveRest(layers: readonly Layer[]) {

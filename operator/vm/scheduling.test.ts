@@ -1,7 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Node, Pod } from '../../kube/core.ts';
-import { condense, schedulingView } from './scheduling.ts';
-import { describeTaints } from './taints.ts';
+import { condense, describeTaints, schedulingReason } from './scheduling.ts';
 
 describe("the scheduler's reasons, condensed", () => {
   it.each([
@@ -52,7 +51,7 @@ describe("the scheduler's reasons, condensed", () => {
         ],
       },
     } as unknown as Pod;
-    const view = schedulingView(pod, {
+    const view = schedulingReason(pod, {
       portHolder: (port) => (port === '8822/TCP' ? 'platform-ci/web' : undefined),
       hosts: () => [],
     });

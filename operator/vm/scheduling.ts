@@ -1,6 +1,6 @@
 /** The scheduler's reasons for a Pending VM, condensed to what a person needs. */
-import type { Node, Pod } from '../../kube/core.ts';
-import { describeTaints } from './taints.ts';
+import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
+import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
 
 /** The scheduler's own words, each with what a person should read instead; `%` is the number of hosts. */
 const REASONS: readonly (readonly [RegExp, string])[] = [
@@ -24,7 +24,7 @@ const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
 const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
 
-export interface SchedulingView {
+export interface SchedulingReason {
   readonly reason: 'Unschedulable' | 'WaitingForScheduler';
   readonly message: string;
 }
@@ -38,7 +38,7 @@ export interface SchedulingHints {
 }
 
 /** Why the Pod has no host yet. */
-export function schedulingView(pod: Pod, { portHolder, hosts }: SchedulingHints): SchedulingView {
+export function schedulingReason(pod: Pod, { portHolder, hosts }: SchedulingHints): SchedulingReason {
   const condition = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
   if (condition === undefined || condition.status !== 'False') {
     return { reason: 'WaitingForScheduler', message: 'waiting for the scheduler' };
@@ -94,4 +94,49 @@ function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): 
     return holder === undefined ? [] : [`${port} is held by ${holder}`];
   });
   return held.length === 0 ? '' : ` (${held.join(', ')})`;
+}
+
+/** What a person should read of a taint, by its key; `%` is the number of hosts. */
+const TAINT_TEXTS: Readonly<Record<string, string>> = {
+  [NAT_TAINT]: '% with broken NAT',
+  [DEDICATED_KEY]: '% given to another namespace',
+  'node.kubernetes.io/unreachable': '% not reachable',
+  'node.kubernetes.io/not-ready': '% not reachable',
+  'node.kubernetes.io/unschedulable': '% cordoned',
+};
+
+/**
+ * Which taints keep a Pod off Berth's hosts: the scheduler of Kubernetes 1.36 only says that there are some.
+ * `1 with broken NAT`, `2 not reachable`, …, of the hosts that the Pod may go to otherwise.
+ */
+export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
+  const counts = new Map<string, number>();
+  for (const { spec } of hosts.filter((host) => isAskedFor(pod, host))) {
+    const taint = spec?.taints?.find((candidate) => keepsOff(candidate, pod));
+    if (taint !== undefined) {
+      const text = TAINT_TEXTS[taint.key] ?? `% tainted ${taint.key}`;
+      counts.set(text, (counts.get(text) ?? 0) + 1);
+    }
+  }
+  return [...counts].map(([text, count]) => text.replace('%', String(count)));
+}
+
+/** A Pod that names its host was never compared with the others. */
+function isAskedFor(pod: Pod, host: Node): boolean {
+  const required = pod.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
+  const fields = required?.nodeSelectorTerms[0]?.matchFields ?? [];
+  return fields.every(
+    ({ operator, values = [] }) => operator !== 'In' || values.includes(host.metadata.name),
+  );
+}
+
+function keepsOff(taint: Taint, { spec }: Pod): boolean {
+  const isHard = taint.effect !== 'PreferNoSchedule';
+  return isHard && spec.tolerations?.some((toleration) => tolerates(toleration, taint)) !== true;
+}
+
+function tolerates({ key, operator, value, effect }: Toleration, taint: Taint): boolean {
+  const sameKey = key === undefined || key === taint.key;
+  const sameEffect = effect === undefined || effect === taint.effect;
+  return sameKey && sameEffect && (operator === 'Exists' || (value ?? '') === (taint.value ?? ''));
 }

@@ -5,37 +5,44 @@
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
-import { formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { divideUp, formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
-import type { Observed } from './observed.ts';
-import { machineReport, podCondition } from './phase.ts';
-
-/** A guest's processors and memory, without what its hypervisor needs beside them. */
-export interface Size {
-  readonly cpu: number;
-  readonly memoryBytes: bigint;
-}
-
-/** The API server did not let the Pod have another size. */
-export interface ResizeRefusal {
-  readonly wanted: Size;
-  /** The server's own words. */
-  readonly message: string;
-  /** How often in a row. */
-  readonly attempts: number;
-  /** When it is asked again, in milliseconds since the epoch. */
-  readonly retryAt: number;
-}
+import type { OperatorConfig } from '../config/config.ts';
+import type { Observed, ResizeRefusal, Size } from './observe.ts';
+import { machineReport, podCondition } from './podstate.ts';
+import type { Resolved } from './resolve.ts';
 
 /** No watch tells when a quota has room again. The wait doubles: fleets that wait for one quota do not crowd the API server. */
 const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
 /** The controller-manager counts every quota anew this often, whatever it has seen. */
 const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
 
+/** The ratio is taken with six decimals, so that no rounding of fractions makes a request larger than it says. */
+const RATIO_SCALE = 1_000_000n;
+/** Requests are whole mebibytes: people read them. */
+const MEBIBYTE = 2n ** 20n;
+
 /** What the Pod's machine requests of its host, for a guest of that size. */
 export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory: string } {
   return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
+}
+
+/**
+ * How much of its host's disk a VM's Pod requests, as a quantity: the disk's size, which is never less than its image's, times
+ * `diskRequestRatio`. The request counts from the Pod's making on: Kubernetes resizes no disk.
+ */
+export function diskRequest(
+  { diskSizeBytes, imageSizeBytes }: Pick<Resolved, 'diskSizeBytes' | 'imageSizeBytes'>,
+  { defaults, diskRequestRatio }: Pick<OperatorConfig, 'defaults' | 'diskRequestRatio'>,
+): string {
+  const known = [diskSizeBytes, imageSizeBytes].filter((size) => size !== undefined);
+  const sizeBytes =
+    known.length === 0
+      ? parseQuantity(defaults.diskRequest)
+      : known.reduce((largest, size) => (size > largest ? size : largest));
+  const ratio = BigInt(Math.round(diskRequestRatio * Number(RATIO_SCALE)));
+  return formatQuantity(divideUp(sizeBytes * ratio, RATIO_SCALE * MEBIBYTE) * MEBIBYTE);
 }
 
 /** The size that the Pod's requests count; undefined where they say nothing. */

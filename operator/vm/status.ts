@@ -8,21 +8,21 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
-import { containerState, type Facts, machineOf } from './facts.ts';
+import type { Facts } from './facts.ts';
 import type { Pod } from '../../kube/core.ts';
 import { pausedByDisk, unsuspendedByDisk } from './disktrouble.ts';
-import type { Observed } from './observed.ts';
+import type { Observed } from './observe.ts';
+import { type Phase, PENDING_PHASES, phaseOf } from './phase.ts';
 import {
+  containerState,
   desiredText,
+  machineOf,
   machineReport,
-  type Phase,
-  PENDING_PHASES,
-  phaseOf,
   podCondition,
   waitingState,
-} from './phase.ts';
+} from './podstate.ts';
 import type { Unresolved } from './resolve.ts';
-import { schedulingView } from './scheduling.ts';
+import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
 
 /** What the steps found out that the Pod cannot tell. */
@@ -195,7 +195,7 @@ function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findin
   if (pod.spec.nodeName !== undefined) {
     return { type, status: 'True', reason: 'Scheduled', message: '' };
   }
-  const { reason, message } = schedulingView(pod, { portHolder, hosts });
+  const { reason, message } = schedulingReason(pod, { portHolder, hosts });
   const avoided = vm.status?.avoidedNodes ?? [];
   const tried = avoided.length === 0 ? '' : `; it could not start on ${avoided.join(', ')}`;
   return {

@@ -1,4 +1,4 @@
-/** The one place where a VM's reconcile writes. Every write is safe to repeat and fails when stale. */
+/** The one place where a VM's reconcile writes, by the key of the VM and its Pod, `namespace/name`. */
 import {
   DESIRED_ANNOTATION,
   GIVEN_UP_ANNOTATION,
@@ -10,17 +10,17 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import { type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
-import { type ApiError, isAlreadyExists, isInvalid, isNotFound, isRefused } from '../../kube/errors.ts';
+import { type ApiError, isInvalid, isNotFound, isRefused, unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { keyOf, type Ref, type Unsaved } from '../../kube/objects.ts';
+import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import { FIELD_MANAGER, VMS } from '../objects/resources.ts';
-import { nodeOf } from './observe.ts';
-import type { Observed } from './observed.ts';
-import { refusedAgain, resizedContainers, type Size } from './size.ts';
+import { Writer } from '../objects/writer.ts';
+import { nodeOf, type Observed, type Size } from './observe.ts';
+import { refusedAgain, resizedContainers } from './size.ts';
 import type { Findings } from './status.ts';
 import type { Write } from './steps/step.ts';
 
-export interface ExecutorOptions {
+export interface VMWriterOptions {
   readonly client: KubeClient;
   readonly vms: Informer<VM>;
   readonly pods: Informer<Pod>;
@@ -34,32 +34,25 @@ export interface Executed {
   readonly blocked?: Findings['blocked'];
 }
 
-export class Executor {
-  readonly #client: KubeClient;
-  readonly #vms: Informer<VM>;
-  readonly #pods: Informer<Pod>;
-  readonly #nodes: Informer<Node>;
-  readonly #consistency: Consistency;
+export class VMWriter {
+  readonly #options: VMWriterOptions;
+  readonly #vms: Writer<VM>;
+  readonly #pods: Writer<Pod>;
 
-  constructor(options: ExecutorOptions) {
-    this.#client = options.client;
-    this.#vms = options.vms;
-    this.#pods = options.pods;
-    this.#nodes = options.nodes;
-    this.#consistency = options.consistency;
+  constructor(options: VMWriterOptions) {
+    const { client, consistency, vms, pods } = options;
+    this.#options = options;
+    this.#vms = new Writer({ client, consistency, type: VMS, informer: vms });
+    this.#pods = new Writer({ client, consistency, type: PODS, informer: pods });
   }
 
   /** @throws ApiError for what trying again may mend, soon and without a word to people: 409, 5xx, a right that is missing. */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
       case 'addFinalizer':
-        return { observed: await this.#setFinalizers(observed, (before) => [...before, VM_FINALIZER]) };
+        return { observed: await this.#setFinalizer(observed, true) };
       case 'removeFinalizer':
-        return {
-          observed: await this.#setFinalizers(observed, (before) =>
-            before.filter((name) => name !== VM_FINALIZER),
-          ),
-        };
+        return { observed: await this.#setFinalizer(observed, false) };
       case 'createPod':
         return await this.#createPod(observed, write.pod);
       case 'resizePod':
@@ -72,86 +65,55 @@ export class Executor {
         await this.deletePod(observed.pod, write.force);
         return { observed };
       case 'rememberGivenUp':
-        return { observed: await this.#rememberGivenUp(observed, write.macAddresses) };
+        await this.#rememberGivenUp(observed, write.macAddresses);
+        return { observed };
       case 'releasePod':
         return { observed: await this.#releasePod(observed) };
       case 'deleteVM':
       default:
-        await this.#client.delete(VMS, refTo(observed.vm), { uid: observed.vm.metadata.uid });
+        await this.#vms.delete(observed.vm);
         return { observed };
     }
   }
 
-  /** Writes only what differs; the resourceVersion makes a stale one fail with 409. */
-  async writeStatus(vm: VM, patch: object): Promise<VM> {
-    const { resourceVersion, uid } = vm.metadata;
-    const body = { metadata: { resourceVersion, uid }, status: patch };
-    return this.#saved(
-      await this.#client.mergePatch(VMS, refTo(vm), body, {
-        subresource: 'status',
-        fieldManager: FIELD_MANAGER,
-      }),
-    );
+  /** @returns false when the VM is gone */
+  async writeStatus(vm: VM, patch: object): Promise<boolean> {
+    return (await this.#vms.patch(keyOf(vm), vm, { status: patch }, 'status')) !== undefined;
   }
 
   /** Grace 0 where no agent is left to end the machine in order. */
   async deletePod(pod: Pod | undefined, force: boolean): Promise<void> {
     if (pod !== undefined) {
-      await this.#client.delete(PODS, refTo(pod), {
-        uid: pod.metadata.uid,
-        ...(force && { gracePeriodSeconds: 0 }),
-      });
+      await this.#pods.delete(pod, force ? { gracePeriodSeconds: 0 } : {});
     }
   }
 
-  /** Takes our finalizer off a Pod that no VM of ours stands behind any more. A Pod that is gone is as good. */
+  /** Takes our finalizer off a Pod that no VM of ours stands behind any more. */
   async releaseOrphan(pod: Pod): Promise<void> {
-    const finalizers = pod.metadata.finalizers?.filter((name) => name !== POD_FINALIZER) ?? [];
-    await this.#mergePod(pod, { finalizers });
+    await this.#pods.setFinalizer(keyOf(pod), pod, POD_FINALIZER, false);
   }
 
   /** Whether the VM of that uid is really gone: asked of the server, for a cache may lag behind. */
-  async vmIsGone(ref: Ref, uid: string): Promise<boolean> {
-    try {
-      const vm = await this.#client.get(VMS, ref);
-      return vm.metadata.uid !== uid;
-    } catch (error) {
-      if (isNotFound(error)) {
-        return true;
-      }
-      throw error;
-    }
+  async vmIsGone(key: string, uid: string): Promise<boolean> {
+    const vm = await unlessMissing(this.#options.client.get(VMS, refOf(key)));
+    return vm?.metadata.uid !== uid;
   }
 
-  async #setFinalizers(observed: Observed, change: (before: string[]) => string[]): Promise<Observed> {
-    const { metadata } = observed.vm;
-    const finalizers = change(metadata.finalizers ?? []);
-    const patch = { metadata: { finalizers, uid: metadata.uid, resourceVersion: metadata.resourceVersion } };
-    try {
-      const vm = await this.#client.mergePatch(VMS, refTo(observed.vm), patch, {
-        fieldManager: FIELD_MANAGER,
-      });
-      return { ...observed, vm: this.#saved(vm) };
-    } catch (error) {
-      if (isNotFound(error)) {
-        return observed;
-      }
-      throw error;
-    }
+  async #setFinalizer(observed: Observed, isHeld: boolean): Promise<Observed> {
+    const { vm } = observed;
+    return {
+      ...observed,
+      vm: (await this.#vms.setFinalizer(keyOf(vm), vm, VM_FINALIZER, isHeld)) ?? vm,
+    };
   }
 
   async #createPod(observed: Observed, pod: Unsaved<Pod>): Promise<Executed> {
     try {
-      return {
-        observed: this.#withPod(
-          observed,
-          await this.#client.create(PODS, pod, { fieldManager: FIELD_MANAGER }),
-        ),
-      };
+      const created = await this.#pods.create(keyOf(observed.vm), pod);
+      return created === undefined
+        ? await this.#existingPod(observed)
+        : { observed: { ...observed, pod: created } };
     } catch (error) {
-      if (isAlreadyExists(error)) {
-        return await this.#existingPod(observed);
-      }
       if (isRefused(error) || isInvalid(error)) {
         return { observed, blocked: refused(error) };
       }
@@ -161,12 +123,13 @@ export class Executor {
 
   /** Ours if it carries the VM's uid (an orphaned Pod has lost its owner reference); never adopted otherwise. */
   async #existingPod(observed: Observed): Promise<Executed> {
-    const pod = await this.#client.get(PODS, refTo(observed.vm));
+    const { client, nodes } = this.#options;
+    const key = keyOf(observed.vm);
+    const pod = await client.get(PODS, refOf(key));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
       // It may have been bound since: without its host, the host would be taken for one that is gone.
-      const known = this.#withPod(observed, pod);
-      const node = await nodeOf({ client: this.#client, nodes: this.#nodes }, pod);
-      return { observed: { ...known, node } };
+      const node = await nodeOf({ client, nodes }, pod);
+      return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
     }
     const owner = pod.metadata.ownerReferences?.[0];
     const whose = owner === undefined ? "somebody else's Pod" : `a Pod of ${owner.kind} ${owner.name}`;
@@ -175,101 +138,58 @@ export class Executor {
   }
 
   /** The resourceVersion keeps it from undoing what another VM of that host has remembered. */
-  async #rememberGivenUp(observed: Observed, macAddresses: readonly string[]): Promise<Observed> {
-    const { node } = observed;
+  async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {
-      return observed;
+      return;
     }
     const { name, uid, resourceVersion } = node.metadata;
     const annotations = { [GIVEN_UP_ANNOTATION]: JSON.stringify(macAddresses) };
     const patch = { metadata: { uid, resourceVersion, annotations } };
     try {
-      await this.#client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+      await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
     } catch (error) {
-      // With its Node the host is fenced. A host can fill its own annotations: then nothing is remembered, and no warning
+      // Without its Node the host is fenced. A host can fill its own annotations: then nothing is remembered, and no warning
       // comes later, but its VMs can be deleted.
       if (!isNotFound(error) && !isInvalid(error)) {
         throw error;
       }
     }
-    return observed;
   }
 
   async #releasePod(observed: Observed): Promise<Observed> {
-    const finalizers = observed.pod?.metadata.finalizers?.filter((name) => name !== POD_FINALIZER) ?? [];
-    return await this.#patchPod(observed, { finalizers });
+    const { vm, pod } = observed;
+    return pod === undefined
+      ? observed
+      : { ...observed, pod: (await this.#pods.setFinalizer(keyOf(vm), pod, POD_FINALIZER, false)) ?? pod };
   }
 
   async #patchPod(observed: Observed, metadata: object): Promise<Observed> {
-    if (observed.pod === undefined) {
-      return observed;
-    }
-    const saved = await this.#mergePod(observed.pod, metadata);
-    if (saved === undefined) {
-      return observed;
-    }
-    this.#consistency.wrote(keyOf(observed.vm), this.#pods, saved.metadata.resourceVersion ?? '');
-    return { ...observed, pod: saved };
+    const { vm, pod } = observed;
+    return pod === undefined
+      ? observed
+      : { ...observed, pod: (await this.#pods.patch(keyOf(vm), pod, { metadata })) ?? pod };
   }
 
-  /** The resourceVersion keeps it from undoing another change; a refusal by quota or server is no error, but news. */
+  /** A refusal by quota or server is no error, but news. */
   async #resizePod(observed: Observed, size: Size): Promise<Observed> {
-    const { pod } = observed;
+    const { vm, pod } = observed;
     if (pod === undefined) {
       return observed;
     }
-    const { uid, resourceVersion } = pod.metadata;
-    const patch = {
-      metadata: { uid, resourceVersion },
-      spec: { containers: resizedContainers(pod, size) },
-    };
     try {
-      const saved = await this.#client.mergePatch(PODS, refTo(pod), patch, {
-        subresource: 'resize',
-        fieldManager: FIELD_MANAGER,
-      });
-      return { ...this.#withPod(observed, saved), resizeRefused: undefined };
+      const change = { spec: { containers: resizedContainers(pod, size) } };
+      const saved = await this.#pods.patch(keyOf(vm), pod, change, 'resize');
+      return saved === undefined ? observed : { ...observed, pod: saved, resizeRefused: undefined };
     } catch (error) {
       if (isRefused(error) || isInvalid(error)) {
         return { ...observed, resizeRefused: refusedAgain(observed, size, error.message) };
       }
-      if (isNotFound(error)) {
-        return observed;
-      }
       throw error;
     }
-  }
-
-  async #mergePod(pod: Pod, metadata: object): Promise<Pod | undefined> {
-    const { uid, resourceVersion } = pod.metadata;
-    try {
-      const patch = { metadata: { ...metadata, uid, resourceVersion } };
-      return await this.#client.mergePatch(PODS, refTo(pod), patch, { fieldManager: FIELD_MANAGER });
-    } catch (error) {
-      if (isNotFound(error)) {
-        return undefined;
-      }
-      throw error;
-    }
-  }
-
-  #withPod(observed: Observed, pod: Pod): Observed {
-    this.#consistency.wrote(keyOf(observed.vm), this.#pods, pod.metadata.resourceVersion ?? '');
-    return { ...observed, pod };
-  }
-
-  #saved(vm: VM): VM {
-    this.#consistency.wrote(keyOf(vm), this.#vms, vm.metadata.resourceVersion ?? '');
-    return vm;
   }
 }
 
 /** Quota, Pod Security or another admission said no: the server's own words. */
 function refused(error: ApiError): NonNullable<Findings['blocked']> {
   return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
-}
-
-function refTo(object: VM | Pod): Ref {
-  const { namespace = '', name } = object.metadata;
-  return { namespace, name };
 }

@@ -4,7 +4,10 @@ import { WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Informer } from '../../kube/informer.ts';
 import { JOBS } from '../../kube/job.ts';
-import { ENTRY_NAME_LABEL } from '../../operator/imagecache/names.ts';
+import { ENTRY_NAME_LABEL } from '../../operator/tasks/owner.ts';
+
+/** Label that the Job controller puts on the Pods that it makes. */
+export const JOB_NAME_LABEL = 'batch.kubernetes.io/job-name';
 
 /** Of ImageCacheEntries, by the name of the entry. */
 export class JobHistory {

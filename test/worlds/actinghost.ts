@@ -14,7 +14,7 @@ import {
   PODS,
   type PodPhase,
 } from '../../kube/core.ts';
-import { JOB_NAME_LABEL } from '../../kube/job.ts';
+import { JOB_NAME_LABEL } from '../support/jobhistory.ts';
 import type { Ref } from '../../kube/objects.ts';
 import { waitFor } from '../../hack/wait.ts';
 

@@ -8,7 +8,7 @@ import { buildJob, PARKED_SECONDS } from '../../operator/imagecache/job.ts';
 import { type CacheJob, type Host, iso, type Observed } from '../../operator/imagecache/observed.ts';
 import { plan, type Start } from '../../operator/imagecache/plan.ts';
 import { bringsFacts } from '../../operator/imagecache/status.ts';
-import { turnOf } from '../../operator/imagecache/attempt.ts';
+import { attemptKey } from '../../operator/imagecache/attempt.ts';
 import { mergeDiff } from '../../operator/objects/mergepatch.ts';
 
 export const LIMIT = 3;
@@ -26,6 +26,8 @@ interface SimulatedHost {
   digest: string | undefined;
   /** By the agent's own books. */
   holds: boolean;
+  /** Its Node was away, and the operator has not seen it among the targets since. */
+  isForgotten: boolean;
 }
 
 export interface SimulatedJob extends CacheJob {
@@ -33,7 +35,16 @@ export interface SimulatedJob extends CacheJob {
   endsAt: number;
 }
 
-const OF_WORLD = ['tick', 'wait', 'targetAll', 'targetTag', 'moveTag', 'refresh', 'addNode'] as const;
+const OF_WORLD = [
+  'tick',
+  'wait',
+  'targetAll',
+  'targetTag',
+  'moveTag',
+  'refresh',
+  'addNode',
+  'returnNode',
+] as const;
 export const OF_JOBS = ['schedule', 'succeed', 'succeedInVain', 'fail'] as const;
 const OF_HOSTS = [
   'fill',
@@ -52,6 +63,8 @@ export type Action = (typeof ACTIONS)[number];
 export class World {
   now = Date.parse('2030-01-01T00:00:00Z');
   readonly hosts = new Map<string, SimulatedHost>();
+  /** Hosts whose Nodes were deleted, with all that is on their disks. */
+  readonly #away = new Map<string, SimulatedHost>();
   jobs: SimulatedJob[] = [];
   tagDigest = 'sha256:1';
   isReleased = false;
@@ -98,6 +111,9 @@ export class World {
     if (differs && (mustWrite || this.now >= (this.#heldSince ?? 0) + 1_000)) {
       this.entry = { ...this.entry, status: planned.status };
       this.#heldSince = undefined;
+    }
+    for (const [name, host] of this.hosts) {
+      host.isForgotten &&= !this.isTarget(name);
     }
     if (crashes) {
       return { wrote: differs };
@@ -180,6 +196,7 @@ export class World {
       isFull: false,
       digest: undefined,
       holds: false,
+      isForgotten: false,
     });
   }
 
@@ -206,7 +223,7 @@ export class World {
       host: start.host,
       type: start.type,
       createdAt: Math.floor(this.now / 1000) * 1000,
-      turn: turnOf(start.row),
+      attempt: attemptKey(start.row),
       isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
       isScheduled: false,
       outcome: { kind: 'waiting', message: '' },
@@ -250,7 +267,20 @@ export class World {
           this.addHost(`late-${this.now}`);
         }
         break;
+      case 'returnNode':
+        this.#returnNode();
+        break;
       default:
+    }
+  }
+
+  /** The Node that was deleted first is back, with the same disk. */
+  #returnNode(): void {
+    const [first] = this.#away;
+    if (first !== undefined) {
+      const [name, host] = first;
+      this.#away.delete(name);
+      this.hosts.set(name, { ...host, isForgotten: true });
     }
   }
 
@@ -315,6 +345,7 @@ export class World {
     }
     if (action === 'removeNode') {
       this.hosts.delete(name);
+      this.#away.set(name, host);
     }
     if (action === 'retag' && !host.tags.delete('a')) {
       host.tags.add('a');

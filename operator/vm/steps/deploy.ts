@@ -1,5 +1,5 @@
 import type { Facts } from '../facts.ts';
-import type { Observed } from '../observed.ts';
+import type { Observed } from '../observe.ts';
 import { buildPod } from '../pod.ts';
 import { isUnresolved, resolve } from '../resolve.ts';
 import { blockedBy } from '../status.ts';

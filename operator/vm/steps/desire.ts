@@ -2,10 +2,10 @@ import { type Desired, desiredSchema, parseDocument } from '../../../api/v1alpha
 import { parseQuantity } from '../../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../../kube/core.ts';
-import { type Facts, hasEnded } from '../facts.ts';
-import type { Observed } from '../observed.ts';
-import { desiredText } from '../phase.ts';
+import type { Facts } from '../facts.ts';
+import type { Observed } from '../observe.ts';
 import { buildDesired } from '../pod.ts';
+import { desiredText, hasEnded } from '../podstate.ts';
 import { podSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 

@@ -1,6 +1,6 @@
 import { VM_FINALIZER } from '../../../api/v1alpha1/names.ts';
 import { NOTHING, type StepResult } from './step.ts';
-import type { Observed } from '../observed.ts';
+import type { Observed } from '../observe.ts';
 
 /** First of all, so that a VM can never vanish while something of it exists. */
 export function ensureFinalizer({ vm }: Observed): StepResult {

@@ -1,7 +1,7 @@
 import type { Reason } from '../../../api/v1alpha1/reasons.ts';
 import type { Facts } from '../facts.ts';
 import { finishedAndDue } from '../deadlines.ts';
-import type { Observed } from '../observed.ts';
+import type { Observed } from '../observe.ts';
 import { NOTHING, type StepResult, waitFor } from './step.ts';
 
 /** The failure after which the VM itself is deleted: what users were promised of NAT self-healing. */

@@ -1,5 +1,5 @@
 /** The steps of a VM in their order; the first whose outcome is not `done` ends the look. */
-import type { Observed } from '../observed.ts';
+import type { Observed } from '../observe.ts';
 import { deploy } from './deploy.ts';
 import { desire } from './desire.ts';
 import { ensureFinalizer } from './finalizer.ts';

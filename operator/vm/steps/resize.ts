@@ -1,5 +1,6 @@
-import { type Facts, hasEnded } from '../facts.ts';
-import type { Observed } from '../observed.ts';
+import type { Facts } from '../facts.ts';
+import type { Observed } from '../observe.ts';
+import { hasEnded } from '../podstate.ts';
 import { standingRefusal, wantedSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 

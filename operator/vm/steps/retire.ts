@@ -1,9 +1,10 @@
 import { POD_FINALIZER } from '../../../api/v1alpha1/names.ts';
 import type { Pod } from '../../../kube/core.ts';
-import { type Facts, hasEnded, hasRun, podAttempt } from '../facts.ts';
-import type { Observed } from '../observed.ts';
-import { toRemember } from '../abandoned.ts';
-import { isAbandoned, isReleasable, NOTHING, type StepResult, waitFor, type Write } from './step.ts';
+import { isAbandoned, isReleasable, toRemember } from '../abandoned.ts';
+import type { Facts } from '../facts.ts';
+import type { Observed } from '../observe.ts';
+import { hasEnded, hasRun, podAttempt } from '../podstate.ts';
+import { NOTHING, type StepResult, waitFor, type Write } from './step.ts';
 
 /**
  * Lets a Pod go that has ended or must end: of an earlier placement, of a VM that failed, or deleted from outside.

@@ -2,9 +2,7 @@
 import type { Pod } from '../../../kube/core.ts';
 import type { Unsaved } from '../../../kube/objects.ts';
 import type { Facts } from '../facts.ts';
-import { isLost, isOutOfService, terminated } from '../facts.ts';
-import type { Observed } from '../observed.ts';
-import type { Size } from '../size.ts';
+import type { Observed, Size } from '../observe.ts';
 import type { Findings } from '../status.ts';
 
 export type Write =
@@ -43,22 +41,4 @@ export function waitFor(what: string, ...writes: Write[]): StepResult {
 
 export function requeueAfter(milliseconds: number, ...writes: Write[]): StepResult {
   return { writes, outcome: { kind: 'requeueAfter', milliseconds: Math.max(milliseconds, 0) } };
-}
-
-/** Nothing can be running for this Pod any more as far as Kubernetes can know: no agent will end it in order. */
-export function isAbandoned(observed: Observed, pod: Pod): boolean {
-  const { node, vm } = observed;
-  if (pod.spec.nodeName === undefined) {
-    return false;
-  }
-  if (node === undefined || isOutOfService(node)) {
-    return true;
-  }
-  const mayGiveUp = vm.metadata.deletionTimestamp !== undefined || vm.status?.firstRunningTime === undefined;
-  return mayGiveUp && isLost(observed);
-}
-
-/** The design's condition for letting the Pod's finalizer go, apart from the facts being in the VM's status. */
-export function isReleasable(observed: Observed, pod: Pod): boolean {
-  return terminated(pod) !== undefined || pod.spec.nodeName === undefined || isAbandoned(observed, pod);
 }

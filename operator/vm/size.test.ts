@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { parseConfig } from '../config/config.ts';
-import { diskRequest } from './diskrequest.ts';
+import { diskRequest } from './size.ts';
 
 const GIB = 2n ** 30n;
 const NOTHING = { diskSizeBytes: undefined, imageSizeBytes: undefined };

@@ -3,7 +3,8 @@ import { TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
-import { taskJob, taskOutcome } from './job.ts';
+import { taskJob } from './job.ts';
+import { taskOutcome } from './outcome.ts';
 
 const DENIED = { exitCode: 1, reason: 'ImageAccessDenied', message: 'team/locked: 401' };
 
@@ -14,8 +15,7 @@ function job(...conditions: { type: string; reason: string; message: string }[])
     task: { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'fast' },
     containerImage: 'none',
     pullSecrets: [],
-    nodeName: 'mac1',
-    dedicatedTo: '*',
+    placement: { nodeName: 'mac1', dedicatedTo: '*' },
     takesSlot: true,
     activeDeadlineSeconds: 60,
     ttlSecondsAfterFinished: 60,

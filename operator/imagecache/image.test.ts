@@ -2,9 +2,8 @@ import { describe, expect, it } from 'vitest';
 import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { parseConfig } from '../config/config.ts';
-import { resolveImage } from './image.ts';
+import { namesOn, newestDigest, resolveImage } from './image.ts';
 import type { CacheJob, Host, Observed } from './observed.ts';
-import { namesOn, newestDigest } from './presence.ts';
 
 const TAG = 'registry.example:5000/guest:1';
 const REPOSITORY = 'registry.example:5000/guest';
@@ -32,7 +31,7 @@ function succeeded(on: string, finishedAt: string, digest: string): CacheJob {
     host: on,
     type: 'cache',
     createdAt: 0,
-    turn: '',
+    attempt: '',
     isParked: false,
     isScheduled: true,
     outcome: { kind: 'succeeded', report: { digest: `sha256:${digest}` }, finishedAt },

@@ -1,0 +1,83 @@
+/** How a task stands, as its Job and the Job's Pod tell it. Pure. */
+import { parseDocument } from '../../api/v1alpha1/machine.ts';
+import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
+import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import { type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { Job } from '../../kube/job.ts';
+
+/** The Job controller's reason when the last Pod that the Job may have has failed. */
+const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
+const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
+
+export type TaskOutcome =
+  | { readonly kind: 'waiting'; readonly message: string }
+  | { readonly kind: 'running'; readonly nodeName: string | undefined; readonly report: TaskReport }
+  | { readonly kind: 'succeeded'; readonly report: TaskReport; readonly finishedAt: string | undefined }
+  | {
+      readonly kind: 'failed';
+      readonly reason: SaidReason;
+      readonly message: string;
+      readonly finishedAt: string | undefined;
+    };
+
+/**
+ * How a task stands, from its Job and the Job's Pod (undefined while there is none). Jobs and Pods are seen by watches of their
+ * own: a Job may be seen to have ended because of its Pod before the Pod's end is, and only the Pod knows why.
+ */
+export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
+  const ended = podEnd(pod) ?? jobEnd(job, pod);
+  if (ended !== undefined) {
+    return ended;
+  }
+  return pod?.status?.phase === 'Running' ? running(pod) : { kind: 'waiting', message: waitingFor(pod) };
+}
+
+function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
+  const terminated = pod?.status?.containerStatuses?.[0]?.state?.terminated;
+  if (terminated === undefined) {
+    return undefined;
+  }
+  const { exitCode, reason = '', message = '', finishedAt } = terminated;
+  return exitCode === 0
+    ? { kind: 'succeeded', report: reportIn(message), finishedAt }
+    : { kind: 'failed', reason: saidReason(reason, 'TaskFailed'), message, finishedAt };
+}
+
+/** When its host does not answer, a Job stays at FailureTarget and never gets Failed. */
+function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
+  const failed = job.status?.conditions?.find(
+    ({ type, status }) => (type === 'Failed' || type === 'FailureTarget') && status === 'True',
+  );
+  if (failed === undefined || (failed.reason === FAILED_WITH_ITS_POD && isSeenAlive(pod))) {
+    return undefined;
+  }
+  const { reason, message = '', lastTransitionTime } = failed;
+  return { kind: 'failed', reason: saidReason(reason, 'JobFailed'), message, finishedAt: lastTransitionTime };
+}
+
+/** Whether the Pod exists, has not ended and is not being deleted, as far as is known: it is sure to tell more. */
+export function isSeenAlive(pod: Pod | undefined): boolean {
+  const phase = pod?.status?.phase ?? 'Pending';
+  return pod !== undefined && pod.metadata.deletionTimestamp === undefined && ALIVE.has(phase);
+}
+
+function running(pod: Pod): TaskOutcome {
+  const condition = pod.status?.conditions?.find(({ type }) => type === TASK_CONDITION);
+  return { kind: 'running', nodeName: pod.spec.nodeName, report: reportIn(condition?.message) };
+}
+
+function waitingFor(pod: Pod | undefined): string {
+  const [container] = pod?.status?.containerStatuses ?? [];
+  return container?.state?.waiting?.message ?? waitingForHost(pod);
+}
+
+function waitingForHost(pod: Pod | undefined): string {
+  const scheduled = pod?.status?.conditions?.find(({ type }) => type === 'PodScheduled');
+  return scheduled?.status === 'False' ? (scheduled.message ?? '') : 'waiting for a host';
+}
+
+function reportIn(text: string | undefined): TaskReport {
+  const parsed = taskReportSchema.safeParse(parseDocument(text));
+  return parsed.success ? parsed.data : {};
+}

@@ -1,0 +1,40 @@
+import { expect, it } from 'vitest';
+import { DEDICATED_KEY, HOST_KEY, HOST_MARK } from '../../api/v1alpha1/names.ts';
+import type { Job } from '../../kube/job.ts';
+import { hostOfJob, hostPodSpec, type Placement } from './placement.ts';
+
+function specOf(placement: Placement) {
+  return hostPodSpec({ placement, tolerations: [], pullSecrets: [], priorityClassName: 'none' });
+}
+
+function termsOf(placement: Placement) {
+  const { nodeAffinity } = specOf(placement).affinity ?? {};
+  return nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms ?? [];
+}
+
+it('a namespace may take hosts for everybody and those of its own, and of a host only its mark counts', () => {
+  const mark = { key: HOST_MARK, operator: 'In', values: ['true'] };
+  const arch = { key: 'kubernetes.io/arch', operator: 'In', values: ['arm64'] };
+  expect(termsOf({ dedicatedTo: 'platform-ci', architecture: 'arm64' })).toEqual([
+    { matchExpressions: [mark, arch, { key: DEDICATED_KEY, operator: 'DoesNotExist' }] },
+    { matchExpressions: [mark, arch, { key: DEDICATED_KEY, operator: 'In', values: ['platform-ci'] }] },
+  ]);
+  expect(termsOf({ dedicatedTo: '*' })).toEqual([{ matchExpressions: [mark] }]);
+});
+
+it('hosts are tolerated, and dedicated ones of the namespace or all of them', () => {
+  const host = { key: HOST_KEY, operator: 'Equal', value: 'true', effect: 'NoSchedule' };
+  const dedicated = { key: DEDICATED_KEY, effect: 'NoSchedule' };
+  expect(specOf({ dedicatedTo: 'platform-ci' }).tolerations).toEqual([
+    host,
+    { ...dedicated, operator: 'Equal', value: 'platform-ci' },
+  ]);
+  expect(specOf({ dedicatedTo: '*' }).tolerations).toEqual([host, { ...dedicated, operator: 'Exists' }]);
+});
+
+it('the host of a Job is read from where it was written', () => {
+  const jobFor = (placement: Placement) =>
+    ({ spec: { template: { spec: { ...specOf(placement), containers: [] } } } }) as unknown as Job;
+  expect(hostOfJob(jobFor({ dedicatedTo: '*', nodeName: 'mac1' }))).toEqual(['mac1']);
+  expect(hostOfJob(jobFor({ dedicatedTo: '*' }))).toEqual([]);
+});

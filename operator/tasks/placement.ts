@@ -1,0 +1,98 @@
+/** Where Pods may run that need a host of Berth: what those of VMs and those of tasks have in common. */
+import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
+import type { NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
+import type { Job } from '../../kube/job.ts';
+
+export interface Placement {
+  /** Dedicated hosts that may be taken: those of this namespace, or of every one (`*`). */
+  readonly dedicatedTo: string;
+  readonly architecture?: 'amd64' | 'arm64' | undefined;
+  /** The one host that can be taken; any when undefined. */
+  readonly nodeName?: string | undefined;
+  readonly avoidedNodes?: readonly string[];
+  readonly required?: readonly NodeSelectorRequirement[];
+  readonly preferred?: NodeSelectorRequirement | undefined;
+}
+
+export interface HostPodOptions {
+  readonly placement: Placement;
+  /** Beside those that lead to hosts at all. */
+  readonly tolerations: readonly Toleration[];
+  readonly pullSecrets: readonly { readonly name: string }[];
+  readonly priorityClassName: string;
+}
+
+export function hostPodSpec(options: HostPodOptions): Omit<PodSpec, 'containers'> {
+  const { placement, tolerations, pullSecrets, priorityClassName } = options;
+  return {
+    restartPolicy: 'Never',
+    automountServiceAccountToken: false,
+    enableServiceLinks: false,
+    priorityClassName,
+    affinity: { nodeAffinity: nodeAffinity(placement) },
+    tolerations: [...hostTolerations(placement), ...tolerations],
+    ...(pullSecrets.length > 0 && { imagePullSecrets: [...pullSecrets] }),
+  };
+}
+
+function hostTolerations({ dedicatedTo }: Placement): Toleration[] {
+  return [
+    { key: HOST_KEY, operator: 'Equal', value: HOST_VALUE, effect: 'NoSchedule' },
+    dedicatedTo === '*'
+      ? { key: DEDICATED_KEY, operator: 'Exists', effect: 'NoSchedule' }
+      : { key: DEDICATED_KEY, operator: 'Equal', value: dedicatedTo, effect: 'NoSchedule' },
+  ];
+}
+
+/** By affinity, not by `nodeName`, which would pass by the scheduler and the slots. */
+function nodeAffinity(placement: Placement): NodeAffinity {
+  const { architecture, dedicatedTo, required = [], preferred } = placement;
+  const expressions: NodeSelectorRequirement[] = [
+    { key: HOST_MARK, operator: 'In', values: [HOST_VALUE] },
+    ...(architecture === undefined
+      ? []
+      : [{ key: 'kubernetes.io/arch', operator: 'In' as const, values: [architecture] }]),
+    ...required,
+  ];
+  const dedicated: NodeSelectorRequirement[][] =
+    dedicatedTo === '*'
+      ? [[]]
+      : [
+          [{ key: DEDICATED_KEY, operator: 'DoesNotExist' }],
+          [{ key: DEDICATED_KEY, operator: 'In', values: [dedicatedTo] }],
+        ];
+  const fields = nodeNameFields(placement);
+  return {
+    requiredDuringSchedulingIgnoredDuringExecution: {
+      nodeSelectorTerms: dedicated.map((requirements) => ({
+        matchExpressions: [...expressions, ...requirements],
+        ...(fields.length > 0 && { matchFields: fields }),
+      })),
+    },
+    ...(preferred !== undefined && {
+      preferredDuringSchedulingIgnoredDuringExecution: [
+        { weight: 100, preference: { matchExpressions: [preferred] } },
+      ],
+    }),
+  };
+}
+
+/** The one host comes first: {@link hostOfJob} reads it there. */
+function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelectorRequirement[] {
+  const one: NodeSelectorRequirement[] =
+    nodeName === undefined ? [] : [{ key: 'metadata.name', operator: 'In', values: [nodeName] }];
+  return [
+    ...one,
+    ...avoidedNodes.map((name) => ({ key: 'metadata.name', operator: 'NotIn' as const, values: [name] })),
+  ];
+}
+
+/** Index of Jobs by the host that they are for. */
+export const JOBS_BY_HOST = 'host';
+
+/** The name of the host that a Job is for, as the value of {@link JOBS_BY_HOST}; empty for a Job that any host may do. */
+export function hostOfJob({ spec }: Job): string[] {
+  const { nodeAffinity: affinity } = spec.template.spec.affinity ?? {};
+  const terms = affinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;
+  return terms?.[0]?.matchFields?.[0]?.values ?? [];
+}
