@@ -12,6 +12,14 @@ import type { Extension, JsonGeneralNames, JsonName } from '@peculiar/x509';
 
 export type KeyAlgorithm = 'ECDSA' | 'RSA';
 
+/** A certificate with its key. */
+export interface Certificate {
+  /** PEM, with the chain. */
+  certificate: string;
+  /** PEM. */
+  key: string;
+}
+
 export interface Key {
   algorithm: KeyAlgorithm;
   /** The private key. */

@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises';
 import type { Server } from 'node:https';
 import { createSecureContext } from 'node:tls';
 import type { Logger } from 'pino';
-import { createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificates.ts';
+import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificates.ts';
 import { rest } from '../base/time.ts';
 
 /** A new certificate is served at most so long after it is there; reading two small files costs nothing. */
@@ -14,15 +14,8 @@ const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /** The share of its life after which a certificate made here is replaced, as kubelet does with its own. */
 const RENEW_AFTER = 2 / 3;
 
-export interface ServingCertificate {
-  /** PEM, with the chain. */
-  certificate: string;
-  /** PEM. */
-  key: string;
-}
-
 /** Asked again and again for the certificate to serve with; what it answers may change. */
-export type CertificateProvider = () => Promise<ServingCertificate>;
+export type CertificateProvider = () => Promise<Certificate>;
 
 /** A certificate and key kept in two files, as a mounted Secret has them. RSA and ECDSA alike. */
 export function certificateFromFiles(o: { certificateFile: string; keyFile: string }): CertificateProvider {
@@ -46,7 +39,7 @@ export function selfMadeCertificate(o: {
   clock?: () => number;
 }): CertificateProvider {
   const { days = SELF_MADE_DAYS, clock = Date.now } = o;
-  let current: (ServingCertificate & { renewAt: number }) | undefined;
+  let current: (Certificate & { renewAt: number }) | undefined;
   return async () => {
     if (current === undefined || clock() >= current.renewAt) {
       const key = await createKey(o.algorithm);
@@ -75,7 +68,7 @@ export interface ServeCertificateOptions {
  */
 export async function serveCertificate(server: Server, o: ServeCertificateOptions): Promise<void> {
   let current = await o.provider();
-  setContext(server, current);
+  useCertificate(server, current);
   o.onServed?.(validityOf(current.certificate).notAfter);
   void follow();
 
@@ -90,9 +83,9 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
     }
   }
 
-  function replaced(next: ServingCertificate): ServingCertificate {
+  function replaced(next: Certificate): Certificate {
     if (next.certificate !== current.certificate || next.key !== current.key) {
-      setContext(server, next);
+      useCertificate(server, next);
       const { notAfter } = validityOf(next.certificate);
       o.onServed?.(notAfter);
       o.logger.info({ notAfter }, 'serving certificate replaced');
@@ -101,8 +94,19 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
   }
 }
 
-function setContext(server: Server, { certificate, key }: ServingCertificate): void {
-  const context = { cert: certificate, key, minVersion: 'TLSv1.2' } as const;
+/**
+ * New connections get this certificate. `clientAuthorities`, in PEM, vouch for the certificates of callers, where the server
+ * asks for these.
+ *
+ * @throws Error when key and certificate do not belong together; the old one stays.
+ */
+export function useCertificate(
+  server: Server,
+  { certificate, key }: Certificate,
+  clientAuthorities?: Buffer[],
+): void {
+  const authorities = clientAuthorities === undefined ? {} : { ca: clientAuthorities };
+  const context = { cert: certificate, key, minVersion: 'TLSv1.2', ...authorities } as const;
   // Throws when key and certificate do not belong together, before anything is replaced.
   createSecureContext(context);
   server.setSecureContext(context);

@@ -4,7 +4,13 @@ import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { Backoff } from '../../base/backoff.ts';
 import { writeWholeSync } from '../../base/files.ts';
-import { createKey, createSigningRequest, type Key, selfSigned } from '../../kube/certificates.ts';
+import {
+  type Certificate,
+  createKey,
+  createSigningRequest,
+  type Key,
+  selfSigned,
+} from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
 import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
@@ -42,12 +48,6 @@ export interface CertificateRequest {
    * a second one for the same name would be denied.
    */
   key?: Key;
-}
-
-export interface Certificate {
-  /** PEM. */
-  certificate: string;
-  key: string;
 }
 
 /** The request was denied, or could not be signed: asking again brings the same answer until a person acts. */

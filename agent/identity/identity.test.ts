@@ -9,10 +9,10 @@ import type { TLSSocket } from 'node:tls';
 import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { stringify } from 'yaml';
-import { createKey } from '../../kube/certificates.ts';
+import { type Certificate, createKey } from '../../kube/certificates.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
-import { type Certificate, identityFiles, readPair, writePair } from './certificates.ts';
+import { identityFiles, readPair, writePair } from './certificates.ts';
 import { type Identity, JoinError, takeIdentity } from './identity.ts';
 
 const REVIEW = 'POST /apis/authentication.k8s.io/v1/selfsubjectreviews';

@@ -5,14 +5,13 @@ import type { Registry } from 'prom-client';
 import { stringify } from 'yaml';
 import { Backoff } from '../../base/backoff.ts';
 import { AGENT_NAME, FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
-import { createKey, type Key, readKey } from '../../kube/certificates.ts';
+import { type Certificate, createKey, type Key, readKey } from '../../kube/certificates.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { pause } from '../../base/time.ts';
 import { Transport } from '../../kube/transport.ts';
 import { isMissing, messageOf } from '../../base/errors.ts';
 import {
-  type Certificate,
   identityFiles,
   type IdentitySettings,
   isFinal,

@@ -4,13 +4,12 @@ import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
 import { Backoff } from '../../base/backoff.ts';
 import { pause } from '../../base/time.ts';
-import { validityOf } from '../../kube/certificates.ts';
+import { type Certificate, validityOf } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { runtimeMetrics } from '../../kube/metrics.ts';
 import type { Transport } from '../../kube/transport.ts';
 import {
-  type Certificate,
   type CertificateRequest,
   identityFiles,
   type IdentitySettings,

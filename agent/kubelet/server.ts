@@ -8,6 +8,7 @@ import { pipeline } from 'node:stream/promises';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from '../../kube/authorization.ts';
+import type { Certificate } from '../../kube/certificates.ts';
 import {
   createServer,
   holdOpen,
@@ -16,7 +17,7 @@ import {
   reply,
   type RunningServer,
 } from '../../kube/httpserver.ts';
-import type { Certificate } from '../identity/certificates.ts';
+import { useCertificate } from '../../kube/servingcertificate.ts';
 import { LogReaders, type LogSource, parseLogRequest } from './logs.ts';
 
 /** Subresources of a Node: `metrics`, and `proxy` for all that reaches into machines. */
@@ -60,18 +61,13 @@ export class KubeletServer {
 
   constructor(options: KubeletServerOptions) {
     this.#options = options;
-    const { certificate, clientCAFile, logger } = options;
+    const { certificate, logger } = options;
     this.#server = createServer((request, response, url) => this.#handle(request, response, url), {
       logger,
-      tls: {
-        cert: certificate.certificate,
-        key: certificate.key,
-        requestCert: true,
-        // A caller without a certificate may have a token: decided by request.
-        rejectUnauthorized: false,
-        ca: authoritiesIn(clientCAFile),
-      },
+      // A caller without a certificate may have a token: decided by request.
+      tls: { requestCert: true, rejectUnauthorized: false },
     });
+    this.replaceCertificate(certificate);
   }
 
   /** Answers with the port. */
@@ -83,9 +79,8 @@ export class KubeletServer {
   }
 
   /** New connections get the new certificate. */
-  replaceCertificate({ certificate, key }: Certificate): void {
-    const { clientCAFile } = this.#options;
-    this.#server.setSecureContext({ cert: certificate, key, ca: authoritiesIn(clientCAFile) });
+  replaceCertificate(certificate: Certificate): void {
+    useCertificate(this.#server, certificate, authoritiesIn(this.#options.clientCAFile));
   }
 
   async close(): Promise<void> {

@@ -6,13 +6,12 @@ import { connect } from 'node:tls';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { HOST_KEY, HOST_MARK, HOST_VALUE } from '../../../api/v1alpha1/names.ts';
 import {
-  type Certificate,
   identityFiles,
   readPair,
   requestCertificate,
   writePair,
 } from '../../../agent/identity/certificates.ts';
-import { createKey, readKey, validityOf } from '../../../kube/certificates.ts';
+import { type Certificate, createKey, readKey, validityOf } from '../../../kube/certificates.ts';
 import { KubeClient } from '../../../kube/client.ts';
 import {
   CERTIFICATE_SIGNING_REQUESTS,
