@@ -12,7 +12,7 @@ export function lastWords(text: string): string {
   return text.length <= MESSAGE_LENGTH ? text : `…${text.slice(1 - MESSAGE_LENGTH)}`;
 }
 
-/** A Pod that gets no machine here: it stays Pending, for a ReplicaSet would replace a failed one within milliseconds. */
+/** A Pod that gets no machine here stays Pending, because a ReplicaSet would replace a failed one within milliseconds. */
 export function parkedStatus(
   pod: Pod,
   why: { reason: string; message: string },
@@ -37,7 +37,7 @@ export function parkedStatus(
   };
 }
 
-/** A Pod that ends without ever having had a machine on this host, or none that this agent remembers. */
+/** A Pod that ends and never had a machine on this host, or none that this agent remembers. */
 export function refusedStatus(
   pod: Pod,
   why: { reason: string; message: string; exitCode: number },
@@ -66,7 +66,7 @@ export function refusedStatus(
   };
 }
 
-/** What is the same in every status. */
+/** The fields that are the same in every status. */
 export function frame(
   pod: Pod,
   phase: NonNullable<PodStatus['phase']>,

@@ -36,10 +36,10 @@ import { RecordStore } from '../pods/records.ts';
 import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
-/** For Events at the end: they say why machines ended. A kubelet gives the agent's Pod 30 s in all. */
+/** Time for the last Events, which say why machines ended. A kubelet gives the agent's Pod 30 s in all. */
 const LAST_EVENTS_MILLISECONDS = 5_000;
 
-/** What runs machines on this host. */
+/** The parts that run machines on this host. */
 export interface HostParts {
   driver: Driver;
   images: ImageStore;
@@ -51,7 +51,7 @@ export interface HostParts {
   metrics: Registry;
 }
 
-/** This host cannot run what it is configured to run; said at start, not with the first VM. */
+/** This host cannot run the guests that it is configured for. The agent says so at its start, before the first VM. */
 export class HostUnfitError extends Error {
   override readonly name = 'HostUnfitError';
 }
@@ -190,7 +190,7 @@ async function takeUpWork(
   kubelet.hasJoined = true;
 }
 
-/** Tells the Node what a check of the network has found. `user` has no host-wide part: a condition about it would say nothing. */
+/** Tells the Node the result of a check of the network. The driver `user` has no host-wide part, so the Node gets no condition for it. */
 function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): void {
   const { network, monitor } = host;
   if (network.name !== 'nat' || monitor.host === undefined) {
@@ -203,7 +203,7 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
   }
 }
 
-/** What the last writes tell of is told after them. */
+/** The last Events go out after the last writes, which they tell of. */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],
   recorder: EventRecorder<SaidReason>,

@@ -13,7 +13,7 @@ import { clusterNetworks } from '../network/reach.ts';
 
 /** The API server refuses to sign a certificate for less (422 on `expirationSeconds`). */
 const SHORTEST_CERTIFICATE_SECONDS = 600;
-/** What the agent asks for when nothing is configured; the signer may give less. */
+/** The agent asks for this life of a certificate unless another one is configured; the signer may give less. */
 const CERTIFICATE_SECONDS = 30 * 24 * 3600;
 /** The lifetime of a Node's Lease: after it the control plane may think the host gone. */
 const FENCE_AFTER_SECONDS = 40;
@@ -152,7 +152,7 @@ export type AgentConfig = z.infer<typeof configSchema>;
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /**
- * Reads and checks a configuration file; relative paths in it count from its own folder. What differs from host to host
+ * Reads and checks a configuration file; relative paths in it count from its own folder. Settings that differ from host to host
  * may come from the environment (BERTH_NODE_NAME, BERTH_ADDRESS) where the file leaves it out: a DaemonSet has one file
  * for all. Root must name the network's driver; for everybody else there is but one.
  *
@@ -261,7 +261,7 @@ function holds(folder: string, path: string): boolean {
   return way !== '..' && !way.startsWith('../');
 }
 
-/** What is not there yet will be made below the folder that is. */
+/** A folder that does not exist yet will be made below one that does. */
 function realPath(path: string): string {
   try {
     return realpathSync(path);

@@ -23,10 +23,10 @@ const LOOK_CAP_MILLISECONDS = 5_000;
 /** Hexadecimal digits of the part of a name that tells requests of one host apart. */
 const FINGERPRINT_DIGITS = 20;
 
-/** The agent's configuration, as far as it says who the agent is. */
+/** The settings that say who the agent is. */
 export interface IdentitySettings {
   nodeName: string;
-  /** What a serving certificate is for. */
+  /** The address in the serving certificate. */
   address: string;
   dataDirectory: string;
   /** Used as it is. */

@@ -43,9 +43,9 @@ export class JoinError extends Error {
 
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
-/** Long enough for a busy API server; what the host runs waits no longer for one that is away. */
+/** Long enough for a busy API server. The machines of the host wait no longer for one that is away. */
 const REVIEW_MILLISECONDS = 10_000;
-/** Who am I: asked only for its answer to the certificate, which comes before every right. */
+/** Asks "who am I". Only the answer to the certificate counts, which the server gives before it looks at rights. */
 const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
 const UNAUTHORIZED = 401;
 
@@ -90,7 +90,7 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
   }
 }
 
-/** With the certificate of an earlier start, to where the bootstrap kubeconfig says by now; undefined when there is none of use. */
+/** A connection with the certificate of an earlier start, to the server of the present bootstrap kubeconfig. Undefined without a usable certificate. */
 async function storedConnection(
   config: IdentitySettings,
   bootstrap: Connection | undefined,
@@ -141,7 +141,7 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const pair = await join(new KubeClient(transport), o);
-    // Of an earlier membership, whose authority this cluster need not know; before the rest, which ends the joining.
+    // It belongs to an earlier membership, and this cluster may not know its authority. It goes first, since the rest ends the joining.
     rmSync(files.serving, { force: true });
     writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
@@ -184,7 +184,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
   }
 }
 
-/** On the disk before it is used: an agent that starts again takes its request up, since a second one for its name is denied. */
+/** The key is on the disk before it is used, so that an agent that starts again takes up its request: a second one for its name is denied. */
 async function joiningKey(file: string): Promise<Key> {
   if (existsSync(file)) {
     return readKey(readFileSync(file, 'utf8'));

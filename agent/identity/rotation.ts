@@ -1,4 +1,4 @@
-/** Keeps a certificate young: a new one is asked for at 70 to 90 % of the old one's life, as a kubelet does. */
+/** Renews the agent's certificates: a new one is asked for at 70 to 90 % of the old one's life, as a kubelet does. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
@@ -25,13 +25,13 @@ const RENEW_SPREAD_SHARE = 0.2;
 /** Node's timers hold at most 24.8 days. */
 const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
-/** A refusal is mostly the work of a person, who wants to see the next try within minutes. */
+/** A person refuses most requests, and wants to see the next try within minutes. */
 const RETRY_CAP_MILLISECONDS = 60_000;
 /** The first certificate's whole life: signers let it begin 5 minutes before it was made. */
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
 export interface RotationOptions {
-  /** What is in use; undefined when there is none yet, and the first is wanted at once. */
+  /** The certificate in use. Undefined if there is none yet; then the first is asked for at once. */
   current: Certificate | undefined;
   /** Asks for the next. */
   request: (signal: AbortSignal) => Promise<Certificate>;

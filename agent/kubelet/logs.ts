@@ -1,4 +1,4 @@
-/** `kubectl logs`: the serial console of a VM, or what a task has said. */
+/** `kubectl logs`: the serial console of a VM, or the log of a task. */
 import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/httpserver.ts';
@@ -7,7 +7,7 @@ import type { Host } from '../pods/host.ts';
 import type { Machines } from '../pods/machines.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 
-/** As the API server passes it on. */
+/** A request as the API server passes it on. */
 export interface LogRequest {
   namespace: string;
   pod: string;
@@ -32,10 +32,10 @@ class LogRefusedError extends HttpError {
 
 /** Logs that are open at once on this host: each holds a connection, two files and less than 1 MiB, followed or not. */
 const HOST_READERS = 64;
-/** Of one Pod, so that the readers of one VM do not shut out those of the others. */
+/** Logs of one Pod that are open at once, so that the readers of one VM do not shut out those of others. */
 const POD_READERS = 16;
 
-/** Counts who reads or follows logs. */
+/** Counts the readers and followers of logs. */
 export class LogReaders {
   readonly #pods = new Map<string, number>();
   #all = 0;

@@ -115,7 +115,7 @@ export class KubeletServer {
     await route.serve(url, response, signal);
   }
 
-  /** @throws HttpError for a caller whom the API server does not vouch for, by its client authority or by a token review, or who may not. */
+  /** @throws HttpError 401 when neither the client authority nor a token review knows the caller, 403 when the caller has no right */
   async #admit(request: IncomingMessage, subresource: Subresource): Promise<void> {
     const { authorizer, nodeName } = this.#options;
     const user = await authorizer.identify(request);
@@ -170,7 +170,7 @@ export class KubeletServer {
   }
 }
 
-/** Without a file nobody: left out, the public authorities would vouch for callers. */
+/** Without a file, nobody is trusted: if the option were left out, the public authorities would vouch for callers. */
 function authoritiesIn(file: string | undefined): Buffer[] {
   return file === undefined ? [] : [readFileSync(file)];
 }

@@ -1,4 +1,4 @@
-/** Looks at the host's network without pause, has it repaired, and tells who is concerned. */
+/** Checks the host's network again and again, which repairs it, and passes on each report. */
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
@@ -14,7 +14,7 @@ export interface MonitorOptions {
 }
 
 export class NetworkMonitor {
-  /** Called after every check with what it found. */
+  /** Called after every check with its report. */
   onReport: (report: NetworkReport) => void = () => undefined;
   readonly #options: MonitorOptions;
   readonly #repairs: Counter;

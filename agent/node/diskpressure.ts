@@ -1,10 +1,10 @@
 /** When a host takes no more VMs for want of room on its disk. */
 import type { FreeDisk } from './facts.ts';
 
-/** A kubelet's threshold for evictions, and what clears it again: room for a difference, so that the condition does not flap. */
+/** A kubelet's threshold for evictions, and a higher one that clears the condition, so that it does not flap. */
 const PRESSED_BELOW = 0.05;
 const FINE_ABOVE = 0.08;
-/** Of what is to stay free: cleared only when so much more is. */
+/** The condition clears only when this many times `minimumFree` is free. */
 const FINE_FACTOR = 1.25;
 
 /** `minimumFree`: bytes that images leave free, since the disks of machines grow. */

@@ -1,4 +1,4 @@
-/** What this host is and has, as its Node tells it. */
+/** The facts of this host that its Node shows: architecture, system, processors, memory, disk. */
 import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, machine, platform, release, totalmem } from 'node:os';
@@ -16,7 +16,7 @@ export interface HostFacts {
   cpus: number;
   memoryBytes: number;
   diskBytes: number;
-  /** What runs machines here: `qemu (kvm)`. */
+  /** The hypervisor and its accelerators: `qemu://kvm`. */
   hypervisor: string;
 }
 
@@ -58,7 +58,7 @@ export async function hostFacts(
   };
 }
 
-/** What is free of the data directory's file system. */
+/** Free room on the data directory's file system. */
 export interface FreeDisk {
   /** 0 to 1. */
   share: number;

@@ -31,7 +31,7 @@ export interface KeeperOptions {
   config: NodeSettings & { dataDirectory: string };
   facts: HostFacts;
   state: HostState;
-  /** As in {@link HostState}, now. */
+  /** The present number for {@link HostState}. */
   heldImageBytes: () => number;
   metrics: Registry;
   logger: Logger;
@@ -77,7 +77,7 @@ export class NodeKeeper {
     await this.#registered(signal);
   }
 
-  /** Writes what changed, when it differs from what the Node says. */
+  /** Writes the change if the Node shows something else. */
   update(change: Partial<HostState>): void {
     this.#state = { ...this.#state, ...change };
     this.#controller.enqueue(this.#options.config.nodeName);

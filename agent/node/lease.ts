@@ -6,7 +6,7 @@ import { LEASES, type Node } from '../../kube/core.ts';
 import { microTime, pause } from '../../base/time.ts';
 
 const LEASE_NAMESPACE = 'kube-node-lease';
-/** As a kubelet's: 40 s, renewed every 10 s. */
+/** A kubelet's numbers: 40 s, renewed every 10 s. */
 const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
@@ -24,7 +24,7 @@ export interface LeaseOptions {
   node: () => Readonly<Node> | undefined;
   fenceAfterMilliseconds: number;
   /**
-   * Whether this host knows what became of its Pods while it was cut off. Asked after a renewal: until then the fence stays, or a
+   * Whether this host has seen the fate of its Pods since it was cut off. Asked after a renewal: until then the fence stays, or a
    * machine would be started whose VM another host has by now.
    */
   isUpToDate: (signal: AbortSignal) => Promise<boolean>;

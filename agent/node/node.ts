@@ -29,7 +29,7 @@ export interface NodeSettings {
   images: { minimumFree: number };
 }
 
-/** What changes while the agent runs. */
+/** Facts that change while the agent runs. */
 export interface HostState {
   kubeletPort: number;
   images: readonly ContainerImage[];
@@ -40,7 +40,7 @@ export interface HostState {
   heldImageBytes: number;
 }
 
-/** What this host offers to machines; of its disk what stays beside images that are held and what is to stay free. */
+/** The room for machines on this host. Of its disk, images that somebody holds and `minimumFree` are taken off. */
 export function allocatable(
   config: NodeSettings,
   facts: HostFacts,
@@ -75,7 +75,7 @@ export function nodeLabels(config: NodeSettings, facts: HostFacts): Record<strin
   };
 }
 
-/** For the one POST: afterwards NodeRestriction refuses every change of the taints. */
+/** The Node for the one POST: afterwards NodeRestriction refuses every change of the taints. */
 export function newNode(
   config: NodeSettings,
   facts: HostFacts,
@@ -192,7 +192,7 @@ export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: num
   );
 }
 
-/** `empty` is what the server leaves out of its answers. */
+/** `empty` is the value that the server leaves out of its answers. */
 function contains(current: object | undefined, wanted: object, empty?: unknown): boolean {
   const fields: Record<string, unknown> = { ...current };
   return Object.entries(wanted).every(([key, value]) => isDeepStrictEqual(fields[key] ?? empty, value));

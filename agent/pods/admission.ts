@@ -1,4 +1,4 @@
-/** Admission like a kubelet's: what was bound to this host by a race, a stale view or by `spec.nodeName` is counted here again. */
+/** Admission like a kubelet's: the host counts again, because a race, a stale view or `spec.nodeName` can bind too many Pods to it. */
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -9,7 +9,7 @@ import type { Claim, MachineRecord } from './machine.ts';
 import { isEnded } from './pod.ts';
 import type { RecordStore } from './records.ts';
 
-/** What the host has to give; `slots` undefined while the operator has not said. */
+/** The host's capacity for machines. `slots` is undefined until the operator has set them. */
 export interface HostCapacity {
   slots: number | undefined;
   cpuMillis: number;
@@ -17,12 +17,12 @@ export interface HostCapacity {
   diskBytes: number;
 }
 
-/** What is added up over machines. */
+/** Fields of a {@link Claim} that are summed over machines. */
 type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 
 export type Admission =
   | { kind: 'admitted' }
-  /** A machine on its way out still holds what this one needs. */
+  /** A machine that is being removed still holds the room. */
   | { kind: 'wait'; message: string }
   | { kind: 'refused'; reason: RefusalReason; message: string };
 
@@ -83,7 +83,7 @@ const AMOUNTS: readonly {
   },
 ];
 
-/** What a guest of that size takes of its host, its hypervisor included. */
+/** Processors and memory that a guest of that size takes of its host, with its hypervisor. */
 export function claimOfSize(size: {
   cpu: number;
   memoryBytes: number;
@@ -143,7 +143,7 @@ function refused(reason: RefusalReason, message: string): Admission & { kind: 'r
   return { kind: 'refused', reason, message };
 }
 
-/** Who holds something of this host. */
+/** Everything that holds a part of this host. */
 export interface Claimants {
   host: { readonly records: RecordStore; capacity(): HostCapacity };
   /** All Pods bound to this host. */
@@ -158,7 +158,7 @@ export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
   return admit(claimOf(pod), alive, leaving, claimants.host.capacity());
 }
 
-/** What all others hold, as {@link admit} wants it. */
+/** The claims of all other Pods, as {@link admit} wants them. */
 export function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,
@@ -184,7 +184,7 @@ export function claimsBeside(
   return { alive, leaving };
 }
 
-/** What is promised to a machine or, where that is more, what it still runs with. */
+/** The machine's claim, or the size that it still runs with if that is larger. */
 function heldBy({ claim, startedWith }: Readonly<MachineRecord>): Claim {
   if (startedWith === undefined) {
     return claim;

@@ -1,4 +1,4 @@
-/** The Pods bound to this host: each becomes a machine, or a word on why it does not. */
+/** The Pods bound to this host: each becomes a machine or a task, or its status says why it does not. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -25,7 +25,7 @@ import { StatusWriter } from './statuswriter.ts';
 
 /** A host has some dozen machines; their steps run beside, a turn is some milliseconds. */
 const WORKERS = 4;
-/** A machine that waits for another one to leave is also woken by that one's leaving; this is for what nobody announces. */
+/** A Pod that waits for room is also woken when a machine leaves; some room comes without any event. */
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** A kubelet looks at all its containers every so often, whatever events say. */
 const RELIST_MILLISECONDS = 30_000;
@@ -76,7 +76,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Begins once it is known which Pods there are: whatever has none is then torn down. Until then only the fence acts. */
+  /** Begins when the Pods are known, because machines without a Pod are then removed. Until then only the fence acts. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
@@ -151,7 +151,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** The API server is away since this agent started: what nobody has seen running must not run on unseen. */
+  /** The API server has not answered since this agent started: machines that nobody has seen running must end. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
@@ -160,7 +160,7 @@ export class PodController {
     }
   }
 
-  /** A machine whose Pod is gone: at once, and without a trace. */
+  /** Removes a machine whose Pod is gone, at once and completely. */
   async #dismiss(record: MachineRecord): Promise<number | undefined> {
     const wanted = wantedWithoutPod({ deadline: Date.now() });
     const progress = await this.machines.drive(this.machines.runtime(record), wanted);
@@ -220,7 +220,7 @@ export class PodController {
       this.#park(pod, { reason: 'Starting', message: admission.message });
       return Date.now() + ADMISSION_LOOK_MILLISECONDS;
     }
-    // Between the admission and these lines nothing waits: two Pods cannot both get the last slot.
+    // There is no await between the admission and these lines, so two Pods cannot both get the last slot.
     if (role.kind === 'task') {
       this.#tasks.start(pod, keyOf(pod), role.task);
       return this.#serve(pod);
@@ -285,7 +285,7 @@ export class PodController {
     this.#writer.wish(pod, { status, finish: false, onTaken: () => undefined });
   }
 
-  /** Nothing of the Pod is on this host: its end is said, and when it is being deleted, it is let go. */
+  /** Ends a Pod of which nothing is on this host, and lets it go if it is being deleted. */
   #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     const finish = pod.metadata.deletionTimestamp !== undefined;

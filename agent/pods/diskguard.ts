@@ -1,7 +1,7 @@
 /**
  * Keeps room on the disk that machines share. QEMU itself stops a guest only when nothing at all is free, and then every
  * guest that writes. So this looks earlier, and pauses the machine whose disk has grown most: one at a look, while the
- * others go on writing into what is kept free.
+ * others go on writing into the room that is kept free.
  */
 import type { Logger } from 'pino';
 import { rest } from '../../base/time.ts';
@@ -16,10 +16,10 @@ const STEPS = 16;
 const ROOM_FACTOR = 1.25;
 /** Where `minimumFree` is less: a guest that QEMU stopped would be stopped again. */
 const LEAST_ROOM_BYTES = 64 * 1024 * 1024;
-/** One machine after another goes on, so that it is seen what the first one writes. */
+/** Machines go on one after another, so that the next look sees how much the first one writes. */
 const UNPAUSE_MILLISECONDS = 5_000;
 
-/** For people, on a machine that is paused. */
+/** Tells people why a machine is paused. */
 export const PAUSED_MESSAGE =
   "the machine is paused: its disk grew while less of the host's is free than is to stay so (images.minimumFree); it goes on when there is room";
 
@@ -40,14 +40,14 @@ export interface DiskGuardOptions {
   machines: () => readonly GuardedMachine[];
   /** Removes images that nobody holds while less is free than is to stay so. */
   relieve: () => Promise<void>;
-  /** Adds to the room that is kept for the agent's own small files what it lacks. */
+  /** Fills up the room that is kept for the agent's own small files. */
   replenish: () => void;
   /** The machine's wish has changed. */
   changed: (uid: string) => void;
   logger: Logger;
 }
 
-/** Who fills a disk does so in seconds; what was before says nothing of the present. */
+/** A guest fills a disk within seconds; older growth says nothing about the present. */
 const WINDOW_MILLISECONDS = 10_000;
 
 interface Sample {
@@ -57,7 +57,7 @@ interface Sample {
   readonly sizes: ReadonlyMap<string, number>;
 }
 
-/** By how much the disks of machines grew lately. */
+/** Measures by how much the disks of machines grew lately. */
 class Growth {
   /** The oldest first; some twenty, with two looks a second. */
   #samples: Sample[] = [];
@@ -98,12 +98,12 @@ export class DiskGuard {
     this.#pauseBelow = options.minimumFree;
   }
 
-  /** What the disk asks of a machine, as long as it is not done. */
+  /** The request of the disk to a machine, until it is done. */
   wish(uid: string): DiskWish | undefined {
     return this.#wishes.get(uid);
   }
 
-  /** The machine starts anew, maybe before a look has seen that it had stopped: what was asked of it is over. */
+  /** The machine starts anew, maybe before a look has seen that it had stopped. It loses its request. */
   startsAnew(uid: string): void {
     this.#wishes.delete(uid);
   }
@@ -177,7 +177,7 @@ export class DiskGuard {
     this.#growth.note(sizes, now);
   }
 
-  /** What is done, what is of no use any more, and machines that are gone. */
+  /** Drops requests that are done or of no use any more, and those of machines that are gone. */
   #forgetOthers(machines: readonly GuardedMachine[]): void {
     const byUid = new Map(machines.map((machine) => [machine.uid, machine]));
     for (const [uid, wish] of this.#wishes) {

@@ -1,4 +1,4 @@
-/** Failures of machines, and what follows from a step that failed: try again, count it as an end, or give the machine up. Pure. */
+/** Failures of machines, and the consequence of a step that failed: try again, count it as an end, or give the machine up. Pure. */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { classOf, isOfHost, type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
@@ -11,7 +11,7 @@ const RETRY_CAP_MILLISECONDS = 60_000;
 /** A machine that nobody has seen run is given up after so many tries, some 15 s: the VM can be placed on another host. */
 const FIRST_RUN_ATTEMPTS = 4;
 
-/** What follows from a step that failed. */
+/** The consequence of a step that failed. */
 export type Consequence =
   | { kind: 'retry'; afterMilliseconds: number; message: string }
   | { kind: 'end'; end: MachineEnd }
@@ -76,7 +76,7 @@ export function failed(reason: Reason, message: string): MachineFailure {
 /** A guest that still runs ends in order, as with a Pod that is deleted. */
 const DAMAGED_GRACE_MILLISECONDS = 30_000;
 
-/** The agent can neither go on with a machine that it knows nothing of, nor throw its disk away. */
+/** The agent cannot go on with a machine that it knows nothing of, and must not remove its disk. */
 export function recordDamaged(path: string, message: string): MachineFailure {
   return {
     reason: 'RecordDamaged',

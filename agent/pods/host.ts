@@ -1,4 +1,4 @@
-/** What the work on machines needs of its host. */
+/** The parts of the host that the work on machines uses. */
 import type { RunAs } from '../../base/exec.ts';
 import type { Logger } from 'pino';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
@@ -32,14 +32,14 @@ export interface Host {
   /** `<data directory>/machines` */
   readonly machinesDirectory: string;
   readonly logger: Logger;
-  /** As known now: slots come from the Node. */
+  /** The present capacity; its slots come from the Node. */
   capacity(): HostCapacity;
   /** Which accelerator runs machines of an architecture. */
   accelerator(architecture: 'amd64' | 'arm64' | undefined): string | undefined;
   /** The Lease is overdue. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText<SaidReason>): void;
-  /** What the pull secrets of a Pod open. @throws ImageError `PullSecretMissing` */
+  /** Credentials from the pull secrets of a Pod. @throws ImageError `PullSecretMissing` */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
 }
 

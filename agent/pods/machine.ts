@@ -1,6 +1,6 @@
 /**
- * A machine of this host: its record, which outlives the agent (`records.ts`), and what only this process knows of it. The hypervisor's
- * process, disk and sockets are the driver's; here are the facts that decide what may happen to them. Imports nothing of this folder.
+ * A machine of this host: its record, which outlives the agent (`records.ts`), and the facts that only this process knows. They decide
+ * about process, disk and sockets, which the driver owns. This file is the ground of its folder and imports none of it.
  */
 import { join } from 'node:path';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
@@ -11,7 +11,7 @@ import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { NetworkHealth } from '../network/network.ts';
 
-/** What one machine takes of its host. */
+/** The part of the host that one machine takes. */
 export interface Claim {
   slots: number;
   cpuMillis: number;
@@ -104,7 +104,7 @@ export function newRecord(o: Pick<MachineRecord, 'uid' | 'key' | 'machine' | 'cl
   };
 }
 
-/** What a Pod asks of its machine at one moment. */
+/** A Pod's demands on its machine at one moment. */
 export interface Wanted {
   /** Undefined when it is gone. */
   pod: Readonly<Pod> | undefined;
@@ -120,7 +120,7 @@ export interface Wanted {
   graceMilliseconds: number;
 }
 
-/** What people read in the STATUS column and in the VM's phase. */
+/** People read it in the STATUS column and in the VM's phase. */
 export type MachinePhase =
   | 'Pulling'
   | 'Cloning'
@@ -134,9 +134,9 @@ export type MachinePhase =
   | 'Failed'
   | 'Terminating';
 
-/** What is to be done next with a machine. */
+/** The next thing to do with a machine. */
 export type Step =
-  /** What is wanted is there. */
+  /** Everything is as wanted. */
   | { kind: 'settled' }
   | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
   /** Facts to remember; then plan again. */
@@ -165,13 +165,13 @@ export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMillis
   readonly kind: OperationKind;
   phase: MachinePhase;
   progressPercent: number | undefined;
-  /** Gives up what can be given up: a download. */
+  /** Gives up the operation if that is possible, as with a download. */
   readonly abort: AbortController;
   /** Ends the grace of a stop. */
   readonly hurry: AbortController;
   /** When the grace of a stop ends by itself, in milliseconds since the epoch. */
   deadline: number | undefined;
-  /** To be called when phase or progress has changed. */
+  /** The step calls it when phase or progress has changed. */
   readonly changed: () => void;
 }
 
@@ -180,11 +180,11 @@ export interface Runtime {
   readonly record: MachineRecord;
   readonly folder: MachineFolder;
   operation: Operation | undefined;
-  /** As of the last look. */
+  /** Seen at the last look. */
   state: MachineState;
   /** The machine is said to run, and this process has not yet seen it do so. */
   unseen: boolean;
-  /** Failures in a row of the present step, the earliest time for its next try, and what to tell meanwhile. */
+  /** Failures in a row of the present step, the earliest time for its next try, and the trouble to report until then. */
   attempts: number;
   notBefore: number;
   trouble: { reason: Reason | undefined; message: string } | undefined;

@@ -76,7 +76,7 @@ export class Machines {
     this.#host.images.release(`machine/${record.uid}`);
   }
 
-  /** Those whose guests may write, or are paused. */
+  /** Machines whose guests may write, or are paused. */
   guarded(): GuardedMachine[] {
     return [...this.#runtimes.values()].flatMap(({ record: { uid }, state, operation }) =>
       state.kind === 'running' && (operation === undefined || ENDING.has(operation.kind))
@@ -118,7 +118,7 @@ export class Machines {
     };
   }
 
-  /** Memory of machines that are being suspended is on its way to the disk. */
+  /** Counts the memory of machines that are being suspended, which is on its way to the disk. */
   #noRoomToSuspend(record: Readonly<MachineRecord>): string | undefined {
     const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');
     const promised = suspending.reduce((sum, other) => sum + suspendedBytes(other.record), 0);
@@ -154,7 +154,7 @@ export class Machines {
     }
   }
 
-  /** Work that was asked for before may be of no use any more, or may have to be done sooner. */
+  /** An operation may be of no use any more, or may have to end sooner. */
   #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
@@ -165,7 +165,7 @@ export class Machines {
     return { step: { kind: 'wait', until }, again: soonest(until, ahead(runtime.record, wanted, now)) };
   }
 
-  /** Ends the grace of a stop where it is over by now; when it will be, if that is sooner than the stop was begun with. */
+  /** Ends the grace of a stop that is over by now. Gives the end of the grace if it is sooner than that of the operation. */
   #hurry(
     { uid }: Readonly<MachineRecord>,
     { deletion }: Wanted,
@@ -258,7 +258,7 @@ export class Machines {
   }
 }
 
-/** The Pod's active deadline while it still means something. */
+/** The Pod's active deadline while it is still to come. */
 function ahead(
   { failure }: Readonly<MachineRecord>,
   { activeDeadline }: Wanted,

@@ -42,7 +42,7 @@ export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwor
   return network;
 }
 
-/** A machine that alone is cut off may start when it has run before: what it was is not thrown away, and healing goes on. */
+/** A machine that has run before may start even if it alone is cut off: its disk is kept, and repairs go on. */
 function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
   if (!report.healthy) {
     return report.faults.join('; ');
@@ -51,7 +51,7 @@ function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): s
   return own?.healthy === false && !everRan ? own.message : undefined;
 }
 
-/** What no repair of the network mends. */
+/** Whether no repair of the network can help. */
 function isAboutPorts(error: unknown): boolean {
   return classOf(reasonIn(error), 'VM') === 'elsewhere';
 }
@@ -60,7 +60,7 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
   const { hardware, ports } = needed(record.machine);
   const runAs = ownUser(host, record);
   const options = { macAddress: hardware.macAddress, ports, ...(runAs && { runAs }) };
-  // Before the attempt: what it leaves half done is to be given back too.
+  // Written before the attempt, so that a half-made attachment is given back too.
   host.records.update(record, { released: false });
   try {
     return await host.network.attach(record.uid, options);
@@ -78,7 +78,7 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
   }
 }
 
-/** Who has the machines, and hears when something about one has changed. */
+/** The owner of the machines; it hears when something about one has changed. */
 interface Followers {
   machines: { runtime(record: MachineRecord): Runtime };
   touch(uid: string): void;

@@ -1,7 +1,7 @@
 /**
- * The decision: from what a machine is and what is wanted of it, the one next step. Pure, so that its promises
- * are tested over many thousands of histories: nothing starts while its Pod is being deleted, a disk is removed
- * only with its Pod, the same end never counts twice.
+ * The decision: the one next step of a machine, from its state and the wishes of its Pod. It is pure, so that its promises are
+ * tested over many thousands of histories: nothing starts while its Pod is being deleted, a disk is removed only with its Pod, the
+ * same end never counts twice.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
@@ -30,7 +30,7 @@ export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Run
   fenced: boolean;
   /** Why the machine's network is unusable, while it is. */
   networkFault: string | undefined;
-  /** What the host's disk asks of the machine. */
+  /** The request of the host's disk to the machine. */
   diskWish: DiskWish | undefined;
   /** Why the machine's memory has no room on the host's disk, while it has none. */
   noRoomToSuspend: string | undefined;
@@ -70,7 +70,7 @@ function live(situation: Situation, now: number): Step {
   return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
 }
 
-/** Whatever ends the guest's writing goes before, and whatever is wanted goes on afterwards. */
+/** Steps that end the guest's writing come first; all other wishes wait until it is paused or goes on. */
 function forDisk({ state, diskWish }: Situation): Step | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
     return undefined;
@@ -108,7 +108,7 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
   return undefined;
 }
 
-/** What the machine did without being asked, as facts to remember. */
+/** Facts to remember about things that the machine did by itself. */
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
   if (state.kind === 'running') {

@@ -1,4 +1,4 @@
-/** What a Pod bound to this host asks of it, read from the operator's two annotations and its times. Pure. */
+/** Reads from the operator's two annotations, and from a Pod's times, what the Pod asks of this host. Pure. */
 import { createHash } from 'node:crypto';
 import {
   type Desired,
@@ -82,7 +82,7 @@ function machineRole(machineText: string, desiredText: string): PodRole {
   };
 }
 
-/** What a Pod that cannot be read is ended with. */
+/** The end of a Pod that cannot be read. */
 export function refusalOf(role: PodRole & { kind: 'tooNew' | 'invalid' }): {
   reason: Reason;
   message: string;
@@ -114,7 +114,7 @@ export function isEnded(pod: Readonly<Pod>): boolean {
   return machine?.state?.terminated !== undefined || (ended && machine === undefined);
 }
 
-/** What the Pod asks of its machine now: what it says, and by when. */
+/** The demands of a Pod on its machine, with their deadlines. */
 export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, now: number): Wanted {
   const { activeDeadlineSeconds, terminationGracePeriodSeconds = GRACE_SECONDS } = pod.spec;
   const { startTime } = pod.status ?? {};
@@ -129,7 +129,7 @@ export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, no
   };
 }
 
-/** What is asked of a machine whose Pod is gone or not known. */
+/** The demands on a machine whose Pod is gone or not known. */
 export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
   return {
     pod: undefined,

@@ -1,4 +1,4 @@
-/** What the pull secrets of a Pod open, read as the node: its authorizer lets it read what its own Pods name, and nothing else. */
+/** Credentials from the pull secrets of a Pod. The node reads them itself: it may read the secrets that its own Pods name, and no others. */
 import { messageOf } from '../../base/errors.ts';
 import { Backoff } from '../../base/backoff.ts';
 import type { KubeClient } from '../../kube/client.ts';

@@ -10,12 +10,12 @@ type Readiness = NonNullable<Runtime['readiness']>;
 /** Until the guest answers, people wait; afterwards a kubelet's period is often enough. */
 const NOT_READY_MILLISECONDS = 1_000;
 const READY_MILLISECONDS = 10_000;
-/** As a kubelet's: a single lost connection does not make a guest unready. */
+/** A kubelet's number: a single lost connection does not make a guest unready. */
 const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
 /** The hypervisor's own forwarding takes every connection, and drops it once the guest has refused it. */
 const HOLD_MILLISECONDS = 300;
-/** What a server may take to close after its client. */
+/** A server may take this long to close after its client. */
 const ANSWER_MILLISECONDS = 2_000;
 
 /** Where a guest is to be reached. */
@@ -26,7 +26,7 @@ export interface Target {
   forwarded: boolean;
 }
 
-/** How a machine's readiness is to be found out. */
+/** Whether a machine is ready: known without asking, or to be asked. */
 export type Question = { kind: 'answer'; readiness: Readiness } | { kind: 'probe'; target: Target };
 
 const READY: Readiness = { ready: true, message: '' };
@@ -65,7 +65,7 @@ interface Watch {
   end: AbortController;
 }
 
-/** Asks for as long as a machine runs, and tells when the answer changes. */
+/** Asks guests whether they are ready, and tells when an answer changes. */
 export class ReadinessProber {
   readonly #watches = new Map<string, Watch>();
   readonly #changed: (uid: string) => void;
@@ -77,7 +77,7 @@ export class ReadinessProber {
     this.#wait = wait;
   }
 
-  /** Asks as the machine's VM wants while it runs, and only then; goes on from what the Pod says. */
+  /** Asks a machine that runs as its VM wants, and asks no other one. The first answer is the one that the Pod shows already. */
   follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
     const { machine } = runtime.record;
     if (runtime.state.kind !== 'running' || machine === undefined) {

@@ -6,23 +6,23 @@ import { writeWholeSync } from '../../base/files.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { MachineRecord } from './machine.ts';
 
-/** Of the file. An agent that meets a higher one was downgraded, and must not guess. */
+/** The version of the file's form. An agent that finds a higher one was downgraded and must not guess. */
 const VERSION = 1;
 
 /** A record that cannot be read. Its machine may run, and its disk may be somebody's only copy. */
 export interface DamagedRecord {
   uid: string;
   path: string;
-  /** What is wrong with the file. */
+  /** The fault of the file, for people. */
   message: string;
 }
 
 /**
- * What every record has had since the first agent; the rest is optional. Machine and image are not judged again, since an
- * agent has taken them: a rule that became stricter must not take a machine from its Pod.
+ * The fields that every record has had since the first agent; all others are optional. Machine and image are not checked again: an agent
+ * has accepted them, and a rule that became stricter must not take a machine from its Pod.
  */
 const recordSchema = z.looseObject({
-  /** Absent: of an agent that wrote none. */
+  /** Absent if an early agent wrote the file. */
   version: z.literal(VERSION).optional(),
   uid: z.string().min(1),
   key: z.string().min(1),
@@ -30,7 +30,7 @@ const recordSchema = z.looseObject({
     slots: z.number(),
     cpuMillis: z.number(),
     memoryBytes: z.number(),
-    /** Absent: of an agent that counted no disk; neither did the Pod. */
+    /** Absent if an early agent wrote the file, when Pods requested no disk. */
     diskBytes: z.number().default(0),
     ports: z.array(z.string()),
   }),
@@ -44,7 +44,7 @@ const recordSchema = z.looseObject({
 });
 
 export class RecordStore {
-  /** Found at the start. They keep their files until {@link replaceDamaged}. */
+  /** Files that could not be read at the start. They stay as they are until {@link replaceDamaged}. */
   readonly damaged: readonly DamagedRecord[];
   readonly #directory: string;
   readonly #records = new Map<string, MachineRecord>();
@@ -81,7 +81,7 @@ export class RecordStore {
     return this.list().filter((record) => record.key === key);
   }
 
-  /** On the disk before it returns, since what comes next may rest on it. */
+  /** Writes the record and syncs it before it returns, since later steps rest on it. */
   save(record: MachineRecord): void {
     writeWholeSync(this.#path(record.uid), JSON.stringify({ version: VERSION, ...record }));
     this.#records.set(record.uid, record);
@@ -92,7 +92,7 @@ export class RecordStore {
     this.save(record);
   }
 
-  /** Saves a record in the place of a damaged one, whose file is kept beside it for people until the machine is gone. */
+  /** Saves a record in place of a damaged one. The damaged file stays beside it for people until the machine is gone. */
   replaceDamaged(record: MachineRecord): void {
     const path = this.#path(record.uid);
     copyFileSync(path, damagedPath(path));

@@ -1,4 +1,4 @@
-/** What an earlier agent left on this host: machines that run on, and traces that belong to nobody. */
+/** Takes up the things that an earlier agent left on this host: machines that run on, and traces that belong to nobody. */
 import { join } from 'node:path';
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
@@ -10,12 +10,12 @@ import { recordDamaged } from './failure.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { roleOf } from './pod.ts';
 
-/** Key of what no Pod of this host ever named: no namespace has a slash before its name, so no Pod can have it. */
+/** Begins the key of a machine that no Pod ever named. No Pod has such a key, since no namespace begins with a slash. */
 const STRAY_PREFIX = '/stray-';
 
 /**
- * Gives every machine folder and network attachment a record, so that what has no Pod is torn down like any other machine,
- * and makes known to the store which images machines run from, and to the network which attachments are to be there.
+ * Gives every machine folder and network attachment a record, so that machines without a Pod are removed like any other. Tells the
+ * store which images machines run from, and the network which attachments there are.
  */
 export async function adoptMachines(host: Host, machines: Machines): Promise<void> {
   for (const { uid, path, message } of host.records.damaged) {
@@ -43,7 +43,7 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
   }
 }
 
-/** What no record names. Its process keeps its user, which no other machine may get meanwhile. */
+/** Gives a record to machines that have none. Their processes keep their users, which no other machine may get. */
 async function adoptStrays(host: Host): Promise<void> {
   const damaged = new Set(host.records.damaged.map(({ uid }) => uid));
   const uids = [...(await host.driver.list()).map(({ uid }) => uid), ...(await host.network.attached())];
@@ -85,7 +85,7 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
   };
 }
 
-/** Of what was found on the host: it may run, and its process keeps its user. */
+/** The record of a machine found on the host: it may run, and its process keeps its user. */
 async function foundRecord(host: Host, uid: string, identity: MachineIdentity): Promise<MachineRecord> {
   const state = await stateOf(host, uid);
   return {
@@ -96,7 +96,7 @@ async function foundRecord(host: Host, uid: string, identity: MachineIdentity): 
   };
 }
 
-/** Undefined also for a state that cannot be read: the driver says so each time that it is asked to do something. */
+/** Undefined also for a state that cannot be read: the driver then refuses each step with the cause. */
 async function stateOf(host: Host, uid: string): Promise<MachineFile | undefined> {
   try {
     return await readMachineFile(join(host.machinesDirectory, uid));

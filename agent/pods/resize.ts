@@ -1,6 +1,6 @@
 /**
  * Another size of a Pod whose machine is here. As a kubelet does, the host promises the new size as soon as it has room; the
- * machine gets it at its next start. Until then the Pod's status says what is promised and what the machine has.
+ * machine gets it at its next start. Until then the Pod's status shows the promised size and the present one.
  */
 import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -9,7 +9,7 @@ import { condition } from '../../kube/podstatus.ts';
 import { admit, type Claimants, claimOf, claimOfSize, claimsBeside, type HostCapacity } from './admission.ts';
 import type { Claim, MachineRecord } from './machine.ts';
 
-/** Why the host does not promise what the Pod asks for: not now, or never. A kubelet's own reasons. */
+/** Why the host does not promise the size that the Pod asks for: not now, or never. The reasons are a kubelet's. */
 export interface PendingResize {
   readonly reason: 'Deferred' | 'Infeasible';
   readonly message: string;
@@ -54,7 +54,7 @@ function refusalOf(
   return beside.kind === 'admitted' ? undefined : { reason: 'Deferred', message: beside.message };
 }
 
-/** What a machine is started with: as desired, and never more than the host has promised its Pod. */
+/** The size that a machine is started with: as desired, and never more than the host has promised its Pod. */
 export function grantedSize({ cpuMillis, memoryBytes }: Claim, desired: GuestSize): GuestSize {
   return {
     cpu: Math.max(1, Math.min(desired.cpu, Math.floor(cpuMillis / 1000))),
@@ -62,7 +62,7 @@ export function grantedSize({ cpuMillis, memoryBytes }: Claim, desired: GuestSiz
   };
 }
 
-/** What the host has promised, and what the machine has until its next start: the API server resizes no container without them. */
+/** The size that the host has promised, and the size of the machine until its next start. The API server resizes no container without them. */
 export function resourceStatus(
   { resources = {} }: Container,
   record: Readonly<MachineRecord>,
@@ -92,12 +92,12 @@ function requestsOf(
   };
 }
 
-/** A machine that runs or is suspended has what it was started with; another has what is kept for it. */
+/** The size of a machine that runs or is suspended is that of its start; any other machine has its claim. */
 function actualClaim({ claim, startedWith }: Readonly<MachineRecord>): Claim {
   return startedWith === undefined ? claim : { ...claim, ...claimOfSize(startedWith) };
 }
 
-/** As a kubelet says them: a size that is not promised, and one that is promised and waits for the next start. */
+/** A kubelet's conditions: for a size that is not promised, and for a promised one that waits for the next start. */
 export function resizeConditions(
   record: Readonly<MachineRecord>,
   pending: PendingResize | undefined,

@@ -1,4 +1,4 @@
-/** The Pod status that says what a machine is: a pure function, so that nothing is written when nothing changed. */
+/** The Pod status that shows a machine. A pure function, so that nothing is written when nothing changed. */
 import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import {
   DISK_CONDITION,
@@ -23,7 +23,7 @@ import { PAUSED_MESSAGE } from './diskguard.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
 
-/** What a Pod's status tells of its machine. */
+/** A machine as its Pod's status shows it. */
 export interface MachineView {
   runtime: Readonly<Runtime>;
   /** The step that was begun or is still to come. */
@@ -130,7 +130,7 @@ function diskTrouble({ runtime: { state }, step }: MachineView): DiskTrouble | u
     : undefined;
 }
 
-/** For people, beside the phase. */
+/** A sentence for people beside the phase. */
 function messageOf({ record, trouble }: Readonly<Runtime>, phase: MachinePhase): string | undefined {
   if (trouble !== undefined) {
     return trouble.message;
@@ -170,7 +170,7 @@ function machineCondition(view: MachineView, phase: MachinePhase): PodCondition 
   return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(reportOf(view, phase)));
 }
 
-/** Until the network has been looked at, what was last said stays. */
+/** The Pod's present condition stays until the network has been checked. */
 function networkCondition(pod: Pod, { runtime: { network } }: MachineView): PodCondition[] {
   if (network === undefined) {
     const said = pod.status?.conditions?.find(({ type }) => type === NETWORK_CONDITION);
@@ -208,7 +208,7 @@ function containerState({ runtime }: MachineView, phase: MachinePhase): Containe
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 
-/** Without a failure of its own, the machine was ended with its Pod: never an exit code of 0, which a Job would count as done. */
+/** A machine without a failure ended with its Pod. Its exit code is never 0, because a Job would count that as done. */
 function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState['terminated']> {
   const { failure, killed } = record;
   const ended: MachineFailure = failure ?? {

@@ -16,11 +16,11 @@ import { isEnded } from './pod.ts';
 /** One hanging write must not hold up the others of a host's few dozen Pods. */
 const WORKERS = 8;
 
-/** What a Pod is to show. */
+/** The status that a Pod is to show. */
 export interface StatusWish {
   uid: string;
   status: PodStatus | undefined;
-  /** Nothing of the machine is left: the Pod, which is being deleted, can go. */
+  /** The Pod is being deleted and nothing of its machine is left, so it can go. */
   finish: boolean;
   /** Called once the API server has the status. */
   onTaken: () => void;
@@ -37,7 +37,7 @@ export class StatusWriter {
   readonly #options: StatusWriterOptions;
   readonly #controller: Controller;
   readonly #wishes = new Map<string, StatusWish>();
-  /** By uid: the Pod as the server answered the last write. */
+  /** The server's answers to the last writes, by uid. */
   readonly #written = new Map<string, Pod>();
   /** Uids of Pods whose last delete was sent. */
   readonly #finished = new Set<string>();
@@ -62,7 +62,7 @@ export class StatusWriter {
     await this.#controller.drained();
   }
 
-  /** The Pod with what this agent wrote last, where the watch has not brought it yet. */
+  /** The Pod with the status that this agent wrote last, if the watch has not brought it yet. */
   newest(pod: Readonly<Pod>): Readonly<Pod> {
     const uid = pod.metadata.uid ?? '';
     const written = this.#written.get(uid);
@@ -79,7 +79,7 @@ export class StatusWriter {
     return { ...pod, ...(written.status === undefined ? {} : { status: written.status }) };
   }
 
-  /** Takes the place of what was wished for the Pod before. */
+  /** Replaces the earlier wish for the Pod. */
   wish(pod: Readonly<Pod>, wish: Omit<StatusWish, 'uid'>): void {
     const key = keyOf(pod);
     this.#wishes.set(key, { uid: pod.metadata.uid ?? '', ...wish });
@@ -154,7 +154,7 @@ function isOurMistake(error: unknown): error is Error {
   return isInvalid(error) || untyped;
 }
 
-/** Whether the Pod shows all of `wanted` already: what others wrote beside it does not count. */
+/** Whether the Pod shows all of `wanted` already. Fields that others wrote do not count. */
 export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
   const { conditions: wantedConditions = [], ...rest } = wanted;
   const current: Record<string, unknown> = { ...pod.status };

@@ -1,4 +1,4 @@
-/** The steps that take long, each as one function: it drives the host, and writes down what it achieved, before and after. */
+/** The steps that take long, each as one function. It drives the host, and records its intent before and its result after. */
 import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -17,19 +17,19 @@ import { type Host, ownUser } from './host.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { grantedSize } from './resize.ts';
 
-/** A download tells its progress this often at most: every telling is a write to the API server. */
+/** A download reports its progress this often at most, because every report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
 
 type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
 
-/** Fetches what the machine boots from and makes its disk. */
+/** Fetches the images that the machine boots from and makes its disk. */
 async function create(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const holder: Holder = `machine/${runtime.record.uid}`;
   try {
     await makeDisk(host, runtime, operation);
     host.images.cloned(holder);
   } catch (error) {
-    // Another attempt asks again; until then nobody need wait for this one.
+    // Another attempt asks again. Until then nobody has to wait for this machine.
     host.images.release(holder);
     throw error;
   }
@@ -56,7 +56,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   host.records.update(record, { created: true, base, isoPath });
 }
 
-/** What the secrets of a Pod open that boots from a registry; the others need none. */
+/** Credentials of a Pod that boots from a registry; others need none. */
 async function keyringOf(
   host: Host,
   { machine }: MachineRecord,
@@ -121,7 +121,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   tell(host, operation, 'Started', 'Start', 'the machine runs');
 }
 
-/** Intent first: an end that comes while it is being asked for is no crash. */
+/** The intent is recorded first, so that an end in the meantime is no crash. */
 async function stop(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
   host.records.update(record, { running: false, end: undefined });
@@ -188,7 +188,7 @@ async function remove(host: Host, { record, folder }: Runtime): Promise<void> {
   host.images.release(`machine/${record.uid}`);
 }
 
-/** By the planner's name for the step. */
+/** The functions by the planner's names of the steps. */
 export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   create,
   start,
@@ -202,7 +202,7 @@ export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   remove,
 };
 
-/** Of a machine whose disk alone is worked on: it is on no network. */
+/** For steps that work on the disk alone: the machine is on no network. */
 const NO_NETWORK: GuestNetwork = { arguments: [], address: undefined };
 
 function launchPlan(
