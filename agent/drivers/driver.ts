@@ -11,17 +11,35 @@ export interface MachineFolder {
   uid: string;
 }
 
-export interface LaunchPlan {
-  machine: Machine;
-  cpu: number;
-  memoryBytes: number;
+/** A virtual machine. Another kind of guest is another member of {@link MachinePlan.guest}, told apart by its first key. */
+export interface VmGuest {
+  vm: Machine;
   /** Wanted size of the disk; a smaller disk is grown before the start, never shrunk. undefined: the image's own. */
   diskSizeBytes: number | undefined;
   /** Path of an ISO image, attached as a read-only drive that is tried after the disk. */
   iso: string | undefined;
-  network: GuestNetwork;
+}
+
+/** All that the disk of a machine follows from. */
+export interface MachinePlan {
+  guest: VmGuest;
   /** The machine's own user, which the hypervisor becomes; undefined where the agent is not root. */
   runAs?: RunAs | undefined;
+}
+
+/** All that a process of a machine follows from. */
+export interface LaunchPlan extends MachinePlan {
+  cpu: number;
+  memoryBytes: number;
+  network: GuestNetwork;
+}
+
+/** A machine of this host, with the facts that only its folder has when the agent's record of it is lost. */
+export interface FoundMachine extends MachineFolder {
+  /** The user of its process. */
+  runAs: RunAs | undefined;
+  /** Path of the image that its disk is a clone of. */
+  base: string | undefined;
 }
 
 export type MachineState =
@@ -71,7 +89,7 @@ export interface Driver {
   /** What this host can run. Each answer was found by starting a guest, within a time limit; remembered until the host's next boot. */
   probe(): Promise<Accelerator[]>;
   /** Makes the folder and the disk: a clone of `base`, at once whatever its size. Without `base` a blank disk of `diskSizeBytes`, or none. */
-  create(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void>;
+  create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
   /** Resolves when the hypervisor runs and answers. @throws StartError; then no process is left. */
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
@@ -89,7 +107,9 @@ export interface Driver {
   /** Goes on from {@link suspend}, with the cpu and memory it had then. @throws StartError; it stays suspended. */
   resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /** A stopped machine's disk becomes as {@link create} made it. */
-  revert(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void>;
+  revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
+  /** How many bytes {@link copyDisk} writes at most, as things stand. */
+  copyBytes(folder: MachineFolder): Promise<number>;
   /**
    * The machine's whole disk as a raw file with holes at `target`, an absolute path on any file system, as it was at one
    * moment; the guest runs on. The file is not flushed. It is removed when this rejects: with the signal's reason when that
@@ -101,8 +121,8 @@ export interface Driver {
   /** Ends the process without grace and removes everything. */
   delete(folder: MachineFolder): Promise<void>;
   inspect(folder: MachineFolder): Promise<MachineState>;
-  /** Every machine folder on this host, also those that an earlier agent made. */
-  list(): Promise<MachineFolder[]>;
+  /** Every machine of this driver on this host, also those that an earlier agent made. */
+  list(): Promise<FoundMachine[]>;
   /** Called with the uid when the state of a machine may have changed without the agent's doing. */
   onChange(handler: (uid: string) => void): void;
   console(folder: MachineFolder): ConsoleLog;

@@ -4,6 +4,7 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { AGENT_NAME, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
+import { messageOf } from '../../base/errors.ts';
 import { keepReserve } from '../../base/reserve.ts';
 import { Authorizer } from '../../kube/authorization.ts';
 import { KubeClient } from '../../kube/client.ts';
@@ -28,7 +29,7 @@ import { allocatable } from '../node/node.ts';
 import { adoptMachines } from '../pods/recover.ts';
 import { PodController } from '../pods/controller.ts';
 import { DiskGuard } from '../pods/diskguard.ts';
-import type { Host } from '../pods/host.ts';
+import { type Host, type HostDriver, machineOf } from '../pods/host.ts';
 import { followNetwork } from '../pods/network.ts';
 import { NetworkMonitor } from '../network/monitor.ts';
 import { pullKeyring } from '../pods/pullsecrets.ts';
@@ -41,7 +42,8 @@ const LAST_EVENTS_MILLISECONDS = 5_000;
 
 /** The parts that run machines on this host. */
 export interface HostParts {
-  driver: Driver;
+  /** The preferred one first. */
+  drivers: readonly Driver[];
   images: ImageStore;
   publisher: Publisher;
   network: Network;
@@ -64,11 +66,11 @@ export async function runAgent(
   signal: AbortSignal,
 ): Promise<void> {
   const { metrics } = parts;
-  const accelerators = await fitAccelerators(config, parts.driver);
+  const drivers = await fitDrivers(config, parts.drivers, logger);
   const identity = await takeIdentity({ config, logger, metrics, signal });
   const transport = new Transport(identity.connection, { metrics, userAgent: AGENT_NAME });
   const client = new KubeClient(transport);
-  const facts = await hostFacts(config, hypervisorName(parts.driver, accelerators));
+  const facts = await hostFacts(config, runtimeVersion(drivers));
   const monitor = new NetworkMonitor({
     network: parts.network,
     intervalMilliseconds: config.network.checkIntervalSeconds * 1000,
@@ -92,6 +94,8 @@ export async function runAgent(
   });
   const host: Host = {
     ...parts,
+    drivers,
+    architecture: facts.architecture,
     disk: guard,
     monitor,
     records: new RecordStore(join(config.dataDirectory, 'pods')),
@@ -100,8 +104,6 @@ export async function runAgent(
     machinesDirectory: join(config.dataDirectory, 'machines'),
     logger,
     capacity: () => ({ ...allocatable(config, facts, parts.images.heldBytes()), slots: slotsOf(keeper) }),
-    accelerator: (architecture = facts.architecture) =>
-      accelerators.find((one) => one.architecture === architecture)?.accelerator,
     fenced: () => lease.fenced,
     event: (regarding, text) => recorder.event(regarding, text),
     keyring: (pod) => pullKeyring(client, pod),
@@ -112,8 +114,7 @@ export async function runAgent(
     work: taskWork({
       ...host,
       publisher: parts.publisher,
-      machines: () => host.records.list(),
-      architecture: facts.architecture,
+      machineOf: (vmUid) => machineOf(host, vmUid),
     }),
     logger,
     changed: (key) => pods.touchPod(key),
@@ -178,7 +179,7 @@ export async function runAgent(
     );
   }
   await Promise.all(running);
-  await drainAndClose([keeper, pods], recorder, [kubelet, parts.network, parts.driver, transport]);
+  await drainAndClose([keeper, pods], recorder, [kubelet, parts.network, ...parts.drivers, transport]);
 }
 
 async function takeUpWork(
@@ -214,21 +215,50 @@ async function drainAndClose(
   await Promise.all(open.map((one) => one.close()));
 }
 
-async function fitAccelerators(config: AgentConfig, driver: Driver): Promise<Accelerator[]> {
-  const found = await driver.probe();
+/** All drivers, also those that cannot run: they tear down machines that they made earlier. @throws HostUnfitError when none can run. */
+async function fitDrivers(
+  config: AgentConfig,
+  drivers: readonly Driver[],
+  logger: Logger,
+): Promise<ReadonlyMap<string, HostDriver>> {
   const wanted = config.architecture ?? nativeArchitecture();
-  if (!found.some(({ architecture }) => architecture === wanted)) {
-    const names = found.map(({ architecture, accelerator }) => `${architecture} (${accelerator})`).join(', ');
-    throw new HostUnfitError(
-      `${driver.name} runs no ${wanted} guests on this host; it runs: ${names || 'none at all'}`,
-    );
+  const found = new Map<string, HostDriver>();
+  const problems: string[] = [];
+  for (const driver of drivers) {
+    const accelerators = await tryProbe(driver, problems);
+    found.set(driver.name, { driver, accelerators });
+    if (accelerators.length > 0 && !accelerators.some(({ architecture }) => architecture === wanted)) {
+      const names = accelerators.map((one) => `${one.architecture} (${one.accelerator})`).join(', ');
+      problems.push(`${driver.name} runs no ${wanted} guests on this host; it runs: ${names}`);
+    }
+  }
+  if (problems.length === drivers.length) {
+    throw new HostUnfitError(problems.join('; '));
+  }
+  if (problems.length > 0) {
+    logger.warn({ problems }, 'not every driver can run machines here');
   }
   return found;
 }
 
-function hypervisorName(driver: Driver, accelerators: readonly Accelerator[]): string {
-  // Tools expect TYPE://VERSION.
-  return `${driver.name}://${accelerators.map(({ accelerator }) => accelerator).join('-')}`;
+/** None, with a problem, where the driver cannot run. */
+async function tryProbe(driver: Driver, problems: string[]): Promise<readonly Accelerator[]> {
+  try {
+    const accelerators = await driver.probe();
+    if (accelerators.length === 0) {
+      problems.push(`${driver.name} runs no guests on this host`);
+    }
+    return accelerators;
+  } catch (error) {
+    problems.push(`${driver.name}: ${messageOf(error)}`);
+    return [];
+  }
+}
+
+/** Tools expect TYPE://VERSION. */
+function runtimeVersion(drivers: ReadonlyMap<string, HostDriver>): string {
+  const [[name, { accelerators }] = ['', { accelerators: [] }]] = drivers;
+  return `${name}://${accelerators.map(({ accelerator }) => accelerator).join('-')}`;
 }
 
 function slotsOf(keeper: NodeKeeper): number | undefined {

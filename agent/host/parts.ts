@@ -38,13 +38,15 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   return {
     metrics,
     users,
-    driver: new QemuDriver({
-      dataDirectory,
-      architecture,
-      logger: log,
-      readers: users?.reader.gid,
-      ownRoot: machineRoot,
-    }),
+    drivers: [
+      new QemuDriver({
+        dataDirectory,
+        architecture,
+        logger: log,
+        readers: users?.reader.gid,
+        ownRoot: machineRoot,
+      }),
+    ],
     images,
     publisher,
     network: createNetwork(networkSchema.parse(config.network), {

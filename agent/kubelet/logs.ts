@@ -3,7 +3,7 @@ import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/httpserver.ts';
 import type { ConsoleLog } from '../machines/console.ts';
-import type { Host } from '../pods/host.ts';
+import { driverOf, type Host } from '../pods/host.ts';
 import type { Machines } from '../pods/machines.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 
@@ -135,7 +135,7 @@ function consoleOf(pod: Readonly<Pod>, { host, machines, tasks }: ConsoleSources
   if (record?.created !== true) {
     throw new LogRefusedError(`Pod ${name} has no console yet: it has not been started`);
   }
-  return host.driver.console(machines.runtime(record).folder);
+  return driverOf(host, record).console(machines.runtime(record).folder);
 }
 
 function ownPod(

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { expect, it, onTestFinished } from 'vitest';
-import { CgroupTree } from './cgroup.ts';
+import { MachineCgroups } from './cgroup.ts';
 
 const LIMITS = { memoryBytes: 96 * 1024 ** 2, processes: 64, cpu: 2 };
 const isRoot = process.getuid?.() === 0;
@@ -19,7 +19,7 @@ it('version 2: limits are written before the process comes, and passed on by the
   const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
   onTestFinished(async () => await rm(root, { recursive: true }));
   await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
-  const tree = new CgroupTree(pino({ level: 'silent' }), [root]);
+  const tree = new MachineCgroups(pino({ level: 'silent' }), [root]);
   await tree.add('uid', 4711, LIMITS);
   const read = async (name: string): Promise<string> =>
     await readFile(join(root, 'berth', 'uid', name), 'utf8');
@@ -42,9 +42,10 @@ it('a host without a controller says once which limits are missing', async ({ sk
   await mkdir(join(root, 'pids'));
   await writeFile(join(root, 'pids', 'cgroup.procs'), '');
   const said: string[] = [];
-  const tree = new CgroupTree(pino({ level: 'warn' }, { write: (line: string) => void said.push(line) }), [
-    root,
-  ]);
+  const tree = new MachineCgroups(
+    pino({ level: 'warn' }, { write: (line: string) => void said.push(line) }),
+    [root],
+  );
   await tree.add('a', 4711, LIMITS);
   await tree.add('b', 4712, LIMITS);
   expect(said.map((line) => (JSON.parse(line) as { missing: unknown }).missing)).toEqual([['memory', 'cpu']]);
@@ -54,7 +55,7 @@ it('a machine that takes more memory than its limit ends alone', async ({ skip }
   if (!isRoot || !(await hasMemoryGroups())) {
     skip('needs root and control groups of version 1 for memory');
   }
-  const tree = new CgroupTree(pino({ level: 'silent' }));
+  const tree = new MachineCgroups(pino({ level: 'silent' }));
   const [greedy, neighbour] = ['greedy', 'neighbour'].map((name) => `test-${name}-${process.pid}`);
   const processes = [member(), member()] as const;
   onTestFinished(async () => {

@@ -69,7 +69,7 @@ interface Hierarchy {
   controllers: readonly Controller[];
 }
 
-export class CgroupTree {
+export class MachineCgroups {
   readonly #logger: Logger;
   readonly #search: readonly string[];
   #hierarchies: Promise<Hierarchy[]> | undefined;

@@ -5,9 +5,8 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { ConsoleStore } from './console.ts';
-import type { ConsoleReadOptions } from './consoleread.ts';
-import { STORE_FILES } from './consolerecords.ts';
-import { listSegments, SEGMENT_BYTES, segmentName } from './segments.ts';
+import { type ConsoleReadOptions, STORE_FILES } from './consolerecords.ts';
+import { listSegments, SEGMENT_BYTES, segmentName } from './logwriter.ts';
 
 const MEBIBYTE = 1024 * 1024;
 /** More than what waits for a follower may take. */
@@ -49,7 +48,7 @@ describe.each([
   });
 
   function open(): ConsoleStore {
-    return new ConsoleStore(folder, { logger: pino({ level: 'silent' }), clock: () => now });
+    return new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }), clock: () => now });
   }
 
   function guestWrites(bytes: string | Buffer): void {
@@ -263,7 +262,7 @@ describe('the console of the log writer, and agents that come and go', () => {
 
   /** The one before is as good as killed: it has not closed its store. */
   function anotherAgent(): ConsoleStore {
-    return new ConsoleStore(folder, { logger: pino({ level: 'silent' }), clock: () => now });
+    return new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }), clock: () => now });
   }
 
   async function read(): Promise<string> {

@@ -1,26 +1,31 @@
 /**
- * What a guest wrote to its serial console. The log writer keeps it as it came (consoleraw.ts); this store moves it on into
- * two files of bounded size, each line with the time at which it was seen.
+ * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (consoleinput.ts). This store moves them into
+ * two files of bounded size, and gives each line the time at which the agent read it.
  *
- * A stored line is `TIME F|P TEXT`, as container runtimes write theirs; P: the guest had not yet ended the line.
+ * A stored line is `TIME F|P TEXT`, as container runtimes write theirs. P: the guest had not yet ended the line.
  */
 import { EventEmitter } from 'node:events';
 import { appendFileSync, mkdirSync, renameSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
-import { ConsoleLines } from './consolelines.ts';
-import { RawConsole } from './consoleinput.ts';
-import { type ConsoleReadOptions, type ConsoleRecord, ConsoleText } from './consoleread.ts';
-import { consoleTurns, StoredRecords } from './consolerecords.ts';
-import { FILES } from './folder.ts';
+import { CONSOLE_FOLDER, ConsoleInput } from './consoleinput.ts';
+import {
+  ConsoleLines,
+  type ConsoleReadOptions,
+  type ConsoleRecord,
+  ConsoleText,
+  consoleTurns,
+  StoredRecords,
+} from './consolerecords.ts';
+import type { LogName } from './logwriter.ts';
 
 /** Two files of this size are kept: the current one and the one before. */
 const STORE_FILE_BYTES = 4 * 1024 * 1024;
 /** A person who follows a console does not notice a fifth of a second; sixteen machines cost 80 calls a second. */
 const POLL_MILLISECONDS = 200;
 const READ_BYTES = 16 * 1024;
-/** Of one move, some milliseconds long: the agent has other things to do. Where more is waiting, the next one comes soon. */
+/** Limits of one move, which takes some milliseconds: the agent has other things to do. If more is waiting, the next move comes soon. */
 const MOVE_BYTES = 16 * READ_BYTES;
 const MOVE_RECORDS = 8_000;
 const SOON_MILLISECONDS = 10;
@@ -28,12 +33,18 @@ const SOON_MILLISECONDS = 10;
 const CATCH_UP_MILLISECONDS = 5_000;
 /** A reader that does not keep up loses the oldest records rather than filling the agent's memory. */
 const FOLLOW_QUEUE_BYTES = 256 * 1024;
-/** What a record takes beside its text. */
+/** The memory of a record beside its text. */
 const RECORD_OVERHEAD_BYTES = 64;
 
 export interface ConsoleLog {
   /** Pieces of text, of some lines each. Follows until `signal`, or until the machine is deleted. */
   read(options: ConsoleReadOptions): AsyncIterable<string>;
+}
+
+export interface ConsoleOptions {
+  log: LogName;
+  logger: Logger;
+  clock?: () => Date;
 }
 
 interface StoreEvents {
@@ -42,7 +53,7 @@ interface StoreEvents {
 }
 
 export class ConsoleStore implements ConsoleLog {
-  readonly #raw: RawConsole;
+  readonly #input: ConsoleInput;
   readonly #folder: string;
   readonly #logger: Logger;
   readonly #clock: () => Date;
@@ -53,11 +64,12 @@ export class ConsoleStore implements ConsoleLog {
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
-  constructor(machineFolder: string, options: { logger: Logger; clock?: () => Date }) {
-    this.#raw = new RawConsole(machineFolder);
-    this.#folder = join(machineFolder, FILES.console);
-    this.#logger = options.logger;
-    this.#clock = options.clock ?? (() => new Date());
+  /** `log`: the log to which the guest or the task prints; the driver of the machine knows it. */
+  constructor(folder: string, { log, logger, clock = () => new Date() }: ConsoleOptions) {
+    this.#input = new ConsoleInput(folder, log);
+    this.#folder = join(folder, CONSOLE_FOLDER);
+    this.#logger = logger;
+    this.#clock = clock;
     this.#events.setMaxListeners(0);
   }
 
@@ -106,7 +118,7 @@ export class ConsoleStore implements ConsoleLog {
     }
   }
 
-  /** What the guest has written by now is moved, however much it is; readers that come meanwhile wait for the same. */
+  /** Moves everything that the guest has written by now. Readers that come meanwhile wait for the same. */
   async #caughtUp(): Promise<void> {
     this.#catchingUp ??= this.#catchUp().finally(() => {
       this.#catchingUp = undefined;
@@ -175,7 +187,7 @@ export class ConsoleStore implements ConsoleLog {
     let moved = 0;
     let length: number;
     do {
-      const { lost, bytes } = this.#raw.next(READ_BYTES);
+      const { lost, bytes } = this.#input.next(READ_BYTES);
       if (lost > 0) {
         records = records.concat(this.#lines.gap(lost, now));
       }
@@ -188,7 +200,7 @@ export class ConsoleStore implements ConsoleLog {
       this.#store(records);
     }
     if (moved > 0 || records.length > 0) {
-      this.#raw.commit(this.#lines.pending);
+      this.#input.commit(this.#lines.pending);
     }
     return length > 0;
   }
@@ -197,8 +209,8 @@ export class ConsoleStore implements ConsoleLog {
     try {
       this.#append(records);
     } catch (error) {
-      // What was read and not stored, such as for a full disk, is read again.
-      this.#raw.rewind();
+      // Bytes that were read and not stored, for example because the disk is full, are read again.
+      this.#input.rewind();
       this.#lines = new ConsoleLines();
       throw error;
     }
@@ -226,7 +238,7 @@ interface Follower {
   release: () => void;
 }
 
-/** What a follower has not taken yet; of more than it may hold, the newest. */
+/** The records that a follower has not taken yet. If there are too many, the oldest are dropped. */
 class FollowQueue {
   #records: ConsoleRecord[] = [];
   #bytes = 0;

@@ -1,4 +1,4 @@
-/** The serial console as the guest wrote it, in the log writer's files; or one file to which a task or a hypervisor of an earlier agent appends. */
+/** The bytes of a console as they came: in the log writer's files, or in one file to which a task or a hypervisor of an earlier agent appends. */
 import {
   closeSync,
   existsSync,
@@ -15,10 +15,12 @@ import {
 } from 'node:fs';
 import { join } from 'node:path';
 import { isMissing } from '../../base/errors.ts';
-import { FILES } from './folder.ts';
-import { listSegments, SEGMENT_BYTES, type Segment } from './segments.ts';
+import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
 
-/** Of what came while no agent was there, as much is read as the store holds. */
+/** In the folder of the machine or task: the bounded store that people read, and how far it has read. */
+export const CONSOLE_FOLDER = 'console';
+
+/** If more came while no agent was there, only as much is read as the store holds. */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
 /** An appended file is emptied when it has grown to this and everything is read. */
 const RAW_LIMIT_BYTES = 1024 * 1024;
@@ -29,11 +31,11 @@ export interface RawPiece {
   bytes: Buffer;
 }
 
-/** Something that is read once, over all agents: from where the last commit says. */
+/** Bytes that are read once, by all agents together: each continues where the last commit says. */
 interface Source {
   /** The next bytes, at most `length`; none when everything is read. */
   next: (length: number) => RawPiece;
-  /** What was read is stored, but for the last `pending` bytes. */
+  /** All bytes that were read are stored, except the last `pending` ones. */
   commit: (pending: number) => void;
   /** Goes back to the last commit. */
   rewind: () => void;
@@ -41,21 +43,23 @@ interface Source {
 
 const NOTHING: RawPiece = { lost: 0, bytes: Buffer.alloc(0) };
 
-export class RawConsole implements Source {
+export class ConsoleInput implements Source {
   readonly #folder: string;
+  readonly #log: LogName;
   readonly #appended: AppendedFile;
   readonly #segments: Segments;
 
-  constructor(machineFolder: string) {
-    this.#folder = machineFolder;
-    this.#appended = new AppendedFile(machineFolder);
-    this.#segments = new Segments(machineFolder);
+  constructor(folder: string, log: LogName) {
+    this.#folder = folder;
+    this.#log = log;
+    this.#appended = new AppendedFile(folder, log);
+    this.#segments = new Segments(folder, log);
   }
 
   next(length: number): RawPiece {
     if (this.#appended.exists()) {
       const piece = this.#appended.next(length);
-      if (piece.bytes.length > 0 || listSegments(this.#folder, 'serial').length === 0) {
+      if (piece.bytes.length > 0 || listSegments(this.#folder, this.#log).length === 0) {
         return piece;
       }
       // The machine of an earlier agent was started anew, with a log writer: nobody writes to this file any more.
@@ -65,7 +69,7 @@ export class RawConsole implements Source {
   }
 
   commit(pending: number): void {
-    mkdirSync(join(this.#folder, FILES.console), { recursive: true, mode: 0o700 });
+    mkdirSync(join(this.#folder, CONSOLE_FOLDER), { recursive: true, mode: 0o700 });
     if (this.#appended.exists()) {
       this.#appended.commit();
     } else {
@@ -81,17 +85,19 @@ export class RawConsole implements Source {
 
 class Segments implements Source {
   readonly #folder: string;
+  readonly #log: LogName;
   readonly #file: string;
   #position: number | undefined;
   #committed: number | undefined;
 
-  constructor(machineFolder: string) {
-    this.#folder = machineFolder;
-    this.#file = join(machineFolder, FILES.console, 'position');
+  constructor(folder: string, log: LogName) {
+    this.#folder = folder;
+    this.#log = log;
+    this.#file = join(folder, CONSOLE_FOLDER, 'position');
   }
 
   next(length: number): RawPiece {
-    const segments = listSegments(this.#folder, 'serial');
+    const segments = listSegments(this.#folder, this.#log);
     const [first, last] = [segments[0], segments.at(-1)];
     if (first === undefined || last === undefined) {
       return NOTHING;
@@ -131,17 +137,17 @@ class Segments implements Source {
 }
 
 /**
- * What a task says, which ends with the agent; and the console of a machine that an agent without log writers started,
- * until its next start. Nobody but the reader bounds this file.
+ * The log of a task, which ends with the agent; and the console of a machine that an agent without log writers started, until its
+ * next start. Only the reader bounds this file.
  */
 class AppendedFile implements Source {
   readonly #raw: string;
   readonly #file: string;
   #position: number | undefined;
 
-  constructor(machineFolder: string) {
-    this.#raw = join(machineFolder, FILES.serial);
-    this.#file = join(machineFolder, FILES.console, 'offset');
+  constructor(folder: string, log: LogName) {
+    this.#raw = join(folder, appendedLog(log));
+    this.#file = join(folder, CONSOLE_FOLDER, 'offset');
   }
 
   exists(): boolean {
@@ -157,7 +163,7 @@ class AppendedFile implements Source {
   next(length: number): RawPiece {
     const size = sizeOf(this.#raw);
     this.#position ??= Number(textOf(this.#file));
-    // A file that is shorter than what was read of it was made anew.
+    // A file that is shorter than the part already read was made anew.
     if (this.#position > size) {
       this.#position = 0;
     }
@@ -181,7 +187,7 @@ class AppendedFile implements Source {
     this.#position = undefined;
   }
 
-  /** What the guest writes between the look at the size and here, some microseconds, is lost. */
+  /** Bytes that the guest writes in the microseconds between the look at the size and the truncation are lost. */
   #empty(position: number): void {
     const descriptor = openSync(this.#raw, 'r+');
     try {

@@ -4,8 +4,14 @@ import { mkdtemp, open, readdir, readFile, rm, stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { forgetLastWords, logsWritten, withLogWriter } from './logwriter.ts';
-import { type LogName, listSegments, SEGMENT_BYTES } from './segments.ts';
+import {
+  forgetLastWords,
+  listSegments,
+  type LogName,
+  logsWritten,
+  SEGMENT_BYTES,
+  withLogWriter,
+} from './logwriter.ts';
 
 const MEBIBYTE = 1024 * 1024;
 

@@ -1,19 +1,37 @@
 /**
- * A process beside each hypervisor that keeps what the guest's console and the hypervisor write, in files of bounded size
- * (segments.ts). It lives as long as the hypervisor, so nothing grows or is lost while the agent is away.
+ * The log writer: a process beside each hypervisor that keeps the output of the guest's console and of the hypervisor, in files of
+ * bounded size. It lives as long as the hypervisor, so nothing grows or is lost while the agent is away.
+ *
+ * The files are `NAME.POSITION.log` in the machine's folder. POSITION says how many bytes came before the file's first byte.
+ * So a reader knows where to continue, and how much it has missed.
  */
+import { readdirSync } from 'node:fs';
 import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pause } from '../../base/time.ts';
 import { isMissing } from '../../base/errors.ts';
-import { FILES } from './folder.ts';
 import { identify } from './process.ts';
-import { listSegments, SEGMENT_BYTES } from './segments.ts';
+
+/** `serial`: the guest's console, over all its starts. `hypervisor`: the output of the hypervisor, of its last start. */
+export type LogName = 'serial' | 'hypervisor';
+
+/** Two files of one log are kept: the current one and the one before. Together they are as large as the store of a console. */
+export const SEGMENT_BYTES = 4 * 1024 * 1024;
+
+export interface Segment {
+  /** The position of the first byte. */
+  start: number;
+  path: string;
+}
+
+const SEGMENT = /^(serial|hypervisor)\.(\d{1,15})\.log$/;
+/** Holds the process id of the log writer, until it has written everything. */
+const LOGGING = 'logging';
 
 /** The descriptor to which the command writes the guest's console. Its starter opens something there, such as /dev/null. */
 export const SERIAL_DESCRIPTOR = 3;
 
-/** The writer has what is left in two pipes, 64 KiB each, to write. On an overloaded host that takes some milliseconds. */
+/** The writer still has the rest of two pipes to write, 64 KiB each. On an overloaded host that takes some milliseconds. */
 const WRITER_TIMEOUT_MILLISECONDS = 2_000;
 const WRITER_INTERVAL_MILLISECONDS = 5;
 
@@ -30,7 +48,7 @@ pipe(my $serial, my $guest) or die "pipe: $!\n";
 pipe(my $output, my $words) or die "pipe: $!\n";
 defined(my $writer = fork) or die "fork: $!\n";
 if ($writer) {
-  open(my $mark, '>', '${FILES.logging}') or die "${FILES.logging}: $!\n";
+  open(my $mark, '>', '${LOGGING}') or die "${LOGGING}: $!\n";
   print $mark $writer;
   close $mark;
   # Descriptors up to this one keep their number, and stay open for the command.
@@ -90,15 +108,15 @@ while (%logs) {
     else { delete $logs{$descriptor} }
   }
 }
-unlink '${FILES.logging}';
+unlink '${LOGGING}';
 `;
 
-/** The program and arguments that run `command` with its output kept in the folder that they are run in. They wait for a byte on standard input. */
+/** The program and arguments that run `command` and keep its output in their working directory. They wait for a byte on standard input. */
 export function withLogWriter(command: readonly string[]): [string, ...string[]] {
   return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), ...command];
 }
 
-/** After the command has ended: waits until its last words are in the files, or its writer was killed. */
+/** Call it when the command has ended: it waits until the last output is in the files, or the writer was killed. */
 export async function logsWritten(folder: string): Promise<void> {
   const deadline = performance.now() + WRITER_TIMEOUT_MILLISECONDS;
   while ((await isWriting(folder)) && performance.now() < deadline) {
@@ -108,7 +126,7 @@ export async function logsWritten(folder: string): Promise<void> {
 
 async function isWriting(folder: string): Promise<boolean> {
   try {
-    const pid = Number(await readFile(join(folder, FILES.logging), 'utf8'));
+    const pid = Number(await readFile(join(folder, LOGGING), 'utf8'));
     return (await identify(pid)) !== undefined;
   } catch (error) {
     if (isMissing(error)) {
@@ -118,9 +136,40 @@ async function isWriting(folder: string): Promise<boolean> {
   }
 }
 
-/** Before a start: what the hypervisor said last time, and what an agent of an earlier version had it write to. */
+/** Removes the hypervisor's output of the last start, also in the file of an agent of an earlier version. */
 export async function forgetLastWords(folder: string): Promise<void> {
   const segments = listSegments(folder, 'hypervisor').map(({ path }) => path);
-  const files = [...segments, join(folder, FILES.formerLog), join(folder, FILES.logging)];
+  const files = [...segments, join(folder, appendedLog('hypervisor')), join(folder, LOGGING)];
   await Promise.all(files.map(async (path) => await rm(path, { force: true })));
+}
+
+/** The one file of a log without a log writer: of a task, and of a machine that an agent of an earlier version started. */
+export function appendedLog(log: LogName): string {
+  return `${log}.log`;
+}
+
+/** A file's name within the machine's folder. */
+export function segmentName(log: LogName, start: number): string {
+  return `${log}.${start}.log`;
+}
+
+/** The files of one log, the oldest first; none where the folder or the log is missing. */
+export function listSegments(folder: string, log: LogName): Segment[] {
+  return namesIn(folder)
+    .flatMap((name) => {
+      const [, of, start] = SEGMENT.exec(name) ?? [];
+      return of === log ? [{ start: Number(start), path: join(folder, name) }] : [];
+    })
+    .sort((one, other) => one.start - other.start);
+}
+
+function namesIn(folder: string): string[] {
+  try {
+    return readdirSync(folder);
+  } catch (error) {
+    if (isMissing(error)) {
+      return [];
+    }
+    throw error;
+  }
 }

@@ -5,11 +5,10 @@
  */
 import { listFolders } from '../../base/files.ts';
 import { createHash } from 'node:crypto';
-import { copyFile, mkdir, readFile, readlink, rename, rm } from 'node:fs/promises';
+import { copyFile, mkdir, readdir, readFile, readlink, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from 'pino';
-import { isMissing } from '../../base/errors.ts';
-import { readMachineFile } from './folder.ts';
+import { codeOf, isMissing } from '../../base/errors.ts';
 
 export interface OwnRoot {
   /** The program and arguments that run `command` in it: it sees `files`, and only `folder` can be written to. */
@@ -61,7 +60,7 @@ async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): P
   const { dataDirectory, logger } = options;
   const runtimes = join(dataDirectory, 'runtime');
   const runtime = await installRuntime(list, runtimes);
-  const removed = await removeUnused(runtimes, { keep: runtime, machines: join(dataDirectory, 'machines') });
+  const removed = await removeUnused(runtimes, runtime);
   logger.info({ runtime, removed }, 'machines have a root of their own');
   return {
     enclose: ({ folder, files }, command) => [
@@ -124,12 +123,9 @@ async function readIfThere(path: string): Promise<Buffer | undefined> {
   }
 }
 
-/** Removes what no machine runs from; names of the folders. Machines of earlier versions of the image keep theirs. */
-export async function removeUnused(
-  runtimes: string,
-  { keep, machines }: { keep: string; machines: string },
-): Promise<string[]> {
-  const mounts = await mountsOf(machines);
+/** Removes the folders from which no process runs, except `keep`; their names. Machines of earlier versions of the image keep theirs. */
+export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
+  const mounts = await mountTables();
   const unused = (await listFolders(runtimes)).filter(
     (name) => join(runtimes, name) !== keep && !mounts.some((table) => table.includes(`/runtime/${name}/`)),
   );
@@ -139,14 +135,21 @@ export async function removeUnused(
   return unused;
 }
 
-/** One text for each machine that has a process. */
-async function mountsOf(machines: string): Promise<string[]> {
+/** The mounts of every process of this host, one text for each: the processes of machines are among them. */
+async function mountTables(): Promise<string[]> {
+  if (process.platform !== 'linux') {
+    return [];
+  }
+  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   const tables: string[] = [];
-  for (const uid of await listFolders(machines)) {
-    const state = await readMachineFile(join(machines, uid));
-    const table = await readIfThere(`/proc/${state?.process?.pid ?? 0}/mountinfo`);
-    if (table !== undefined) {
-      tables.push(table.toString('utf8'));
+  for (const pid of pids) {
+    try {
+      tables.push(await readFile(`/proc/${pid}/mountinfo`, 'utf8'));
+    } catch (error) {
+      // The process has ended; a zombie answers EINVAL.
+      if (!isMissing(error) && codeOf(error) !== 'ESRCH' && codeOf(error) !== 'EINVAL') {
+        throw error;
+      }
     }
   }
   return tables;

@@ -5,13 +5,28 @@
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import type { RunAs } from '../../base/exec.ts';
 
-/** What the hypervisor needs to connect one guest. */
-export interface GuestNetwork {
-  /** QEMU `-netdev` and `-device` arguments. */
-  arguments: string[];
+interface GuestCard {
+  /** Lower case, colon-separated. */
+  macAddress: string;
   /** The guest's IPv4 address as others on the host see it; undefined where it has none of its own (`user`). */
   address: string | undefined;
 }
+
+/** A reserved port, for a hypervisor that listens on it itself. */
+export interface Forward {
+  protocol: MachinePort['protocol'];
+  /** IPv4 address of this host; 0.0.0.0 for all. */
+  hostAddress: string;
+  hostPort: number;
+  guestPort: number;
+}
+
+/** How one guest is connected. The driver of its machine makes the arguments of its hypervisor from this. */
+export type GuestNetwork =
+  /** A tap of this host, which the hypervisor opens by its name. */
+  | (GuestCard & { kind: 'tap'; device: string })
+  /** A network inside the hypervisor. */
+  | (GuestCard & { kind: 'user'; forwards: Forward[] });
 
 export interface AttachOptions {
   /** Colon-separated, lower or upper case. */
@@ -93,9 +108,4 @@ export function normaliseMacAddress(text: string): string {
     throw new NetworkSetupError(`not a MAC address: ${JSON.stringify(text)}`);
   }
   return mac;
-}
-
-/** The guest's network card; without a boot ROM, since machines boot from disk. */
-export function cardArguments(macAddress: string): string[] {
-  return ['-device', `virtio-net-pci,netdev=net0,mac=${normaliseMacAddress(macAddress)},romfile=`];
 }

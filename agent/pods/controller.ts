@@ -13,7 +13,7 @@ import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { admitPod, type Claimants, claimOf } from './admission.ts';
 import { ENDED_FROM_OUTSIDE } from './failure.ts';
-import type { Host } from './host.ts';
+import { acceleratorOf, chooseDriver, type Host, onMachineChange } from './host.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { Machines } from './machines.ts';
 import { isEnded, type PodRole, refusalOf, roleOf, wantedOf, wantedWithoutPod } from './pod.ts';
@@ -92,7 +92,7 @@ export class PodController {
       }
       this.#controller.enqueue(keyOf(object));
     });
-    this.#host.driver.onChange((uid) => this.touch(uid));
+    onMachineChange(this.#host, (uid) => this.touch(uid));
     this.touchAll();
     const relist = setInterval(() => this.touchAll(), RELIST_MILLISECONDS);
     const end = (): void => {
@@ -225,9 +225,10 @@ export class PodController {
       this.#tasks.start(pod, keyOf(pod), role.task);
       return this.#serve(pod);
     }
-    const uid = pod.metadata.uid ?? '';
+    const { machine } = role;
+    const from = { uid: pod.metadata.uid ?? '', key: keyOf(pod), machine, claim: claimOf(pod) };
     const record = {
-      ...newRecord({ uid, key: keyOf(pod), machine: role.machine, claim: claimOf(pod) }),
+      ...newRecord({ ...from, driver: chooseDriver(this.#host, machine) }),
       // A machine that has never run has nothing to restart or to revert.
       restartedAt: role.desired.restartRequestedAt,
       revertedAt: role.desired.revertRequestedAt,
@@ -249,7 +250,7 @@ export class PodController {
     const pendingResize = allocate(pod, record, this.#claimants());
     const { step, again } = await this.machines.drive(runtime, wanted);
     this.#prober.follow(pod, runtime, this.#host.forwardAddress);
-    const accelerator = this.#host.accelerator(record.machine?.architecture);
+    const accelerator = acceleratorOf(this.#host, record);
     this.#tell(pod, { runtime, step, wanted, accelerator, pendingResize });
     return again;
   }

@@ -6,7 +6,10 @@ import { type Consequence, consequenceOf } from './failure.ts';
 /** Of making the disk, which failed so many times in a row: for the first time, or of a machine that ran (its disk is put back). */
 function after(reason: ImageErrorReason, attempts: number, everRan = false): Consequence {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
-  const record = { ...newRecord({ uid: 'u', key: 'n/u', machine: undefined, claim }), everRan };
+  const record = {
+    ...newRecord({ uid: 'u', driver: 'qemu', key: 'n/u', machine: undefined, claim }),
+    everRan,
+  };
   const error = new ImageError(reason, 'in words');
   return consequenceOf({ kind: 'create', error, record, desired: undefined, attempts, now: 0 });
 }

@@ -1,23 +1,34 @@
 /** The parts of the host that the work on machines uses. */
+import { join } from 'node:path';
 import type { RunAs } from '../../base/exec.ts';
 import type { Logger } from 'pino';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import type { Driver } from '../drivers/driver.ts';
+import type { Accelerator, Driver } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { ImageStore } from '../images/store.ts';
 import type { MachineUsers } from '../machines/users.ts';
 import type { Network } from '../network/network.ts';
+import type { MachineOnHost } from '../tasks/disks.ts';
 import type { HostCapacity } from './admission.ts';
 import type { DiskGuard } from './diskguard.ts';
 import type { NetworkMonitor } from '../network/monitor.ts';
 import type { MachineRecord } from './machine.ts';
 import type { RecordStore } from './records.ts';
 
+export interface HostDriver {
+  driver: Driver;
+  /** All guests that it can run here; empty where it cannot run at all. */
+  accelerators: readonly Accelerator[];
+}
+
 export interface Host {
-  readonly driver: Driver;
+  /** By name, the preferred one first. A machine stays with the driver that made it. */
+  readonly drivers: ReadonlyMap<string, HostDriver>;
+  /** Of machines that name none. */
+  readonly architecture: Accelerator['architecture'];
   readonly network: Network;
   readonly monitor: NetworkMonitor;
   readonly images: ImageStore;
@@ -34,8 +45,6 @@ export interface Host {
   readonly logger: Logger;
   /** The present capacity; its slots come from the Node. */
   capacity(): HostCapacity;
-  /** Which accelerator runs machines of an architecture. */
-  accelerator(architecture: 'amd64' | 'arm64' | undefined): string | undefined;
   /** The Lease is overdue. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText<SaidReason>): void;
@@ -56,4 +65,65 @@ export function ownUser(
     records.update(record, { runAs: users.choose(record.uid, taken) });
   }
   return record.runAs;
+}
+
+type Drivers = Pick<Host, 'drivers' | 'architecture'>;
+
+/** The driver that made the machine. @throws Error when this agent has no driver of that name. */
+export function driverOf(
+  { drivers }: Pick<Host, 'drivers'>,
+  { driver }: Pick<MachineRecord, 'driver'>,
+): Driver {
+  const found = drivers.get(driver);
+  if (found === undefined) {
+    throw new Error(`this agent has no driver "${driver}"`);
+  }
+  return found.driver;
+}
+
+/** Calls `changed` with the uid of a machine when its state may have changed without the agent's doing. */
+export function onMachineChange({ drivers }: Pick<Host, 'drivers'>, changed: (uid: string) => void): void {
+  for (const { driver } of drivers.values()) {
+    driver.onChange(changed);
+  }
+}
+
+/** The name of the driver for a new machine: the first that runs its architecture, or else the first, which says why it does not. */
+export function chooseDriver({ drivers, architecture }: Drivers, machine: MachineRecord['machine']): string {
+  const wanted = machine?.architecture ?? architecture;
+  const names = [...drivers.keys()];
+  const [first = ''] = names;
+  return names.find((name) => acceleratorIn(drivers.get(name), wanted) !== undefined) ?? first;
+}
+
+/** By what the machine's driver runs it; undefined where it cannot. */
+export function acceleratorOf(
+  { drivers, architecture }: Drivers,
+  { driver, machine }: Pick<MachineRecord, 'driver' | 'machine'>,
+): string | undefined {
+  return acceleratorIn(drivers.get(driver), machine?.architecture ?? architecture);
+}
+
+/** The machine of a VM of this host, by the uid of the VM. */
+export function machineOf(
+  host: Pick<Host, 'drivers' | 'records' | 'machinesDirectory'>,
+  vmUid: string,
+): MachineOnHost | undefined {
+  const record = host.records.list().find(({ machine }) => machine?.vm.uid === vmUid);
+  if (record?.machine === undefined) {
+    return undefined;
+  }
+  const { uid, machine } = record;
+  return {
+    folder: { uid, path: join(host.machinesDirectory, uid) },
+    machine,
+    driver: driverOf(host, record),
+  };
+}
+
+function acceleratorIn(
+  driver: HostDriver | undefined,
+  architecture: Accelerator['architecture'],
+): string | undefined {
+  return driver?.accelerators.find((one) => one.architecture === architecture)?.accelerator;
 }

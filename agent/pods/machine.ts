@@ -46,6 +46,8 @@ export interface MachineRecord {
   uid: string;
   /** The Pod's `namespace/name`. */
   key: string;
+  /** Name of the driver that made it, or is to make it. */
+  driver: string;
   /** Absent for a folder found on the host that no record names. */
   machine: Machine | undefined;
   claim: Claim;
@@ -80,7 +82,9 @@ export interface MachineRecord {
   failure: MachineFailure | undefined;
 }
 
-export function newRecord(o: Pick<MachineRecord, 'uid' | 'key' | 'machine' | 'claim'>): MachineRecord {
+export function newRecord(
+  o: Pick<MachineRecord, 'uid' | 'key' | 'driver' | 'machine' | 'claim'>,
+): MachineRecord {
   return {
     ...o,
     created: false,

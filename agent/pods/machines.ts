@@ -3,7 +3,7 @@ import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { consequenceOf } from './failure.ts';
-import type { Host } from './host.ts';
+import { driverOf, type Host } from './host.ts';
 import {
   type MachineFailure,
   type MachinePhase,
@@ -90,7 +90,7 @@ export class Machines {
       if (runtime.operation !== undefined) {
         return this.#underWay(runtime, wanted, runtime.operation);
       }
-      runtime.state = await this.#host.driver.inspect(runtime.folder);
+      runtime.state = await driverOf(this.#host, runtime.record).inspect(runtime.folder);
       if (runtime.state.kind === 'running') {
         runtime.unseen = false;
       }

@@ -55,6 +55,7 @@ const happening: fc.Arbitrary<Happening> = fc.oneof(
 /** A host with one machine that does what it is told, and what it likes. */
 class Model {
   record: MachineRecord = newRecord({
+    driver: 'qemu',
     uid: 'uid',
     key: 'ns/name',
     machine: undefined,

@@ -7,7 +7,7 @@ import { newRecord, newRuntime, type Runtime } from './machine.ts';
 import { questionFor, ReadinessProber } from './readiness.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
-const RECORD = newRecord({ uid: 'uid', key: 'ns/x', machine: undefined, claim: CLAIM });
+const RECORD = newRecord({ driver: 'qemu', uid: 'uid', key: 'ns/x', machine: undefined, claim: CLAIM });
 
 const servers: Server[] = [];
 const probers: ReadinessProber[] = [];

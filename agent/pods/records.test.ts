@@ -19,7 +19,7 @@ afterEach(() => {
 
 function saved(uid: string): MachineRecord {
   const record = {
-    ...newRecord({ uid, key: `default/${uid}`, machine: undefined, claim: CLAIM }),
+    ...newRecord({ uid, driver: 'qemu', key: `default/${uid}`, machine: undefined, claim: CLAIM }),
     created: true,
   };
   new RecordStore(directory).save(record);
@@ -43,10 +43,10 @@ describe('records of machines', () => {
     expect(readdirSync(directory)).toEqual(['a.json']);
   });
 
-  it('of an agent that wrote no version, and counted no disk, are read', () => {
+  it('of an agent that wrote no version, counted no disk, and had one driver only, are read', () => {
     const record = saved('a');
     const { diskBytes: _, ...claim } = CLAIM;
-    writeFileSync(fileOf('a'), JSON.stringify({ ...record, claim }));
+    writeFileSync(fileOf('a'), JSON.stringify({ ...record, driver: undefined, claim }));
     const records = new RecordStore(directory);
     expect(records.damaged).toEqual([]);
     expect(written(records.get('a') as MachineRecord)).toEqual(written(record));

@@ -26,6 +26,8 @@ const recordSchema = z.looseObject({
   version: z.literal(VERSION).optional(),
   uid: z.string().min(1),
   key: z.string().min(1),
+  /** Absent: of an agent that had one driver only. */
+  driver: z.string().min(1).default('qemu'),
   claim: z.object({
     slots: z.number(),
     cpuMillis: z.number(),

@@ -1,9 +1,8 @@
 /** Takes up the things that an earlier agent left on this host: machines that run on, and traces that belong to nobody. */
-import { join } from 'node:path';
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
-import { type MachineFile, readMachineFile } from '../machines/folder.ts';
-import type { Host } from './host.ts';
+import type { FoundMachine } from '../drivers/driver.ts';
+import { chooseDriver, driverOf, type Host } from './host.ts';
 import type { Machines } from './machines.ts';
 import { claimOf } from './admission.ts';
 import { recordDamaged } from './failure.ts';
@@ -21,8 +20,9 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
   for (const { uid, path, message } of host.records.damaged) {
     host.logger.error({ uid, path, message }, 'the record of a machine cannot be read, leaving it alone');
   }
-  await adoptStrays(host);
-  await adoptImages(host);
+  const found = await findMachines(host);
+  await adoptStrays(host, found);
+  adoptImages(host, found);
   for (const record of host.records.list()) {
     const { machine, uid, runAs } = record;
     if (record.released || machine === undefined) {
@@ -31,7 +31,7 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
     const runtime = machines.runtime(record);
     const { macAddress } = machine.hardware;
     try {
-      runtime.state = await host.driver.inspect(runtime.folder);
+      runtime.state = await driverOf(host, record).inspect(runtime.folder);
       const running = runtime.state.kind === 'running';
       const options = { macAddress, ports: machine.ports, running, ...(runAs && { runAs }) };
       const network = await host.network.attach(uid, options);
@@ -44,13 +44,13 @@ export async function adoptMachines(host: Host, machines: Machines): Promise<voi
 }
 
 /** Gives a record to machines that have none. Their processes keep their users, which no other machine may get. */
-async function adoptStrays(host: Host): Promise<void> {
+async function adoptStrays(host: Host, found: Found): Promise<void> {
   const damaged = new Set(host.records.damaged.map(({ uid }) => uid));
-  const uids = [...(await host.driver.list()).map(({ uid }) => uid), ...(await host.network.attached())];
+  const uids = [...found.keys(), ...(await host.network.attached())];
   for (const uid of new Set(uids)) {
     if (host.records.get(uid) === undefined && !damaged.has(uid)) {
       host.logger.warn({ uid }, 'a machine without a record, removing it');
-      host.records.save(await foundRecord(host, uid, strayIdentity(uid)));
+      host.records.save(foundRecord(host, { uid, ...strayIdentity(uid) }, found));
     }
   }
 }
@@ -61,9 +61,11 @@ async function adoptStrays(host: Host): Promise<void> {
  */
 export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): Promise<void> {
   const byUid = new Map(pods.map((pod) => [pod.metadata.uid, pod]));
+  const found = await findMachines(host);
   for (const { uid, path, message } of host.records.damaged) {
     const pod = byUid.get(uid);
-    const record = await foundRecord(host, uid, pod === undefined ? strayIdentity(uid) : identityOf(pod));
+    const identity = pod === undefined ? strayIdentity(uid) : identityOf(pod);
+    const record = foundRecord(host, { uid, ...identity }, found);
     const failure = pod === undefined ? undefined : recordDamaged(path, message);
     host.records.replaceDamaged({ ...record, failure });
   }
@@ -85,28 +87,31 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
   };
 }
 
+/** The machines of all drivers of this host, by uid, with the name of the driver. */
+type Found = ReadonlyMap<string, FoundMachine & { driver: string }>;
+
+async function findMachines({ drivers }: Host): Promise<Found> {
+  const lists = [...drivers].map(async ([name, { driver }]) => {
+    const machines = await driver.list();
+    return machines.map((one) => [one.uid, { ...one, driver: name }] as const);
+  });
+  return new Map((await Promise.all(lists)).flat());
+}
+
 /** The record of a machine found on the host: it may run, and its process keeps its user. */
-async function foundRecord(host: Host, uid: string, identity: MachineIdentity): Promise<MachineRecord> {
-  const state = await stateOf(host, uid);
-  return {
-    ...newRecord({ uid, ...identity }),
-    created: true,
-    released: false,
-    runAs: state?.launched?.runAs,
+function foundRecord(
+  host: Host,
+  { uid, ...identity }: MachineIdentity & { uid: string },
+  found: Found,
+): MachineRecord {
+  const { driver, runAs } = found.get(uid) ?? {
+    driver: chooseDriver(host, identity.machine),
+    runAs: undefined,
   };
+  return { ...newRecord({ uid, driver, ...identity }), created: true, released: false, runAs };
 }
 
-/** Undefined also for a state that cannot be read: the driver then refuses each step with the cause. */
-async function stateOf(host: Host, uid: string): Promise<MachineFile | undefined> {
-  try {
-    return await readMachineFile(join(host.machinesDirectory, uid));
-  } catch (error) {
-    host.logger.error({ err: error, uid }, 'the state of a machine cannot be read');
-    return undefined;
-  }
-}
-
-async function adoptImages(host: Host): Promise<void> {
+function adoptImages(host: Host, found: Found): void {
   const { records, images } = host;
   for (const { uid, base, isoPath } of records.list()) {
     for (const path of [base?.path, isoPath]) {
@@ -116,9 +121,9 @@ async function adoptImages(host: Host): Promise<void> {
     }
   }
   for (const { uid } of records.damaged) {
-    const base = (await stateOf(host, uid))?.base;
+    const base = found.get(uid)?.base;
     if (base !== undefined) {
-      images.adopt(`machine/${uid}`, base.path);
+      images.adopt(`machine/${uid}`, base);
     }
   }
 }

@@ -22,6 +22,7 @@ class Model {
     this.pods = Array.from({ length: machines }, (_, index) => podOf(`uid-${index}`, 1, 1));
     this.records = this.pods.map((pod) => ({
       ...newRecord({
+        driver: 'qemu',
         uid: pod.metadata.uid ?? '',
         key: `ns/${pod.metadata.name}`,
         machine: undefined,

@@ -16,7 +16,10 @@ const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, pau
 /** Conditions that the Pod of a machine shows whose guest is ready. */
 function conditions(state: MachineState, step: Step) {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
-  const record = { ...newRecord({ uid: 'u', key: 'ns/x', machine: undefined, claim }), everRan: true };
+  const record = {
+    ...newRecord({ uid: 'u', driver: 'qemu', key: 'ns/x', machine: undefined, claim }),
+    everRan: true,
+  };
   const runtime = { ...newRuntime(record, '/none'), state, readiness: { ready: true, message: '' } };
   const wanted = { deletion: undefined, desiredHash: undefined };
   const view = { runtime, step, wanted, accelerator: undefined, pendingResize: undefined };

@@ -5,7 +5,7 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventText } from '../../kube/events.ts';
-import type { LaunchPlan } from '../drivers/driver.ts';
+import type { LaunchPlan, MachinePlan } from '../drivers/driver.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
@@ -13,7 +13,7 @@ import type { ImageFormat } from '../images/local/inspect.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import { type Host, ownUser } from './host.ts';
+import { driverOf, type Host, ownUser } from './host.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { grantedSize } from './resize.ts';
 
@@ -48,11 +48,11 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   operation.changed();
   if (runtime.state.kind !== 'absent') {
     // Left by an agent that did not live to finish it.
-    await host.driver.delete(folder);
+    await driverOf(host, record).delete(folder);
   }
   const isoPath = iso?.path;
   record.isoPath = isoPath;
-  await host.driver.create(folder, launchPlan(host, record, operation), base);
+  await driverOf(host, record).create(folder, machinePlan(host, record, operation), base);
   host.records.update(record, { created: true, base, isoPath });
 }
 
@@ -109,7 +109,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
     restartedAt,
   });
   host.disk.startsAnew(record.uid);
-  await host.driver.start(runtime.folder, launchPlan(host, record, operation, network));
+  await driverOf(host, record).start(runtime.folder, launchPlan(host, record, operation, network));
   runtime.unseen = false;
   host.records.update(record, {
     running: true,
@@ -126,13 +126,13 @@ async function stop(host: Host, { record, folder }: Runtime, operation: Operatio
   const { graceMilliseconds, hurry } = operation;
   host.records.update(record, { running: false, end: undefined });
   operation.deadline = Date.now() + graceMilliseconds;
-  await host.driver.stop(folder, { graceMilliseconds, hurry: hurry.signal });
+  await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   host.records.update(record, { startedWith: undefined });
   tell(host, operation, 'Stopped', 'Stop', 'the machine is stopped');
 }
 
-async function pauseGuest(host: Host, { folder }: Runtime, operation: Operation): Promise<void> {
-  await host.driver.pause(folder);
+async function pauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+  await driverOf(host, record).pause(folder);
   event(host, operation, {
     type: 'Warning',
     reason: HOST_DISK_FULL,
@@ -141,21 +141,21 @@ async function pauseGuest(host: Host, { folder }: Runtime, operation: Operation)
   });
 }
 
-async function unpauseGuest(host: Host, { folder }: Runtime, operation: Operation): Promise<void> {
-  await host.driver.unpause(folder);
+async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+  await driverOf(host, record).unpause(folder);
   tell(host, operation, 'Unpaused', 'Unpause', "the host's disk has room again, the machine goes on");
 }
 
 async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   host.records.update(record, { running: false });
-  await host.driver.suspend(folder);
+  await driverOf(host, record).suspend(folder);
   tell(host, operation, 'Suspended', 'Suspend', 'the machine is suspended to disk');
 }
 
 async function resume(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const { record, folder } = runtime;
   const network = await connect(host, runtime);
-  await host.driver.resume(folder, launchPlan(host, record, operation, network));
+  await driverOf(host, record).resume(folder, launchPlan(host, record, operation, network));
   runtime.unseen = false;
   host.records.update(record, { running: true });
   tell(host, operation, 'Resumed', 'Resume', 'the machine goes on');
@@ -163,7 +163,7 @@ async function resume(host: Host, runtime: Runtime, operation: Operation): Promi
 
 async function revert(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const revertedAt = needed(operation.desired).revertRequestedAt;
-  await host.driver.revert(folder, launchPlan(host, record, operation), record.base);
+  await driverOf(host, record).revert(folder, machinePlan(host, record, operation), record.base);
   host.records.update(record, { revertedAt, end: undefined });
   tell(host, operation, 'Reverted', 'Revert', 'the disk is as it was when the machine was made');
 }
@@ -175,7 +175,7 @@ async function release(host: Host, { record, folder, state }: Runtime, operation
   host.records.update(record, { running: false });
   operation.deadline = deadline;
   if (state.kind !== 'absent') {
-    await host.driver.stop(folder, { graceMilliseconds, hurry: hurry.signal });
+    await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   }
   await host.network.detach(record.uid);
   const killed = graceMilliseconds === 0 || hurry.signal.aborted || Date.now() >= deadline;
@@ -183,7 +183,7 @@ async function release(host: Host, { record, folder, state }: Runtime, operation
 }
 
 async function remove(host: Host, { record, folder }: Runtime): Promise<void> {
-  await host.driver.delete(folder);
+  await driverOf(host, record).delete(folder);
   host.records.update(record, { created: false, base: undefined, isoPath: undefined });
   host.images.release(`machine/${record.uid}`);
 }
@@ -202,26 +202,21 @@ export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   remove,
 };
 
-/** For steps that work on the disk alone: the machine is on no network. */
-const NO_NETWORK: GuestNetwork = { arguments: [], address: undefined };
+function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): MachinePlan {
+  const vm = needed(record.machine);
+  const blank = vm.image?.type === 'empty' ? vm.image.sizeBytes : undefined;
+  const diskSizeBytes = needed(desired).diskSizeBytes ?? vm.diskSizeBytes ?? blank;
+  return { guest: { vm, diskSizeBytes, iso: record.isoPath }, runAs: ownUser(host, record) };
+}
 
 function launchPlan(
   host: Host,
   record: MachineRecord,
   operation: Operation,
-  network = NO_NETWORK,
+  network: GuestNetwork,
 ): LaunchPlan {
-  const machine = needed(record.machine);
-  const desired = needed(operation.desired);
-  const blank = machine.image?.type === 'empty' ? machine.image.sizeBytes : undefined;
-  return {
-    machine,
-    ...grantedSize(record.claim, desired),
-    diskSizeBytes: desired.diskSizeBytes ?? machine.diskSizeBytes ?? blank,
-    iso: record.isoPath,
-    network,
-    runAs: ownUser(host, record),
-  };
+  const size = grantedSize(record.claim, needed(operation.desired));
+  return { ...machinePlan(host, record, operation), ...size, network };
 }
 
 /** An ordinary Event of the machine's Pod. */

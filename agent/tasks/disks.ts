@@ -3,11 +3,10 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
-import type { Driver } from '../drivers/driver.ts';
+import type { Driver, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw } from '../disks/qemuimg.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
-import { FILES } from '../machines/folder.ts';
 import type { MachineUsers } from '../machines/users.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import { ImageError } from '../images/oci/failures.ts';
@@ -17,22 +16,20 @@ import type { TaskContext } from './runner.ts';
 /** Making the raw file is this share of the whole in per cent; publishing is the rest. */
 const COPY_PERCENT = 40;
 
-/** A machine by its Pod's uid. */
+/** A machine of this host, with the driver that keeps its disk. */
 export interface MachineOnHost {
-  uid: string;
-  machine: Machine | undefined;
-  base: BaseImage | undefined;
+  folder: MachineFolder;
+  machine: Machine;
+  driver: Driver;
 }
 
 export interface DiskHost {
   images: ImageStore;
   publisher: Publisher;
-  driver: Driver;
   /** Undefined where the agent is not root. */
   users?: MachineUsers | undefined;
-  /** This host's machines, with what each was made from. */
-  machines: () => readonly MachineOnHost[];
-  machinesDirectory: string;
+  /** The machine of a VM, by the uid of the VM; undefined when it is not on this host. */
+  machineOf: (vmUid: string) => MachineOnHost | undefined;
   /** Of guests where nobody says another. */
   architecture: 'amd64' | 'arm64';
 }
@@ -77,22 +74,20 @@ export async function withMachine(
   context: TaskContext,
   use: UseDisk,
 ): Promise<TaskReport> {
-  const record = host.machines().find(({ machine }) => machine?.vm.uid === vm.uid);
-  if (record === undefined) {
+  const found = host.machineOf(vm.uid);
+  if (found === undefined) {
     throw new ImageError('ImageNotFound', `VM ${vm.namespace}/${vm.name} is not on this host`);
   }
-  const folder = { uid: record.uid, path: join(host.machinesDirectory, record.uid) };
-  const bytes =
-    (await allocatedBytes(join(folder.path, FILES.disk))) +
-    (record.base ? await allocatedBytes(record.base.path) : 0);
+  const { folder, machine, driver } = found;
+  const bytes = await driver.copyBytes(folder);
   return await withCopy(host, { bytes, context }, async (target, options) => {
     context.log(`copying the disk of VM ${vm.namespace}/${vm.name}`);
-    const { consistency, virtualSizeBytes } = await host.driver.copyDisk(folder, {
+    const { consistency, virtualSizeBytes } = await driver.copyDisk(folder, {
       target,
       ...options.copying,
     });
     context.log(CONSISTENCIES[consistency]);
-    const { architecture = host.architecture, os } = record.machine ?? {};
+    const { architecture = host.architecture, os } = machine;
     const report = await use({ path: target, virtualSizeBytes, architecture, os }, options.publishing);
     return { ...report, consistency, message: CONSISTENCIES[consistency] };
   });

@@ -7,7 +7,7 @@ import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import { type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../machines/console.ts';
-import { FILES } from '../machines/folder.ts';
+import { appendedLog } from '../machines/logwriter.ts';
 import { messageOf } from '../../base/errors.ts';
 
 /** Progress is told this often at most: every telling is a write to the API server. */
@@ -90,10 +90,10 @@ export class TaskRunner {
       key,
       abort: new AbortController(),
       leave: new AbortController(),
-      console: new ConsoleStore(folder, { logger }),
+      console: new ConsoleStore(folder, { log: 'serial', logger }),
     };
     const log = (line: string): void =>
-      appendFileSync(join(folder, FILES.serial), `${line}\n`, { mode: 0o600 });
+      appendFileSync(join(folder, appendedLog('serial')), `${line}\n`, { mode: 0o600 });
     if (this.#turns.pending >= atOnce) {
       log(`${task.type} waits: this host does ${atOnce} tasks at once`);
     }

@@ -3,7 +3,7 @@ import { listFolders } from '../../base/files.ts';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import { readMachineFile } from '../../agent/machines/folder.ts';
+import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/machines/process.ts';
 import { NODES } from '../../kube/core.ts';
 import { waitFor } from '../wait.ts';

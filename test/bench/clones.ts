@@ -2,7 +2,7 @@
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import type { LaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
+import type { MachineFolder, MachinePlan } from '../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
@@ -73,25 +73,24 @@ async function cloneOnce(
   return milliseconds;
 }
 
-function planFor(uid: string): LaunchPlan {
+function planFor(uid: string): MachinePlan {
   return {
-    machine: {
-      apiVersion: MACHINE_API_VERSION,
-      vm: { namespace: 'platform-default', name: 'clone', uid },
-      attempt: 1,
-      architecture: 'amd64',
-      imageFormat: 'Raw',
-      network: { mode: 'NAT' },
-      ports: [],
-      vnc: { enabled: false },
-      readiness: { type: 'None' },
-      hardware: { uuid: uid, serialNumber: 'BERTH00001', macAddress: '52:54:00:12:34:56' },
-      guestMetadata: {},
+    guest: {
+      diskSizeBytes: undefined,
+      iso: undefined,
+      vm: {
+        apiVersion: MACHINE_API_VERSION,
+        vm: { namespace: 'platform-default', name: 'clone', uid },
+        attempt: 1,
+        architecture: 'amd64',
+        imageFormat: 'Raw',
+        network: { mode: 'NAT' },
+        ports: [],
+        vnc: { enabled: false },
+        readiness: { type: 'None' },
+        hardware: { uuid: uid, serialNumber: 'BERTH00001', macAddress: '52:54:00:12:34:56' },
+        guestMetadata: {},
+      },
     },
-    cpu: 1,
-    memoryBytes: GIB,
-    diskSizeBytes: undefined,
-    iso: undefined,
-    network: { arguments: [], address: undefined },
   };
 }

@@ -25,7 +25,7 @@ export interface LogReads {
 /** `readers` at once, each for the last line of 8 MiB of empty ones. */
 export async function measureLogReads(parent: string, readers: number): Promise<LogReads> {
   const folder = await mkdtemp(join(parent, 'berth-bench-logs-'));
-  const store = new ConsoleStore(folder, { logger: pino({ level: 'silent' }) });
+  const store = new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }) });
   try {
     await mkdir(join(folder, 'console'));
     for (const name of STORE_FILES) {

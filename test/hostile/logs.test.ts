@@ -1,12 +1,16 @@
 /** Guests and readers that make as much of a console as they can, with and without an agent: files, memory, Lease. */
+import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync, statSync } from 'node:fs';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import type { ClientRequest, IncomingMessage } from 'node:http';
 import { request } from 'node:https';
-import { join } from 'node:path';
+import { tmpdir } from 'node:os';
+import { delimiter, join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { type LogName, listSegments } from '../../agent/machines/segments.ts';
+import { promisify } from 'node:util';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
+import { type LogName, listSegments } from '../../agent/machines/logwriter.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
@@ -245,7 +249,7 @@ describe('a console of 8 MiB and its readers', () => {
 describe('a hypervisor that says too much', () => {
   const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0011';
   /** It says 62 bytes for each byte that the guest prints. */
-  const TRACE = ['-trace', 'enable=serial_write'];
+  const TRACE = '-trace enable=serial_write';
   let host: Host;
 
   beforeEach(async () => {
@@ -255,12 +259,26 @@ describe('a hypervisor that says too much', () => {
 
   const folder = (): ReturnType<typeof folderOf> => folderOf(host, uid);
 
+  /** A hypervisor that tells everything: the only one that the driver finds. */
+  async function makeTalkative(): Promise<void> {
+    const name = 'qemu-system-x86_64';
+    const { stdout } = await promisify(execFile)('which', [name]);
+    const folder = await mkdtemp(join(tmpdir(), 'berth-talkative-'));
+    const script = `#!/bin/sh\nexec ${stdout.trim()} "$@" ${TRACE}\n`;
+    await writeFile(join(folder, name), script, { mode: 0o755 });
+    vi.stubEnv('PATH', `${folder}${delimiter}${process.env['PATH']}`);
+    onTestFinished(async () => {
+      vi.unstubAllEnvs();
+      await rm(folder, { recursive: true });
+    });
+  }
+
   /** The hypervisor's process id. */
-  async function run(printing: Printing, parameters: readonly string[]): Promise<number> {
+  async function run(printing: Printing): Promise<number> {
+    await makeTalkative();
     const path = join(host.directory, 'printer.img');
     await makePrinter(path, printing);
     const plan = planFor('amd64', await freePort());
-    plan.network.arguments.push(...parameters);
     const base = { path, digest: 'sha256:unused', format: 'raw', virtualSizeBytes: 4 * MEBIBYTE } as const;
     await host.driver.create(folder(), plan, base);
     await host.driver.start(folder(), plan);
@@ -285,7 +303,7 @@ describe('a hypervisor that says too much', () => {
   it(
     'while the agent is away fills no disk, and its last words are told',
     async (context) => {
-      const pid = await run({ pieces: scaled(100_000), what: 'lines', end: 'halt' }, TRACE);
+      const pid = await run({ pieces: scaled(100_000), what: 'lines', end: 'halt' });
       await host.driver.close();
       await untilPrinted(folder().path);
       expect(bytesOf(folder().path, 'hypervisor')).toBeLessThanOrEqual(LOG_LIMIT_BYTES);
@@ -307,7 +325,7 @@ describe('a hypervisor that says too much', () => {
   it(
     'runs on, and its guest too, when its log writer is killed',
     async () => {
-      const pid = await run({ pieces: 5_000, what: 'lines', end: 'power off' }, TRACE);
+      const pid = await run({ pieces: 5_000, what: 'lines', end: 'power off' });
       const [writer] = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ');
       expect(readFileSync(`/proc/${writer}/cmdline`, 'latin1')).toMatch(/^berth-log-writer/);
       process.kill(Number(writer), 'SIGKILL');

@@ -2,6 +2,7 @@
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { networkArguments } from '../../agent/drivers/qemu/arguments.ts';
 import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/network/reach.ts';
 import { FrameGuest } from '../worlds/frameguest.ts';
 import {
@@ -71,7 +72,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     const attached = await host.do('attach', 'guest', { macAddress: MAC, ports: [reserved] });
     guest = await FrameGuest.start({
       spawn: spawnQemu,
-      backend: (attached.arguments[1] ?? '').replace('id=net0', 'id=net'),
+      backend: (networkArguments(attached)[1] ?? '').replace('id=net0', 'id=net'),
       arguments: ['-runas', `${MACHINE_USER}:${MACHINE_USER}`],
       socketPath: join(net.directory, 'guest.sock'),
       macAddress: MAC,

@@ -72,7 +72,7 @@ describe('a guest of the nat network', unless(missing), () => {
     const reserved = { name: '5353-udp', protocol: 'UDP' as const, hostPort: RESERVED_PORT, guestPort: 53 };
     const options = { macAddress: MACS[name], ports: name === 'b' ? [reserved] : [] };
     const attached = await host.do('attach', name, options);
-    taps[name] = /ifname=([^,]+)/.exec(attached.arguments.join(' '))?.[1] ?? '';
+    taps[name] = attached.kind === 'tap' ? attached.device : '';
     addresses[name] = attached.address ?? '';
     return await FrameGuest.start({
       spawn: (file, args) => net.spawnInHost(file, args),

@@ -133,7 +133,7 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
     host = await makeHost();
     await mkdir(join(host.directory, 'copies'));
     target = join(host.directory, 'copies', 'disk.raw');
-    plan = { ...planFor('amd64', await freePort()), diskSizeBytes: DISK_BYTES };
+    plan = planFor('amd64', await freePort(), DISK_BYTES);
     await host.driver.create(folder(), plan, undefined);
   });
 

@@ -4,7 +4,7 @@ import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { stringify } from 'yaml';
-import { readMachineFile } from '../../agent/machines/folder.ts';
+import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { freePort } from '../../hack/cluster/ports.ts';

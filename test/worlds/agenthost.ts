@@ -93,7 +93,7 @@ export class TestHost {
     const logger = pino({ level: config.logLevel });
     this.#ended = runAgent(
       config,
-      { driver, images, network, publisher: noPublisher(), metrics: createMetrics() },
+      { drivers: [driver], images, network, publisher: noPublisher(), metrics: createMetrics() },
       logger,
       stop.signal,
     ).catch((error: unknown) => {

@@ -15,6 +15,7 @@ import { waitFor } from '../../hack/wait.ts';
 /** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 9 s (arm64). */
 export const BOOT_DEADLINE_MILLISECONDS = 90_000;
 const LOOPBACK = '127.0.0.1';
+const MAC_ADDRESS = '52:54:00:12:34:56';
 /** Where nobody may listen yet: what the hypervisor has taken for the guest may hang for ever. */
 const LOOK_MILLISECONDS = 2_000;
 /** A guest that serves is asked once: some actions, begun twice, would run twice. */
@@ -65,37 +66,36 @@ export async function guestBase(architecture: GuestArchitecture): Promise<BaseIm
 }
 
 /** A guest with its page on a port of the loopback address. */
-export function planFor(architecture: GuestArchitecture, port: number): LaunchPlan {
+export function planFor(architecture: GuestArchitecture, port: number, diskSizeBytes?: number): LaunchPlan {
   return {
-    machine: {
-      apiVersion: MACHINE_API_VERSION,
-      vm: { namespace: 'platform-default', name: 'guest', uid: 'b5c8f1de-0000-4000-8000-000000000001' },
-      attempt: 1,
-      architecture,
-      imageFormat: 'Auto',
-      network: { mode: 'NAT' },
-      ports: [],
-      vnc: { enabled: false },
-      readiness: { type: 'None' },
-      hardware: {
-        uuid: '4f1c2a6e-3b8d-4c55-9a77-0123456789ab',
-        serialNumber: 'BERTH00001',
-        macAddress: '52:54:00:12:34:56',
+    guest: {
+      diskSizeBytes,
+      iso: undefined,
+      vm: {
+        apiVersion: MACHINE_API_VERSION,
+        vm: { namespace: 'platform-default', name: 'guest', uid: 'b5c8f1de-0000-4000-8000-000000000001' },
+        attempt: 1,
+        architecture,
+        imageFormat: 'Auto',
+        network: { mode: 'NAT' },
+        ports: [],
+        vnc: { enabled: false },
+        readiness: { type: 'None' },
+        hardware: {
+          uuid: '4f1c2a6e-3b8d-4c55-9a77-0123456789ab',
+          serialNumber: 'BERTH00001',
+          macAddress: MAC_ADDRESS,
+        },
+        guestMetadata: {},
       },
-      guestMetadata: {},
     },
     cpu: 1,
     memoryBytes: GUEST_MEMORY_BYTES[architecture],
-    diskSizeBytes: undefined,
-    iso: undefined,
     network: {
-      arguments: [
-        '-netdev',
-        `user,id=net0,hostfwd=tcp:127.0.0.1:${port}-:80`,
-        '-device',
-        'virtio-net-pci,netdev=net0,mac=52:54:00:12:34:56,romfile=',
-      ],
+      kind: 'user',
+      macAddress: MAC_ADDRESS,
       address: undefined,
+      forwards: [{ protocol: 'TCP', hostAddress: LOOPBACK, hostPort: port, guestPort: 80 }],
     },
   };
 }

@@ -9,6 +9,7 @@ import type {
   DiskCopy,
   Driver,
   ExitReason,
+  FoundMachine,
   MachineFolder,
   MachineState,
 } from '../../agent/drivers/driver.ts';
@@ -86,6 +87,10 @@ export class StandInDriver implements Driver {
     this.#set('revert', folder, { kind: 'stopped' });
   }
 
+  async copyBytes(): Promise<number> {
+    return IMAGE.virtualSizeBytes;
+  }
+
   async copyDisk(folder: MachineFolder, o: CopyOptions): Promise<DiskCopy> {
     this.calls.push(`copyDisk ${folder.uid}`);
     await writeFile(o.target, Buffer.alloc(IMAGE.virtualSizeBytes));
@@ -103,8 +108,13 @@ export class StandInDriver implements Driver {
     return this.machines.get(folder.uid) ?? { kind: 'absent' };
   }
 
-  async list(): Promise<MachineFolder[]> {
-    return [...this.machines.keys()].map((uid) => ({ uid, path: `/stand-in/${uid}` }));
+  async list(): Promise<FoundMachine[]> {
+    return [...this.machines.keys()].map((uid) => ({
+      uid,
+      path: `/stand-in/${uid}`,
+      runAs: undefined,
+      base: undefined,
+    }));
   }
 
   onChange(handler: (uid: string) => void): void {
@@ -212,7 +222,7 @@ export class StandInNetwork implements Network {
 
   async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
     this.attachments.set(uid, options);
-    return { arguments: [], address: undefined };
+    return { kind: 'user', macAddress: options.macAddress, address: undefined, forwards: [] };
   }
 
   async detach(uid: string): Promise<void> {

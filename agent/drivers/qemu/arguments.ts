@@ -1,10 +1,10 @@
 /** A machine as QEMU's command line. Nothing here is read by a shell; what comes from outside is quoted for QEMU's own parser. */
-import type { MachineFile } from '../../machines/folder.ts';
-import { FILES } from '../../machines/folder.ts';
 import { SERIAL_DESCRIPTOR } from '../../machines/logwriter.ts';
 import type { RunAs } from '../../../base/exec.ts';
+import type { GuestNetwork } from '../../network/network.ts';
 import type { LaunchPlan } from '../driver.ts';
 import { cpuModel, type Platform } from './platform.ts';
+import { FILES, type MachineFile } from './state.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
 /** What the guest's drive shows. */
@@ -50,7 +50,7 @@ export function commandLine(command: CommandLine): string[] {
     ...options('-device', 'virtserialport,chardev=agent,name=org.qemu.guest_agent.0'),
     ...options('-device', 'virtio-rng-pci'),
     ...display(command),
-    ...plan.network.arguments,
+    ...networkArguments(plan.network),
     ...(command.incoming ? ['-S', '-incoming', `unix:${FILES.migration}`] : []),
   ];
 }
@@ -72,7 +72,11 @@ function machineOptions({ state, platform }: CommandLine): string {
   return parts.join(',');
 }
 
-function identity({ machine: { hardware } }: LaunchPlan): string[] {
+function identity({
+  guest: {
+    vm: { hardware },
+  },
+}: LaunchPlan): string[] {
   const uuid = quoted(hardware.uuid);
   const fields = [
     'type=1',
@@ -124,14 +128,14 @@ function baseNode(base: { path: string; format: 'qcow2' | 'raw' }): Record<strin
 }
 
 function iso({ plan, platform }: CommandLine): string[] {
-  if (plan.iso === undefined) {
+  if (plan.guest.iso === undefined) {
     return [];
   }
   const drive = blockdev({
     'node-name': 'iso',
     driver: 'raw',
     'read-only': true,
-    file: file(plan.iso),
+    file: file(plan.guest.iso),
   });
   if (platform.architecture === 'amd64') {
     return [...drive, '-device', 'ide-cd,drive=iso,bootindex=1'];
@@ -149,16 +153,34 @@ function serial(): string[] {
 }
 
 function display({ plan, platform }: CommandLine): string[] {
-  if (!plan.machine.vnc.enabled) {
+  if (!plan.guest.vm.vnc.enabled) {
     return [];
   }
-  const size = plan.machine.display;
+  const size = plan.guest.vm.display;
   const resolution = size === undefined ? '' : `,xres=${size.width},yres=${size.height}`;
   const card = platform.architecture === 'amd64' ? `VGA${resolution}` : `virtio-gpu-pci${resolution}`;
   return [
     ...options('-vnc', `unix:${FILES.vnc}`, '-device', card),
     ...options('-device', 'qemu-xhci', '-device', 'usb-tablet', '-device', 'usb-kbd'),
   ];
+}
+
+/** The guest's network card has no boot ROM, since machines boot from disk. */
+export function networkArguments(network: GuestNetwork): string[] {
+  const card = `virtio-net-pci,netdev=net0,mac=${network.macAddress},romfile=`;
+  return ['-netdev', backend(network), '-device', card];
+}
+
+function backend(network: GuestNetwork): string {
+  if (network.kind === 'tap') {
+    return `tap,id=net0,ifname=${network.device},script=no,downscript=no`;
+  }
+  const forwards = network.forwards.map(
+    ({ protocol, hostAddress, hostPort, guestPort }) =>
+      `hostfwd=${protocol.toLowerCase()}:${hostAddress}:${hostPort}-:${guestPort}`,
+  );
+  // IPv6 off: QEMU would offer an address that leads nowhere on most hosts.
+  return ['user', 'id=net0', 'ipv6=off', ...forwards].join(',');
 }
 
 function blockdev(node: Record<string, unknown>): string[] {

@@ -2,33 +2,33 @@
 import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { BaseImage } from '../../disks/disk.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { isMissing } from '../../../base/errors.ts';
-import { FILES } from '../../machines/folder.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';
-import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';
-import type { BaseImage } from '../../disks/disk.ts';
+import { type MachineFolder, type MachinePlan, StartError } from '../driver.ts';
+import { FILES } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
 
 /** The new disk's size, or undefined where the machine has none. */
 export async function makeDisk(
   folder: MachineFolder,
-  plan: LaunchPlan,
+  { guest: { diskSizeBytes } }: MachinePlan,
   base: BaseImage | undefined,
 ): Promise<number | undefined> {
   const path = join(folder.path, FILES.disk);
   await rm(path, { force: true });
   if (base !== undefined) {
-    const size = Math.max(base.virtualSizeBytes, plan.diskSizeBytes ?? 0);
+    const size = Math.max(base.virtualSizeBytes, diskSizeBytes ?? 0);
     await createQcow2(path, size, base);
     return size;
   }
-  if (plan.diskSizeBytes !== undefined) {
-    await createQcow2(path, plan.diskSizeBytes);
+  if (diskSizeBytes !== undefined) {
+    await createQcow2(path, diskSizeBytes);
   }
-  return plan.diskSizeBytes;
+  return diskSizeBytes;
 }
 
 /** Its header was written by a hypervisor: a name of a backing file in it is not followed. @throws StartError as {@link requireOwnData} does. */

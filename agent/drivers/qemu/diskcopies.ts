@@ -3,7 +3,6 @@ import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { messageOf } from '../../../base/errors.ts';
 import { convertToRaw, markArgument } from '../../disks/qemuimg.ts';
-import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, killForCertain } from '../../machines/process.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';
 import { Serial } from '../../../base/serial.ts';
@@ -15,11 +14,11 @@ import {
   type MachineState,
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
-import type { MachineContext } from './context.ts';
 import { type CopyNote, readCopyNote, removeCopyNote, writeCopyNote } from './copystate.ts';
 import { diskReader, requireOwnData } from './disk.ts';
 import { type Freeze, thaw, whileFrozen } from './guestagent.ts';
-import type { Machine } from './machine.ts';
+import type { MachineContext } from './launch.ts';
+import type { QemuMachine } from './machine.ts';
 import {
   dropSnapshot,
   prepareSnapshot,
@@ -27,6 +26,7 @@ import {
   serveSnapshot,
   takeSnapshot,
 } from './snapshot.ts';
+import { FILES, type MachineFile } from './state.ts';
 
 /** What could not be cleared is tried again by who looks at the machine, but each try may take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
@@ -38,7 +38,7 @@ const THAW_LIMIT = 10;
 
 export class DiskCopies {
   readonly #folder: MachineFolder;
-  readonly #machine: Machine;
+  readonly #machine: QemuMachine;
   readonly #context: MachineContext;
   /** Waiting ones included. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
@@ -48,7 +48,7 @@ export class DiskCopies {
   #tidying: Promise<void> | undefined;
   #nextTidy = 0;
 
-  constructor(folder: MachineFolder, machine: Machine, context: MachineContext) {
+  constructor(folder: MachineFolder, machine: QemuMachine, context: MachineContext) {
     this.#folder = folder;
     this.#machine = machine;
     this.#context = context;

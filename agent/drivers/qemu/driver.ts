@@ -4,10 +4,11 @@ import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { isMissing } from '../../../base/errors.ts';
+import { MachineCgroups } from '../../machines/cgroup.ts';
 import type { BaseImage } from '../../disks/disk.ts';
-import { CgroupTree } from '../../machines/cgroup.ts';
+import { allocatedBytes } from '../../disks/diskio.ts';
 import { type ConsoleLog, ConsoleStore } from '../../machines/console.ts';
-import { FILES, type MachineFile, makeMachineFolder, readMachineFile } from '../../machines/folder.ts';
+import { makeMachineFolder } from '../../machines/folder.ts';
 import { logsWritten } from '../../machines/logwriter.ts';
 import type { OwnRoot } from '../../machines/ownroot.ts';
 import { killForCertain } from '../../machines/process.ts';
@@ -17,20 +18,21 @@ import {
   type CopyOptions,
   type DiskCopy,
   type Driver,
+  type FoundMachine,
   type LaunchPlan,
   type MachineFolder,
+  type MachinePlan,
   type MachineState,
   StartError,
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
-import type { MachineContext } from './context.ts';
 import { DiskCopies } from './diskcopies.ts';
 import { copySparse, diskReader, giveDisk, growDisk, makeDisk } from './disk.ts';
-import { requireLogWriter } from './launch.ts';
-import { Machine } from './machine.ts';
-import { pauseGuest, unpauseGuest } from './pause.ts';
-import { Platforms } from './platforms.ts';
-import type { StopOptions } from './power.ts';
+import { HostPlatforms } from './hostplatforms.ts';
+import { type MachineContext, requireLogWriter } from './launch.ts';
+import { QemuMachine } from './machine.ts';
+import { pauseGuest, type StopOptions, unpauseGuest } from './runstate.ts';
+import { FILES, type MachineFile, readMachineFile } from './state.ts';
 
 export interface QemuDriverOptions {
   /** Machines lie in `<dataDirectory>/machines`. */
@@ -44,24 +46,27 @@ export interface QemuDriverOptions {
   readers?: number | undefined;
 }
 
+/** This agent's hold on one machine: connections and timers, nothing that must outlive the agent. */
+interface Held {
+  machine: QemuMachine;
+  copies: DiskCopies;
+  console: ConsoleStore;
+}
+
 export class QemuDriver implements Driver {
   readonly name = 'qemu';
   readonly #root: string;
-  readonly #logger: Logger;
   readonly #context: MachineContext;
-  readonly #machines = new Map<string, Machine>();
-  readonly #diskCopies = new Map<string, DiskCopies>();
-  readonly #consoles = new Map<string, ConsoleStore>();
+  readonly #held = new Map<string, Held>();
   readonly #handlers: ((uid: string) => void)[] = [];
-  readonly #platforms: Platforms;
+  readonly #platforms: HostPlatforms;
 
   constructor(options: QemuDriverOptions) {
     this.#root = join(options.dataDirectory, 'machines');
-    this.#logger = options.logger;
-    this.#platforms = new Platforms(options);
+    this.#platforms = new HostPlatforms(options);
     this.#context = {
       logger: options.logger,
-      cgroups: new CgroupTree(options.logger),
+      cgroups: new MachineCgroups(options.logger),
       ownRoot: options.ownRoot,
       isRoot: process.getuid?.() === 0,
       readers: options.readers,
@@ -70,7 +75,7 @@ export class QemuDriver implements Driver {
           handler(uid);
         }
       },
-      tail: (folder) => this.#console(folder).start(),
+      tail: (folder) => this.#of(folder).console.start(),
     };
   }
 
@@ -80,12 +85,12 @@ export class QemuDriver implements Driver {
     return platforms.map(({ architecture, accelerator }) => ({ architecture, accelerator }));
   }
 
-  async create(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
-    await this.#copies(folder).exclusively(async () => await this.#make(folder, plan, base));
+  async create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
+    await this.#of(folder).copies.exclusively(async () => await this.#make(folder, plan, base));
   }
 
-  async #make(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
-    const platform = await this.#platforms.of(plan.machine.architecture);
+  async #make(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
+    const platform = await this.#platforms.of(plan.guest.vm.architecture);
     await makeMachineFolder(this.#root, folder.path);
     const diskBytes = await makeDisk(folder, plan, base);
     if (platform.firmware !== undefined) {
@@ -105,14 +110,14 @@ export class QemuDriver implements Driver {
       ...(base === undefined ? {} : { base: { path: base.path, format: base.format } }),
       ...(diskBytes === undefined ? {} : { diskBytes }),
     };
-    await this.#machine(folder).state.replace(state);
+    await this.#of(folder).machine.state.replace(state);
   }
 
   async start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
     if ((await this.inspect(folder)).kind === 'running') {
       return;
     }
-    const copies = this.#copies(folder);
+    const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
       await copies.tidy();
       await this.#start(folder, this.#owned(plan));
@@ -120,10 +125,10 @@ export class QemuDriver implements Driver {
   }
 
   async #start(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
-    const machine = this.#machine(folder);
+    const machine = this.#of(folder).machine;
     const state = await requireState(folder);
     const platform = await this.#platforms.of(state.architecture);
-    const wanted = plan.diskSizeBytes;
+    const wanted = plan.guest.diskSizeBytes;
     if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
       const { isRoot } = this.#context;
       const as = await diskReader(folder.path, isRoot);
@@ -134,7 +139,7 @@ export class QemuDriver implements Driver {
   }
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
-    const machine = this.#machine(folder);
+    const machine = this.#of(folder).machine;
     // The copy of a machine that does not run goes on.
     if ((await machine.process()) === undefined) {
       await machine.stop(options);
@@ -144,47 +149,55 @@ export class QemuDriver implements Driver {
   }
 
   async pause(folder: MachineFolder): Promise<void> {
-    await this.#ending(folder, 'paused', async () => await pauseGuest(this.#machine(folder)));
+    await this.#ending(folder, 'paused', async () => await pauseGuest(this.#of(folder).machine));
   }
 
   async unpause(folder: MachineFolder): Promise<void> {
-    await this.#copies(folder).exclusively(async () => await unpauseGuest(this.#machine(folder)));
+    await this.#of(folder).copies.exclusively(async () => await unpauseGuest(this.#of(folder).machine));
   }
 
   async suspend(folder: MachineFolder): Promise<void> {
     await this.#ending(folder, 'suspended', async () => {
-      await this.#copies(folder).tidy();
-      await this.#machine(folder).suspend();
+      await this.#of(folder).copies.tidy();
+      await this.#of(folder).machine.suspend();
     });
   }
 
   /** A copy reads from the process that is to end, or that is to stand still. */
   async #ending(folder: MachineFolder, what: string, work: () => Promise<void>): Promise<void> {
-    const copies = this.#copies(folder);
+    const copies = this.#of(folder).copies;
     await copies.interrupt(`the machine was ${what} while its disk was copied`);
     await copies.exclusively(work);
   }
 
   async resume(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
-    const copies = this.#copies(folder);
+    const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
       await copies.tidy();
       const state = await requireState(folder);
-      await this.#machine(folder).resume(this.#owned(plan), await this.#platforms.of(state.architecture));
+      await this.#of(folder).machine.resume(this.#owned(plan), await this.#platforms.of(state.architecture));
     });
   }
 
-  async revert(folder: MachineFolder, plan: LaunchPlan, base: BaseImage | undefined): Promise<void> {
-    const copies = this.#copies(folder);
+  async revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
+    const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
-      await this.#machine(folder).stop({ graceMilliseconds: 0 });
+      await this.#of(folder).machine.stop({ graceMilliseconds: 0 });
       await copies.tidy();
       await this.#make(folder, plan, base);
     });
   }
 
+  async copyBytes({ path }: MachineFolder): Promise<number> {
+    const { base, diskBytes } = (await readMachineFile(path)) ?? {};
+    if (diskBytes === undefined) {
+      return 0;
+    }
+    return (await allocatedBytes(join(path, FILES.disk))) + (base ? await allocatedBytes(base.path) : 0);
+  }
+
   async copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy> {
-    return await this.#copies(folder).run(options);
+    return await this.#of(folder).copies.run(options);
   }
 
   async delete(folder: MachineFolder): Promise<void> {
@@ -192,18 +205,16 @@ export class QemuDriver implements Driver {
   }
 
   async #remove(folder: MachineFolder): Promise<void> {
-    const machine = this.#machine(folder);
+    const { machine, copies, console } = this.#of(folder);
     const identity = await machine.process();
     machine.close();
     if (identity !== undefined) {
       await killForCertain(identity);
     }
     await logsWritten(folder.path);
-    await this.#copies(folder).tidy();
-    this.#diskCopies.delete(folder.uid);
-    this.#machines.delete(folder.uid);
-    this.#consoles.get(folder.uid)?.close();
-    this.#consoles.delete(folder.uid);
+    await copies.tidy();
+    console.close();
+    this.#held.delete(folder.uid);
     // The folder last: while it is there, a step that failed is done again.
     await this.#context.cgroups.remove(folder.uid);
     await machine.state.removeFolder();
@@ -218,13 +229,24 @@ export class QemuDriver implements Driver {
       }
       throw error;
     }
-    await this.#copies(folder).tryTidy();
-    return await this.#machine(folder).inspect();
+    await this.#of(folder).copies.tryTidy();
+    return await this.#of(folder).machine.inspect();
   }
 
-  async list(): Promise<MachineFolder[]> {
-    const names = await listFolders(this.#root);
-    return names.map((uid) => ({ uid, path: join(this.#root, uid) }));
+  async list(): Promise<FoundMachine[]> {
+    const uids = await listFolders(this.#root);
+    return await Promise.all(uids.map(async (uid) => await this.#find({ uid, path: join(this.#root, uid) })));
+  }
+
+  async #find(folder: MachineFolder): Promise<FoundMachine> {
+    try {
+      const state = await readMachineFile(folder.path);
+      return { ...folder, runAs: state?.launched?.runAs, base: state?.base?.path };
+    } catch (error) {
+      // Every later step of this machine reports the same error.
+      this.#context.logger.error({ err: error, uid: folder.uid }, 'the state of a machine cannot be read');
+      return { ...folder, runAs: undefined, base: undefined };
+    }
   }
 
   onChange(handler: (uid: string) => void): void {
@@ -232,52 +254,34 @@ export class QemuDriver implements Driver {
   }
 
   console(folder: MachineFolder): ConsoleLog {
-    return this.#console(folder);
+    return this.#of(folder).console;
   }
 
   async close(): Promise<void> {
-    const copies = [...this.#diskCopies.values()];
-    await Promise.all(copies.map(async (each) => await each.interrupt('the agent ended')));
-    for (const machine of this.#machines.values()) {
+    const held = [...this.#held.values()];
+    await Promise.all(held.map(async ({ copies }) => await copies.interrupt('the agent ended')));
+    for (const { machine, console } of held) {
       machine.close();
+      console.close();
     }
-    for (const store of this.#consoles.values()) {
-      store.close();
-    }
-    this.#machines.clear();
-    this.#diskCopies.clear();
-    this.#consoles.clear();
+    this.#held.clear();
   }
 
-  #machine(folder: MachineFolder): Machine {
-    let machine = this.#machines.get(folder.uid);
-    if (machine === undefined) {
-      machine = new Machine(folder, this.#context);
-      this.#machines.set(folder.uid, machine);
+  #of(folder: MachineFolder): Held {
+    const known = this.#held.get(folder.uid);
+    if (known !== undefined) {
+      return known;
     }
-    return machine;
-  }
-
-  #copies(folder: MachineFolder): DiskCopies {
-    let copies = this.#diskCopies.get(folder.uid);
-    if (copies === undefined) {
-      copies = new DiskCopies(folder, this.#machine(folder), this.#context);
-      this.#diskCopies.set(folder.uid, copies);
-    }
-    return copies;
-  }
-
-  #console(folder: MachineFolder): ConsoleStore {
-    let store = this.#consoles.get(folder.uid);
-    if (store === undefined) {
-      store = new ConsoleStore(folder.path, { logger: this.#logger });
-      this.#consoles.set(folder.uid, store);
-    }
-    return store;
+    const machine = new QemuMachine(folder, this.#context);
+    const copies = new DiskCopies(folder, machine, this.#context);
+    const console = new ConsoleStore(folder.path, { log: 'serial', logger: this.#context.logger });
+    const made = { machine, copies, console };
+    this.#held.set(folder.uid, made);
+    return made;
   }
 
   /** Root without a user for the machine never runs it as root. */
-  #owned(plan: LaunchPlan): LaunchPlan {
+  #owned<Plan extends MachinePlan>(plan: Plan): Plan {
     return { ...plan, runAs: this.#context.isRoot ? (plan.runAs ?? SHARED_RUN_AS) : undefined };
   }
 }

@@ -3,8 +3,8 @@ import { randomInt } from 'node:crypto';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
 import { readLines } from '../../../base/lines.ts';
-import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
+import { FILES } from './state.ts';
 
 /** An agent answers in milliseconds, in a busy emulated guest in tenths of a second. Without one, each copy waits this long. */
 const SYNC_TIMEOUT_MILLISECONDS = 3_000;

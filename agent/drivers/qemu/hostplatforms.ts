@@ -10,6 +10,7 @@ import { writeWhole } from '../../../base/files.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 import { hostBootId } from '../../machines/process.ts';
+import { StartError } from '../driver.ts';
 import { options } from './arguments.ts';
 import {
   type Architecture,
@@ -39,13 +40,44 @@ const BIOS_DISK_BYTES = 4 * 1024 * 1024;
 /** `mov w0, #0x84000008; hvc #0; b .`: PSCI SYSTEM_OFF; QEMU ends with 0. */
 const ARM_GUEST = Buffer.from('000180520080b072020000d400000014', 'hex');
 
-interface ProbeContext {
+export interface HostPlatformsOptions {
   dataDirectory: string;
   logger: Logger;
+  /** Of machines that name none; the machine's own when absent. */
+  architecture?: Architecture | undefined;
+}
+
+/** The platforms of this host: looked for when they are first asked for, since a trial takes seconds. */
+export class HostPlatforms {
+  readonly #options: HostPlatformsOptions;
+  #found: Promise<Platform[]> | undefined;
+
+  constructor(options: HostPlatformsOptions) {
+    this.#options = options;
+  }
+
+  async all(): Promise<Platform[]> {
+    const { dataDirectory, logger } = this.#options;
+    this.#found ??= probePlatforms({ dataDirectory, logger });
+    return await this.#found;
+  }
+
+  /** @throws StartError when the host cannot run it. */
+  async of(architecture: Architecture | undefined): Promise<Platform> {
+    const native = this.#options.architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');
+    const wanted = architecture ?? native;
+    const platform = (await this.all()).find((candidate) => candidate.architecture === wanted);
+    if (platform === undefined) {
+      throw new StartError('StartFailed', `this host cannot run ${wanted} guests with qemu`);
+    }
+    return platform;
+  }
 }
 
 /** The platforms of this host; from the cache when neither the host was booted again nor QEMU replaced. */
-export async function probePlatforms(context: ProbeContext): Promise<Platform[]> {
+async function probePlatforms(
+  context: Pick<HostPlatformsOptions, 'dataDirectory' | 'logger'>,
+): Promise<Platform[]> {
   const binaries = await findBinaries();
   const key = await cacheKey(binaries);
   const file = join(context.dataDirectory, 'platforms.json');
@@ -113,7 +145,7 @@ async function readCache(file: string, key: string): Promise<Platform[] | undefi
 async function probeArchitecture(
   architecture: Architecture,
   binary: string,
-  { dataDirectory, logger }: ProbeContext,
+  { dataDirectory, logger }: Pick<HostPlatformsOptions, 'dataDirectory' | 'logger'>,
 ): Promise<Platform | undefined> {
   const firmware = architecture === 'arm64' ? await findArmFirmware() : undefined;
   if (architecture === 'arm64' && firmware === undefined) {

@@ -1,23 +1,23 @@
 /** This agent's hold on one running hypervisor, started by it or found: its QMP connection and the notice of its end. */
-import { FILES } from '../../machines/folder.ts';
 import { isAlive, type ProcessIdentity } from '../../machines/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
+import { FILES } from './state.ts';
 
 /** The end of a found process shows itself at once by its QMP connection; this is for one whose QMP is lost. */
 const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 /** A QEMU that runs greets in milliseconds; another client, such as an agent about to end, may hold it a moment. */
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 
-export interface SessionHandlers {
+export interface HypervisorHandlers {
   /** QEMU's events, in order. */
   onEvent: (event: QmpEvent) => void;
   /** Once, when the process is gone. */
   onExit: () => void;
 }
 
-export class Session {
+export class Hypervisor {
   readonly folder: MachineFolder;
   readonly identity: ProcessIdentity;
   /** The hypervisor said that it ends, and not for its guest: by a signal. Its run state is `shutdown` then, as after a power-off. */
@@ -28,10 +28,10 @@ export class Session {
   #exitHandled = false;
   #closed = false;
   #poweredOff = false;
-  readonly #handlers: SessionHandlers;
+  readonly #handlers: HypervisorHandlers;
   readonly #timer: NodeJS.Timeout;
 
-  constructor(folder: MachineFolder, identity: ProcessIdentity, handlers: SessionHandlers) {
+  constructor(folder: MachineFolder, identity: ProcessIdentity, handlers: HypervisorHandlers) {
     this.folder = folder;
     this.identity = identity;
     this.#handlers = handlers;

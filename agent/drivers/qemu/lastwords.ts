@@ -1,10 +1,8 @@
-/** What QEMU said last, for people: its log's end, and how it ended. */
+/** The last words of QEMU, for people: the end of its log, and how it ended. */
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../../base/errors.ts';
-import { FILES } from '../../machines/folder.ts';
-import { logsWritten } from '../../machines/logwriter.ts';
-import { listSegments } from '../../machines/segments.ts';
+import { appendedLog, listSegments, logsWritten } from '../../machines/logwriter.ts';
 import { StartError, type StartReason } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 
@@ -14,7 +12,7 @@ const TAIL_LINES = 12;
 /** `2026-11-21T12:00:00.000000Z ` before each line. */
 const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 
-/** The last lines of what the hypervisor said; empty when it said nothing. It has ended. */
+/** The last lines that the hypervisor wrote; empty when it wrote none. Call it when the hypervisor has ended. */
 async function lastWords(folder: string): Promise<string> {
   await logsWritten(folder);
   let tail = '';
@@ -31,7 +29,7 @@ async function lastWords(folder: string): Promise<string> {
 
 function logFiles(folder: string): string[] {
   const segments = listSegments(folder, 'hypervisor');
-  return segments.length > 0 ? segments.map(({ path }) => path) : [join(folder, FILES.formerLog)];
+  return segments.length > 0 ? segments.map(({ path }) => path) : [join(folder, appendedLog('hypervisor'))];
 }
 
 async function tailOf(path: string): Promise<string> {
@@ -66,6 +64,13 @@ export function describeExit(status: ExitStatus | undefined): string {
     return `the hypervisor ended with code ${status.code}`;
   }
   return 'the hypervisor ended';
+}
+
+const SIGNAL = /terminating on signal \d+/;
+
+/** Whether the hypervisor, which has ended, wrote that a signal ended it. */
+export async function wasEndedBySignal(folder: string): Promise<boolean> {
+  return SIGNAL.test(await lastWords(folder));
 }
 
 /** How it ended, with its last words. */

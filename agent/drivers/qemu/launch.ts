@@ -4,17 +4,31 @@ import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf, messageOf } from '../../../base/errors.ts';
 import { run } from '../../../base/exec.ts';
-import type { MachineLimits } from '../../machines/cgroup.ts';
-import { FILES, type MachineFile } from '../../machines/folder.ts';
-import { forgetLastWords, logsWritten, withLogWriter } from '../../machines/logwriter.ts';
+import type { Logger } from 'pino';
+import type { MachineCgroups, MachineLimits } from '../../machines/cgroup.ts';
+import { forgetLastWords, logsWritten, segmentName, withLogWriter } from '../../machines/logwriter.ts';
+import type { OwnRoot } from '../../machines/ownroot.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
-import { segmentName } from '../../machines/segments.ts';
 import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';
 import { commandLine } from './arguments.ts';
-import type { MachineContext } from './context.ts';
 import { giveDisk, requireOwnData } from './disk.ts';
-import { limitsOf } from './limits.ts';
 import type { Platform } from './platform.ts';
+import { FILES, type MachineFile } from './state.ts';
+
+/** What the machines of one driver share. */
+export interface MachineContext {
+  logger: Logger;
+  cgroups: MachineCgroups;
+  /** Where machines don't share the agent's. */
+  ownRoot: OwnRoot | undefined;
+  /** QEMU gives up root once everything is opened. */
+  isRoot: boolean;
+  /** The group that may read images; programs that read a machine's disk have it. */
+  readers: number | undefined;
+  changed: (uid: string) => void;
+  /** Begins to keep the console of a machine that runs. */
+  tail: (folder: MachineFolder) => void;
+}
 
 /** How a process that this agent started ended; a found one does not tell. */
 export interface ExitStatus {
@@ -75,7 +89,7 @@ export async function launchMachine(
     await giveDisk(path, runAs);
   }
   const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
-  const files = [state.base?.path, plan.iso].filter((file) => file !== undefined);
+  const files = [state.base?.path, plan.guest.iso].filter((file) => file !== undefined);
   const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator });
   return await launch(folder, { command: [platform.binary, ...parameters], files, limits }, context);
 }
@@ -141,4 +155,24 @@ async function forgetOomScore(pid: number): Promise<void> {
       throw error;
     }
   }
+}
+
+const MEBIBYTE = 1024 ** 2;
+/** QEMU's own code, its devices and screen, and what it caches of the disk; measured: docs/develop/performance.md. */
+const PROCESS_BYTES = 256 * MEBIBYTE;
+/** A processor's stacks and state. */
+const PROCESSOR_BYTES = 16 * MEBIBYTE;
+/** Page tables take 1/512 of the memory, maps of what was written to it 1/32768 each; the rest is margin. */
+const MEMORY_SHARE = 1 / 64;
+/** Emulation keeps what it has translated: 1 GiB at most (`tb-size` of QEMU). */
+const TRANSLATION_BYTES = 1024 * MEBIBYTE;
+/** Beside one thread for each processor: up to 64 that read and write the disk, those of screen, timers and copies. */
+const THREADS = 128;
+
+/** The most that one machine may take of its host. */
+function limitsOf(launched: { cpu: number; memoryBytes: number; accelerator: string }): MachineLimits {
+  const { cpu, memoryBytes, accelerator } = launched;
+  const emulation = accelerator === 'tcg' ? TRANSLATION_BYTES : 0;
+  const overhead = PROCESS_BYTES + cpu * PROCESSOR_BYTES + Math.ceil(memoryBytes * MEMORY_SHARE) + emulation;
+  return { memoryBytes: memoryBytes + overhead, processes: THREADS + cpu, cpu };
 }

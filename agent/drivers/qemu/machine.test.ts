@@ -1,15 +1,16 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { writeMachineFile } from '../../machines/folder.ts';
+import { segmentName } from '../../machines/logwriter.ts';
 import { identify } from '../../machines/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
+import { writeMachineFile } from './state.ts';
 
 /** As QEMU 7.2 to 10 say it. */
 const SAYS = {
@@ -88,5 +89,12 @@ describe('a hypervisor in the run state shutdown', () => {
   ])('%s', async (_, event, reason) => {
     await listen(event);
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason });
+  });
+
+  it('has crashed also when the agent missed the event and finds the signal in its last words', async () => {
+    const words = 'qemu-system-x86_64: terminating on signal 15 from pid 1 (init)\n';
+    await writeFile(join(folder.path, segmentName('hypervisor', 0)), words);
+    await listen(undefined);
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason: 'Crashed' });
   });
 });

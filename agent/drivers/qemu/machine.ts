@@ -1,33 +1,40 @@
 /** One machine's life: what its folder says, its process, and the connection to it. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { FILES, type MachineFile } from '../../machines/folder.ts';
 import { findByArgument, isAlive, killForCertain, waitForExit } from '../../machines/process.ts';
 import type { ProcessIdentity } from '../../machines/process.ts';
-import { StateFile } from './state.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
 import { processMark } from './arguments.ts';
-import type { MachineContext } from './context.ts';
-import { launchMachine } from './launch.ts';
-import { restoreMemory, saveMemory } from './memory.ts';
-import { isStill } from './pause.ts';
-import type { Platform } from './platform.ts';
-import { pressPowerButton, quit, type StopOptions } from './power.ts';
-import type { QmpConnection, QmpEvent } from './qmp.ts';
-import { goOn, guestPoweredOff, reconcile } from './runstate.ts';
-import { Session } from './hypervisor.ts';
+import { Hypervisor } from './hypervisor.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
+import { launchMachine, type MachineContext } from './launch.ts';
+import { restoreMemory, saveMemory } from './memory.ts';
+import type { Platform } from './platform.ts';
+import type { QmpConnection, QmpEvent } from './qmp.ts';
+import {
+  goOn,
+  guestPoweredOff,
+  isStill,
+  pressPowerButton,
+  quit,
+  reconcile,
+  type StopOptions,
+} from './runstate.ts';
+import { FILES, type MachineFile, StateFile } from './state.ts';
 
 /** QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
 /** A process that ends closes its sockets first. */
 const EXIT_NOTICE_MILLISECONDS = 500;
 
-export class Machine {
+/** A start is under way, of a machine or of what was suspended. */
+const BEGUN = { intent: 'run', live: true, paused: false, process: undefined, end: undefined } as const;
+
+export class QemuMachine {
   readonly #folder: MachineFolder;
   readonly #context: MachineContext;
   readonly state: StateFile;
-  #session: Session | undefined;
+  #hypervisor: Hypervisor | undefined;
   #closed = false;
 
   constructor(folder: MachineFolder, context: MachineContext) {
@@ -74,15 +81,7 @@ export class Machine {
     await rm(join(this.#folder.path, FILES.memory), { force: true });
     const { cpu, memoryBytes, runAs } = plan;
     const launched = { cpu, memoryBytes, accelerator: platform.accelerator, runAs };
-    await this.state.update({
-      intent: 'run',
-      live: true,
-      suspended: false,
-      paused: false,
-      process: undefined,
-      end: undefined,
-      launched,
-    });
+    await this.state.update({ ...BEGUN, suspended: false, launched });
     try {
       await this.#bringUp(plan, platform, false);
     } catch (error) {
@@ -92,9 +91,8 @@ export class Machine {
 
   async resume(plan: LaunchPlan, platform: Platform): Promise<void> {
     // Until the memory is in the new process, the machine counts as suspended: whatever happens, nothing is lost.
-    const fresh = { intent: 'run', live: true, paused: false, process: undefined, end: undefined } as const;
     await this.state.change(({ launched }) => ({
-      ...fresh,
+      ...BEGUN,
       ...(launched && { launched: { ...launched, runAs: plan.runAs } }),
     }));
     try {
@@ -116,12 +114,12 @@ export class Machine {
     await this.state.update({ intent: 'stop' });
     const identity = await this.process();
     if (identity !== undefined) {
-      const session = this.#adopt(identity);
-      session.expectExit();
+      const hypervisor = this.#adopt(identity);
+      hypervisor.expectExit();
       if (options.graceMilliseconds > 0) {
-        await pressPowerButton(session, options, this.#context.logger);
+        await pressPowerButton(hypervisor, options, this.#context.logger);
       }
-      await quit(session, this.#context.logger);
+      await quit(hypervisor, this.#context.logger);
     }
     this.#letGo();
     const off = { live: false, suspended: false, paused: false, end: undefined, process: undefined };
@@ -135,7 +133,8 @@ export class Machine {
     if (identity === undefined) {
       throw new Error('only a running machine can be suspended');
     }
-    const qmp = await this.#adopt(identity).qmp();
+    const hypervisor = this.#adopt(identity);
+    const qmp = await hypervisor.qmp();
     await this.state.update({ intent: 'suspend' });
     try {
       await qmp.execute('stop');
@@ -145,9 +144,8 @@ export class Machine {
       await goOn(qmp, this.state);
       throw error;
     }
-    const session = this.#adopt(identity);
-    session.expectExit();
-    await quit(session, this.#context.logger);
+    hypervisor.expectExit();
+    await quit(hypervisor, this.#context.logger);
     this.#letGo();
     await this.state.update({ live: false, process: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
@@ -172,17 +170,17 @@ export class Machine {
       () => undefined,
     );
     this.#letGo();
-    const session = this.#open(identity);
-    session.watch(exited);
+    const hypervisor = this.#open(identity);
+    hypervisor.watch(exited);
     const signal = ended.signal;
-    const answer = session.qmp({ timeoutMilliseconds: START_TIMEOUT_MILLISECONDS, signal });
+    const answer = hypervisor.qmp({ timeoutMilliseconds: START_TIMEOUT_MILLISECONDS, signal });
     try {
       await Promise.all([answer, this.state.update({ process: identity })]);
     } catch (error) {
       if (!(await waitForExit(identity, EXIT_NOTICE_MILLISECONDS))) {
         throw error;
       }
-      throw await startError(this.#folder.path, describeExit(await session.exitStatus()));
+      throw await startError(this.#folder.path, describeExit(await hypervisor.exitStatus()));
     }
     this.#context.tail(this.#folder);
     return await answer;
@@ -207,9 +205,9 @@ export class Machine {
     if (identity === undefined) {
       return undefined;
     }
-    const session = this.#adopt(identity);
+    const hypervisor = this.#adopt(identity);
     try {
-      const status = await reconcile(session, identity, this.state, this.#context.logger);
+      const status = await reconcile(hypervisor, identity, this.state, this.#context.logger);
       if (status === 'gone') {
         return undefined;
       }
@@ -225,49 +223,49 @@ export class Machine {
     }
   }
 
-  #adopt(identity: ProcessIdentity): Session {
-    if (this.#session?.identity.pid === identity.pid) {
-      return this.#session;
+  #adopt(identity: ProcessIdentity): Hypervisor {
+    if (this.#hypervisor?.identity.pid === identity.pid) {
+      return this.#hypervisor;
     }
     this.#letGo();
     this.#context.tail(this.#folder);
     return this.#open(identity);
   }
 
-  #open(identity: ProcessIdentity): Session {
-    const session = new Session(this.#folder, identity, {
-      onEvent: (event) => this.#onEvent(session, event),
-      onExit: () => this.#background(async () => void (await this.#settle(session))),
+  #open(identity: ProcessIdentity): Hypervisor {
+    const hypervisor = new Hypervisor(this.#folder, identity, {
+      onEvent: (event) => this.#onEvent(hypervisor, event),
+      onExit: () => this.#background(async () => void (await this.#settle(hypervisor))),
     });
-    this.#session = session;
-    return session;
+    this.#hypervisor = hypervisor;
+    return hypervisor;
   }
 
   #letGo(): void {
-    this.#session?.close();
-    this.#session = undefined;
+    this.#hypervisor?.close();
+    this.#hypervisor = undefined;
   }
 
-  #onEvent(session: Session, { event, data }: QmpEvent): void {
+  #onEvent(hypervisor: Hypervisor, { event, data }: QmpEvent): void {
     if (event !== 'SHUTDOWN') {
       return;
     }
     if (data['guest'] !== true) {
-      session.endsFromOutside = true;
+      hypervisor.endsFromOutside = true;
       return;
     }
-    if (!session.powersOff()) {
+    if (!hypervisor.powersOff()) {
       return;
     }
     this.#background(async () => {
       await guestPoweredOff(this.state);
-      await quit(session, this.#context.logger);
+      await quit(hypervisor, this.#context.logger);
     });
   }
 
   /** Writes down that the process is gone, and why. */
-  async #settle(session?: Session): Promise<MachineFile> {
-    const status = await (session ?? this.#session)?.exitStatus();
+  async #settle(hypervisor?: Hypervisor): Promise<MachineFile> {
+    const status = await (hypervisor ?? this.#hypervisor)?.exitStatus();
     const kills = await this.#context.cgroups.memoryKills(this.#folder.uid);
     const message = await exitMessage(this.#folder.path, kills > 0 ? OUT_OF_MEMORY : describeExit(status));
     const state = await this.state.change((known) => {

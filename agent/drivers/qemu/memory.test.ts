@@ -6,9 +6,9 @@ import { createInterface } from 'node:readline';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { FILES } from '../../machines/folder.ts';
 import { restoreMemory } from './memory.ts';
 import { QmpConnection } from './qmp.ts';
+import { FILES } from './state.ts';
 
 const MEMORY = Buffer.alloc(64 * 1024, 'memory');
 /** Which side is first is up to the kernel: each of them, so often. */

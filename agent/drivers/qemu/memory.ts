@@ -8,9 +8,9 @@ import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
 import { sync } from '../../../base/files.ts';
 import { codeOf } from '../../../base/errors.ts';
-import { FILES } from '../../machines/folder.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 import type { QmpConnection } from './qmp.ts';
+import { FILES } from './state.ts';
 
 /** QEMU holds itself back to 128 MiB/s by default, so as not to fill a network. */
 const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;

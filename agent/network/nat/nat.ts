@@ -10,7 +10,6 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import {
   type AttachOptions,
-  cardArguments,
   type GuestNetwork,
   type Network,
   type NetworkReport,
@@ -112,14 +111,8 @@ export class NatNetwork implements Network {
       if (JSON.stringify(known) !== JSON.stringify(attachment)) {
         await this.#forget(attachment);
       }
-      return {
-        arguments: [
-          '-netdev',
-          `tap,id=net0,ifname=${attachment.tap},script=no,downscript=no`,
-          ...cardArguments(macAddress),
-        ],
-        address: attachment.address,
-      };
+      const { tap: device, address } = attachment;
+      return { kind: 'tap', macAddress, address, device };
     });
   }
 

@@ -43,13 +43,8 @@ test('reservations become forwards bound to the host address', async () => {
   const port = await freeTcpPort();
   const network = userNetwork();
   const guest = await network.attach('a', { macAddress: MAC, ports: [reservation('TCP', port)] });
-  expect(guest.arguments).toEqual([
-    '-netdev',
-    `user,id=net0,ipv6=off,hostfwd=tcp:127.0.0.1:${port}-:22`,
-    '-device',
-    `virtio-net-pci,netdev=net0,mac=${MAC},romfile=`,
-  ]);
-  expect(guest.address).toBeUndefined();
+  const forward = { protocol: 'TCP', hostAddress: '127.0.0.1', hostPort: port, guestPort: 22 };
+  expect(guest).toEqual({ kind: 'user', macAddress: MAC, address: undefined, forwards: [forward] });
 });
 
 test.each([

@@ -9,10 +9,11 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../../api/v1alpha1/reservable.ts';
 import {
   type AttachOptions,
-  cardArguments,
+  type Forward,
   type GuestNetwork,
   type Network,
   type NetworkReport,
+  normaliseMacAddress,
   PortTakenError,
 } from '../network.ts';
 import { messageOf } from '../../../base/errors.ts';
@@ -51,11 +52,10 @@ export class UserNetwork implements Network {
       this.#refuseOverlap(uid, options.ports);
       await requireFreePorts(this.#hostAddress, options.ports);
     }
+    const macAddress = normaliseMacAddress(options.macAddress);
     this.#ports.set(uid, options.ports);
     const forwards = options.ports.map((port) => this.#forward(port));
-    // IPv6 off: QEMU would offer an address that leads nowhere on most hosts.
-    const netdev = ['user', 'id=net0', 'ipv6=off', ...forwards].join(',');
-    return { arguments: ['-netdev', netdev, ...cardArguments(options.macAddress)], address: undefined };
+    return { kind: 'user', macAddress, address: undefined, forwards };
   }
 
   async detach(uid: string): Promise<void> {
@@ -102,8 +102,8 @@ export class UserNetwork implements Network {
     this.#ports.clear();
   }
 
-  #forward(port: MachinePort): string {
-    return `hostfwd=${port.protocol.toLowerCase()}:${this.#hostAddress}:${port.hostPort}-:${port.guestPort}`;
+  #forward({ protocol, hostPort, guestPort }: MachinePort): Forward {
+    return { protocol, hostAddress: this.#hostAddress, hostPort, guestPort };
   }
 
   /** A machine being started does not listen yet, so that binding alone would not show it. */

@@ -2,6 +2,7 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
+import { networkArguments } from '../../../agent/drivers/qemu/arguments.ts';
 import type { NetworkReport } from '../../../agent/network/network.ts';
 import { guestFile } from '../../fixtures/images.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -43,7 +44,7 @@ describe('nat with real guests', unless(missing), () => {
       '-snapshot',
     ];
     const disk = ['-drive', `file=${image},if=virtio,format=qcow2`, '-serial', `file:${serial}`];
-    net.spawnInHost('qemu-system-x86_64', [...machine, ...disk, ...guest.arguments]);
+    net.spawnInHost('qemu-system-x86_64', [...machine, ...disk, ...networkArguments(guest)]);
     await waitFor(
       `guest ${name}`,
       () => existsSync(serial) && readFileSync(serial, 'utf8').includes('berth-guest: ready'),

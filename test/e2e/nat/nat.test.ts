@@ -35,7 +35,7 @@ describe('nat', unless(missing), () => {
   async function guest(name: 'a' | 'b', ports: MachinePort[], on = host): Promise<FrameGuest> {
     const macAddress = MACS[name];
     const attached = await on.do('attach', name, { macAddress, ports });
-    const tap = /ifname=([^,]+)/.exec(attached.arguments.join(' '))?.[1] ?? '';
+    const tap = attached.kind === 'tap' ? attached.device : '';
     taps[name] = tap;
     const one = await FrameGuest.start({
       spawn: (file, args) => net.spawnInHost(file, args),

@@ -296,7 +296,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   it('does not read the files that the disk names', async () => {
     const secret = join(host.directory, 'secret');
     await writeFile(secret, 'secret'.padEnd(4096));
-    await host.driver.create(folder(), { ...plan, diskSizeBytes: 4096 }, undefined);
+    await host.driver.create(folder(), { guest: { ...plan.guest, diskSizeBytes: 4096 } }, undefined);
     const disk = join(folder().path, 'disk.qcow2');
     execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', '-F', 'raw', '-b', secret, disk]);
     expect(await copy()).toEqual({ consistency: 'Stopped', virtualSizeBytes: 4096 });

@@ -170,7 +170,7 @@ describe('a start that fails', { timeout: BOOT_DEADLINE_MILLISECONDS }, () => {
   const folder = () => folderOf(host, uid);
 
   async function failure(change: Partial<LaunchPlan>, spoil?: () => Promise<void>): Promise<unknown> {
-    const plan = { ...planFor('amd64', await freePort()), diskSizeBytes: 8 * MEBIBYTE, ...change };
+    const plan = { ...planFor('amd64', await freePort(), 8 * MEBIBYTE), ...change };
     await host.driver.create(folder(), plan, undefined);
     await spoil?.();
     try {

@@ -48,7 +48,7 @@ describe('a guest that stands still', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS,
     mountTmpfs(disk, DISK_MEBIBYTES);
     await writeFile(join(disk, 'ballast'), Buffer.alloc(BALLAST_MEBIBYTES * MEBIBYTE));
     port = await freePort();
-    plan = { ...planFor('amd64', port), diskSizeBytes: 2 * FILL_MEBIBYTES * MEBIBYTE };
+    plan = planFor('amd64', port, 2 * FILL_MEBIBYTES * MEBIBYTE);
     await host.driver.create(folder(), plan, await guestBase('amd64'));
     await host.driver.start(folder(), plan);
     await page(port);

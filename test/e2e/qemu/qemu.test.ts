@@ -72,7 +72,10 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
   });
 
   it('keeps its disk over a restart, grown as asked', async () => {
-    await host.driver.start(folder(), { ...plan, diskSizeBytes: 128 * 1024 * 1024 });
+    await host.driver.start(folder(), {
+      ...plan,
+      guest: { ...plan.guest, diskSizeBytes: 128 * 1024 * 1024 },
+    });
     expect(await page(port)).toMatchObject({ boots: '2', marker: 'kept', disk_sectors: '262144' });
   });
 
@@ -127,12 +130,14 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     const other = folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0005');
     const installing: LaunchPlan = {
       ...plan,
-      iso,
-      diskSizeBytes: 64 * 1024 * 1024,
-      machine: {
-        ...plan.machine,
-        vnc: { enabled: true },
-        display: { width: 1280, height: 800, dpi: 96 },
+      guest: {
+        iso,
+        diskSizeBytes: 64 * 1024 * 1024,
+        vm: {
+          ...plan.guest.vm,
+          vnc: { enabled: true },
+          display: { width: 1280, height: 800, dpi: 96 },
+        },
       },
     };
     await host.driver.create(other, installing, undefined);
