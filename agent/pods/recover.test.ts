@@ -5,7 +5,8 @@ import { pino } from 'pino';
 import { expect, it, onTestFinished } from 'vitest';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
-import { readMachineFile } from '../machines/folder.ts';
+import { readMachineFile } from '../drivers/qemu/state.ts';
+import { QemuDriver } from '../drivers/qemu/driver.ts';
 import type { Host } from './host.ts';
 import { Machines } from './machines.ts';
 import { wantedWithoutPod } from './pod.ts';
@@ -21,13 +22,14 @@ const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, mem
 /** A host whose hypervisors run; `called` has what is asked of its parts. */
 function hostOf(directory: string, called: unknown[]): Host {
   const machinesDirectory = join(directory, 'machines');
-  const uids = readdirSync(machinesDirectory);
-  const list = () => uids.map((uid) => ({ uid, path: join(machinesDirectory, uid) }));
+  const logger = pino({ level: 'silent' });
+  const driver = new QemuDriver({ dataDirectory: directory, logger });
+  driver.inspect = async () => RUNNING;
   const host = {
     records: new RecordStore(join(directory, 'pods')),
     machinesDirectory,
-    logger: pino({ level: 'silent' }),
-    driver: { list, inspect: () => RUNNING },
+    logger,
+    drivers: new Map([[driver.name, { driver, accelerators: [] }]]),
     images: { adopt: (holder: string, path: string) => called.push(['image', holder, path]) },
     network: {
       name: 'user',
@@ -35,7 +37,7 @@ function hostOf(directory: string, called: unknown[]): Host {
       address: () => undefined,
       attach: (uid: string, options: object) => {
         called.push(['network', uid, options]);
-        return { arguments: [], address: undefined };
+        return { kind: 'user', macAddress: '', address: undefined, forwards: [] };
       },
     },
     monitor: { faultyChecks: 0 },
@@ -57,7 +59,13 @@ it.each(readdirSync(FOLDERS))('a machine that an agent of %s started runs on', a
   expect(host.records.damaged).toEqual([]);
   const [record] = host.records.list();
   expect(host.records.list()).toEqual([
-    expect.objectContaining({ key: 'platform-default/x', running: true, everRan: true, acknowledged: true }),
+    expect.objectContaining({
+      key: 'platform-default/x',
+      driver: 'qemu',
+      running: true,
+      everRan: true,
+      acknowledged: true,
+    }),
   ]);
   const { uid = '', machine, runAs } = record ?? {};
   const { hardware, ports } = machine ?? {};
