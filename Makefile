@@ -56,24 +56,23 @@ prerequisites: $(PACKAGES) ## Install the distribution packages that tests need 
 	@node hack/prerequisites.ts
 
 .PHONY: lint format generate verify manifests bundle
-lint: $(PACKAGES) ## Check format, lint rules, types and dead code, the programs' also without tests
+lint: $(PACKAGES) ## Check format, lint rules, types, prose and dead code, the programs' also without tests
 	biome format .
 	oxlint --type-aware
 	tsc -p .
+	node hack/prose.ts
 	knip --config knip.jsonc
 	knip --config knip.production.jsonc --production
 format: $(PACKAGES) ## Format the sources
 	biome format --write .
-generate: $(PACKAGES) ## Write the generated files (crds/, the chart's schema and kinds, docs/reference/metrics.md)
+generate: $(PACKAGES) ## Write the generated files: crds/, the chart's schema and kinds, docs
 	node hack/generate.ts
 	node hack/values.ts
-	node hack/metrics.ts
-	node hack/reasons.ts
+	node hack/docs.ts
 verify: $(PACKAGES) ## Check that the generated files are current
 	node hack/generate.ts --check
 	node hack/values.ts --check
-	node hack/metrics.ts --check
-	node hack/reasons.ts --check
+	node hack/docs.ts --check
 manifests: $(PACKAGES) ## Render the chart into dist/install.yaml for kubectl: HELM_ARGS='--set displayDPIMaximum=320'
 	@node hack/manifests.ts $(HELM_ARGS)
 bundle: $(PACKAGES) ## Bundle the programs into dist/

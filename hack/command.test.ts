@@ -23,7 +23,7 @@ describe('a program of make that is told something wrong', () => {
     ['hack/host-token.ts', ['--no-such'], "Unknown option '--no-such'"],
     ['hack/images.ts', ['--no-such'], "Unknown option '--no-such'"],
     ['hack/manifests.ts', ['--output'], '--output needs the name of a file'],
-    ['hack/metrics.ts', ['--no-such'], "Unknown option '--no-such'"],
+    ['hack/docs.ts', ['--no-such'], "Unknown option '--no-such'"],
     ['hack/mutants.ts', ['--no-such'], "Unknown option '--no-such'"],
     ['hack/test.ts', ['no-such'], 'no such project: no-such'],
     ['hack/values.ts', ['--no-such'], "Unknown option '--no-such'"],

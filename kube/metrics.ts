@@ -189,7 +189,7 @@ function declareClient(registers: Registry[]) {
     }),
     relists: new Counter({
       name: 'berth_reflector_relists_total',
-      help: 'Full reads of a resource by its reflector, by what made them needed',
+      help: 'Full reads of a resource by its reflector, by reason',
       labelNames: ['resource', 'reason'] as const,
       registers,
     }),
@@ -219,13 +219,13 @@ function declareClient(registers: Registry[]) {
     }),
     certificateEnd: new Gauge({
       name: 'berth_certificate_expiration_timestamp_seconds',
-      help: 'When a certificate that this process uses ends: serving, what it answers with; client, what it is to the API server',
+      help: 'End of a certificate of this process: serving is its server certificate, client its identity at the API server',
       labelNames: ['certificate'] as const,
       registers,
     }),
     eventsSent: new Counter({
       name: 'berth_events_total',
-      help: 'Events by what became of them',
+      help: 'Events by result',
       labelNames: ['result'] as const,
       registers,
     }),

@@ -29,12 +29,12 @@ export class NetworkMonitor {
     const registers = [options.metrics];
     this.#repairs = new Counter({
       name: 'berth_agent_network_repairs_total',
-      help: 'Differences in the network of this host that were put right.',
+      help: 'Repaired differences in the network of this host.',
       registers,
     });
     this.#checks = new Counter({
       name: 'berth_agent_network_checks_total',
-      help: 'Looks at the network of this host, by what they found.',
+      help: 'Checks of the network of this host, by result.',
       labelNames: ['result'],
       registers,
     });

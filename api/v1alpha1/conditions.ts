@@ -11,17 +11,17 @@ const conditionSchema = z
     type: text('Type of the condition, for example Ready.', 316, CONDITION_TYPE),
     status: choice('True, False or Unknown.', ['True', 'False', 'Unknown']),
     reason: text(
-      'One word for machines: why the condition has its status.',
+      'Reason for the status, as one word for programs.',
       1024,
       /^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$/,
     ),
-    message: report('A sentence for people; may be empty.', 32_768),
-    lastTransitionTime: timestamp('When the status last changed.'),
+    message: report('A sentence for people. It may be empty.', 32_768),
+    lastTransitionTime: timestamp('Time of the last change of the status.'),
     observedGeneration: z.exactOptional(
-      count('The generation of the object this condition was computed from.', Number.MAX_SAFE_INTEGER),
+      count('Generation of the object from which the condition was computed.', Number.MAX_SAFE_INTEGER),
     ),
   })
-  .meta({ description: 'One observation of the object’s state.' });
+  .meta({ description: 'One observation of the object.' });
 /**
  * One condition of any kind.
  * @public
@@ -32,7 +32,7 @@ const conditionsSchema = z
   .array(conditionSchema)
   .max(32)
   .meta({
-    description: 'Observations of the object’s state, one for each type.',
+    description: 'Observations of the object, one for each type.',
     'x-kubernetes-list-type': 'map',
     'x-kubernetes-list-map-keys': ['type'],
   });
@@ -41,7 +41,7 @@ const conditionsSchema = z
 export function commonStatus() {
   return {
     observedGeneration: count(
-      'The generation of the spec that this status speaks of.',
+      'Generation of the spec that this status describes.',
       Number.MAX_SAFE_INTEGER,
     ).optional(),
     conditions: conditionsSchema.optional(),

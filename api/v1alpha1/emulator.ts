@@ -27,29 +27,29 @@ const emulatorSpecSchema = z
     cpu: integer('Number of virtual processors.', 1, 256).optional(),
     memory: memoryQuantity().optional(),
     exposure: choice(
-      'Who can reach ADB, which has no password: PairedVM, only its VM (when omitted), or Host, whoever reaches the host.',
+      'Access to ADB, which has no password. PairedVM (the default): only the VM. Host: everyone who reaches the host.',
       ['PairedVM', 'Host'],
     ).optional(),
     deployTimeoutSeconds: integer(
-      'Seconds from being bound to a host until Running, after which the deployment fails. 600 when omitted.',
+      'Seconds for the deployment, from the choice of a host until Running. 600 when omitted.',
       1,
       SECONDS_PER_DAY,
     ).optional(),
   })
-  .meta(documented('What the emulator should be.', ...immutable('vmName')));
+  .meta(documented('Desired emulator.', ...immutable('vmName')));
 export type EmulatorSpec = z.infer<typeof emulatorSpecSchema>;
 
 const emulatorStatusSchema = z
   .object({
     ...commonStatus(),
     phase: report('For people: Pending, Starting, Running, Failed or Terminating.', 64).optional(),
-    nodeName: report('Host that the emulator is on.', 253).optional(),
+    nodeName: report('Host of the emulator.', 253).optional(),
     adb: z
       .object({ address: report('Address.', 253), port: count('Port.', 65_535) })
-      .meta({ description: 'Where ADB answers.' })
+      .meta({ description: 'Address of ADB.' })
       .optional(),
   })
-  .meta({ description: 'What was last seen of the emulator; written by the operator.' });
+  .meta({ description: 'Last observed state of the emulator, written by the operator.' });
 export type EmulatorStatus = z.infer<typeof emulatorStatusSchema>;
 /**
  * An Emulator as the API server keeps it.
@@ -62,15 +62,15 @@ const EMULATOR_RESOURCE = kindResource('Emulator', 'emulators');
 export const EMULATOR_KIND: KindDefinition = {
   ...EMULATOR_RESOURCE,
   shortNames: ['emu'],
-  description: 'An Android emulator on the host of its VM.',
+  description: 'An Android emulator on the host of its VM. Nothing acts on this kind yet.',
   spec: emulatorSpecSchema,
   status: emulatorStatusSchema,
   rules: [nameRule(63, { dots: false })],
   columns: [
-    { name: 'VM', type: 'string', description: 'The VM it belongs to.', jsonPath: '.spec.vmName' },
+    { name: 'VM', type: 'string', description: 'VM of the emulator.', jsonPath: '.spec.vmName' },
     PHASE_COLUMN,
     conditionColumn('Ready', 'Ready', 'status'),
-    { name: 'Node', type: 'string', description: 'Host it is on.', jsonPath: '.status.nodeName' },
+    { name: 'Node', type: 'string', description: 'Host of the emulator.', jsonPath: '.status.nodeName' },
     AGE_COLUMN,
     wide({
       name: 'Address',

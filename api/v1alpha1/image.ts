@@ -36,14 +36,12 @@ const sourceFields = {
     .object({ name: objectName('Name of the VM, in this namespace.') })
     .meta({ description: 'The disk of a VM.' })
     .optional(),
-  ipsw: downloadSchema('An IPSW to install macOS from.').optional(),
+  ipsw: downloadSchema('An IPSW from which macOS is installed. Not supported yet.').optional(),
 };
 
 const imageSourceSchema = z
   .object(sourceFields)
-  .meta(
-    documented('Where the image comes from: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)),
-  );
+  .meta(documented('Source of the image: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)));
 
 const imageSpecSchema = z
   .object({
@@ -59,30 +57,30 @@ const imageSpecSchema = z
     imagePullSecrets: imagePullSecretsSchema.optional(),
     commit: z
       .object({
-        vmName: objectName('VM whose disk becomes the image, in this namespace.'),
+        vmName: objectName('VM in this namespace whose disk becomes the content.'),
         requestedAt: timestamp('Set to a new time to commit once.'),
       })
-      .meta({ description: 'Make a VM’s disk the content of this image.' })
+      .meta({ description: 'Replaces the content of this Image with the disk of a VM.' })
       .optional(),
     push: z
       .object({
-        reference: imageName('Where to push the image.'),
-        secretName: objectName('Secret with the registry’s credentials, in this namespace.').optional(),
+        reference: imageName('Target of the push.'),
+        secretName: objectName('Secret in this namespace with credentials of the registry.').optional(),
         requestedAt: timestamp('Set to a new time to push once.'),
       })
-      .meta({ description: 'Push this image to a registry.' })
+      .meta({ description: 'Pushes this Image to a registry.' })
       .optional(),
   })
-  .meta(documented('What the image is.', SOURCE_IMMUTABLE));
+  .meta(documented('Desired image.', SOURCE_IMMUTABLE));
 export type ImageSpec = z.infer<typeof imageSpecSchema>;
 
 function action(description: string) {
   return z
     .object({
-      requestedAt: timestamp('The request that this is the result of.'),
-      finishedAt: timestamp('When it ended.').optional(),
+      requestedAt: timestamp('The request of this result.'),
+      finishedAt: timestamp('Time of the end.').optional(),
       result: report('Succeeded or Failed.', 64).optional(),
-      reference: text('What it made.', 1024).optional(),
+      reference: text('Reference of the result.', 1024).optional(),
       message: report('For people.', 1024).optional(),
     })
     .meta({ description })
@@ -96,7 +94,7 @@ export const imageStatusSchema = z
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
   })
-  .meta({ description: 'What was last seen of the image; written by the operator.' });
+  .meta({ description: 'Last observed state of the Image, written by the operator.' });
 export type ImageStatus = z.infer<typeof imageStatusSchema>;
 export type Image = ApiObject<ImageSpec, ImageStatus>;
 
@@ -105,7 +103,7 @@ export const IMAGE_RESOURCE = kindResource('Image', 'images');
 export const IMAGE_KIND: KindDefinition = {
   ...IMAGE_RESOURCE,
   shortNames: ['img'],
-  description: 'A disk that VMs are made from.',
+  description: 'A disk from which VMs are made.',
   spec: imageSpecSchema,
   status: imageStatusSchema,
   rules: [],
@@ -114,15 +112,20 @@ export const IMAGE_KIND: KindDefinition = {
     {
       name: 'Size',
       type: 'string',
-      description: 'Disk of a VM deployed from it.',
+      description: 'Disk size of a VM.',
       jsonPath: '.status.size',
     },
-    { name: 'Progress', type: 'integer', description: 'Per cent done.', jsonPath: '.status.progressPercent' },
+    {
+      name: 'Progress',
+      type: 'integer',
+      description: 'Progress in percent.',
+      jsonPath: '.status.progressPercent',
+    },
     AGE_COLUMN,
     wide({
       name: 'Storage',
       type: 'string',
-      description: 'Space that the image takes.',
+      description: 'Space of the image in storage.',
       jsonPath: '.status.storageSize',
     }),
     wide({ name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' }),

@@ -34,7 +34,7 @@ const imageCacheEntrySpecSchema = z
     imageRef: z
       .object({
         namespace: namespaceName(
-          'Namespace of the Image. Who names another one than platform-default needs the right to get the Image there.',
+          'Namespace of the Image. For namespaces other than platform-default the author needs the right to get the Image there.',
         ),
         name: objectName('Name of the Image.'),
       })
@@ -49,18 +49,18 @@ const imageCacheEntrySpecSchema = z
           .max(64)
           .meta({ description: 'Hosts with any of these tags.', 'x-kubernetes-list-type': 'set' })
           .optional(),
-        excludeNodes: nodeNames('Hosts left out, whatever else names them.'),
+        excludeNodes: nodeNames('Hosts that are left out, even if other fields name them.'),
       })
-      .meta({ description: 'Hosts that the image is kept on; what is given adds up.' })
+      .meta({ description: 'Hosts that keep the image. The fields add up.' })
       .optional(),
     pullSecretName: objectName(
-      'Secret with the registry’s credentials, in berth-system. Who names it needs the right to get it.',
+      'Secret in berth-system with credentials of the registry. The author needs the right to get it.',
     ).optional(),
     refreshRequestedAt: timestamp('Set to a new time to look for a newer image once.').optional(),
   })
   .meta(
     documented(
-      'Which image is kept on which hosts.',
+      'An image and the hosts that keep it.',
       oneOf(['reference', 'imageRef'], true),
       ...immutable('reference', 'imageRef'),
     ),
@@ -74,47 +74,49 @@ const nodeStateSchema = z.object({
   node: report('Name of the Node.', 253),
   state: report('Queued, Caching, Removing, Failed or Outdated.', 64),
   message: report('For people.', NODE_MESSAGE_LENGTH).optional(),
-  queuedAt: timestamp('When work for the host was first wanted; the deadline counts from here.').optional(),
-  triedAt: timestamp('When the host’s turn last ended without a start, because it was full.').optional(),
+  queuedAt: timestamp(
+    'Time when work for the host was first needed. The deadline counts from here.',
+  ).optional(),
+  triedAt: timestamp(
+    'Time when the last turn of the host ended without a start, because the host was full.',
+  ).optional(),
   failures: count('Failures in a row.').optional(),
-  retryAt: timestamp('When it is tried again.').optional(),
-  refresh: z
-    .boolean()
-    .meta({ description: 'Whether a newer image is to be looked for, though one is there.' })
-    .optional(),
+  retryAt: timestamp('Time of the next attempt.').optional(),
+  refresh: z.boolean().meta({ description: 'Whether the host looks for a newer image.' }).optional(),
 });
 export type NodeCacheState = z.infer<typeof nodeStateSchema>;
 
 export const imageCacheEntryStatusSchema = z
   .object({
     ...commonStatus(),
-    normalizedReference: report('The one spelling of the image’s name.', IMAGE_NAME_LENGTH + 64).optional(),
-    digest: report('Digest that hosts should have.', 256).optional(),
-    lastRefresh: timestamp('The last `refreshRequestedAt` that was taken up.').optional(),
+    normalizedReference: report('Normalized name of the image.', IMAGE_NAME_LENGTH + 64).optional(),
+    digest: report('Desired digest.', 256).optional(),
+    lastRefresh: timestamp('The last `refreshRequestedAt` that was acted on.').optional(),
     desired: count('Hosts that should have the image.').optional(),
-    cached: count('Hosts that have it.').optional(),
+    cached: count('Hosts that have the image.').optional(),
     failed: count('Hosts where caching failed.').optional(),
-    outdated: count('Hosts with an older one.').optional(),
+    outdated: count('Hosts with older content.').optional(),
     nodes: z
       .array(nodeStateSchema)
       .max(MAXIMUM_NODES)
       .meta({
-        description: 'Hosts that do not have it as they should.',
+        description: 'Hosts whose state differs from the desired state.',
         'x-kubernetes-list-type': 'map',
         'x-kubernetes-list-map-keys': ['node'],
       })
       .optional(),
-    failing: report('Hosts where caching failed, in words.', 512).optional(),
+    failing: report('Hosts where caching failed, as text.', 512).optional(),
     holders: z
       .array(report('Name of a Node.', 253))
       .max(MAXIMUM_NODES)
       .meta({
-        description: 'Hosts that keep the image for this entry, or may: they are cleaned before it goes.',
+        description:
+          'Hosts that keep the image for this entry, or may keep it. They remove it before the entry is deleted.',
         'x-kubernetes-list-type': 'set',
       })
       .optional(),
   })
-  .meta({ description: 'What was last seen of the image on its hosts; written by the operator.' });
+  .meta({ description: 'Last observed state of the image on its hosts, written by the operator.' });
 export type ImageCacheEntryStatus = z.infer<typeof imageCacheEntryStatusSchema>;
 export type ImageCacheEntry = ApiObject<ImageCacheEntrySpec, ImageCacheEntryStatus>;
 
@@ -140,7 +142,7 @@ export const IMAGE_CACHE_ENTRY_KIND: KindDefinition = {
     {
       name: 'Image',
       type: 'string',
-      description: 'The image’s name in its one spelling.',
+      description: 'Normalized name of the image.',
       jsonPath: '.status.normalizedReference',
     },
     { name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' },

@@ -31,9 +31,7 @@ const sourceFields = {
 
 const isoSourceSchema = z
   .object(sourceFields)
-  .meta(
-    documented('Where the ISO comes from: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)),
-  );
+  .meta(documented('Source of the ISO: exactly one. Immutable.', oneOf(Object.keys(sourceFields), true)));
 
 const isoSpecSchema = z
   .object({
@@ -43,12 +41,12 @@ const isoSpecSchema = z
     os: osSchema.optional(),
     imagePullSecrets: imagePullSecretsSchema.optional(),
   })
-  .meta(documented('What the ISO is.', SOURCE_IMMUTABLE));
+  .meta(documented('Desired ISO.', SOURCE_IMMUTABLE));
 export type ISOSpec = z.infer<typeof isoSpecSchema>;
 
 export const isoStatusSchema = z
   .object({ ...storedStatus(), ...commonStatus() })
-  .meta({ description: 'What was last seen of the ISO; written by the operator.' });
+  .meta({ description: 'Last observed state of the ISO, written by the operator.' });
 export type ISOStatus = z.infer<typeof isoStatusSchema>;
 export type ISO = ApiObject<ISOSpec, ISOStatus>;
 
@@ -57,14 +55,19 @@ export const ISO_RESOURCE = kindResource('ISO', 'isos');
 export const ISO_KIND: KindDefinition = {
   ...ISO_RESOURCE,
   shortNames: ['iso'],
-  description: 'An optical disc that VMs boot from.',
+  description: 'An optical disc from which VMs boot.',
   spec: isoSpecSchema,
   status: isoStatusSchema,
   rules: [],
   columns: [
     PHASE_COLUMN,
     { name: 'Size', type: 'string', description: 'Size of the disc.', jsonPath: '.status.size' },
-    { name: 'Progress', type: 'integer', description: 'Per cent done.', jsonPath: '.status.progressPercent' },
+    {
+      name: 'Progress',
+      type: 'integer',
+      description: 'Progress in percent.',
+      jsonPath: '.status.progressPercent',
+    },
     AGE_COLUMN,
     wide({ name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' }),
     wide({ name: 'Description', type: 'string', description: 'Description.', jsonPath: '.spec.description' }),

@@ -66,7 +66,7 @@ export const portsSchema = z
   .refine(areDistinct, { error: TWICE })
   .meta({
     ...documented(
-      `Ports of the host that lead into the guest, at most ${MAXIMUM_PORTS}: \`<NODE_PORT>:<VM_PORT>\` with an optional \`/tcp\` or \`/udp\` in any case, TCP when omitted. Ports are 1 to 65535, without leading zeros; no node port and protocol twice. Only with network mode NAT, and only node ports that the operator's setting \`ports\` allows.`,
+      `Ports of the host that lead into the guest, at most ${MAXIMUM_PORTS}. The form is \`<NODE_PORT>:<VM_PORT>\` with an optional \`/tcp\` or \`/udp\`, TCP when omitted. Ports are 1 to 65535, without leading zeros, and no host port and protocol appears twice. They need network mode NAT, and host ports that the setting \`ports\` of the operator allows.`,
       {
         rule: `self.all(p, self.exists_one(q, ${SAME}))`,
         message: `ports: ${TWICE}`,

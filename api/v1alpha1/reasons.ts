@@ -20,7 +20,7 @@ export const REASON_CLASSES = {
   state: 'No fault: it says how the object stands',
   final: 'The same work would fail again, so nothing is tried again; change or remake the object',
   passing: 'The fault may pass by itself; the work is tried again, for a VM before its first run a few times',
-  mendable: 'Somebody mends it where it is, without remaking the object; the work is tried again until then',
+  mendable: 'Somebody can fix it without remaking the object; the work is tried again until then',
   elsewhere: 'Another host may take the VM; before its first run the VM is placed again up to three times',
 } as const;
 

@@ -30,20 +30,14 @@ export function downloadSchema(description: string) {
 
 export const sharedFileSchema = z
   .object({
-    path: text(
-      'Path below a root that the host’s agent is configured with, without a leading slash.',
-      1024,
-    ).meta(
-      documented(
-        'Path below a root that the host’s agent is configured with, without a leading slash or `..`.',
-        {
-          rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
-          message: 'path must be relative, without ..',
-        },
-      ),
+    path: text('Path below a shared root of the agent, without a leading slash.', 1024).meta(
+      documented('Path below a shared root of the agent, without a leading slash or `..`.', {
+        rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
+        message: 'path must be relative, without ..',
+      }),
     ),
   })
-  .meta({ description: 'A file that hosts share.' });
+  .meta({ description: 'A file in a folder that all hosts mount.' });
 
 /** Another object of the same kind. */
 export function copyOfSchema(description: string) {
@@ -60,29 +54,29 @@ export const SOURCE_IMMUTABLE = {
 /** The fields of a source as hosts are told it (`MachineImageSource`), flat: `type` says which of them there are. */
 const contentSchema = z
   .object({
-    type: report('registry, http, sharedFile, empty, storedArtifact or storedFile.', 32),
-    reference: report('In a registry, pinned by digest.', 1024).optional(),
-    url: report('Of a web server.', 2048).optional(),
-    sha256: report('Of the file.', 64).optional(),
-    path: report('Below a folder that hosts share.', 1024).optional(),
-    sizeBytes: count('Of an empty disk.', Number.MAX_SAFE_INTEGER).optional(),
+    type: report('Type of the source: registry, http, sharedFile, empty, storedArtifact or storedFile.', 32),
+    reference: report('Reference in a registry, pinned by digest.', 1024).optional(),
+    url: report('Address on a web server.', 2048).optional(),
+    sha256: report('Digest of the file.', 64).optional(),
+    path: report('Path below a shared folder.', 1024).optional(),
+    sizeBytes: count('Size of an empty disk.', Number.MAX_SAFE_INTEGER).optional(),
   })
-  .meta({ description: 'Where hosts get the content from.' });
+  .meta({ description: 'Source from which hosts get the content.' });
 
 /** What is reported of a stored Image or ISO. */
 export function storedStatus() {
   return {
     phase: report('For people: Pending, Pulling, Ready, Updating or Failed.', 64).optional(),
-    size: report('Disk of a VM deployed from it, as a quantity.', 32).optional(),
-    storageSize: report('Space that it takes in storage, as a quantity.', 32).optional(),
-    digest: report('Digest of its content.', 256).optional(),
+    size: report('Disk size of a VM, as a quantity.', 32).optional(),
+    storageSize: report('Space in storage, as a quantity.', 32).optional(),
+    digest: report('Digest of the content.', 256).optional(),
     content: contentSchema.optional(),
     consistency: report(
-      'Of content that is a copy of a VM’s disk: FileSystem (its file systems were frozen by the guest’s agent for the moment of the copy), Crash (as after a power cut) or Stopped.',
+      'Moment of a copy of a disk. FileSystem: the guest agent froze the file systems. Crash: as after a power cut. Stopped: the VM was off.',
       32,
     ).optional(),
-    origin: report('Where its content came from.', 2048).optional(),
-    progressPercent: count('Per cent of the current transfer that is done.', 100).optional(),
-    lastUpdateTime: timestamp('When its content last changed.').optional(),
+    origin: report('Origin of the content.', 2048).optional(),
+    progressPercent: count('Progress of the current transfer in percent.', 100).optional(),
+    lastUpdateTime: timestamp('Time of the last change of the content.').optional(),
   };
 }

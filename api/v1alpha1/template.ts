@@ -22,14 +22,14 @@ const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
-    'Namespace of the object. The referring object’s own, then platform-default, when omitted. Who names another one needs the right to get the object there.',
+    'Namespace of the object. When omitted, the namespace of the referring object, then platform-default. For any other namespace the author needs the right to get the object there.',
   ).optional(),
 });
 
 /** An OCI reference, or the name of an Image or ISO object. */
 export function imageName(description: string) {
   return text(
-    `${description} With a \`/\`, \`:\` or \`@\` in it an OCI reference, else the name of an object in this namespace or in platform-default.`,
+    `${description} A text with \`/\`, \`:\` or \`@\` is an OCI reference. Any other text names an object in this namespace or in platform-default.`,
     IMAGE_NAME_LENGTH,
     IMAGE_NAME,
   );
@@ -39,7 +39,7 @@ export const imagePullSecretsSchema = z
   .array(z.object({ name: objectName('Name of a Secret in this namespace.') }))
   .max(16)
   .meta({
-    description: 'Secrets with the credentials of registries, in this namespace.',
+    description: 'Secrets with credentials of registries, in this namespace.',
     'x-kubernetes-list-type': 'map',
     'x-kubernetes-list-map-keys': ['name'],
   });
@@ -56,41 +56,44 @@ export const osSchema = choice('Operating system of the guest: MacOS, Linux or W
 
 /** Where a machine may be placed, apart from naming a node. */
 const placementFields = {
-  tag: text('Tag of hosts to place the machine on: the label tag.berth.dev/TAG.', 63, TAG).optional(),
+  tag: text('Tag of the wanted hosts, which have the label tag.berth.dev/TAG.', 63, TAG).optional(),
   tagPolicy: choice(
-    'Whether other hosts may be used when none with the tag is free. Preferred when omitted.',
+    'Whether other hosts may be used if none with the tag is free: Preferred (the default) or Required.',
     ['Preferred', 'Required'],
   ).optional(),
-  strategy: choice('Default spreads machines over hosts; MostAllocated fills one host after the other.', [
+  strategy: choice('Default spreads machines over hosts. MostAllocated fills one host after the other.', [
     'Default',
     'MostAllocated',
   ]).optional(),
 };
 export const placementSchema = z
   .object(placementFields)
-  .meta({ description: 'Which hosts the machine may be placed on.' });
+  .meta({ description: 'Allowed hosts of the machine.' });
 export const vmPlacementSchema = z
-  .object({ node: objectName('The one host to place the machine on.').optional(), ...placementFields })
-  .meta({ description: 'Which hosts the machine may be placed on.' });
+  .object({ node: objectName('The only allowed host.').optional(), ...placementFields })
+  .meta({ description: 'Allowed hosts of the machine.' });
 
 const networkSchema = z
-  .object({ mode: choice('NAT or Bridge.', ['NAT', 'Bridge']).optional() })
-  .meta({ description: 'How the machine is connected. NAT when omitted.' });
+  .object({ mode: choice('NAT or Bridge. Bridge has no effect yet.', ['NAT', 'Bridge']).optional() })
+  .meta({ description: 'Network of the machine. NAT when omitted.' });
 const vncSchema = z
   .object({
-    enabled: z.boolean().meta({ description: 'Whether the display is served over VNC.' }).optional(),
+    enabled: z
+      .boolean()
+      .meta({ description: 'Whether the display is served over VNC, on a socket of the host.' })
+      .optional(),
   })
   .meta({ description: 'Access to the display over VNC.' });
 const readinessSchema = z
   .object({
     type: choice(
-      'None: ready when it runs. GuestAgent: when the guest’s agent answers. Port: when a TCP port answers.',
+      'None: ready when the machine runs. GuestAgent: ready when the guest agent answers, which no host supports yet. Port: ready when a TCP port answers.',
       ['None', 'GuestAgent', 'Port'],
     ),
     port: integer('TCP port in the guest, for type Port.', 1, 65_535).optional(),
   })
   .meta(
-    documented('When a running machine counts as Ready.', {
+    documented('Condition under which a running machine is Ready.', {
       rule: "has(self.port) == (self.type == 'Port')",
       message: 'readiness.port is required with type Port and not allowed with any other',
     }),
@@ -99,20 +102,20 @@ const readinessSchema = z
 /** Fields that a VM may leave to its VMConfig. None has a default: what is stored here always wins. */
 export function machineFields(dpiMaximum: DisplayDpiMaximum) {
   return {
-    image: imageName('Image to make the disk from.').optional(),
-    iso: imageName('ISO to boot from.').optional(),
+    image: imageName('Image for the disk.').optional(),
+    iso: imageName('ISO for booting.').optional(),
     imagePullSecrets: imagePullSecretsSchema.optional(),
     architecture: architectureSchema.optional(),
     os: osSchema.optional(),
     cpu: integer('Number of virtual processors.', 1, 256).optional(),
     memory: memoryQuantity().optional(),
-    diskSize: diskQuantity('diskSize', 'Size of the disk; the image’s own when omitted.').optional(),
+    diskSize: diskQuantity('diskSize', 'Size of the disk. The size of the image when omitted.').optional(),
     ...displayFields(dpiMaximum),
     network: networkSchema.optional(),
     vnc: vncSchema.optional(),
     readiness: readinessSchema.optional(),
     hardwareIdentity: choice(
-      'Consistent: hardware UUID, serial number and MAC address are the same at each deployment of a VM of this name in this namespace. Dynamic: new ones at each deployment.',
+      'Consistent: each deployment of this name in this namespace has the same hardware UUID, serial number and MAC address. Dynamic: each deployment has new ones.',
       ['Consistent', 'Dynamic'],
     ).optional(),
   };

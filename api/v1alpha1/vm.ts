@@ -30,7 +30,7 @@ const SECONDS_PER_DAY = 86_400;
 const MAXIMUM_SECONDS = 2_147_483_647;
 
 const guestMetadataSchema = z.record(z.string(), z.string().max(1024)).meta({
-  ...documented('Values that the guest can read: at most 64, each of at most 1024 characters.', {
+  ...documented('Values for the guest: at most 64, each of at most 1024 characters.', {
     rule: "self.all(key, key.matches('^[-._a-zA-Z0-9]{1,253}$'))",
     message: 'guestMetadata: keys are 1 to 253 letters, digits, dots, dashes and underscores',
   }),
@@ -42,23 +42,23 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
     configRef: objectReferenceSchema
       .meta({
         description:
-          'VMConfig that fills in what this VM leaves out, read once at deployment. Looked up in this namespace, then in platform-default.',
+          'VMConfig with values for fields that this VM leaves out. It is read once at deployment, from this namespace or else from platform-default.',
       })
       .optional(),
     ...machineFields(dpiMaximum),
     ports: portsSchema.optional(),
     placement: vmPlacementSchema.optional(),
-    powerState: choice('What the machine should be: Running, Stopped or Suspended. Running when omitted.', [
+    powerState: choice('Desired state of the machine: Running (the default), Stopped or Suspended.', [
       'Running',
       'Stopped',
       'Suspended',
     ]).optional(),
     restartPolicy: choice(
-      'What happens when the guest ends by itself: Never (when omitted), OnFailure or Always.',
+      'Whether the machine starts again when the guest ends by itself: Never (the default), OnFailure or Always.',
       ['Never', 'OnFailure', 'Always'],
     ).optional(),
     restartRequestedAt: timestamp('Set to a new time to restart the machine once.').optional(),
-    revertRequestedAt: timestamp('Set to a new time to put the disk back to its image once.').optional(),
+    revertRequestedAt: timestamp('Set to a new time to reset the disk to its image once.').optional(),
     serialNumber: text(
       'Serial number of the machine: 8 to 12 letters, digits and dashes.',
       12,
@@ -74,17 +74,17 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
       .meta({ description: 'Data for the guest’s first boot, from a Secret.' })
       .optional(),
     deployTimeoutSeconds: integer(
-      'Seconds from being bound to a host until Running, after which the deployment fails. 600 when omitted.',
+      'Seconds for the deployment, from the choice of a host until Running. 600 when omitted.',
       1,
       SECONDS_PER_DAY,
     ).optional(),
     activeDeadlineSeconds: integer(
-      'Seconds from its first start after which the VM is ended.',
+      'Seconds from the first start until the VM is ended.',
       1,
       MAXIMUM_SECONDS,
     ).optional(),
     ttlSecondsAfterFinished: integer(
-      'Seconds after its end or failure until the VM is deleted.',
+      'Seconds from the end or failure of the VM until it is deleted.',
       0,
       MAXIMUM_SECONDS,
     ).optional(),
@@ -135,7 +135,7 @@ function vmSpec(dpiMaximum: DisplayDpiMaximum) {
     .object(fields)
     .meta(
       documented(
-        'What the machine should be. Immutable but for cpu, memory, diskSize, powerState, restartPolicy, restartRequestedAt, revertRequestedAt, activeDeadlineSeconds and ttlSecondsAfterFinished.',
+        'Desired machine. These fields can be changed: cpu, memory, diskSize, powerState, restartPolicy, restartRequestedAt, revertRequestedAt, activeDeadlineSeconds and ttlSecondsAfterFinished.',
         HAS_SOURCE,
         IMAGE_OR_ISO,
         PORTS_NEED_NAT,
@@ -156,7 +156,7 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
   return {
     ...VM_RESOURCE,
     shortNames: ['vm'],
-    description: 'A virtual machine: it is placed on one host and runs there until it is deleted.',
+    description: 'A virtual machine. It is placed on one host and runs there until it is deleted.',
     spec: vmSpec(dpiMaximum),
     status: vmStatusSchema,
     rules: [nameRule(63, { dots: false })],
@@ -167,7 +167,7 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
       {
         name: 'Node',
         type: 'string',
-        description: 'Host that the machine is on.',
+        description: 'Host of the machine.',
         jsonPath: '.status.nodeName',
       },
       {
@@ -180,19 +180,19 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
       wide({
         name: 'Image',
         type: 'string',
-        description: 'Image as resolved.',
+        description: 'Resolved image.',
         jsonPath: '.status.image.reference',
       }),
       wide({
         name: 'CPU',
         type: 'integer',
-        description: 'Processors as resolved.',
+        description: 'Resolved number of processors.',
         jsonPath: '.status.resources.cpu',
       }),
       wide({
         name: 'Memory',
         type: 'string',
-        description: 'Memory as resolved.',
+        description: 'Resolved memory.',
         jsonPath: '.status.resources.memory',
       }),
       wide(conditionColumn('Scheduling', 'Scheduled', 'message')),

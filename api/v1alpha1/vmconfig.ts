@@ -11,14 +11,14 @@ import { IMAGE_OR_ISO, machineFields, placementSchema } from './template.ts';
 function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({ ...machineFields(dpiMaximum), placement: placementSchema.optional() })
-    .meta(documented('Values for VMs that name this VMConfig and leave them out.', IMAGE_OR_ISO));
+    .meta(documented('Values for VMs that name this VMConfig. The values of a VM win.', IMAGE_OR_ISO));
 }
 
 export type VMConfigSpec = z.infer<ReturnType<typeof vmConfigSpec>>;
 
 const vmConfigStatusSchema = z
   .object(commonStatus())
-  .meta({ description: 'What was last seen of the VMConfig; written by the operator.' });
+  .meta({ description: 'Last observed state of the VMConfig, written by the operator.' });
 export type VMConfigStatus = z.infer<typeof vmConfigStatusSchema>;
 export type VMConfig = ApiObject<VMConfigSpec, VMConfigStatus>;
 
@@ -29,7 +29,7 @@ export function vmConfigKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
   return {
     ...VM_CONFIG_RESOURCE,
     shortNames: ['vmc'],
-    description: 'Values that many VMs have in common. It is read once, when a VM is deployed.',
+    description: 'Values for many VMs. It is read once, when a VM is deployed.',
     spec: vmConfigSpec(dpiMaximum),
     status: vmConfigStatusSchema,
     rules: [nameRule(50, { dots: true })],

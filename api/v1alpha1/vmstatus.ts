@@ -1,6 +1,7 @@
 /** What the operator reports of a VM. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
+import { VM_PHASES } from './phases.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { count, report, timestamp } from './schema.ts';
 
@@ -8,7 +9,7 @@ import { count, report, timestamp } from './schema.ts';
 const MAXIMUM_ENDPOINTS = 80;
 
 const endpointSchema = z.object({
-  name: report('ssh, vnc, screen, or PORT-tcp and PORT-udp for a reservation.', 63),
+  name: report('Name of the endpoint: ssh, vnc, screen, or for a reservation PORT-tcp or PORT-udp.', 63),
   protocol: report('TCP or UDP.', 8),
   hostPort: count('Port of the host.', 65_535),
   guestPort: count('Port in the guest.', 65_535),
@@ -18,10 +19,10 @@ export const vmStatusSchema = z
   .object({
     ...commonStatus(),
     phase: report(
-      'For people: Pending, Scheduled, Pulling, Cloning, Starting, Running, Stopping, Stopped, Suspending, Suspended, Resuming, Failed or Terminating. Programs read the conditions.',
+      `For people. Programs read the conditions. One of ${Object.keys(VM_PHASES).join(', ')}.`,
       64,
     ).optional(),
-    nodeName: report('Host that the machine is on.', 253).optional(),
+    nodeName: report('Host of the machine.', 253).optional(),
     hostAddress: report('Address of that host, where reserved ports answer.', 253).optional(),
     addresses: z
       .array(report('An IP address.', 64))
@@ -37,22 +38,22 @@ export const vmStatusSchema = z
         'x-kubernetes-list-map-keys': ['name'],
       })
       .optional(),
-    hardwareUUID: report('UUID that the guest sees.', 64).optional(),
-    serialNumber: report('Serial number that the guest sees.', 64).optional(),
+    hardwareUUID: report('Hardware UUID in the guest.', 64).optional(),
+    serialNumber: report('Serial number in the guest.', 64).optional(),
     image: z
       .object({
-        reference: report('Reference or name, as resolved.', IMAGE_NAME_LENGTH).optional(),
-        digest: report('Digest of what was really deployed.', 256).optional(),
+        reference: report('Resolved reference or name.', IMAGE_NAME_LENGTH).optional(),
+        digest: report('Digest of the deployed content.', 256).optional(),
       })
-      .meta({ description: 'The image or ISO that the machine was made from.' })
+      .meta({ description: 'Image or ISO from which the machine was made.' })
       .optional(),
     config: z
       .object({
         name: report('Name of the VMConfig.', 253),
         namespace: report('Namespace of the VMConfig.', 63).optional(),
-        generation: count('Its generation when it was read.', Number.MAX_SAFE_INTEGER),
+        generation: count('Generation of the VMConfig when it was read.', Number.MAX_SAFE_INTEGER),
       })
-      .meta({ description: 'The VMConfig that this VM was resolved with.' })
+      .meta({ description: 'VMConfig from which this VM took values.' })
       .optional(),
     resources: z
       .object({
@@ -60,14 +61,14 @@ export const vmStatusSchema = z
         memory: report('Memory, as a quantity.', 32).optional(),
         diskSize: report('Size of the disk, as a quantity.', 32).optional(),
       })
-      .meta({ description: 'Size of the machine, as resolved.' })
+      .meta({ description: 'Resolved size of the machine.' })
       .optional(),
     firstRunningTime: timestamp(
-      'When the machine first ran; written once. From then on it is never made again.',
+      'Time of the first run, written once. The VM is never recreated afterwards.',
     ).optional(),
-    startTime: timestamp('When the machine last started.').optional(),
+    startTime: timestamp('Time of the last start of the machine.').optional(),
     attempt: count(
-      'Which placement this is: 1 for the first; one more each time it had to be placed again before it first ran.',
+      'Number of the placement. It starts at 1 and grows when the VM is placed again before its first run.',
     ).optional(),
     avoidedNodes: z
       .array(report('Name of a Node.', 253))
@@ -79,15 +80,15 @@ export const vmStatusSchema = z
       .optional(),
     failure: z
       .object({
-        reason: report('One word for machines.', 1024),
-        message: report('What happened, with the hypervisor’s last words.', 32_768),
-        time: timestamp('When it was recorded.'),
+        reason: report('One word for programs.', 1024),
+        message: report('Description of the failure, with the last words of the hypervisor.', 32_768),
+        time: timestamp('Time of the record.'),
       })
-      .meta({ description: 'Why the VM ended for good; written once.' })
+      .meta({ description: 'Reason for the end of the VM, written once.' })
       .optional(),
-    progressPercent: count('Per cent of the pull or clone that is done.', 100).optional(),
-    restartedAt: timestamp('The restartRequestedAt that was last fulfilled.').optional(),
-    revertedAt: timestamp('The revertRequestedAt that was last fulfilled.').optional(),
+    progressPercent: count('Progress of the pull or clone in percent.', 100).optional(),
+    restartedAt: timestamp('Value of restartRequestedAt that was last fulfilled.').optional(),
+    revertedAt: timestamp('Value of revertRequestedAt that was last fulfilled.').optional(),
   })
-  .meta({ description: 'What was last seen of the machine; written by the operator.' });
+  .meta({ description: 'Last observed state of the VM, written by the operator.' });
 export type VMStatus = z.infer<typeof vmStatusSchema>;

@@ -44,7 +44,7 @@ export const FAILURES = {
     ofHost: true,
     by: 'agent',
     says: 'The hypervisor got too little memory from the host',
-    todo: 'Check what else uses memory on the host, and raise reserved.memory of its agent',
+    todo: 'Check which other programs use memory on the host, and raise reserved.memory of its agent',
   },
   NATSelfHealFailed: {
     seen: FAILURE,
@@ -52,14 +52,14 @@ export const FAILURES = {
     ofHost: true,
     by: 'agent',
     says: 'The network of the host could not be repaired',
-    todo: 'Read the message: it names what drops packets. Make the VM again; the host is tainted',
+    todo: 'Read the message: it names the rule that drops packets. Make the VM again; the host is tainted',
   },
   NetworkUnavailable: {
     seen: FAILURE,
     class: 'final',
     by: 'agent',
     says: 'The host lacks a program, a kernel feature or a right for the network',
-    todo: 'Install what the message names',
+    todo: 'Install the programs that the message names',
   },
   DiskInvalid: {
     seen: FAILURE,
@@ -143,7 +143,7 @@ export const FAILURES = {
     class: 'final',
     by: 'agent',
     says: 'The host runs the machines of VMs and nothing else; the Pod stays Pending',
-    todo: 'Give the workload another node: its tolerations let it onto a Berth host',
+    todo: 'Give the workload another node of the cluster: its tolerations let it onto a Berth host',
   },
   NoImage: {
     seen: { VM: ['Stalled', 'Ready'] },

@@ -9,7 +9,7 @@ export const FAULTS = {
     class: 'passing',
     by: 'operator',
     says: 'No host has room for the VM or fits it; the message counts the hosts by cause',
-    todo: 'Add hosts, free slots, or change what the VM asks for',
+    todo: 'Add hosts, free slots, or change the requests of the VM',
   },
   NotReady: {
     seen: { VM: ['Ready'] },

@@ -34,13 +34,13 @@ export const HOST_REASONS = {
     class: 'mendable',
     by: 'agent',
     says: 'The host could not repair its network, and takes no new VMs',
-    todo: 'Read the message: it names what drops packets',
+    todo: 'Read the message: it names the rule that drops packets',
   },
   NetworkRepaired: {
     seen: { Node: ['Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The host repaired its network; the message says what was wrong',
+    says: 'The host repaired its network; the message names the fault',
     todo: 'If it happens again, find out which program changes the network of the host',
   },
   NotMarkedAsHost: {

@@ -1,4 +1,4 @@
-/** Berth installed by `kubectl apply` of one file, and taken away again, in the words of docs/operate/install.md. */
+/** Berth installed by `kubectl apply` of one file, and taken away again, in the words of docs/operate/install.md and uninstall.md. */
 import { execFile } from 'node:child_process';
 import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -53,7 +53,7 @@ describe('Berth installed with kubectl', unless(unfit), () => {
   });
 
   test('deleting it in the words of the documentation leaves nothing', async () => {
-    const text = await readFile(join(ROOT, 'docs', 'operate', 'install.md'), 'utf8');
+    const text = await readFile(join(ROOT, 'docs', 'operate', 'uninstall.md'), 'utf8');
     const block = /```sh\n(kubectl delete vms[\s\S]*?)```/.exec(text)?.[1] ?? '';
     const commands = block.trim().split('\n');
     expect(commands).toHaveLength(3);

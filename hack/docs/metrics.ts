@@ -1,17 +1,10 @@
-/**
- * Writes the tables of docs/reference/metrics.md from the metrics that the code declares, so that none is forgotten.
- *
- *   metrics.ts            writes them
- *   metrics.ts --check    exits 1 when they are not current
- */
-import { readFile, writeFile } from 'node:fs/promises';
+/** The tables of docs/reference/metrics.md, from the metrics that the code declares, so that none is forgotten. */
+import { readFile } from 'node:fs/promises';
 import { globSync } from 'node:fs';
 import { join } from 'node:path';
-import { parseArgs } from 'node:util';
-import { runCommand } from './command.ts';
+import { between, table } from './table.ts';
 
-const ROOT = join(import.meta.dirname, '..');
-const PAGE = join(ROOT, 'docs', 'reference', 'metrics.md');
+const ROOT = join(import.meta.dirname, '..', '..');
 
 interface Metric {
   name: string;
@@ -26,7 +19,7 @@ const DECLARATION =
 const SHARED_LABELS = /const labelNames = \[([^\]]*)\]/g;
 
 /** Metrics that the files of a folder declare. @throws Error for a declaration that is written in another way. */
-export async function metricsOf(folder: string): Promise<Metric[]> {
+async function metricsOf(folder: string): Promise<Metric[]> {
   const files = globSync(`${folder}/**/*.ts`, { cwd: ROOT }).filter((file) => !file.endsWith('.test.ts'));
   const found: Metric[] = [];
   for (const file of files.toSorted()) {
@@ -55,45 +48,25 @@ function metricOf(text: string, match: RegExpExecArray): Metric {
   };
 }
 
-function table(metrics: readonly Metric[]): string {
-  const rows = metrics.map(
-    ({ name, type, help, labels }) =>
-      `| \`${name}\` | ${type} | ${labels.map((one) => `\`${one}\``).join(', ')} | ${help.replace(/\.$/, '')} |`,
-  );
-  return ['| metric | type | labels | what |', '| --- | --- | --- | --- |', ...rows].join('\n');
+function metricsTable(metrics: readonly Metric[]): string {
+  const rows = metrics.map(({ name, type, help, labels }) => [
+    `\`${name}\``,
+    type,
+    labels.map((one) => `\`${one}\``).join(', '),
+    help.replace(/\.$/, ''),
+  ]);
+  return table(['metric', 'type', 'labels', 'description'], rows);
 }
 
-async function page(current: string): Promise<string> {
+/** The page with its tables current. @throws Error for a declaration that is written in another way. */
+export async function metricsPage(current: string): Promise<string> {
   let text = current;
   for (const [name, folder] of [
     ['operator', 'operator'],
     ['agent', 'agent'],
     ['both', 'kube'],
   ] as const) {
-    const between = new RegExp(`(<!-- ${name} -->\n)[^]*?(<!-- end -->)`);
-    if (!between.test(text)) {
-      throw new Error(`docs/reference/metrics.md: no place for ${name}`);
-    }
-    const rows = table(await metricsOf(folder));
-    text = text.replace(between, (_, begin: string, end: string) => `${begin}\n${rows}\n\n${end}`);
+    text = between(text, name, metricsTable(await metricsOf(folder)));
   }
   return text;
-}
-
-async function main(): Promise<number> {
-  const { values } = parseArgs({ options: { check: { type: 'boolean', default: false } } });
-  const current = await readFile(PAGE, 'utf8');
-  const wanted = await page(current);
-  if (values.check && wanted !== current) {
-    console.error('docs/reference/metrics.md is not what the code declares: run make generate');
-    return 1;
-  }
-  if (!values.check) {
-    await writeFile(PAGE, wanted);
-  }
-  return 0;
-}
-
-if (import.meta.main) {
-  await runCommand(main);
 }

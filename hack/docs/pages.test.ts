@@ -1,0 +1,73 @@
+import { expect, test } from 'vitest';
+import { configurationPage } from './configuration.ts';
+import { drawSvg, lifecycleDot } from './diagrams.ts';
+import { changelogFeed } from './feed.ts';
+import { kindsPage } from './kinds.ts';
+import { between, fieldsOf, table, typeOf } from './table.ts';
+import { valuesPage } from './values.ts';
+
+test('a schema is told field by field, with the constants of alternatives together', () => {
+  const schema = {
+    properties: {
+      size: { type: 'integer', minimum: 1, maximum: 9 },
+      list: { items: { properties: { name: { type: 'string' } } }, description: 'Names.' },
+    },
+    oneOf: [
+      { properties: { driver: { const: 'user' } } },
+      { properties: { driver: { const: 'nat' }, bridge: { type: 'string' } } },
+    ],
+  };
+  expect(fieldsOf(schema).map((field) => [field.path, typeOf(field.schema)])).toEqual([
+    ['size', 'integer, from 1 to 9'],
+    ['list', 'list'],
+    ['list[].name', 'string'],
+    ['driver', '`user`, `nat`'],
+    ['bridge', 'string'],
+  ]);
+});
+
+test('bars and line breaks do not break a table', () => {
+  expect(table(['a'], [['x|y\nz']])).toBe('| a |\n| --- |\n| x\\|y z |');
+});
+
+test('a page without a place for its table is refused', () => {
+  expect(between('<!-- a -->\nold\n<!-- end -->\n', 'a', 'new')).toBe('<!-- a -->\n\nnew\n\n<!-- end -->\n');
+  expect(() => between('', 'a', 'new')).toThrow('the page has no place for a');
+});
+
+test('every key of a configuration needs a description', () => {
+  expect(() => configurationPage('<!-- operator -->\n<!-- end -->\n<!-- agent -->\n<!-- end -->\n')).toThrow(
+    'describe these keys of the operator: namespaces.system, ',
+  );
+});
+
+test('the description of a value is the comment right above it', () => {
+  const page = valuesPage(
+    '# Head of the file.\n\n# The images.\nimage:\n  # Where from.\n  # Second line.\n  tag: ""\n  size: 3\n',
+  );
+  expect(page).toContain('## image\n\nThe images.\n');
+  expect(page).toContain('| `image.tag` | `""` | Where from. Second line. |');
+  expect(page).toContain('| `image.size` | `3` |  |');
+});
+
+test('fields of a spec say whether they can be changed', () => {
+  const [vm = ''] = kindsPage().split('## VMConfig');
+  expect(vm).toMatch(/^\| `image` \| string \| no \|/m);
+  expect(vm).toMatch(/^\| `powerState` \| `Running`, `Stopped`, `Suspended` \| yes \|/m);
+});
+
+test('the feed has one entry for each version, with its date', () => {
+  const feed = changelogFeed(
+    '# Changelog\n\n## 0.2.0 (2026-02-01)\n\n- A & *b*\n\n## 0.1.0 (unreleased, 2026-01-01)\n\nFirst.\n',
+  );
+  expect(feed.match(/<entry>/g)).toHaveLength(2);
+  expect(feed).toContain('<updated>2026-02-01T00:00:00Z</updated>\n  <author>');
+  expect(feed).toContain('&lt;li&gt;A &amp;amp; &lt;em&gt;b&lt;/em&gt;&lt;/li&gt;');
+  expect(() => changelogFeed('## 0.3.0\n')).toThrow('"## 0.3.0" is not like');
+});
+
+test('the life of a VM is drawn from the table of its phases', async () => {
+  expect(lifecycleDot()).toContain('  Suspended -> Resuming;\n');
+  expect(await drawSvg(lifecycleDot())).toContain('>Resuming</text>');
+  await expect(drawSvg('digraph {')).rejects.toThrow(/syntax error/);
+});

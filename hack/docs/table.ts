@@ -1,0 +1,107 @@
+/** Tables of generated pages. */
+
+/** A Markdown table; cells are Markdown, and line breaks and bars in them are escaped. */
+export function table(head: readonly string[], rows: readonly (readonly string[])[]): string {
+  const line = (cells: readonly string[]): string =>
+    `| ${cells.map((cell) => cell.replaceAll('|', '\\|').replaceAll('\n', ' ')).join(' | ')} |`;
+  return [line(head), line(head.map(() => '---')), ...rows.map(line)].join('\n');
+}
+
+/**
+ * `page` with `content` between the comments `<!-- name -->` and `<!-- end -->`.
+ *
+ * @throws Error for a page without them.
+ */
+export function between(page: string, name: string, content: string): string {
+  const section = new RegExp(`(<!-- ${name} -->\n)[^]*?(<!-- end -->)`);
+  if (!section.test(page)) {
+    throw new Error(`the page has no place for ${name}: <!-- ${name} --> and <!-- end -->`);
+  }
+  return page.replace(section, (_, begin: string, end: string) => `${begin}\n${content}\n\n${end}`);
+}
+
+/** The part of a JSON schema that the pages show. */
+export interface JsonSchema {
+  readonly type?: string;
+  readonly description?: string;
+  readonly default?: unknown;
+  readonly const?: string | boolean | undefined;
+  readonly enum?: readonly string[];
+  readonly minimum?: number;
+  readonly maximum?: number;
+  readonly exclusiveMinimum?: number;
+  readonly items?: JsonSchema;
+  readonly properties?: Readonly<Record<string, JsonSchema>>;
+  readonly anyOf?: readonly JsonSchema[];
+  readonly oneOf?: readonly JsonSchema[];
+  readonly allOf?: readonly JsonSchema[];
+  readonly [key: string]: unknown;
+}
+
+/** Whether a bound is one that zod writes for "none". */
+function isBound(value: number | undefined): value is number {
+  return value !== undefined && Math.abs(value) < Number.MAX_SAFE_INTEGER;
+}
+
+/** Type and bounds in a few words, for example `integer, from 1 to 256`. */
+export function typeOf(schema: JsonSchema): string {
+  if (schema['x-kubernetes-int-or-string'] === true) {
+    return 'quantity';
+  }
+  const words = schema.enum ?? (schema.const === undefined ? [] : [schema.const]);
+  if (words.length > 0) {
+    return words.map((word) => `\`${word}\``).join(', ');
+  }
+  if (schema.items !== undefined) {
+    const { type = 'object' } = schema.items;
+    return type === 'object' ? 'list' : `list of ${type}s`;
+  }
+  return [schema.type ?? 'text', ...boundsOf(schema)].join(', ');
+}
+
+/** One text for the bounds of a number, none for anything else. */
+function boundsOf({ type = '', minimum, maximum, exclusiveMinimum }: JsonSchema): string[] {
+  const bounds = [
+    ...(isBound(minimum) ? [`from ${minimum}`] : []),
+    ...(isBound(exclusiveMinimum) ? [`above ${exclusiveMinimum}`] : []),
+    ...(isBound(maximum) ? [`to ${maximum}`] : []),
+  ];
+  return ['integer', 'number'].includes(type) && bounds.length > 0 ? [bounds.join(' ')] : [];
+}
+
+/** One field of a schema by its path, for example `images.registries[].host`. */
+export interface Field {
+  readonly path: string;
+  readonly schema: JsonSchema;
+}
+
+/** Every leaf of a schema, and every object that has a description of its own; of alternatives, the fields of each. */
+export function fieldsOf(schema: JsonSchema, path = ''): Field[] {
+  const parts = [...(schema.anyOf ?? []), ...(schema.oneOf ?? []), ...(schema.allOf ?? [])];
+  const own = Object.entries(schema.properties ?? {}).flatMap(([key, field]) =>
+    fieldsOf(field, path === '' ? key : `${path}.${key}`),
+  );
+  const inside = parts.flatMap((part) => fieldsOf(part, path));
+  const nested = [...own, ...inside.filter((field) => field.path !== path)];
+  const items = schema.items === undefined ? [] : fieldsOf(schema.items, `${path}[]`);
+  const below = [...nested, ...items.filter((field) => field.path !== `${path}[]`)];
+  const isShown = path !== '' && (nested.length === 0 || schema.description !== undefined);
+  return unique([...(isShown ? [{ path, schema }] : []), ...below]);
+}
+
+function unique(fields: readonly Field[]): Field[] {
+  const byPath = new Map<string, JsonSchema>();
+  for (const { path, schema } of fields) {
+    const known = byPath.get(path);
+    byPath.set(path, known === undefined ? schema : either(known, schema));
+  }
+  return [...byPath].map(([path, schema]) => ({ path, schema }));
+}
+
+/** The same field in two alternatives: it takes the constants of both, otherwise the first describes it. */
+function either(one: JsonSchema, other: JsonSchema): JsonSchema {
+  const words = [one, other].flatMap(
+    (schema) => schema.enum ?? (schema.const === undefined ? [] : [`${schema.const}`]),
+  );
+  return words.length === 0 ? one : { ...one, const: undefined, enum: [...new Set(words)] };
+}

@@ -1,0 +1,97 @@
+/** The rules of docs/develop/style.md that a program can check. */
+import { readPage } from './markdown.ts';
+
+const MAXIMUM_WORDS = 25;
+const MAXIMUM_HEADING_WORDS = 8;
+
+interface Rule {
+  readonly pattern: RegExp;
+  readonly advice: string;
+  /** A sentence that matches is left alone. */
+  readonly except?: RegExp;
+}
+
+const QUESTION = /\?$/;
+
+/** Patterns of one sentence. Inline code is not in it. */
+const SENTENCE_RULES: readonly Rule[] = [
+  {
+    pattern: /^(Is|Are|Was|Were|Has|Had|Does|Did|Should)\b.*,/,
+    advice: 'begins a condition with a verb: begin with "If" or "When"',
+    except: QUESTION,
+  },
+  {
+    pattern: /[,:;] (is|are|were|has|had|does) (there|it|they|he|she)\b/i,
+    advice: 'has an inverted condition: use "if" or "when"',
+    except: QUESTION,
+  },
+  {
+    pattern: /\bwhat\b(?! to\b)/i,
+    advice: 'uses "what" as a noun: name the thing',
+    except: QUESTION,
+  },
+  {
+    pattern: /\bsuch (are|is|one|ones|a one)\b|\ball such\b/i,
+    advice: 'uses "such" as a noun: name the thing',
+  },
+  { pattern: /^(Of|Not of|Nor)\b/, advice: 'has an elliptic beginning: begin with the subject' },
+  {
+    pattern: /^(Who|Whoever)\b|\bwhoever\b/i,
+    advice: 'names nobody: write "users who", "anyone who"',
+    except: QUESTION,
+  },
+  { pattern: /\b(mend|mends|mended)\b/i, advice: 'write "fix"' },
+  { pattern: /\banew\b/i, advice: 'write "again" or "new"' },
+  { pattern: /\bfor ever\b/i, advice: 'write "forever" or give the time' },
+  { pattern: /\bper cent\b/i, advice: 'write "percent"' },
+  { pattern: /, say\b/, advice: 'write "for example"' },
+  { pattern: /^So (is|are|does|do)\b/, advice: 'is elliptic: say it in full' },
+  { pattern: /\b(free|no|taken|every) places?\b|\btakes? (a |no )?places?\b/i, advice: 'write "slot"' },
+  { pattern: /\b(hypervisor|VM|berth) (nodes?|servers?)\b/i, advice: 'write "host"' },
+  {
+    pattern: /(?<![-/.\w])nodes?(?![-/\w])/,
+    advice: 'write "host" for a machine that runs VMs, "Node" for the object',
+    except: /\b(clusters?|kubelets?|Kubernetes|DaemonSets?|labels?|labelled|node ports?|NODE)\b/,
+  },
+];
+
+const HEADING_RULES: readonly Rule[] = [
+  { pattern: /[.:!?]$/, advice: 'ends with punctuation' },
+  { pattern: /\b(it|this|that|them)$/i, advice: 'names no topic' },
+];
+
+/** One breach of a rule. `line` counts from 1. */
+export interface Fault {
+  readonly line: number;
+  readonly advice: string;
+  readonly sentence: string;
+}
+
+const segmenter = new Intl.Segmenter('en', { granularity: 'sentence' });
+
+function sentencesOf(text: string): string[] {
+  return [...segmenter.segment(text)].map(({ segment }) => segment.trim()).filter((text) => text !== '');
+}
+
+function wordCount(text: string): number {
+  return text.match(/[\p{L}\p{N}][\p{L}\p{N}_'’./-]*/gu)?.length ?? 0;
+}
+
+function adviceFor(text: string, rules: readonly Rule[], maximum: number): string[] {
+  const words = wordCount(text);
+  const tooLong = words > maximum ? [`has ${words} words, at most ${maximum} are allowed`] : [];
+  const broken = rules.filter(({ pattern, except }) => pattern.test(text) && except?.test(text) !== true);
+  return [...tooLong, ...broken.map(({ advice }) => advice)];
+}
+
+/** Every breach of a rule in a Markdown page, in the order of the page. */
+export function faultsIn(markdown: string): Fault[] {
+  return readPage(markdown).passages.flatMap(({ isHeading, text, line }) => {
+    const sentences = isHeading ? [text] : sentencesOf(text);
+    const rules = isHeading ? HEADING_RULES : SENTENCE_RULES;
+    const maximum = isHeading ? MAXIMUM_HEADING_WORDS : MAXIMUM_WORDS;
+    return sentences.flatMap((sentence) =>
+      adviceFor(sentence, rules, maximum).map((advice) => ({ line, advice, sentence })),
+    );
+  });
+}
