@@ -3,13 +3,13 @@ import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
+import { ReasonedError } from '../api/v1alpha1/reasons.ts';
 import { ConfigError } from '../base/config.ts';
 import { keepReserve } from '../base/reserve.ts';
 import { HostUnfitError, runAgent } from './host/agent.ts';
 import { type AgentConfig, loadConfig } from './host/config.ts';
 import { LockedError, lockDataDirectory } from './host/lock.ts';
 import { UserRangeError } from './machines/users.ts';
-import { NetworkSetupError } from './network/network.ts';
 import { JoinError } from './identity/identity.ts';
 import { createParts } from './host/parts.ts';
 
@@ -53,7 +53,7 @@ async function run(config: AgentConfig): Promise<number> {
 
 /** What a person can act on is said in one line, without a stack. */
 function isForPeople(error: unknown): error is Error {
-  return [ConfigError, LockedError, JoinError, HostUnfitError, NetworkSetupError, UserRangeError].some(
+  return [ConfigError, LockedError, JoinError, HostUnfitError, ReasonedError, UserRangeError].some(
     (kind) => error instanceof kind,
   );
 }

@@ -1,5 +1,6 @@
 /** What the agent asks of a hypervisor. One driver per hypervisor; a machine is a folder, keyed by its Pod's uid. */
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { ConsoleLog } from '../machines/console.ts';
 import type { RunAs } from '../../base/exec.ts';
@@ -90,7 +91,7 @@ export interface Driver {
   probe(): Promise<Accelerator[]>;
   /** Makes the folder and the disk: a clone of `base`, at once whatever its size. Without `base` a blank disk of `diskSizeBytes`, or none. */
   create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
-  /** Resolves when the hypervisor runs and answers. @throws StartError; then no process is left. */
+  /** Resolves when the hypervisor runs and answers. @throws ReasonedError; then no process is left. */
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
    * Presses the power button, and after the grace, or once `hurry` aborts (a Pod's grace can be shortened), takes the
@@ -104,7 +105,7 @@ export interface Driver {
   unpause(folder: MachineFolder): Promise<void>;
   /** To disk: memory and devices go into the folder, the process ends. */
   suspend(folder: MachineFolder): Promise<void>;
-  /** Goes on from {@link suspend}, with the cpu and memory it had then. @throws StartError; it stays suspended. */
+  /** Goes on from {@link suspend}, with the cpu and memory it had then. @throws ReasonedError; it stays suspended. */
   resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /** A stopped machine's disk becomes as {@link create} made it. */
   revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
@@ -113,7 +114,8 @@ export interface Driver {
   /**
    * The machine's whole disk as a raw file with holes at `target`, an absolute path on any file system, as it was at one
    * moment; the guest runs on. The file is not flushed. It is removed when this rejects: with the signal's reason when that
-   * aborted, with {@link CopyError} else.
+   * aborted, with a ReasonedError else: `NoMachine` and `NoDisk` when there is nothing
+   * to copy, `Interrupted` when the machine stopped, was suspended or ended meanwhile, `CopyFailed`.
    * May overlap with other calls: a second copy, create, start, resume and revert wait for its end; stop, pause and suspend of
    * a running machine, delete and close make it fail, and wait for that.
    */
@@ -130,28 +132,5 @@ export interface Driver {
   close(): Promise<void>;
 }
 
-export type StartReason = 'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid';
-
-/** The hypervisor did not come up; the message is what it said last. */
-export class StartError extends Error {
-  override readonly name = 'StartError';
-  readonly reason: StartReason;
-
-  constructor(reason: StartReason, message: string) {
-    super(message);
-    this.reason = reason;
-  }
-}
-
-/** `NoMachine`, `NoDisk`: there is nothing to copy. `Interrupted`: the machine stopped, was suspended or ended meanwhile. */
-export type CopyReason = 'NoMachine' | 'NoDisk' | 'Interrupted' | 'CopyFailed';
-
-export class CopyError extends Error {
-  override readonly name = 'CopyError';
-  readonly reason: CopyReason;
-
-  constructor(reason: CopyReason, message: string) {
-    super(message);
-    this.reason = reason;
-  }
-}
+/** Reasons for which a machine does not start. The message of the error has the last words of its hypervisor. */
+export type StartReason = Extract<Reason, 'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid'>;

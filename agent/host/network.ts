@@ -72,7 +72,7 @@ export interface NetworkSurroundings {
   logger: Logger;
 }
 
-/** @throws NetworkSetupError for names and subnets that cannot be used; touches nothing on the host. */
+/** @throws ReasonedError `NetworkUnavailable` for names and subnets that cannot be used; touches nothing on the host. */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, logger } = surroundings;
   const directory = join(dataDirectory, 'network');

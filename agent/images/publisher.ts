@@ -10,8 +10,8 @@ import { publishDisk } from './layouts/publish.ts';
 import type { Registries } from './oci/client.ts';
 import type { Keyring } from './oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Repository } from './oci/types.ts';
-import { ImageError } from './oci/failures.ts';
 
 const FOLDER_MODE = 0o700;
 /** Of manifests in the cluster's image storage: the place that the version was made for. */
@@ -81,7 +81,7 @@ export class Publisher {
     const reference = parseReference(place.reference);
     const { registry, repository: name, digest } = reference;
     if (digest === undefined) {
-      throw new ImageError('ImageInvalid', `${place.reference} has no digest to be removed by`);
+      throw new ReasonedError('ImageInvalid', `${place.reference} has no digest to be removed by`);
     }
     const keyring = this.#options.storageKeyring();
     const isRemoved = async (repository: Repository): Promise<boolean> =>
@@ -102,7 +102,7 @@ export class Publisher {
     const { keyring, annotations } = to;
     const reference = parseReference(to.reference);
     if (reference.tag === undefined) {
-      throw new ImageError('ImageInvalid', `${to.reference} has no tag to publish under`);
+      throw new ReasonedError('ImageInvalid', `${to.reference} has no tag to publish under`);
     }
     const { tag } = reference;
     const { path: rawPath, virtualSizeBytes: virtualSize, architecture, os } = disk;
@@ -174,7 +174,7 @@ export class Publisher {
   #fileAt(path: string): string {
     const folder = this.#options.storageFolder;
     if (folder === undefined) {
-      throw new ImageError(
+      throw new ReasonedError(
         'ImageSourceUnsupported',
         'this host has no folder of the image storage: set images.storageFolder in its configuration',
       );
@@ -182,7 +182,7 @@ export class Publisher {
     const file = join(folder, path);
     const way = relative(folder, file);
     if (way === '' || way.startsWith('..')) {
-      throw new ImageError('ImageInvalid', `${path} leads out of the image storage`);
+      throw new ReasonedError('ImageInvalid', `${path} leads out of the image storage`);
     }
     return file;
   }

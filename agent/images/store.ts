@@ -4,6 +4,7 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
 import { type Asked, Catalog, type Stored, type StoredImage } from './local/catalog.ts';
@@ -15,7 +16,6 @@ import { imageMetrics } from './local/metrics.ts';
 import { Space, type SpaceLimits } from './local/space.ts';
 import { Registries, type RegistrySettings } from './oci/client.ts';
 import { Keyring } from './oci/credentials.ts';
-import { ImageError } from './oci/failures.ts';
 import { Access } from './sources/access.ts';
 import { FileSource } from './sources/file.ts';
 import { HttpSource } from './sources/http.ts';
@@ -43,7 +43,7 @@ export interface EnsureOptions extends Waiting {
 }
 
 export interface ImageStore {
-  /** The image of a source, fetched once however many ask, and checked before its first use. @throws ImageError */
+  /** The image of a source, fetched once however many ask, and checked before its first use. @throws ReasonedError */
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
   /** A machine found at start was made from this file. */
   adopt(holder: Holder, path: string): void;
@@ -58,7 +58,7 @@ export interface ImageStore {
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
   /** Removes what nobody holds, while the disk has less free than it must keep. */
   relieve(): Promise<void>;
-  /** Does other work that needs `bytes` in `folder` on this host, within the limits of the store. @throws ImageError `DiskFull` */
+  /** Does other work that needs `bytes` in `folder` on this host, within the limits of the store. @throws ReasonedError `DiskFull` */
   withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,
@@ -256,7 +256,7 @@ export class HostImageStore implements ImageStore {
         return await file.ensure({ ...common, path: source.path, roots, sha256: source.sha256 });
       }
       default:
-        throw new ImageError('ImageSourceUnsupported', source.description);
+        throw new ReasonedError('ImageSourceUnsupported', source.description);
     }
   }
 

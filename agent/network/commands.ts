@@ -1,14 +1,14 @@
 /** Runs the host's own network programs, without a shell and with a deadline. */
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
 import { ProgramError, run as runProgram } from '../../base/exec.ts';
-import { NetworkSetupError } from './network.ts';
 
 /** All of these answer in milliseconds; a longer wait means a lock held by something broken. */
 const COMMAND_TIMEOUT_MILLISECONDS = 10_000;
 /** A ruleset with ten thousand rules of others is about 5 MB as JSON. */
 const MAXIMUM_OUTPUT_BYTES = 64 * 1024 * 1024;
 
-/** Its standard output. @throws ProgramError with the program's last words, {@link NetworkSetupError} where it is not installed. */
+/** Its standard output. @throws ProgramError with the program's last words, ReasonedError `NetworkUnavailable` where it is not installed. */
 export async function run(program: string, parameters: readonly string[], input?: string): Promise<string> {
   try {
     return await runProgram(program, parameters, {
@@ -18,7 +18,9 @@ export async function run(program: string, parameters: readonly string[], input?
       input,
     });
   } catch (error) {
-    throw isMissing(error) ? new NetworkSetupError(`the program ${program} is not installed`) : error;
+    throw isMissing(error)
+      ? new ReasonedError('NetworkUnavailable', `the program ${program} is not installed`)
+      : error;
   }
 }
 

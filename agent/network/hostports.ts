@@ -3,7 +3,7 @@ import { open } from 'node:fs/promises';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
-import { PortTakenError } from './network.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { requireFreePorts } from './ports.ts';
 
 /** One that would receive packets to a reserved port. */
@@ -141,7 +141,7 @@ export class PortWatch {
       await requireFreePorts(this.#reached ?? '0.0.0.0', [port]);
       return undefined;
     } catch (error) {
-      if (error instanceof PortTakenError) {
+      if (error instanceof ReasonedError && error.reason === 'PortTaken') {
         return error.message;
       }
       throw error;

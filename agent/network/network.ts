@@ -3,6 +3,7 @@
  * (bridge, rules, helpers) and one attachment per machine, keyed by Pod uid.
  */
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { RunAs } from '../../base/exec.ts';
 
 interface GuestCard {
@@ -61,12 +62,12 @@ export interface NetworkReport {
 
 export interface Network {
   readonly name: 'user' | 'nat';
-  /** Makes the host-wide part; idempotent. @throws NetworkSetupError where the host lacks something. */
+  /** Makes the host-wide part; idempotent. @throws ReasonedError `NetworkUnavailable` where the host lacks something. */
   setUp(): Promise<void>;
   /**
    * Idempotent.
    *
-   * @throws PortNotReservableError for a port that this host keeps from machines, {@link PortTakenError} when something else
+   * @throws ReasonedError `PortNotReservable` for a port that this host keeps from machines, ReasonedError `PortTaken` when something else
    * holds one of the ports.
    */
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork>;
@@ -81,31 +82,13 @@ export interface Network {
   close(): Promise<void>;
 }
 
-/** A reserved port is held by something else on this host. */
-export class PortTakenError extends Error {
-  override readonly name = 'PortTakenError';
-  readonly reason = 'PortTaken';
-}
-
-/** A reserved port is one that this host keeps from machines, by its configuration. */
-export class PortNotReservableError extends Error {
-  override readonly name = 'PortNotReservableError';
-  readonly reason = 'PortNotReservable';
-}
-
-/** The host cannot carry this network: a program, a kernel feature or a right is missing. */
-export class NetworkSetupError extends Error {
-  override readonly name = 'NetworkSetupError';
-  readonly reason = 'NetworkUnavailable';
-}
-
 const MAC_ADDRESS = /^([0-9a-f]{2}:){5}[0-9a-f]{2}$/;
 
 /** Lower-cased and checked, so that it can stand in a rule or an argument. */
 export function normaliseMacAddress(text: string): string {
   const mac = text.toLowerCase();
   if (!MAC_ADDRESS.test(mac)) {
-    throw new NetworkSetupError(`not a MAC address: ${JSON.stringify(text)}`);
+    throw new ReasonedError('NetworkUnavailable', `not a MAC address: ${JSON.stringify(text)}`);
   }
   return mac;
 }

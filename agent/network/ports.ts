@@ -5,7 +5,7 @@ import { isIPv4 } from 'node:net';
 import { codeOf } from '../../base/errors.ts';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
-import { NetworkSetupError, PortNotReservableError, PortTakenError } from './network.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 
 function bindTcp(address: string, port: number): Promise<void> {
   const server = createServer();
@@ -27,24 +27,27 @@ function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
 }
 
-/** @throws PortNotReservableError with every port that this host keeps from machines, and the setting that does. */
+/** @throws ReasonedError `PortNotReservable` with every port that this host keeps from machines, and the setting that does. */
 export function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
   const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
   if (message !== '') {
-    throw new PortNotReservableError(`this host's configuration: ${message}`);
+    throw new ReasonedError('PortNotReservable', `this host's configuration: ${message}`);
   }
 }
 
 /**
  * Binds each port once and lets go of it.
  *
- * @throws PortTakenError naming the port when something holds it, {@link NetworkSetupError} when it cannot be bound for
+ * @throws ReasonedError `PortTaken` naming the port when something holds it, ReasonedError `NetworkUnavailable` when it cannot be bound for
  * another reason (address not of this host, no right).
  */
 export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
   if (!isIPv4(address)) {
-    throw new NetworkSetupError(`the host address ${JSON.stringify(address)} is not an IPv4 address`);
+    throw new ReasonedError(
+      'NetworkUnavailable',
+      `the host address ${JSON.stringify(address)} is not an IPv4 address`,
+    );
   }
   for (const port of ports) {
     try {
@@ -52,11 +55,16 @@ export async function requireFreePorts(address: string, ports: readonly MachineP
     } catch (error) {
       const code = codeOf(error);
       if (code === 'EADDRINUSE') {
-        throw new PortTakenError(`port ${describePort(port)} on ${address} is in use on this host`, {
-          cause: error,
-        });
+        throw new ReasonedError(
+          'PortTaken',
+          `port ${describePort(port)} on ${address} is in use on this host`,
+          {
+            cause: error,
+          },
+        );
       }
-      throw new NetworkSetupError(
+      throw new ReasonedError(
+        'NetworkUnavailable',
         `port ${describePort(port)} on ${address} cannot be bound: ${String(code)}`,
         {
           cause: error,

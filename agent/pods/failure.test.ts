@@ -1,16 +1,16 @@
 import { describe, expect, test } from 'vitest';
-import { ImageError, type ImageErrorReason } from '../images/oci/failures.ts';
+import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { newRecord } from './machine.ts';
 import { type Consequence, consequenceOf } from './failure.ts';
 
 /** Of making the disk, which failed so many times in a row: for the first time, or of a machine that ran (its disk is put back). */
-function after(reason: ImageErrorReason, attempts: number, everRan = false): Consequence {
+function after(reason: Reason, attempts: number, everRan = false): Consequence {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = {
     ...newRecord({ uid: 'u', driver: 'qemu', key: 'n/u', machine: undefined, claim }),
     everRan,
   };
-  const error = new ImageError(reason, 'in words');
+  const error = new ReasonedError(reason, 'in words');
   return consequenceOf({ kind: 'create', error, record, desired: undefined, attempts, now: 0 });
 }
 

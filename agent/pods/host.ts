@@ -48,7 +48,7 @@ export interface Host {
   /** The Lease is overdue. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText<SaidReason>): void;
-  /** Credentials from the pull secrets of a Pod. @throws ImageError `PullSecretMissing` */
+  /** Credentials from the pull secrets of a Pod. @throws ReasonedError `PullSecretMissing` */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
 }
 

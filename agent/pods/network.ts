@@ -1,6 +1,6 @@
 /** The network of each machine: one that works before its start, and watched while it runs. */
 import { isDeepStrictEqual } from 'node:util';
-import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { pause } from '../../base/time.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
@@ -13,16 +13,10 @@ const HEAL_PAUSE_MILLISECONDS = 500;
 /** A fault that is still there after this is final. A check that finds packets lost takes 2 s: all ends within the 5 s in which a fault is told. */
 const HEAL_MILLISECONDS = 2_750;
 
-/** The network of the host could not be repaired. */
-class NetworkFaultError extends Error {
-  override readonly name = 'NetworkFaultError';
-  readonly reason = 'NATSelfHealFailed';
-}
-
 /**
  * Attaches the machine to a network that works.
  *
- * @throws NetworkFaultError when it does not; {@link PortTakenError} and PortNotReservableError when a port cannot be had.
+ * @throws ReasonedError `NATSelfHealFailed` when it does not; ReasonedError `PortTaken` and ReasonedError `PortNotReservable` when a port cannot be had.
  */
 export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwork> {
   const { record } = runtime;
@@ -34,7 +28,7 @@ export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwor
       break;
     }
     if (attempt > HEAL_ATTEMPTS || performance.now() - began >= HEAL_MILLISECONDS) {
-      throw new NetworkFaultError(fault);
+      throw new ReasonedError('NATSelfHealFailed', fault);
     }
     await pause(HEAL_PAUSE_MILLISECONDS);
   }
@@ -74,7 +68,9 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
   try {
     return await host.network.attach(record.uid, options);
   } catch (error) {
-    throw isAboutPorts(error) ? error : new NetworkFaultError(messageOf(error), { cause: error });
+    throw isAboutPorts(error)
+      ? error
+      : new ReasonedError('NATSelfHealFailed', messageOf(error), { cause: error });
   }
 }
 

@@ -1,4 +1,5 @@
 /** Credentials from the pull secrets of a Pod. The node reads them itself: it may read the secrets that its own Pods name, and no others. */
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import { Backoff } from '../../base/backoff.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -6,7 +7,6 @@ import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
 import { pause } from '../../base/time.ts';
 import { Keyring } from '../images/oci/credentials.ts';
-import { ImageError } from '../images/oci/failures.ts';
 
 const TYPE = 'kubernetes.io/dockerconfigjson';
 const KEY = '.dockerconfigjson';
@@ -18,7 +18,7 @@ const LAG_CAP_MILLISECONDS = 1_000;
 /**
  * Of all secrets that the Pod names, in their order.
  *
- * @throws ImageError `PullSecretMissing` when one is not there, may not be read, or is of another kind; what a cluster that
+ * @throws ReasonedError `PullSecretMissing` when one is not there, may not be read, or is of another kind; what a cluster that
  * does not answer throws is passed on.
  */
 export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promise<Keyring> {
@@ -64,6 +64,6 @@ async function get(client: KubeClient, ref: { name: string; namespace: string })
   }
 }
 
-function missing(message: string): ImageError {
-  return new ImageError('PullSecretMissing', message);
+function missing(message: string): ReasonedError {
+  return new ReasonedError('PullSecretMissing', message);
 }

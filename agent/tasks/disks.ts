@@ -3,13 +3,13 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Driver, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw } from '../disks/qemuimg.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
 import type { MachineUsers } from '../machines/users.ts';
 import type { BaseImage } from '../disks/disk.ts';
-import { ImageError } from '../images/oci/failures.ts';
 import type { ImageStore } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';
 
@@ -76,7 +76,7 @@ export async function withMachine(
 ): Promise<TaskReport> {
   const found = host.machineOf(vm.uid);
   if (found === undefined) {
-    throw new ImageError('ImageNotFound', `VM ${vm.namespace}/${vm.name} is not on this host`);
+    throw new ReasonedError('ImageNotFound', `VM ${vm.namespace}/${vm.name} is not on this host`);
   }
   const { folder, machine, driver } = found;
   const bytes = await driver.copyBytes(folder);

@@ -5,9 +5,9 @@ import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
-import { ImageError } from '../images/oci/failures.ts';
 import { type DiskHost, withImage, withMachine } from './disks.ts';
 import type { TaskContext, TaskWork } from './runner.ts';
 
@@ -152,7 +152,7 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
   const { context, holder, refresh, keyring } = ensuring;
   const { source, format, architecture, name } = image;
   if (source.type === 'empty') {
-    throw new ImageError('ImageSourceUnsupported', 'an empty disk needs no fetching');
+    throw new ReasonedError('ImageSourceUnsupported', 'an empty disk needs no fetching');
   }
   context.log(`fetching ${describeSource(source)}`);
   const { signal, progress: onProgress } = context;

@@ -6,8 +6,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import * as fc from 'fast-check';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
-import { type LaunchPlan, CopyError } from '../../agent/drivers/driver.ts';
+import { type LaunchPlan } from '../../agent/drivers/driver.ts';
 import { whileFrozen } from '../../agent/drivers/qemu/guestagent.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
@@ -154,7 +155,7 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
       const options = { target, signal: new AbortController().signal, onProgress: () => undefined };
       return (await host.driver.copyDisk(folder(), options)).consistency;
     } catch (error) {
-      if (error instanceof CopyError) {
+      if (error instanceof ReasonedError) {
         return 'Failed';
       }
       throw error;

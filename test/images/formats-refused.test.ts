@@ -4,9 +4,9 @@ import { readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { gzipSync, zstdCompressSync } from 'node:zlib';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import type { Manifest, Repository } from '../../agent/images/oci/types.ts';
-import type { ImageErrorReason } from '../../agent/images/oci/failures.ts';
 import { lz4Stream } from '../fixtures/lz4.ts';
 import { pull, PullWorld } from '../worlds/pulls.ts';
 import type { TestRegistry } from '../wires/registry.ts';
@@ -52,7 +52,7 @@ async function pushed(image: ImageToPush): Promise<string> {
 }
 
 /** What is left may serve a later attempt, but is never named as a disk. */
-async function expectRefused(tag: string, reason: ImageErrorReason, message: string): Promise<void> {
+async function expectRefused(tag: string, reason: Reason, message: string): Promise<void> {
   const pulled = pull(repository, { folder: join(folder, 'pull'), tag });
   await expect(pulled).rejects.toMatchObject({ reason, message: expect.stringContaining(message) });
   expect(await readdir(folder, { recursive: true })).not.toContain('pull/disk');

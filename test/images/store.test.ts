@@ -167,12 +167,12 @@ describe('an image of a registry', () => {
       ];
       const reopened = await openStore(data, [], { registries });
       const shown = ensure(reopened, `${host}/team/secret@${digest}`, 'machine/b');
-      await expect(shown).rejects.toMatchObject({ name: 'ImageError' });
+      await expect(shown).rejects.toMatchObject({ name: 'ReasonedError' });
     } finally {
       hostile.close();
     }
     const file = { type: 'http' as const, url: `${open.url}/v2/`, sha256: digest.replace('sha256:', '') };
-    await expect(ensure(store, file, 'machine/b')).rejects.toMatchObject({ name: 'ImageError' });
+    await expect(ensure(store, file, 'machine/b')).rejects.toMatchObject({ name: 'ReasonedError' });
   });
 
   it('that was fetched without credentials serves everybody, also while the registry is away', async () => {

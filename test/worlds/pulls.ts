@@ -77,7 +77,7 @@ export interface Pulled {
   spared: number;
 }
 
-/** @throws ImageError as the pull does; one that is cut off gives what it had fetched. */
+/** @throws ReasonedError as the pull does; one that is cut off gives what it had fetched. */
 export async function pull(repository: Repository, options: PullToRun): Promise<Pulled> {
   const { folder, tag = 'latest', lookup, abortAfter = Number.POSITIVE_INFINITY } = options;
   const { architecture = 'amd64' } = options;

@@ -222,7 +222,7 @@ async function attempt(
     await ensure(store, sourceOf(one), `machine/${one.way} ${one.address}`);
     return { ...one, reason: 'none', message: 'an image' };
   } catch (error) {
-    const reason = error instanceof Error && 'reason' in error ? String(error.reason) : 'not an ImageError';
+    const reason = error instanceof Error && 'reason' in error ? String(error.reason) : 'not a ReasonedError';
     return { ...one, reason, message: String(error) };
   }
 }

@@ -2,12 +2,13 @@
 import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';
-import { type MachineFolder, type MachinePlan, StartError } from '../driver.ts';
+import { type MachineFolder, type MachinePlan } from '../driver.ts';
 import { FILES } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
@@ -31,7 +32,7 @@ export async function makeDisk(
   return diskSizeBytes;
 }
 
-/** Its header was written by a hypervisor: a name of a backing file in it is not followed. @throws StartError as {@link requireOwnData} does. */
+/** Its header was written by a hypervisor: a name of a backing file in it is not followed. @throws ReasonedError as {@link requireOwnData} does. */
 export async function growDisk(
   folder: string,
   node: Record<string, unknown>,
@@ -99,7 +100,7 @@ export async function copySparse(from: string, to: string): Promise<void> {
  * A machine's disk was written by its hypervisor, which a guest may have taken over. The backing file it names is of no
  * account, readers are given ours; what is missing they refuse themselves.
  *
- * @throws StartError when its header would make a reader open another file for the data, or is none that QEMU writes.
+ * @throws ReasonedError when its header would make a reader open another file for the data, or is none that QEMU writes.
  */
 export async function requireOwnData(path: string): Promise<void> {
   let file: Awaited<ReturnType<typeof open>>;
@@ -114,7 +115,7 @@ export async function requireOwnData(path: string): Promise<void> {
   try {
     const verdict = await readQcow2(file, { backingIgnored: true });
     if ('refusal' in verdict) {
-      throw new StartError('DiskInvalid', `the disk of the machine ${verdict.refusal}`);
+      throw new ReasonedError('DiskInvalid', `the disk of the machine ${verdict.refusal}`);
     }
   } finally {
     await file.close();

@@ -1,18 +1,13 @@
 /** Copies of one machine's disk, and the order in which they and the machine's other steps go. */
 import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { convertToRaw, markArgument } from '../../disks/qemuimg.ts';
 import { findByArgument, killForCertain } from '../../machines/process.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';
 import { Serial } from '../../../base/serial.ts';
-import {
-  CopyError,
-  type CopyOptions,
-  type DiskCopy,
-  type MachineFolder,
-  type MachineState,
-} from '../driver.ts';
+import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import { type CopyNote, readCopyNote, removeCopyNote, writeCopyNote } from './copystate.ts';
 import { diskReader, requireOwnData } from './disk.ts';
@@ -62,7 +57,7 @@ export class DiskCopies {
   /** Every copy asked for so far fails; resolves when all of them have ended. */
   async interrupt(message: string): Promise<void> {
     for (const interruption of this.#copies.keys()) {
-      interruption.abort(new CopyError('Interrupted', message));
+      interruption.abort(new ReasonedError('Interrupted', message));
     }
     await Promise.allSettled(this.#copies.values());
   }
@@ -137,10 +132,10 @@ export class DiskCopies {
     const { uid } = this.#folder;
     const file = await this.#machine.state.read();
     if (file === undefined) {
-      throw new CopyError('NoMachine', `there is no machine ${uid}`);
+      throw new ReasonedError('NoMachine', `there is no machine ${uid}`);
     }
     if (file.diskBytes === undefined) {
-      throw new CopyError('NoDisk', 'the machine has no disk');
+      throw new ReasonedError('NoDisk', 'the machine has no disk');
     }
     const state = await this.#machine.inspect();
     const running = state.kind === 'running';
@@ -232,10 +227,10 @@ export class DiskCopies {
       return signal.reason;
     }
     if (running && (await this.#machine.process()) === undefined) {
-      return new CopyError('Interrupted', 'the machine ended while its disk was copied');
+      return new ReasonedError('Interrupted', 'the machine ended while its disk was copied');
     }
     const message = messageOf(error);
-    return new CopyError('CopyFailed', `the disk was not copied: ${message}`);
+    return new ReasonedError('CopyFailed', `the disk was not copied: ${message}`);
   }
 
   async #clear(): Promise<void> {

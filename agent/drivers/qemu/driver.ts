@@ -3,6 +3,7 @@ import { listFolders } from '../../../base/files.ts';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { MachineCgroups } from '../../machines/cgroup.ts';
 import type { BaseImage } from '../../disks/disk.ts';
@@ -23,7 +24,6 @@ import {
   type MachineFolder,
   type MachinePlan,
   type MachineState,
-  StartError,
 } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import { DiskCopies } from './diskcopies.ts';
@@ -289,7 +289,7 @@ export class QemuDriver implements Driver {
 async function requireState(folder: MachineFolder): Promise<MachineFile> {
   const state = await readMachineFile(folder.path);
   if (state === undefined) {
-    throw new StartError('StartFailed', 'the machine was not created completely');
+    throw new ReasonedError('StartFailed', 'the machine was not created completely');
   }
   return state;
 }

@@ -6,11 +6,11 @@ import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import type { Logger } from 'pino';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 import { hostBootId } from '../../machines/process.ts';
-import { StartError } from '../driver.ts';
 import { options } from './arguments.ts';
 import {
   type Architecture,
@@ -62,13 +62,13 @@ export class HostPlatforms {
     return await this.#found;
   }
 
-  /** @throws StartError when the host cannot run it. */
+  /** @throws ReasonedError when the host cannot run it. */
   async of(architecture: Architecture | undefined): Promise<Platform> {
     const native = this.#options.architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');
     const wanted = architecture ?? native;
     const platform = (await this.all()).find((candidate) => candidate.architecture === wanted);
     if (platform === undefined) {
-      throw new StartError('StartFailed', `this host cannot run ${wanted} guests with qemu`);
+      throw new ReasonedError('StartFailed', `this host cannot run ${wanted} guests with qemu`);
     }
     return platform;
   }

@@ -1,9 +1,10 @@
 /** The last words of QEMU, for people: the end of its log, and how it ended. */
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { appendedLog, listSegments, logsWritten } from '../../machines/logwriter.ts';
-import { StartError, type StartReason } from '../driver.ts';
+import { type StartReason } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 
 /** Fits a Pod's container message beside other text (4 KiB are kept by the API server's clients). */
@@ -90,8 +91,8 @@ const REASONS: [RegExp, StartReason][] = [
 ];
 
 /** With the hypervisor's last words, and the reason that they give. */
-export async function startError(folder: string, what: string): Promise<StartError> {
+export async function startError(folder: string, what: string): Promise<ReasonedError> {
   const words = await lastWords(folder);
   const reason = REASONS.find(([pattern]) => pattern.test(words))?.[1] ?? 'StartFailed';
-  return new StartError(reason, words === '' ? what : `${what}: ${words}`);
+  return new ReasonedError(reason, words === '' ? what : `${what}: ${words}`);
 }

@@ -5,11 +5,12 @@ import { join } from 'node:path';
 import { codeOf, messageOf } from '../../../base/errors.ts';
 import { run } from '../../../base/exec.ts';
 import type { Logger } from 'pino';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { MachineCgroups, MachineLimits } from '../../machines/cgroup.ts';
 import { forgetLastWords, logsWritten, segmentName, withLogWriter } from '../../machines/logwriter.ts';
 import type { OwnRoot } from '../../machines/ownroot.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
-import { type LaunchPlan, type MachineFolder, StartError } from '../driver.ts';
+import { type LaunchPlan, type MachineFolder } from '../driver.ts';
 import { commandLine } from './arguments.ts';
 import { giveDisk, requireOwnData } from './disk.ts';
 import type { Platform } from './platform.ts';
@@ -73,7 +74,7 @@ export interface MachineStart {
   incoming: boolean;
 }
 
-/** The machine's disk is looked at and given to the machine's user first. @throws StartError */
+/** The machine's disk is looked at and given to the machine's user first. @throws ReasonedError */
 export async function launchMachine(
   folder: MachineFolder,
   { plan, state, platform, incoming }: MachineStart,
@@ -94,7 +95,7 @@ export async function launchMachine(
   return await launch(folder, { command: [platform.binary, ...parameters], files, limits }, context);
 }
 
-/** A session and group of its own, a log writer, a control group of its own, and a root of its own where there is one. @throws StartError */
+/** A session and group of its own, a log writer, a control group of its own, and a root of its own where there is one. @throws ReasonedError */
 async function launch(
   folder: MachineFolder,
   { command, files, limits }: LaunchOptions,
@@ -121,7 +122,7 @@ async function launch(
     const pid = await pidOf(child);
     const identity = await identify(pid);
     if (identity === undefined) {
-      throw new StartError('StartFailed', 'the hypervisor ended at once');
+      throw new ReasonedError('StartFailed', 'the hypervisor ended at once');
     }
     await Promise.all([cgroups.add(folder.uid, pid, limits), forgetOomScore(pid)]);
     child.stdin?.end('\n');
@@ -135,7 +136,7 @@ async function launch(
 async function pidOf(child: ChildProcess): Promise<number> {
   return await new Promise((resolve, reject) => {
     child.once('error', (error) =>
-      reject(new StartError('StartFailed', `the hypervisor cannot be executed: ${error.message}`)),
+      reject(new ReasonedError('StartFailed', `the hypervisor cannot be executed: ${error.message}`)),
     );
     child.once('spawn', () => resolve(child.pid ?? 0));
   });

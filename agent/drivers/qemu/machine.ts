@@ -1,9 +1,10 @@
 /** One machine's life: what its folder says, its process, and the connection to it. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { findByArgument, isAlive, killForCertain, waitForExit } from '../../machines/process.ts';
 import type { ProcessIdentity } from '../../machines/process.ts';
-import { type LaunchPlan, type MachineFolder, type MachineState, StartError } from '../driver.ts';
+import { type LaunchPlan, type MachineFolder, type MachineState } from '../driver.ts';
 import { processMark } from './arguments.ts';
 import { Hypervisor } from './hypervisor.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
@@ -187,7 +188,7 @@ export class QemuMachine {
   }
 
   /** Leaves no process behind; the machine is stopped, or suspended as it was. */
-  async #failedStart(cause: unknown): Promise<StartError> {
+  async #failedStart(cause: unknown): Promise<ReasonedError> {
     const identity = await this.process();
     if (identity !== undefined) {
       await killForCertain(identity);
@@ -196,7 +197,7 @@ export class QemuMachine {
     // The notice of the exit may have come first, and have taken it for a crash.
     await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
-    return cause instanceof StartError ? cause : await startError(this.#folder.path, String(cause));
+    return cause instanceof ReasonedError ? cause : await startError(this.#folder.path, String(cause));
   }
 
   /** Undefined when the process is gone. */

@@ -2,8 +2,8 @@
 import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
-import { ImageError } from '../oci/failures.ts';
 import { checkDigest, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import {
@@ -71,7 +71,7 @@ function parseConfig(bytes: Buffer): DiskConfig {
   try {
     return diskConfigSchema.parse(JSON.parse(bytes.toString('utf8')));
   } catch (error) {
-    throw new ImageError(
+    throw new ReasonedError(
       'ImageInvalid',
       `the configuration of the disk artifact is not one: ${String(error)}`,
       {
@@ -266,7 +266,9 @@ async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buff
   try {
     yield* decoder as AsyncIterable<Buffer>;
   } catch (error) {
-    throw new ImageError('ImageInvalid', `${digest} cannot be decoded: ${String(error)}`, { cause: error });
+    throw new ReasonedError('ImageInvalid', `${digest} cannot be decoded: ${String(error)}`, {
+      cause: error,
+    });
   }
 }
 

@@ -1,8 +1,8 @@
 /** Large blobs of a registry as files: fetched in parts at the same time, and verified as a whole. */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor, Repository } from '../oci/types.ts';
-import { ImageError } from '../oci/failures.ts';
 import type { PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
 import { inParallel } from '../../../base/parallel.ts';
@@ -24,7 +24,7 @@ export interface BlobSource {
  * Fetches a blob to `path`, and verifies it. `read` has its content meanwhile, in order, as far as it has come; its answer
  * counts only once the blob is verified. `name`: of its parts in the journal, by which a second call goes on.
  *
- * @throws ImageError `DigestMismatch`, which explains whatever `read` found wrong, else what `read` throws.
+ * @throws ReasonedError `DigestMismatch`, which explains whatever `read` found wrong, else what `read` throws.
  */
 export async function fetchBlob<T>(
   source: BlobSource,
@@ -156,7 +156,7 @@ export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash):
   if (found === descriptor.digest) {
     return;
   }
-  throw new ImageError(
+  throw new ReasonedError(
     'DigestMismatch',
     `${repository.name} gave something else for ${descriptor.digest}: its digest is ${found}`,
   );

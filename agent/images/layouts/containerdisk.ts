@@ -8,8 +8,8 @@
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor, Repository } from '../oci/types.ts';
-import { ImageError } from '../oci/failures.ts';
 import { fetchBlob } from './blob.ts';
 import { asImageError, checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
@@ -88,13 +88,13 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   };
 };
 
-/** Undefined for one that is no object. @throws ImageError `ImageInvalid` when it is not JSON. */
+/** Undefined for one that is no object. @throws ReasonedError `ImageInvalid` when it is not JSON. */
 function parseConfig(config: Buffer): z.infer<typeof configSchema> | undefined {
   let content: unknown;
   try {
     content = JSON.parse(config.toString('utf8'));
   } catch (error) {
-    throw new ImageError('ImageInvalid', 'the configuration of the image is not JSON', { cause: error });
+    throw new ReasonedError('ImageInvalid', 'the configuration of the image is not JSON', { cause: error });
   }
   return configSchema.safeParse(content).data;
 }
@@ -122,7 +122,7 @@ async function pull(
       return;
     }
   }
-  throw new ImageError(
+  throw new ReasonedError(
     'ImageInvalid',
     `${repository.name} has no disk: an image with a disk has one file below /disk, qcow2 or raw`,
   );
@@ -141,7 +141,7 @@ function blobPath({ folder }: PullTarget, index: number): string {
 function isLasting(error: unknown): boolean {
   const failure = asImageError(error, '');
   return (
-    failure instanceof ImageError &&
+    failure instanceof ReasonedError &&
     (failure.reason === 'ImageInvalid' || failure.reason === 'DigestMismatch')
   );
 }

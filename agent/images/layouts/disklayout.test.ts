@@ -1,6 +1,6 @@
 import { array, assert, integer, oneof, property, uniqueArray } from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { ImageError } from '../oci/failures.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { chunkSizeFor, chunksAtOnce, chunksOf, LAYER_LIMIT } from './disklayout.ts';
 
 const SECTOR = 512;
@@ -55,11 +55,11 @@ describe('the chunks of a disk', () => {
     );
   });
 
-  function chunksOrRefusal(...of: Parameters<typeof chunksOf>): ReturnType<typeof chunksOf> | ImageError {
+  function chunksOrRefusal(...of: Parameters<typeof chunksOf>): ReturnType<typeof chunksOf> | ReasonedError {
     try {
       return chunksOf(...of);
     } catch (error) {
-      if (error instanceof ImageError) {
+      if (error instanceof ReasonedError) {
         return error;
       }
       throw error;

@@ -6,8 +6,8 @@
  */
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Manifest } from '../oci/types.ts';
-import { ImageError } from '../oci/failures.ts';
 
 export const ARTIFACT_TYPE = 'application/vnd.berth.disk.v1';
 export const CONFIG_TYPE = 'application/vnd.oci.image.config.v1+json';
@@ -71,7 +71,7 @@ interface DiskChunk {
   layer: number;
 }
 
-/** Where the chunks that are not zeros lie. @throws ImageError `ImageInvalid` for a map that breaks a rule of the layout. */
+/** Where the chunks that are not zeros lie. @throws ReasonedError `ImageInvalid` for a map that breaks a rule of the layout. */
 export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: number): DiskChunk[] {
   const last = Math.ceil(virtualSize / chunkSize) - 1;
   let before = -1;
@@ -88,7 +88,7 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
   });
 }
 
-/** @throws ImageError `ImageInvalid` when a layer is not a chunk, or nothing is said of its content. */
+/** @throws ReasonedError `ImageInvalid` when a layer is not a chunk, or nothing is said of its content. */
 export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   const digests = config.rootfs.diff_ids.length;
   if (layers.length > LAYER_LIMIT) {
@@ -108,6 +108,6 @@ export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   }
 }
 
-export function invalid(what: string): ImageError {
-  return new ImageError('ImageInvalid', `the disk artifact cannot be used: ${what}`);
+export function invalid(what: string): ReasonedError {
+  return new ReasonedError('ImageInvalid', `the disk artifact cannot be used: ${what}`);
 }

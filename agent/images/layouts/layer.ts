@@ -4,8 +4,8 @@ import { open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf } from '../../../base/errors.ts';
-import { ImageError } from '../oci/failures.ts';
 import { DirectFile } from '../../disks/diskio.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { readTar, shown, type TarEntry } from '../../disks/tar.ts';
@@ -52,7 +52,7 @@ export interface Covering {
  * Writes the only file below /disk of a layer to `disk`, sparse; false when it has none that the layers above let through.
  * Adds to `covering` what this layer takes away.
  *
- * @throws ImageError
+ * @throws ReasonedError
  */
 export async function extractDisk(
   layer: Layer,
@@ -241,11 +241,15 @@ function asInvalid(error: unknown, encoding: LayerEncoding): unknown {
   if (!/^Z(STD)?_/.test(code)) {
     return error;
   }
-  return new ImageError('ImageInvalid', `the ${encoding} content of the layer is broken: ${String(error)}`, {
-    cause: error,
-  });
+  return new ReasonedError(
+    'ImageInvalid',
+    `the ${encoding} content of the layer is broken: ${String(error)}`,
+    {
+      cause: error,
+    },
+  );
 }
 
-function invalid(what: string): ImageError {
-  return new ImageError('ImageInvalid', `the layer with the disk cannot be used: ${what}`);
+function invalid(what: string): ReasonedError {
+  return new ReasonedError('ImageInvalid', `the layer with the disk cannot be used: ${what}`);
 }

@@ -2,8 +2,8 @@
 import { type FileHandle, open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { constants, createZstdCompress } from 'node:zlib';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor, Repository } from '../oci/types.ts';
-import { ImageError } from '../oci/failures.ts';
 import { digestOf } from './artifact.ts';
 import type { Chunk } from './chunks.ts';
 import {
@@ -68,7 +68,7 @@ export interface PublishedDisk {
 /** Of an architecture or operating system that nobody has said; it fits every machine. */
 const UNKNOWN = 'unknown';
 
-/** @throws ImageError */
+/** @throws ReasonedError */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
   const { repository, tag, virtualSize, architecture = UNKNOWN, os = UNKNOWN, annotations } = disk;
   const { signal } = options;
@@ -157,7 +157,7 @@ async function publishChunks(
         layers.set(rawDigest, layer);
         places.set(index, await layer);
         if (layers.size > LAYER_LIMIT) {
-          throw new ImageError('ImageInvalid', tooMuch(chunkSize));
+          throw new ReasonedError('ImageInvalid', tooMuch(chunkSize));
         }
       }
       reported += length;

@@ -1,7 +1,7 @@
 /** How the disk of an image is pulled from a registry: the terms that all published layouts share, one file for each. */
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError } from '../../disks/disk.ts';
-import { ImageError } from '../oci/failures.ts';
 import { printable } from '../oci/manifests.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 
@@ -27,7 +27,7 @@ export interface PullPlan {
   /**
    * Makes `target.disk`, verified. Taken up again where an earlier call was cut; returns at once when that came to its end.
    *
-   * @throws ImageError; a disk that is full is `DiskFull`.
+   * @throws ReasonedError; a disk that is full is `DiskFull`.
    */
   run(target: PullTarget, options: PullOptions): Promise<void>;
 }
@@ -53,7 +53,7 @@ export type ContentLookup = (
 /**
  * Undefined when the manifest is not of this layout.
  *
- * @throws ImageError when it is and breaks its rules, or when the image is for another architecture than was asked for.
+ * @throws ReasonedError when it is and breaks its rules, or when the image is for another architecture than was asked for.
  */
 export type PlanPull = (
   repository: Repository,
@@ -68,7 +68,7 @@ const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
  * Refuses an image for another architecture than the machine's before its disk is fetched: it would never boot.
  *
  * `said`: the architecture that the image names, as in an OCI configuration; undefined when it names none, which fits every machine.
- * @throws ImageError `ImageArchitectureMismatch` with both architectures.
+ * @throws ReasonedError `ImageArchitectureMismatch` with both architectures.
  */
 export function checkArchitecture(
   name: string,
@@ -79,20 +79,20 @@ export function checkArchitecture(
     return;
   }
   const found = printable(said);
-  throw new ImageError(
+  throw new ReasonedError(
     'ImageArchitectureMismatch',
     `${name} is an image for ${found}, and the machine is ${wanted}: use an image for ${wanted}, or set the architecture ${found}`,
   );
 }
 
-/** A failure of this host's disk, or of the disk that was fetched, as an ImageError; any other failure as it is. `what` is for people. */
+/** A failure of this host's disk, or of the disk that was fetched, as a ReasonedError; any other failure as it is. `what` is for people. */
 export function asImageError(error: unknown, what: string): unknown {
   if (error instanceof DiskError) {
     const reason = error.kind === 'invalid' ? 'ImageInvalid' : 'ImageSourceUnsupported';
-    return new ImageError(reason, error.message, { cause: error });
+    return new ReasonedError(reason, error.message, { cause: error });
   }
   // EFBIG: larger than the file system takes a file to be.
   return isDiskFull(error) || codeOf(error) === 'EFBIG'
-    ? new ImageError('DiskFull', `no room for ${what}`, { cause: error })
+    ? new ReasonedError('DiskFull', `no room for ${what}`, { cause: error })
     : error;
 }

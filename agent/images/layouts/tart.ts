@@ -8,12 +8,12 @@ import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
 import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
-import { ImageError } from '../oci/failures.ts';
 import { checkDigest, saveBlob, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DiskError } from '../../disks/disk.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
 import { inParallel } from '../../../base/parallel.ts';
@@ -145,7 +145,7 @@ function readConfig(bytes: Buffer): z.infer<typeof configSchema> {
   try {
     config = configSchema.parse(JSON.parse(bytes.toString('utf8')));
   } catch (error) {
-    throw new ImageError('ImageInvalid', 'the configuration of the Tart image cannot be read', {
+    throw new ReasonedError('ImageInvalid', 'the configuration of the Tart image cannot be read', {
       cause: error,
     });
   }
@@ -225,7 +225,10 @@ async function decodeLayer(
   }
   const found = await decoding.end();
   if (found !== rawDigest) {
-    throw new ImageError('DigestMismatch', `a layer of ${repository.name} gives ${found}, not ${rawDigest}`);
+    throw new ReasonedError(
+      'DigestMismatch',
+      `a layer of ${repository.name} gives ${found}, not ${rawDigest}`,
+    );
   }
 }
 
@@ -275,6 +278,6 @@ async function failureOf(work: Promise<void>): Promise<DiskError | undefined> {
   }
 }
 
-function invalid(what: string): ImageError {
-  return new ImageError('ImageInvalid', `the Tart image cannot be used: ${what}`);
+function invalid(what: string): ReasonedError {
+  return new ReasonedError('ImageInvalid', `the Tart image cannot be used: ${what}`);
 }

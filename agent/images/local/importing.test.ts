@@ -5,8 +5,8 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DiskError } from '../../disks/disk.ts';
-import { ImageError } from '../oci/failures.ts';
 import { Catalog, type Stored } from './catalog.ts';
 import { Holders } from './holders.ts';
 import { type Import, Importing } from './importing.ts';
@@ -58,7 +58,7 @@ describe('an import', () => {
   async function refused(): Promise<Stored> {
     return await importing.ensure(KEY, waiting(), async () => {
       await delay(1);
-      throw new ImageError('ImageArchitectureMismatch', 'an image for amd64, and the machine is arm64');
+      throw new ReasonedError('ImageArchitectureMismatch', 'an image for amd64, and the machine is arm64');
     });
   }
 
@@ -85,7 +85,7 @@ describe('an import', () => {
       }),
     );
     const message = 'it ends in the middle';
-    await expect(broken).rejects.toMatchObject({ name: 'ImageError', reason: 'ImageInvalid', message });
+    await expect(broken).rejects.toMatchObject({ name: 'ReasonedError', reason: 'ImageInvalid', message });
     expect((await fetching()).id).toBe(fileId(DIGEST));
     expect(fetches).toBe(1);
   });

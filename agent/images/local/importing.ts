@@ -1,9 +1,9 @@
 /** From something to fetch to an image of this host: with room for it, taken up where it was cut, checked, then given its place. */
+import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { asImageError, type PullTarget } from '../layouts/pull.ts';
-import { ImageError, type ImageErrorReason } from '../oci/failures.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { type ImageFormat, inspectImage } from './inspect.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
@@ -11,12 +11,9 @@ import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 
 /** What was fetched is of no use, or its room is needed. After any other failure the fetch is taken up again later. */
-const HOPELESS: ReadonlySet<ImageErrorReason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
+const HOPELESS: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
 /** Failures that follow from what the one who fetches has asked with. Others may fare better with their own. */
-const OF_THE_ASKER: ReadonlySet<ImageErrorReason> = new Set([
-  'ImageAccessDenied',
-  'ImageArchitectureMismatch',
-]);
+const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageArchitectureMismatch']);
 
 /** One who waits for a fetch. */
 export interface Waiting {
@@ -67,7 +64,7 @@ export class Importing {
    * again finds what an earlier attempt left. Who waits for another's import begins one of his own when that one fails
    * for what the other has asked with.
    *
-   * @throws ImageError, or the reason of the signal.
+   * @throws ReasonedError, or the reason of the signal.
    */
   async ensure(
     key: string,
@@ -83,7 +80,7 @@ export class Importing {
         });
         return result;
       } catch (error) {
-        const isTheirs = error instanceof ImageError && OF_THE_ASKER.has(error.reason);
+        const isTheirs = error instanceof ReasonedError && OF_THE_ASKER.has(error.reason);
         if (isOwn || !isTheirs) {
           throw error;
         }
@@ -102,7 +99,7 @@ export class Importing {
     } catch (thrown) {
       metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
       const error = asImageError(thrown, wanted.what);
-      if (error instanceof ImageError && HOPELESS.has(error.reason)) {
+      if (error instanceof ReasonedError && HOPELESS.has(error.reason)) {
         await layout.dropPartial(target.folder);
       }
       throw error;

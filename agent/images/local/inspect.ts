@@ -1,11 +1,11 @@
 /** What a disk image from a stranger is, and whether it may be used. */
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { ProgramError, type RunAs } from '../../../base/exec.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
 import type { DiskFormat } from '../../disks/disk.ts';
-import { ImageError } from '../oci/failures.ts';
 
 /** What somebody says the format of an image is; Auto: told by its content. */
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
@@ -38,7 +38,7 @@ export interface InspectedImage {
 /**
  * `expected`: what the Image says its format is. `reader`: who reads it, where the agent is root.
  *
- * @throws ImageError `ImageInvalid` with the reason.
+ * @throws ReasonedError `ImageInvalid` with the reason.
  */
 export async function inspectImage(
   path: string,
@@ -49,13 +49,13 @@ export async function inspectImage(
   try {
     const { isQcow2, size } = await beginning(file);
     if (expected === 'QCOW2' && !isQcow2) {
-      throw new ImageError('ImageInvalid', 'the image is not qcow2');
+      throw new ReasonedError('ImageInvalid', 'the image is not qcow2');
     }
     if (isQcow2 && expected !== 'Raw') {
       return { format: 'qcow2', virtualSizeBytes: await virtualSizeOf({ file, path }, reader) };
     }
     if (size === 0 || size % SECTOR_BYTES !== 0) {
-      throw new ImageError(
+      throw new ReasonedError(
         'ImageInvalid',
         `${size} bytes are neither a qcow2 image nor a raw disk, which has whole sectors of ${SECTOR_BYTES} bytes`,
       );
@@ -79,14 +79,14 @@ async function virtualSizeOf(
 ): Promise<number> {
   const verdict = await readQcow2(file);
   if ('refusal' in verdict) {
-    throw new ImageError('ImageInvalid', `the qcow2 image ${verdict.refusal}`);
+    throw new ReasonedError('ImageInvalid', `the qcow2 image ${verdict.refusal}`);
   }
   if (reader !== undefined) {
     await requireReadable({ file, path }, reader);
   }
   const info = await infoOf({ file, path }, reader);
   if (info['virtual-size'] !== verdict.virtualSizeBytes) {
-    throw new ImageError(
+    throw new ReasonedError(
       'ImageInvalid',
       `the qcow2 image claims ${verdict.virtualSizeBytes} bytes, and has others`,
     );
@@ -104,7 +104,7 @@ async function infoOf(
     if (!(error instanceof ProgramError || error instanceof z.ZodError)) {
       throw error;
     }
-    throw new ImageError('ImageInvalid', `not a usable qcow2 image: ${error.message}`, { cause: error });
+    throw new ReasonedError('ImageInvalid', `not a usable qcow2 image: ${error.message}`, { cause: error });
   }
 }
 
@@ -116,7 +116,7 @@ async function requireReadable(
   const { mode, uid: owner, gid: group } = await file.stat();
   const isReadable = (mode & READABLE_BY_OTHERS) !== 0 || ((mode & READABLE_BY_GROUP) !== 0 && group === gid);
   if (!isReadable && owner !== uid) {
-    throw new ImageError(
+    throw new ReasonedError(
       'ImageInvalid',
       `${path} may be read by root only: let everybody read it, or the group ${gid} (machines.users)`,
     );

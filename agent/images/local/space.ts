@@ -1,10 +1,10 @@
 /** Room for images: asked for before a fetch, watched while it goes on, and made by removing what nobody holds. */
 import { statfs } from 'node:fs/promises';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Serial } from '../../../base/serial.ts';
 import type { Catalog } from './catalog.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import type { Layout } from './layout.ts';
-import { ImageError } from '../oci/failures.ts';
 
 /** Machines' disks grow at the same time; in a second the fastest disk writes less than the least that is kept free. */
 const WATCH_MILLISECONDS = 1_000;
@@ -33,7 +33,7 @@ interface Claim {
 export interface Watched {
   /** Aborts when the disk gets full all the same. */
   signal: AbortSignal;
-  /** It is found that the work needs so many bytes in all. @throws ImageError `DiskFull` */
+  /** It is found that the work needs so many bytes in all. @throws ReasonedError `DiskFull` */
   need: (bytes: number) => Promise<void>;
 }
 
@@ -52,7 +52,7 @@ export class Space {
     this.#options = options;
   }
 
-  /** Does `work` in `folder`, for which there is room of `bytes` when it begins. @throws ImageError `DiskFull` */
+  /** Does `work` in `folder`, for which there is room of `bytes` when it begins. @throws ReasonedError `DiskFull` */
   async within<T>(claim: Claim, signal: AbortSignal, work: (watched: Watched) => Promise<T>): Promise<T> {
     const full = new AbortController();
     const need = async (bytes: number): Promise<void> => {
@@ -105,7 +105,7 @@ export class Space {
     }
     const evictables = await this.#evictables(claim);
     if (sum(evictables.map(sizeOf)) < lacking) {
-      throw new ImageError(
+      throw new ReasonedError(
         'DiskFull',
         `the image needs ${claim.bytes} bytes, and ${free} are free for images on this host; ${lacking} bytes too few`,
       );
@@ -146,7 +146,7 @@ export class Space {
         }
         const { minimumFree } = this.#options;
         full.abort(
-          new ImageError(
+          new ReasonedError(
             'DiskFull',
             `less than ${minimumFree} bytes are free on the disk of this host's images`,
           ),

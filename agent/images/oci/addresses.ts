@@ -7,7 +7,7 @@ import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { buildConnector } from 'undici';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
-import { ImageError } from './failures.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 export interface AddressRules {
   /** Also from addresses of this host itself and of its link, such as a mirror beside the agent. */
@@ -80,7 +80,7 @@ export class Addresses {
 
   /**
    * How undici connects. Names are looked up once, and the addresses that were checked are the ones connected to: a second
-   * look-up could answer otherwise. It fails with an ImageError before anything is sent.
+   * look-up could answer otherwise. It fails with a ReasonedError before anything is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
     const connectAnywhere = buildConnector(options);
@@ -96,7 +96,7 @@ export class Addresses {
       if (refusal === undefined) {
         connect(target, callback);
       } else {
-        callback(new ImageError('ImageFetchFailed', `${address} is ${refusal}`), null);
+        callback(new ReasonedError('ImageFetchFailed', `${address} is ${refusal}`), null);
       }
     };
   }
@@ -140,7 +140,7 @@ export class Addresses {
         if (refusal === undefined) {
           continue;
         }
-        callback(new ImageError('ImageFetchFailed', `${hostname} is ${address}, ${refusal}`), []);
+        callback(new ReasonedError('ImageFetchFailed', `${hostname} is ${address}, ${refusal}`), []);
         return;
       }
       if (options.all === true) {

@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import { ImageError, networkError, retryAfterMilliseconds, retrying, TransientError } from './failures.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { networkError, retryAfterMilliseconds, retrying, TransientError } from './failures.ts';
 
 const { signal } = new AbortController();
 
@@ -9,12 +10,12 @@ describe('retrying', () => {
     const result = await retrying(async () => {
       calls += 1;
       if (calls < 2) {
-        throw new TransientError(new ImageError('ImageFetchFailed', 'busy'));
+        throw new TransientError(new ReasonedError('ImageFetchFailed', 'busy'));
       }
       return calls;
     }, signal);
     expect(result).toBe(2);
-    const hopeless = new ImageError('ImageNotFound', 'none');
+    const hopeless = new ReasonedError('ImageNotFound', 'none');
     let asked = 0;
     const failing = retrying(async () => {
       asked += 1;
@@ -26,7 +27,7 @@ describe('retrying', () => {
 
   it('ends with the reason of its signal while it waits', async () => {
     const abort = new AbortController();
-    const busy = new TransientError(new ImageError('ImageFetchFailed', 'busy'), 20_000);
+    const busy = new TransientError(new ReasonedError('ImageFetchFailed', 'busy'), 20_000);
     const waiting = retrying(async () => {
       setImmediate(() => abort.abort(new Error('deleted')));
       throw busy;

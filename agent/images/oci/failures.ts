@@ -1,4 +1,5 @@
 /** Why an image cannot be had, which failures another try may mend, and how those tries are made. */
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Backoff } from '../../../base/backoff.ts';
 import { pause } from '../../../base/time.ts';
 import { codeOf } from '../../../base/errors.ts';
@@ -33,38 +34,13 @@ const TRANSIENT_CODES = new Set([
   'UND_ERR_RES_CONTENT_LENGTH_MISMATCH',
 ]);
 
-export type ImageErrorReason =
-  | 'ImageSourceUnsupported'
-  | 'ImageNotFound'
-  /** There is an image, and it is for another architecture than the machine. */
-  | 'ImageArchitectureMismatch'
-  | 'ImageInvalid'
-  | 'DigestMismatch'
-  | 'ImageFetchFailed'
-  /** The registry wants other credentials, or some. */
-  | 'ImageAccessDenied'
-  /** A pull secret that the Pod names is not there or cannot be read as one. */
-  | 'PullSecretMissing'
-  | 'DiskFull';
-
-/** An image cannot be had or used; the message is for people. */
-export class ImageError extends Error {
-  override readonly name = 'ImageError';
-  readonly reason: ImageErrorReason;
-
-  constructor(reason: ImageErrorReason, message: string, options?: ErrorOptions) {
-    super(message, options);
-    this.reason = reason;
-  }
-}
-
 /** A failure that another try may mend, with what it is when none does. */
 export class TransientError extends Error {
   override readonly name = 'TransientError';
-  readonly final: ImageError;
+  readonly final: ReasonedError;
   readonly retryAfterMilliseconds: number | undefined;
 
-  constructor(final: ImageError, retryAfterMilliseconds?: number) {
+  constructor(final: ReasonedError, retryAfterMilliseconds?: number) {
     super(final.message, { cause: final });
     this.final = final;
     this.retryAfterMilliseconds = retryAfterMilliseconds;
@@ -76,7 +52,7 @@ export function isTransientStatus(status: number): boolean {
 }
 
 /**
- * What a request ended with, as an ImageError or a TransientError; `what` begins its message. An aborted request ends with
+ * What a request ended with, as a ReasonedError or a TransientError; `what` begins its message. An aborted request ends with
  * the reason of its signal.
  */
 export function networkError(error: unknown, what: string, signal?: AbortSignal): unknown {
@@ -86,13 +62,13 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
   if (error instanceof TransientError) {
     return error;
   }
-  const known = [error, causeOf(error)].find((candidate) => candidate instanceof ImageError);
+  const known = [error, causeOf(error)].find((candidate) => candidate instanceof ReasonedError);
   if (known !== undefined) {
     return known;
   }
   const code = firstCodeOf(error) ?? firstCodeOf(causeOf(error)) ?? '';
   const hint = isCertificateError(code) ? `: its certificate is not trusted here (${code})` : '';
-  const final = new ImageError('ImageFetchFailed', `${what}: ${textOf(error, code)}${hint}`, {
+  const final = new ReasonedError('ImageFetchFailed', `${what}: ${textOf(error, code)}${hint}`, {
     cause: error,
   });
   return TRANSIENT_CODES.has(code) ? new TransientError(final) : final;

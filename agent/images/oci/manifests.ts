@@ -1,8 +1,8 @@
 /** Manifests as registries give them: read with suspicion. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
-import { ImageError } from './failures.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Manifest } from './types.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
@@ -52,7 +52,7 @@ export function digestOf(bytes: Buffer): string {
   return `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
 }
 
-/** `contentType` is the header, `what` begins messages. @throws ImageError */
+/** `contentType` is the header, `what` begins messages. @throws ReasonedError */
 export function parseManifest(bytes: Buffer, contentType: string, what: string): Document {
   const document = parseJson(bytes, what);
   const mediaType = mediaTypeOf(document, contentType, what);
@@ -60,7 +60,7 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
     return { kind: 'index', index: check(indexSchema, document, what) };
   }
   if (!MANIFESTS.has(mediaType)) {
-    throw new ImageError(
+    throw new ReasonedError(
       'ImageSourceUnsupported',
       `${what} is of type ${printable(mediaType)}, no image that can be read`,
     );
@@ -78,7 +78,7 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
   };
 }
 
-/** The digest of the image for an architecture. @throws ImageError when there is none. */
+/** The digest of the image for an architecture. @throws ReasonedError when there is none. */
 export function pick({ manifests }: Index, architecture: string, what: string): string {
   // Attestations are entries as well, of the platform unknown/unknown.
   const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));
@@ -88,7 +88,7 @@ export function pick({ manifests }: Index, architecture: string, what: string): 
   }
   const there = images.map(({ platform }) => `${platform?.os}/${platform?.architecture}`);
   const list = there.length === 0 ? 'none for linux or darwin' : printable(there.join(', '));
-  throw new ImageError(
+  throw new ReasonedError(
     'ImageArchitectureMismatch',
     `${what} has no image for ${architecture}; it has: ${list}`,
   );
@@ -107,14 +107,14 @@ function mediaTypeOf(document: unknown, contentType: string, what: string): stri
     return mediaType;
   }
   const words = `calls itself ${printable(mediaType)}, its registry calls it ${printable(header)}`;
-  throw new ImageError('ImageInvalid', `the manifest of ${what} ${words}`);
+  throw new ReasonedError('ImageInvalid', `the manifest of ${what} ${words}`);
 }
 
 function parseJson(bytes: Buffer, what: string): unknown {
   try {
     return JSON.parse(bytes.toString('utf8'));
   } catch (error) {
-    throw new ImageError('ImageInvalid', `the manifest of ${what} is not JSON`, { cause: error });
+    throw new ReasonedError('ImageInvalid', `the manifest of ${what} is not JSON`, { cause: error });
   }
 }
 
@@ -125,7 +125,7 @@ function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
   }
   const [issue] = result.error.issues;
   const where = issue?.path.join('.') || 'its top';
-  throw new ImageError(
+  throw new ReasonedError(
     'ImageInvalid',
     `the manifest of ${what} has a mistake at ${where}: ${issue?.message}`,
   );

@@ -1,14 +1,8 @@
 /** What a registry's refusals mean. */
 import * as z from 'zod';
+import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
-import {
-  ImageError,
-  type ImageErrorReason,
-  isTransientStatus,
-  networkError,
-  retryAfterMilliseconds,
-  TransientError,
-} from './failures.ts';
+import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
 import type { Response } from './transport.ts';
 
 /** A list of errors is small; more than this is something else. */
@@ -29,7 +23,7 @@ export interface Asked {
 }
 
 /** An answer that is not what was wanted, as an error; its body is read, or thrown away. */
-export async function refusal(response: Response, asked: Asked): Promise<ImageError | TransientError> {
+export async function refusal(response: Response, asked: Asked): Promise<ReasonedError | TransientError> {
   const { status, url } = response;
   const { code, message } = await readError(response, asked.what);
   const isOwn = url.origin === asked.registry.origin;
@@ -41,7 +35,7 @@ export async function refusal(response: Response, asked: Asked): Promise<ImageEr
   if (isOwn) {
     words.push(hintFor(status, asked.hasCredential));
   }
-  const error = new ImageError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', words.join(''));
+  const error = new ReasonedError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', words.join(''));
   // An address at storage is signed for minutes: the registry gives a new one when it is asked again.
   const isTransient = isTransientStatus(status) || (!isOwn && status < 500);
   return isTransient
@@ -49,7 +43,7 @@ export async function refusal(response: Response, asked: Asked): Promise<ImageEr
     : error;
 }
 
-/** Reads a body that is to be small. Undefined when it is larger than `limitBytes`. @throws ImageError or TransientError as {@link networkError} says. */
+/** Reads a body that is to be small. Undefined when it is larger than `limitBytes`. @throws ReasonedError or TransientError as {@link networkError} says. */
 export async function readBody(
   response: Response,
   limitBytes: number,
@@ -73,7 +67,7 @@ export async function readBody(
   return Buffer.concat(chunks);
 }
 
-function reasonFor(status: number, code: string | undefined): ImageErrorReason {
+function reasonFor(status: number, code: string | undefined): Reason {
   if (code === 'DIGEST_INVALID') {
     return 'DigestMismatch';
   }

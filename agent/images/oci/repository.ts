@@ -1,6 +1,6 @@
 /** One repository of a registry, over HTTP. */
 import type { Readable } from 'node:stream';
-import { ImageError, retrying } from './failures.ts';
+import { retrying } from './failures.ts';
 import { readBody } from './refusals.ts';
 import { blobStream } from './resume.ts';
 import {
@@ -12,6 +12,7 @@ import {
   pick,
 } from './manifests.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Session } from './session.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
@@ -67,14 +68,14 @@ export class HttpRepository implements Repository {
       const chosen = pick(document.index, architecture, this.#session.named(reference));
       fetched = await this.#manifest(chosen, signal);
     }
-    throw new ImageError('ImageInvalid', `${this.#session.named(reference)} leads from index to index`);
+    throw new ReasonedError('ImageInvalid', `${this.#session.named(reference)} leads from index to index`);
   }
 
   async blob(descriptor: Descriptor, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
     const { digest, size } = descriptor;
     const what = this.#session.named(digest);
     if (size > limitBytes) {
-      throw new ImageError(
+      throw new ReasonedError(
         'ImageInvalid',
         `${what} has ${size} bytes, more than the ${limitBytes} that it may have`,
       );
@@ -86,7 +87,7 @@ export class HttpRepository implements Repository {
     const content = Buffer.concat(chunks);
     const found = digestOf(content);
     if (found !== digest) {
-      throw new ImageError('DigestMismatch', `${what} came with the digest ${found}`);
+      throw new ReasonedError('DigestMismatch', `${what} came with the digest ${found}`);
     }
     return content;
   }
@@ -127,7 +128,7 @@ export class HttpRepository implements Repository {
     const digest = digestOf(bytes);
     const theirs = digestHeader(response);
     if (theirs !== undefined && theirs !== digest) {
-      throw new ImageError(
+      throw new ReasonedError(
         'DigestMismatch',
         `${this.#session.named(tag)} was written with the digest ${theirs}, not ${digest}`,
       );
@@ -164,7 +165,7 @@ export class HttpRepository implements Repository {
     const what = this.#session.named(reference);
     const bytes = await readBody(response, MANIFEST_LIMIT_BYTES, what, signal);
     if (bytes === undefined) {
-      throw new ImageError(
+      throw new ReasonedError(
         'ImageInvalid',
         `the manifest of ${what} is larger than ${MANIFEST_LIMIT_BYTES} bytes`,
       );
@@ -173,7 +174,7 @@ export class HttpRepository implements Repository {
     this.#checkDigest(reference, digest);
     const said = digestHeader(response);
     if (said !== undefined && said !== digest) {
-      throw new ImageError(
+      throw new ReasonedError(
         'DigestMismatch',
         `the manifest of ${what} has the digest ${digest}, its registry says ${said}`,
       );
@@ -186,7 +187,7 @@ export class HttpRepository implements Repository {
     if (!reference.includes(':') || reference === digest) {
       return;
     }
-    throw new ImageError(
+    throw new ReasonedError(
       'DigestMismatch',
       `${this.#session.named(reference)} came with the digest ${digest}`,
     );

@@ -1,6 +1,7 @@
 /** Bytes of a blob, taken up again where a transfer broke off. */
 import { Readable } from 'node:stream';
-import { Attempts, ImageError, networkError, TransientError } from './failures.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { Attempts, networkError, TransientError } from './failures.ts';
 import type { Session } from './session.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';
@@ -15,7 +16,7 @@ interface Range {
   end: number;
 }
 
-/** Exactly `range`, or an ImageError. Not verified. Nothing is asked for before it is read. */
+/** Exactly `range`, or a ReasonedError. Not verified. Nothing is asked for before it is read. */
 export function blobStream(
   session: Session,
   descriptor: Descriptor,
@@ -68,7 +69,7 @@ async function* read(
         yield chunk;
       }
       if (at < range.end) {
-        throw new TransientError(new ImageError('ImageFetchFailed', `${what} broke off at byte ${at}`));
+        throw new TransientError(new ReasonedError('ImageFetchFailed', `${what} broke off at byte ${at}`));
       }
     } catch (error) {
       await attempts.failed(networkError(error, what, signal), signal);
@@ -103,7 +104,7 @@ async function open(
   }
   // Closes the connection when there is much of it.
   await response.body.dump();
-  throw new ImageError('ImageFetchFailed', `${session.named(digest)}: ${response.url.host} ${mistake}`);
+  throw new ReasonedError('ImageFetchFailed', `${session.named(digest)}: ${response.url.host} ${mistake}`);
 }
 
 /** Without the first `skip` bytes, and no more than `length`: of an answer that is more than what was asked for. */

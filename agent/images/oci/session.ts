@@ -53,12 +53,12 @@ export class Session {
     return reference === undefined ? this.name : join(this.name, reference);
   }
 
-  /** Tries again what may go better; for requests that can be sent twice. @throws ImageError */
+  /** Tries again what may go better; for requests that can be sent twice. @throws ReasonedError */
   async ask(ask: Ask, signal: AbortSignal): Promise<Response> {
     return await retrying(() => this.once(ask, signal), signal);
   }
 
-  /** One try, with one renewal of what opens the registry. @throws ImageError or TransientError */
+  /** One try, with one renewal of what opens the registry. @throws ReasonedError or TransientError */
   async once(ask: Ask, signal: AbortSignal): Promise<Response> {
     const what = this.named(ask.reference);
     const need = {

@@ -10,8 +10,9 @@
  */
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
-import { ImageError, retrying } from './failures.ts';
+import { retrying } from './failures.ts';
 import { readBody, refusal } from './refusals.ts';
 import { type Challenge, parseChallenges } from './challenge.ts';
 import { type Credential, fingerprint } from './credentials.ts';
@@ -139,7 +140,7 @@ function keyOf({ registry, scope, credential }: Need): string {
 function realmOf(need: Need, challenge: Challenge): URL {
   const text = challenge.parameters.get('realm') ?? '';
   if (!URL.canParse(text)) {
-    throw new ImageError(
+    throw new ReasonedError(
       'ImageFetchFailed',
       `${need.what}: the registry names no token server (realm) that could be asked`,
     );
@@ -181,7 +182,7 @@ function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string
 
 function parseReply(body: Buffer | undefined, what: string): { token: string; seconds: number } {
   if (body === undefined) {
-    throw new ImageError('ImageFetchFailed', `${what} is larger than ${TOKEN_BODY_BYTES} bytes`);
+    throw new ReasonedError('ImageFetchFailed', `${what} is larger than ${TOKEN_BODY_BYTES} bytes`);
   }
   try {
     const reply = replySchema.parse(JSON.parse(body.toString('utf8')));
@@ -195,12 +196,12 @@ function parseReply(body: Buffer | undefined, what: string): { token: string; se
     }
   }
   // Its content may be a token in another shape, so it is not told.
-  throw new ImageError('ImageFetchFailed', `${what} cannot be read`);
+  throw new ReasonedError('ImageFetchFailed', `${what} cannot be read`);
 }
 
 function bearer(token: string, what: string): string {
   if (!/^[\x21-\x7e]+$/.test(token)) {
-    throw new ImageError('ImageAccessDenied', `${what}: the token has characters that none may have`);
+    throw new ReasonedError('ImageAccessDenied', `${what}: the token has characters that none may have`);
   }
   return `Bearer ${token}`;
 }

@@ -3,8 +3,9 @@ import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { Agent, type Dispatcher, Pool, request } from 'undici';
 import { Addresses, type AddressRules } from './addresses.ts';
-import { ImageError, networkError } from './failures.ts';
+import { networkError } from './failures.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 /** Long enough for a handshake with a busy server far away. */
 const CONNECT_TIMEOUT_MILLISECONDS = 15_000;
@@ -75,7 +76,7 @@ export class Transport {
     return this.#settings.get(secure.host)?.plainHttp ? baseUrl(registry, true) : secure;
   }
 
-  /** One request with its redirects; whatever is answered. @throws ImageError or TransientError */
+  /** One request with its redirects; whatever is answered. @throws ReasonedError or TransientError */
   async send(exchange: Exchange, signal: AbortSignal): Promise<Response> {
     try {
       return await this.#follow(exchange, signal);
@@ -99,7 +100,10 @@ export class Transport {
       await response.body.dump();
       url = nextUrl(exchange, url, response);
     }
-    throw new ImageError('ImageFetchFailed', `${exchange.what} leads on more than ${REDIRECT_LIMIT} times`);
+    throw new ReasonedError(
+      'ImageFetchFailed',
+      `${exchange.what} leads on more than ${REDIRECT_LIMIT} times`,
+    );
   }
 
   async #exchange(exchange: Exchange, url: URL, signal: AbortSignal): Promise<Response> {
@@ -147,7 +151,7 @@ function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): U
   const { location } = headers;
   const mayFollow = status >= 307 || exchange.method === 'GET' || exchange.method === 'HEAD';
   if (typeof location !== 'string' || !URL.canParse(location, url.href) || !mayFollow) {
-    throw new ImageError(
+    throw new ReasonedError(
       'ImageFetchFailed',
       `${exchange.what}: ${url.host} answered ${status} without a way on`,
     );
@@ -160,12 +164,12 @@ function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): U
   return next;
 }
 
-/** Only http and https, and never from https to http. @throws ImageError */
+/** Only http and https, and never from https to http. @throws ReasonedError */
 export function checkNoDowngrade(from: URL, to: URL, what: string): void {
   if (to.protocol === 'https:' || (to.protocol === 'http:' && from.protocol === 'http:')) {
     return;
   }
-  throw new ImageError(
+  throw new ReasonedError(
     'ImageFetchFailed',
     `${what}: ${from.host} leads from ${from.protocol}// to ${to.protocol}//${to.host}, which is refused`,
   );

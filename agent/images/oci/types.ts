@@ -33,7 +33,7 @@ export interface ResolvedManifest {
 export interface Repository {
   /** `registry.example/team/image`, for messages. */
   readonly name: string;
-  /** What a tag or digest names now, with one HEAD; throws ImageError when there is none or it is not open to these credentials. */
+  /** What a tag or digest names now, with one HEAD; throws ReasonedError when there is none or it is not open to these credentials. */
   head(reference: string, signal: AbortSignal): Promise<string>;
   /** The manifest of a tag or digest; of an index the one for this architecture (os linux or darwin). */
   resolve(reference: string, architecture: 'amd64' | 'arm64', signal: AbortSignal): Promise<ResolvedManifest>;

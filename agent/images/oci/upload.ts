@@ -1,6 +1,7 @@
 /** Blobs to a registry. */
-import { ImageError, retrying } from './failures.ts';
+import { retrying } from './failures.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Session } from './session.ts';
 import { checkNoDowngrade, type Response } from './transport.ts';
 import type { UploadBlob } from './types.ts';
@@ -9,7 +10,7 @@ import type { UploadBlob } from './types.ts';
  * Sends the blob in one request, which every registry takes. No blob of ours is larger than a compressed chunk of 64 MiB,
  * so little is lost when a request breaks off. The registry verifies the digest.
  *
- * @throws ImageError
+ * @throws ReasonedError
  */
 export async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<void> {
   if (!isSha256(blob.digest)) {
@@ -43,7 +44,7 @@ async function put(session: Session, blob: UploadBlob, location: URL, signal: Ab
 function uploadLocation(session: Session, { headers, url }: Response): URL {
   const { location } = headers;
   if (typeof location !== 'string' || !URL.canParse(location, url.href)) {
-    throw new ImageError(
+    throw new ReasonedError(
       'ImageFetchFailed',
       `${session.name}: ${url.host} does not say where the upload goes on`,
     );

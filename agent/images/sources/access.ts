@@ -3,8 +3,8 @@ import { LRUCache } from 'lru-cache';
 import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
 import type { Registries } from '../oci/client.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
+import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/types.ts';
-import { ImageError, type ImageErrorReason } from '../oci/failures.ts';
 
 /**
  * So long an answer counts, also the one that everybody may have it: a secret that was withdrawn and a repository that was made
@@ -15,7 +15,7 @@ export const REMEMBERED_MILLISECONDS = 5 * 60_000;
 const REMEMBERED_LIMIT = 4_096;
 
 /** How registries answer about what is private to somebody without credentials: some do not admit that it is there. */
-const CLOSED: ReadonlySet<ImageErrorReason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
+const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
 export interface Opened<T> {
   answer: T;
@@ -30,13 +30,13 @@ export async function ask<T>(
   { reference, keyring }: { reference: Reference; keyring: Keyring | undefined },
   question: (repository: Repository) => Promise<T>,
 ): Promise<Opened<T>> {
-  let denial: ImageError | undefined;
+  let denial: ReasonedError | undefined;
   for (const credential of credentialsFor(reference, keyring)) {
     const repository = registries.repository(reference, credential);
     try {
       return { answer: await question(repository), repository, credential };
     } catch (error) {
-      if (!(error instanceof ImageError) || error.reason !== 'ImageAccessDenied') {
+      if (!(error instanceof ReasonedError) || error.reason !== 'ImageAccessDenied') {
         throw error;
       }
       denial ??= error;
@@ -87,7 +87,7 @@ export class Access {
     try {
       await this.ask(reference, undefined, (repository) => repository.head(digest, signal));
     } catch (error) {
-      if (!(error instanceof ImageError)) {
+      if (!(error instanceof ReasonedError)) {
         throw error;
       }
       if (CLOSED.has(error.reason)) {

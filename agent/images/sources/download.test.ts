@@ -126,7 +126,7 @@ describe('a download', () => {
       const { port } = strange.address() as AddressInfo;
       url = `http://user:hunter2@127.0.0.1:${port}/disk?X-Amz-Signature=hunter2`;
       const error: unknown = await fetch().catch((reason: unknown) => reason);
-      expect(error).toMatchObject({ name: 'ImageError' });
+      expect(error).toMatchObject({ name: 'ReasonedError' });
       // As the log has it, with its cause and all that it carries.
       expect(inspect(error, { depth: 10 })).not.toContain('hunter2');
     } finally {

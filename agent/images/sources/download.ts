@@ -6,12 +6,12 @@ import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, readFile, rm, writeFile } from 'node:fs/promises';
 import * as z from 'zod';
 import { describeUrl } from '../../../api/v1alpha1/describe.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { writeAll } from '../../disks/sparse.ts';
 import { asImageError } from '../layouts/pull.ts';
 import {
   Attempts,
-  ImageError,
   isTransientStatus,
   networkError,
   retryAfterMilliseconds,
@@ -39,7 +39,7 @@ export interface DownloadOptions {
  * Fetches `url` to `path` and syncs it. When this rejects, the bytes that have come stay for the next call, with `PATH.source`
  * beside them, unless they are of no use. Nothing may use the file before this resolves.
  *
- * @throws ImageError
+ * @throws ReasonedError
  */
 export async function download(
   url: string,
@@ -58,7 +58,7 @@ export async function download(
     }
     await rm(sourceFile(path), { force: true });
   } catch (error) {
-    const isWorthless = error instanceof ImageError && error.reason === 'DigestMismatch';
+    const isWorthless = error instanceof ReasonedError && error.reason === 'DigestMismatch';
     if (isWorthless) {
       await Promise.all([path, sourceFile(path)].map((each) => rm(each, { force: true })));
     }
@@ -70,10 +70,10 @@ export async function download(
 function readUrl(text: string): URL {
   const url = URL.parse(text);
   if (url === null) {
-    throw new ImageError('ImageSourceUnsupported', describeUrl(text));
+    throw new ReasonedError('ImageSourceUnsupported', describeUrl(text));
   }
   if (url.protocol !== 'http:' && url.protocol !== 'https:') {
-    throw new ImageError('ImageSourceUnsupported', `${url.protocol} is not http or https`);
+    throw new ReasonedError('ImageSourceUnsupported', `${url.protocol} is not http or https`);
   }
   return url;
 }
@@ -123,7 +123,7 @@ class Download {
     }
     const found = this.#hash.digest('hex');
     const { sha256 } = this.#parts;
-    throw new ImageError('DigestMismatch', `${this.#what} has sha256 ${found}, expected ${sha256}`);
+    throw new ReasonedError('DigestMismatch', `${this.#what} has sha256 ${found}, expected ${sha256}`);
   }
 
   async #fetch(): Promise<void> {
@@ -157,13 +157,13 @@ class Download {
       attempts.progress(chunk.length);
       this.#tell();
       if (this.#at > SIZE_LIMIT_BYTES) {
-        throw new ImageError('ImageFetchFailed', `${this.#what}: more than ${SIZE_LIMIT_BYTES} bytes`);
+        throw new ReasonedError('ImageFetchFailed', `${this.#what}: more than ${SIZE_LIMIT_BYTES} bytes`);
       }
     }
     const { total } = this.#source;
     if (total !== undefined && this.#at < total) {
       const words = `${this.#what} broke off at byte ${this.#at}`;
-      throw new TransientError(new ImageError('ImageFetchFailed', words));
+      throw new TransientError(new ReasonedError('ImageFetchFailed', words));
     }
   }
 
@@ -194,7 +194,7 @@ class Download {
     await this.#startOver();
     if (!isWhole) {
       const words = `${this.#what} answered ${status} with another part than was asked for`;
-      throw new TransientError(new ImageError('ImageFetchFailed', words));
+      throw new TransientError(new ReasonedError('ImageFetchFailed', words));
     }
     this.#source = sourceOf(headers);
     await writeFile(sourceFile(this.#parts.path), JSON.stringify(this.#source), { mode: 0o600 });
@@ -250,7 +250,7 @@ class Download {
 
 function refusal({ url, status, headers }: Response): Error {
   const reason = status === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
-  const error = new ImageError(reason, `${describeUrl(url)} answered ${status}`);
+  const error = new ReasonedError(reason, `${describeUrl(url)} answered ${status}`);
   return isTransientStatus(status)
     ? new TransientError(error, retryAfterMilliseconds(headers['retry-after']))
     : error;

@@ -7,6 +7,7 @@ import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
@@ -16,7 +17,6 @@ import type { Catalog, Stored } from '../local/catalog.ts';
 import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
 import { sharedId } from '../local/layout.ts';
-import { ImageError } from '../oci/failures.ts';
 
 /** How many digests are remembered; others are computed again when they are needed. */
 const DIGESTS_LIMIT = 256;
@@ -63,7 +63,7 @@ export class FileSource {
     const inspected = await inspectImage(real, format, this.#reader);
     const { result: hex } = await this.#flights.join(real, request, (signal) => this.#digest(real, signal));
     if (request.sha256 !== undefined && hex !== request.sha256.toLowerCase()) {
-      throw new ImageError('DigestMismatch', `${path} has sha256 ${hex}, expected ${request.sha256}`);
+      throw new ReasonedError('DigestMismatch', `${path} has sha256 ${hex}, expected ${request.sha256}`);
     }
     const digest = `sha256:${hex}`;
     const id = sharedId(real, digest);
@@ -84,7 +84,7 @@ export class FileSource {
     }
     const digest = await fileDigest(real, signal);
     if ((await fileIdentity(real)) !== identity) {
-      throw new ImageError('ImageInvalid', `${real} was written to while it was read`);
+      throw new ReasonedError('ImageInvalid', `${real} was written to while it was read`);
     }
     this.#digests.set(identity, digest);
     await writeWhole(this.#file, JSON.stringify([...this.#digests.rentries()]));
@@ -95,11 +95,14 @@ export class FileSource {
 /**
  * The real path of `path`, which counts from the roots: the first root that has it wins.
  *
- * @throws ImageError; a link that leads out of its root is refused.
+ * @throws ReasonedError; a link that leads out of its root is refused.
  */
 async function resolveBelowRoots(path: string, roots: readonly string[]): Promise<string> {
   if (roots.length === 0) {
-    throw new ImageError('ImageSourceUnsupported', 'this host has no folder for shared files (sharedRoots)');
+    throw new ReasonedError(
+      'ImageSourceUnsupported',
+      'this host has no folder for shared files (sharedRoots)',
+    );
   }
   for (const root of roots) {
     const real = await realPathOf(join(root, path));
@@ -109,12 +112,12 @@ async function resolveBelowRoots(path: string, roots: readonly string[]): Promis
     }
   }
   // One message for both: nobody may learn whether a file outside exists.
-  throw new ImageError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
+  throw new ReasonedError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
 }
 
 async function regularFile(real: string, path: string): Promise<string> {
   if (!(await stat(real)).isFile()) {
-    throw new ImageError('ImageInvalid', `${path} is not a regular file`);
+    throw new ReasonedError('ImageInvalid', `${path} is not a regular file`);
   }
   return real;
 }

@@ -8,6 +8,7 @@ import { rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { describeUrl } from '../../../api/v1alpha1/describe.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { compressionOf, digHoles, unpack, unpackedLimit } from '../../disks/unpack.ts';
 import type { PullTarget } from '../layouts/pull.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
@@ -15,7 +16,6 @@ import type { ImageRequest, Importing, Waiting } from '../local/importing.ts';
 import { fileId } from '../local/layout.ts';
 import type { ImageMetrics } from '../local/metrics.ts';
 import type { Watched } from '../local/space.ts';
-import { ImageError } from '../oci/failures.ts';
 import type { Transport } from '../oci/transport.ts';
 import { download } from './download.ts';
 
@@ -47,7 +47,7 @@ export class HttpSource {
   async ensure(request: HttpRequest): Promise<Stored> {
     const digest = request.sha256.toLowerCase();
     if (!SHA256.test(digest)) {
-      throw new ImageError('ImageInvalid', `${request.sha256} is not a sha256`);
+      throw new ReasonedError('ImageInvalid', `${request.sha256} is not a sha256`);
     }
     const id = fileId(digest);
     const address = hashOf(request.url);

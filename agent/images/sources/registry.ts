@@ -5,6 +5,7 @@ import {
   type Reference,
   repositoryName,
 } from '../../../api/v1alpha1/reference.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { planPull } from '../layouts/index.ts';
 import type { PullPlan } from '../layouts/pull.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
@@ -13,7 +14,6 @@ import { manifestId, type Metadata } from '../local/layout.ts';
 import type { ImageMetrics } from '../local/metrics.ts';
 import { contentFor } from '../local/reuse.ts';
 import type { Keyring } from '../oci/credentials.ts';
-import { ImageError } from '../oci/failures.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 import type { Access } from './access.ts';
 
@@ -71,7 +71,7 @@ export class RegistrySource {
       });
     } catch (error) {
       // Its tag may mean something else by now.
-      if (error instanceof ImageError && error.reason === 'ImageNotFound') {
+      if (error instanceof ReasonedError && error.reason === 'ImageNotFound') {
         return undefined;
       }
       throw error;
@@ -92,7 +92,7 @@ export class RegistrySource {
     });
   }
 
-  /** @throws ImageError when the asker may not have it. */
+  /** @throws ReasonedError when the asker may not have it. */
   async #check(
     stored: Stored,
     origin: Origin,

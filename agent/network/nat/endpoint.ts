@@ -6,7 +6,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { Socket } from 'node:dgram';
 import { once } from 'node:events';
-import { NetworkSetupError } from '../network.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { ip, run } from '../commands.ts';
 
 /** A child that starts Node and binds one socket needs well under a second, even on a busy host. */
@@ -52,7 +52,7 @@ export async function openEndpoint(options: EndpointOptions): Promise<Socket> {
 function handedOver(child: ChildProcess): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const fail = (why: string, cause?: unknown) =>
-      reject(new NetworkSetupError(`the probe's end could not be made: ${why}`, { cause }));
+      reject(new ReasonedError('NetworkUnavailable', `the probe's end could not be made: ${why}`, { cause }));
     const timer = setTimeout(() => fail('timed out'), HANDOVER_TIMEOUT_MILLISECONDS);
     child.once('error', (error) => fail(error.message, error));
     child.once('exit', (code) =>

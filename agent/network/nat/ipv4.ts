@@ -1,6 +1,6 @@
 /** IPv4 subnets as numbers, as far as the NAT network needs them. */
 import { isIPv4 } from 'node:net';
-import { NetworkSetupError } from '../network.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 export interface Subnet {
   /** The network's own address as an unsigned 32-bit number. */
@@ -16,12 +16,15 @@ export function toAddress(value: number): string {
   return [24, 16, 8, 0].map((shift) => (value >>> shift) & 255).join('.');
 }
 
-/** Reads `10.0.0.0/20`. @throws NetworkSetupError */
+/** Reads `10.0.0.0/20`. @throws ReasonedError `NetworkUnavailable` */
 export function parseSubnet(text: string): Subnet {
   const [address = '', length = ''] = text.split('/');
   const prefix = Number(length);
   if (!isIPv4(address) || !/^\d{1,2}$/.test(length) || prefix < 8 || prefix > 28) {
-    throw new NetworkSetupError(`not an IPv4 subnet between /8 and /28: ${JSON.stringify(text)}`);
+    throw new ReasonedError(
+      'NetworkUnavailable',
+      `not an IPv4 subnet between /8 and /28: ${JSON.stringify(text)}`,
+    );
   }
   const size = 2 ** (32 - prefix);
   return { base: Math.floor(toNumber(address) / size) * size, prefix };

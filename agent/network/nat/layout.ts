@@ -1,7 +1,7 @@
 /** Everything a NAT network's names and addresses follow from: a pure function of its options. */
 import { createHash } from 'node:crypto';
 import type { PortRules } from '../../../api/v1alpha1/reservable.ts';
-import { NetworkSetupError } from '../network.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
 
 export interface NatOptions {
@@ -68,20 +68,20 @@ function stableMac(text: string): string {
   return ['02', ...bytes].join(':');
 }
 
-/** @throws NetworkSetupError for a name or subnet that cannot be used. */
+/** @throws ReasonedError `NetworkUnavailable` for a name or subnet that cannot be used. */
 export function layoutOf(options: NatOptions): Layout {
   for (const name of [options.bridge, options.table]) {
     if (!INTERFACE_NAME.test(name)) {
-      throw new NetworkSetupError(`not a name for a bridge or table: ${name}`);
+      throw new ReasonedError('NetworkUnavailable', `not a name for a bridge or table: ${name}`);
     }
   }
   const subnet = parseSubnet(options.subnet);
   const outerSubnet = parseSubnet(options.probeSubnet);
   if (outerSubnet.prefix !== 24) {
-    throw new NetworkSetupError('the probe subnet must be a /24');
+    throw new ReasonedError('NetworkUnavailable', 'the probe subnet must be a /24');
   }
   if (subnet.prefix > 26) {
-    throw new NetworkSetupError('the guests need a subnet of /26 or larger');
+    throw new ReasonedError('NetworkUnavailable', 'the guests need a subnet of /26 or larger');
   }
   const id = hash(options.bridge, 4);
   return {
@@ -114,7 +114,7 @@ export function tapName(layout: Layout, uid: string): string {
 /**
  * An address for a machine that none of the others has, the same for the same uid as long as it is free.
  *
- * @throws NetworkSetupError when the subnet is full.
+ * @throws ReasonedError `NetworkUnavailable` when the subnet is full.
  */
 export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
   const room = sizeOf(layout.subnet) - FIRST_GUEST - 1;
@@ -125,5 +125,5 @@ export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<st
       return address;
     }
   }
-  throw new NetworkSetupError(`no free address in the guests' subnet of ${room}`);
+  throw new ReasonedError('NetworkUnavailable', `no free address in the guests' subnet of ${room}`);
 }

@@ -8,14 +8,13 @@ import { mkdir } from 'node:fs/promises';
 import type { Logger } from 'pino';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import {
   type AttachOptions,
   type GuestNetwork,
   type Network,
   type NetworkReport,
-  NetworkSetupError,
   normaliseMacAddress,
-  PortTakenError,
 } from '../network.ts';
 import { Serial } from '../../../base/serial.ts';
 import { PortWatch } from '../hostports.ts';
@@ -54,7 +53,7 @@ export class NatNetwork implements Network {
   /** One operation at a time: two repairs at once would undo each other. */
   readonly #serial = new Serial();
 
-  /** @throws NetworkSetupError for names or subnets that cannot be used. */
+  /** @throws ReasonedError `NetworkUnavailable` for names or subnets that cannot be used. */
   constructor(options: NatOptions, logger: Logger) {
     this.#options = options;
     this.#logger = logger;
@@ -72,13 +71,14 @@ export class NatNetwork implements Network {
       const observed = await this.#state.observe(this.#all());
       const outside = this.#all().find((one) => !contains(this.#layout.subnet, one.address));
       if (outside) {
-        throw new NetworkSetupError(
+        throw new ReasonedError(
+          'NetworkUnavailable',
           `machine ${outside.uid} has ${outside.address}, outside of the guests' subnet`,
         );
       }
       const overlap = findOverlap(this.#layout, observed.links);
       if (overlap !== undefined) {
-        throw new NetworkSetupError(`the network for guests cannot be used: ${overlap}`);
+        throw new ReasonedError('NetworkUnavailable', `the network for guests cannot be used: ${overlap}`);
       }
       await this.#save();
       await this.#converge();
@@ -181,7 +181,7 @@ export class NatNetwork implements Network {
   async #converge(): Promise<void> {
     const { failed } = await this.#state.converge(this.#reachable());
     if (failed !== undefined) {
-      throw new NetworkSetupError(failed);
+      throw new ReasonedError('NetworkUnavailable', failed);
     }
   }
 
@@ -224,7 +224,7 @@ export class NatNetwork implements Network {
 
   async #save(): Promise<void> {
     if (!this.#isLoaded) {
-      throw new NetworkSetupError('the network is not set up');
+      throw new ReasonedError('NetworkUnavailable', 'the network is not set up');
     }
     await this.#file.save(this.#all());
   }
@@ -253,7 +253,8 @@ export class NatNetwork implements Network {
         other.ports.some((held) => held.hostPort === port.hostPort && held.protocol === port.protocol),
       );
       if (clash) {
-        throw new PortTakenError(
+        throw new ReasonedError(
+          'PortTaken',
           `port ${clash.hostPort}/${clash.protocol} is reserved by machine ${other.uid} on this host`,
         );
       }

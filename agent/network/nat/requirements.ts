@@ -1,7 +1,7 @@
 /** What the NAT network needs of its host, all of it said at once. */
 import { access, constants } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
-import { NetworkSetupError } from '../network.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 /** Programs and the Debian packages they come from. */
 const PROGRAMS: Record<string, string> = {
@@ -28,7 +28,7 @@ async function isInstalled(program: string): Promise<boolean> {
   return found.includes(true);
 }
 
-/** @throws NetworkSetupError with everything that is missing. */
+/** @throws ReasonedError `NetworkUnavailable` with everything that is missing. */
 export async function requireHost(): Promise<void> {
   const missing: string[] = [];
   if (process.geteuid?.() !== 0) {
@@ -43,6 +43,6 @@ export async function requireHost(): Promise<void> {
     missing.push(`the device ${TUN_DEVICE}`);
   }
   if (missing.length > 0) {
-    throw new NetworkSetupError(`the nat network needs: ${missing.join(', ')}`);
+    throw new ReasonedError('NetworkUnavailable', `the nat network needs: ${missing.join(', ')}`);
   }
 }

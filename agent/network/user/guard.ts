@@ -4,8 +4,8 @@
  */
 import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, messageOf } from '../../../base/errors.ts';
-import { NetworkSetupError } from '../network.ts';
 import { run } from '../commands.ts';
 import { fingerprint, readTable } from '../nat/observe.ts';
 
@@ -39,13 +39,14 @@ export class UserGuard {
     return true;
   }
 
-  /** {@link hold} for the first time. @throws NetworkSetupError that names the setting which does without. */
+  /** {@link hold} for the first time. @throws ReasonedError `NetworkUnavailable` that names the setting which does without. */
   async setUp(): Promise<void> {
     try {
       await this.hold();
     } catch (error) {
       const needs = 'nftables (package nftables) and the right to administer the network';
-      throw new NetworkSetupError(
+      throw new ReasonedError(
+        'NetworkUnavailable',
         `guests cannot be kept from this host's own addresses, which needs ${needs}: ${messageOf(error)}; ` +
           'set network.guestsMayReachHost to true only for guests you trust',
         { cause: error },

@@ -7,6 +7,7 @@
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../../api/v1alpha1/reservable.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import {
   type AttachOptions,
   type Forward,
@@ -14,7 +15,6 @@ import {
   type Network,
   type NetworkReport,
   normaliseMacAddress,
-  PortTakenError,
 } from '../network.ts';
 import { messageOf } from '../../../base/errors.ts';
 import type { UserGuard } from './guard.ts';
@@ -116,7 +116,8 @@ export class UserNetwork implements Network {
         held.some((one) => one.hostPort === port.hostPort && one.protocol === port.protocol),
       );
       if (clash) {
-        throw new PortTakenError(
+        throw new ReasonedError(
+          'PortTaken',
           `port ${clash.hostPort}/${clash.protocol} is reserved by machine ${other} on this host`,
         );
       }

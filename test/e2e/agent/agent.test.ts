@@ -1,8 +1,8 @@
 /** What the agent tells the API server about Pods, against a real one; the machines are stand-ins. */
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { hashDesired } from '../../../agent/pods/pod.ts';
-import { StartError } from '../../../agent/drivers/driver.ts';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION, NETWORK_CONDITION } from '../../../api/v1alpha1/names.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import { type Lease, LEASES, NODES, type Pod, PODS } from '../../../kube/core.ts';
 import { type Cluster, startCluster } from '../../../hack/cluster/index.ts';
@@ -197,7 +197,7 @@ describe('a machine', () => {
   });
 
   test('that cannot start is Failed with the hypervisor’s words', async () => {
-    host.driver.startError = new StartError('DiskInvalid', 'qemu: bad disk');
+    host.driver.startError = new ReasonedError('DiskInvalid', 'qemu: bad disk');
     await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'baddisk')));
     const failed = await waitForPod('baddisk', 'Failed', (one) => one.status?.phase === 'Failed');
     expect(failed.status).toMatchObject({ reason: 'DiskInvalid', message: 'qemu: bad disk' });

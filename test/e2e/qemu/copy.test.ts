@@ -264,7 +264,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     const { end } = await begun();
     await host.driver.stop(folder(), { graceMilliseconds: 0 });
     expect(await host.driver.inspect(folder())).toEqual({ kind: 'stopped' });
-    expect(await end).toMatchObject({ name: 'CopyError', reason: 'Interrupted' });
+    expect(await end).toMatchObject({ name: 'ReasonedError', reason: 'Interrupted' });
     await expectNothingLeft();
   });
 
@@ -287,7 +287,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   it('fails when the machine is deleted meanwhile', async () => {
     const { end } = await begun();
     await host.driver.delete(folder());
-    expect(await end).toMatchObject({ name: 'CopyError', reason: 'Interrupted' });
+    expect(await end).toMatchObject({ name: 'ReasonedError', reason: 'Interrupted' });
     await expect(access(target)).rejects.toThrow('ENOENT');
     expect(await host.driver.list()).toEqual([]);
     expect(await copy().catch((error: unknown) => error)).toMatchObject({ reason: 'NoMachine' });
@@ -311,7 +311,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   it('of a machine without one is refused', async () => {
     await host.driver.create(folder(), plan, undefined);
     expect(await copy().catch((error: unknown) => error)).toMatchObject({
-      name: 'CopyError',
+      name: 'ReasonedError',
       reason: 'NoDisk',
     });
   });
