@@ -1,4 +1,5 @@
 /** How the disk of an image is pulled from a registry: the terms that all published layouts share, one file for each. */
+import { machineSchema } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError } from '../../disks/disk.ts';
@@ -61,6 +62,8 @@ export type PlanPull = (
   signal: AbortSignal,
 ) => Promise<PullPlan | undefined>;
 
+/** Architectures that a VM can have. */
+const ARCHITECTURES: ReadonlySet<string> = new Set(machineSchema.shape.architecture.unwrap().options);
 /** Architectures that tools for images write when nobody told them one. */
 const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
 
@@ -79,9 +82,10 @@ export function checkArchitecture(
     return;
   }
   const found = printable(said);
+  const advice = ARCHITECTURES.has(said) ? `, or set the architecture ${found}` : '';
   throw new ReasonedError(
     'ImageArchitectureMismatch',
-    `${name} is an image for ${found}, and the machine is ${wanted}: use an image for ${wanted}, or set the architecture ${found}`,
+    `${name} is an image for ${found}, and the machine is ${wanted}: use an image for ${wanted}${advice}`,
   );
 }
 

@@ -206,11 +206,15 @@ test('one thing broken is one repair', () => {
 });
 
 test('a name that a device of another kind holds is left to its owner', () => {
-  const links = new Map([[layout.bridge, { ...FRESH, kind: 'veth' }]]);
-  const observed = { ...new Host({ links, forwarding: true } as unknown as Observed).observe() };
-  const repairs = planRepairs(layout, [], observed);
-  expect(repairs).toContainEqual({ kind: 'createBridge' });
-  expect(repairs).not.toContainEqual({ kind: 'removeDevice', device: layout.bridge });
+  const wanted = attachments(['a', 'b']);
+  const host = new Host({ links: new Map(), forwarding: true } as unknown as Observed);
+  converge(host, wanted);
+  const [tap = ''] = wanted.map((one) => one.tap);
+  host.links.set(tap, { ...FRESH, kind: 'veth', ipv6: true });
+  const owner = undefined;
+  expect(planRepairs(layout, wanted, host.observe())).toEqual([{ kind: 'createTap', device: tap, owner }]);
+  host.links.set(layout.bridge, { ...FRESH, kind: 'bond', ipv6: true });
+  expect(planRepairs(layout, wanted, host.observe())).toEqual([{ kind: 'createBridge' }]);
 });
 
 test('addresses are within the subnet, never twice, and stay the same for the same machine', () => {

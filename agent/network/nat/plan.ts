@@ -38,10 +38,13 @@ function outerGatewayWithPrefix(layout: Layout): string {
   return `${layout.probe.outerGateway}/${layout.probe.outerSubnet.prefix}`;
 }
 
+/** Somebody else's device has the name of one of ours. Nothing but making ours is planned then: it fails, and the failure is reported. */
+function isOthers(link: Link | undefined, kind: string): boolean {
+  return link !== undefined && link.kind !== kind;
+}
+
 function planBridge(layout: Layout, links: Links): Repair[] {
-  const found = links.get(layout.bridge);
-  // A device of another kind with this name is somebody's: making ours then fails, which is reported.
-  const bridge = found?.kind === 'bridge' ? found : undefined;
+  const bridge = links.get(layout.bridge);
   const repairs: Repair[] = bridge ? [] : [{ kind: 'createBridge' }];
   return [
     ...repairs,
@@ -80,9 +83,12 @@ function planPort(layout: Layout, device: string, link: Link | undefined): Repai
 
 function planTap(layout: Layout, attachment: Attachment, links: Links): Repair[] {
   const device = attachment.tap;
-  const found = links.get(device);
-  const tap = found?.kind === 'tun' ? found : undefined;
-  const repairs: Repair[] = tap ? [] : [{ kind: 'createTap', device, owner: attachment.owner }];
+  const tap = links.get(device);
+  const create: Repair = { kind: 'createTap', device, owner: attachment.owner };
+  if (isOthers(tap, 'tun')) {
+    return [create];
+  }
+  const repairs = tap ? [] : [create];
   return [...repairs, ...planWithoutIPv6(device, tap), ...planPort(layout, device, tap)];
 }
 
@@ -113,6 +119,9 @@ export function planRepairs(
   observed: Observed,
 ): Repair[] {
   const { links } = observed;
+  if (isOthers(links.get(layout.bridge), 'bridge')) {
+    return [{ kind: 'createBridge' }];
+  }
   const repairs: Repair[] = [
     ...planStrays(layout, attachments, links),
     ...planBridge(layout, links),
