@@ -165,13 +165,13 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
     metrics: registry,
   });
   watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
-  // Behind a burst of new VMs, one that runs would not be seen to.
+  // A Pod's change goes before a burst of new VMs, which would hold up the VMs that run.
   watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
   enqueueDependents(controller, watches);
   return controller;
 }
 
-/** A VMConfig, Image or ISO that VMs wait for; a host whose state decides what its VMs are. */
+/** Changes of objects that VMs wait for (VMConfigs, Images, ISOs), and of hosts whose state decides their VMs' phase. */
 function enqueueDependents(controller: Controller, watches: Watches): void {
   const { vms } = watches;
   const byImage = ({ object }: { object: KubeObject }) => {
@@ -216,7 +216,7 @@ function imageController(
   return controller;
 }
 
-/** Image storage: what Images and ISOs have let go of. */
+/** Removes content that Images and ISOs have given up from the image storage. */
 function removalController(options: OperatorOptions, watches: Watches): Controller {
   const { client, config, recorder, registry, logger, clock } = options;
   const consistency = new Consistency();
@@ -247,7 +247,7 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
   return controller;
 }
 
-/** One worker, which sees what it has written: of two requests for one name, the second must know of the first. */
+/** One worker, which waits for its own writes: the second of two requests for one name must know of the first. */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const { registry, logger } = o;
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });

@@ -26,7 +26,7 @@ const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
 /** Name of the rights that the chart gives to its hook. */
 const RIGHTS = 'berth-uninstall';
-/** Of what is kept, those that the operator puts a finalizer on. */
+/** The kept kinds that the operator puts a finalizer on. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
 
 const DEPLOYMENTS = workload('Deployment', 'deployments');
@@ -51,7 +51,7 @@ export class RefusedError extends Error {
   override readonly name = 'RefusedError';
 }
 
-/** From the arguments after `uninstall`. @throws TypeError for unknown ones. */
+/** Reads the arguments after `uninstall`. @throws TypeError for an unknown one */
 export function readUninstallOptions(args: readonly string[]): UninstallOptions {
   const { values } = parseArgs({
     args: [...args],
@@ -155,7 +155,7 @@ async function listIfKnown(client: KubeClient, one: Resource<KubeObject>): Promi
   }
 }
 
-/** Machines first: what they were made from is let go of afterwards. */
+/** Machines go first; the objects that they were made from go afterwards. */
 async function drain(
   client: KubeClient,
   resources: readonly Resource<KubeObject>[],
@@ -174,7 +174,7 @@ async function drain(
   }
 }
 
-/** Agents would make their Nodes again, and the operator its Lease. Helm finds both gone, which is what it wants. */
+/** Agents would make their Nodes again, and the operator its Lease. Helm finds both gone, as it wants. */
 async function endPrograms(
   client: KubeClient,
   { namespace, instance }: UninstallOptions,
@@ -248,7 +248,7 @@ async function release(client: KubeClient, one: Resource<KubeObject>, object: Ku
   }
 }
 
-/** @throws RefusedError with what is left when the time is over. */
+/** @throws RefusedError that names the rest when the time is over */
 async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Promise<void> {
   for (let left = await look(); left.length > 0; left = await look()) {
     if (signal.aborted) {

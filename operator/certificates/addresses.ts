@@ -4,18 +4,18 @@ import type { Node } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Refusal } from './content.ts';
 
-/** What the decision on an address turns on, beside the request. */
+/** The facts that the decision on an address needs, beside the request. */
 export interface Surroundings {
   /** Names of the Nodes that publish an address, which is written as {@link plainAddress} does. */
   readonly nodesAt: (address: string) => readonly string[];
-  /** Of the API server: its Service's and its own. */
+  /** The addresses of the API server and of its Service. */
   readonly apiServer: readonly string[];
-  /** Where Services have their addresses. */
+  /** The ranges in which Services have their addresses. */
   readonly serviceCIDRs: readonly string[];
   readonly settings: Pick<OperatorConfig['hosts'], 'addressCIDRs' | 'nodeNameSuffix'>;
 }
 
-/** Addresses that mean another machine to each reader, or none. A CIDR that is wider than these does not allow them. */
+/** Addresses that mean another machine to each reader, or no machine. A CIDR that is wider than these does not allow them. */
 const SPECIAL_RANGES = [
   '0.0.0.0/8',
   '127.0.0.0/8',

@@ -1,4 +1,4 @@
-/** What a host may ask for in a certificate request, whoever asks: names, usages, lifetime. Pure. */
+/** Which names, usages and lifetime a certificate request may have. Pure. */
 import { FIRST_CERTIFICATE_SECONDS, isHostName } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { SigningRequest } from '../../kube/certificaterequest.ts';
@@ -10,7 +10,7 @@ export const SERVING_SIGNER = 'kubernetes.io/kubelet-serving';
 export const NODES_GROUP = 'system:nodes';
 export const NODE_USER_PREFIX = 'system:node:';
 
-/** Why a request is denied: a word for programs, and what is wrong and what is right for people. */
+/** Why a request is denied: a word for programs, and a sentence that tells people the mistake and the remedy. */
 export interface Refusal {
   readonly reason: Reason;
   readonly message: string;
@@ -36,7 +36,7 @@ export function nodeNameOfUser(user: string): string | undefined {
   return name === '' ? undefined : name;
 }
 
-/** Undefined when nothing is wrong with what is asked for. */
+/** Undefined when the request may be granted. */
 export function refusalOfContent(spec: Spec, request: SigningRequest, isFirst: boolean): Refusal | undefined {
   return (
     refusalOfSubject(request) ??

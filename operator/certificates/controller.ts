@@ -29,7 +29,7 @@ const REQUESTS_BY_HOST = 'host';
 
 /** The one key under which this controller waits for its own writes. */
 const JUDGED = 'judged';
-/** What signers give where a request asks for no lifetime: the default of the controller-manager's --cluster-signing-duration. */
+/** The lifetime that signers give to a request without one: the default of the controller-manager's --cluster-signing-duration. */
 const SIGNERS_OWN_SECONDS = 365 * 24 * 3600;
 
 export interface CertificateControllerOptions {
@@ -80,7 +80,7 @@ export class CertificateReconciler {
     return undefined;
   }
 
-  /** With the name of the Node that it turned on. */
+  /** The decision, with the name of the Node that it depends on. */
   async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
     const { config, requests } = this.#options;
     const requester = requesterOf(csr, config);
@@ -100,7 +100,7 @@ export class CertificateReconciler {
     };
   }
 
-  /** Asked of the server: a cache that lags behind would give a known host's identity away. */
+  /** Reads the server itself: a cache that lags behind would give a known host's identity away. */
   #node(name: string): Promise<Node | undefined> {
     return unlessMissing(this.#options.client.get(NODES, { name }));
   }
@@ -173,7 +173,7 @@ interface RequestWatches {
 /** Which changes of the world concern which requests. */
 export function enqueueRequests(controller: Controller, { requests, nodes }: RequestWatches): void {
   requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
-  // What a host asked for before its Node was marked was nobody's to judge.
+  // Nobody could judge the requests that a host made before its Node was marked.
   nodes.cache.onChange(({ object, previous }) => {
     if (isHost(object) && !isHost(previous)) {
       const user = `${NODE_USER_PREFIX}${object.metadata.name}`;

@@ -1,4 +1,4 @@
-/** Who may ask for the first certificate of which host: each credential that hosts join with is good for one name. Pure. */
+/** Who may ask for a host's first certificate: each credential that hosts join with is good for one name. Pure. */
 import { BOOTSTRAP_GROUP, bootstrapGroupOf } from '../../api/v1alpha1/names.ts';
 import type { CertificateSigningRequest } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -9,17 +9,17 @@ const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
 /** Before the name of the host that a bootstrap token is for. */
 const NAME_GROUP_PREFIX = bootstrapGroupOf('');
 
-/** Somebody with what hosts join with. */
+/** A requester with a credential that hosts join with. */
 export interface Joining {
   readonly kind: 'joining';
   /** The one host that the credential is for, or why there is none. */
   readonly host: string | Refusal;
 }
 
-/** What the rules are made of: the account of the DaemonSet's agents, and what their hosts' names end with. */
+/** The settings of the rules: the account of the DaemonSet's agents, and the suffix of their hosts' names. */
 export type JoiningConfig = Pick<OperatorConfig, 'namespaces' | 'hosts'>;
 
-/** Undefined when the request is not by what hosts join with. */
+/** Undefined when the requester has no credential that hosts join with. */
 export function joiningOf(
   { spec }: CertificateSigningRequest,
   { namespaces, hosts }: JoiningConfig,
@@ -47,7 +47,7 @@ const NOT_FOR_A_NODE: Refusal = {
     "the token of the agent's ServiceAccount is bound to no node: agents in Pods join with the projected token of their Pod",
 };
 
-/** As the agent makes its name of what the DaemonSet gives it. */
+/** The same name that the agent makes from its node's name. */
 function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
   const [node] = bound;
   return node === undefined || bound.length > 1 ? NOT_FOR_A_NODE : `${node}${suffix}`.replaceAll('.', '-');
@@ -56,7 +56,7 @@ function hostOfNode(bound: readonly string[] = [], suffix: string): string | Ref
 /**
  * Another request of the same host's that may still bring somebody its certificate: approved already, or older and not
  * judged yet. Two holders of one credential cannot be told apart, so the first has it and the second is told.
- * @param others all requests for that host by what hosts join with
+ * @param others all requests for that host with a credential that hosts join with
  */
 export function rivalOf(
   csr: CertificateSigningRequest,

@@ -1,7 +1,7 @@
 /**
- * Who may have which certificate. Pure: a decision from the request, who asks, and the Node it turns on.
+ * Who may have which certificate. Pure: the decision depends on the request, on the requester and on one Node.
  * No stock binding approves these: with the auto-approval that comes with Kubernetes a bootstrap token could take over an existing node.
- * Only what Berth's hosts ask for is judged: other nodes of the cluster have an approver of their own, or a person.
+ * Only requests of Berth's hosts are judged: other nodes of the cluster have an approver of their own, or a person.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificaterequest.ts';
@@ -24,7 +24,7 @@ export type Decision =
   | ({ readonly kind: 'deny' } & Refusal)
   /** Not ours to judge: not a request of a host of ours. */
   | { readonly kind: 'ignore' }
-  /** Of a node that has no Node at the moment, so that nobody can tell whose it is; a host makes its own again at once. */
+  /** The requester has no Node at the moment, so that nobody can tell whose it is; a host makes its own again at once. */
   | { readonly kind: 'wait' };
 
 /** All is well with a serving certificate that a host asks for itself, but its addresses: see {@link decideServing}. */
@@ -34,16 +34,16 @@ export interface ServingQuestion {
   readonly node: Node;
 }
 
-/** What a request asks for, or why it cannot be told. */
+/** The content of a request, or why it cannot be read. */
 export type Reading = SigningRequest | InvalidSigningRequestError;
 
-/** Who asks, as far as Berth may have to do with it. */
+/** A requester that Berth may have to judge. */
 export type Requester =
   | Joining
   /** The node of this name; whether it is a host, only its Node can tell. */
   | { readonly kind: 'node'; readonly name: string };
 
-/** Undefined when whoever asks is neither. */
+/** Undefined when the requester is neither. */
 export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfig): Requester | undefined {
   const { username = '', groups = [] } = csr.spec;
   if (groups.includes(NODES_GROUP)) {
@@ -53,7 +53,7 @@ export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfi
   return joiningOf(csr, config);
 }
 
-/** Whose Node a decision turns on: a node's own, or the one that somebody is to join as. */
+/** The name of the Node that a decision depends on: the requester's own, or the one that it wants to join as. */
 export function nodeToKnow(requester: Requester, request: Reading): string | undefined {
   if (requester.kind === 'node') {
     return requester.name;
@@ -61,7 +61,7 @@ export function nodeToKnow(requester: Requester, request: Reading): string | und
   return request instanceof InvalidSigningRequestError ? undefined : nodeNameOf(request);
 }
 
-/** What a decision turns on besides the request. */
+/** The facts that a decision needs beside the request. */
 export interface Known {
   /** The Node of {@link nodeToKnow}, read from the server at this moment; undefined when there is none. */
   readonly node: Node | undefined;

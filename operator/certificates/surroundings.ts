@@ -1,4 +1,4 @@
-/** What a decision on addresses turns on: which Nodes publish them, and those of the API server and of Services. */
+/** The facts that a decision on addresses needs: who publishes them, and the addresses of the API server and of Services. */
 import type { Logger } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import { ENDPOINT_SLICES, type Node, NODES, SERVICE_CIDRS, SERVICES } from '../../kube/core.ts';
@@ -20,7 +20,7 @@ export function watchAddresses(client: KubeClient, logger: Logger): Informer<Nod
   });
 }
 
-/** As it is at this moment. `addresses` is of {@link watchAddresses}. */
+/** The facts at this moment. `addresses` comes from {@link watchAddresses}. */
 export async function surroundings(o: {
   readonly client: KubeClient;
   readonly addresses: Informer<Node>;
@@ -43,7 +43,7 @@ export async function surroundings(o: {
   };
 }
 
-/** Nothing else of these Nodes is asked for here. */
+/** Only these parts of the Nodes are read here. */
 function trimmed(node: Node): Node {
   const { labels: _labels, annotations: _annotations, ...metadata } = node.metadata;
   return { ...node, metadata, spec: {}, status: { addresses: node.status?.addresses ?? [] } };

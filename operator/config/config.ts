@@ -51,7 +51,7 @@ const metricsSchema = z
   })
   .prefault({});
 
-/** Where what is made in the cluster (copies of VMs' disks, files from web servers) is kept: one of the two, or nowhere. */
+/** The place for content that is made in the cluster (copies of VMs' disks, files from web servers): one of the two, or none. */
 const imageStorageSchema = z
   .strictObject({
     /** `registry.example/berth`: repositories below it are made as needed; hosts have its credentials. */
@@ -68,7 +68,7 @@ const imageStorageSchema = z
     error: 'exactly one of registry and folder is needed',
   });
 
-/** What is true of every host, whatever it says of itself. */
+/** Rules for every host, which it cannot change itself. */
 const hostsSchema = z
   .strictObject({
     /** Addresses that hosts may have serving certificates for: by default private ones (RFC 1918, RFC 4193). */
@@ -99,7 +99,7 @@ export const configSchema = z.strictObject({
   vm_shared_disk_enabled: z.boolean().default(false),
   /** How long a host may take until it has an image, from when it was first queued, over all its Jobs. */
   cache_job_active_deadline_seconds: z.number().int().min(1).default(10_800),
-  /** Of one ImageCacheEntry at once: what a registry and its line are asked for. */
+  /** How many Jobs one ImageCacheEntry may have at once: they share a registry and its line. */
   cacheJobsPerEntry: z.number().int().min(1).max(1000).default(5),
   /** How long a cache Job may wait for a place on its host before the next host has its turn. */
   cacheTurnSeconds: seconds(1, 60),
@@ -109,11 +109,11 @@ export const configSchema = z.strictObject({
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
   /**
-   * What a VM's Pod requests of its host's disk, as a share of the VM's own. Disks grow as guests write, and few are ever full:
+   * The share of the VM's disk that its Pod requests of the host's disk. Disks grow as guests write, and few are ever full:
    * with 1 each has its room for certain.
    */
   diskRequestRatio: z.number().gt(0).max(1).default(0.2),
-  /** Of every machine's Pod, so that none preempts another and no DaemonSet preempts a VM. */
+  /** The class of every machine's Pod, so that none preempts another and no DaemonSet preempts a VM. */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,
   /** Which ports of hosts VMs may reserve; each agent holds to a setting of its own of that name. */
@@ -134,7 +134,7 @@ export const configSchema = z.strictObject({
 
 export type OperatorConfig = z.infer<typeof configSchema>;
 
-/** Whether VMs and what belongs to them are seen to in a namespace. */
+/** Whether Berth serves a namespace: its VMs and all that belongs to them. */
 export function isServed(namespace: string, { namespaces }: OperatorConfig): boolean {
   return namespace === namespaces.default || namespace.startsWith(namespaces.prefix);
 }

@@ -17,7 +17,7 @@ import { FIELD_MANAGER } from '../objects/resources.ts';
 
 export const APPROVALS_NAME = 'berth-hosts';
 
-/** Of the informer that shows the ConfigMap and nothing else. */
+/** The selector of the informer that shows the ConfigMap and nothing else. */
 export function approvalsSelector(namespace: string): InformerOptions<ConfigMap> {
   return { namespace, fieldSelector: `metadata.name=${APPROVALS_NAME}` };
 }
@@ -77,7 +77,7 @@ export class HostApprovals {
     }
   }
 
-  /** Removes in a merge patch what is of no use any more, so that the ConfigMap does not grow without end. */
+  /** The part of a merge patch that removes ended approvals, so that the ConfigMap does not grow without end. */
   #ended(): Record<string, null> {
     const ended = Object.keys(this.#data()).filter((name) => !this.has(name));
     return Object.fromEntries(ended.map((name) => [name, null]));

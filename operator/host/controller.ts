@@ -98,7 +98,7 @@ export class HostReconciler {
     });
   }
 
-  /** A host that is back ends what has no VM. */
+  /** A host that is back ends the machines without a VM. */
   async #forgetGivenUp(node: Node): Promise<void> {
     if (node.metadata.annotations?.[GIVEN_UP_ANNOTATION] === undefined || !isReady(node)) {
       return;

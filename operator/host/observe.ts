@@ -4,7 +4,7 @@ import { HOST_MARK, HOST_VALUE, NAT_READY_CONDITION } from '../../api/v1alpha1/n
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
 
-/** Whether a Node may be given machines, work on images, and certificates: what it says of itself does not count. */
+/** Whether a Node may be given machines, work on images, and certificates. Its own claims do not count, only the mark. */
 export function isHost(node: Readonly<Node> | undefined): boolean {
   return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
 }
@@ -25,7 +25,7 @@ export function silentSince(node: Node): number | undefined {
     : undefined;
 }
 
-/** Without the heartbeats and sizes of images, which only cost memory here. */
+/** The Node without heartbeats and sizes of images, which only cost memory here. */
 export function trimNode(node: Node): Node {
   const { images = [], conditions = [], ...status } = node.status ?? {};
   const kept = conditions

@@ -1,4 +1,4 @@
-/** What the operator keeps on a host's Node: slots, and the taints that follow from its state. Pure. */
+/** The slots that the operator keeps on a host's Node, and the taints that follow from its state. Pure. */
 import {
   DEDICATED_KEY,
   MACOS_GUEST_RESOURCE,

@@ -10,14 +10,14 @@ import type { OperatorConfig } from '../config/config.ts';
 
 export interface ImageContent {
   readonly source: MachineImageSource;
-  /** As `Node.status.images` has it, so that the scheduler prefers hosts that hold the image. */
+  /** The name in `Node.status.images`, so that the scheduler prefers hosts that hold the image. */
   readonly containerImage: string;
   /** `berth.dev/NAMESPACE/NAME`. */
   readonly name: string;
   readonly format: 'Auto' | 'Raw' | 'QCOW2';
 }
 
-/** Undefined while what the image is made of does not exist yet: a copy, or the disk of a VM, that is still to come. */
+/** Undefined while the image has no content yet: a copy, or the disk of a VM, that is still to come. */
 export function contentOf(object: Image | ISO): ImageContent | undefined {
   const source = storedContent(object) ?? directSource(object.spec.source);
   if (source === undefined) {
@@ -39,7 +39,7 @@ export function imageObjectName({ metadata }: Image | ISO): string {
   return `berth.dev/${metadata.namespace}/${metadata.name}`;
 }
 
-/** Where a copy looks for what it copies, in this order, as `namespace/name`. An object is no copy of itself. */
+/** The objects that a copy may be of, in this order, as `namespace/name`. An object is no copy of itself. */
 export function originKeys(object: Image | ISO, { namespaces }: OperatorConfig): string[] {
   const { copyOf } = object.spec.source;
   if (copyOf === undefined) {
@@ -55,7 +55,7 @@ export interface HasContent {
   readonly status?: { readonly content?: unknown } | undefined;
 }
 
-/** What the status says, once the image was fetched or made. */
+/** The content in the status, once the image was fetched or made. */
 export function storedContent(object: HasContent): MachineImageSource | undefined {
   const parsed = machineImageSourceSchema.safeParse(object.status?.content);
   return parsed.success ? parsed.data : undefined;
@@ -73,7 +73,7 @@ export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolea
 
 type AnySource = Image['spec']['source'] | ISO['spec']['source'];
 
-/** What hosts can fetch as the spec says it, without anything done before. */
+/** The source that hosts can fetch straight from the spec, without any work before. */
 export function directSource(source: AnySource): MachineImageSource | undefined {
   if (source.registry !== undefined) {
     return { type: 'registry', reference: normaliseImageName(source.registry.reference) };

@@ -25,7 +25,7 @@ import { type Place, placeKey } from './place.ts';
 import { planImage } from './plan.ts';
 import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './removalrecord.ts';
 
-/** On Images and ISOs: held while a host is being prepared from them. */
+/** The finalizer of Images and ISOs: held while a host is being prepared from them. */
 const IMAGE_FINALIZER = 'berth.dev/image';
 /** A deletion waits for VMs to be deployed; their changes are not watched for it. */
 const DELETION_RECHECK_MILLISECONDS = 5_000;

@@ -12,10 +12,10 @@ import { taskOf } from '../tasks/job.ts';
 import { imageObjectName, originKeys } from './content.ts';
 import { checkedOutcome } from './report.ts';
 
-/** On Jobs: what the Job does for its image, and how often it was tried. */
+/** The labels of Jobs that name the work for the image, and how often it was tried. */
 export const OPERATION_LABEL = 'berth.dev/operation';
 export const ATTEMPT_LABEL = 'berth.dev/attempt';
-/** On the Job of an action: the time that asked for it. */
+/** The annotation of an action's Job with the time that asked for the action. */
 export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
 
 /** A Job of the image, as its labels and annotations tell it, and how it stands. */

@@ -1,4 +1,4 @@
-/** Which piece of work an Image or ISO needs next. One at a time: another waits its turn. Pure. */
+/** Which piece of work an Image or ISO needs next. One runs at a time, and others wait. Pure. */
 import { createHash } from 'node:crypto';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -27,7 +27,7 @@ export type OperationType = 'pull' | 'save' | 'commit' | 'push';
 export interface Operation {
   readonly kind: 'operation';
   readonly type: OperationType;
-  /** Of an action: the time that asked for it. */
+  /** The time that asked for an action. */
   readonly requestedAt: string | undefined;
   readonly task: Task;
   readonly pullSecrets: readonly string[];
@@ -54,7 +54,7 @@ export function dueOperation(observed: ObservedImage): Operation | Blocked | und
   return pendingCommit(observed) ?? pendingPush(observed);
 }
 
-/** What makes the content. Copies and empty disks need no work: their content follows from what is there. */
+/** The work that makes the content. Copies and empty disks need none: their content follows from objects that exist. */
 function first(observed: ObservedImage): Operation | Blocked {
   const { source } = observed.object.spec;
   if ('fromVM' in source && source.fromVM !== undefined) {
@@ -84,7 +84,7 @@ function noCopy({ kind, object, origin, config }: ObservedImage): Blocked {
 }
 
 function pull({ object, config }: ObservedImage, source: MachineImageSource): Operation {
-  // Web servers come and go: what comes from one is kept, where there is a place for it.
+  // Web servers come and go: content from one is kept when there is a storage for it.
   const target =
     source.type === 'http' ? storageTarget(object, config, object.metadata.uid ?? '') : undefined;
   return {
@@ -120,7 +120,7 @@ interface Saving {
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): Operation | Blocked {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
-  // With what it follows on, so that a time which is asked for again has another place.
+  // The place before it is part of it, so that a time which is asked for again has another place.
   const version =
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);

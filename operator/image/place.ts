@@ -46,7 +46,7 @@ export function folderKey(path: string): string {
   return `folder:${path}`;
 }
 
-/** Without tag and digest. A text that is no reference stands for itself: nothing can lie there. */
+/** The reference without tag and digest. A text that is no reference stands for itself: nothing can lie there. */
 export function repositoryOf(reference: string): string {
   const parts = readReference(reference);
   return typeof parts === 'string' ? reference : repositoryName(parts);

@@ -39,7 +39,7 @@ export function planImage(observed: ObservedImage, refused?: string): ImagePlan 
   const progress = { ...progressOf(current), refused };
   const status = imageStatus(current, facts, progress);
   const { operation, job, retryAt } = progress;
-  // Also work that nobody asks for any more ends first.
+  // Work that nobody asks for any more ends first, too.
   const isOver = operation === undefined || (job !== undefined && retryAt === undefined);
   if (isOver || observed.jobs.some(isOpen)) {
     return { createJob: undefined, status, wakeMilliseconds: undefined };

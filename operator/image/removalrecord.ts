@@ -28,7 +28,7 @@ const KEPT_SECONDS = 3_600;
 
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
 
-/** What an image lets go of with its next content; nothing when that is the same. */
+/** The places that an image gives up with its next content; none when that is the same. */
 export function replacedPlaces(observed: ObservedImage, next: { content?: unknown }): Place[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
@@ -69,7 +69,7 @@ export function removalRecord({ object, kind, config }: ObservedImage, place: Pl
     workload: 'image',
     task: { apiVersion: TASK_API_VERSION, type: 'remove', place },
     containerImage: imageObjectName(object),
-    // The storage is opened by what hosts have for it.
+    // Hosts have their own credentials for the storage.
     pullSecrets: [],
     placement: { dedicatedTo: namespace },
     takesSlot: false,
@@ -90,7 +90,7 @@ export function recordedPlace(job: Job): Place | undefined {
   return task?.type === 'remove' ? task.place : undefined;
 }
 
-/** What Events about the removal are about; the Job itself when that cannot be read. */
+/** The object of Events about the removal; the Job itself when that object cannot be read. */
 export function contentOwner(job: Job): KubeObject {
   const text = job.metadata.annotations?.[OWNER_ANNOTATION];
   const { data } = ownerSchema.safeParse(parseDocument(text));

@@ -67,7 +67,7 @@ function storedFault(target: StorageTarget, report: TaskReport): string | undefi
     : (digestFault(report) ?? pinnedFault(target.reference, report));
 }
 
-/** What was written is named by the digest that was reported with it. */
+/** The reference of written content ends with the digest that was reported with it. */
 function pinnedFault(asked: string, report: TaskReport): string | undefined {
   const { reference = '', digest } = report;
   const isSame = digest === undefined || reference.endsWith(`@${digest}`);

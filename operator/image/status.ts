@@ -10,7 +10,7 @@ import type { ImageFacts } from './facts.ts';
 export interface Progress {
   readonly operation: Operation | undefined;
   readonly blocked: Blocked | undefined;
-  /** Of its last attempt. */
+  /** The Job of the last attempt. */
   readonly job: ImageJob | undefined;
   /** When it failed: milliseconds since the epoch; undefined when it is not tried again, or has not failed. */
   readonly retryAt: number | undefined;
@@ -117,7 +117,7 @@ function action(type: string, last: ImageFacts['lastPush']): ConditionDraft | un
     : { type, status: 'False', reason: saidReason(reason, 'TaskFailed'), message: rest.join(': ') };
 }
 
-/** What a deletion waits for. */
+/** The VMs that a deletion waits for. */
 function inUse({ object, deploying }: ObservedImage): ConditionDraft | undefined {
   if (object.metadata.deletionTimestamp === undefined || deploying.length === 0) {
     return undefined;

@@ -1,6 +1,6 @@
 /**
  * Reconciles ImageCacheEntries: finalizer → the plan (pure) → status → Jobs that go → Jobs that come. Facts that a restarted
- * operator needs are stored before what rests on them is done; the rest of the status may wait for the next write.
+ * operator needs are stored before any work that relies on them; the rest of the status may wait for the next write.
  */
 import { soonest } from '../../base/time.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
@@ -152,7 +152,7 @@ export function enqueueEntries(controller: Controller, sources: Sources): void {
     entries.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
   entries.onChange(({ type, object }) => {
     controller.enqueue(object.metadata.name);
-    // Who was there first decides for all.
+    // The entry that was first decides for all others of its image.
     enqueue(type === 'updated' ? [] : rivals(object));
   });
   const byTask = ({ object }: Change<Job | Pod>) =>
@@ -208,7 +208,7 @@ function namesOf(node: Readonly<Node> | undefined): Set<string> {
   return new Set(lists.flatMap(({ names }) => names.map((name) => `${name} ${names.join(' ')}`)));
 }
 
-/** What an entry for the image may call it: by tag, pinned, or by the name of its object. */
+/** The names under which an entry may ask for the image: by tag, pinned, or by the name of its object. */
 function referencesIn(changed: string): string[] {
   const [name = ''] = changed.split(' ');
   return name.startsWith('berth.dev/') ? [name, name.slice(0, name.indexOf('@'))] : [name];

@@ -3,7 +3,7 @@ import type { ImageCacheEntry, ImageCacheEntryStatus } from '../../api/v1alpha1/
 import { isReason, isSeen, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventRecorder, EventText } from '../../kube/events.ts';
 
-/** Emits what changed between an entry's last status and the next. */
+/** Emits the changes between an entry's last status and the next. */
 export function recordTransition(
   recorder: EventRecorder<SaidReason>,
   entry: ImageCacheEntry,

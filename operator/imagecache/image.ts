@@ -108,7 +108,7 @@ function broughtLast(observed: Observed, image: CachedImage): string[] | undefin
     const host = observed.hosts.get(job.host);
     const digests = digestsIn((host && namesOn(image, host)) ?? []);
     const reported = job.outcome.kind === 'succeeded' ? job.outcome.report.digest : undefined;
-    // Until the host lists what the job brought, it lists what was there before.
+    // Until the host lists the image that the Job brought, it lists the one from before.
     if (digests.length > 0 && (reported === undefined || digests.includes(reported))) {
       return digests;
     }

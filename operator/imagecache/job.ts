@@ -10,7 +10,7 @@ import { attemptKey } from './attempt.ts';
 import { type CachedImage, isCached, type Observed, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
-/** On a Job: the attempt that it was made for. A Job with another one has had its effect already. */
+/** The annotation of a Job with the attempt that it was made for. A Job of another attempt has had its effect already. */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 
 /** A label holds no more characters; a name has up to 253. */

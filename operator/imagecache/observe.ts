@@ -15,7 +15,7 @@ import { referenceOf, resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
 import type { CacheJob, Host, Observed, TaskType } from './observed.ts';
 
-/** On the entry: held until no host keeps anything for it. */
+/** The finalizer of an entry: held until no host keeps anything for it. */
 export const CACHE_FINALIZER = 'berth.dev/image-cache';
 
 /** Indexes that this controller looks things up by. */
@@ -94,7 +94,7 @@ function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
   };
 }
 
-/** A Job that is complete has succeeded, also when somebody has removed its Pod since; else the Pod tells what it did. */
+/** A complete Job has succeeded, also when somebody has removed its Pod since; otherwise the Pod tells its result. */
 function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
   const outcome = taskOutcome(job, pod);
   const complete = job.status?.conditions?.find(
@@ -106,7 +106,7 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
     : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
 }
 
-/** Whoever works already goes on; else the oldest. Two of the same second are told apart by their names. */
+/** The entry that works already goes on; otherwise the oldest one begins. The name decides between two of the same second. */
 function duplicateOf({ entries }: Sources, entry: ImageCacheEntry): string | undefined {
   const rivals = entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
   const first = rivals.toSorted((a, b) => (rank(a) < rank(b) ? -1 : 1))[0];

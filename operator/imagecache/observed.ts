@@ -1,4 +1,4 @@
-/** What one look at the world says about an ImageCacheEntry. The whole plan is a pure function of this. */
+/** All that one look at the world says about an ImageCacheEntry. The whole plan is a pure function of this. */
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { TaskImage } from '../../api/v1alpha1/task.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -37,7 +37,7 @@ export interface CachedImage {
   readonly containerImage: string;
   /** A host has the image when it lists one of these. */
   readonly names: readonly string[];
-  /** Where the name says which one it is; a tag does not. */
+  /** The digest in the image's name; undefined for a tag. */
   readonly digest: string | undefined;
 }
 
@@ -54,7 +54,7 @@ export interface Observed {
   /** The entry that was there first for this image. */
   readonly duplicateOf: string | undefined;
   readonly hosts: ReadonlyMap<string, Host>;
-  /** Places for machines that nobody has yet, as far as is known. */
+  /** Slots for machines that are free, as far as is known. */
   readonly freeSlots: (host: string) => number;
   readonly jobs: readonly CacheJob[];
   /** Hosts on which a Pod is still ending whose Job is gone. */

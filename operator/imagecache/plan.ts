@@ -20,7 +20,7 @@ export interface Start {
 
 export interface Plan {
   readonly status: ImageCacheEntryStatus;
-  /** Of Jobs that have ended, or are not wanted any more; then what may begin in their place. */
+  /** Jobs that have ended, or are not wanted any more. They go before new ones start. */
   readonly deletes: readonly CacheJob[];
   readonly starts: readonly Start[];
   readonly ended: readonly NonNullable<HostPlan['ended']>[];
@@ -80,7 +80,7 @@ interface Stored {
 
 type Named = HostPlan & { readonly node: string };
 
-/** In the order of their names, so that what has not changed reads the same. */
+/** Sorted by name, so that an unchanged status reads the same. */
 function hostsOf({ entry: { status = {} }, jobs }: Observed, targets: ReadonlySet<string>): string[] {
   const rows = (status.nodes ?? []).map(({ node }) => node);
   const names = [...targets, ...(status.holders ?? []), ...rows, ...jobs.map(({ host }) => host)];

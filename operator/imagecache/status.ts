@@ -13,7 +13,7 @@ import { isCached, iso, type Observed } from './observed.ts';
 export interface Findings {
   readonly targets: ReadonlySet<string>;
   readonly digest: string | undefined;
-  /** Of hosts that have not what they should. */
+  /** The rows of hosts that do not have the image as they should. */
   readonly rows: readonly NodeCacheState[];
   readonly holders: readonly string[];
   readonly refreshBegins: boolean;
@@ -123,7 +123,7 @@ function readiness(
 }
 
 /**
- * Whether a status holds facts that must be stored before anything is done: what a restarted operator goes by. Everything else
+ * Whether a status holds new facts that must be stored before any work begins: a restarted operator needs them. Everything else
  * follows from the world and may wait for the next write.
  */
 export function bringsFacts(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): boolean {

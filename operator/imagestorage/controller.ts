@@ -1,4 +1,4 @@
-/** Has content removed from the cluster's image storage once nothing needs it any more; tells what had to be left. */
+/** Has content removed from the cluster's image storage once nothing needs it any more. Events tell of content that is left. */
 import type { Logger } from 'pino';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -17,7 +17,7 @@ import { isNeeded } from './needs.ts';
 import { cachedNeeds, currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
 import { planRemovals, type Removal, type RemovalPlan } from './plan.ts';
 
-/** All removals are looked at together: what is needed is asked once for all. */
+/** All removals are looked at together: the needs are read once for all. */
 const REMOVALS_KEY = 'storage';
 
 export interface RemovalControllerOptions extends RemovalSources {
@@ -52,7 +52,7 @@ export class RemovalReconciler {
       removals,
       needs: cachedNeeds(this.#options),
       unneededSince: this.#unneededSince,
-      // Without a storage nothing is removed from any.
+      // Without a configured storage, nothing is removed.
       keepMilliseconds: (config.imageStorage?.keepSeconds ?? Number.POSITIVE_INFINITY) * 1000,
       now: clock(),
     });

@@ -1,4 +1,4 @@
-/** Looks at the caches for removals, and at the API server itself for what needs content. */
+/** Looks at the caches for removals, and at the API server itself for the needs before one begins. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
@@ -61,7 +61,7 @@ export function cachedNeeds({ images, isos, pods, jobs }: RemovalSources): Needs
   return needsOf({ objects, pods: pods.cache.list(), jobs: jobs.cache.list() });
 }
 
-/** As the API server has it at this moment. */
+/** The needs by the API server's word at this moment. */
 export async function currentNeeds(client: KubeClient, { jobs }: RemovalSources): Promise<Needs> {
   const images = await client.list(IMAGES);
   const isos = await client.list(ISOS);

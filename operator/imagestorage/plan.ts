@@ -3,10 +3,10 @@ import type { Job } from '../../kube/job.ts';
 import type { Place } from '../image/place.ts';
 import { isNeeded, type Needs } from './needs.ts';
 
-/** How long what needs content may be out of sight: between two looks, nothing is asked of the API server. */
+/** The longest time between two looks: a need that comes and goes between them is not seen. */
 const LOOK_MILLISECONDS = 60_000;
 
-/** At once: a namespace with a thousand images must not fill the hosts with Pods. */
+/** How many removals run at once: a namespace with a thousand images must not fill the hosts with Pods. */
 const REMOVALS_LIMIT = 20;
 
 /** How it ended; `kept`: why the content is still there. */
@@ -23,7 +23,7 @@ export interface Removal {
 export interface ObservedRemovals {
   readonly removals: readonly Removal[];
   readonly needs: Needs;
-  /** By the Job's uid: since when at each look nobody has needed its content, in milliseconds since the epoch. */
+  /** By the Job's uid: since when no look has seen a need for its content, in milliseconds since the epoch. */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
    * How long that has to last. What was begun while the content was still named, a copy or a VM, has then been written
@@ -35,7 +35,7 @@ export interface ObservedRemovals {
 
 export interface RemovalPlan {
   readonly unneededSince: ReadonlyMap<string, number>;
-  /** To be begun, if the API server itself knows of nobody either. */
+  /** Removals to begin, if the API server itself knows of no need either. */
   readonly due: readonly Removal[];
   readonly ended: readonly (Removal & { readonly end: RemovalEnd })[];
   /** When to look again though nothing changes. */

@@ -1,4 +1,4 @@
-/** Conditions of a status, written so that what has not changed reads the same. */
+/** Conditions of a status, written so that an unchanged condition reads the same. */
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 

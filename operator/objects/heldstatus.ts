@@ -25,7 +25,7 @@ export class HeldStatus {
   }
 
   /**
-   * Writes what differs, unless it is held back.
+   * Writes the difference, unless it is held back.
    * @param save writes a merge patch of the status
    * @returns milliseconds until the write is due; undefined when it was done or nothing differs
    */

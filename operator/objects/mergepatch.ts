@@ -2,7 +2,7 @@
 
 type Json = Record<string, unknown>;
 
-/** The patch that turns `before` into `after`, undefined when they are equal. Lists are taken whole; what is gone becomes null. */
+/** The patch that turns `before` into `after`, undefined when they are equal. Lists are taken whole; a field that is gone becomes null. */
 export function mergeDiff(before: object | undefined, after: object): object | undefined {
   const from = (before ?? {}) as Json;
   const to = after as Json;

@@ -4,9 +4,9 @@ import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, ObjectMeta } from '../../kube/objects.ts';
 
-/** On Jobs and their Pods: the uid of the Image or ISO that the work is for. Names may be used again, uids never. */
+/** The label of Jobs and their Pods with the uid of the Image or ISO that the work is for. Names may be used again, uids never. */
 export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
-/** On Jobs and their Pods: the uid of the ImageCacheEntry that the work is for. A removal may outlive it. */
+/** The label of Jobs and their Pods with the uid of the ImageCacheEntry that the work is for. A removal may outlive it. */
 export const ENTRY_UID_LABEL = 'berth.dev/cache-entry-uid';
 /** The name of that entry, for people. */
 export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
@@ -14,7 +14,7 @@ export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
 /** The one index of Jobs and their Pods, by the uids that {@link ownersOf} gives. */
 export const TASKS_BY_OWNER = 'owner';
 
-/** The uids of all that a Job or Pod belongs to: what the work is for, and a Pod's Job. */
+/** The uids of all owners of a Job or Pod: the object that the work is for, and a Pod's Job. */
 export function ownersOf(task: Readonly<KubeObject>): string[] {
   const { labels = {} } = task.metadata;
   const uids = [labels[IMAGE_UID_LABEL], labels[ENTRY_UID_LABEL], controllerOf(task)?.uid];

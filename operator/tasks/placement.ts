@@ -1,4 +1,4 @@
-/** Where Pods may run that need a host of Berth: what those of VMs and those of tasks have in common. */
+/** Which hosts the Pods of VMs and of tasks may run on: the part of their specs that they have in common. */
 import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
@@ -44,7 +44,7 @@ function hostTolerations({ dedicatedTo }: Placement): Toleration[] {
   ];
 }
 
-/** By affinity, not by `nodeName`, which would pass by the scheduler and the slots. */
+/** The one host is named by affinity: a `nodeName` would pass by the scheduler and the slots. */
 function nodeAffinity(placement: Placement): NodeAffinity {
   const { architecture, dedicatedTo, required = [], preferred } = placement;
   const expressions: NodeSelectorRequirement[] = [

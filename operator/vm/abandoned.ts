@@ -1,6 +1,6 @@
 /**
  * Machines that no agent can end in order any more. Those that may still run on a silent host are given up: the host's Node remembers
- * their MAC addresses until the host is back and ends what has no VM. A VM that gets such an address again is told.
+ * their MAC addresses until the host is back and ends machines without a VM. A VM that gets such an address again is told.
  */
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
@@ -11,7 +11,7 @@ import { isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hasRun, machineOf, terminated } from './podstate.ts';
 
-/** Index of Nodes by what was given up on them. */
+/** Index of Nodes by the MAC addresses of machines that were given up on them. */
 export const NODES_BY_GIVEN_UP = 'givenUp';
 
 const addressesSchema = z.array(z.string());
@@ -27,8 +27,8 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * What the Node of an abandoned Pod is to remember; undefined when there is nothing new. A host whose Node was deleted or is out
- * of service was fenced by somebody, and what nobody saw run was ended by the host itself.
+ * The MAC addresses that the Node of an abandoned Pod is to remember; undefined when none is new. A host whose Node was deleted or is
+ * out of service was fenced by somebody, and a host itself ends a machine that nobody saw run.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);
@@ -40,7 +40,7 @@ export function toRemember({ node }: Observed, pod: Pod): readonly string[] | un
   return known.includes(address) ? undefined : [...known, address];
 }
 
-/** Nothing can be running for this Pod any more as far as Kubernetes can know: no agent will end it in order. */
+/** Whether no agent will end the Pod's machine in order any more, as far as Kubernetes can know. */
 export function isAbandoned(observed: Observed, pod: Pod): boolean {
   const { node, vm } = observed;
   if (pod.spec.nodeName === undefined) {

@@ -43,7 +43,7 @@ export class VMReconciler {
   readonly #options: VMControllerOptions;
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
-  /** By key, for the VMs whose Pods may not have the size that is asked for. A new leader asks once more. */
+  /** By key, the refusals of sizes that VMs still ask for. A new leader asks once more. */
   readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
   constructor(options: VMControllerOptions) {

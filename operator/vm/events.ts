@@ -9,7 +9,7 @@ import type { LostPlacement } from './facts.ts';
 
 type Story = EventText<SaidReason>;
 
-/** Emits what changed between a VM's last status and the next; `lost` says why a placement was given up, if one was. */
+/** Emits the changes between a VM's last status and the next; `lost` says why a placement was given up, if one was. */
 export function recordTransition(
   recorder: EventRecorder<SaidReason>,
   vm: VM,

@@ -23,7 +23,7 @@ export type Failure = NonNullable<VMStatus['failure']>;
 const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
 /** A VM is placed at most this many times again because its host refused it. */
 const MAXIMUM_REPLACEMENTS = 3;
-/** What the API server says of a Pod that is being evicted, in the DisruptionTarget condition. */
+/** The reasons of the DisruptionTarget condition on a Pod that is being evicted. */
 const EVICTED = new Set([
   'EvictionByEvictionAPI',
   'DeletionByTaintManager',
@@ -126,7 +126,7 @@ function deletedBy(pod: Pod): End {
   return { reason: 'PodDeleted', message: 'the Pod of this VM was deleted; its disk is gone with it' };
 }
 
-/** Only before the first run. Deleted, evicted and lost Pods are replaced as often as it happens; a refusal by hosts only so many times. */
+/** A VM is placed again only before its first run: for a deleted, evicted or lost Pod always, after refusals only so many times. */
 function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;

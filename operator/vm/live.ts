@@ -1,4 +1,4 @@
-/** Reads what a VM is made from at the server itself: it is decided once, and an edit that a lagging cache lacks would be lost. */
+/** Reads the objects that a VM is made from at the server itself: a VM is made once, and an edit that a lagging cache lacks would be lost. */
 import type { KubeClient } from '../../kube/client.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
@@ -47,7 +47,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
   }
 }
 
-/** Answers what was asked already; the rest is left open, as if it were not there. */
+/** Answers questions that were asked already; the others stay open, as if their objects did not exist. */
 function lookupsOf(
   answers: ReadonlyMap<string, KubeObject | undefined>,
   open: Question[],

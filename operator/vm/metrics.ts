@@ -4,10 +4,10 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { PENDING_PHASES } from './phase.ts';
 
-/** From a second, what a cached image takes, to three hours, the deadline of a cache job. */
+/** From half a second, for a cached image, to three hours, the deadline of a cache Job. */
 const TRANSITION_BUCKETS = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800];
 
-/** What the gauges are taken from at the moment they are read. */
+/** The sources of the gauges at the moment they are read. */
 export interface VMView {
   readonly isLeader: () => boolean;
   /** Milliseconds since the epoch. */
@@ -56,7 +56,7 @@ export class VMMetrics {
     });
   }
 
-  /** Counts what a written status changed. `now` in milliseconds. */
+  /** Counts the changes of a written status. `now` in milliseconds. */
   observe(vm: VM, last: VMStatus | undefined, next: VMStatus, now: number): void {
     const vm_namespace = vm.metadata.namespace ?? '';
     if (next.phase !== undefined && next.phase !== last?.phase) {
@@ -69,7 +69,7 @@ export class VMMetrics {
   }
 }
 
-/** Sets the gauge for every namespace to what `measure` makes of its pending VMs; only where this replica leads. */
+/** Sets the gauge of every namespace to the measure of its pending VMs; only the leader does. */
 function show(
   gauge: Gauge<'vm_namespace'>,
   view: VMView,

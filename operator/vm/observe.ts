@@ -17,7 +17,7 @@ import { PODS_BY_PORT } from './podstate.ts';
 /** Enough for a UUID, a MAC address and a serial number. */
 const ENTROPY_BYTES = 32;
 
-/** A guest's processors and memory, without what its hypervisor needs beside them. */
+/** A guest's processors and memory, without the overhead of its hypervisor. */
 export interface Size {
   readonly cpu: number;
   readonly memoryBytes: bigint;
@@ -45,7 +45,7 @@ export interface Observed {
   readonly node: Node | undefined;
   /** The API server's last no to another size of the Pod, as long as it is not taken back. */
   readonly resizeRefused: ResizeRefusal | undefined;
-  /** What `spec.configRef`, `image` and `iso` name, where they exist. */
+  /** The objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
   /** Holders of host ports in use elsewhere, for the message to a VM that waits for one: `8822/TCP` → `namespace/name`. */
   readonly portHolder: (port: string) => string | undefined;
@@ -54,7 +54,7 @@ export interface Observed {
   readonly config: OperatorConfig;
   /** Milliseconds since the epoch. */
   readonly now: number;
-  /** Of the namespace `kube-system`, which every cluster has from its first minute to its last. */
+  /** The uid of the namespace `kube-system`, which every cluster has from its first minute to its last. */
   readonly clusterUid: string;
   /** Random bytes as hex, for `hardwareIdentity: Dynamic`. */
   readonly random: () => string;
@@ -118,7 +118,7 @@ function isBound(pod: Pod): boolean {
   return pod.spec.nodeName !== undefined && pod.status?.phase !== 'Failed';
 }
 
-/** That a VM which ran has lost its Pod is recorded for good, so the server is asked before it is believed. */
+/** The loss of a Pod is recorded for good once its VM ran, so the server itself is asked first. */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
     return undefined;
@@ -127,7 +127,7 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
   return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid ? pod : undefined;
 }
 
-/** That a Node is gone gives its VMs up, so the server is asked before it is believed. */
+/** A missing Node gives its VMs up, so the server itself is asked first. */
 export async function nodeOf(
   { client, nodes }: Pick<Sources, 'client' | 'nodes'>,
   pod: Pod | undefined,

@@ -88,7 +88,7 @@ function podPhase(pod: Pod): Phase {
   };
 }
 
-/** While something is in its way the container's reason says what, and the condition still says where the machine stands. */
+/** While something holds a machine up, the container's reason names the obstacle, and the condition still names the phase. */
 function preRunningPhase(pod: Pod, waiting: string): Reason {
   const told = machineCondition(pod)?.reason;
   const named = (word: string | undefined) => PRE_RUNNING.find((phase) => phase === word);

@@ -1,4 +1,4 @@
-/** The Pod of a VM: what the scheduler needs to place it, and the contract annotations for the host's agent. */
+/** The Pod of a VM: requests and affinity for the scheduler, and the contract's annotations for the host's agent. */
 import { createHash } from 'node:crypto';
 import {
   DESIRED_ANNOTATION,
@@ -66,7 +66,7 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
   };
 }
 
-/** What may change while the Pod lives; the text of the annotation is what the agent's acknowledgement hashes. */
+/** The part of the contract that may change while the Pod lives; the agent's acknowledgement hashes the annotation's text. */
 export function buildDesired(
   vm: VM,
   base: { cpu: number; memoryBytes: bigint; diskSizeBytes: bigint | undefined },

@@ -1,4 +1,4 @@
-/** What the Pod of a VM says of its machine, and what the operator keeps of the Pod. Pure. */
+/** The state of a VM's machine as its Pod tells it, and the Pod as the operator's cache keeps it. Pure. */
 import {
   type Machine,
   type MachineReport,
@@ -15,8 +15,8 @@ import {
 import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 
 /**
- * The Pod as the operator's cache keeps it: a bound Pod without what only the scheduler reads, and without what its host repeats.
- * That is two fifths of its memory. What the functions of this file read must survive.
+ * The Pod as the operator's cache keeps it: a bound Pod without the fields that only the scheduler reads, or that its host repeats.
+ * They are two fifths of its memory. The operator reads none of them.
  */
 export function trimPod(pod: Pod): Pod {
   if (pod.spec.nodeName === undefined) {

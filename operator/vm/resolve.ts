@@ -1,6 +1,6 @@
 /**
- * What a VM runs with: VM → VMConfig → Image or ISO → operator's configuration → built-in, once, at deployment.
- * One-of groups (image or iso) are taken whole.
+ * Resolves the settings of a VM once, at its deployment: VM → VMConfig → Image or ISO → operator's configuration → built-in.
+ * A group of which only one can be given (image or iso) is taken whole.
  */
 import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -14,7 +14,7 @@ import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { contentOf } from '../image/content.ts';
 import type { Observed } from './observe.ts';
 
-/** A disk or ISO: what the agent is told, and the name that the Pod's container carries so that the scheduler prefers hosts that have it. */
+/** A disk or ISO: the source for the agent, and the container's image, by which the scheduler prefers hosts that have it. */
 export interface ResolvedImage {
   readonly source: MachineImageSource;
   readonly containerImage: string;
@@ -32,7 +32,7 @@ export interface Resolved {
   readonly cpu: number;
   readonly memoryBytes: bigint;
   readonly diskSizeBytes: bigint | undefined;
-  /** Of the image's disk, where it is known before a host has it. */
+  /** The size of the image's disk, if it is known before a host has it. */
   readonly imageSizeBytes: bigint | undefined;
   readonly display: { width: number; height: number; dpi: number } | undefined;
   readonly placement: NonNullable<VMSpec['placement']>;
@@ -60,10 +60,10 @@ export function isUnresolved(value: Resolved | Unresolved): value is Unresolved 
   return 'reason' in value;
 }
 
-/** Of a display when only some of its three values are given; also an IPSW's default (1920×1080 at 96). */
+/** The values of a display that are not given, when others are; also an IPSW's default. */
 const DEFAULT_DISPLAY = { width: 1920, height: 1080, dpi: 96 };
 
-/** What one source says; the first that says something of a field wins. */
+/** The settings of one source; the first source with a field wins. */
 type Layer = Partial<Omit<VMSpec, 'configRef' | 'ports' | 'image' | 'iso'>>;
 
 function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field): Layer[Field] {
@@ -107,7 +107,7 @@ function imageLayer(image: Image | ISO | undefined): Layer {
   return { architecture, os, imagePullSecrets };
 }
 
-/** In the namespace that the VM names, else in its own, then in the default one. */
+/** Looks in the namespace that the VM names; without one, in its own and then in the default one. */
 function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
   const ref = vm.spec.configRef;
   if (ref === undefined) {
@@ -143,7 +143,7 @@ function configIdentity({ metadata }: VMConfig): NonNullable<Resolved['config']>
 interface ResolvedImages {
   readonly image: ResolvedImage | undefined;
   readonly iso: ResolvedImage | undefined;
-  /** What was named, for what it says of architecture, os and pull secrets. */
+  /** The named objects, for their architecture, os and pull secrets. */
   readonly imageObject: Image | undefined;
   readonly isoObject: ISO | undefined;
 }

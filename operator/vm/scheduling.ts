@@ -1,4 +1,4 @@
-/** The scheduler's reasons for a Pending VM, condensed to what a person needs. */
+/** The scheduler's reasons for a Pending VM, condensed for people. */
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
 
@@ -16,11 +16,11 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/untolerated taint.*node\.kubernetes\.io\/(unreachable|not-ready)/, '% not reachable'],
   [/untolerated taint.*unschedulable|were unschedulable/, '% cordoned'],
 ];
-/** Nodes that are no Berth host, or not what the VM asked for: of no interest where a host was considered. */
+/** Nodes that are no Berth host, or do not match the VM: of no interest when a host was considered. */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /** All that the scheduler of Kubernetes 1.36 says of taints (earlier ones name the taint); nodes that are no Berth host are among them. */
 const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
-/** What the scheduler adds about claims and preemption, which Berth never uses. */
+/** The scheduler's words about claims and preemption, which Berth never uses. */
 const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
 
@@ -29,9 +29,9 @@ export interface SchedulingReason {
   readonly message: string;
 }
 
-/** What the scheduler does not say. */
+/** Facts that the scheduler does not tell. */
 export interface SchedulingHints {
-  /** Who holds a reserved port: `8822/TCP` → `namespace/name`. */
+  /** The holder of a reserved port: `8822/TCP` → `namespace/name`. */
   readonly portHolder: (port: string) => string | undefined;
   /** All Berth hosts, for their taints. */
   readonly hosts: () => readonly Node[];

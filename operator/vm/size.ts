@@ -15,7 +15,7 @@ import type { Resolved } from './resolve.ts';
 
 /** No watch tells when a quota has room again. The wait doubles: fleets that wait for one quota do not crowd the API server. */
 const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
-/** The controller-manager counts every quota anew this often, whatever it has seen. */
+/** The controller-manager counts every quota anew this often. */
 const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
 
 /** The ratio is taken with six decimals, so that no rounding of fractions makes a request larger than it says. */
@@ -23,7 +23,7 @@ const RATIO_SCALE = 1_000_000n;
 /** Requests are whole mebibytes: people read them. */
 const MEBIBYTE = 2n ** 20n;
 
-/** What the Pod's machine requests of its host, for a guest of that size. */
+/** The requests of the Pod's machine for a guest of that size. */
 export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory: string } {
   return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
 }
@@ -93,7 +93,7 @@ export function refusedAgain(
   return { wanted, message, attempts, retryAt: now + wait };
 }
 
-/** The refusal of what the VM still asks for. */
+/** The refusal of the size that the VM still asks for. */
 export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
   const { resizeRefused } = observed;
   const wanted = wantedSize(observed);
@@ -142,7 +142,7 @@ function differs(pod: Pod, counted: Size | undefined): string | undefined {
     : `The machine runs with ${inWords(started)}; ${inWords(counted)} takes effect at the next start`;
 }
 
-/** What the running or suspended machine was started with, as its host reports it. */
+/** The size that the running or suspended machine was started with, as its host reports it. */
 function startedSize(pod: Pod): Size | undefined {
   const { cpu, memoryBytes } = machineReport(pod);
   return cpu === undefined || memoryBytes === undefined

@@ -1,4 +1,4 @@
-/** The whole status of a VM, computed in one place from what was observed and the written-once facts. */
+/** The whole status of a VM, computed in one place from the look at the world and the written-once facts. */
 import { timestamp } from '../../base/time.ts';
 import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -25,7 +25,7 @@ import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
 
-/** What the steps found out that the Pod cannot tell. */
+/** Findings of the steps that the Pod cannot tell. */
 export interface Findings {
   /** Why no Pod could be made: resolution, a taken name, a refusal by the API server. */
   readonly blocked?:
@@ -59,7 +59,7 @@ function hostAddress({ pod, node }: Observed): string | undefined {
   return pod.status?.hostIP ?? internal?.address;
 }
 
-/** What the Pod says of the machine; kept from the last status once the Pod is gone, as the VM's record. */
+/** The machine as the Pod tells it; kept from the last status once the Pod is gone, as the VM's record. */
 function machineStatus({ vm, pod }: Observed): Partial<VMStatus> {
   const machine = pod === undefined ? undefined : machineOf(pod);
   const kept = vm.status ?? {};
@@ -249,7 +249,7 @@ function guestAgent({ pod }: Observed): Draft | undefined {
       };
 }
 
-/** What no step could do for the VM, as the status says it. */
+/** The finding of a VM that cannot be resolved. */
 export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked']> {
   const { reason, message } = unresolved;
   if (reason === 'ImageNotFound' || reason === 'ImageNotReady') {
@@ -259,7 +259,7 @@ export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked
 }
 
 /**
- * Whether a status differs from the last only in what may be held back and folded into the next write. So may the first: a VM that
+ * Whether a status differs from the last only in fields that may be held back and folded into the next write. So may the first: a VM that
  * runs within that time is never said to be Pending.
  */
 export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {

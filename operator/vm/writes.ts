@@ -28,7 +28,7 @@ export interface VMWriterOptions {
   readonly consistency: Consistency;
 }
 
-/** What is known after a write; `blocked` when the API server or somebody's Pod stood in its way. */
+/** The look at the world after a write; `blocked` when the API server or somebody's Pod stood in its way. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Findings['blocked'];
@@ -46,7 +46,7 @@ export class VMWriter {
     this.#pods = new Writer({ client, consistency, type: PODS, informer: pods });
   }
 
-  /** @throws ApiError for what trying again may mend, soon and without a word to people: 409, 5xx, a right that is missing. */
+  /** @throws ApiError for a fault that a later try may mend, without a word to people: 409, 5xx, a right that is missing */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
       case 'addFinalizer':
@@ -137,7 +137,7 @@ export class VMWriter {
     return { observed, blocked: { condition: 'Scheduled', reason: 'PodNameTaken', message } };
   }
 
-  /** The resourceVersion keeps it from undoing what another VM of that host has remembered. */
+  /** The resourceVersion keeps this write from undoing that of another VM of the host. */
   async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {
       return;

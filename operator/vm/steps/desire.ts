@@ -9,7 +9,7 @@ import { desiredText, hasEnded } from '../podstate.ts';
 import { podSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 
-/** Tells the agent what the machine should be now: as large as its Pod counts, and its disk as large as the VM says. */
+/** Tells the agent the state that the machine should have: as large as its Pod counts, and its disk as large as the VM says. */
 export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
   const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;
   if (ended || facts.failure !== undefined) {

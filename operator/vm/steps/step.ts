@@ -1,4 +1,4 @@
-/** What a step is: a pure function of what was observed; it says what to write and how to go on. */
+/** A step is a pure function of one look at the world. It returns the writes and how to go on. */
 import type { Pod } from '../../../kube/core.ts';
 import type { Unsaved } from '../../../kube/objects.ts';
 import type { Facts } from '../facts.ts';
@@ -14,14 +14,14 @@ export type Write =
   | { readonly kind: 'patchDesired'; readonly text: string }
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'releasePod' }
-  /** On the Pod's Node. */
+  /** Written on the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   | { readonly kind: 'deleteVM' };
 
 export type Outcome =
   /** Go on with the next step. */
   | { readonly kind: 'done' }
-  /** Nothing more to do until something changes; `for` says what. */
+  /** Nothing more to do until something changes; `for` names it. */
   | { readonly kind: 'wait'; readonly for: string }
   | { readonly kind: 'requeueAfter'; readonly milliseconds: number };
 
