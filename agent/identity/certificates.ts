@@ -4,16 +4,11 @@ import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { Backoff } from '../../base/backoff.ts';
 import { writeWholeSync } from '../../base/files.ts';
-import {
-  type Certificate,
-  createKey,
-  createSigningRequest,
-  type Key,
-  selfSigned,
-} from '../../kube/certificates.ts';
+import { type Certificate, createKey, createSigningRequest, type Key } from '../../kube/certificates.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
 import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
+import { selfMadeCertificate } from '../../kube/servingcertificate.ts';
 import { pause } from '../../base/time.ts';
 
 /** Approval takes milliseconds when the operator runs, and for ever when it does not: soon at first, then rarely. */
@@ -229,14 +224,14 @@ export async function servingCertificate(
   if (stored !== undefined && isUsable(stored, config.nodeName)) {
     return stored;
   }
-  const key = await createKey('ECDSA');
-  const certificate = await selfSigned({
-    key,
+  const make = selfMadeCertificate({
+    algorithm: 'ECDSA',
     commonName: config.nodeName,
+    dnsNames: [],
     ipAddresses: [config.address],
     days: SELF_SIGNED_DAYS,
   });
-  return { certificate, key: key.pem };
+  return await make();
 }
 
 /** Its folder is the agent's alone. */

@@ -1,0 +1,45 @@
+import { join } from 'node:path';
+import { expect, test } from 'vitest';
+import plugin from './rules.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+
+/** How often a rule complains of a node of this type in a file of the project. */
+function complaints(rule: keyof typeof plugin.rules, file: string, node: { type: string }): number {
+  let count = 0;
+  const report = (): void => void (count += 1);
+  plugin.rules[rule].create({ filename: join(ROOT, file), report })[node.type]?.(node);
+  return count;
+}
+
+test.each([
+  ['agent/pods/plan.ts', '../../test/support/properties.ts', 1],
+  ['agent/pods/plan.ts', '../../hack/cluster/authority.ts', 1],
+  ['agent/pods/plan.test.ts', '../../test/support/properties.ts', 0],
+  ['agent/pods/plan.ts', '../../base/time.ts', 0],
+  ['agent/pods/plan.ts', 'node:test', 0],
+  ['hack/demo.ts', './wait.ts', 0],
+])('%s imports %s: %i complaints', (file, value, count) => {
+  for (const type of ['ImportDeclaration', 'ImportExpression', 'ExportNamedDeclaration']) {
+    const node = { type, source: { type: 'Literal', value } };
+    expect(complaints('product-imports', file, node)).toBe(count);
+  }
+});
+
+test.each([
+  ['warn', 'err', 'error', 0],
+  ['warn', 'error', 'error', 1],
+  ['info', 'reason', 'error', 1],
+  ['warn', 'uid', 'uid', 0],
+  ['set', 'error', 'error', 0],
+])('.%s({ %s: %s }): %i complaints', (method, key, value, count) => {
+  const name = (text: string) => ({ type: 'Identifier', name: text });
+  const property = { type: 'Property', key: name(key), value: name(value) };
+  const callee = { type: 'MemberExpression', property: name(method) };
+  const node = {
+    type: 'CallExpression',
+    callee,
+    arguments: [{ type: 'ObjectExpression', properties: [property] }],
+  };
+  expect(complaints('logged-errors', 'agent/main.ts', node)).toBe(count);
+});
