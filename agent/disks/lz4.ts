@@ -14,11 +14,11 @@ const LONG = 15;
 /** Shorter copies are faster byte by byte. */
 const SHORT_COPY = 32;
 
-/** Of a sequence whose two lengths fit into its token: input with one byte of the next one, and output. */
+/** A sequence whose two lengths fit into its token has at most so much input, with one byte of the next one, and output. */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
 
-/** What the next byte of the stream is, or `MATCH`: output is to be repeated before the next byte. */
+/** The meaning of the next byte of the stream. `MATCH`: output is repeated before the next byte. */
 const HEADER = 0;
 const STORED = 1;
 const TOKEN = 2;
@@ -32,7 +32,7 @@ const END = 9;
 
 export class AppleLz4Decoder {
   readonly #out = Buffer.allocUnsafe(WINDOW_BYTES + PIECE_BYTES);
-  /** Of `#out`: what lies before it is the window. */
+  /** The place in `#out` that is written next. The bytes before it are the window. */
   #position = WINDOW_BYTES;
   /** Decoded bytes to come. */
   #left: number;
@@ -42,7 +42,7 @@ export class AppleLz4Decoder {
   #at = 0;
   #state = HEADER;
   #header = new BlockHeader();
-  /** Of the block: bytes of input and output to come. */
+  /** Bytes of input and output of the block that are still to come. */
   #blockInput = 0;
   #blockOutput = 0;
   #literals = 0;
@@ -79,7 +79,7 @@ export class AppleLz4Decoder {
     return this.#out.subarray(WINDOW_BYTES, this.#position);
   }
 
-  /** What was given on becomes the window. */
+  /** The bytes that were given on become the window. */
   #slide(): void {
     this.#out.copyWithin(0, this.#position - WINDOW_BYTES, this.#position);
     this.#position = WINDOW_BYTES;

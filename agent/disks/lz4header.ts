@@ -40,7 +40,7 @@ export class BlockHeader {
       : { kind: 'stored', input: output, output };
   }
 
-  /** As far as is known: the first bytes say how many there are. */
+  /** The bytes of the header, as far as is known: the first ones say how many there are. */
   #size(): number {
     if (this.#bytes.length < MAGIC_BYTES) {
       return MAGIC_BYTES;

@@ -30,7 +30,7 @@ const KNOWN_INCOMPATIBLE = INCOMPATIBLE.dirty | INCOMPATIBLE.compression | INCOM
 const EXTENSION = { end: 0, dataFile: 0x44415441, encryption: 0x0537be77 };
 const EXTENSION_HEADER_BYTES = 8;
 
-/** What a header says of itself, or why it is refused (in words that follow "the qcow2 image"). */
+/** The size that a header says, or why it is refused (in words that follow "the qcow2 image"). */
 export type Qcow2Verdict = { virtualSizeBytes: number } | { refusal: string };
 
 export interface Qcow2Rules {
@@ -112,7 +112,7 @@ function refusalOfForm(head: Buffer, header: Header): string | undefined {
   ]);
 }
 
-/** By which it would read another file, or bring more than a disk. */
+/** Refuses names by which the image would read another file, and content that is more than a disk. */
 function refusalOfNames(head: Buffer, header: Header, { backingIgnored }: Qcow2Rules): string | undefined {
   const { incompatible } = header;
   const names = header.backingOffset !== 0n || header.backingSize !== 0;

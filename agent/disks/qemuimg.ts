@@ -89,7 +89,7 @@ export async function convertToQcow2(raw: string, target: string, signal: AbortS
 export interface ConvertOptions {
   /** Where relative names in the source begin. */
   folder: string;
-  /** By which {@link markArgument} tells the process when the agent died. */
+  /** The agent finds the process by it after a restart: see {@link markArgument}. */
   mark: string;
   /** Who reads; undefined where the agent is not root. Files of the source must be readable for it. */
   as: RunAs | undefined;
@@ -177,7 +177,7 @@ export async function* dataExtents(
   }
 }
 
-/** By which a process with the mark is told from all others: an object that no node uses, as QEMU has no other argument for a name. */
+/** The argument of a process with the mark. It makes an object that no node uses, because QEMU has no other argument for a name. */
 export function markArgument(mark: string): string {
   return `throttle-group,id=${mark}`;
 }

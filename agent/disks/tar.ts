@@ -12,7 +12,7 @@ export interface TarEntry {
   path: string;
   type: EntryType;
   size: number;
-  /** To be read before the next entry; what is not read is passed over. */
+  /** The caller reads it before the next entry; bytes that are not read are passed over. */
   content(): AsyncGenerator<Buffer, void, undefined>;
 }
 

@@ -28,7 +28,7 @@ const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
 const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
 
 type Header = 'magic' | 'skipSize' | 'descriptor' | 'block';
-/** What the next bytes are. */
+/** The meaning of the next bytes. */
 type State =
   /** `need`: how many bytes must be seen together. */
   | { at: Header; need: number }

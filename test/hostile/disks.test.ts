@@ -13,7 +13,7 @@ import type { HostImageStore } from '../../agent/images/store.ts';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import { zstdDecoder } from '../../agent/disks/zstdframes.ts';
 import { codeOf, reasonOf } from '../../base/errors.ts';
-import { asImageError } from '../../agent/images/layouts/pull.ts';
+import { asReasonedError } from '../../agent/images/layouts/pull.ts';
 import { compressionOf, unpack } from '../../agent/disks/unpack.ts';
 import { ensure, openStore } from '../worlds/imagestores.ts';
 import { pull, PullWorld } from '../worlds/pulls.ts';
@@ -356,7 +356,7 @@ describe('what is packed', () => {
     const thrown = await unpack('zstd', { from, to, limitBytes: MIB }, signal).catch(
       (error: unknown) => error,
     );
-    const error = asImageError(thrown, 'a disk');
+    const error = asReasonedError(thrown, 'a disk');
     tried(context, 'zstd file with a huge window', reasonOf(error) ?? 'used');
     expect(error).toMatchObject({ reason: 'ImageInvalid' });
   });

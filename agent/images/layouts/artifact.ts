@@ -22,9 +22,9 @@ import { inParallel } from '../../../base/parallel.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
-/** Of the most layers there can be, about 90 bytes each, and as much again for chunks of the same content. */
+/** The most layers have about 90 bytes each, and chunks of the same content as much again. */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
-/** Of the largest chunk (2^26 bytes, 64 MiB): no layer needs more, and several are decoded at once. */
+/** The window of the largest chunk (2^26 bytes, 64 MiB): no layer needs more, and several are decoded at once. */
 const WINDOW_LOG = 26;
 /** Decoded and hashed at a time. */
 const PIECE_BYTES = 256 * 1024;
@@ -232,7 +232,7 @@ async function writeDecoded(
   }
 }
 
-/** In `piece`, as often as that is full, and what is left in the end; as they come without one. */
+/** Gives the bytes in `piece` each time it is full, and the rest in the end. Without a piece, gives them as they come. */
 async function* gathered(
   pieces: AsyncIterable<Buffer>,
   piece: Buffer | undefined,

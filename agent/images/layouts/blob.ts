@@ -8,7 +8,7 @@ import type { Journal } from './journal.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
-/** What a kill loses of each part under way; a request's own cost is small beside it. */
+/** A kill loses at most so much of each part under way. The cost of a request is small beside it. */
 export const PART_BYTES = 16 * 1024 * 1024;
 /** More connections brought nothing where it was measured, and registries limit them. */
 const CONNECTIONS = 4;
@@ -93,7 +93,7 @@ class ArrivingBlob {
   }
 
   /**
-   * What was not read yet, each piece when it is there; from now on nobody else is given any.
+   * Gives the bytes that were not read yet, each piece when it is there. No other reader is given any from now on.
    *
    * @throws Error that was given to {@link fail}.
    */
@@ -114,7 +114,7 @@ class ArrivingBlob {
     }
   }
 
-  /** Of the whole, once all is there. */
+  /** The hash of the whole, once all is there. */
   async hash(): Promise<Hash> {
     for await (const _ of this.rest()) {
       // Reading it hashes it.

@@ -1,4 +1,4 @@
-/** What a disk consists of, piece by piece: kept beside it as `chunks.json`, so that other disks can be made of the same pieces. */
+/** The table of a disk's pieces. It is kept beside the disk as `chunks.json`, so that other disks can be made of the same pieces. */
 import { createHash } from 'node:crypto';
 import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -15,7 +15,7 @@ const chunkSchema = z.object({
   length: z.number().int().positive(),
   /** `sha256:<hex>` of the content. */
   rawDigest: z.string(),
-  /** Of the blob that it was fetched as. */
+  /** Digest of the blob that it was fetched as. */
   digest: z.string(),
   size: z.number().int().nonnegative(),
 });
@@ -27,7 +27,7 @@ export async function writeChunkTable({ folder }: PullTarget, chunks: readonly C
   await writeFile(join(folder, FILE), JSON.stringify({ chunks }), { mode: 0o600, flush: true });
 }
 
-/** Of the folder of a disk that was pulled. @throws Error when there is none. */
+/** Reads the table in the folder of a disk that was pulled. @throws Error when there is none. */
 export async function readChunkTable(folder: string): Promise<Chunk[]> {
   return tableSchema.parse(JSON.parse(await readFile(join(folder, FILE), 'utf8'))).chunks;
 }

@@ -11,7 +11,13 @@ import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor, Repository } from '../oci/types.ts';
 import { fetchBlob } from './blob.ts';
-import { asImageError, checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
+import {
+  asReasonedError,
+  checkArchitecture,
+  type PlanPull,
+  type PullOptions,
+  type PullTarget,
+} from './pull.ts';
 import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
 import { type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
 
@@ -76,7 +82,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
         }
         await removeBlobs(target, layers.length);
       } catch (error) {
-        // What was fetched is not what it should be: to go on from it would fail for ever.
+        // The fetched bytes are not those of a usable image: a later call that goes on from them would fail for ever.
         if (isLasting(error)) {
           await rm(target.folder, { recursive: true, force: true });
         }
@@ -139,7 +145,7 @@ function blobPath({ folder }: PullTarget, index: number): string {
 }
 
 function isLasting(error: unknown): boolean {
-  const failure = asImageError(error, '');
+  const failure = asReasonedError(error, '');
   return (
     failure instanceof ReasonedError &&
     (failure.reason === 'ImageInvalid' || failure.reason === 'DigestMismatch')

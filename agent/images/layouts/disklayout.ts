@@ -42,7 +42,7 @@ type DiskLayout = z.infer<typeof layoutSchema>;
 
 export const diskConfigSchema = z.object({
   architecture: z.string(),
-  /** Of the guest; `unknown` where nobody said it. */
+  /** The guest's operating system; `unknown` where nobody said it. */
   os: z.string(),
   rootfs: z.object({ type: z.literal('layers'), diff_ids: z.array(z.string().refine(isSha256)) }),
   'dev.berth.disk': layoutSchema,

@@ -2,7 +2,7 @@
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';
-import { asImageError, type PlanPull, type PullPlan } from './pull.ts';
+import { asReasonedError, type PlanPull, type PullPlan } from './pull.ts';
 import { planTart } from './tart.ts';
 
 /** The container image comes last: its layers can be anything. */
@@ -36,7 +36,7 @@ function withImageErrors(plan: PullPlan, name: string): PullPlan {
       try {
         await plan.run(target, options);
       } catch (error) {
-        throw asImageError(error, name);
+        throw asReasonedError(error, name);
       }
     },
   };

@@ -1,10 +1,10 @@
-/** What of a long piece of work is done, kept so that it can be taken up after a kill. */
+/** A record of the parts of a long piece of work that are done, so that it can be taken up after a kill. */
 import { type FileHandle, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../../base/errors.ts';
 import type { PullTarget } from './pull.ts';
 
-/** Of the manifest with the most layers there can be, and of the largest blob's parts. */
+/** Enough for the manifest with the most layers, and for the parts of the largest blob. */
 const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 
 export interface Journal {
@@ -75,7 +75,7 @@ class FileJournal implements Journal {
 
   async add(entry: string, file: FileHandle): Promise<void> {
     this.#waiting.set(entry, file);
-    // What comes while a round is under way goes with the next one: a write to the disk at a time, whatever the number of workers.
+    // Entries that come while a round is under way go with the next one: one write to the disk at a time for any number of workers.
     this.#nextRound ??= this.#round.then(() => this.#write());
     await this.#nextRound;
   }

@@ -14,9 +14,9 @@ import { zstdDecoder, ZstdFrames } from '../../disks/zstdframes.ts';
 
 export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 
-/** What is decoded at a time; hashing it takes less than a millisecond. */
+/** How much is decoded at a time; hashing it takes less than a millisecond. */
 const PIECE_BYTES = 1024 * 1024;
-/** What is written at a time. */
+/** How much is written at a time. */
 const WRITE_BYTES = 1024 * 1024;
 /**
  * A small blob may become a large disk, as most of a disk is empty; one that does not become larger than this is nobody's harm.
@@ -24,7 +24,7 @@ const WRITE_BYTES = 1024 * 1024;
  */
 const EXPANSION_FREE_BYTES = 8 * 1024 ** 3;
 const EXPANSION_LIMIT = 400;
-/** Of one layer. Disks come with a handful; each takes some 30 µs, and almost no room when packed. */
+/** How many entries a layer may have. Disks come with a handful; each takes some 30 µs, and almost no room when packed. */
 const ENTRIES_LIMIT = 200_000;
 /** Names that one image takes away from below /disk: there is one file to take away. */
 const HIDDEN_LIMIT = 64;
@@ -33,14 +33,14 @@ const WHITEOUT = '.wh.';
 const OPAQUE = '.wh..wh..opq';
 
 export interface Layer {
-  /** Of the blob. */
+  /** Bytes of the blob. */
   size: number;
   encoding: LayerEncoding;
   /** `sha256:<hex>` of the archive when it is not compressed; unknown where the image does not say it. */
   diffId: string | undefined;
 }
 
-/** What the layers above say of those below. */
+/** The files of lower layers that the layers above hide. */
 export interface Covering {
   /** Names directly below /disk that are taken away. */
   hidden: Set<string>;
@@ -125,7 +125,7 @@ class Walk {
   readonly #disk: SparseFile;
   readonly #covering: Covering;
   readonly #limit: number;
-  /** Of this layer: they concern the layers below it only. */
+  /** Names that this layer hides in the layers below it. */
   readonly #hides = new Set<string>();
   #opaque = false;
   #entries = 0;

@@ -25,7 +25,7 @@ import { isZero } from '../../disks/sparse.ts';
 /** Changing it changes the blobs: what is in registries would be sent once more. */
 const COMPRESSION_LEVEL = 3;
 const COMPRESSION = {
-  /** Of the result, copied away at a time. */
+  /** How much of the result is copied away at a time. */
   chunkSize: 256 * 1024,
   params: {
     [constants.ZSTD_c_compressionLevel]: COMPRESSION_LEVEL,
@@ -54,18 +54,18 @@ export interface DiskToPublish {
 
 export interface PublishOptions {
   signal: AbortSignal;
-  /** Of the disk dealt with since the last call, holes included: `virtualSize` in the end. */
+  /** Called with the bytes of the disk that were dealt with since the last call, holes included: `virtualSize` in all. */
   onBytes: (count: number) => void;
 }
 
 export interface PublishedDisk {
   /** Of the manifest. */
   digest: string;
-  /** What the artifact takes in the registry when nothing else shares its chunks. */
+  /** Bytes that the artifact takes in the registry when nothing else shares its chunks. */
   storageBytes: number;
 }
 
-/** Of an architecture or operating system that nobody has said; it fits every machine. */
+/** The word for an architecture or operating system that nobody has said; it fits every machine. */
 const UNKNOWN = 'unknown';
 
 /** @throws ReasonedError */
@@ -201,7 +201,7 @@ async function chunksWithData(
   return indexes;
 }
 
-/** What lies beyond the file's end is zeros. */
+/** Bytes beyond the end of the file are zeros. */
 async function readChunk(file: FileHandle, into: Buffer, position: number): Promise<void> {
   for (let at = 0; at < into.length; ) {
     const { bytesRead } = await file.read(into, at, into.length - at, position + at);

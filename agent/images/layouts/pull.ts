@@ -37,7 +37,7 @@ export interface PullOptions {
   signal: AbortSignal;
   /** Downloaded since the last call. */
   onBytes: (count: number) => void;
-  /** Of `downloadBytes`, what need not be downloaded: done by an earlier call, found on this host, or all zeros. */
+  /** Called with the part of `downloadBytes` that need not be downloaded: an earlier call did it, or this host has it, or it is all zeros. */
   onSpared?: (count: number) => void;
   lookup?: ContentLookup | undefined;
 }
@@ -90,7 +90,7 @@ export function checkArchitecture(
 }
 
 /** A failure of this host's disk, or of the disk that was fetched, as a ReasonedError; any other failure as it is. `what` is for people. */
-export function asImageError(error: unknown, what: string): unknown {
+export function asReasonedError(error: unknown, what: string): unknown {
   if (error instanceof DiskError) {
     const reason = error.kind === 'invalid' ? 'ImageInvalid' : 'ImageSourceUnsupported';
     return new ReasonedError(reason, error.message, { cause: error });

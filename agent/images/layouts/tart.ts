@@ -33,7 +33,7 @@ const LAYERS_AT_ONCE = 4;
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
 /** NVRAM of Apple's machines has about 33 MiB. */
 const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
-/** As for disks of any other kind. */
+/** The same limit as for other disks. */
 const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 const SECTOR_BYTES = 512;
 
@@ -214,7 +214,7 @@ async function decodeLayer(
   for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
-    // What cannot be decoded may be something else than was asked for, which only the digest of the whole tells.
+    // Bytes that cannot be decoded may not be those that were asked for. Only the digest of the whole tells.
     if (broken === undefined) {
       broken = await failureOf(decoding.push(bytes));
     }

@@ -8,9 +8,9 @@ import type { BaseImage } from '../../disks/disk.ts';
 const ENTRY = 'entry/';
 /** Files used where they lie that nobody holds: they take no room, but a place in this list. */
 const SHARED_LIMIT = 256;
-/** Of one image: many names for the same content are a mistake or an attack; the latest stay. */
+/** How many names one image keeps, the latest ones: more for the same content are a mistake or an attack. */
 const NAMES_LIMIT = 64;
-/** Of Image and ISO objects; other names are references, which have their registry's host first. */
+/** Names of Image and ISO objects begin so. Other names are references, which begin with the host of their registry. */
 const OBJECT = 'berth.dev/';
 
 export interface StoredImage {
@@ -138,7 +138,7 @@ export class Catalog {
     await this.#writes.run(async () => await this.#write(stored));
   }
 
-  /** What has gone before or goes meanwhile need not be written down. */
+  /** An image that has gone, or goes meanwhile, need not be written down. */
   async #write(stored: Stored): Promise<void> {
     const isHere = (): boolean => this.#images.get(stored.id) === stored;
     if (!isHere()) {
@@ -163,7 +163,7 @@ export class Catalog {
     await this.#layout.discard(stored.id);
   }
 
-  /** What has neither name nor holder is of no use to anybody; of files that lie elsewhere, only so many are remembered. */
+  /** Removes images with neither name nor holder, which are of no use to anybody. Forgets the oldest files that lie elsewhere. */
   async sweep(): Promise<void> {
     const free = this.all().filter(({ id }) => !this.#holders.isHeld(id));
     const nameless = free.filter(({ metadata }) => metadata.names.length === 0);
@@ -172,7 +172,7 @@ export class Catalog {
     await Promise.all([...new Set([...nameless, ...oldest])].map((stored) => this.discard(stored)));
   }
 
-  /** What may go when room is needed, that which has been of no use for the longest time first. */
+  /** The images that may go when room is needed, the one that was used least lately first. */
   evictable(): Stored[] {
     return this.all()
       .filter(({ id, metadata }) => metadata.sizeBytes > 0 && !this.#holders.isHeld(id))

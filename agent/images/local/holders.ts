@@ -29,7 +29,7 @@ export class Holders {
     return isNew;
   }
 
-  /** What an earlier life of the agent cloned from it is found. */
+  /** The agent has found a machine that an earlier agent cloned from the image. */
   adopt(holder: Holder, id: ImageId): void {
     this.#of(holder).images.add(id);
   }

@@ -3,14 +3,14 @@ import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
-import { asImageError, type PullTarget } from '../layouts/pull.ts';
+import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { type ImageFormat, inspectImage } from './inspect.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 
-/** What was fetched is of no use, or its room is needed. After any other failure the fetch is taken up again later. */
+/** The fetched bytes are of no use, or their room is needed. After any other failure the fetch is taken up again later. */
 const HOPELESS: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
 /** Failures that follow from what the one who fetches has asked with. Others may fare better with their own. */
 const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageArchitectureMismatch']);
@@ -22,7 +22,7 @@ export interface Waiting {
   onProgress: (percent: number) => void;
 }
 
-/** What every source is told of one who asks for an image. */
+/** The part of a request for an image that every source is told. */
 export interface ImageRequest extends Waiting {
   architecture: 'amd64' | 'arm64';
   format: ImageFormat;
@@ -98,7 +98,7 @@ export class Importing {
       return stored;
     } catch (thrown) {
       metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
-      const error = asImageError(thrown, wanted.what);
+      const error = asReasonedError(thrown, wanted.what);
       if (error instanceof ReasonedError && HOPELESS.has(error.reason)) {
         await layout.dropPartial(target.folder);
       }

@@ -1,4 +1,4 @@
-/** What a disk image from a stranger is, and whether it may be used. */
+/** Judges a disk image from a stranger: its format, its size, and whether it may be used. */
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -7,7 +7,7 @@ import { ProgramError, type RunAs } from '../../../base/exec.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
 import type { DiskFormat } from '../../disks/disk.ts';
 
-/** What somebody says the format of an image is; Auto: told by its content. */
+/** The format that somebody says an image has; Auto: its content tells. */
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /** "QFI\xfb". A raw disk that a guest filled with it would be read as qcow2, and then be refused or be what it says. */
@@ -16,7 +16,7 @@ const SECTOR_BYTES = 512;
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
-/** What qemu-img found beside what our own reading of the header allows: nothing. */
+/** qemu-img's reading of a header must find nothing that our own reading does not allow. */
 const infoSchema = z.object({
   'virtual-size': z.number(),
   'backing-filename': z.never().optional(),
@@ -72,7 +72,7 @@ async function beginning(file: FileHandle): Promise<{ isQcow2: boolean; size: nu
   return { isQcow2: bytesRead === QCOW2_MAGIC.length && buffer.equals(QCOW2_MAGIC), size };
 }
 
-/** By our own reading of the header, and by qemu-img's, which is given a file that passed ours, and no other. */
+/** Reads the header ourselves first, then with qemu-img, which is given only a file that passed our own reading. */
 async function virtualSizeOf(
   { file, path }: { file: FileHandle; path: string },
   reader: RunAs | undefined,

@@ -1,5 +1,5 @@
 /**
- * What lies where below `<data directory>/images`:
+ * The files below `<data directory>/images`:
  *
  * - `sha256/<hex>/` an image of a registry, by the digest of its manifest; `file/<hex>/` one fetched over http, by the sha256 of
  *   what was fetched: in each `disk`, and `image.json`, without which it is no image; `chunks.json` where its layout has one.
@@ -24,7 +24,7 @@ export type ImageId = `${Kind}/${string}`;
 
 const DISK = 'disk';
 const METADATA = 'image.json';
-/** What belongs to a finished image; anything else in its folder is a trace of its making. */
+/** The files of a finished image; anything else in its folder is left from its import. */
 const KEPT = new Set([DISK, METADATA, 'chunks.json', 'nvram.bin']);
 /** Disks of strangers: hypervisors open them before they give up their rights, other programs are given them open. */
 const FOLDER_MODE = 0o700;
@@ -32,9 +32,9 @@ const DISK_MODES = { unfinished: 0o640, finished: 0o440 };
 
 const metadataSchema = z.object({
   version: z.literal(1),
-  /** Of the manifest, or of the file. */
+  /** Digest of the manifest, or of the file. */
   digest: z.string(),
-  /** Of a file that is used where it lies. */
+  /** Path of a file that is used where it lies. */
   path: z.string().optional(),
   format: z.enum(['qcow2', 'raw']),
   virtualSizeBytes: z.number(),
@@ -42,11 +42,11 @@ const metadataSchema = z.object({
   sizeBytes: z.number(),
   /** Guests' architecture that it was asked for with. */
   architecture: z.enum(['amd64', 'arm64']),
-  /** What it is found by: normalised references, and names of Image objects. */
+  /** Names by which it is found: normalised references, and names of Image objects. */
   names: z.array(z.string()),
   /** Repositories that it was fetched from, or could have been; `open`: without credentials, when that was last asked. */
   repositories: z.array(z.object({ name: z.string(), open: z.boolean(), digests: z.array(z.string()) })),
-  /** Of a file fetched over http: SHA-256 of each address that it came from. An earlier agent wrote none. */
+  /** SHA-256 of each address that a file fetched over http came from. An earlier agent wrote none. */
   urls: z.array(z.string()).default([]),
   /** Cache entries that hold it. */
   entries: z.array(z.string()),
@@ -101,7 +101,7 @@ export class Layout {
     return join(this.folder(id), DISK);
   }
 
-  /** Of what is fetched from one place; `disk` within is where the finished disk goes. */
+  /** The folder for a fetch from one place; the finished disk goes to `disk` in it. */
   partial(key: string): { folder: string; disk: string } {
     const folder = join(this.root, 'partial', hash(key));
     return { folder, disk: join(folder, DISK) };
@@ -162,7 +162,7 @@ export class Layout {
     }
   }
 
-  /** To those who are to look at it; a fetch that is cut off here is gone on with later. */
+  /** Lets the programs read it that inspect it. A fetch that is cut off here is taken up later. */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) {
@@ -188,7 +188,7 @@ export class Layout {
     await prune(this.folder(id));
   }
 
-  /** Of a fetch that was finished, and only not yet given its place. */
+  /** The metadata of a fetch that was finished but not yet given its place. */
   async finished(partial: string): Promise<Metadata | undefined> {
     return await readMetadata(partial);
   }
@@ -232,7 +232,7 @@ export class Layout {
   }
 }
 
-/** In milliseconds since the epoch; undefined for what has gone. */
+/** In milliseconds since the epoch; undefined for a file that has gone. */
 async function changedAt(path: string): Promise<number | undefined> {
   try {
     return (await stat(path)).mtimeMs;

@@ -1,4 +1,4 @@
-/** What a host's store of images counts. */
+/** The metrics of a host's image store. */
 import { Counter, Gauge, type Registry } from 'prom-client';
 
 export type ImageMetrics = ReturnType<typeof imageMetrics>;

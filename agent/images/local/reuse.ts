@@ -1,4 +1,4 @@
-/** What of an image is on this host already, in images that have pieces in common with it. */
+/** Finds pieces of an image that is fetched in the images that are on this host already. */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import type { Catalog, Stored } from './catalog.ts';
@@ -51,7 +51,7 @@ async function filterAsync<T>(items: readonly T[], test: (item: T) => Promise<bo
   return items.filter((_, index) => passed[index]);
 }
 
-/** As far as is known without asking. */
+/** Judged by what is known without asking a registry. */
 function mayGive({ metadata }: Stored, repository: string): boolean {
   return metadata.repositories.some(({ name, open }) => open || name === repository);
 }

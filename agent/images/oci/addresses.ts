@@ -69,7 +69,7 @@ const OUTSIDE = 'only a server named in images.registries of the agent may be th
 export class Addresses {
   readonly #rules: AddressRules;
   readonly #cluster: BlockList;
-  /** As URLs have it. */
+  /** Hosts as they stand in URLs. */
   readonly #namedHosts: ReadonlySet<string>;
 
   constructor(rules: AddressRules) {
@@ -101,7 +101,7 @@ export class Addresses {
     };
   }
 
-  /** What the address is that nothing may be fetched from, in words; undefined for one that is open. */
+  /** Why nothing may be fetched from the address, in words that follow "is"; undefined for one that is open. */
   refusal(address: string): string | undefined {
     const [plain = '', zone] = address.split('%');
     const family = isIP(plain);
@@ -121,7 +121,7 @@ export class Addresses {
     return isIn(LISTS.special) ? `no address of a server: ${OUTSIDE}` : undefined;
   }
 
-  /** Of this moment: interfaces come and go. */
+  /** The host's addresses of this moment: interfaces come and go. */
   #own(): BlockList {
     const { ownAddresses = [] } = this.#rules;
     const interfaces = Object.values(networkInterfaces()).flatMap((each) => each ?? []);
@@ -157,7 +157,7 @@ const LOCAL_WORDS =
 
 const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };
 
-/** Of IPv4 networks also their addresses behind a NAT64. */
+/** A list of networks. IPv4 networks are listed with their addresses behind a NAT64, too. */
 function listOf(networks: readonly string[]): BlockList {
   const list = new BlockList();
   for (const network of networks) {

@@ -1,4 +1,4 @@
-/** What a server asks for in `WWW-Authenticate` (RFC 9110, 11.6.1). */
+/** Reads the header `WWW-Authenticate`, in which a server asks for credentials (RFC 9110, 11.6.1). */
 
 export interface Challenge {
   /** In lower case: `basic`, `bearer`. */
@@ -13,7 +13,7 @@ const SPACE = /[ \t]*/y;
 const SEPARATORS = /[ \t,]*/y;
 const EQUALS = /[ \t]*=[ \t]*/y;
 const QUOTED = /"((?:[^"\\]|\\.)*)"/y;
-/** In place of parameters: what Negotiate and the like carry. */
+/** Schemes like Negotiate carry this in place of parameters. */
 const TOKEN68 = /[\w.~+/-]+=*(?=[ \t]*(?:,|$))/y;
 
 /** Several challenges may stand in one header, and several headers may be there. What cannot be read ends its header. */

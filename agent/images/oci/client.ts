@@ -18,7 +18,7 @@ export class Registries {
     this.#tokens = new Tokens(this.transport);
   }
 
-  /** Of a reference only the names count; its tag or digest is told to each method. Nothing is asked yet. */
+  /** Only the names of the reference count; each method is told a tag or digest. Nothing is asked yet. */
   repository(
     reference: Pick<Reference, 'registry' | 'repository'>,
     credential: Credential | undefined,

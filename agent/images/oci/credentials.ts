@@ -1,4 +1,4 @@
-/** What opens registries: the content of `kubernetes.io/dockerconfigjson` Secrets. */
+/** Credentials of registries: the content of `kubernetes.io/dockerconfigjson` Secrets. */
 import { createHmac, randomBytes } from 'node:crypto';
 import * as z from 'zod';
 

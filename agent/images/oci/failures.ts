@@ -16,7 +16,7 @@ const PROGRESS_BYTES = 1024 ** 2;
 
 const TRANSIENT_STATUS = new Set([408, 425, 429, 500, 502, 503, 504]);
 
-/** Of the network, not of what was asked for. */
+/** Codes of failures of the network, which say nothing of the request. */
 const TRANSIENT_CODES = new Set([
   'ECONNREFUSED',
   'ECONNRESET',
@@ -149,7 +149,7 @@ function causeOf(error: unknown): unknown {
   return error instanceof Error ? error.cause : undefined;
 }
 
-/** Of the first of all addresses that were tried. */
+/** The code of the first of all addresses that were tried. */
 function firstCodeOf(error: unknown): string | undefined {
   if (error instanceof AggregateError && error.errors.length > 0) {
     return firstCodeOf(error.errors[0]);

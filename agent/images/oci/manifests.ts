@@ -12,7 +12,7 @@ const DOCKER_LIST = 'application/vnd.docker.distribution.manifest.list.v2+json';
 
 /** All of them, always: a registry answers 404 when what it has is not among them. */
 export const MANIFEST_ACCEPT = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(', ');
-/** What registries take is 4 MiB; some count a little differently. */
+/** Registries take 4 MiB; some count a little differently. */
 export const MANIFEST_LIMIT_BYTES = 4.25 * 1024 ** 2;
 
 const INDEXES = new Set([OCI_INDEX, DOCKER_LIST]);
@@ -136,7 +136,7 @@ function descriptor(from: z.infer<typeof descriptorSchema>): Manifest['config'] 
   return annotations === undefined ? rest : { ...rest, annotations };
 }
 
-/** Of a stranger's manifest, for a message: one line, of at most 200 characters. */
+/** Text of a stranger's manifest for a message: one line of at most 200 characters. */
 export function printable(text: string): string {
   return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, 200);
 }

@@ -1,4 +1,4 @@
-/** What a registry's refusals mean. */
+/** Reads a registry's refusals: the reason, and whether another try may help. */
 import * as z from 'zod';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
@@ -7,7 +7,7 @@ import type { Response } from './transport.ts';
 
 /** A list of errors is small; more than this is something else. */
 const ERROR_BODY_BYTES = 64 * 1024;
-/** Of a message that is a server's to choose. */
+/** How much of a server's message is shown. */
 const MESSAGE_LENGTH = 300;
 
 const errorsSchema = z.object({
@@ -96,7 +96,7 @@ async function readError(
   try {
     body = await readBody(response, ERROR_BODY_BYTES, what);
   } catch (error) {
-    // What the status says is known whatever became of the rest.
+    // The status is known even if the body broke off.
     return { message: `its message broke off: ${messageOf(error)}` };
   }
   if (body === undefined || body.length === 0) {

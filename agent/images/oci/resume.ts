@@ -6,7 +6,7 @@ import type { Session } from './session.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';
 
-/** What is read ahead of the reader, in bytes: a few reads of a socket. */
+/** How many bytes are read ahead of the reader: a few reads of a socket. */
 const READ_AHEAD_BYTES = 256 * 1024;
 
 interface Range {

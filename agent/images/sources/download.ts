@@ -9,7 +9,7 @@ import { describeUrl } from '../../../api/v1alpha1/describe.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { writeAll } from '../../disks/sparse.ts';
-import { asImageError } from '../layouts/pull.ts';
+import { asReasonedError } from '../layouts/pull.ts';
 import {
   Attempts,
   isTransientStatus,
@@ -134,7 +134,7 @@ class Download {
         await this.#attempt(attempts);
         return;
       } catch (error) {
-        const failure = networkError(asImageError(error, this.#what), this.#what, options.signal);
+        const failure = networkError(asReasonedError(error, this.#what), this.#what, options.signal);
         await attempts.failed(failure, options.signal);
       }
     }
