@@ -4,7 +4,7 @@ import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/httpserver.ts';
 import type { ConsoleLog } from '../machines/console.ts';
 import { driverOf, type Host } from '../pods/host.ts';
-import type { Machines } from '../pods/machines.ts';
+import type { Runtimes } from '../pods/machine.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 
 /** A request as the API server passes it on. */
@@ -105,7 +105,7 @@ function secondsAgo(seconds: number | undefined, now: number): Date | undefined 
 
 export interface ConsoleSources {
   host: Host;
-  machines: Machines;
+  machines: Runtimes;
   tasks: TaskRunner;
   podOf: (key: string) => Readonly<Pod> | undefined;
 }

@@ -5,17 +5,9 @@ import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
-import type { Claim, MachineRecord } from './machine.ts';
+import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 import { isEnded } from './pod.ts';
 import type { RecordStore } from './records.ts';
-
-/** The host's capacity for machines. `slots` is undefined until the operator has set them. */
-export interface HostCapacity {
-  slots: number | undefined;
-  cpuMillis: number;
-  memoryBytes: number;
-  diskBytes: number;
-}
 
 /** Fields of a {@link Claim} that are summed over machines. */
 type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';

@@ -258,8 +258,8 @@ export class PodController {
   #tell(pod: Readonly<Pod>, view: MachineView): void {
     const { uid } = view.runtime.record;
     const isRunning = phaseOf(view) === 'Running';
-    this.#writer.wish(pod, {
-      status: machineStatus(pod, view, this.#host.address, timestamp(Date.now())),
+    const status = machineStatus(pod, view, this.#host.address, timestamp(Date.now()));
+    this.#writer.show(pod, status, {
       finish: view.wanted.deletion !== undefined && view.step.kind === 'settled',
       onTaken: () => {
         const record = this.#host.records.get(uid);
@@ -277,20 +277,18 @@ export class PodController {
       this.#tasks.abort(uid);
     }
     const status = taskStatus(pod, state, this.#host.address, timestamp(Date.now()));
-    const finish = deletionTimestamp !== undefined && isOver(state);
-    this.#writer.wish(pod, { status, finish, onTaken: () => undefined });
+    this.#writer.show(pod, status, { finish: deletionTimestamp !== undefined && isOver(state) });
   }
 
   #park(pod: Readonly<Pod>, why: { reason: Reason; message: string }): undefined {
     const status = parkedStatus(pod, why, this.#host.address, timestamp(Date.now()));
-    this.#writer.wish(pod, { status, finish: false, onTaken: () => undefined });
+    this.#writer.show(pod, status);
   }
 
   /** Ends a Pod of which nothing is on this host, and lets it go if it is being deleted. */
   #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
-    const finish = pod.metadata.deletionTimestamp !== undefined;
-    this.#writer.wish(pod, { status, finish, onTaken: () => undefined });
+    this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });
   }
 }
 

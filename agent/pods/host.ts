@@ -12,10 +12,9 @@ import type { ImageStore } from '../images/store.ts';
 import type { MachineUsers } from '../machines/users.ts';
 import type { Network } from '../network/network.ts';
 import type { MachineOnHost } from '../tasks/disks.ts';
-import type { HostCapacity } from './admission.ts';
 import type { DiskGuard } from './diskguard.ts';
 import type { NetworkMonitor } from '../network/monitor.ts';
-import type { MachineRecord } from './machine.ts';
+import type { HostCapacity, MachineRecord } from './machine.ts';
 import type { RecordStore } from './records.ts';
 
 export interface HostDriver {

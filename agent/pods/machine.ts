@@ -22,6 +22,14 @@ export interface Claim {
   ports: string[];
 }
 
+/** The host's capacity for machines. `slots` is undefined until the operator has set them. */
+export interface HostCapacity {
+  slots: number | undefined;
+  cpuMillis: number;
+  memoryBytes: number;
+  diskBytes: number;
+}
+
 /** How a machine ended that nobody asked to end. */
 export interface MachineEnd {
   /** HostLost: together with the agent or the host. */
@@ -200,6 +208,11 @@ export interface Runtime {
   network: NetworkHealth | undefined;
   /** The guest's. */
   address: string | undefined;
+}
+
+/** The owner of all machines of this host. */
+export interface Runtimes {
+  runtime(record: MachineRecord): Runtime;
 }
 
 /** `machinesDirectory` has a folder for each machine. */

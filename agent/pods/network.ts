@@ -5,7 +5,7 @@ import { pause } from '../../base/time.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { type Host, ownUser } from './host.ts';
-import { type MachineRecord, needed, type Runtime } from './machine.ts';
+import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
 
 /** Before a machine's network is given up: as many checks more, which repair, this far apart. */
 const HEAL_ATTEMPTS = 3;
@@ -76,7 +76,7 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
 
 /** The owner of the machines; it hears when something about one has changed. */
 interface Followers {
-  machines: { runtime(record: MachineRecord): Runtime };
+  machines: Runtimes;
   touch(uid: string): void;
 }
 

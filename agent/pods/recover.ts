@@ -3,10 +3,9 @@ import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
 import { chooseDriver, driverOf, type Host } from './host.ts';
-import type { Machines } from './machines.ts';
 import { claimOf } from './admission.ts';
 import { recordDamaged } from './failure.ts';
-import { type MachineRecord, newRecord } from './machine.ts';
+import { type MachineRecord, newRecord, type Runtimes } from './machine.ts';
 import { roleOf } from './pod.ts';
 
 /** Begins the key of a machine that no Pod ever named. No Pod has such a key, since no namespace begins with a slash. */
@@ -16,7 +15,7 @@ const STRAY_PREFIX = '/stray-';
  * Gives every machine folder and network attachment a record, so that machines without a Pod are removed like any other. Tells the
  * store which images machines run from, and the network which attachments there are.
  */
-export async function adoptMachines(host: Host, machines: Machines): Promise<void> {
+export async function adoptMachines(host: Host, machines: Runtimes): Promise<void> {
   for (const { uid, path, message } of host.records.damaged) {
     host.logger.error({ uid, path, message }, 'the record of a machine cannot be read, leaving it alone');
   }

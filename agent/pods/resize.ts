@@ -6,8 +6,8 @@ import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Container, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 import { condition } from '../../kube/podstatus.ts';
-import { admit, type Claimants, claimOf, claimOfSize, claimsBeside, type HostCapacity } from './admission.ts';
-import type { Claim, MachineRecord } from './machine.ts';
+import { admit, type Claimants, claimOf, claimOfSize, claimsBeside } from './admission.ts';
+import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 
 /** Why the host does not promise the size that the Pod asks for: not now, or never. The reasons are a kubelet's. */
 export interface PendingResize {

@@ -16,14 +16,17 @@ import { isEnded } from './pod.ts';
 /** One hanging write must not hold up the others of a host's few dozen Pods. */
 const WORKERS = 8;
 
-/** The status that a Pod is to show. */
-export interface StatusWish {
-  uid: string;
-  status: PodStatus | undefined;
+interface AfterStatus {
   /** The Pod is being deleted and nothing of its machine is left, so it can go. */
-  finish: boolean;
+  finish?: boolean;
   /** Called once the API server has the status. */
-  onTaken: () => void;
+  onTaken?: () => void;
+}
+
+/** The status that a Pod is to show. */
+interface StatusWish extends AfterStatus {
+  uid: string;
+  status: PodStatus;
 }
 
 export interface StatusWriterOptions {
@@ -79,10 +82,10 @@ export class StatusWriter {
     return { ...pod, ...(written.status === undefined ? {} : { status: written.status }) };
   }
 
-  /** Replaces the earlier wish for the Pod. */
-  wish(pod: Readonly<Pod>, wish: Omit<StatusWish, 'uid'>): void {
+  /** Has the Pod show a status, in place of an earlier one that is not written yet. */
+  show(pod: Readonly<Pod>, status: PodStatus, after: AfterStatus = {}): void {
     const key = keyOf(pod);
-    this.#wishes.set(key, { uid: pod.metadata.uid ?? '', ...wish });
+    this.#wishes.set(key, { uid: pod.metadata.uid ?? '', status, ...after });
     this.#controller.enqueue(key);
   }
 
@@ -104,11 +107,11 @@ export class StatusWriter {
     }
     const current = this.newest(pod);
     // A container that was terminated stays so.
-    if (wish.status !== undefined && !isEnded(current) && !showsAlready(current, wish.status)) {
+    if (!isEnded(current) && !showsAlready(current, wish.status)) {
       await this.#write(current, wish.status);
     }
-    wish.onTaken();
-    if (wish.finish) {
+    wish.onTaken?.();
+    if (wish.finish === true) {
       await this.#finish(pod);
     }
     return undefined;
