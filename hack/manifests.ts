@@ -3,7 +3,7 @@
  *
  *   manifests.ts [--output FILE] [HELM OPTION…]      e.g. --set displayDPIMaximum=320
  *
- * Hooks are Helm's and left out: before deleting what was applied, delete the VMs (docs/operate/install.md).
+ * Hooks are Helm's and left out: before deleting what was applied, delete the VMs (docs/operate/uninstall.md).
  */
 import { execFile } from 'node:child_process';
 import { mkdir, writeFile } from 'node:fs/promises';

@@ -1,6 +1,10 @@
-/** The phases of a VM: the one table behind the field `status.phase`, the docs and the diagram of a VM's life. */
+/** The phases of a VM: the one table behind `status.phase`, the operator's decisions, the docs and the diagram of a VM's life. */
+
+/** Whether the VM has yet to run, changes between two states, or can stay as it is. */
+type Stage = 'deployment' | 'transition' | 'settled';
 
 interface PhaseDefinition {
+  readonly stage: Stage;
   /** One sentence for people. */
   readonly meaning: string;
   /** Phases that usually follow. Failed and Terminating may follow any phase. */
@@ -24,32 +28,59 @@ export type VMPhase =
 
 export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   Pending: {
+    stage: 'deployment',
     meaning: 'The VM waits for a host. The condition `Scheduled` gives the reason.',
     next: ['Scheduled'],
   },
   Scheduled: {
+    stage: 'deployment',
     meaning: 'A host was chosen. Its agent has not begun the work yet.',
     next: ['Pulling', 'Cloning', 'Pending'],
   },
-  Pulling: { meaning: 'The host fetches the image.', next: ['Cloning'] },
-  Cloning: { meaning: 'The host makes the disk of the VM from the image.', next: ['Starting', 'Stopped'] },
-  Starting: { meaning: 'The hypervisor starts the machine.', next: ['Running'] },
+  Pulling: { stage: 'deployment', meaning: 'The host fetches the image.', next: ['Cloning'] },
+  Cloning: {
+    stage: 'deployment',
+    meaning: 'The host makes the disk of the VM from the image.',
+    next: ['Starting', 'Stopped'],
+  },
+  Starting: { stage: 'deployment', meaning: 'The hypervisor starts the machine.', next: ['Running'] },
   Running: {
+    stage: 'settled',
     meaning: 'The machine runs. The condition `Ready` follows `readiness`.',
     next: ['Stopping', 'Suspending', 'Stopped', 'Starting'],
   },
-  Stopping: { meaning: 'The machine shuts down.', next: ['Stopped', 'Starting'] },
+  Stopping: { stage: 'transition', meaning: 'The machine shuts down.', next: ['Stopped', 'Starting'] },
   Stopped: {
+    stage: 'settled',
     meaning:
       'The machine is off and keeps its disk. Somebody asked for it, or the guest shut down by itself.',
     next: ['Starting'],
   },
-  Suspending: { meaning: 'The host writes the memory of the machine to its disk.', next: ['Suspended'] },
-  Suspended: { meaning: 'The memory is on disk and the machine is off.', next: ['Resuming', 'Stopped'] },
-  Resuming: { meaning: 'The machine continues from the saved memory.', next: ['Running'] },
+  Suspending: {
+    stage: 'transition',
+    meaning: 'The host writes the memory of the machine to its disk.',
+    next: ['Suspended'],
+  },
+  Suspended: {
+    stage: 'settled',
+    meaning: 'The memory is on disk and the machine is off.',
+    next: ['Resuming', 'Stopped'],
+  },
+  Resuming: {
+    stage: 'transition',
+    meaning: 'The machine continues from the saved memory.',
+    next: ['Running'],
+  },
   Failed: {
+    stage: 'settled',
     meaning: 'The VM ended for good. `status.failure` gives the reason. After `HostLost` the VM can return.',
     next: ['Running'],
   },
-  Terminating: { meaning: 'The VM is being deleted.', next: [] },
+  Terminating: { stage: 'transition', meaning: 'The VM is being deleted.', next: [] },
 };
+
+/** The phases of a stage, in the order of the table. */
+export function phasesIn(stage: Stage): ReadonlySet<string> {
+  const phases = Object.entries(VM_PHASES).filter(([, definition]) => definition.stage === stage);
+  return new Set(phases.map(([name]) => name));
+}

@@ -1,5 +1,6 @@
 /** A VM's phase, derived anew at each look from the Pod, the host and the written-once facts. */
-import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
+import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { silentSince } from '../host/observe.ts';
 import { type Facts, isLost } from './facts.ts';
@@ -7,20 +8,14 @@ import type { Observed } from './observe.ts';
 import { hasEnded, machineCondition, waitingState } from './podstate.ts';
 
 export interface Phase {
-  readonly name: Reason;
+  readonly name: VMPhase;
   /** Reason and message of the Ready condition. */
   readonly reason: SaidReason;
   readonly message: string;
 }
 
 /** Waiting to run: what `berth_pending_vms` counts, and what may be folded into the next write. */
-export const PENDING_PHASES: ReadonlySet<string> = new Set([
-  'Pending',
-  'Scheduled',
-  'Pulling',
-  'Cloning',
-  'Starting',
-]);
+export const PENDING_PHASES = phasesIn('deployment');
 const PRE_RUNNING = ['Pulling', 'Cloning', 'Starting'] as const;
 const TRANSITIONS = ['Stopping', 'Suspending', 'Resuming', 'Starting'] as const;
 
@@ -89,7 +84,7 @@ function podPhase(pod: Pod): Phase {
 }
 
 /** While something holds a machine up, the container's reason names the obstacle, and the condition still names the phase. */
-function preRunningPhase(pod: Pod, waiting: string): Reason {
+function preRunningPhase(pod: Pod, waiting: string): VMPhase {
   const told = machineCondition(pod)?.reason;
   const named = (word: string | undefined) => PRE_RUNNING.find((phase) => phase === word);
   return named(waiting) ?? named(told) ?? 'Scheduled';

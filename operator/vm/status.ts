@@ -12,6 +12,7 @@ import type { Facts } from './facts.ts';
 import type { Pod } from '../../kube/core.ts';
 import { pausedByDisk, unsuspendedByDisk } from './disktrouble.ts';
 import type { Observed } from './observe.ts';
+import { phasesIn } from '../../api/v1alpha1/phases.ts';
 import { type Phase, PENDING_PHASES, phaseOf } from './phase.ts';
 import {
   containerState,
@@ -164,7 +165,7 @@ function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
       };
 }
 
-const SETTLED: ReadonlySet<string> = new Set(['Running', 'Stopped', 'Suspended', 'Failed']);
+const SETTLED = phasesIn('settled');
 
 function reconciling({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft | undefined {
   if (phase.name === 'Running') {
