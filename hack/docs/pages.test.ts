@@ -43,11 +43,12 @@ test('every key of a configuration needs a description', () => {
 
 test('the description of a value is the comment right above it', () => {
   const page = valuesPage(
-    '# Head of the file.\n\n# The images.\nimage:\n  # Where from.\n  # Second line.\n  tag: ""\n  size: 3\n',
+    '# Head of the file.\n\n# The images.\nimage:\n  # Where from.\n  # Second line.\n  tag: ""\n  # other: 1\n\n  size: 3\n  # end: 1\n\n# Top.\ntop: 1\n',
   );
   expect(page).toContain('## image\n\nThe images.\n');
   expect(page).toContain('| `image.tag` | `""` | Where from. Second line. |');
   expect(page).toContain('| `image.size` | `3` |  |');
+  expect(page).toContain('| `top` | `1` | Top. |');
 });
 
 test('fields of a spec say whether they can be changed', () => {

@@ -1,5 +1,5 @@
 /** docs/reference/values.md: every value of the chart with its default, from charts/berth/values.yaml and its comments. */
-import { isMap, isScalar, type Pair, parseDocument, type YAMLMap } from 'yaml';
+import { isMap, isScalar, type Pair, parseDocument } from 'yaml';
 import { table } from './table.ts';
 
 const HEADER = `# Chart values
@@ -16,42 +16,41 @@ export function valuesPage(yaml: string): string {
   if (!isMap(contents)) {
     throw new TypeError('charts/berth/values.yaml: not a map');
   }
+  const lines = yaml.split('\n');
+  const comment: CommentOf = ({ key }) => {
+    const start = isScalar(key) ? (key.range?.[0] ?? 0) : 0;
+    return commentAbove(lines, yaml.slice(0, start).split('\n').length - 1);
+  };
   const sections = contents.items.map((pair) => {
-    const head = comment(pair, contents);
-    const text = isMap(pair.value) && head !== '' ? `${head}\n\n` : '';
-    return `## ${keyOf(pair)}\n\n${text}${table(['value', 'default', 'description'], rows(pair, contents, ''))}\n`;
+    const head = isMap(pair.value) ? comment(pair) : '';
+    const text = head === '' ? '' : `${head}\n\n`;
+    return `## ${keyOf(pair)}\n\n${text}${table(['value', 'default', 'description'], rows(pair, comment, ''))}\n`;
   });
   return [HEADER, ...sections].join('\n');
 }
 
-function rows(pair: Pair, parent: YAMLMap, above: string): string[][] {
+type CommentOf = (pair: Pair) => string;
+
+/** The lines of comment right above a line, which counts from 0, joined. */
+function commentAbove(lines: readonly string[], line: number): string {
+  const found: string[] = [];
+  for (let at = line - 1; at >= 0 && lines[at]?.trim().startsWith('#') === true; at -= 1) {
+    found.unshift(lines[at]?.trim().replace(/^# ?/, '') ?? '');
+  }
+  return found.join(' ');
+}
+
+function rows(pair: Pair, comment: CommentOf, above: string): string[][] {
   const path = above === '' ? keyOf(pair) : `${above}.${keyOf(pair)}`;
   const { value } = pair;
+  const text = comment(pair);
   if (isMap(value) && value.flow !== true && value.items.length > 0) {
-    const own =
-      above === '' || comment(pair, parent) === '' ? [] : [[`\`${path}\``, '', comment(pair, parent)]];
-    return [...own, ...value.items.flatMap((item) => rows(item, value, path))];
+    const own = above === '' || text === '' ? [] : [[`\`${path}\``, '', text]];
+    return [...own, ...value.items.flatMap((item) => rows(item, comment, path))];
   }
-  return [[`\`${path}\``, `\`${textOf(value)}\``, comment(pair, parent)]];
+  return [[`\`${path}\``, `\`${JSON.stringify(value)}\``, text]];
 }
 
 function keyOf({ key }: Pair): string {
   return isScalar(key) ? String(key.value) : '';
-}
-
-function textOf(value: unknown): string {
-  return JSON.stringify(value) ?? '';
-}
-
-/** The lines of comment right above a key, joined; a blank line cuts off those further up. */
-function comment(pair: Pair, parent: YAMLMap): string {
-  const { key } = pair;
-  const own = isScalar(key) ? key.commentBefore : undefined;
-  const text = own ?? (parent.items[0] === pair ? parent.commentBefore : undefined) ?? '';
-  const last = text.split(/\n\s*\n/).at(-1) ?? '';
-  return last
-    .split('\n')
-    .map((line) => line.trim())
-    .join(' ')
-    .trim();
 }
