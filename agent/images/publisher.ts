@@ -7,7 +7,7 @@ import { isMissing } from '../../base/errors.ts';
 import { ask } from './sources/access.ts';
 import { allocatedBytes, fileDigest } from '../disks/diskio.ts';
 import { publishDisk } from './layouts/publish.ts';
-import type { Registries } from './oci/client.ts';
+import type { Registries } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';

@@ -14,7 +14,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { Registries } from '../../agent/images/oci/client.ts';
+import { Registries } from '../../agent/images/oci/repository.ts';
 import type { Credential } from '../../agent/images/oci/credentials.ts';
 import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
 import { serverCertificate, testAuthority } from '../wires/registry.ts';

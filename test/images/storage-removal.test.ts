@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Published, Publisher } from '../../agent/images/publisher.ts';
-import { Registries } from '../../agent/images/oci/client.ts';
+import { Registries } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { startRegistry, type TestRegistry, testAuthority } from '../wires/registry.ts';

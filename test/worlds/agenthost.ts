@@ -7,7 +7,7 @@ import { stringify } from 'yaml';
 import { messageOf } from '../../base/errors.ts';
 import { runAgent } from '../../agent/host/agent.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
-import { Registries } from '../../agent/images/oci/client.ts';
+import { Registries } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { loadConfig } from '../../agent/host/config.ts';
 import { type Machine, MACHINE_API_VERSION, type Desired } from '../../api/v1alpha1/machine.ts';

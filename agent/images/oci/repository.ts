@@ -1,4 +1,4 @@
-/** One repository of a registry, over HTTP: manifests, and blobs to and from it. */
+/** Repositories of registries (distribution specification 1.1): manifests, and blobs to and from them. */
 import type { Readable } from 'node:stream';
 import { retrying } from './failures.ts';
 import { readBody } from './refusals.ts';
@@ -11,10 +11,12 @@ import {
   parseManifest,
   pick,
 } from './manifests.ts';
-import { isSha256 } from '../../../api/v1alpha1/reference.ts';
+import { isSha256, type Reference } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Session } from './session.ts';
-import { checkNoDowngrade, type Response } from './transport.ts';
+import type { Credential } from './credentials.ts';
+import { Session } from './client.ts';
+import { Tokens } from './tokens.ts';
+import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
 import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
 
 /** Indexes that lead to indexes: one more than anybody publishes. */
@@ -23,12 +25,40 @@ const INDEX_DEPTH = 3;
 /** The status of a registry whose configuration lets nobody remove anything. */
 const NOT_ALLOWED = 405;
 
+/** The registries that images come from and go to, over one pool of connections. */
+export class Registries {
+  /** The one pool of connections, also to other servers that images come from. */
+  readonly transport: Transport;
+  readonly #tokens: Tokens;
+
+  /** @throws Error when the file of an authority cannot be read. */
+  constructor(options: RegistriesOptions) {
+    this.transport = new Transport(options);
+    this.#tokens = new Tokens(this.transport);
+  }
+
+  /** Only the names of the reference count; each method is told a tag or digest. Nothing is asked yet. */
+  repository(
+    reference: Pick<Reference, 'registry' | 'repository'>,
+    credential: Credential | undefined,
+  ): Repository {
+    return new HttpRepository(
+      new Session(reference, credential, { transport: this.transport, tokens: this.#tokens }),
+    );
+  }
+
+  /** Requests that are under way fail. */
+  async close(): Promise<void> {
+    await this.transport.close();
+  }
+}
+
 interface Fetched {
   digest: string;
   document: Document;
 }
 
-export class HttpRepository implements Repository {
+class HttpRepository implements Repository {
   readonly name: string;
   readonly #session: Session;
 

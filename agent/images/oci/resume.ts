@@ -2,7 +2,7 @@
 import { Readable } from 'node:stream';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Attempts, networkError, TransientError } from './failures.ts';
-import type { Session } from './session.ts';
+import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';
 

@@ -1,7 +1,7 @@
 /** Whether somebody may have an image of a registry: what the registry itself says to his own credentials. */
 import { LRUCache } from 'lru-cache';
 import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
-import type { Registries } from '../oci/client.ts';
+import type { Registries } from '../oci/repository.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/types.ts';

@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { Registries } from '../../../agent/images/oci/client.ts';
+import { Registries } from '../../../agent/images/oci/repository.ts';
 import { Keyring } from '../../../agent/images/oci/credentials.ts';
 import { SECRETS } from '../../../kube/core.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES } from '../../../operator/objects/resources.ts';
