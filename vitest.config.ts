@@ -76,7 +76,7 @@ export default defineConfig({
           include: ['test/chart/**/*.test.ts'],
           globalSetup: [CHART_TOOLS, 'test/support/setup/sharedcluster.ts'],
           sequence: { groupOrder: 7 },
-          ...oneAtATime,
+          ...twoAtATime,
         },
       },
       {

@@ -66,8 +66,11 @@ async function judge(copy: MutantCopy, mutant: Mutant, patience: number): Promis
   const late = AbortSignal.timeout(Math.round(patience));
   try {
     const args = ['--bail=1'];
-    const summary = await copy.with(mutant, () => runTests(copy, [mutant], { log: mutant.id, args, late }));
-    return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
+    return await copy.with(mutant, async () => {
+      const summary = await runTests(copy, [mutant], { log: mutant.id, args, late });
+      // Asked at once: time goes on while what the tests left behind is ended.
+      return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
+    });
   } catch (error) {
     interrupted.signal.throwIfAborted();
     return { killed: false, why: messageOf(error) };
@@ -113,17 +116,16 @@ async function runTests(
   return summary;
 }
 
-/** Judges groups so many at a time, each lane in a copy of its own. */
-async function judgeAll(groups: readonly Mutant[][], lanes: number): Promise<boolean[]> {
+/** Judges groups, as many at a time as there are copies. */
+async function judgeAll(groups: readonly Mutant[][], copies: readonly MutantCopy[]): Promise<boolean[]> {
   const waiting = [...groups];
   const kills: boolean[] = [];
-  const lane = async (): Promise<void> => {
-    await using copy = await MutantCopy.of(ROOT);
+  const lane = async (copy: MutantCopy): Promise<void> => {
     for (let group = waiting.shift(); group !== undefined; group = waiting.shift()) {
       kills.push(...(await judgeGroup(copy, group)));
     }
   };
-  await Promise.all(Array.from({ length: Math.min(lanes, groups.length) }, lane));
+  await Promise.all(copies.map(lane));
   return kills;
 }
 
@@ -142,7 +144,13 @@ async function main(): Promise<void> {
   const { beside = [], alone = [] } = Object.groupBy(groups, ([first]) =>
     SIDE_BY_SIDE.has(first?.project ?? '') ? 'beside' : 'alone',
   );
-  const kills = [...(await judgeAll(beside, LANES)), ...(await judgeAll(alone, 1))];
+  await using stack = new AsyncDisposableStack();
+  // All at the beginning, so that every mutant is judged by the work tree as it was then.
+  const copies: MutantCopy[] = [];
+  while (copies.length < Math.min(LANES, groups.length)) {
+    copies.push(stack.use(await MutantCopy.of(ROOT)));
+  }
+  const kills = [...(await judgeAll(beside, copies)), ...(await judgeAll(alone, copies.slice(0, 1)))];
   const killed = kills.filter(Boolean).length;
   const survived = mutants.length - killed;
   process.stdout.write(`${mutants.length} mutants, ${killed} killed, ${survived} survived\n`);

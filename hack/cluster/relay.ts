@@ -4,8 +4,11 @@
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { connect, createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
-import { type End, Link } from './link.ts';
+
+/** A loopback port, or the path of a socket. */
+type End = number | string;
 
 export interface RelayOptions {
   /** Name of the other namespace (`ip netns`). */
@@ -22,13 +25,13 @@ export interface RelayOptions {
   directory: string;
 }
 
-export class Relay {
-  readonly #link: Link;
-  readonly #process: ChildProcess;
+export class Relay implements AsyncDisposable {
+  readonly #here: Forwarder;
+  readonly #there: ChildProcess;
 
-  private constructor(link: Link, process: ChildProcess) {
-    this.#link = link;
-    this.#process = process;
+  private constructor(here: Forwarder, there: ChildProcess) {
+    this.#here = here;
+    this.#there = there;
   }
 
   static async open(options: RelayOptions): Promise<Relay> {
@@ -43,16 +46,65 @@ export class Relay {
     const ended = once(child, 'exit').then(() => Promise.reject(new Error(`no relay in ${namespace}`)));
     await Promise.race([ready, ended]);
     ended.catch(() => undefined);
-    return new Relay(await (direction === 'in' ? Link.open(path, port) : Link.open(port, path)), child);
+    return new Relay(
+      await (direction === 'in' ? Forwarder.open(path, port) : Forwarder.open(port, path)),
+      child,
+    );
   }
 
-  async close(): Promise<void> {
-    const ended = once(this.#process, 'exit');
-    if (this.#process.exitCode === null && this.#process.signalCode === null) {
-      this.#process.kill('SIGKILL');
+  async [Symbol.asyncDispose](): Promise<void> {
+    const ended = once(this.#there, 'exit');
+    if (this.#there.exitCode === null && this.#there.signalCode === null) {
+      this.#there.kill('SIGKILL');
       await ended;
     }
-    this.#link.close();
+    this.#here.close();
+  }
+}
+
+/** Passes every connection that is taken at one end on to the other. */
+class Forwarder {
+  readonly #server: Server;
+  readonly #sockets = new Set<Socket>();
+
+  private constructor(server: Server, to: End) {
+    this.#server = server;
+    server.on('connection', (near) => {
+      const far = typeof to === 'number' ? connect(to, '127.0.0.1') : connect(to);
+      this.#pass(near, far);
+      this.#pass(far, near);
+    });
+  }
+
+  /** A port is one of `address`. */
+  static async open(from: End, to: End, address = '127.0.0.1'): Promise<Forwarder> {
+    const server = createServer();
+    const forwarder = new Forwarder(server, to);
+    if (typeof from === 'number') {
+      server.listen(from, address);
+    } else {
+      server.listen(from);
+    }
+    await once(server, 'listening');
+    return forwarder;
+  }
+
+  close(): void {
+    this.#server.close();
+    for (const socket of this.#sockets) {
+      socket.destroy();
+    }
+  }
+
+  /** One side breaking off is told to the other by breaking off too. */
+  #pass(from: Socket, to: Socket): void {
+    this.#sockets.add(from);
+    from.pipe(to);
+    from.once('error', () => to.destroy());
+    from.once('close', () => {
+      this.#sockets.delete(from);
+      to.destroySoon();
+    });
   }
 }
 
@@ -64,7 +116,7 @@ function parseEnd(text: string | undefined): End {
 }
 
 if (import.meta.main) {
-  await Link.open(parseEnd(process.argv[2]), parseEnd(process.argv[3]), process.argv[4]);
+  await Forwarder.open(parseEnd(process.argv[2]), parseEnd(process.argv[3]), process.argv[4]);
   process.send?.('ready');
   process.once('disconnect', () => process.exit());
 }

@@ -87,7 +87,10 @@ cat >/bin/guest-agent <<'SCRIPT'
 # The links that udev would make.
 for port in /sys/class/virtio-ports/*; do ln -sf "/dev/${port##*/}" "/dev/virtio-ports/$(cat "$port/name")"; done
 qemu-ga --daemonize --fsfreeze-hook=/etc/qemu/fsfreeze-hook || exit
-until ls -l "/proc/$(pidof qemu-ga)/fd" | grep -q /dev/vport; do sleep 0.1; done
+until ls -l "/proc/$(pidof qemu-ga)/fd" | grep -q /dev/vport; do
+  pidof qemu-ga >/dev/null || { echo "berth-guest: the guest agent has ended" && exit 1; }
+  sleep 0.1
+done
 SCRIPT
 # /cgi-bin/do?poweroff, ?reboot, ?marker=TEXT, ?connect=ADDRESS:PORT (says open or closed), ?write (begins to),
 # ?number (that was written last), ?numbers (that the disk holds, and how it was mounted), ?agent=SECONDS (has the guest

@@ -12,12 +12,11 @@ import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import { type OwnerReference, pathOf, resource } from '../../kube/objects.ts';
-import type { Cluster } from '../../hack/cluster/index.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { componentToken } from '../../hack/cluster/tokens.ts';
 import { CHART, EVERYTHING, find, helm, type Manifest, manifests, template } from '../support/chart.ts';
 import { isAllowed, untilAllowed } from '../support/admission.ts';
-import { sharedCluster } from '../support/cluster.ts';
 import { isGone } from '../fixtures/objects.ts';
 import { waitFor } from '../../hack/wait.ts';
 
@@ -35,11 +34,13 @@ let cluster: Cluster;
 let folder: string;
 
 beforeAll(async () => {
-  cluster = await sharedCluster();
+  // Its own, because it removes what the tests of rights and values find in theirs.
+  cluster = await startCluster({ name: `chart-install-${process.pid}` });
   folder = mkdtempSync(join(tmpdir(), 'berth-install-'));
 });
 
-afterAll(() => {
+afterAll(async () => {
+  await cluster?.stop();
   rmSync(folder, { recursive: true });
 });
 

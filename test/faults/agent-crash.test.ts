@@ -16,25 +16,22 @@ import { AgentWorld, BOOT, tracesOn } from '../worlds/crash.ts';
 const SET_UP_MILLISECONDS = 400_000;
 const TEST_MILLISECONDS = 300_000;
 
-const ends: (() => Promise<void> | void)[] = [];
 let world: AgentWorld;
 
 beforeAll(async () => {
-  world = await AgentWorld.start(ends);
+  world = await AgentWorld.start();
 }, SET_UP_MILLISECONDS);
 
 afterEach(async () => {
-  world.link.mend();
-  world.link.dropHung();
+  world.wire.mend();
+  world.wire.dropHung();
   world.downloads.release();
   await world.deleteAll();
   await waitFor('nothing to be left', async () => (await tracesOn(world.one)).length === 0, BOOT);
 }, TEST_MILLISECONDS);
 
 afterAll(async () => {
-  for (const end of ends.toReversed()) {
-    await end();
-  }
+  await world?.[Symbol.asyncDispose]();
 }, TEST_MILLISECONDS);
 
 function hypervisors(agent = world.one): Promise<number[]> {
@@ -79,8 +76,8 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
   test('one-machine: in Starting: one machine runs, not two and not none', async () => {
     await world.startUnheard('starting', on);
     await world.one.kill();
-    world.link.mend();
-    world.link.dropHung();
+    world.wire.mend();
+    world.wire.dropHung();
     expect((await world.vms.get('starting')).status?.firstRunningTime).toBeUndefined();
     await world.one.startAgain();
     await world.waitUntilReady('starting');
@@ -176,12 +173,12 @@ describe('what the guest is and was', { timeout: TEST_MILLISECONDS }, () => {
     expect(await bootOf(port)).toBe(boot);
 
     // Back, but with a watch that hangs: what it had begun is another's by now, and must not be begun again.
-    world.link.mend();
+    world.wire.mend();
     const renewed = new Set([await renewTimeOf('one')]);
     const times = async (): Promise<boolean> => renewed.add(await renewTimeOf('one')).size > 3;
     await waitFor('its Lease to be renewed three times', times, BOOT);
     expect(await hypervisors()).toEqual([machine]);
-    world.link.dropHung();
+    world.wire.dropHung();
     await world.vms.waitForPhase('ran', 'Running', undefined, BOOT);
     await world.waitUntilReady('ran');
     expect(await factsOf('ran')).toEqual(facts);

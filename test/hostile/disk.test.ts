@@ -12,7 +12,7 @@ import { freePort } from '../../hack/cluster/ports.ts';
 import { tell } from '../worlds/qemuguest.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { conditionOf, VMs } from '../fixtures/vms.ts';
-import { whyNoTmpfs } from '../support/tmpfs.ts';
+import { mountTmpfs, whyNoTmpfs } from '../support/tmpfs.ts';
 import { unless } from '../support/unless.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
@@ -20,7 +20,7 @@ import { tried } from './support/attempts.ts';
 const execute = promisify(execFile);
 
 const HOST = 'small';
-const DISK = '1Gi';
+const DISK_MEBIBYTES = 1024;
 const MINIMUM_FREE = '256Mi';
 const MEMORY = '256Mi';
 const MEBIBYTE = 2 ** 20;
@@ -43,22 +43,23 @@ describe('a host with a small disk', unless(missing), () => {
   let vms: VMs;
   /** Where the host's disk is mounted. */
   let disk: string;
-  let isMounted = false;
+  const parts = new AsyncDisposableStack();
 
   beforeAll(async () => {
     const guest = await guestFile('amd64');
-    cluster = await startCluster({ name: `hostile-disk-${process.pid}` });
+    cluster = parts.adopt(await startCluster({ name: `hostile-disk-${process.pid}` }), (one) => one.stop());
     disk = join(cluster.directory, HOST);
     await mkdir(disk);
-    await execute('mount', ['-t', 'tmpfs', '-o', `size=${parseQuantity(DISK)}`, 'berth-test', disk]);
-    isMounted = true;
+    mountTmpfs(disk, DISK_MEBIBYTES);
+    parts.defer(async () => void (await execute('umount', [disk])));
+    parts.defer(() => endMachines(cluster.directory));
     await writeFile(join(disk, 'ballast'), Buffer.alloc(BALLAST_MEBIBYTES * MEBIBYTE));
     const shared = await shareGuest(cluster, guest);
     // Hosts that promise far more disk than they have.
     await cluster.startOperator({ config: { diskRequestRatio: 0.01 } });
     const images = { sharedRoots: [shared], minimumFree: MINIMUM_FREE };
     const config = { architecture: 'amd64', cpuOvercommit: 8, images };
-    agent = await AgentProcess.start(cluster, { nodeName: HOST, config });
+    agent = parts.adopt(await AgentProcess.start(cluster, { nodeName: HOST, config }), (one) => one.stop());
     await createImage(cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
     vms = new VMs(cluster);
     for (const name of ['greedy', 'neighbour']) {
@@ -69,16 +70,7 @@ describe('a host with a small disk', unless(missing), () => {
     }
   }, SET_UP_MILLISECONDS);
 
-  afterAll(async () => {
-    await agent?.stop();
-    if (cluster !== undefined) {
-      await endMachines(cluster.directory);
-    }
-    if (isMounted) {
-      await execute('umount', [disk]);
-    }
-    await cluster?.stop();
-  });
+  afterAll(async () => await parts.disposeAsync());
 
   async function makeVM(name: string): Promise<void> {
     const port = await freePort();

@@ -311,7 +311,7 @@ describe('what is packed', () => {
     world = await PullWorld.start();
   });
 
-  afterAll(async () => await world?.end());
+  afterAll(async () => await world?.[Symbol.asyncDispose]());
 
   async function refusal(tag: string, image: ImageToPush): Promise<string> {
     const repository = world.repository('hostile');

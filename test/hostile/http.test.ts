@@ -40,7 +40,7 @@ beforeAll(async () => {
   doors = await doorsOf(world, NODE);
 }, SET_UP_MILLISECONDS);
 
-afterAll(async () => await world.stop());
+afterAll(async () => await world?.[Symbol.asyncDispose]());
 
 /** All doors serve, and both programs renew their Leases. */
 async function expectAlive(): Promise<void> {

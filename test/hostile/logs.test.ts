@@ -89,7 +89,7 @@ describe('a console of 8 MiB and its readers', () => {
     }
   });
 
-  afterAll(async () => await world?.stop());
+  afterAll(async () => await world?.[Symbol.asyncDispose]());
 
   async function makePrinterImage(name: string, printing: Printing): Promise<void> {
     await makePrinter(join(world.shared, `${name}.img`), printing);

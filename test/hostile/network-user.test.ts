@@ -47,7 +47,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
   }
 
   beforeAll(async () => {
-    net = new NatWorld('user');
+    net = await NatWorld.make('user');
     host = net.worker('host');
     world = net.worker('world');
     for (const address of FORBIDDEN) {
@@ -84,7 +84,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
 
   afterAll(async () => {
     await guest?.stop();
-    await net?.remove();
+    await net?.[Symbol.asyncDispose]();
   });
 
   function send(text: string, address: string, port: number): void {

@@ -84,7 +84,7 @@ describe('a guest of the nat network', unless(missing), () => {
   }
 
   beforeAll(async () => {
-    net = new NatWorld('hostile');
+    net = await NatWorld.make('hostile');
     host = net.worker('host');
     world = net.worker('world');
     for (const address of [...Object.values(FORBIDDEN), LOAD_BALANCER, CLUSTER_IP]) {
@@ -108,7 +108,7 @@ describe('a guest of the nat network', unless(missing), () => {
   afterAll(async () => {
     await a?.stop();
     await b?.stop();
-    await net?.remove();
+    await net?.[Symbol.asyncDispose]();
   });
 
   function toWorld(text: string, address: string, port = ECHO_PORT): void {

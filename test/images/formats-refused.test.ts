@@ -36,7 +36,7 @@ beforeAll(async () => {
   repository = world.repository('refused');
 });
 
-afterAll(() => world.end());
+afterAll(async () => await world?.[Symbol.asyncDispose]());
 
 beforeEach(async () => {
   folder = await world.folder();

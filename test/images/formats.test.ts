@@ -37,7 +37,7 @@ beforeAll(async () => {
   await writeFile(noise, randomBytes(NOISE_MIB * MIB));
 });
 
-afterAll(() => world.end());
+afterAll(async () => await world?.[Symbol.asyncDispose]());
 
 beforeEach(async () => {
   folder = await world.folder();

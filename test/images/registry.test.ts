@@ -218,10 +218,10 @@ describe('a registry with TLS and a password', () => {
     const repository = open('team/image');
     const descriptor = await firstLayer(repository);
     registry.traffic.received = 0;
-    registry.traffic.cutAfter(BLOB_BYTES / 2);
+    registry.traffic.breakAfter(BLOB_BYTES / 2);
     const stream = repository.stream(descriptor, { start: 0, end: BLOB_BYTES }, signal);
     expect((await buffer(stream)).equals(layer)).toBe(true);
-    expect(registry.traffic.hasCut).toBe(true);
+    expect(registry.traffic.hasBroken).toBe(true);
     // What was under way when it broke is all that comes twice.
     expect(registry.traffic.received).toBeLessThan(BLOB_BYTES + 2 * MEBIBYTE);
   });
@@ -338,7 +338,7 @@ describe('a registry with TLS and a password', () => {
       const repository = open('team/two');
       const content = randomBytes(BLOB_BYTES);
       const digest = `sha256:${createHash('sha256').update(content).digest('hex')}`;
-      registry.traffic.cutAfter(BLOB_BYTES / 2);
+      registry.traffic.breakAfter(BLOB_BYTES / 2);
       let times = 0;
       const again = (): Readable => {
         times += 1;

@@ -10,7 +10,7 @@ import { stringify } from 'yaml';
 import { createKey } from '../../kube/certificates.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
-import { ByteCounter } from './bytecounter.ts';
+import { Wire } from './tcp.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 export const USER = 'berth';
@@ -52,7 +52,7 @@ export interface TestRegistry {
   readonly caFile: string;
   readonly directory: string;
   /** Everybody's way to it. */
-  readonly traffic: ByteCounter;
+  readonly traffic: Wire;
   /** What opens it, as a pull secret has it. */
   dockerConfigJson(password?: string): string;
   /** Every request so far that it has answered. */
@@ -73,7 +73,7 @@ export async function startRegistry(options: RegistryOptions): Promise<TestRegis
   const port = await freePort();
   await writeConfiguration(options, port);
   let child = spawnRegistry(directory);
-  const traffic = await ByteCounter.open(port);
+  const traffic = await Wire.open(port);
   const host = `127.0.0.1:${traffic.port}`;
   const url = `${tls ? 'https' : 'http'}://${host}`;
   const caFile = join(directory, 'ca.crt');
@@ -108,7 +108,7 @@ export async function startRegistry(options: RegistryOptions): Promise<TestRegis
       await waitUntilReady(url, caFile, child);
     },
     close: async () => {
-      traffic.close();
+      traffic[Symbol.dispose]();
       await endRegistry(child);
     },
   };

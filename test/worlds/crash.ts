@@ -7,7 +7,7 @@ import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { Downloads } from '../wires/downloads.ts';
 import { createImage, guestFile } from '../fixtures/images.ts';
-import { Link } from '../../hack/cluster/link.ts';
+import { Wire } from '../wires/tcp.ts';
 import { PodHistory } from '../support/podhistory.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -31,51 +31,58 @@ export const BOOT = { deadlineMilliseconds: 90_000, intervalMilliseconds: 100 };
 /** A state that lasts for less than a second is to be caught in it. */
 const CATCH = { deadlineMilliseconds: 60_000, intervalMilliseconds: 5 };
 
-export class AgentWorld {
+export class AgentWorld implements AsyncDisposable {
   readonly cluster: Cluster;
   readonly vms: VMs;
   readonly history: PodHistory;
   readonly downloads: Downloads;
   /** Of host `one`. */
-  readonly link: Link;
+  readonly wire: Wire;
   readonly one: AgentProcess;
   readonly two: AgentProcess;
+  readonly #parts: AsyncDisposableStack;
 
-  private constructor(parts: Pick<AgentWorld, 'cluster' | 'history' | 'downloads' | 'link' | 'one' | 'two'>) {
-    this.cluster = parts.cluster;
-    this.vms = new VMs(parts.cluster);
-    this.history = parts.history;
-    this.downloads = parts.downloads;
-    this.link = parts.link;
-    this.one = parts.one;
-    this.two = parts.two;
+  private constructor(
+    world: Pick<AgentWorld, 'cluster' | 'history' | 'downloads' | 'wire' | 'one' | 'two'>,
+    parts: AsyncDisposableStack,
+  ) {
+    this.cluster = world.cluster;
+    this.vms = new VMs(world.cluster);
+    this.history = world.history;
+    this.downloads = world.downloads;
+    this.wire = world.wire;
+    this.one = world.one;
+    this.two = world.two;
+    this.#parts = parts;
   }
 
-  /** Every part that was started is in `ends` before the next one is: run from the last to the first, they leave nothing. */
-  static async start(ends: (() => Promise<void> | void)[]): Promise<AgentWorld> {
-    const downloads = await Downloads.serve(await guestFile('amd64'));
-    ends.push(() => downloads.close());
-    const cluster = await startCluster({
-      name: `agent-crash-${process.pid}`,
-      nodeMonitorGracePeriodSeconds: GRACE_SECONDS,
-    });
-    ends.push(() => cluster.stop());
-    const history = await PodHistory.start(cluster.client());
-    ends.push(() => history.stop());
+  static async start(): Promise<AgentWorld> {
+    await using parts = new AsyncDisposableStack();
+    const downloads = parts.use(await Downloads.serve(await guestFile('amd64')));
+    const cluster = parts.adopt(
+      await startCluster({
+        name: `agent-crash-${process.pid}`,
+        nodeMonitorGracePeriodSeconds: GRACE_SECONDS,
+      }),
+      (one) => one.stop(),
+    );
+    const history = parts.adopt(await PodHistory.start(cluster.client()), (one) => one.stop());
     const config = { hostLostTimeoutSeconds: HOST_LOST_SECONDS };
-    const operator = await KeptOperator.start(cluster, { config });
-    ends.push(() => operator.stop());
-    const link = await Link.open(0, Number(new URL(cluster.server).port));
-    ends.push(() => link.close());
-    ends.push(() => endMachines(cluster.directory));
-    const bootstrapKubeconfig = await bootstrapOver(link, cluster);
+    parts.adopt(await KeptOperator.start(cluster, { config }), (one) => one.stop());
+    const wire = parts.use(await Wire.open(Number(new URL(cluster.server).port)));
+    parts.defer(() => endMachines(cluster.directory));
+    const bootstrapKubeconfig = await bootstrapOver(wire, cluster);
     const hosts = await Promise.all([
       AgentProcess.start(cluster, { nodeName: 'one', config: { ...AGENT_CONFIG, bootstrapKubeconfig } }),
       AgentProcess.start(cluster, { nodeName: 'two', config: { ...AGENT_CONFIG, address: '127.0.0.2' } }),
     ]);
-    ends.push(async () => void (await Promise.all(hosts.map((host) => host.stop()))));
+    parts.defer(async () => void (await Promise.all(hosts.map((host) => host.stop()))));
     const [one, two] = hosts;
-    return new AgentWorld({ cluster, history, downloads, link, one, two });
+    return new AgentWorld({ cluster, history, downloads, wire, one, two }, parts.move());
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#parts.disposeAsync();
   }
 
   /** Its own Image, so that no earlier test has left it on a host. */
@@ -123,7 +130,7 @@ export class AgentWorld {
     this.downloads.holdBack();
     await this.makeVM(name, spec);
     await this.waitForMachine(name, 'Pulling');
-    this.link.cut();
+    this.wire.cut();
     this.downloads.release();
     await this.waitForStart(name, this.one);
   }
@@ -171,10 +178,10 @@ export async function tracesOn({ dataDirectory }: AgentProcess): Promise<string[
   return found.flat();
 }
 
-async function bootstrapOver(link: Link, cluster: Cluster): Promise<string> {
+async function bootstrapOver(wire: Wire, cluster: Cluster): Promise<string> {
   const { kubeconfig } = await cluster.createAgentBootstrap('one');
   const text = await readFile(kubeconfig, 'utf8');
-  const path = join(cluster.directory, 'bootstrap-over-link.kubeconfig');
-  await writeFile(path, text.replace(cluster.server, link.addressOf(cluster.server)), { mode: 0o600 });
+  const path = join(cluster.directory, 'bootstrap-over-wire.kubeconfig');
+  await writeFile(path, text.replace(cluster.server, wire.addressOf(cluster.server)), { mode: 0o600 });
   return path;
 }

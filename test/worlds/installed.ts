@@ -66,39 +66,49 @@ interface EndpointSlice {
   endpoints: { conditions: { ready: boolean }; targetRef: { name: string } }[] | null;
 }
 
-export class Installed {
+export class Installed implements AsyncDisposable {
   readonly cluster: Cluster;
   readonly nodes: readonly ClusterNode[];
   readonly vms: VMs;
   readonly #namespace: string;
   readonly #downloads: Downloads;
+  readonly #parts: AsyncDisposableStack;
 
-  private constructor({ cluster, nodes, namespace }: NodeCluster, downloads: Downloads) {
+  private constructor(
+    { cluster, nodes, namespace }: NodeCluster,
+    downloads: Downloads,
+    parts: AsyncDisposableStack,
+  ) {
     this.cluster = cluster;
     this.nodes = nodes;
     this.vms = new VMs(cluster);
     this.#namespace = namespace;
     this.#downloads = downloads;
+    this.#parts = parts;
   }
 
-  /** Two nodes without anything of Berth. What was started is in `ends`, to be run from the last to the first. */
-  static async start(name: string, ends: (() => Promise<void>)[]): Promise<Installed> {
+  /** Two nodes without anything of Berth. */
+  static async start(name: string): Promise<Installed> {
     const guest = await guestFile('amd64');
-    const parts = await startNodeCluster({ name: `${name}-${process.pid}`, nodes: 2 });
-    const { cluster, namespace } = parts;
-    ends.push(() => cluster.stop());
-    const downloads = await Downloads.serve(guest);
-    ends.push(() => downloads.close());
-    const relay = await Relay.open({
-      namespace,
-      direction: 'in',
-      port: downloads.port,
-      portThere: IMAGE_PORT,
-      addressThere: CONTROL_ADDRESS,
-      directory: cluster.directory,
-    });
-    ends.push(() => relay.close());
-    return new Installed(parts, downloads);
+    await using parts = new AsyncDisposableStack();
+    const started = await startNodeCluster({ name: `${name}-${process.pid}`, nodes: 2 });
+    parts.adopt(started.cluster, (one) => one.stop());
+    const downloads = parts.use(await Downloads.serve(guest));
+    parts.use(
+      await Relay.open({
+        namespace: started.namespace,
+        direction: 'in',
+        port: downloads.port,
+        portThere: IMAGE_PORT,
+        addressThere: CONTROL_ADDRESS,
+        directory: started.cluster.directory,
+      }),
+    );
+    return new Installed(started, downloads, parts.move());
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#parts.disposeAsync();
   }
 
   /** Gives each node Berth's images and the label of hosts. */

@@ -1,6 +1,6 @@
 /**
  * Two network namespaces for a NAT test: `host`, where the network under test runs, and `world` beyond it, joined by
- * one link. The machine's own network is not touched. Everything started in them is ended by {@link NatWorld.remove}.
+ * one link. The machine's own network is not touched. Everything started in them ends with it.
  */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -84,19 +84,36 @@ export const CONNECTIONS_PER_GUEST = 200;
 export const HOST_ADDRESS = '192.0.2.1';
 export const WORLD_ADDRESS = '192.0.2.2';
 
-export class NatWorld {
+export class NatWorld implements AsyncDisposable {
   readonly directory: string;
   readonly host: string;
   readonly world: string;
-  readonly #workers: Worker[] = [];
+  readonly #parts: AsyncDisposableStack;
 
-  constructor(name: string) {
+  private constructor(name: string, parts: AsyncDisposableStack) {
+    this.#parts = parts;
     this.directory = mkdtempSync(join(tmpdir(), `berth-${name}-`));
+    parts.defer(() => rmSync(this.directory, { recursive: true, force: true }));
     chmodSync(this.directory, 0o755); // dnsmasq reads its files as nobody
     this.host = `${name}-${process.pid}-h`;
     this.world = `${name}-${process.pid}-w`;
+  }
+
+  static async make(name: string): Promise<NatWorld> {
+    await using parts = new AsyncDisposableStack();
+    const net = new NatWorld(name, parts);
+    net.#connect();
+    parts.move();
+    return net;
+  }
+
+  #connect(): void {
     for (const namespace of [this.host, this.world]) {
       execFileSync('ip', ['netns', 'add', namespace]);
+      this.#parts.defer(() => {
+        killAll(namespace);
+        execFileSync('ip', ['netns', 'delete', namespace]);
+      });
     }
     // A new namespace begins with the machine's own setting, which other programs may have changed.
     this.inHost('sysctl', '--quiet', '--write', 'net.ipv4.ip_forward=0');
@@ -127,9 +144,7 @@ export class NatWorld {
   }
 
   worker(where: 'host' | 'world'): Worker {
-    const worker = new Worker(this[where]);
-    this.#workers.push(worker);
-    return worker;
+    return this.#parts.adopt(new Worker(this[where]), (worker) => worker.kill());
   }
 
   /** Standard output of a command in the host's namespace. */
@@ -147,29 +162,8 @@ export class NatWorld {
     return spawn('nsenter', enter, { stdio: ['ignore', 'ignore', 'inherit'] });
   }
 
-  async remove(): Promise<void> {
-    for (const worker of this.#workers) {
-      await worker.kill();
-    }
-    for (const namespace of [this.host, this.world]) {
-      this.#killAll(namespace);
-      execFileSync('ip', ['netns', 'delete', namespace]);
-    }
-    rmSync(this.directory, { recursive: true, force: true });
-  }
-
-  /** Guests, and what outlives an agent on purpose: a test that failed leaves them. The namespace is the test's own. */
-  #killAll(namespace: string): void {
-    const pids = execFileSync('ip', ['netns', 'pids', namespace], { encoding: 'utf8' });
-    for (const pid of pids.split('\n').filter((one) => one !== '')) {
-      try {
-        process.kill(Number(pid), 'SIGKILL');
-      } catch (error) {
-        if (codeOf(error) !== 'ESRCH') {
-          throw error;
-        }
-      }
-    }
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#parts.disposeAsync();
   }
 
   #inside(namespace: string, file: string, args: string[]): string {
@@ -177,5 +171,19 @@ export class NatWorld {
       encoding: 'utf8',
       stdio: ['ignore', 'pipe', 'pipe'],
     });
+  }
+}
+
+/** Ends guests, and processes that outlive an agent on purpose: a test that failed leaves them. The namespace is the test's own. */
+function killAll(namespace: string): void {
+  const pids = execFileSync('ip', ['netns', 'pids', namespace], { encoding: 'utf8' });
+  for (const pid of pids.split('\n').filter((one) => one !== '')) {
+    try {
+      process.kill(Number(pid), 'SIGKILL');
+    } catch (error) {
+      if (codeOf(error) !== 'ESRCH') {
+        throw error;
+      }
+    }
   }
 }

@@ -27,40 +27,40 @@ export interface Traces {
   attachments: string;
 }
 
-export class NatHost {
+export class NatHost implements AsyncDisposable {
   readonly net: NatWorld;
   readonly cluster: Cluster;
   readonly operator: OperatorProcess;
   readonly agent: AgentProcess;
   readonly downloads: Downloads;
+  readonly #parts: AsyncDisposableStack;
   readonly #world: Worker;
   readonly #kubeletPort: number;
 
   private constructor(
-    parts: Pick<NatHost, 'net' | 'cluster' | 'operator' | 'agent' | 'downloads'>,
+    { net, ...rest }: Pick<NatHost, 'net' | 'cluster' | 'operator' | 'agent' | 'downloads'>,
     kubeletPort: number,
+    parts: AsyncDisposableStack,
   ) {
-    this.net = parts.net;
-    this.cluster = parts.cluster;
-    this.operator = parts.operator;
-    this.agent = parts.agent;
-    this.downloads = parts.downloads;
+    this.net = net;
+    this.cluster = rest.cluster;
+    this.operator = rest.operator;
+    this.agent = rest.agent;
+    this.downloads = rest.downloads;
     this.#kubeletPort = kubeletPort;
-    this.#world = parts.net.worker('world');
+    this.#parts = parts;
+    this.#world = net.worker('world');
   }
 
-  /** Every part that was started is in `ends` before the next one is: run from the last to the first, they leave nothing. */
-  static async start(ends: (() => Promise<void>)[]): Promise<NatHost> {
+  static async start(): Promise<NatHost> {
     const image = await guestFile('amd64');
-    const net = new NatWorld('nata');
-    ends.push(() => net.remove());
-    const cluster = await startCluster({ name: `nat-${process.pid}` });
-    ends.push(() => cluster.stop());
+    await using parts = new AsyncDisposableStack();
+    const net = parts.use(await NatWorld.make('nata'));
+    const cluster = parts.adopt(await startCluster({ name: `nat-${process.pid}` }), (one) => one.stop());
     const operator = await cluster.startOperator();
     await allowMetrics(cluster);
     await allowAgentMetrics(cluster);
-    const downloads = await Downloads.serve(image);
-    ends.push(() => downloads.close());
+    const downloads = parts.use(await Downloads.serve(image));
     const kubeletPort = await freePort();
     const ways = [
       ['in', Number(new URL(cluster.server).port)],
@@ -68,12 +68,11 @@ export class NatHost {
       ['out', kubeletPort],
     ] as const;
     for (const [direction, port] of ways) {
-      const relay = await Relay.open({ namespace: net.host, direction, port, directory: net.directory });
-      ends.push(() => relay.close());
+      parts.use(await Relay.open({ namespace: net.host, direction, port, directory: net.directory }));
     }
     const shared = await shareGuest(cluster, image);
-    ends.push(() => endMachines(cluster.directory));
-    const agent = await AgentProcess.start(cluster, {
+    parts.defer(() => endMachines(cluster.directory));
+    const started = await AgentProcess.start(cluster, {
       nodeName: NODE,
       networkNamespace: net.host,
       config: {
@@ -84,8 +83,12 @@ export class NatHost {
         kubelet: { port: kubeletPort, clientCAFile: join(cluster.directory, 'pki', 'ca.crt') },
       },
     });
-    ends.push(() => agent.stop());
-    return new NatHost({ net, cluster, operator, agent, downloads }, kubeletPort);
+    const agent = parts.adopt(started, (one) => one.stop());
+    return new NatHost({ net, cluster, operator, agent, downloads }, kubeletPort, parts.move());
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#parts.disposeAsync();
   }
 
   async makeImage(): Promise<void> {

@@ -26,20 +26,27 @@ export function repositoryOf(registries: Registries, registry: TestRegistry, nam
 }
 
 /** A registry, and folders to pull into. */
-export class PullWorld {
+export class PullWorld implements AsyncDisposable {
   readonly root: string;
   readonly registry: TestRegistry;
   readonly #registries: Registries;
+  readonly #parts: AsyncDisposableStack;
 
-  private constructor(root: string, registry: TestRegistry) {
+  private constructor(root: string, registry: TestRegistry, parts: AsyncDisposableStack) {
     this.root = root;
     this.registry = registry;
-    this.#registries = registriesFor(registry);
+    this.#registries = parts.adopt(registriesFor(registry), (one) => one.close());
+    this.#parts = parts;
   }
 
   static async start(): Promise<PullWorld> {
+    await using parts = new AsyncDisposableStack();
     const root = await mkdtemp(join(tmpdir(), 'berth-pulls-'));
-    return new PullWorld(root, await startRegistry({ directory: join(root, 'registry') }));
+    parts.defer(() => rm(root, { recursive: true, force: true }));
+    const registry = parts.adopt(await startRegistry({ directory: join(root, 'registry') }), (one) =>
+      one.close(),
+    );
+    return new PullWorld(root, registry, parts.move());
   }
 
   repository(name: string): Repository {
@@ -51,10 +58,8 @@ export class PullWorld {
     return mkdtemp(join(this.root, 'pull-'));
   }
 
-  async end(): Promise<void> {
-    await this.#registries.close();
-    await this.registry.close();
-    await rm(this.root, { recursive: true, force: true });
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#parts.disposeAsync();
   }
 }
 

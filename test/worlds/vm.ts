@@ -40,56 +40,54 @@ export interface WorldOptions {
   audit?: ClusterOptions['audit'];
 }
 
-export class World {
+export class World implements AsyncDisposable {
   readonly cluster: Cluster;
   readonly vms: VMs;
   /** Folder of the files that Images may name. */
   readonly shared: string;
   operator: OperatorProcess;
-  readonly hosts = new Map<string, AgentProcess>();
+  readonly hosts: Map<string, AgentProcess>;
+  readonly #parts: AsyncDisposableStack;
 
-  private constructor(cluster: Cluster, operator: OperatorProcess, shared: string) {
+  private constructor(
+    { cluster, operator, shared, hosts }: Pick<World, 'cluster' | 'operator' | 'shared' | 'hosts'>,
+    parts: AsyncDisposableStack,
+  ) {
     this.cluster = cluster;
     this.operator = operator;
     this.vms = new VMs(cluster);
     this.shared = shared;
+    this.hosts = hosts;
+    this.#parts = parts;
   }
 
   /** With an Image `guest` of the architecture. */
   static async start(options: WorldOptions): Promise<World> {
-    const image = await guestFile(options.architecture);
-    const cluster = await startCluster({
-      name: `${options.name}-${process.pid}`,
-      audit: options.audit ?? false,
-    });
-    try {
-      return await World.#furnish(cluster, image, options);
-    } catch (error) {
-      await cluster.stop();
-      throw error;
-    }
-  }
-
-  static async #furnish(cluster: Cluster, image: string, options: WorldOptions): Promise<World> {
-    const { architecture, hosts, agentConfig, operatorConfig } = options;
+    const { architecture, agentConfig, operatorConfig } = options;
+    const image = await guestFile(architecture);
+    await using parts = new AsyncDisposableStack();
+    const cluster = parts.adopt(
+      await startCluster({ name: `${options.name}-${process.pid}`, audit: options.audit ?? false }),
+      (one) => one.stop(),
+    );
     const shared = await shareGuest(cluster, image);
     const operator = await cluster.startOperator(operatorConfig && { config: operatorConfig });
-    const world = new World(cluster, operator, shared);
+    parts.defer(() => endMachines(cluster.directory));
+    const hosts = new Map<string, AgentProcess>();
+    parts.defer(async () => void (await Promise.all([...hosts.values()].map((host) => host.stop()))));
     const joinHost = async ([nodeName, address]: [string, string]): Promise<void> => {
       const own = typeof options.images === 'function' ? options.images(nodeName) : options.images;
       const images = { sharedRoots: [shared], ...own };
       const config = { architecture, address, cpuOvercommit: CPU_OVERCOMMIT, images, ...agentConfig };
-      world.hosts.set(nodeName, await AgentProcess.start(cluster, { nodeName, config }));
+      hosts.set(nodeName, await AgentProcess.start(cluster, { nodeName, config }));
     };
-    await Promise.all(Object.entries(hosts).map(joinHost));
-    await world.makeImage('guest', 'guest.qcow2');
-    return world;
+    await Promise.all(Object.entries(options.hosts).map(joinHost));
+    await createImage(cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
+    return new World({ cluster, operator, shared, hosts }, parts.move());
   }
 
-  async stop(): Promise<void> {
-    await Promise.all([...this.hosts.values()].map((host) => host.stop()));
-    await endMachines(this.cluster.directory);
-    await this.cluster.stop();
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#parts.disposeAsync();
   }
 
   /** Of a file below {@link shared}. */

@@ -55,7 +55,7 @@ export async function bringUpNodes(
   });
   const cluster = await RunningCluster.open(directory, state, async (running) => {
     for (const relay of relays) {
-      await relay.close();
+      await relay[Symbol.asyncDispose]();
     }
     await end(running);
   });

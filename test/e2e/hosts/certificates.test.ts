@@ -118,7 +118,7 @@ test(
 );
 
 test(
-  'the running agent renews both at 70 to 90 % of their life, and comes with the new one alone from then on',
+  'the running agent renews both after 70 % of their life and before their end, and comes with the new one alone from then on',
   async () => {
     await agent.stop();
     const stopped = Date.now();

@@ -66,7 +66,7 @@ beforeAll(async () => {
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
-  await world?.stop();
+  await world?.[Symbol.asyncDispose]();
   await counter?.stop();
 });
 

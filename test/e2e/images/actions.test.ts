@@ -63,7 +63,7 @@ beforeAll(async () => {
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
-  await world?.stop();
+  await world?.[Symbol.asyncDispose]();
   await registry?.close();
   if (directory !== undefined) {
     await rm(directory, { recursive: true, force: true });

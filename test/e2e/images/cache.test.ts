@@ -38,7 +38,7 @@ beforeAll(async () => {
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
-  await world?.stop();
+  await world?.[Symbol.asyncDispose]();
   await downloads?.close();
   await registry?.close();
   if (folder !== undefined) {

@@ -50,7 +50,7 @@ beforeAll(async () => {
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
-  await world?.stop();
+  await world?.[Symbol.asyncDispose]();
   await registries?.close();
   await registry?.close();
   if (folder !== undefined) {
@@ -257,12 +257,12 @@ test(
   async () => {
     const reference = await pushContainerDisk(registry, 'team/guest:1', await guestFile('amd64'));
     const { size } = await stat(await newestBlob());
-    registry.traffic.cutAfter(Math.floor(size / 2));
+    registry.traffic.breakAfter(Math.floor(size / 2));
     const port = await freePort();
     const imagePullSecrets = [{ name: 'right' }];
     const placement = { node: 'host' };
     await world.makeVM('patient', { image: reference, imagePullSecrets, ports: [`${port}:80`], placement });
-    await waitFor('the connection to be cut', () => registry.traffic.hasCut, STEP);
+    await waitFor('the connection to be cut', () => registry.traffic.hasBroken, STEP);
     await registry.stop();
     const agent = world.host('host');
     await agent.kill();

@@ -45,7 +45,7 @@ beforeAll(async () => {
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
-  await world?.stop();
+  await world?.[Symbol.asyncDispose]();
   await registry?.close();
   await rm(folder, { recursive: true, force: true });
 });

@@ -56,17 +56,14 @@ const BETWEEN_CREATIONS_MILLISECONDS = 400;
 const unfit = whyNoNodes();
 
 describe('Berth installed with helm', unless(unfit), () => {
-  const ends: (() => Promise<void>)[] = [];
   let berth: Installed;
 
   beforeAll(async () => {
-    berth = await Installed.start('helm', ends);
+    berth = await Installed.start('helm');
   }, SET_UP_MILLISECONDS);
 
   afterAll(async () => {
-    for (const end of ends.toReversed()) {
-      await end();
-    }
+    await berth?.[Symbol.asyncDispose]();
   });
 
   describe('helm install', () => {

@@ -16,20 +16,17 @@ const PORT = 8080;
 const unfit = whyNoNodes();
 
 describe('Berth installed with kubectl', unless(unfit), () => {
-  const ends: (() => Promise<void>)[] = [];
   let berth: Installed;
   let manifest: string;
 
   beforeAll(async () => {
-    berth = await Installed.start('apply', ends);
+    berth = await Installed.start('apply');
     await berth.prepareNodes();
     manifest = join(berth.cluster.directory, 'install.yaml');
   }, SET_UP_MILLISECONDS);
 
   afterAll(async () => {
-    for (const end of ends.toReversed()) {
-      await end();
-    }
+    await berth?.[Symbol.asyncDispose]();
   });
 
   test('one file brings operator and hosts, and a VM runs', async () => {

@@ -22,7 +22,6 @@ const OF_EARLIER_AGENTS = { clusterCIDRs: [], guestsMayReachCluster: true };
 const unfit = whyNoNodes() ?? (await whyNoEarlier());
 
 describe('helm upgrade', unless(unfit), () => {
-  const ends: (() => Promise<void>)[] = [];
   /** Every phase that those VMs were seen in since they ran. */
   const seen: (string | undefined)[] = [];
   /** Errors that operators and agents of both versions have logged, looked at before Pods are replaced. */
@@ -33,9 +32,12 @@ describe('helm upgrade', unless(unfit), () => {
   let before: Record<string, string>[];
 
   beforeAll(async () => {
-    berth = await Installed.start('upgrade', ends);
-    await berth.prepareNodes();
-    earlier = await buildEarlier(join(berth.cluster.directory, 'earlier'));
+    berth = await Installed.start('upgrade');
+    const [built] = await Promise.all([
+      buildEarlier(join(berth.cluster.directory, 'earlier')),
+      berth.prepareNodes(),
+    ]);
+    earlier = built;
     for (const archive of earlier.archives) {
       await berth.importImages(archive);
     }
@@ -43,9 +45,7 @@ describe('helm upgrade', unless(unfit), () => {
 
   afterAll(async () => {
     watching.abort(new Error('the test is over'));
-    for (const end of ends.toReversed()) {
-      await end();
-    }
+    await berth?.[Symbol.asyncDispose]();
   });
 
   /** What the earlier chart has no value for is left out. */

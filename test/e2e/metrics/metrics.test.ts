@@ -39,7 +39,7 @@ interface Answer {
 }
 
 describe('metrics of the operator, from another machine', unless(missing), () => {
-  const ends: (() => Promise<unknown>)[] = [];
+  const parts = new AsyncDisposableStack();
   let net: NatWorld;
   let cluster: Cluster;
   let operator: ProcessRecord;
@@ -47,15 +47,12 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
   let reader: string;
 
   beforeAll(async () => {
-    net = new NatWorld('metr');
-    ends.push(() => net.remove());
-    cluster = await startCluster({ name: `metrics-${process.pid}` });
-    ends.push(() => cluster.stop());
+    net = parts.use(await NatWorld.make('metr'));
+    cluster = parts.adopt(await startCluster({ name: `metrics-${process.pid}` }), (one) => one.stop());
     const port = Number(new URL(cluster.server).port);
-    const relay = await Relay.open({ namespace: net.host, direction: 'in', port, directory: net.directory });
-    ends.push(() => relay.close());
+    parts.use(await Relay.open({ namespace: net.host, direction: 'in', port, directory: net.directory }));
     operator = await startOperator();
-    ends.push(() => stopProcess(cluster.directory, operator));
+    parts.defer(() => stopProcess(cluster.directory, operator));
     vms = new VMs(cluster);
     await allowMetrics(cluster);
     reader = await tokenOf('metrics-reader');
@@ -63,9 +60,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
   });
 
   afterAll(async () => {
-    for (const end of ends.toReversed()) {
-      await end();
-    }
+    await parts.disposeAsync();
   });
 
   /** With its default addresses, which a namespace of its own has free. */
@@ -144,7 +139,7 @@ describe('metrics of the operator, from another machine', unless(missing), () =>
 
   test('what waits, what came to run and how fast, what failed and why, and the runtime itself', async () => {
     const host = await ActingHost.join(cluster.client(), 'acting');
-    ends.push(() => host.silence());
+    parts.defer(() => host.silence());
     const of = `vm_namespace="${vms.namespace}"`;
     const oldest = `berth_oldest_pending_vm_seconds{${of}}`;
     await shows(`berth_pending_vms{${of}} 0`, `${oldest} 0`);

@@ -40,14 +40,13 @@ function checks(result: 'healthy' | 'repaired' | 'faulty'): string {
 const missing = whyNotHere();
 
 describe('nat from the agent to the VM', unless(missing), () => {
-  const ends: (() => Promise<void>)[] = [];
   let host: NatHost;
   let vms: VMs;
   /** Of the machine that runs through all of it. */
   let uid: string;
 
   beforeAll(async () => {
-    host = await NatHost.start(ends);
+    host = await NatHost.start();
     vms = new VMs(host.cluster, NAMESPACE);
     await host.makeImage();
     await makeVM('steady', 'guest', PORT);
@@ -58,9 +57,7 @@ describe('nat from the agent to the VM', unless(missing), () => {
   afterEach(() => host?.removeForeignTable());
 
   afterAll(async () => {
-    for (const end of ends.toReversed()) {
-      await end();
-    }
+    await host?.[Symbol.asyncDispose]();
   });
 
   async function makeVM(name: string, image: string, port: number): Promise<void> {

@@ -72,7 +72,7 @@ describe('nat with real guests', unless(missing), () => {
 
   beforeAll(async () => {
     const image = await guestFile('amd64');
-    net = new NatWorld('natg');
+    net = await NatWorld.make('natg');
     host = net.worker('host');
     world = net.worker('world');
     await world.do('serveHttp', 80);
@@ -89,7 +89,7 @@ describe('nat with real guests', unless(missing), () => {
   });
 
   afterAll(async () => {
-    await net.remove();
+    await net?.[Symbol.asyncDispose]();
   });
 
   test('each guest has the address that was chosen for it, by DHCP', async () => {

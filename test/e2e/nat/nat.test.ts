@@ -61,7 +61,7 @@ describe('nat', unless(missing), () => {
   }
 
   beforeAll(async () => {
-    net = new NatWorld('nat');
+    net = await NatWorld.make('nat');
     host = net.worker('host');
     world = net.worker('world');
     await world.do('serveHttp', 80);
@@ -81,7 +81,7 @@ describe('nat', unless(missing), () => {
   });
 
   afterAll(async () => {
-    await net.remove();
+    await net?.[Symbol.asyncDispose]();
   });
 
   test('a datagram goes out under the host address and in through a reserved port', async () => {

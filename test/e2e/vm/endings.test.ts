@@ -23,7 +23,7 @@ beforeAll(async () => {
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
-  await world?.stop();
+  await world?.[Symbol.asyncDispose]();
 });
 
 async function makeVM(name: string, vms = world.vms): Promise<void> {

@@ -28,7 +28,7 @@ beforeAll(async () => {
   });
 }, SET_UP_MILLISECONDS);
 
-afterAll(async () => await world?.stop());
+afterAll(async () => await world?.[Symbol.asyncDispose]());
 
 /** VMs that run, one that is stopped and one that waits, an Image and its entry of the cache. */
 async function fill(): Promise<void> {

@@ -20,7 +20,7 @@ beforeAll(async () => {
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
-  await world?.stop();
+  await world?.[Symbol.asyncDispose]();
 });
 
 async function stampOf(name: 'restartedAt' | 'revertedAt', value: string): Promise<void> {

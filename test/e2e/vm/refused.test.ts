@@ -25,7 +25,7 @@ beforeAll(async () => {
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
-  await world?.stop();
+  await world?.[Symbol.asyncDispose]();
 });
 
 async function makeDisk(...args: string[]): Promise<void> {
