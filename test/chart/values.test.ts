@@ -13,6 +13,8 @@ import { type Change, changes, merged, nested } from '../fixtures/valuechanges.t
 
 /** Renderings at once: helm is one thread for the most part. */
 const PARALLEL = 2;
+/** Two hundred renderings take 20 s by themselves; beside other tests on a busy machine ten times that. */
+const RENDERING_MILLISECONDS = 300_000;
 
 let folder: string;
 let defaults: unknown;
@@ -88,40 +90,44 @@ function comparable(text: string): string {
   return text.replaceAll(/token(-secret)?: .*/g, '').replaceAll(/checksum\/config: .*/g, '');
 }
 
-test('every value changed once: manifests that the API server would take, and another result', async () => {
-  const all = changes(valuesJsonSchema(), merged(defaults, EVERYTHING));
-  expect(all.length).toBeGreaterThan(100);
-  const files: string[] = [];
-  const faults: string[] = [];
-  const queue = [...all];
-  async function work(): Promise<void> {
-    for (let change = queue.shift(); change !== undefined; change = queue.shift()) {
-      const name = change.path.join('.');
-      const other = besides(change);
-      const base = merged(EVERYTHING, other.before ?? {}) as object;
-      const before = await renderedOnce(base);
-      const changed = merged(merged(base, other.after ?? {}), nested(change.path, change.value));
-      const after = await template(changed as object);
-      if (after.code !== 0 || before.code !== 0) {
-        faults.push(`${name}: ${after.stderr}${before.stderr}`);
-      } else if (comparable(before.stdout) === comparable(after.stdout)) {
-        faults.push(`${name}: changes nothing`);
+test(
+  'every value changed once: manifests that the API server would take, and another result',
+  async () => {
+    const all = changes(valuesJsonSchema(), merged(defaults, EVERYTHING));
+    expect(all.length).toBeGreaterThan(100);
+    const files: string[] = [];
+    const faults: string[] = [];
+    const queue = [...all];
+    async function work(): Promise<void> {
+      for (let change = queue.shift(); change !== undefined; change = queue.shift()) {
+        const name = change.path.join('.');
+        const other = besides(change);
+        const base = merged(EVERYTHING, other.before ?? {}) as object;
+        const before = await renderedOnce(base);
+        const changed = merged(merged(base, other.after ?? {}), nested(change.path, change.value));
+        const after = await template(changed as object);
+        if (after.code !== 0 || before.code !== 0) {
+          faults.push(`${name}: ${after.stderr}${before.stderr}`);
+        } else if (comparable(before.stdout) === comparable(after.stdout)) {
+          faults.push(`${name}: changes nothing`);
+        }
+        const file = join(folder, `${name}.yaml`);
+        await writeFile(file, after.stdout);
+        files.push(file);
       }
-      const file = join(folder, `${name}.yaml`);
-      await writeFile(file, after.stdout);
-      files.push(file);
     }
-  }
-  await Promise.all(Array.from({ length: PARALLEL }, work));
-  expect(faults).toEqual([]);
-  await writeSchemas((await sharedCluster()).client(), join(folder, 'schemas'));
-  const plain = join(folder, 'defaults.yaml');
-  await writeFile(plain, (await template()).stdout);
-  expect(await kubeconform([plain, ...files])).toMatch(/Invalid: 0, Errors: 0, Skipped: 0\n$/);
-  const wrong = join(folder, 'wrong.yaml');
-  await writeFile(wrong, (await readFile(plain, 'utf8')).replace('  replicas: 2', '  replica: 2'));
-  expect(await kubeconform([wrong])).toMatch(/Deployment berth-operator is invalid.*replica/);
-});
+    await Promise.all(Array.from({ length: PARALLEL }, work));
+    expect(faults).toEqual([]);
+    await writeSchemas((await sharedCluster()).client(), join(folder, 'schemas'));
+    const plain = join(folder, 'defaults.yaml');
+    await writeFile(plain, (await template()).stdout);
+    expect(await kubeconform([plain, ...files])).toMatch(/Invalid: 0, Errors: 0, Skipped: 0\n$/);
+    const wrong = join(folder, 'wrong.yaml');
+    await writeFile(wrong, (await readFile(plain, 'utf8')).replace('  replicas: 2', '  replica: 2'));
+    expect(await kubeconform([wrong])).toMatch(/Deployment berth-operator is invalid.*replica/);
+  },
+  RENDERING_MILLISECONDS,
+);
 
 test('a DPI maximum that no display has is refused also where the schema is not asked', async () => {
   const { stderr } = await template({ displayDPIMaximum: 300 }, { args: ['--skip-schema-validation'] });
