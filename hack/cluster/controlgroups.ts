@@ -1,10 +1,13 @@
-/** Control groups that tests made. */
+/** Control groups of nodes and of containers. */
 import { readdir, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
+import { waitFor } from '../wait.ts';
 
 /** Where the hierarchies are. */
 export const HIERARCHIES = '/sys/fs/cgroup';
+/** Killed processes leave their groups within milliseconds. */
+const EMPTY_MILLISECONDS = 20_000;
 
 /** Removes a group and those in it, but for those in which something runs; true when none is left. Their files need not be removed. */
 export async function removeGroup(group: string): Promise<boolean> {
@@ -27,5 +30,15 @@ export async function removeGroup(group: string): Promise<boolean> {
       return true;
     }
     throw error;
+  }
+}
+
+/** Removes a node's groups in every hierarchy; resolves once nothing runs in them any more. */
+export async function removeGroups(name: string): Promise<void> {
+  for (const hierarchy of await readdir(HIERARCHIES)) {
+    const group = join(HIERARCHIES, hierarchy, name);
+    await waitFor(`the processes of ${group} to end`, () => removeGroup(group), {
+      deadlineMilliseconds: EMPTY_MILLISECONDS,
+    });
   }
 }

@@ -4,12 +4,12 @@ import { mkdir, readdir, rm, rmdir } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
 import { RunningCluster } from './cluster.ts';
+import { removeGroups } from './controlgroups.ts';
 import { startControlPlane } from './controlplane.ts';
 import { install, uninstall } from './install.ts';
 import { kubectlFor } from './kubectl.ts';
 import { unmountBelow } from './mounts.ts';
 import { bringUpNodes, type NodeCluster, type NodeClusterOptions } from './nodes/cluster.ts';
-import { removeGroups } from './nodes/groups.ts';
 import { removeNamespaces } from './nodes/network.ts';
 import {
   isAlive,

@@ -88,7 +88,7 @@ export class NatWorld implements AsyncDisposable {
   readonly directory: string;
   readonly host: string;
   readonly world: string;
-  readonly #parts: AsyncDisposableStack;
+  #parts: AsyncDisposableStack;
 
   private constructor(name: string, parts: AsyncDisposableStack) {
     this.#parts = parts;
@@ -103,7 +103,7 @@ export class NatWorld implements AsyncDisposable {
     await using parts = new AsyncDisposableStack();
     const net = new NatWorld(name, parts);
     net.#connect();
-    parts.move();
+    net.#parts = parts.move();
     return net;
   }
 
