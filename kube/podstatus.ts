@@ -82,6 +82,9 @@ export function frame(
   };
 }
 
+/** A condition whose reason is one of these words. */
+export type SaidCondition<Reason extends string> = PodCondition & { reason?: Reason };
+
 export function waiting(reason: string, message?: string): ContainerState {
   return { waiting: { reason, ...(message === undefined ? {} : { message }) } };
 }
@@ -100,7 +103,13 @@ export function emptyContainer(container: Container): ContainerStatus {
   };
 }
 
-export function condition(type: string, ok: boolean, reason?: string, message?: string): PodCondition {
+/** The type parameter lets a caller bound the words that it says. */
+export function condition<Reason extends string>(
+  type: string,
+  ok: boolean,
+  reason?: Reason,
+  message?: string,
+): SaidCondition<Reason> {
   return {
     type,
     status: ok ? 'True' : 'False',

@@ -4,8 +4,9 @@
  */
 import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
-import type { Container, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
-import { condition } from '../../kube/podstatus.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import type { Container, ContainerStatus, Pod } from '../../kube/core.ts';
+import { condition, type SaidCondition } from '../../kube/podstatus.ts';
 import { admit, type Claimants, claimOf, claimOfSize, claimsBeside } from './admission.ts';
 import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 
@@ -101,13 +102,15 @@ function actualClaim({ claim, startedWith }: Readonly<MachineRecord>): Claim {
 export function resizeConditions(
   record: Readonly<MachineRecord>,
   pending: PendingResize | undefined,
-): PodCondition[] {
+): SaidCondition<Reason>[] {
   const { claim } = record;
   const actual = actualClaim(record);
   const waits = actual.cpuMillis !== claim.cpuMillis || actual.memoryBytes !== claim.memoryBytes;
   const words = 'the machine has its new size from its next start on';
   return [
-    ...(pending === undefined ? [] : [condition('PodResizePending', true, pending.reason, pending.message)]),
-    ...(waits ? [condition('PodResizeInProgress', true, undefined, words)] : []),
+    ...(pending === undefined
+      ? []
+      : [condition<Reason>('PodResizePending', true, pending.reason, pending.message)]),
+    ...(waits ? [condition<Reason>('PodResizeInProgress', true, undefined, words)] : []),
   ];
 }

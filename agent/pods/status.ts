@@ -8,8 +8,8 @@ import {
   NETWORK_CONDITION,
   NO_ROOM_TO_SUSPEND,
 } from '../../api/v1alpha1/names.ts';
-import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import type { ContainerState, Pod, PodCondition, PodStatus } from '../../kube/core.ts';
+import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import {
   condition,
   emptyContainer,
@@ -18,6 +18,7 @@ import {
   STOPPED_EXIT_CODE,
   stamp,
   waiting,
+  type SaidCondition,
 } from '../../kube/podstatus.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
@@ -58,7 +59,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
   const disk = phase === 'Running' ? diskTrouble(view) : undefined;
   const { ready, reason: notReady, message } = readinessOf(view, phase, disk);
   const state = containerState(view, phase);
-  const conditions: PodCondition[] = [
+  const conditions: SaidCondition<SaidReason>[] = [
     condition('PodReadyToStartContainers', record.created),
     condition('Initialized', true),
     condition('Ready', ready, notReady, message),
@@ -164,19 +165,26 @@ function readinessOf(
   return { ...readiness, reason: readiness.ready ? undefined : 'GuestNotReady' };
 }
 
-function machineCondition(view: MachineView, phase: MachinePhase): PodCondition {
+function machineCondition(view: MachineView, phase: MachinePhase): SaidCondition<SaidReason> {
   const isOwnEnd = phase === 'Stopped' && view.runtime.record.end?.how === 'GuestShutdown';
   const reason = isOwnEnd ? 'GuestShutdown' : phase;
   return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(reportOf(view, phase)));
 }
 
 /** The Pod's present condition stays until the network has been checked. */
-function networkCondition(pod: Pod, { runtime: { network } }: MachineView): PodCondition[] {
+function networkCondition(pod: Pod, { runtime: { network } }: MachineView): SaidCondition<SaidReason>[] {
   if (network === undefined) {
     const said = pod.status?.conditions?.find(({ type }) => type === NETWORK_CONDITION);
     return said === undefined
       ? []
-      : [condition(NETWORK_CONDITION, said.status === 'True', said.reason, said.message)];
+      : [
+          condition(
+            NETWORK_CONDITION,
+            said.status === 'True',
+            saidReason(said.reason, 'Faulty'),
+            said.message,
+          ),
+        ];
   }
   return [
     condition(NETWORK_CONDITION, network.healthy, network.healthy ? 'Healthy' : 'Faulty', network.message),

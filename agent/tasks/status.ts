@@ -8,7 +8,7 @@ import { isOver, type TaskState } from './runner.ts';
 
 export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now: string): PodStatus {
   const running = state.kind === 'running';
-  const notReady = running ? undefined : isOver(state) ? 'PodCompleted' : QUEUED;
+  const notReady: Reason | undefined = running ? undefined : isOver(state) ? 'PodCompleted' : QUEUED;
   return {
     ...frame(pod, phaseOf(pod, state), hostAddress, now),
     ...(state.kind === 'failed' && { reason: state.reason, message: lastWords(state.message) }),
@@ -20,7 +20,7 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
         condition('Initialized', true),
         condition('Ready', running, notReady),
         condition('ContainersReady', running, notReady),
-        condition(TASK_CONDITION, running, state.kind, JSON.stringify(running ? state.report : {})),
+        condition<Reason>(TASK_CONDITION, running, state.kind, JSON.stringify(running ? state.report : {})),
       ],
       now,
     ),

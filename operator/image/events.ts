@@ -48,7 +48,7 @@ function actionEvent(
 function phaseEvent(recorder: EventRecorder<SaidReason>, object: Image | ISO, next: ImageStatus): void {
   const ready = next.conditions?.find(({ type }) => type === 'Ready');
   if (next.phase === 'Ready') {
-    const message = `a disk of ${next.size ?? 'unknown size'}, ${next.digest ?? 'without content'}`;
+    const message = `The image has a disk of ${next.size ?? 'unknown size'}, ${next.digest ?? 'without content'}`;
     recorder.event(object, { type: 'Normal', reason: 'Ready', action: 'Pull', message });
   } else if (next.phase === 'Failed') {
     const reason = saidReason(ready?.reason, 'Failed');

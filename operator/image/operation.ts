@@ -65,7 +65,7 @@ function first(observed: ObservedImage): Operation | Blocked {
   }
   const direct = directSource(source);
   return direct === undefined || direct.type === 'unsupported'
-    ? blocked('SourceUnsupported', direct?.description ?? 'no source is named')
+    ? blocked('SourceUnsupported', direct?.description ?? 'The image names no source')
     : pull(observed, direct);
 }
 
@@ -125,7 +125,7 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): O
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);
   if (target === undefined) {
-    const message = "there is no image storage: set imageStorage in the operator's configuration";
+    const message = "There is no image storage: set imageStorage in the operator's configuration";
     return { ...blocked('NoImageStorage', message), ...action };
   }
   const vm = observed.vm(vmName);
@@ -150,7 +150,7 @@ function hostOf(vm: VM | undefined): string | undefined {
 
 function noDisk(vm: VM | undefined, name: string): Blocked {
   return vm === undefined
-    ? blocked('VMNotFound', `there is no VM ${name} in this namespace`)
+    ? blocked('VMNotFound', `There is no VM ${name} in this namespace`)
     : blocked('VMNotReady', `VM ${name} has not run yet`);
 }
 

@@ -103,6 +103,6 @@ export function contentOwner(job: Job): KubeObject {
 
 /** The Event that content is left in the storage: where, and why. */
 export function keptEvent(place: string, why: string) {
-  const message = `no image needs ${place} any more, but it is not removed: ${why}`;
+  const message = `No image needs ${place} any more, but the storage keeps it: ${why}`;
   return { type: 'Warning', reason: 'StorageKeepsContent', action: 'Remove', message } as const;
 }

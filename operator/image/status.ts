@@ -72,7 +72,7 @@ function underWay({ job, retryAt, refused }: Progress, now: number): Summary {
       return { phase: 'Failed', reason, message: `${message}${retryNote(retryAt, now)}` };
     }
     case 'running':
-      return { phase: 'Pulling', reason: 'Pulling', message: `on ${outcome.nodeName}` };
+      return { phase: 'Pulling', reason: 'Pulling', message: `Host ${outcome.nodeName} fetches the image` };
     case 'waiting':
       return { phase: 'Pending', reason: 'Pending', message: outcome.message };
     default:
@@ -122,7 +122,7 @@ function inUse({ object, deploying }: ObservedImage): ConditionDraft | undefined
   if (object.metadata.deletionTimestamp === undefined || deploying.length === 0) {
     return undefined;
   }
-  const message = `deleted once these VMs are deployed: ${deploying.join(', ')}`;
+  const message = `The image is deleted once these VMs are deployed: ${deploying.join(', ')}`;
   return { type: 'InUse', status: 'True', reason: 'Deploying', message };
 }
 

@@ -78,7 +78,7 @@ function accepted({ duplicateOf, reference }: Observed): ConditionDraft {
         type,
         status: 'False',
         reason: 'DuplicateOf',
-        message: `${reference} is kept by the entry ${duplicateOf}; this one takes over when that is gone`,
+        message: `The entry ${duplicateOf} keeps ${reference}; this one takes over when that one is gone`,
       };
 }
 
@@ -90,10 +90,10 @@ function ready({ entry, image, duplicateOf }: Observed, findings: Findings): Con
   const no = (reason: Reason, message: string) =>
     ({ type: 'Ready', status: 'False', reason, message }) as const;
   if (entry.metadata.deletionTimestamp !== undefined) {
-    return no('Removing', 'hosts that keep the image for this entry are being cleaned');
+    return no('Removing', 'Hosts remove the image that they keep for this entry');
   }
   if (duplicateOf !== undefined) {
-    return no('DuplicateOf', `the entry ${duplicateOf} is for the same image`);
+    return no('DuplicateOf', `The entry ${duplicateOf} is for the same image`);
   }
   return isCached(image) ? readiness(findings, no) : no(image.reason, image.message);
 }

@@ -52,14 +52,14 @@ function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
     return [];
   }
   const where = lost.nodeName === undefined ? '' : ` on host ${lost.nodeName}`;
-  const message = `attempt ${attempt}${where} was given up: ${lost.message}`;
+  const message = `Attempt ${attempt}${where} was given up: ${lost.message}`;
   return [{ type: 'Warning', reason: lost.reason, action: 'Scheduling', message }];
 }
 
 function placed(last: VMStatus | undefined, { nodeName }: VMStatus, attempt: number): Story[] {
   return nodeName === undefined || nodeName === last?.nodeName
     ? []
-    : [normal('Scheduled', 'Scheduling', `placed on host ${nodeName} (attempt ${attempt})`)];
+    : [normal('Scheduled', 'Scheduling', `The VM was placed on host ${nodeName} (attempt ${attempt})`)];
 }
 
 function heldUp(last: VMStatus | undefined, next: VMStatus): Story[] {
@@ -81,7 +81,7 @@ function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
   const now = toldTrouble(next);
   if (now === undefined) {
     const isOver = before !== undefined && next.phase === 'Running';
-    return isOver ? [normal('HostDiskHasRoom', 'Running', "the host's disk has room again")] : [];
+    return isOver ? [normal('HostDiskHasRoom', 'Running', 'The disk of the host has room again')] : [];
   }
   const { reason, message } = now;
   return reason === before?.reason ? [] : [{ type: 'Warning', reason, action: 'Running', message }];
@@ -102,9 +102,9 @@ function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
 }
 
 const STORIES: Partial<Record<Reason, string>> = {
-  Running: 'the machine runs',
-  Stopped: 'the machine is stopped',
-  Suspended: 'the machine is suspended',
+  Running: 'The machine runs',
+  Stopped: 'The machine is stopped',
+  Suspended: 'The machine is suspended',
 };
 
 function phaseStory(next: VMStatus): Story[] {

@@ -66,7 +66,7 @@ function vanished(facts: Facts): End | undefined {
     ? undefined
     : {
         reason: 'PodDeleted',
-        message: 'the Pod of this VM was removed from outside; its disk is gone with it',
+        message: 'The Pod of the VM was removed from outside; its disk is gone with it',
       };
 }
 
@@ -92,7 +92,7 @@ export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): Lo
 function endOf(pod: Pod): End {
   const { status = {} } = pod;
   const { reason = status.reason, message = status.message } = terminated(pod) ?? {};
-  return { reason: saidReason(reason, 'MachineFailed'), message: message ?? 'the machine ended' };
+  return { reason: saidReason(reason, 'MachineFailed'), message: message ?? 'The machine ended' };
 }
 
 /** Gone with its host: the Node was deleted, is fenced by out-of-service, or stayed silent before the VM first ran. */
@@ -102,14 +102,14 @@ function givenUp(observed: Observed, pod: Pod): End | undefined {
     return undefined;
   }
   if (observed.node === undefined) {
-    return { reason: 'HostLost', message: `the Node ${nodeName} was deleted while the VM was on it` };
+    return { reason: 'HostLost', message: `The Node ${nodeName} was deleted while the VM was on it` };
   }
   if (isOutOfService(observed.node)) {
-    return { reason: 'HostLost', message: `host ${nodeName} carries the taint out-of-service` };
+    return { reason: 'HostLost', message: `Host ${nodeName} has the taint out-of-service` };
   }
   const neverRan = observed.vm.status?.firstRunningTime === undefined && !hasRun(pod);
   return neverRan && isLost(observed)
-    ? { reason: 'HostLost', message: `host ${nodeName} was silent too long before the VM first ran` }
+    ? { reason: 'HostLost', message: `Host ${nodeName} was silent for too long before the VM first ran` }
     : undefined;
 }
 
@@ -120,10 +120,10 @@ function deletedBy(pod: Pod): End {
   if (disruption?.reason !== undefined && EVICTED.has(disruption.reason)) {
     return {
       reason: 'Evicted',
-      message: `the Pod was evicted (${disruption.reason}): ${disruption.message ?? ''}`.trim(),
+      message: `The Pod of the VM was evicted (${disruption.reason}): ${disruption.message ?? ''}`.trim(),
     };
   }
-  return { reason: 'PodDeleted', message: 'the Pod of this VM was deleted; its disk is gone with it' };
+  return { reason: 'PodDeleted', message: 'The Pod of the VM was deleted; its disk is gone with it' };
 }
 
 /** A VM is placed again only before its first run: for a deleted, evicted or lost Pod always, after refusals only so many times. */
@@ -180,7 +180,7 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
   return {
     at: Date.parse(facts.firstRunningTime) + activeDeadlineSeconds * 1000,
     reason: 'DeadlineExceeded',
-    message: `the VM was active longer than activeDeadlineSeconds (${activeDeadlineSeconds})`,
+    message: `The VM was active longer than activeDeadlineSeconds (${activeDeadlineSeconds})`,
   };
 }
 
@@ -195,7 +195,7 @@ function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   return {
     at: Date.parse(bound) + seconds * 1000,
     reason: 'DeployTimeout',
-    message: `the VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}`,
+    message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}`,
   };
 }
 

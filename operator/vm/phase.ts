@@ -22,13 +22,13 @@ const TRANSITIONS = ['Stopping', 'Suspending', 'Resuming', 'Starting'] as const;
 export function phaseOf(observed: Observed, facts: Facts): Phase {
   const { vm, pod } = observed;
   if (vm.metadata.deletionTimestamp !== undefined) {
-    return { name: 'Terminating', reason: 'Terminating', message: 'the VM is being deleted' };
+    return { name: 'Terminating', reason: 'Terminating', message: 'The VM is being deleted' };
   }
   if (facts.failure !== undefined) {
     return failedPhase(observed, facts.failure);
   }
   if (pod === undefined || facts.attempt > attemptOf(observed)) {
-    return { name: 'Pending', reason: 'Pending', message: 'waiting for a Pod' };
+    return { name: 'Pending', reason: 'Pending', message: 'The VM waits for its Pod' };
   }
   return unreachablePhase(observed, facts) ?? podPhase(pod);
 }
@@ -56,21 +56,21 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   }
   const host = node.metadata.name;
   if (isLost(observed)) {
-    const message = `host ${host} has been silent for longer than ${observed.config.hostLostTimeoutSeconds} s; the VM is Running again if the host comes back with it`;
+    const message = `Host ${host} has been silent for longer than ${observed.config.hostLostTimeoutSeconds} s; the VM becomes Running if the host returns with it`;
     return { name: 'Failed', reason: 'HostLost', message };
   }
   const phase = pod === undefined ? 'Running' : podPhase(pod).name;
   return {
     name: phase,
     reason: 'HostUnreachable',
-    message: `host ${host} does not report; its machines may well run on`,
+    message: `Host ${host} does not report; its machines may run on`,
   };
 }
 
 /** The contract's table: Pod phase, container state and the condition `berth.dev/Machine` give the VM's phase. */
 function podPhase(pod: Pod): Phase {
   if (pod.spec.nodeName === undefined) {
-    return { name: 'Pending', reason: 'Pending', message: 'waiting for a host' };
+    return { name: 'Pending', reason: 'Pending', message: 'The VM waits for a host' };
   }
   const { reason = '', message = '' } = waitingState(pod);
   if (pod.status?.phase === 'Running') {
@@ -79,7 +79,7 @@ function podPhase(pod: Pod): Phase {
   return {
     name: preRunningPhase(pod, reason),
     reason: saidReason(reason, 'Scheduled'),
-    message: message || `bound to host ${pod.spec.nodeName}`,
+    message: message || `The VM is bound to host ${pod.spec.nodeName}`,
   };
 }
 

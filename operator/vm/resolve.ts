@@ -124,7 +124,7 @@ function portsNeedNAT({ ports = [] }: VMSpec, { networkMode }: Resolved): Unreso
   if (networkMode === 'NAT' || ports.length === 0) {
     return undefined;
   }
-  const message = `spec.ports needs network mode NAT, but the mode resolved to ${networkMode}`;
+  const message = `The field spec.ports needs network mode NAT, but the mode resolved to ${networkMode}`;
   return { kind: 'terminal', reason: 'PortsNeedNAT', message };
 }
 
@@ -151,7 +151,8 @@ interface ResolvedImages {
 function resolveImages(observed: Observed, config: VMConfigSpec | undefined): ResolvedImages | Unresolved {
   const { image, iso } = imageGroup(observed, config);
   if (image === undefined && iso === undefined) {
-    const message = 'neither the VM, its VMConfig nor the operator names an image or iso';
+    const message =
+      'Neither the VM, its VMConfig nor the configuration of the operator names an image or ISO';
     return { kind: 'terminal', reason: 'NoImage', message };
   }
   const {

@@ -161,7 +161,7 @@ function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
         type,
         status: podReady.status,
         reason: 'NotReady',
-        message: podReady.message ?? 'the guest is not ready yet',
+        message: podReady.message ?? 'The guest is not ready yet',
       };
 }
 

@@ -133,7 +133,7 @@ export class VMWriter {
     }
     const owner = pod.metadata.ownerReferences?.[0];
     const whose = owner === undefined ? "somebody else's Pod" : `a Pod of ${owner.kind} ${owner.name}`;
-    const message = `the Pod name ${observed.vm.metadata.name} is taken by ${whose}`;
+    const message = `The Pod name ${observed.vm.metadata.name} is taken by ${whose}`;
     return { observed, blocked: { condition: 'Scheduled', reason: 'PodNameTaken', message } };
   }
 

@@ -94,7 +94,7 @@ test(
     const table = await world.kubectl('get', 'vm', 'x', '-o', 'wide');
     expect(table).toMatch(/^x +Running +True +Running +host +127\.0\.0\.1 /m);
     await world.expectStory('x', /Normal +Scheduled .*placed on host host \(attempt 1\)/);
-    await world.expectStory('x', /Normal +Running .*the machine runs/);
+    await world.expectStory('x', /Normal +Running .*The machine runs/);
     const endpoint = { name: `${port}-tcp`, protocol: 'TCP', hostPort: port, guestPort: 80 };
     expect((await world.vms.get('x')).status?.endpoints).toEqual([endpoint]);
   },

@@ -157,7 +157,7 @@ test(
     }
     expect((await world.vms.get('moves')).status).toMatchObject({ nodeName: 'two', attempt: 2 });
     expect((await fetch(`http://${HOSTS.two}:${port}/`)).status).toBe(200);
-    const words = `attempt 1 on host one was given up: port ${port}/TCP on ${HOSTS.one} is in use`;
+    const words = `Attempt 1 on host one was given up: port ${port}/TCP on ${HOSTS.one} is in use`;
     await world.expectStory('moves', new RegExp(`Warning +PortTaken .*${words}`));
     await world.expectStory('moves', /Normal +Scheduled .*placed on host one \(attempt 1\)/);
     await world.expectStory('moves', /Normal +Scheduled .*placed on host two \(attempt 2\)/);
