@@ -5,15 +5,17 @@
  *
  * Hooks are Helm's and left out: before deleting what was applied, delete the VMs (docs/operate/uninstall.md).
  */
-import { execFile } from 'node:child_process';
 import { mkdir, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
+import { run } from '../base/exec.ts';
 import { resolveChartTools } from './cluster/toolchain/toolchain.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 /** All kinds and policies together are some 150 KB. */
 const OUTPUT_BYTES = 16 * 1024 * 1024;
+/** Rendering takes a second; on a busy machine several. */
+const RENDER_MILLISECONDS = 60_000;
 
 async function main(args: readonly string[]): Promise<void> {
   const at = args.indexOf('--output');
@@ -25,23 +27,11 @@ async function main(args: readonly string[]): Promise<void> {
   const { helm } = await resolveChartTools();
   const fixed = ['--namespace', 'berth-system', '--no-hooks', '--set', 'namespaces.createSystem=true'];
   const template = ['template', 'berth', join(ROOT, 'charts', 'berth'), ...fixed, ...rest];
-  const stdout = await render(helm, template);
+  const limits = { timeoutMilliseconds: RENDER_MILLISECONDS, outputLimitBytes: OUTPUT_BYTES };
+  const stdout = await run(helm, template, { name: 'helm', ...limits });
   await mkdir(dirname(output), { recursive: true });
   await writeFile(output, stdout);
   process.stdout.write(`${output}\n`);
-}
-
-/** @throws Error with helm's own words. */
-async function render(helm: string, args: readonly string[]): Promise<string> {
-  const { promise, resolve, reject } = Promise.withResolvers<string>();
-  execFile(helm, args, { maxBuffer: OUTPUT_BYTES }, (error, stdout, stderr) => {
-    if (error === null) {
-      resolve(stdout);
-    } else {
-      reject(new Error(stderr.trim() || error.message));
-    }
-  });
-  return await promise;
 }
 
 await runCommand(async () => await main(process.argv.slice(2)));

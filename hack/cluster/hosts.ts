@@ -1,4 +1,5 @@
 /** Simulated hosts: Node objects that KWOK keeps alive. */
+import PQueue from 'p-queue';
 import type { KubeClient } from '../../kube/client.ts';
 import { NODES, type Node } from '../../kube/core.ts';
 
@@ -21,13 +22,8 @@ export async function createHosts(
 ): Promise<string[]> {
   const prefix = options.prefix ?? 'host';
   const names = Array.from({ length: range.count }, (_, index) => `${prefix}-${range.first + index}`);
-  const waiting = names.values();
-  const work = async (): Promise<void> => {
-    for (const name of waiting) {
-      await client.create(NODES, hostNode(name, options));
-    }
-  };
-  await Promise.all(Array.from({ length: IN_FLIGHT }, work));
+  const creations = names.map((name) => async () => await client.create(NODES, hostNode(name, options)));
+  await new PQueue({ concurrency: IN_FLIGHT }).addAll(creations);
   return names;
 }
 

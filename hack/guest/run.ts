@@ -1,39 +1,27 @@
-import { execFile } from 'node:child_process';
+import { run as runProgram } from '../../base/exec.ts';
 
 /** apt and xorriso are talkative. */
 const OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024;
-const ERROR_TAIL_CHARACTERS = 2000;
 
 export interface RunOptions {
+  /** Added to this process's own. */
   environment?: Record<string, string>;
   cwd?: string;
   timeoutMilliseconds: number;
 }
 
-/** Runs a program to its end; a failure's message carries the end of what it wrote. */
+/** Runs a program to its end. @throws ProgramError with the end of what it complained about. */
 export async function run(
   program: string,
   parameters: string[],
-  options: RunOptions,
+  { environment, cwd, timeoutMilliseconds }: RunOptions,
 ): Promise<{ stdout: string }> {
-  return await new Promise((resolve, reject) => {
-    execFile(
-      program,
-      parameters,
-      {
-        env: { ...process.env, ...options.environment },
-        cwd: options.cwd,
-        timeout: options.timeoutMilliseconds,
-        maxBuffer: OUTPUT_LIMIT_BYTES,
-      },
-      (error, stdout, stderr) => {
-        if (error === null) {
-          resolve({ stdout });
-        } else {
-          const tail = `${stdout}${stderr}`.slice(-ERROR_TAIL_CHARACTERS);
-          reject(new Error(`${program} ${parameters.join(' ')} failed: ${tail || error.message}`));
-        }
-      },
-    );
+  const stdout = await runProgram(program, parameters, {
+    name: [program, ...parameters].join(' '),
+    environment: { ...process.env, ...environment },
+    folder: cwd,
+    timeoutMilliseconds,
+    outputLimitBytes: OUTPUT_LIMIT_BYTES,
   });
+  return { stdout };
 }
