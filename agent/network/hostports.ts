@@ -1,12 +1,84 @@
-/** Who else on this host listens on the ports that machines have reserved, read from the kernel's own lists. */
+/**
+ * The ports of this host that machines reserve: which of them are allowed, whether one is free, and who else listens there. A free
+ * port is found by binding it; other listeners are read from the kernel's own lists.
+ */
+import { createSocket } from 'node:dgram';
 import { open } from 'node:fs/promises';
-import { portName } from '../../api/v1alpha1/ports.ts';
+import { createServer, isIPv4 } from 'node:net';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
-import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
+import { portName } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { requireFreePorts } from './ports.ts';
+import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
+import { codeOf } from '../../base/errors.ts';
 
-/** One that would receive packets to a reserved port. */
+function bindTcp(address: string, port: number): Promise<void> {
+  const server = createServer();
+  return new Promise((resolve, reject) => {
+    server.once('error', reject);
+    server.listen({ host: address, port, exclusive: true }, () => server.close(() => resolve()));
+  });
+}
+
+function bindUdp(address: string, port: number): Promise<void> {
+  const socket = createSocket('udp4');
+  return new Promise((resolve, reject) => {
+    socket.once('error', (error) => socket.close(() => reject(error)));
+    socket.bind({ address, port, exclusive: true }, () => socket.close(() => resolve()));
+  });
+}
+
+function describePort(port: MachinePort): string {
+  return `${port.hostPort}/${port.protocol}`;
+}
+
+/** @throws ReasonedError `PortNotReservable` with every port that this host keeps from machines, and the setting that does. */
+export function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
+  const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
+  const message = faults.filter((fault) => fault !== undefined).join('; ');
+  if (message !== '') {
+    throw new ReasonedError('PortNotReservable', `this host's configuration: ${message}`);
+  }
+}
+
+/**
+ * Binds each port once and lets go of it.
+ *
+ * @throws ReasonedError `PortTaken` naming the port when something holds it, ReasonedError `NetworkUnavailable` when it cannot be bound for
+ * another reason (address not of this host, no right).
+ */
+export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
+  if (!isIPv4(address)) {
+    throw new ReasonedError(
+      'NetworkUnavailable',
+      `the host address ${JSON.stringify(address)} is not an IPv4 address`,
+    );
+  }
+  for (const port of ports) {
+    try {
+      await (port.protocol === 'TCP' ? bindTcp : bindUdp)(address, port.hostPort);
+    } catch (error) {
+      const code = codeOf(error);
+      if (code === 'EADDRINUSE') {
+        throw new ReasonedError(
+          'PortTaken',
+          `port ${describePort(port)} on ${address} is in use on this host`,
+          {
+            cause: error,
+          },
+        );
+      }
+      throw new ReasonedError(
+        'NetworkUnavailable',
+        `port ${describePort(port)} on ${address} cannot be bound: ${String(code)}`,
+        {
+          cause: error,
+        },
+      );
+    }
+  }
+}
+
+/** A socket that would receive packets to a reserved port. */
 interface Listener {
   /** As {@link portName} has it. */
   name: string;

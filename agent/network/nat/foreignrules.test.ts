@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { chainsStopping, foreignTables, type Subject } from './foreignrules.ts';
-import type { RulesetEntry } from './observe.ts';
+import type { RulesetEntry } from '../nftables.ts';
 
 const MACHINE: Subject = {
   address: '10.213.3.7',

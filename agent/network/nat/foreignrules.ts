@@ -5,7 +5,7 @@
  * is a filter somebody wants.
  */
 import { type Answer, matchExpression, type Packet } from './rulematch.ts';
-import { type RulesetEntry, tableOf } from './observe.ts';
+import { type RulesetEntry, tableOf } from '../nftables.ts';
 
 interface Chain {
   name: string;

@@ -17,14 +17,14 @@ import {
   normaliseMacAddress,
 } from '../network.ts';
 import { Serial } from '../../../base/serial.ts';
-import { PortWatch } from '../hostports.ts';
-import { requireFreePorts, requireReservable } from '../ports.ts';
+import { PortWatch, requireFreePorts, requireReservable } from '../hostports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
 import { forgetConnections } from '../commands.ts';
 import { contains } from './ipv4.ts';
 import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from './layout.ts';
 import { foreignTables } from './foreignrules.ts';
-import { countedPackets, type Links, type RulesetEntry } from './observe.ts';
+import type { Links } from './observe.ts';
+import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import { describeRepair, findOverlap, type Repair } from './plan.ts';
 import { requireHost } from './requirements.ts';
 import { reportOn, reportUnknown } from './report.ts';

@@ -5,14 +5,8 @@ import type { Attachment } from './attachments.ts';
 import { ip, run } from '../commands.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import type { Layout } from './layout.ts';
-import {
-  FORWARDING_SWITCH,
-  fingerprint,
-  readForwarding,
-  readLinks,
-  readRuleset,
-  type RulesetEntry,
-} from './observe.ts';
+import { FORWARDING_SWITCH, readForwarding, readLinks } from './observe.ts';
+import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
 import { describeRepair, ipCommands, type Observed, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
 import { removalScript, rulesetScript } from './ruleset.ts';

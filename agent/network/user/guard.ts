@@ -7,7 +7,7 @@ import { isIPv4 } from 'node:net';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, messageOf } from '../../../base/errors.ts';
 import { run } from '../commands.ts';
-import { fingerprint, readTable } from '../nat/observe.ts';
+import { fingerprint, readTable } from '../nftables.ts';
 
 export interface UserGuardOptions {
   /** Name of the nftables table; one for each agent of a host. */

@@ -17,8 +17,8 @@ import {
   normaliseMacAddress,
 } from '../network.ts';
 import { messageOf } from '../../../base/errors.ts';
+import { requireFreePorts, requireReservable } from '../hostports.ts';
 import type { UserGuard } from './guard.ts';
-import { requireFreePorts, requireReservable } from '../ports.ts';
 
 export interface UserNetworkOptions {
   /** IPv4 address of this host on which reserved ports listen; 0.0.0.0 for all. */

@@ -1,0 +1,81 @@
+/** The rules of nftables, as the kernel has them. */
+import { createHash } from 'node:crypto';
+import * as z from 'zod';
+import { ProgramError } from '../../base/exec.ts';
+import { run } from './commands.ts';
+
+/** One entry of `nft --json list ruleset`: `{table: …}`, `{chain: …}`, `{rule: …}`, `{set: …}`, `{map: …}`. */
+export type RulesetEntry = Record<
+  string,
+  { family?: string; table?: string; name?: string; [key: string]: unknown }
+>;
+
+const rulesetSchema = z.object({
+  nftables: z.array(z.record(z.string(), z.record(z.string(), z.unknown()))),
+});
+
+export async function readRuleset(): Promise<RulesetEntry[]> {
+  const text = await run('nft', ['--json', 'list', 'ruleset']);
+  return rulesetSchema.parse(JSON.parse(text)).nftables;
+}
+
+/** One table, named as nft does: `inet berth`; empty when it is not there. */
+export async function readTable(name: string): Promise<RulesetEntry[]> {
+  try {
+    const text = await run('nft', ['--json', 'list', 'table', ...name.split(' ')]);
+    return rulesetSchema.parse(JSON.parse(text)).nftables;
+  } catch (error) {
+    if (error instanceof ProgramError && error.words.includes('No such file or directory')) {
+      return [];
+    }
+    throw error;
+  }
+}
+
+/** The table an entry stands in, `inet berth`; undefined for the list's own header. */
+export function tableOf(entry: RulesetEntry): string | undefined {
+  const [kind, body] = Object.entries(entry)[0] ?? [];
+  const family = body?.['family'];
+  const table = body?.[kind === 'table' ? 'name' : 'table'];
+  return typeof family === 'string' && typeof table === 'string' ? `${family} ${table}` : undefined;
+}
+
+/** Packets that counters of a table have counted, by the counter's name. */
+export function countedPackets(ruleset: readonly RulesetEntry[], table: string): Map<string, number> {
+  const counters = ruleset.flatMap((entry) =>
+    'counter' in entry && tableOf(entry) === table ? [entry] : [],
+  );
+  return new Map(counters.map(({ counter }) => [String(counter?.name), Number(counter?.['packets'])]));
+}
+
+/** What differs although nobody has changed a rule: handles are counted up, counters count. */
+const VOLATILE = new Set(['handle', 'index', 'packets', 'bytes']);
+
+/** Sets have no order of their own. */
+function canonical(value: unknown): unknown {
+  if (Array.isArray(value)) {
+    return value.map(canonical);
+  }
+  if (typeof value !== 'object' || value === null) {
+    return value;
+  }
+  const entries = Object.entries(value).filter(([key]) => !VOLATILE.has(key));
+  return Object.fromEntries(
+    entries.map(([key, inner]) => {
+      const seen = canonical(inner);
+      return [key, (key === 'elem' || key === 'set') && Array.isArray(seen) ? byText(seen) : seen];
+    }),
+  );
+}
+
+function byText(values: unknown[]): unknown[] {
+  return values.toSorted((a, b) => JSON.stringify(a).localeCompare(JSON.stringify(b)));
+}
+
+/** One value for the content of the given tables: equal exactly when their chains, rules, sets and maps are. */
+export function fingerprint(ruleset: readonly RulesetEntry[], tables: readonly string[]): string {
+  const ours = ruleset.filter((entry) => tables.includes(tableOf(entry) ?? ''));
+  return createHash('sha256')
+    .update(JSON.stringify(canonical(ours)))
+    .digest('hex');
+}
