@@ -128,7 +128,7 @@ function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
 
 function conditions(state: HostState): NodeCondition[] {
   const list: (NodeCondition & { reason: Reason })[] = [
-    { type: 'Ready', status: 'True', reason: 'AgentReady', message: 'the agent runs' },
+    { type: 'Ready', status: 'True', reason: 'AgentReady', message: 'The agent runs' },
     pressure('MemoryPressure', false, 'SufficientMemory'),
     pressure('DiskPressure', state.diskPressure, 'SufficientDisk', 'DiskNearlyFull'),
     pressure('PIDPressure', false, 'SufficientPIDs'),

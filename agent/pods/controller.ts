@@ -187,7 +187,7 @@ export class PodController {
     if (pod.metadata.deletionTimestamp !== undefined) {
       return this.#end(pod, {
         reason: 'Terminated',
-        message: 'deleted before it ran here',
+        message: 'The Pod was deleted before it ran on this host',
         exitCode: STOPPED_EXIT_CODE,
       });
     }
@@ -198,7 +198,7 @@ export class PodController {
       case 'foreign':
         return this.#park(pod, {
           reason: 'HostRunsOnlyMachines',
-          message: 'this host runs the machines of VMs, and nothing else',
+          message: 'This host runs the machines of VMs and nothing else',
         });
       case 'tooNew':
       case 'invalid':

@@ -89,7 +89,7 @@ export function recordDamaged(path: string, message: string): MachineFailure {
 /** The control plane gave the Pod up: its slot and ports may be another's already. */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',
-  message: 'the Pod was ended from outside',
+  message: 'The Pod was ended from outside',
   exitCode: 137,
   graceMilliseconds: 0,
 };

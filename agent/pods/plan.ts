@@ -103,7 +103,7 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
     return failed('NATSelfHealFailed', situation.networkFault);
   }
   if (record.created && situation.state.kind === 'absent') {
-    return failed(DISK_LOST, "the machine's folder is no longer on the host");
+    return failed(DISK_LOST, 'The folder of the machine is no longer on the host');
   }
   return undefined;
 }

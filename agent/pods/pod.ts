@@ -91,7 +91,7 @@ export function refusalOf(role: PodRole & { kind: 'tooNew' | 'invalid' }): {
   return role.kind === 'tooNew'
     ? {
         reason: 'AgentTooOld',
-        message: `the agent of this host does not know machines or tasks of version "${role.version}"`,
+        message: `The agent of this host does not know machines or tasks of version "${role.version}"`,
         exitCode: 1,
       }
     : { reason: 'InvalidMachine', message: role.message, exitCode: 1 };

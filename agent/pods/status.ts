@@ -221,7 +221,7 @@ function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState
   const { failure, killed } = record;
   const ended: MachineFailure = failure ?? {
     reason: 'Terminated',
-    message: 'the machine was stopped because its Pod was deleted',
+    message: 'The machine was stopped because its Pod was deleted',
     exitCode: killed ? KILLED_EXIT_CODE : STOPPED_EXIT_CODE,
     graceMilliseconds: 0,
   };

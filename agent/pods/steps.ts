@@ -78,7 +78,7 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
     }
     let toldAt = performance.now();
     const began = toldAt;
-    tell(host, operation, 'Pulling', 'Pull', `fetching ${describeSource(source)}`);
+    tell(host, operation, 'Pulling', 'Pull', `The host fetches ${describeSource(source)}`);
     const image = await host.images.ensure(source, {
       ...options,
       architecture: record.machine?.architecture,
@@ -93,7 +93,7 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
       },
     });
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
-    tell(host, operation, 'Pulled', 'Pull', `image is on the host as ${image.digest} after ${seconds} s`);
+    tell(host, operation, 'Pulled', 'Pull', `The image is on the host as ${image.digest} after ${seconds} s`);
     return image;
   };
 }
@@ -118,7 +118,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
     startedAt: timestamp(Date.now()),
     restarts: record.restarts + (restart ? 1 : 0),
   });
-  tell(host, operation, 'Started', 'Start', 'the machine runs');
+  tell(host, operation, 'Started', 'Start', 'The machine runs');
 }
 
 /** The intent is recorded first, so that an end in the meantime is no crash. */
@@ -128,7 +128,7 @@ async function stop(host: Host, { record, folder }: Runtime, operation: Operatio
   operation.deadline = Date.now() + graceMilliseconds;
   await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   host.records.update(record, { startedWith: undefined });
-  tell(host, operation, 'Stopped', 'Stop', 'the machine is stopped');
+  tell(host, operation, 'Stopped', 'Stop', 'The machine is stopped');
 }
 
 async function pauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
@@ -143,13 +143,19 @@ async function pauseGuest(host: Host, { record, folder }: Runtime, operation: Op
 
 async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   await driverOf(host, record).unpause(folder);
-  tell(host, operation, 'Unpaused', 'Unpause', "the host's disk has room again, the machine goes on");
+  tell(
+    host,
+    operation,
+    'Unpaused',
+    'Unpause',
+    'The disk of the host has room again, and the machine runs on',
+  );
 }
 
 async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   host.records.update(record, { running: false });
   await driverOf(host, record).suspend(folder);
-  tell(host, operation, 'Suspended', 'Suspend', 'the machine is suspended to disk');
+  tell(host, operation, 'Suspended', 'Suspend', 'The machine is suspended to disk');
 }
 
 async function resume(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
@@ -158,14 +164,14 @@ async function resume(host: Host, runtime: Runtime, operation: Operation): Promi
   await driverOf(host, record).resume(folder, launchPlan(host, record, operation, network));
   runtime.unseen = false;
   host.records.update(record, { running: true });
-  tell(host, operation, 'Resumed', 'Resume', 'the machine goes on');
+  tell(host, operation, 'Resumed', 'Resume', 'The machine runs on from where it was suspended');
 }
 
 async function revert(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const revertedAt = needed(operation.desired).revertRequestedAt;
   await driverOf(host, record).revert(folder, machinePlan(host, record, operation), record.base);
   host.records.update(record, { revertedAt, end: undefined });
-  tell(host, operation, 'Reverted', 'Revert', 'the disk is as it was when the machine was made');
+  tell(host, operation, 'Reverted', 'Revert', 'The disk is as it was when the machine was made');
 }
 
 /** Ends the process and gives back network and ports; the disk stays. */
