@@ -1,4 +1,4 @@
-/** What errors say of themselves, for statuses, logs and decisions. */
+/** Facts that errors carry, for statuses, logs and decisions. */
 
 /** The machine-readable reason that the errors of drivers, images and networks carry. */
 export function reasonOf(error: unknown): string | undefined {

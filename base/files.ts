@@ -5,17 +5,17 @@ import { dirname } from 'node:path';
 import { isMissing } from './errors.ts';
 import { withReserve } from './reserve.ts';
 
-/** Of a file that nobody else need read. */
+/** Only the owner may read and write the file. */
 const MODE = 0o600;
 
-/** The writing of each path that was asked for last, done or not. */
+/** The last write that was asked for, by path; it may wait, be under way or be done. */
 const lastWrites = new Map<string, Promise<void>>();
 
 /**
- * Replaces a file's text. Once this resolves the text is on the disk. A reader sees the old text or the new one, and what is
- * asked for last is what stays. The folder has to be there. On a full disk it takes the room of the reserve, where one is kept.
+ * Replaces a file's text. When this resolves, the text is on the disk. A reader sees the old text or the new one. Of several
+ * writes the one that was asked for last stays. The folder must exist. On a full disk the write uses the reserve, if there is one.
  *
- * @throws Error of the system; the old text stays then.
+ * @throws Error of the system. The old text then stays.
  */
 export async function writeWhole(path: string, text: string, mode = MODE): Promise<void> {
   const before = lastWrites.get(path);
@@ -33,7 +33,7 @@ export async function writeWhole(path: string, text: string, mode = MODE): Promi
   }
 }
 
-/** As {@link writeWhole}, before it returns: for what the next statement rests on. It must not meet the other one at a path. */
+/** Like {@link writeWhole}, but synchronous. A path must always be written in the same one of the two ways. */
 export function writeWholeSync(path: string, text: string, mode = MODE): void {
   try {
     replaceSync(path, text, mode);
@@ -42,7 +42,7 @@ export function writeWholeSync(path: string, text: string, mode = MODE): void {
   }
 }
 
-/** Returns once the content of a file, or the names in a folder, are on the disk. */
+/** Resolves when the content of a file, or the names in a folder, are on the disk. */
 export async function sync(path: string): Promise<void> {
   const handle = await open(path, 'r');
   try {
@@ -96,7 +96,7 @@ function replaceSync(path: string, text: string, mode: number): void {
   }
 }
 
-/** One for each path, so that those of processes that were killed do not heap up. */
+/** Each path has one temporary file, so that killed processes leave at most one behind. */
 function temporaryOf(path: string): string {
   return `${path}.tmp`;
 }

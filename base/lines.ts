@@ -1,9 +1,9 @@
-/** Lines out of streams of bytes whose sender may be anybody: no line, and no sender, takes more memory than it may. */
+/** Lines from streams of bytes. The sender may be anybody, so the memory for a line has a limit. */
 import type { Duplex } from 'node:stream';
 
 const NEWLINE = 0x0a;
 
-/** Cuts a stream of bytes into lines. A line is decoded whole, so that no character is torn between two chunks. */
+/** Cuts a stream of bytes into lines. It decodes whole lines, so that no character is torn between two chunks. */
 export class LineSplitter {
   readonly #limitBytes: number;
   #parts: Buffer[] = [];

@@ -1,10 +1,10 @@
-/** Room that is kept on a file system for small files that must be written there though others have filled it. */
+/** A reserve of disk space: small files of ours can be written even when others have filled the file system. */
 import { randomBytes } from 'node:crypto';
 import { appendFileSync, existsSync, statSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 import { isDiskFull } from './errors.ts';
 
-/** Some hundred files of a few KiB at once, each with its temporary. */
+/** Enough for some hundred files of a few KiB at once, each with its temporary file. */
 const RESERVE_BYTES = 1024 * 1024;
 const NAME = '.reserve';
 
@@ -12,10 +12,10 @@ const NAME = '.reserve';
 const reserves = new Map<number, string>();
 
 /**
- * Keeps a reserve in a folder that is there, one for each file system, and adds what it has not got yet; on a full one what
- * there is left. To be called again from time to time, when there is room again.
+ * Makes or fills up the reserve of a file system, in a folder that exists. A full file system gives what is left. Call this
+ * again from time to time, because there may be space again.
  *
- * @throws Error of the system for all but want of room.
+ * @throws Error of the system, except for a full disk.
  */
 export function keepReserve(folder: string): void {
   const { dev } = statSync(folder);
@@ -26,9 +26,9 @@ export function keepReserve(folder: string): void {
 }
 
 /**
- * Does `write` once more with the room of the reserve, after it has failed with `error`, and keeps what is left again.
+ * Repeats a `write` that has failed with `error`, now with the space of the reserve, then fills the reserve up again.
  *
- * @throws Error that is `error`, where that is not want of room, or the folder's file system has no reserve.
+ * @throws Error that is `error`, if the disk is not full or its file system has no reserve.
  */
 export function withReserve(folder: string, error: unknown, write: () => void): void {
   const path = isDiskFull(error) ? reserves.get(statSync(folder).dev) : undefined;
@@ -43,7 +43,7 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
   }
 }
 
-/** What is there stays there. Random, since some file systems take no room for what can be compressed. A part is better than none. */
+/** Adds what is missing. The bytes are random, because some file systems compress. A part is better than none. */
 function fill(path: string): void {
   const missing = RESERVE_BYTES - (statSync(path, { throwIfNoEntry: false })?.size ?? 0);
   if (missing <= 0) {

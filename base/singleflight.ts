@@ -1,13 +1,13 @@
-/** Work that several may ask for at the same time and that is done once. */
+/** Work that several callers need at the same time and that is done once. */
 
 type Progress = (percent: number) => void;
 type Work<T> = (signal: AbortSignal, onProgress: Progress) => Promise<T>;
 
-/** Pieces of work by their key: who asks for one that is under way waits for that. */
+/** Pieces of work by key. A caller that asks for work under way waits for it. */
 export class SingleFlight<T> {
   readonly #flights = new Map<string, SharedWork<T>>();
 
-  /** `joined`: the work was begun by another. @throws Error, the reason of `signal`, when that aborts, while the work goes on for others. */
+  /** `joined`: another caller began the work. @throws Error, the reason of `signal`, when it aborts. The work goes on for the others. */
   async join(
     key: string,
     options: { signal: AbortSignal; onProgress: Progress },
@@ -43,7 +43,7 @@ export class SingleFlight<T> {
   }
 }
 
-/** One piece of work that several wait for. It ends early only when nobody waits any more. */
+/** One piece of work that several callers wait for. It is aborted when nobody waits any more. */
 class SharedWork<T> {
   /** Resolves when the work has ended, however it did. */
   readonly ended: Promise<void>;
@@ -60,7 +60,7 @@ class SharedWork<T> {
         listener(percent);
       }
     });
-    // Its failure is each waiter's to handle; it may also come when the last one has left.
+    // Each waiter handles the failure. It may also come after the last one has left.
     this.ended = this.#work.then(
       () => undefined,
       () => undefined,
