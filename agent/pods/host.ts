@@ -26,7 +26,7 @@ export interface HostDriver {
 export interface Host {
   /** By name, the preferred one first. A machine stays with the driver that made it. */
   readonly drivers: ReadonlyMap<string, HostDriver>;
-  /** Of machines that name none. */
+  /** The architecture of machines that name none. */
   readonly architecture: Accelerator['architecture'];
   readonly network: Network;
   readonly monitor: NetworkMonitor;
