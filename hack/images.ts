@@ -134,7 +134,7 @@ async function revisionLabels(base: string): Promise<Record<string, string>> {
   return {
     'org.opencontainers.image.version': packageJson.version,
     'org.opencontainers.image.revision': await git('rev-parse', 'HEAD'),
-    // Of the sources rather than of the build, so that the same sources give the same label.
+    // The time of the commit, not of the build, so that the same sources give the same label.
     'org.opencontainers.image.created': await git('log', '-1', '--format=%cI'),
     'org.opencontainers.image.base.name': base,
   };

@@ -11,7 +11,7 @@ import { isAlive, type ProcessRecord, startProcess, stopProcess } from './proces
 import type { Cluster } from './types.ts';
 
 export interface AgentOptions {
-  /** Of the Node; also names the agent's files. */
+  /** The Node's name; the agent's files have it too. */
   nodeName: string;
   /** Merged over the agent's configuration; sections are replaced whole. */
   config?: Record<string, unknown>;

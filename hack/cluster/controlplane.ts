@@ -51,7 +51,7 @@ export interface ControlPlaneOptions {
 export interface ControlPlaneNetwork {
   /** As `ip netns` lists it. */
   namespace: string;
-  /** Of the API server there; it answers on loopback too. */
+  /** The API server's address there; it answers on loopback too. */
   address: string;
   nodes: readonly NodeIdentity[];
   /** Makes a loopback port of that namespace one of ours, with the same number. */

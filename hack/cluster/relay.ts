@@ -19,7 +19,7 @@ export interface RelayOptions {
   port: number;
   /** In the other one; the same when absent. */
   portThere?: number;
-  /** Of that port, for direction `in`; loopback when absent. */
+  /** The address of that port, for direction `in`; loopback when absent. */
   addressThere?: string;
   /** Holds the socket; short, since a socket's path has 107 characters at most. */
   directory: string;

@@ -9,7 +9,7 @@ import { ENTRY_NAME_LABEL } from '../../operator/tasks/owner.ts';
 /** Label that the Job controller puts on the Pods that it makes. */
 export const JOB_NAME_LABEL = 'batch.kubernetes.io/job-name';
 
-/** Of ImageCacheEntries, by the name of the entry. */
+/** Counts the Jobs of ImageCacheEntries, by the name of the entry. */
 export class JobHistory {
   readonly #stopping = new AbortController();
   readonly #here = new Map<string, Set<string>>();

@@ -8,7 +8,7 @@ const LONG_ENOUGH = 0.9;
 
 export interface Histories<T> {
   readonly step: fc.Arbitrary<T>;
-  /** Of a history, in steps. */
+  /** The length of a history, in steps. */
   readonly maxLength: number;
   readonly numRuns: number;
 }

@@ -38,7 +38,7 @@ export class Downloads implements AsyncDisposable {
     return new Downloads(image, server);
   }
 
-  /** Of the loopback address. */
+  /** The server's port on the loopback address. */
   get port(): number {
     return (this.#server.address() as AddressInfo).port;
   }

@@ -140,7 +140,7 @@ export function arp(operation: 1 | 2, sender: Station, target: Station): Buffer 
   return Buffer.concat([head, ...parts]);
 }
 
-/** Of DHCP's options (RFC 2132). */
+/** Types of DHCP's messages (RFC 2132). */
 export const DHCP = { discover: 1, offer: 2, decline: 4, release: 7 };
 
 export interface DhcpMessage {

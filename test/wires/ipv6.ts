@@ -93,7 +93,7 @@ function tcpSyn(port: number): number[] {
   return words(OWN_PORT, port, ...noSequence, headerAndSyn, window, 0, 0);
 }
 
-/** Of 16 bits each. */
+/** The numbers have 16 bits each. */
 function words(...values: number[]): number[] {
   return values.flatMap((value) => [value >> 8, value & 255]);
 }

@@ -48,7 +48,7 @@ export interface TestRegistry {
   /** The registry itself, without the counter of bytes before it: for measurements, and only without a password. */
   readonly directHost: string;
   readonly url: string;
-  /** Of the authority; there without TLS too. */
+  /** The authority's certificate; it is there without TLS too. */
   readonly caFile: string;
   readonly directory: string;
   /** Everybody's way to it. */
@@ -61,7 +61,7 @@ export interface TestRegistry {
   skopeo(...parameters: string[]): Promise<string>;
   /** Ends it for now: connections break off, and new ones do. */
   stop(): Promise<void>;
-  /** The same, at the same address. */
+  /** Starts the registry again at the same address. */
   restart(): Promise<void>;
   close(): Promise<void>;
 }

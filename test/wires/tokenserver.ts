@@ -24,7 +24,7 @@ interface Access {
 export class TokenServer {
   readonly #server: Server;
   readonly #pair: { key: string; cert: string };
-  /** Of each token that was given: what it opens. */
+  /** The scopes that each given token opens. */
   readonly given: Access[][] = [];
   /** What new tokens are good for. The registry allows a minute more. */
   seconds = 300;

@@ -29,7 +29,7 @@ import { OPERATORS_OWN } from '../support/admission.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from './standin.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Of a machine in tests; small, so that several fit on any machine. */
+/** The memory of a VM in tests; small, so that several fit on any host. */
 const MEMORY_BYTES = 64 * 1024 * 1024;
 
 export class TestHost {

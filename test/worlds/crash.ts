@@ -36,7 +36,7 @@ export class AgentWorld implements AsyncDisposable {
   readonly vms: VMs;
   readonly history: PodHistory;
   readonly downloads: Downloads;
-  /** Of host `one`. */
+  /** Host `one` reaches the API server over it. */
   readonly wire: Wire;
   readonly one: AgentProcess;
   readonly two: AgentProcess;
@@ -135,7 +135,7 @@ export class AgentWorld implements AsyncDisposable {
     await this.waitForStart(name, this.one);
   }
 
-  /** Of the machine's Pod condition or, before it runs, the container's waiting. */
+  /** Resolves when the Pod's condition has this reason or, before the machine runs, its waiting container has it. */
   async waitForMachine(name: string, reason: string): Promise<void> {
     await waitFor(
       `the machine of VM ${name} to be ${reason}`,

@@ -24,7 +24,7 @@ import { waitFor } from '../../hack/wait.ts';
 import '../e2e/installed/setup.ts';
 
 export const SYSTEM = 'berth-system';
-/** Of the logger: errors and worse. */
+/** The logger's level of errors; worse ones are above it. */
 export const ERROR_LEVEL = 50;
 /** An emulated guest beside the whole cluster; 5 s on an idle machine. */
 export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
@@ -202,7 +202,7 @@ export class Installed implements AsyncDisposable {
     return (await promisify(execFile)('nsenter', inside)).stdout;
   }
 
-  /** Of the operator's Service. */
+  /** The cluster IP of the operator's Service. */
   async serviceAddress(): Promise<string> {
     const get = [
       'get',

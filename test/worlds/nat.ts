@@ -78,7 +78,7 @@ export class Worker {
   }
 }
 
-/** Of a cluster that the host belongs to: its Pods and its Services. */
+/** Networks of Pods and Services of a cluster that the host belongs to. */
 export const CLUSTER_NETWORKS = ['10.244.0.0/16', '10.96.0.0/12'];
 export const CONNECTIONS_PER_GUEST = 200;
 export const HOST_ADDRESS = '192.0.2.1';
@@ -152,7 +152,7 @@ export class NatWorld implements AsyncDisposable {
     return this.#inside(this.host, file, args);
   }
 
-  /** Likewise in the world's. */
+  /** Standard output of a command in the world's namespace. */
   inWorld(file: string, ...args: string[]): string {
     return this.#inside(this.world, file, args);
   }

@@ -66,7 +66,7 @@ export class PullWorld implements AsyncDisposable {
 export interface PullToRun {
   folder: string;
   tag?: string;
-  /** Of the machine; amd64 when absent. */
+  /** The machine's architecture; amd64 when absent. */
   architecture?: 'amd64' | 'arm64';
   lookup?: ContentLookup;
   /** Cut off when so many bytes have come. */

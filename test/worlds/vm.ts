@@ -34,7 +34,7 @@ export interface WorldOptions {
   /** Name and IP address of each host; addresses of the loopback network, so that hosts have ports of their own. */
   hosts: Record<string, string>;
   agentConfig?: Record<string, unknown>;
-  /** Of the agents' section `images`, beside their shared folder; by the host's name where they differ. */
+  /** Settings of the agents' section `images`, beside their shared folder; by the host's name where they differ. */
   images?: Record<string, unknown> | ((host: string) => Record<string, unknown>);
   operatorConfig?: Record<string, unknown>;
   audit?: ClusterOptions['audit'];
@@ -90,7 +90,7 @@ export class World implements AsyncDisposable {
     await this.#parts.disposeAsync();
   }
 
-  /** Of a file below {@link shared}. */
+  /** Makes an Image from a file below {@link shared}. */
   async makeImage(name: string, path: string): Promise<void> {
     await createImage(this.cluster, name, { sharedFile: { path } });
   }
@@ -168,7 +168,7 @@ export class MachineOnHost {
     await waitFor(`record ${this.#record} to be gone`, () => !existsSync(this.#record));
   }
 
-  /** The same, where nobody waits for it to be done. */
+  /** Resolves when process, disk and record are gone. */
   async waitUntilGone(): Promise<void> {
     await waitFor(
       `all of machine ${this.folder} to be gone`,

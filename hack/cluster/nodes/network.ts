@@ -5,7 +5,7 @@
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 
-/** Of the control plane; nodes count on from 11. */
+/** The control plane has its first address; nodes count on from 11. */
 const NETWORK = '10.200.0';
 const FIRST_NODE = 11;
 const BRIDGE = 'nodes';
@@ -15,7 +15,7 @@ const PODS = '10.244';
 export const CONTROL_ADDRESS = `${NETWORK}.1`;
 
 export interface NodeAddress {
-  /** Of the node, of its folder and in its namespace's name. */
+  /** The name of the node and of its folder, and a part of its namespace's name. */
   name: string;
   /** As `ip netns` lists it. */
   namespace: string;

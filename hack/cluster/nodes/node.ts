@@ -27,7 +27,7 @@ export class ClusterNode {
   readonly namespace: string;
   /** Its logs, files of configuration, and what it has below `/var/lib`. */
   readonly directory: string;
-  /** Of its first process, as this machine counts. */
+  /** The pid of its first process in this machine's own process namespace. */
   readonly #pid: number;
 
   private constructor(address: NodeAddress, directory: string, pid: number) {

@@ -60,7 +60,7 @@ export async function controlPlaneImage(tools: Tools): Promise<string> {
   return reference;
 }
 
-/** Of what would be copied, without reading it all. */
+/** Hashes names, sizes and times of the files to copy, without reading their content. */
 async function fingerprint(files: readonly string[]): Promise<string> {
   const hash = createHash('sha256').update(DOCKERFILE);
   for (const file of files) {

@@ -17,7 +17,7 @@ const REPLACEMENT = /^(?:replace )?\t?([\w./~-]+)(?: v\S+)? => \1 (v\S+)/gm;
 const LARGEST = ['k8s.io/api', 'k8s.io/apimachinery', 'k8s.io/client-go'];
 
 interface Versions {
-  /** Of each module, after replacements. */
+  /** The version of each module, after replacements. */
   taken: ReadonlyMap<string, string>;
   replaced: ReadonlyMap<string, string>;
 }
