@@ -2,7 +2,8 @@
  * Stand-ins for what runs machines on a host: no hypervisor, no disks, no network. For tests of what the agent tells the
  * API server and in which order it works; what QEMU really does is tested with QEMU.
  */
-import { writeFile } from 'node:fs/promises';
+import { randomUUID } from 'node:crypto';
+import { readFile, writeFile } from 'node:fs/promises';
 import type {
   Accelerator,
   CopyOptions,
@@ -11,20 +12,32 @@ import type {
   ExitReason,
   FoundMachine,
   MachineFolder,
+  MachinePlan,
   MachineState,
 } from '../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { EnsureOptions, ImageStore } from '../../agent/images/store.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';
 import type { AttachOptions, GuestNetwork, Network, NetworkReport } from '../../agent/network/network.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
 const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
+
+/** As the guest of the tests with QEMU tells of itself: how often it booted from this disk, a name for the boot, and a note. */
+interface Guest {
+  boots: string;
+  boot_id: string;
+  marker: string;
+}
 
 /** Machines as entries of a map. The object outlives the agents that use it one after another, as a host does. */
 export class StandInDriver implements Driver {
   readonly name = 'standin';
   readonly machines = new Map<string, MachineState>();
+  /** Of machines with a disk: what their guests keep there. */
+  readonly #disks = new Map<string, Guest>();
+  readonly #paths = new Map<string, string>();
   /** Every call, as `start UID`. */
   readonly calls: string[] = [];
   /** The guest does not react to its power button. */
@@ -40,17 +53,28 @@ export class StandInDriver implements Driver {
     ];
   }
 
-  async create(folder: MachineFolder): Promise<void> {
+  async create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void> {
     this.#set('create', folder, { kind: 'stopped' });
+    this.#disks.delete(folder.uid);
+    if (base !== undefined || plan.guest.diskSizeBytes !== undefined) {
+      this.#disks.set(folder.uid, { boots: '0', boot_id: '', marker: '' });
+    }
   }
 
   async start(folder: MachineFolder): Promise<void> {
+    if (this.machines.get(folder.uid)?.kind === 'running') {
+      return;
+    }
     const error = this.startError;
     if (error !== undefined) {
       this.startError = undefined;
       throw error;
     }
     this.#set('start', folder, { kind: 'running', pid: 1, guestStarted: true, paused: false });
+    const guest = this.#disks.get(folder.uid);
+    if (guest !== undefined) {
+      Object.assign(guest, { boots: String(Number(guest.boots) + 1), boot_id: randomUUID() });
+    }
   }
 
   async stop(folder: MachineFolder, o: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void> {
@@ -64,7 +88,9 @@ export class StandInDriver implements Driver {
         });
       });
     }
-    this.#set('stop', folder, { kind: 'stopped' });
+    if (this.machines.has(folder.uid)) {
+      this.#set('stop', folder, { kind: 'stopped' });
+    }
   }
 
   async pause(folder: MachineFolder): Promise<void> {
@@ -76,6 +102,9 @@ export class StandInDriver implements Driver {
   }
 
   async suspend(folder: MachineFolder): Promise<void> {
+    if (this.machines.get(folder.uid)?.kind !== 'running') {
+      throw new Error('only a running machine can be suspended');
+    }
     this.#set('suspend', folder, { kind: 'suspended' });
   }
 
@@ -85,23 +114,50 @@ export class StandInDriver implements Driver {
 
   async revert(folder: MachineFolder): Promise<void> {
     this.#set('revert', folder, { kind: 'stopped' });
+    Object.assign(this.#disks.get(folder.uid) ?? {}, { boots: '0', marker: '' });
   }
 
-  async copyBytes(): Promise<number> {
-    return IMAGE.virtualSizeBytes;
+  async copyBytes({ uid }: MachineFolder): Promise<number> {
+    return this.#disks.has(uid) ? IMAGE.virtualSizeBytes : 0;
   }
 
   async copyDisk(folder: MachineFolder, o: CopyOptions): Promise<DiskCopy> {
     this.calls.push(`copyDisk ${folder.uid}`);
-    await writeFile(o.target, Buffer.alloc(IMAGE.virtualSizeBytes));
+    o.signal.throwIfAborted();
+    const state = this.machines.get(folder.uid);
+    const guest = this.#disks.get(folder.uid);
+    if (state === undefined) {
+      throw new ReasonedError('NoMachine', `there is no machine ${folder.uid}`);
+    }
+    if (guest === undefined) {
+      throw new ReasonedError('NoDisk', 'the machine has no disk');
+    }
+    const disk = Buffer.alloc(IMAGE.virtualSizeBytes);
+    disk.write(guest.marker);
+    await writeFile(o.target, disk);
     o.onProgress(100);
-    const running = this.machines.get(folder.uid)?.kind === 'running';
-    return { consistency: running ? 'Crash' : 'Stopped', virtualSizeBytes: IMAGE.virtualSizeBytes };
+    const isOff = state.kind === 'stopped' || (state.kind === 'exited' && state.reason === 'GuestShutdown');
+    return { consistency: isOff ? 'Stopped' : 'Crash', virtualSizeBytes: IMAGE.virtualSizeBytes };
+  }
+
+  /** What the guest of a machine with a disk tells of itself; a marker may be set. @throws Error without such a machine. */
+  guest(uid: string): Guest {
+    const guest = this.#disks.get(uid);
+    if (guest === undefined) {
+      throw new Error(`machine ${uid} has no disk`);
+    }
+    return guest;
+  }
+
+  /** The marker in a copy. */
+  async markerOn(path: string): Promise<string> {
+    return (await readFile(path, 'latin1')).replaceAll('\0', '');
   }
 
   async delete(folder: MachineFolder): Promise<void> {
     this.calls.push(`delete ${folder.uid}`);
     this.machines.delete(folder.uid);
+    this.#disks.delete(folder.uid);
   }
 
   async inspect(folder: MachineFolder): Promise<MachineState> {
@@ -111,7 +167,7 @@ export class StandInDriver implements Driver {
   async list(): Promise<FoundMachine[]> {
     return [...this.machines.keys()].map((uid) => ({
       uid,
-      path: `/stand-in/${uid}`,
+      path: this.#paths.get(uid) ?? `/stand-in/${uid}`,
       runAs: undefined,
       base: undefined,
     }));
@@ -143,6 +199,7 @@ export class StandInDriver implements Driver {
 
   #set(verb: string, folder: MachineFolder, state: MachineState): void {
     this.calls.push(`${verb} ${folder.uid}`);
+    this.#paths.set(folder.uid, folder.path);
     this.machines.set(folder.uid, state);
   }
 }

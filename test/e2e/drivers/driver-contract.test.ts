@@ -1,0 +1,250 @@
+/** The terms of agent/drivers/driver.ts, for each driver: QEMU with a real guest, and the stand-in that other tests rest on. */
+import { access, mkdir, mkdtemp, rm, stat } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { Driver, LaunchPlan, MachineFolder } from '../../../agent/drivers/driver.ts';
+import type { BaseImage } from '../../../agent/disks/disk.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { markerOn } from '../../fixtures/copydisk.ts';
+import {
+  BOOT_DEADLINE_MILLISECONDS,
+  folderOf,
+  guestBase,
+  makeHost,
+  page,
+  planFor,
+  powerOff,
+  tell,
+} from '../../worlds/qemuguest.ts';
+import { StandInDriver } from '../../worlds/standin.ts';
+
+const UID = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0051';
+const GRACE_MILLISECONDS = 30_000;
+const NEVER = new AbortController().signal;
+
+/** A driver with one machine, and all that a test does to it without the driver. */
+interface Subject {
+  driver: Driver;
+  folder: MachineFolder;
+  plan: LaunchPlan;
+  base: BaseImage;
+  /** As another agent has it; the first has let go. */
+  restartAgent: () => Promise<void>;
+  /** How often the guest has booted from this disk, its name for this boot, and what it last noted there. */
+  guest: () => Promise<{ boots: string; boot_id: string; marker: string }>;
+  note: (marker: string) => Promise<void>;
+  noteIn: (copy: string) => Promise<string | undefined>;
+  powerOff: () => Promise<void>;
+  kill: () => Promise<void>;
+  /** A part of what the guest prints when it boots. */
+  prints: string;
+  end: () => Promise<void>;
+}
+
+async function qemu(): Promise<Subject> {
+  const host = await makeHost();
+  const port = await freePort();
+  const folder = folderOf(host, UID);
+  return {
+    get driver() {
+      return host.driver;
+    },
+    folder,
+    plan: planFor('amd64', port),
+    base: await guestBase('amd64'),
+    restartAgent: async () => void (await host.restartAgent()),
+    guest: async () => {
+      const { boots = '', boot_id = '', marker = '' } = await page(port);
+      return { boots, boot_id, marker };
+    },
+    note: async (marker) => void (await tell(port, `marker=${marker}`)),
+    noteIn: markerOn,
+    powerOff: async () => await powerOff(port),
+    kill: async () => {
+      const state = await host.driver.inspect(folder);
+      process.kill(state.kind === 'running' ? state.pid : Number.NaN, 'SIGKILL');
+    },
+    prints: 'Linux version',
+    end: async () => await host.end(),
+  };
+}
+
+async function standIn(): Promise<Subject> {
+  const driver = new StandInDriver();
+  const path = await mkdtemp(join(tmpdir(), 'berth-contract-'));
+  return {
+    driver,
+    folder: { uid: UID, path: join(path, 'machines', UID) },
+    plan: planFor('amd64', 80),
+    base: { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 },
+    restartAgent: async () => await driver.close(),
+    guest: async () => ({ ...driver.guest(UID) }),
+    note: async (marker) => void Object.assign(driver.guest(UID), { marker }),
+    noteIn: async (copy) => await driver.markerOn(copy),
+    powerOff: async () => driver.end(UID, 'GuestShutdown', 'the guest powered off'),
+    kill: async () => driver.end(UID, 'Crashed', 'killed'),
+    prints: 'a line of the console',
+    end: async () => await rm(path, { recursive: true }),
+  };
+}
+
+describe.each([
+  ['qemu', qemu],
+  ['standin', standIn],
+])('the driver %s', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (name, make) => {
+  let subject: Subject;
+  let copies: string;
+
+  beforeAll(async () => {
+    subject = await make();
+    copies = await mkdtemp(join(tmpdir(), 'berth-copies-'));
+  }, BOOT_DEADLINE_MILLISECONDS);
+
+  afterAll(async () => {
+    await subject?.end();
+    await rm(copies, { recursive: true });
+  });
+
+  const state = async () => await subject.driver.inspect(subject.folder);
+  const start = async () => await subject.driver.start(subject.folder, subject.plan);
+  const copy = async (target: string) =>
+    await subject.driver.copyDisk(subject.folder, { target, signal: NEVER, onProgress: () => undefined });
+
+  /** The state that the machine comes to by itself; the driver gives notice of it. */
+  async function untilExited(act: () => Promise<void>): Promise<unknown> {
+    const changed: string[] = [];
+    subject.driver.onChange((uid) => changed.push(uid));
+    await act();
+    await waitFor('a notice of the end', () => changed.includes(UID));
+    return await waitFor('the machine to be exited', async () => {
+      const now = await state();
+      return now.kind === 'exited' && now;
+    });
+  }
+
+  it('has a name and runs guests here', async () => {
+    expect(subject.driver.name).toBe(name);
+    const accelerators = await subject.driver.probe();
+    expect(accelerators.map(({ architecture }) => architecture)).toContain('amd64');
+  });
+
+  it('knows nothing of a machine that was not created', async () => {
+    const { driver, folder } = subject;
+    expect(await state()).toEqual({ kind: 'absent' });
+    expect(await driver.list()).toEqual([]);
+    await driver.stop(folder, { graceMilliseconds: 0 });
+    await driver.delete(folder);
+    expect(await state()).toEqual({ kind: 'absent' });
+    await expect(copy(join(copies, 'nothing'))).rejects.toMatchObject({ reason: 'NoMachine' });
+  });
+
+  it('runs a machine from the clone of an image and stops it in order, twice as well as once', async () => {
+    const { driver, folder, plan, base } = subject;
+    await mkdir(join(folder.path, '..'), { recursive: true });
+    await driver.create(folder, plan, base);
+    await driver.create(folder, plan, base);
+    expect(await state()).toEqual({ kind: 'stopped' });
+    expect(await driver.list()).toMatchObject([folder]);
+    await start();
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true, paused: false });
+    expect(await subject.guest()).toMatchObject({ boots: '1', marker: '' });
+    await start();
+    expect(await subject.guest()).toMatchObject({ boots: '1' });
+    await subject.note('kept');
+    await driver.stop(folder, { graceMilliseconds: GRACE_MILLISECONDS });
+    await driver.stop(folder, { graceMilliseconds: 0 });
+    expect(await state()).toEqual({ kind: 'stopped' });
+    await start();
+    expect(await subject.guest()).toMatchObject({ boots: '2', marker: 'kept' });
+  });
+
+  it('lets a machine outlive the agent, which finds it again with its console', async () => {
+    const [before, running] = [await subject.guest(), await state()];
+    await subject.restartAgent();
+    expect(await subject.driver.list()).toMatchObject([subject.folder]);
+    expect(await state()).toEqual(running);
+    expect(await subject.guest()).toEqual(before);
+    let text = '';
+    for await (const piece of subject.driver.console(subject.folder).read({})) {
+      text += piece;
+    }
+    expect(text).toContain(subject.prints);
+  });
+
+  it('pauses a machine until it is to go on, also under another agent', async () => {
+    const before = await subject.guest();
+    await subject.driver.pause(subject.folder);
+    await subject.restartAgent();
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: false, paused: true });
+    await subject.driver.unpause(subject.folder);
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true, paused: false });
+    expect(await subject.guest()).toEqual(before);
+  });
+
+  it('suspends a machine to disk, which goes on where it was under another agent', async () => {
+    const before = await subject.guest();
+    await subject.driver.suspend(subject.folder);
+    expect(await state()).toEqual({ kind: 'suspended' });
+    await subject.restartAgent();
+    expect(await state()).toEqual({ kind: 'suspended' });
+    await subject.driver.resume(subject.folder, subject.plan);
+    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true, paused: false });
+    expect(await subject.guest()).toEqual(before);
+    await subject.note('after');
+  });
+
+  it('copies the disk of a machine that runs', async () => {
+    const target = join(copies, 'running.raw');
+    const { consistency, virtualSizeBytes } = await copy(target);
+    expect(['Crash', 'FileSystem']).toContain(consistency);
+    expect((await stat(target)).size).toBe(virtualSizeBytes);
+    expect(await subject.noteIn(target)).toBe('after');
+    expect(await subject.driver.copyBytes(subject.folder)).toBeGreaterThan(0);
+    const given = new AbortController();
+    given.abort(new Error('not wanted'));
+    const refused = {
+      target: join(copies, 'refused.raw'),
+      signal: given.signal,
+      onProgress: () => undefined,
+    };
+    await expect(subject.driver.copyDisk(subject.folder, refused)).rejects.toThrow('not wanted');
+    await expect(access(refused.target)).rejects.toThrow('ENOENT');
+  });
+
+  it('tells a crash from a power-off of the guest, and starts the machine again', async () => {
+    expect(await untilExited(subject.kill)).toMatchObject({
+      reason: 'Crashed',
+      message: expect.stringMatching(/./) as string,
+    });
+    await expect(subject.driver.suspend(subject.folder)).rejects.toThrow(
+      'only a running machine can be suspended',
+    );
+    await start();
+    expect(await subject.guest()).toMatchObject({ boots: '3', marker: 'after' });
+    expect(await untilExited(subject.powerOff)).toMatchObject({ reason: 'GuestShutdown' });
+    const target = join(copies, 'still.raw');
+    expect(await copy(target)).toMatchObject({ consistency: 'Stopped' });
+  });
+
+  it('reverts a disk to its image', async () => {
+    await subject.driver.revert(subject.folder, subject.plan, subject.base);
+    expect(await state()).toEqual({ kind: 'stopped' });
+    await start();
+    expect(await subject.guest()).toMatchObject({ boots: '1', marker: '' });
+  });
+
+  it('deletes a machine that runs, and leaves nothing', async () => {
+    await subject.driver.delete(subject.folder);
+    expect(await state()).toEqual({ kind: 'absent' });
+    expect(await subject.driver.list()).toEqual([]);
+  });
+
+  it('makes a machine without a disk, of which there is no copy', async () => {
+    await subject.driver.create(subject.folder, subject.plan, undefined);
+    expect(await subject.driver.copyBytes(subject.folder)).toBe(0);
+    await expect(copy(join(copies, 'none'))).rejects.toMatchObject({ reason: 'NoDisk' });
+    await subject.driver.delete(subject.folder);
+  });
+});
