@@ -1,7 +1,7 @@
 /**
- * A control group per machine, in every hierarchy, outside the agent's own: what ends the agent's group (a container
- * runtime, a service manager) then leaves the machines alone. Without root, or where cgroups are not writable, machines
- * run without one.
+ * The control groups of machines: one per machine and hierarchy, outside the agent's own. A container runtime or service manager
+ * that ends the agent's group then leaves the machines alone. Without root, or where control groups are not writable, machines run
+ * without one.
  */
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -39,7 +39,7 @@ const SHARES = { each: 1024, most: 262_144 };
 /** The weight of one processor, the kernel's default, and its bound. */
 const WEIGHT = { each: 100, most: 10_000 };
 
-/** What is written into which file of a group. */
+/** The files of a machine's group that hold its limits, and their contents. */
 function limitFiles(
   controller: Controller,
   version: 1 | 2,
@@ -81,18 +81,18 @@ export class MachineCgroups {
   }
 
   /**
-   * Moves a process and its threads into the machine's group, which has its limits before; a hierarchy that refuses is
-   * left out, and said in the log.
+   * Sets the limits of the machine's group, then moves a process and its threads into it. A hierarchy that refuses is left out,
+   * and the log names it.
    */
-  async add(uid: string, pid: number, limits: MachineLimits): Promise<void> {
+  async add(machineUid: string, pid: number, limits: MachineLimits): Promise<void> {
     for (const hierarchy of await this.#roots()) {
-      const group = join(hierarchy.path, GROUP, uid);
+      const group = join(hierarchy.path, GROUP, machineUid);
       try {
         await mkdir(group, { recursive: true });
         if (hierarchy.path.endsWith('/cpuset')) {
-          await inheritCpuset(hierarchy.path, uid);
+          await inheritCpuset(hierarchy.path, machineUid);
         }
-        await this.#limit(hierarchy, uid, limits);
+        await this.#limit(hierarchy, machineUid, limits);
         await writeFile(join(group, 'cgroup.procs'), String(pid));
       } catch (error) {
         this.#logger.warn({ err: error, group }, 'machine runs outside its control group');
@@ -101,30 +101,30 @@ export class MachineCgroups {
   }
 
   /** How often the kernel ended a process of the machine because it had reached its limit of memory. */
-  async memoryKills(uid: string): Promise<number> {
+  async memoryKills(machineUid: string): Promise<number> {
     for (const { path, version, controllers } of await this.#roots()) {
       if (!controllers.includes('memory')) {
         continue;
       }
-      const file = join(path, GROUP, uid, version === 1 ? 'memory.oom_control' : 'memory.events');
+      const file = join(path, GROUP, machineUid, version === 1 ? 'memory.oom_control' : 'memory.events');
       return Number(/^oom_kill (\d+)$/m.exec(await textOf(file))?.[1] ?? 0);
     }
     return 0;
   }
 
   /** After the machine's last process. */
-  async remove(uid: string): Promise<void> {
+  async remove(machineUid: string): Promise<void> {
     for (const { path } of await this.#roots()) {
-      await removeGroup(join(path, GROUP, uid));
+      await removeGroup(join(path, GROUP, machineUid));
       await removeIfEmpty(join(path, GROUP));
     }
   }
 
-  async #limit(hierarchy: Hierarchy, uid: string, limits: MachineLimits): Promise<void> {
+  async #limit(hierarchy: Hierarchy, machineUid: string, limits: MachineLimits): Promise<void> {
     const { path, version, controllers } = hierarchy;
     for (const controller of controllers) {
       for (const [file, value] of limitFiles(controller, version, limits)) {
-        const target = join(path, GROUP, uid, file);
+        const target = join(path, GROUP, machineUid, file);
         try {
           if (version === 2) {
             await delegate(path, controller);
@@ -224,11 +224,11 @@ async function isHierarchy(path: string): Promise<boolean> {
 }
 
 /** A v1 cpuset starts empty and takes no process until it has processors and memory. */
-async function inheritCpuset(hierarchy: string, uid: string): Promise<void> {
+async function inheritCpuset(hierarchy: string, machineUid: string): Promise<void> {
   for (const file of ['cpuset.cpus', 'cpuset.mems']) {
     const value = await readFile(join(hierarchy, file), 'utf8');
     await writeFile(join(hierarchy, GROUP, file), value);
-    await writeFile(join(hierarchy, GROUP, uid, file), value);
+    await writeFile(join(hierarchy, GROUP, machineUid, file), value);
   }
 }
 

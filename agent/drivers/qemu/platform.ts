@@ -10,7 +10,7 @@ export interface Firmware {
   variables: string;
 }
 
-/** What this host offers for one architecture; found once per boot by {@link file://./probe.ts}. */
+/** What this host offers for one architecture; found once per boot by hostplatforms.ts. */
 export interface Platform {
   architecture: Architecture;
   binary: string;
