@@ -100,7 +100,7 @@ class Forwarder {
   #pass(from: Socket, to: Socket): void {
     this.#sockets.add(from);
     from.pipe(to);
-    from.once('error', () => to.destroy());
+    from.on('error', () => to.destroy());
     from.once('close', () => {
       this.#sockets.delete(from);
       to.destroySoon();

@@ -16,6 +16,8 @@ export const NAMESPACE = 'platform-default';
 export const NODE = 'nathost';
 /** Less than a lost packet's second try; a guest that can be reached answers within it. */
 const PAGE_MILLISECONDS = 900;
+/** An agent that starts beside a running guest; 30 s were not enough on a busy machine. */
+const RESTART = { deadlineMilliseconds: 90_000 };
 
 /** What the host's kernel and disk hold for machines. */
 export interface Traces {
@@ -119,8 +121,10 @@ export class NatHost implements AsyncDisposable {
     await this.agent.stop();
     await writeFile(this.agent.configFile, stringify(changed));
     await this.agent.startAgain();
-    await waitFor('the next agent to answer', () =>
-      this.metric('berth_agent_network_repairs_total').then(() => true),
+    await waitFor(
+      'the next agent to answer',
+      () => this.metric('berth_agent_network_repairs_total').then(() => true),
+      RESTART,
     );
   }
 
