@@ -230,7 +230,7 @@ describe('hosts that hold things up', () => {
     expect(readyOf(failed)?.message).toContain('host-2');
     await untilTold(
       'denied',
-      /Warning\s+CachingFailed\s.*host host-2: ImageAccessDenied: the registry wants/,
+      /Warning\s+CachingFailed\s.*Host host-2: ImageAccessDenied: the registry wants/,
     );
     simulator.conduct('host-2', {});
     await entries.waitUntilCached('denied', hosts.length);
