@@ -52,8 +52,11 @@ test('is killed at its deadline, at its signal and at its limit of output', asyn
   end.abort(new Error('enough'));
   await expect(stopped).rejects.toThrow('enough');
   await expect(run('sleep', ['60'], { ...SECONDS_30, signal: end.signal })).rejects.toThrow('enough');
-  const endless = await failureOf(run('yes', [], { ...SECONDS_30, outputLimitBytes: 1000 }));
-  expect(endless.message).toBe('yes wrote more than 1000 bytes');
+  const began = performance.now();
+  const script = 'head -c 100000 /dev/zero; exec sleep 60';
+  const endless = await failureOf(run('sh', ['-c', script], { ...SECONDS_30, outputLimitBytes: 1000 }));
+  expect(endless.message).toBe('sh wrote more than 1000 bytes');
+  expect(performance.now() - began).toBeLessThan(SECONDS_30.timeoutMilliseconds / 2);
 });
 
 test('reads the files that it is given, while its output is read', async () => {
