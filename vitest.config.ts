@@ -15,7 +15,7 @@ const realParts = {
   pool: 'forks' as const,
 };
 
-/** Much of the time of tests with a cluster or guests of their own is waiting: two files fill two processors. */
+/** Tests wait much of their time: for a cluster or guests of their own, for registries and disks. Two files fill two processors. */
 const twoAtATime = { ...realParts, maxWorkers: 2 };
 
 /** Files that would meet one another: they assert deadlines, count what leaves the machine, or need most of it. */
@@ -67,7 +67,7 @@ export default defineConfig({
           include: ['test/images/**/*.test.ts'],
           setupFiles: [PROPERTIES],
           sequence: { groupOrder: 2 },
-          ...oneAtATime,
+          ...twoAtATime,
         },
       },
       {
