@@ -1,3 +1,4 @@
+import { once } from 'node:events';
 import { open, readFile } from 'node:fs/promises';
 import { expect, test } from 'vitest';
 import { isMissing } from './errors.ts';
@@ -57,6 +58,21 @@ test('is killed at its deadline, at its signal and at its limit of output', asyn
   const endless = await failureOf(run('sh', ['-c', script], { ...SECONDS_30, outputLimitBytes: 1000 }));
   expect(endless.message).toBe('sh wrote more than 1000 bytes');
   expect(performance.now() - began).toBeLessThan(SECONDS_30.timeoutMilliseconds / 2);
+});
+
+test('a program that is killed is not waited for longer because one that it started holds its output', async () => {
+  const script = 'sleep 60 & echo $!; wait';
+  const { output, ended, end } = start('sh', ['-c', script]);
+  const [pid] = (await once(output, 'data')) as [Buffer];
+  try {
+    const began = performance.now();
+    end();
+    const error = await failureOf(ended);
+    expect(error.message).toBe('sh ended with SIGKILL');
+    expect(performance.now() - began).toBeLessThan(SECONDS_30.timeoutMilliseconds);
+  } finally {
+    process.kill(Number(pid.toString()), 'SIGKILL');
+  }
 });
 
 test('reads the files that it is given, while its output is read', async () => {

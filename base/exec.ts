@@ -9,6 +9,9 @@ const WORDS_LIMIT_CHARACTERS = 2_000;
 /** What a program says that is asked one question. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
+/** A killed program says nothing new, but a program that it started may hold its pipes: they are read no longer than this. */
+const DRAIN_MILLISECONDS = 1_000;
+
 /** A user and group of this system, by their numbers. */
 export interface RunAs {
   uid: number;
@@ -106,6 +109,12 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
   child.stderr.setEncoding('utf8').on('data', (text: string) => {
     words = `${words}${text}`.slice(-WORDS_LIMIT_CHARACTERS);
   });
+  let draining: NodeJS.Timeout | undefined;
+  child.once('exit', () => {
+    if (child.killed) {
+      draining = setTimeout(() => closePipes(child), DRAIN_MILLISECONDS);
+    }
+  });
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   child.once('error', (cause) =>
     reject(new ProgramError(`${name} cannot be executed: ${cause.message}`, { cause })),
@@ -126,7 +135,13 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
     await promise;
   } finally {
     clearTimeout(timer);
+    clearTimeout(draining);
   }
+}
+
+function closePipes({ stdout, stderr }: Child): void {
+  stdout.destroy();
+  stderr.destroy();
 }
 
 /**
