@@ -76,7 +76,7 @@ it('a machine that takes more memory than its limit ends alone', async ({ skip }
   expect(processes[1].exitCode ?? processes[1].signalCode).toBeNull();
 });
 
-/** Takes 256 MiB when it is told so. */
+/** Starts a process that allocates 256 MiB after its first input. */
 function member(): ChildProcess {
   const script = "process.stdin.once('data', () => { globalThis.kept = Buffer.alloc(256 * 1024 ** 2, 1); })";
   return spawn(process.execPath, ['-e', script], { stdio: ['pipe', 'ignore', 'ignore'] });

@@ -1,7 +1,7 @@
 /**
- * The control groups of machines: one per machine and hierarchy, outside the agent's own. A container runtime or service manager
- * that ends the agent's group then leaves the machines alone. Without root, or where control groups are not writable, machines run
- * without one.
+ * Control groups of machines: one per machine and hierarchy, outside the agent's own group. A container runtime or service
+ * manager that ends the agent's group then does not end the machines. Without root, or if control groups are not writable,
+ * machines run without a group.
  */
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -10,36 +10,39 @@ import { pause } from '../../base/time.ts';
 import { codeOf, isMissing } from '../../base/errors.ts';
 
 /**
- * The host's tree. In a privileged container with the host's pids, /sys/fs/cgroup is the container's own, so the first
- * process's view comes first; not everybody may look through it.
+ * Possible paths of the host's tree, tried in this order. In a privileged container with the host's process ids, /sys/fs/cgroup
+ * is the container's own tree. Therefore the view of the host's first process comes first, but not every container may read it.
  */
 const ROOTS = ['/proc/1/root/sys/fs/cgroup', '/sys/fs/cgroup'];
 const GROUP = 'berth';
-/** A group can be removed when the kernel has let go of its last thread, a moment after the exit; on a busy host 5 s. */
+/**
+ * Attempts to remove a group, 5 s in total. The kernel releases the last thread a moment after the exit, and later on a busy
+ * host.
+ */
 const REMOVE_ATTEMPTS = 200;
 const REMOVE_INTERVAL_MILLISECONDS = 25;
 
-/** The most that a machine may take of its host. */
+/** Limits of the host's resources that a machine may use. */
 export interface MachineLimits {
   memoryBytes: number;
-  /** Threads count as processes. */
+  /** Limit of processes; each thread is one of them. */
   processes: number;
-  /** Processors: its share when there is not enough for all. */
+  /** Processors of the machine. They set its share when the host has too few processors for all machines. */
   cpu: number;
 }
 
-/** Controllers that hold limits, by their names in both versions. */
+/** Controllers that hold limits, by their names in both versions of control groups. */
 const CONTROLLERS = ['memory', 'pids', 'cpu'] as const;
 type Controller = (typeof CONTROLLERS)[number];
 
-/** The one tree of version 2 has this file in its root. */
+/** File that marks the root of the single tree of version 2. */
 const UNIFIED = 'cgroup.controllers';
-/** Shares of one processor, as the kubelet gives them; the kernel's bounds. */
+/** CPU shares in version 1: per processor, as the kubelet sets them, and the kernel's upper bound. */
 const SHARES = { each: 1024, most: 262_144 };
-/** The weight of one processor, the kernel's default, and its bound. */
+/** CPU weight in version 2: per processor, which is the kernel's default, and the kernel's upper bound. */
 const WEIGHT = { each: 100, most: 10_000 };
 
-/** The files of a machine's group that hold its limits, and their contents. */
+/** Returns the files of a machine's group that hold its limits, with their contents. */
 function limitFiles(
   controller: Controller,
   version: 1 | 2,
@@ -47,7 +50,8 @@ function limitFiles(
 ): [file: string, value: string][] {
   switch (controller) {
     case 'memory':
-      // Version 2 is told to end the whole machine; in version 1 the kernel ends the hypervisor, which takes the most.
+      // In version 2 the kernel ends the whole machine. In version 1 it ends the hypervisor, because that process uses the most
+      // memory.
       return version === 1
         ? [['memory.limit_in_bytes', String(memoryBytes)]]
         : [
@@ -74,15 +78,15 @@ export class MachineCgroups {
   readonly #search: readonly string[];
   #hierarchies: Promise<Hierarchy[]> | undefined;
 
-  /** `roots`: where the host's tree may be. */
+  /** Takes the possible paths of the host's tree as `roots`. */
   constructor(logger: Logger, roots: readonly string[] = ROOTS) {
     this.#logger = logger;
     this.#search = roots;
   }
 
   /**
-   * Sets the limits of the machine's group, then moves a process and its threads into it. A hierarchy that refuses is left out,
-   * and the log names it.
+   * Sets the limits of the machine's group, then moves a process and its threads into the group. If a hierarchy refuses, the log
+   * names the group, and the machine runs outside it.
    */
   async add(machineUid: string, pid: number, limits: MachineLimits): Promise<void> {
     for (const hierarchy of await this.#roots()) {
@@ -100,7 +104,7 @@ export class MachineCgroups {
     }
   }
 
-  /** How often the kernel ended a process of the machine because it had reached its limit of memory. */
+  /** Counts the processes of the machine that the kernel ended because the machine had reached its memory limit. */
   async memoryKills(machineUid: string): Promise<number> {
     for (const { path, version, controllers } of await this.#roots()) {
       if (!controllers.includes('memory')) {
@@ -112,7 +116,7 @@ export class MachineCgroups {
     return 0;
   }
 
-  /** After the machine's last process. */
+  /** Removes the machine's groups; call it after the machine's last process has ended. */
   async remove(machineUid: string): Promise<void> {
     for (const { path } of await this.#roots()) {
       await removeGroup(join(path, GROUP, machineUid));
@@ -166,7 +170,8 @@ async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
     const hierarchies: Hierarchy[] = [];
     for (const name of names) {
       const path = join(root, name);
-      // In v1 names like "cpu" may be links to "cpu,cpuacct"; both lead to the same group, which does no harm.
+      // In version 1 a name like "cpu" may be a link to "cpu,cpuacct". Both lead to the same group, so the limits are written
+      // twice, which is harmless.
       if (await isHierarchy(path)) {
         hierarchies.push({ path, version: 1, controllers: namedIn(name.split(',')) });
       }
@@ -182,7 +187,7 @@ function namedIn(names: readonly string[]): Controller[] {
   return CONTROLLERS.filter((controller) => names.includes(controller));
 }
 
-/** A group of version 2 has the files of a controller once the groups above it pass that on. */
+/** Passes a controller on from the groups above. A group of version 2 has the files of a controller only after that. */
 async function delegate(root: string, controller: Controller): Promise<void> {
   for (const group of [root, join(root, GROUP)]) {
     await writeFile(join(group, 'cgroup.subtree_control'), `+${controller}`);
@@ -223,7 +228,9 @@ async function isHierarchy(path: string): Promise<boolean> {
   }
 }
 
-/** A v1 cpuset starts empty and takes no process until it has processors and memory. */
+/**
+ * Copies processors and memory nodes from the root. A cpuset of version 1 starts empty and accepts no process until it has both.
+ */
 async function inheritCpuset(hierarchy: string, machineUid: string): Promise<void> {
   for (const file of ['cpuset.cpus', 'cpuset.mems']) {
     const value = await readFile(join(hierarchy, file), 'utf8');
@@ -249,7 +256,7 @@ async function removeGroup(group: string): Promise<void> {
   }
 }
 
-/** The last machine's group takes the common one with it. */
+/** Removes the common group if the last machine's group was removed. */
 async function removeIfEmpty(group: string): Promise<void> {
   try {
     await rmdir(group);

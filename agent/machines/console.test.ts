@@ -9,15 +9,15 @@ import { type ConsoleReadOptions, STORE_FILES } from './consolerecords.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './logwriter.ts';
 
 const MEBIBYTE = 1024 * 1024;
-/** More than what waits for a follower may take. */
+/** Upper bound in bytes for the text that a slow follower gets. It is above the limit of the follower's queue, 256 KiB. */
 const FOLLOWER_BYTES = 300 * 1024;
 
-/** As a task, or the hypervisor of an agent without log writers. */
+/** Appends the way a task does, or the hypervisor of an agent without log writers. */
 function appendToOneFile(folder: string, bytes: string | Buffer): void {
   appendFileSync(join(folder, 'serial.log'), bytes);
 }
 
-/** As the log writer. */
+/** Appends the way the log writer does. */
 function appendToSegments(folder: string, bytes: string | Buffer): void {
   const last = listSegments(folder, 'serial').at(-1) ?? { start: 0, path: join(folder, 'serial.0.log') };
   const size = statSync(last.path, { throwIfNoEntry: false })?.size ?? 0;
@@ -63,7 +63,7 @@ describe.each([
     return text;
   }
 
-  /** By this process, from anywhere. */
+  /** Returns the number of bytes that this process has read, from all files. */
   async function bytesRead(): Promise<number> {
     const text = await readFile('/proc/self/io', 'utf8');
     return Number(/^rchar: (\d+)$/m.exec(text)?.[1]);
@@ -120,7 +120,7 @@ describe.each([
 
   it('finds the last lines wherever in the files they begin, also those that came in pieces', async () => {
     const lines = Array.from({ length: 6_000 }, (_, number) => `${number} ${'x'.repeat((number * 37) % 60)}`);
-    // Longer than a record may be, so stored in pieces.
+    // This line is longer than a record may be, so it is stored in pieces.
     lines.splice(3_000, 0, 'y'.repeat(200_000));
     guestWrites(`${lines.join('\n')}\n`);
     for (const tailLines of [1, 2, 1_234, 2_999, 3_000, 3_001, 3_002, 6_001, 9_000]) {
@@ -224,7 +224,7 @@ describe.each([
     const follower = store.read({ follow: true })[Symbol.asyncIterator]();
     expect(await follower.next()).toMatchObject({ value: 'begin\n' });
     const line = `${'x'.repeat(99)}\n`;
-    // The follower listens from here on.
+    // The follower listens from this call on.
     const next = follower.next();
     guestWrites('first\n');
     await read({ tailLines: 0 });
@@ -260,7 +260,7 @@ describe('the console of the log writer, and agents that come and go', () => {
     await rm(folder, { recursive: true, force: true });
   });
 
-  /** The one before is as good as killed: it has not closed its store. */
+  /** Opens the store without closing the store before, as after an agent was killed. */
   function anotherAgent(): ConsoleStore {
     return new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }), clock: () => now });
   }

@@ -1,8 +1,9 @@
 /**
- * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (consoleinput.ts). This store moves them into
- * two files of bounded size, and gives each line the time at which the agent read it.
+ * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (consoleinput.ts). This store moves them
+ * into two files of bounded size, and gives each line the time at which the agent read it.
  *
- * A stored line is `TIME F|P TEXT`, as container runtimes write theirs. P: the guest had not yet ended the line.
+ * A stored line is `TIME F
+ * P TEXT`, the format of container runtimes. P means that the guest had not yet ended the line.
  */
 import { EventEmitter } from 'node:events';
 import { appendFileSync, mkdirSync, renameSync, statSync } from 'node:fs';
@@ -20,24 +21,29 @@ import {
 } from './consolerecords.ts';
 import type { LogName } from './logwriter.ts';
 
-/** Two files of this size are kept: the current one and the one before. */
+/** Limit of one file in bytes. The store keeps two files, the current one and the one before. */
 const STORE_FILE_BYTES = 4 * 1024 * 1024;
-/** A person who follows a console does not notice a fifth of a second; sixteen machines cost 80 calls a second. */
+/** Time between two polls. A person who follows a console does not notice 200 ms; sixteen machines cost 80 calls a second. */
 const POLL_MILLISECONDS = 200;
 const READ_BYTES = 16 * 1024;
-/** Limits of one move, which takes some milliseconds: the agent has other things to do. If more is waiting, the next move comes soon. */
+/**
+ * Limits of one move, in bytes and records. A move takes some milliseconds, because the agent must not be blocked longer. If more
+ * bytes are waiting, the next move begins after 10 ms.
+ */
 const MOVE_BYTES = 16 * READ_BYTES;
 const MOVE_RECORDS = 8_000;
 const SOON_MILLISECONDS = 10;
-/** The longest backlog is moved in a second or two. */
+/** Time limit of catching up. The longest backlog is moved in one or two seconds. */
 const CATCH_UP_MILLISECONDS = 5_000;
-/** A reader that does not keep up loses the oldest records rather than filling the agent's memory. */
+/**
+ * Limit of one follower's queue. A reader that is too slow loses the oldest records, so that it does not fill the agent's memory.
+ */
 const FOLLOW_QUEUE_BYTES = 256 * 1024;
-/** The memory of a record beside its text. */
+/** Memory of a record beside its text, in bytes. */
 const RECORD_OVERHEAD_BYTES = 64;
 
 export interface ConsoleLog {
-  /** Pieces of text, of some lines each. Follows until `signal`, or until the machine is deleted. */
+  /** Yields pieces of text of some lines each. A follow ends with `signal`, or when the machine is deleted. */
   read(options: ConsoleReadOptions): AsyncIterable<string>;
 }
 
@@ -64,7 +70,7 @@ export class ConsoleStore implements ConsoleLog {
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
-  /** `log`: the log to which the guest or the task prints; the driver of the machine knows it. */
+  /** Takes in `log` the log to which the guest or the task prints; the driver of the machine knows it. */
   constructor(folder: string, { log, logger, clock = () => new Date() }: ConsoleOptions) {
     this.#input = new ConsoleInput(folder, log);
     this.#folder = join(folder, CONSOLE_FOLDER);
@@ -73,7 +79,7 @@ export class ConsoleStore implements ConsoleLog {
     this.#events.setMaxListeners(0);
   }
 
-  /** Begins to move what the hypervisor writes; idempotent. */
+  /** Begins to move the hypervisor's output into the store; idempotent. */
   start(): void {
     if (this.#timer !== undefined || this.#closed) {
       return;
@@ -101,7 +107,7 @@ export class ConsoleStore implements ConsoleLog {
   async *read(options: ConsoleReadOptions): AsyncIterable<string> {
     const text = new ConsoleText(options);
     await this.#caughtUp();
-    // Both in one go: nothing is missed between the stored records and the new ones.
+    // Both are opened in one synchronous step, so that no record is lost between the stored records and the new records.
     const stored = StoredRecords.open(this.#folder, this.#turns);
     const follower = options.follow === true ? this.#follow(options.signal) : undefined;
     try {
@@ -118,7 +124,7 @@ export class ConsoleStore implements ConsoleLog {
     }
   }
 
-  /** Moves everything that the guest has written by now. Readers that come meanwhile wait for the same. */
+  /** Moves all output that the guest has written by now. Readers that arrive meanwhile wait for the same move. */
   async #caughtUp(): Promise<void> {
     this.#catchingUp ??= this.#catchUp().finally(() => {
       this.#catchingUp = undefined;
@@ -126,7 +132,7 @@ export class ConsoleStore implements ConsoleLog {
     await this.#catchingUp;
   }
 
-  /** A guest that writes on and on would be waited for without end. */
+  /** Moves until no bytes are waiting, or until the time limit, because a guest may write without end. */
   async #catchUp(): Promise<void> {
     const deadline = performance.now() + CATCH_UP_MILLISECONDS;
     while (!this.#closed && this.#poll() && performance.now() < deadline) {
@@ -134,7 +140,7 @@ export class ConsoleStore implements ConsoleLog {
     }
   }
 
-  /** Listens from the moment of the call, so that nothing is missed between the stored records and the new ones. */
+  /** Listens from the moment of the call, so that no record is lost between the stored records and the new records. */
   #follow(signal: AbortSignal | undefined): Follower {
     const queue = new FollowQueue();
     let wake: (() => void) | undefined;
@@ -171,7 +177,7 @@ export class ConsoleStore implements ConsoleLog {
     return { records, release };
   }
 
-  /** Whether more is waiting. */
+  /** Moves waiting bytes; returns whether more are waiting. */
   #poll(): boolean {
     try {
       return this.#move();
@@ -209,7 +215,7 @@ export class ConsoleStore implements ConsoleLog {
     try {
       this.#append(records);
     } catch (error) {
-      // Bytes that were read and not stored, for example because the disk is full, are read again.
+      // Bytes that were read but not stored are read again. For example, the disk may have been full.
       this.#input.rewind();
       this.#lines = new ConsoleLines();
       throw error;
@@ -234,11 +240,11 @@ export class ConsoleStore implements ConsoleLog {
 
 interface Follower {
   records: AsyncIterable<ConsoleRecord[]>;
-  /** Listens no more. */
+  /** Stops listening. */
   release: () => void;
 }
 
-/** The records that a follower has not taken yet. If there are too many, the oldest are dropped. */
+/** Records that a follower has not read yet. If their size exceeds the limit, the oldest records are dropped. */
 class FollowQueue {
   #records: ConsoleRecord[] = [];
   #bytes = 0;

@@ -1,4 +1,7 @@
-/** The bytes of a console as they came: in the log writer's files, or in one file to which a task or a hypervisor of an earlier agent appends. */
+/**
+ * Unchanged bytes of a console. They are in the log writer's files, or in one file to which a task or a hypervisor of an earlier
+ * agent appends.
+ */
 import {
   closeSync,
   existsSync,
@@ -17,27 +20,30 @@ import { join } from 'node:path';
 import { isMissing } from '../../base/errors.ts';
 import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
 
-/** In the folder of the machine or task: the bounded store that people read, and how far it has read. */
+/**
+ * Subfolder of the machine's or task's folder. It holds the bounded store for readers, and the position up to which the console
+ * was read.
+ */
 export const CONSOLE_FOLDER = 'console';
 
-/** If more came while no agent was there, only as much is read as the store holds. */
+/** Limit of bytes that are read after a time without an agent. It is as large as the store, which could not hold more. */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
-/** An appended file is emptied when it has grown to this and everything is read. */
+/** Size at which an appended file is emptied, if all its bytes have been read. */
 const RAW_LIMIT_BYTES = 1024 * 1024;
 
 export interface RawPiece {
-  /** How many bytes before `bytes` were removed before anybody read them. */
+  /** Number of bytes before `bytes` that were removed before an agent read them. */
   lost: number;
   bytes: Buffer;
 }
 
-/** Bytes that are read once, by all agents together: each continues where the last commit says. */
+/** Bytes that all agents together read once: each agent continues at the last commit. */
 interface Source {
-  /** The next bytes, at most `length`; none when everything is read. */
+  /** Returns the next bytes, at most `length`. The piece is empty when all bytes have been read. */
   next: (length: number) => RawPiece;
-  /** All bytes that were read are stored, except the last `pending` ones. */
+  /** Confirms that all bytes read so far are stored, except the last `pending` bytes. */
   commit: (pending: number) => void;
-  /** Goes back to the last commit. */
+  /** Returns to the position of the last commit. */
   rewind: () => void;
 }
 
@@ -62,7 +68,7 @@ export class ConsoleInput implements Source {
       if (piece.bytes.length > 0 || listSegments(this.#folder, this.#log).length === 0) {
         return piece;
       }
-      // The machine of an earlier agent was started anew, with a log writer: nobody writes to this file any more.
+      // The machine of an earlier agent was restarted with a log writer, so no process writes to this file any more.
       this.#appended.remove();
     }
     return this.#segments.next(length);
@@ -107,7 +113,7 @@ class Segments implements Source {
     let bytes = readSegment(segments, from, length);
     const after = segments.find(({ start }) => start > from);
     if (bytes.length === 0 && after !== undefined) {
-      // A crash of the host may have cut a file short. The next one says where it begins.
+      // A crash of the host may have cut a file short. The name of the next file contains its position.
       from = after.start;
       bytes = readSegment(segments, from, length);
     }
@@ -120,7 +126,7 @@ class Segments implements Source {
       return;
     }
     const committed = this.#position - pending;
-    // By rename: a full disk leaves the position as it was.
+    // A rename is used because the position stays unchanged if the disk is full.
     writeFileSync(`${this.#file}.tmp`, String(committed), { mode: 0o600 });
     renameSync(`${this.#file}.tmp`, this.#file);
     this.#committed = committed;
@@ -130,15 +136,18 @@ class Segments implements Source {
     this.#position = this.#committed;
   }
 
-  /** A crash of the host may have cut off what was read already; the log writer goes on at the end. */
+  /**
+   * Returns the committed position, but at most `end`. A crash of the host may have cut off bytes that were read already; the log
+   * writer continues at the end.
+   */
   #load(end: number): number {
     return Math.min(Number(textOf(this.#file)), end);
   }
 }
 
 /**
- * The log of a task, which ends with the agent; and the console of a machine that an agent without log writers started, until its
- * next start. Only the reader bounds this file.
+ * The log of a task, which ends with the agent. It is also the console of a machine that an agent without log writers started,
+ * until the machine's next start. Only the reader bounds the size of this file.
  */
 class AppendedFile implements Source {
   readonly #raw: string;
@@ -163,7 +172,7 @@ class AppendedFile implements Source {
   next(length: number): RawPiece {
     const size = sizeOf(this.#raw);
     this.#position ??= Number(textOf(this.#file));
-    // A file that is shorter than the part already read was made anew.
+    // A file that is shorter than the part already read is a new file.
     if (this.#position > size) {
       this.#position = 0;
     }
@@ -187,7 +196,10 @@ class AppendedFile implements Source {
     this.#position = undefined;
   }
 
-  /** Bytes that the guest writes in the microseconds between the look at the size and the truncation are lost. */
+  /**
+   * Empties the file if all its bytes have been read. Bytes that the guest writes in the microseconds between the size check and
+   * the truncation are lost.
+   */
   #empty(position: number): void {
     const descriptor = openSync(this.#raw, 'r+');
     try {
@@ -210,7 +222,9 @@ function readSegment(segments: readonly Segment[], position: number, length: num
   return readPiece(segment.path, position - segment.start, length);
 }
 
-/** None where the file was removed meanwhile: the next look finds those that are there. */
+/**
+ * Reads a piece of a file. If the file was removed meanwhile, the piece is empty, and the next call lists the remaining files.
+ */
 function readPiece(path: string, offset: number, length: number): Buffer {
   let descriptor: number;
   try {

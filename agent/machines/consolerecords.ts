@@ -1,6 +1,6 @@
 /**
- * The records of a console: bytes of the guest are cut into them, two files store them, and readers get them as text. The options
- * of a reader mean the same as those of `kubectl logs`.
+ * Records of a console: the guest's bytes are cut into records, two files store the records, and readers get them as text. The
+ * options of a reader mean the same as the options of `kubectl logs`.
  */
 import { closeSync, fstatSync, openSync, read } from 'node:fs';
 import { join } from 'node:path';
@@ -10,9 +10,9 @@ import PQueue from 'p-queue';
 import { LineSplitter } from '../../base/lines.ts';
 import { isMissing } from '../../base/errors.ts';
 
-/** A line, or, where `ended` is false, a piece of one. */
+/** A line of the console, or a piece of a line if `ended` is false. */
 export interface ConsoleRecord {
-  /** RFC 3339: when the agent read it. */
+  /** Time at which the agent read the text, in RFC 3339. */
   time: string;
   ended: boolean;
   text: string;
@@ -22,17 +22,17 @@ export interface ConsoleReadOptions {
   follow?: boolean;
   tailLines?: number;
   sinceTime?: Date;
-  /** Ends the output, also within a line. */
+  /** Limit of the output in bytes. The output may end within a line. */
   limitBytes?: number;
-  /** Each line begins with its time. */
+  /** Whether each line begins with its time. */
   timestamps?: boolean;
-  /** Ends a follow. */
+  /** Signal that ends a follow. */
   signal?: AbortSignal;
 }
 
 const RECORD = /^(\S+) ([FP]) (.*)$/s;
 
-/** Undefined for a text that is no record, for example a line cut off by a power failure. */
+/** Parses a stored line. Returns undefined for a text that is not a record, for example a line that a power failure cut off. */
 function parseRecord(line: string): ConsoleRecord | undefined {
   const match = RECORD.exec(line);
   if (match === null) {
@@ -42,7 +42,7 @@ function parseRecord(line: string): ConsoleRecord | undefined {
   return { time, ended: kind === 'F', text };
 }
 
-/** Records as text: each line with a line feed, except the one that the guest has not ended. */
+/** Writes records as text. Each line has a line feed, except a line that the guest has not ended. */
 export class ConsoleText {
   readonly #since: string;
   readonly #timestamps: boolean;
@@ -55,16 +55,16 @@ export class ConsoleText {
     this.#remaining = limitBytes ?? Number.POSITIVE_INFINITY;
   }
 
-  /** Nothing more is wanted. */
+  /** Whether the reader's limit of bytes is reached. */
   get full(): boolean {
     return this.#remaining <= 0;
   }
 
-  /** The text of the next records, which may be empty. */
+  /** Returns the text of the next records, which may be empty. */
   add(records: readonly ConsoleRecord[]): string {
     let text = '';
     for (const { time, ended, text: piece } of records) {
-      // Times are all written the same way, so their texts have their order.
+      // All times have the same format, so a comparison of their texts gives their order.
       if (time < this.#since) {
         continue;
       }
@@ -85,9 +85,9 @@ export class ConsoleText {
   }
 }
 
-/** A prompt (`login: `) has no line feed: a line that has waited this long is stored without one. */
+/** Time after which a line without a line feed is stored, because a prompt (`login: `) has no line feed. */
 const PARTIAL_MILLISECONDS = 1_000;
-/** A guest may never end a line. */
+/** Longest piece of a line in one record, because a guest may never end a line. */
 const LINE_LIMIT_CHARACTERS = 16 * 1024;
 
 /** Cuts a stream of bytes into records. */
@@ -97,12 +97,12 @@ export class ConsoleLines {
   #since: Date | undefined;
   #pending = 0;
 
-  /** How many of the last bytes are in no record yet. */
+  /** Number of the last bytes that no record holds yet. */
   get pending(): number {
     return this.#pending;
   }
 
-  /** The lines that these bytes end, and pieces of lines that are too long. */
+  /** Returns the lines that these bytes end, and pieces of lines that are too long. */
   push(bytes: Buffer, now: Date): ConsoleRecord[] {
     const time = now.toISOString();
     const lines = (this.#partial + this.#decoder.write(bytes)).split('\n');
@@ -120,7 +120,7 @@ export class ConsoleLines {
     return records;
   }
 
-  /** Says in a line of its own that bytes are missing here; ends the line before. */
+  /** Ends the line before, and adds a line that states how many bytes are missing here. */
   gap(bytes: number, now: Date): ConsoleRecord[] {
     const text = clean(this.#partial + this.#decoder.end());
     this.#begin();
@@ -128,7 +128,7 @@ export class ConsoleLines {
     return [text, missing].map((line) => ({ time: now.toISOString(), ended: true, text: line }));
   }
 
-  /** The line that was begun, once it has waited long enough. */
+  /** Returns the unfinished line if it has waited for the time limit. */
   flush(now: Date): ConsoleRecord[] {
     if (this.#since === undefined || now.getTime() - this.#since.getTime() < PARTIAL_MILLISECONDS) {
       return [];
@@ -145,34 +145,37 @@ export class ConsoleLines {
   }
 }
 
-/** Carriage returns would overwrite lines on a person's terminal. */
+/** Removes carriage returns, because they would overwrite lines in a terminal. */
 function clean(text: string): string {
   return text.replaceAll('\r', '');
 }
 
-/** The files of the store, in the order of their records. */
+/** Files of the store, in the order of their records. */
 export const STORE_FILES = ['previous', 'current'] as const;
 
-/** Some 2,500 records at most: they are cut and parsed in two milliseconds. */
+/** Size of one read. It holds some 2,500 records at most, which take two milliseconds to cut and parse. */
 const PIECE_BYTES = 64 * 1024;
-/** A record holds at most 16 Ki characters of a line; a longer text is no record. */
+/** Longest record. A record holds at most 16 Ki characters of a line; the parser skips a longer text. */
 const RECORD_LIMIT_BYTES = 1024 * 1024;
-/** `2026-01-01T00:00:00.000Z F`: where a record says whether it ends its line. */
+/** Offset of the letter after the time (`2026-01-01T00:00:00.000Z F`). The letter states whether the record ends its line. */
 const KIND_OFFSET = 25;
 const [ENDED, NEWLINE] = [0x46, 0x0a];
 
-/** So many pieces are read at once on this host, and of one console. Between two pieces other readers and the agent have their turn. */
+/**
+ * Limits of pieces that are read at the same time: 4 on this host, and 2 of one console. Other readers and the agent run between
+ * two pieces.
+ */
 const HOST_READS = new PQueue({ concurrency: 4 });
 const CONSOLE_READS = 2;
 
 const readFile = promisify(read);
 
-/** The turns of one console's readers. */
+/** Creates the queue of one console's readers. */
 export function consoleTurns(): PQueue {
   return new PQueue({ concurrency: CONSOLE_READS });
 }
 
-/** The records that were stored at one moment. It holds both files open until it is closed, even if they are renamed. */
+/** Records that were stored at one moment. Both files stay open until `close`, even if they are renamed. */
 export class StoredRecords {
   readonly #files: { descriptor: number; size: number }[];
   readonly #turns: PQueue;
@@ -184,7 +187,7 @@ export class StoredRecords {
     this.#size = files.reduce((sum, { size }) => sum + size, 0);
   }
 
-  /** In one go, so that nothing is moved between the files meanwhile. */
+  /** Opens both files in one synchronous call, so that no record moves from one file to the other in between. */
   static open(folder: string, turns: PQueue): StoredRecords {
     const files = STORE_FILES.map((name) => openIfThere(join(folder, name)));
     return new StoredRecords(
@@ -199,11 +202,14 @@ export class StoredRecords {
     }
   }
 
-  /** Where the last `count` lines begin, as {@link from} takes it. Reads backwards from the end, no further than it must. */
+  /**
+   * Returns the position at which the last `count` lines begin, for {@link from}. Reads backwards from the end, only as far as
+   * necessary.
+   */
   async tail(count: number): Promise<number> {
     let lines = 0;
     let end = this.#size;
-    // The beginning of what was read so far: the rest of a record whose beginning is still to come.
+    // Bytes at the beginning of the last piece: the end of a record whose beginning has not been read yet.
     let rest: Buffer = Buffer.alloc(0);
     let next = count === 0 ? undefined : this.#size;
     while (next !== undefined && end > 0) {
@@ -211,7 +217,7 @@ export class StoredRecords {
       const bytes = Buffer.concat([await this.#read(start, end - start), rest]);
       const first = firstRecord(bytes, start);
       for (const record of recordsBackwards(bytes, first)) {
-        // A line begins where the record before it has ended one.
+        // A line begins after a record that has ended a line.
         if (bytes[record + KIND_OFFSET] === ENDED && next < this.#size) {
           lines += 1;
         }
@@ -229,7 +235,7 @@ export class StoredRecords {
     return next ?? this.#size;
   }
 
-  /** The records from `position` on, a piece at a time. */
+  /** Yields the records from `position` on, one piece at a time. */
   async *from(position: number): AsyncIterable<ConsoleRecord[]> {
     const splitter = new LineSplitter(RECORD_LIMIT_BYTES);
     for (let start = position; start < this.#size; start += PIECE_BYTES) {
@@ -262,7 +268,7 @@ export class StoredRecords {
   }
 }
 
-/** Where the first whole record begins; at the end when there is none. */
+/** Returns the offset of the first whole record, or the length of `bytes` if no record begins in it. */
 function firstRecord(bytes: Buffer, start: number): number {
   const end = bytes.indexOf(NEWLINE);
   if (start === 0) {
@@ -271,10 +277,10 @@ function firstRecord(bytes: Buffer, start: number): number {
   return end < 0 ? bytes.length : end + 1;
 }
 
-/** Where the records begin that are complete from `first` on; the last one first. */
+/** Yields the offsets of the records that are complete from `first` on, the last record first. */
 function* recordsBackwards(bytes: Buffer, first: number): Iterable<number> {
   for (let end = bytes.length; end > first; ) {
-    // The last byte is the record's own line feed.
+    // The last byte is the line feed of this record itself.
     const start = end < 2 ? first : Math.max(first, bytes.lastIndexOf(NEWLINE, end - 2) + 1);
     yield start;
     end = start;

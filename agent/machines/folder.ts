@@ -1,8 +1,13 @@
-/** The folder of each machine of this host: `<data directory>/machines/<pod uid>`. Its driver decides what lies in it. */
+/**
+ * Folder of each machine of this host: `<data directory>/machines/<pod uid>`. The machine's driver decides which files are in it.
+ */
 import { mkdir } from 'node:fs/promises';
 import { keepReserve } from '../../base/reserve.ts';
 
-/** The hypervisor, without rights of its own, must be able to reach sockets here; the parent folder keeps everybody else out. */
+/**
+ * Mode that lets the hypervisor, which has no rights of its own, reach sockets in the folder. The parent folder keeps all other
+ * users out.
+ */
 const MACHINE_FOLDER_MODE = 0o711;
 const PARENT_MODE = 0o700;
 

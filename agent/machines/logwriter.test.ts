@@ -24,7 +24,7 @@ describe('the log writer', () => {
 
   afterEach(async () => await rm(folder, { recursive: true, force: true }));
 
-  /** Runs a shell script in the hypervisor's place to its end; its exit code. */
+  /** Runs a shell script in place of the hypervisor until its end, and returns its exit code. */
   async function run(script: string): Promise<number | null> {
     await forgetLastWords(folder);
     const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', script, 'the-machine']);
@@ -107,7 +107,7 @@ describe('the log writer', () => {
   it('does not begin before it is told to', async () => {
     const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', 'echo begun >&3']);
     const child = spawn(program, parameters, { cwd: folder, stdio: ['pipe', 'ignore', 'ignore', 'ignore'] });
-    // As when the agent dies before the process has its control group.
+    // This is the same as the agent's death before the process is in its control group.
     child.stdin?.destroy();
     expect((await once(child, 'exit'))[0]).toBe(1);
     expect(await readdir(folder)).toEqual([]);

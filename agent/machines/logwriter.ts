@@ -1,9 +1,9 @@
 /**
- * The log writer: a process beside each hypervisor that keeps the output of the guest's console and of the hypervisor, in files of
- * bounded size. It lives as long as the hypervisor, so nothing grows or is lost while the agent is away.
+ * The log writer: a process beside each hypervisor. It stores the output of the guest's console and of the hypervisor in files of
+ * bounded size. It lives as long as the hypervisor, so the files stay bounded and no output is lost while the agent is stopped.
  *
- * The files are `NAME.POSITION.log` in the machine's folder. POSITION says how many bytes came before the file's first byte.
- * So a reader knows where to continue, and how much it has missed.
+ * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes before the file's first byte. A
+ * reader therefore knows its next position, and how much it has missed.
  */
 import { readdirSync } from 'node:fs';
 import { readFile, rm } from 'node:fs/promises';
@@ -12,32 +12,44 @@ import { pause } from '../../base/time.ts';
 import { isMissing } from '../../base/errors.ts';
 import { identify } from './process.ts';
 
-/** `serial`: the guest's console, over all its starts. `hypervisor`: the output of the hypervisor, of its last start. */
+/**
+ * Names of the two logs. `serial` is the guest's console over all starts; `hypervisor` is the output of the hypervisor's last
+ * start.
+ */
 export type LogName = 'serial' | 'hypervisor';
 
-/** Two files of one log are kept: the current one and the one before. Together they are as large as the store of a console. */
+/**
+ * Limit of one file, 4 MiB. The writer keeps two files of each log, the current one and the one before. Together they are as
+ * large as the store of a console.
+ */
 export const SEGMENT_BYTES = 4 * 1024 * 1024;
 
 export interface Segment {
-  /** The position of the first byte. */
+  /** Position of the first byte. */
   start: number;
   path: string;
 }
 
 const SEGMENT = /^(serial|hypervisor)\.(\d{1,15})\.log$/;
-/** Holds the process id of the log writer, until it has written everything. */
+/** Name of the file with the log writer's process id. The writer removes the file when it has written all output. */
 const LOGGING = 'logging';
 
-/** The descriptor to which the command writes the guest's console. Its starter opens something there, such as /dev/null. */
+/**
+ * Descriptor to which the command writes the guest's console. The starter must open a file at this descriptor, for example
+ * /dev/null.
+ */
 export const SERIAL_DESCRIPTOR = 3;
 
-/** The writer still has the rest of two pipes to write, 64 KiB each. On an overloaded host that takes some milliseconds. */
+/**
+ * Time limit for the writer's end. After the command's end it writes the rest of two pipes, 64 KiB each. An overloaded host needs
+ * some milliseconds for this.
+ */
 const WRITER_TIMEOUT_MILLISECONDS = 2_000;
 const WRITER_INTERVAL_MILLISECONDS = 5;
 
 /**
- * In Perl: it takes 0.4 MiB and starts in 3 ms, where a second Node.js would take 8 MiB. It uses no module, because the
- * root of a machine holds none. The command keeps the process id; the writer is its child.
+ * Source of the log writer, in Perl. Perl uses 0.4 MiB and starts in 3 ms, while a second Node.js would use 8 MiB. The program
+ * uses no Perl module, because the root of a machine has none. The command keeps the process id; the writer is its child.
  */
 const PROGRAM = String.raw`
 my ($limit, @command) = @ARGV;
@@ -111,12 +123,17 @@ while (%logs) {
 unlink '${LOGGING}';
 `;
 
-/** The program and arguments that run `command` and keep its output in their working directory. They wait for a byte on standard input. */
+/**
+ * Returns the program and arguments that run `command` and store its output in the working directory. They wait for a byte on
+ * standard input before they start `command`.
+ */
 export function withLogWriter(command: readonly string[]): [string, ...string[]] {
   return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), ...command];
 }
 
-/** Call it when the command has ended: it waits until the last output is in the files, or the writer was killed. */
+/**
+ * Resolves when the last output is in the files, or when the writer has ended, or after 2 s. Call it when the command has ended.
+ */
 export async function logsWritten(folder: string): Promise<void> {
   const deadline = performance.now() + WRITER_TIMEOUT_MILLISECONDS;
   while ((await isWriting(folder)) && performance.now() < deadline) {
@@ -136,24 +153,27 @@ async function isWriting(folder: string): Promise<boolean> {
   }
 }
 
-/** Removes the hypervisor's output of the last start, also in the file of an agent of an earlier version. */
+/** Removes the hypervisor's output of the last start, also the file of an agent of an earlier version. */
 export async function forgetLastWords(folder: string): Promise<void> {
   const segments = listSegments(folder, 'hypervisor').map(({ path }) => path);
   const files = [...segments, join(folder, appendedLog('hypervisor')), join(folder, LOGGING)];
   await Promise.all(files.map(async (path) => await rm(path, { force: true })));
 }
 
-/** The one file of a log without a log writer: of a task, and of a machine that an agent of an earlier version started. */
+/**
+ * Returns the name of the single file of a log without a log writer. Tasks have such a file, and machines that an agent of an
+ * earlier version started.
+ */
 export function appendedLog(log: LogName): string {
   return `${log}.log`;
 }
 
-/** A file's name within the machine's folder. */
+/** Returns the name of a log's file in the machine's folder. */
 export function segmentName(log: LogName, start: number): string {
   return `${log}.${start}.log`;
 }
 
-/** The files of one log, the oldest first; none where the folder or the log is missing. */
+/** Returns the files of one log, the oldest first. The list is empty if the folder or the log is missing. */
 export function listSegments(folder: string, log: LogName): Segment[] {
   return namesIn(folder)
     .flatMap((name) => {

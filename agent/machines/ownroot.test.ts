@@ -1,4 +1,6 @@
-/** The copy of the image's files that machines run from: made once, mended, and kept as long as a machine needs it. */
+/**
+ * Tests the copy of the image's files that machines run from: it is made once, repaired, and kept as long as a machine needs it.
+ */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
@@ -29,7 +31,7 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-/** As `sha256sum` writes it. */
+/** Writes a list in the format of `sha256sum`. */
 async function writeList(): Promise<void> {
   const lines: string[] = [];
   for (const name of ['hypervisor', join('lib', 'with space.so')]) {
@@ -42,7 +44,7 @@ async function writeList(): Promise<void> {
   await writeFile(list, lines.join(''));
 }
 
-/** Where the copy of a file lies. */
+/** Returns the path of a file's copy. */
 function copyOf(runtime: string, name: string): string {
   return join(runtime, folder, 'image', name);
 }

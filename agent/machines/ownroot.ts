@@ -1,7 +1,7 @@
 /**
- * A root file system for machines, apart from the agent's: where the agent runs in a container, its files vanish with
- * it, and machines that hold them would keep what the container's runtime takes away. The files that the hypervisor
- * needs are copied to the data directory, once for each version of the image.
+ * A root file system for machines, apart from the agent's. If the agent runs in a container, its files are removed with the
+ * container, while machines would still use them. Therefore the files that the hypervisor needs are copied to the data directory,
+ * once for each version of the image.
  */
 import { listFolders } from '../../base/files.ts';
 import { createHash } from 'node:crypto';
@@ -11,7 +11,9 @@ import type { Logger } from 'pino';
 import { codeOf, isMissing } from '../../base/errors.ts';
 
 export interface OwnRoot {
-  /** The program and arguments that run `command` in it: it sees `files`, and only `folder` can be written to. */
+  /**
+   * Returns the program and arguments that run `command` in this root. The command sees `files`, and can write only to `folder`.
+   */
   enclose(
     view: { folder: string; files: readonly string[] },
     command: readonly string[],
@@ -23,13 +25,13 @@ export interface OwnRootOptions {
   logger: Logger;
 }
 
-/** What the image says of itself, by its environment: a list of files as `sha256sum` writes it, and machine.sh. */
+/** Files that the image names in its environment: a list in the format of `sha256sum`, and machine.sh. */
 interface ImageFiles {
   list: string;
   script: string;
 }
 
-/** Undefined outside of the agent's image, and where the container cannot see its host. */
+/** Prepares the root. Returns undefined outside of the agent's image, and if the container cannot see its host. */
 export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefined> {
   const { BERTH_MACHINE_FILES: list, BERTH_MACHINE_SCRIPT: script } = process.env;
   if (list === undefined || script === undefined || !(await canOutlive(options.logger))) {
@@ -38,7 +40,10 @@ export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefi
   return await prepare({ list, script }, options);
 }
 
-/** With the host's process ids the first process is the host's, and its mounts aren't ours. */
+/**
+ * Returns whether machines can outlive this container. With the host's process ids, process 1 is the host's, and its mount
+ * namespace differs from the container's.
+ */
 async function canOutlive(logger: Logger): Promise<boolean> {
   const consequence = 'machines end with this container';
   try {
@@ -78,7 +83,7 @@ async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): P
   };
 }
 
-/** Copies the listed files below `runtimes`, unless they are there, whole; the folder's path. */
+/** Copies the listed files below `runtimes`, unless they are there and whole. Returns the path of the folder. */
 export async function installRuntime(list: string, runtimes: string): Promise<string> {
   const text = await readFile(list, 'utf8');
   const name = createHash('sha256').update(text).digest('hex').slice(0, 16);
@@ -101,7 +106,7 @@ export async function installRuntime(list: string, runtimes: string): Promise<st
   return target;
 }
 
-/** A host that crashed may have kept the names and lost what was in the files. */
+/** Compares the contents with their checksums, because a crash of the host may keep the names and lose the contents. */
 async function isWhole(target: string, files: readonly { sum: string; path: string }[]): Promise<boolean> {
   for (const { sum, path } of files) {
     const content = await readIfThere(join(target, path));
@@ -123,7 +128,10 @@ async function readIfThere(path: string): Promise<Buffer | undefined> {
   }
 }
 
-/** Removes the folders from which no process runs, except `keep`; their names. Machines of earlier versions of the image keep theirs. */
+/**
+ * Removes the folders that no process uses, except `keep`, and returns their names. Machines of earlier versions of the image
+ * keep their folders.
+ */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   const mounts = await mountTables();
   const unused = (await listFolders(runtimes)).filter(
@@ -135,7 +143,7 @@ export async function removeUnused(runtimes: string, keep: string): Promise<stri
   return unused;
 }
 
-/** The mounts of every process of this host, one text for each: the processes of machines are among them. */
+/** Returns the mounts of every process of this host, one text for each process. The processes of machines are among them. */
 async function mountTables(): Promise<string[]> {
   if (process.platform !== 'linux') {
     return [];
@@ -146,7 +154,7 @@ async function mountTables(): Promise<string[]> {
     try {
       tables.push(await readFile(`/proc/${pid}/mountinfo`, 'utf8'));
     } catch (error) {
-      // The process has ended; a zombie answers EINVAL.
+      // The process has ended: a file of a zombie returns EINVAL.
       if (!isMissing(error) && codeOf(error) !== 'ESRCH' && codeOf(error) !== 'EINVAL') {
         throw error;
       }

@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { startTimeIn } from './process.ts';
 
-/** As /proc/PID/stat has it, of a process with a name that is meant to confuse. */
+/** Returns a line in the format of /proc/PID/stat, for a process whose name imitates other fields. */
 function stat(state: string, threads: number): string {
   const before = `4711 (qemu) Z 1 (x) ${state} 1 4711 4711 0 -1 4227084 2941 6539 1 0 2 1 3 2 20 0`;
   return `${before} ${threads} 0 1389051 0 0 18446744073709551615 0 0 0\n`;

@@ -1,6 +1,6 @@
 /**
- * Processes that outlive the agent: known by pid, start time and the host's boot, so that a pid used again is never
- * mistaken for a machine.
+ * Processes that outlive the agent. The agent identifies a process by pid, start time and the host's boot, so it never takes a
+ * reused pid for a machine.
  */
 import { readdir, readFile } from 'node:fs/promises';
 import { codeOf, isMissing } from '../../base/errors.ts';
@@ -9,21 +9,27 @@ import { pause } from '../../base/time.ts';
 
 export interface ProcessIdentity {
   pid: number;
-  /** Field 22 of /proc/PID/stat, or what `ps` says where there is no /proc. */
+  /** Field 22 of /proc/PID/stat; on hosts without /proc the start time from `ps`. */
   startTime: string;
   bootId: string;
 }
 
-/** A killed process is gone when the kernel has freed its memory: some tens of milliseconds for a large guest. */
+/**
+ * Time between two checks for the end of a process. After a kill the kernel needs some tens of milliseconds to free a large
+ * guest's memory.
+ */
 const EXIT_POLL_MILLISECONDS = 10;
-/** SIGKILL cannot be refused; longer than this means a process stuck in the kernel (a dead network disk). */
+/**
+ * Time limit of an exit after SIGKILL. A process cannot refuse SIGKILL; after 20 s it is stuck in the kernel, for example on a
+ * dead network disk.
+ */
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
-/** `ps` and `sysctl` answer in milliseconds. */
+/** Time limit of `ps` and `sysctl`, which answer in milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 5_000 };
 
 let cachedBootId: Promise<string> | undefined;
 
-/** Changes with each boot of the host. */
+/** Returns the boot id, which changes with each boot of the host. */
 export async function hostBootId(): Promise<string> {
   cachedBootId ??= readBootId();
   return await cachedBootId;
@@ -36,7 +42,7 @@ async function readBootId(): Promise<string> {
   return (await run('sysctl', ['-n', 'kern.bootsessionuuid'], PROGRAM)).trim();
 }
 
-/** The identity of a live process; undefined when there is none, or only its remains. */
+/** Returns the identity of a live process, or undefined if no such process exists or if it is a zombie. */
 export async function identify(pid: number): Promise<ProcessIdentity | undefined> {
   const startTime = process.platform === 'linux' ? await startTimeFromProc(pid) : await startTimeFromPs(pid);
   return startTime === undefined ? undefined : { pid, startTime, bootId: await hostBootId() };
@@ -56,11 +62,12 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
 }
 
 /**
- * Of a line of /proc/PID/stat; undefined for a zombie. A killed process looks like one as soon as its first thread has
- * ended: it holds its files, ports and locks until the last of its threads has.
+ * Returns the start time in a line of /proc/PID/stat, or undefined for a zombie. A killed process has state Z as soon as its
+ * first thread has ended. It keeps its files, ports and locks until its last thread has ended, so until then it is alive.
  */
 export function startTimeIn(text: string): string | undefined {
-  // The command may hold spaces and brackets: fields are counted after the last ')'. 3 is state, 20 threads, 22 start time.
+  // The command may hold spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state, 20 the number
+  // of threads, 22 the start time.
   const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
   const [state, threads] = [fields[0], fields[17]];
   return state === 'X' || (state === 'Z' && threads === '1') ? undefined : fields[19];
@@ -70,7 +77,7 @@ async function startTimeFromPs(pid: number): Promise<string | undefined> {
   try {
     return (await run('ps', ['-o', 'lstart=', '-p', String(pid)], PROGRAM)).trim() || undefined;
   } catch (error) {
-    // ps ends with 1 when there is no such process.
+    // ps exits with 1 if no such process exists.
     if (error instanceof ProgramError && error.exitCode === 1) {
       return undefined;
     }
@@ -83,7 +90,7 @@ export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
   return now !== undefined && now.startTime === identity.startTime && now.bootId === identity.bootId;
 }
 
-/** Waits for the end of a process; false when it still lives at the deadline. */
+/** Waits for the end of a process; returns false if the process is still alive at the deadline. */
 export async function waitForExit(identity: ProcessIdentity, timeoutMilliseconds: number): Promise<boolean> {
   const deadline = Date.now() + timeoutMilliseconds;
   while (await isAlive(identity)) {
@@ -95,7 +102,11 @@ export async function waitForExit(identity: ProcessIdentity, timeoutMilliseconds
   return true;
 }
 
-/** Kills for certain: resolves when the process is gone, throws when the kernel does not let go of it. */
+/**
+ * Kills a process and resolves when it has ended.
+ *
+ * @throws Error when the kernel has not ended the process after 20 s.
+ */
 export async function killForCertain(identity: ProcessIdentity): Promise<void> {
   if (!(await isAlive(identity))) {
     return;
@@ -113,8 +124,8 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
 }
 
 /**
- * The process whose arguments hold `argument`, for a crash of the agent between making a process and writing down
- * its pid. Only where there is a /proc.
+ * Finds the process whose arguments hold `argument`. The agent needs this if it crashed after it had started a process and before
+ * it had stored the pid. Only hosts with /proc support this.
  */
 export async function findByArgument(argument: string): Promise<ProcessIdentity | undefined> {
   if (process.platform !== 'linux') {

@@ -1,13 +1,13 @@
-/** Unix sockets in machine folders, whatever the length of the folder's path. */
+/** Unix sockets in machine folders, for paths of any length. */
 import { once } from 'node:events';
 import { closeSync, openSync } from 'node:fs';
 import { createConnection, type Socket } from 'node:net';
 import { join } from 'node:path';
 
-/** `sun_path` holds 108 bytes on Linux and 104 on macOS, the closing zero included. */
+/** Longest path of a socket: `sun_path` holds 108 bytes on Linux and 104 on macOS, and the closing zero uses one byte. */
 const SOCKET_PATH_LIMIT_BYTES = process.platform === 'linux' ? 107 : 103;
 
-/** Calls `use` with a path to `folder/name` that is short enough; it is valid only until the promise of `use` settles. */
+/** Calls `use` with a short enough path to `folder/name`. The path is valid only until the promise of `use` settles. */
 export async function withSocketPath<T>(
   folder: string,
   name: string,
@@ -30,7 +30,11 @@ export async function withSocketPath<T>(
   }
 }
 
-/** @throws Error of the system (ENOENT, ECONNREFUSED, EAGAIN) where nobody listens. */
+/**
+ * Connects to a Unix socket.
+ *
+ * @throws Error of the system (ENOENT, ECONNREFUSED, EAGAIN) when no process listens.
+ */
 export async function connectTo(path: string): Promise<Socket> {
   const socket = createConnection(path);
   await once(socket, 'connect');

@@ -1,6 +1,6 @@
 /**
- * A user for each machine: a hypervisor that a guest has taken over reaches no file and no process of another machine.
- * The model is Firecracker's jailer, which is given a uid of its own for each machine, and libvirt's `+dac`.
+ * A user for each machine, so that a hypervisor that a guest controls cannot reach files or processes of another machine.
+ * Firecracker's jailer, which uses one uid for each machine, and libvirt's `+dac` work the same way.
  */
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
@@ -9,16 +9,19 @@ import { codeOf } from '../../base/errors.ts';
 import type { RunAs } from '../../base/exec.ts';
 
 export interface UserRange {
-  /** The first number. */
+  /** First number of the range. */
   first: number;
-  /** How many numbers. */
+  /** Number of users in the range. */
   count: number;
 }
 
-/** Machines of agents that had one user for all of them. In the range that Debian's policy gives to nobody (65000–65533). */
+/**
+ * User of all machines of agents that had one user for all. Debian's policy reserves its range (65000–65533) and assigns it to
+ * nobody.
+ */
 export const SHARED_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 
-/** The range cannot be used on this host. */
+/** Error for a range that cannot be used on this host. */
 export class UserRangeError extends Error {
   override readonly name = 'UserRangeError';
 
@@ -28,7 +31,7 @@ export class UserRangeError extends Error {
 }
 
 export class MachineUsers {
-  /** Programs that read images before any machine has them, and the group that may read images. Never a machine's. */
+  /** User of programs that read images before any machine has them, and group that may read images. No machine has this user. */
   readonly reader: RunAs;
   readonly #range: UserRange;
 
@@ -38,10 +41,10 @@ export class MachineUsers {
   }
 
   /**
-   * A user that none of `taken` is. It follows from the machine's own uid, so that a number is seldom given to another
-   * machine soon after.
+   * Returns a user whose number is not in `taken`. The choice follows from a hash of the machine's own uid. Therefore another
+   * machine seldom gets the same number soon afterwards.
    *
-   * @throws UserRangeError when none is free.
+   * @throws UserRangeError when all numbers are in use.
    */
   choose(machineUid: string, taken: ReadonlySet<number>): RunAs {
     const { first, count } = this.#range;
@@ -57,14 +60,13 @@ export class MachineUsers {
   }
 }
 
-/** Where users and groups are told of: of the agent's container, and of its host. A missing file tells of none. */
+/** Roots of the folders with users and groups: the agent's container and its host. A missing file lists no users. */
 const ROOTS = ['', '/proc/1/root'];
 
 /**
- * Undefined where the agent is not root, which is said in the log.
+ * Checks the range and returns the users. If the agent is not root, the function logs this and returns undefined.
  *
- * @throws UserRangeError when the range holds a user or group of this host, or numbers that the agent's user namespace does
- * not have.
+ * @throws UserRangeError when the range holds a user or group of this host, or numbers outside the agent's user namespace.
  */
 export async function machineUsers(range: UserRange, logger: Logger): Promise<MachineUsers | undefined> {
   if (process.getuid?.() !== 0) {
@@ -86,11 +88,11 @@ export async function machineUsers(range: UserRange, logger: Logger): Promise<Ma
   return new MachineUsers(range);
 }
 
-/** The line of a file of users, groups or subordinate numbers that meets the range. */
+/** Returns the first line that overlaps with the range, in a file of users, groups or subordinate numbers. */
 export function overlapIn(kind: string, text: string, { first, count }: UserRange): string | undefined {
   return text.split('\n').find((line) => {
     const [, second, third] = line.split(':');
-    // passwd and group: NAME:PASSWORD:NUMBER. subuid and subgid: NAME:FIRST:COUNT.
+    // The format of passwd and group is NAME:PASSWORD:NUMBER. The format of subuid and subgid is NAME:FIRST:COUNT.
     const isRange = kind.startsWith('sub');
     const low = Number(isRange ? second : third);
     const high = isRange ? low + Number(third) - 1 : low;
@@ -98,7 +100,10 @@ export function overlapIn(kind: string, text: string, { first, count }: UserRang
   });
 }
 
-/** Lines of `INSIDE OUTSIDE COUNT`; the initial namespace has one that holds all numbers. */
+/**
+ * Checks that one line of the user namespace's maps holds the whole range. A line is `INSIDE OUTSIDE COUNT`; the initial
+ * namespace has one line for all numbers.
+ */
 async function requireMapped(range: UserRange): Promise<void> {
   for (const file of ['/proc/self/uid_map', '/proc/self/gid_map']) {
     const text = await textOf(file);
@@ -120,7 +125,7 @@ async function textOf(file: string): Promise<string> {
   try {
     return await readFile(file, 'utf8');
   } catch (error) {
-    // Not there, or of a host that a container may not look at.
+    // The file is missing, or it belongs to the host and the container may not read it.
     if (codeOf(error) !== undefined) {
       return '';
     }

@@ -1,4 +1,4 @@
-/** Disks of this host as raw files that can be published: of images in the store, and of its machines. */
+/** Disks of this host as raw files for publishing: disks of images in the store, and disks of machines of this host. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
@@ -13,10 +13,10 @@ import type { BaseImage } from '../disks/disk.ts';
 import type { ImageStore } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';
 
-/** Making the raw file is this share of the whole in per cent; publishing is the rest. */
+/** Share of the progress in percent for making the raw file. Publishing has the remaining share. */
 const COPY_PERCENT = 40;
 
-/** A machine of this host, with the driver that keeps its disk. */
+/** A machine of this host, with the driver that stores its disk. */
 export interface MachineOnHost {
   folder: MachineFolder;
   machine: Machine;
@@ -26,20 +26,20 @@ export interface MachineOnHost {
 export interface DiskHost {
   images: ImageStore;
   publisher: Publisher;
-  /** Undefined where the agent is not root. */
+  /** Users of machines; undefined if the agent is not root. */
   users?: MachineUsers | undefined;
-  /** The machine of a VM, by the uid of the VM; undefined when it is not on this host. */
+  /** Returns the machine of a VM by the VM's uid, or undefined if the machine is not on this host. */
   machineOf: (vmUid: string) => MachineOnHost | undefined;
-  /** Of guests where nobody says another. */
+  /** Architecture of guests whose machine names no other. */
   architecture: 'amd64' | 'arm64';
 }
 
-/** Does something with a raw disk, and tells what came of it. */
+/** Uses a raw disk, and returns the report of the task. */
 export type UseDisk = (disk: RawDisk, options: PublishingOptions) => Promise<TaskReport>;
 
 /**
- * With an image of the store as a raw file: itself, or a copy that is removed afterwards. Where nobody says the architecture, the
- * disk's is unknown: the work may be done by a host of another one.
+ * Calls `use` with an image of the store as a raw file. The file is the image itself, or a copy that is removed afterwards. If
+ * the image names no architecture, the disk has none, because a host of another architecture may do the work.
  */
 export async function withImage(
   host: DiskHost,
@@ -57,7 +57,7 @@ export async function withImage(
     backing: null,
     file: { driver: 'file', filename: base.path },
   };
-  // A compressed one needs more: then what is free is watched.
+  // A compressed image needs more than its own bytes; `withRoom` then checks the free space during the copy.
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('unpacking the image');
     const mark = `berth-task-${context.uid}`;
@@ -67,7 +67,7 @@ export async function withImage(
   });
 }
 
-/** With the disk of a machine, as it is at one moment. */
+/** Calls `use` with a copy of a machine's disk from one moment. */
 export async function withMachine(
   host: DiskHost,
   vm: { namespace: string; name: string; uid: string },

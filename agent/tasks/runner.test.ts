@@ -14,7 +14,7 @@ const TASK: Task = { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'e' }
 
 let directory: string;
 let runner: TaskRunner;
-/** Work under way, by its Pod; ended by the test. */
+/** Work under way, by the uid of its Pod; the test ends it. */
 let underWay: Map<string, PromiseWithResolvers<TaskReport>>;
 
 beforeEach(async () => {

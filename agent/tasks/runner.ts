@@ -1,4 +1,7 @@
-/** Runs the work of task Pods, one piece for each Pod, so many at once. What was under way when the agent ended is begun again: all work may be repeated. */
+/**
+ * Runs the tasks of Pods, one task for each Pod, a limited number at once. A task that was under way when the agent ended is
+ * started again, because all work may be repeated.
+ */
 import { appendFileSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import PQueue from 'p-queue';
@@ -10,54 +13,54 @@ import { type ConsoleLog, ConsoleStore } from '../machines/console.ts';
 import { appendedLog } from '../machines/logwriter.ts';
 import { messageOf } from '../../base/errors.ts';
 
-/** Progress is told this often at most: every telling is a write to the API server. */
+/** Shortest time between two reports of progress, because every report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
 
-/** Times are milliseconds since the epoch. */
+/** State of a task. Times are milliseconds since the epoch. */
 export type TaskState =
-  /** For others to end: the host does only so many at once. */
+  /** Waits for other tasks to end, because the host runs a limited number at once. */
   | { kind: 'waiting'; message: string }
   | { kind: 'running'; startedAt: number; report: TaskReport }
   | { kind: 'succeeded'; startedAt: number; finishedAt: number; report: TaskReport }
   | { kind: 'failed'; startedAt: number; finishedAt: number; reason: Reason; message: string };
 
 export interface TaskContext {
-  /** Its Pods' uid names what belongs to the task. */
+  /** Uid of the task's Pod, which names the files and processes of the task. */
   uid: string;
   pod: Readonly<Pod>;
-  /** Its own, for its log and what it needs on the way; removed with the Pod. */
+  /** Folder of this task alone, for its log and its temporary files. It is removed with the Pod. */
   folder: string;
   signal: AbortSignal;
-  /** One line for `kubectl logs`. */
+  /** Writes one line for `kubectl logs`. */
   log: (line: string) => void;
   progress: (percent: number) => void;
 }
 
-/** Whether nothing of the task is still to come. */
+/** Returns whether the task has ended. */
 export function isOver({ kind }: TaskState): boolean {
   return kind === 'succeeded' || kind === 'failed';
 }
 
-/** Does a task; what it throws is told in the Pod with its `reason` and message. */
+/** Does the work of a task. The Pod reports an error of this function with its `reason` and message. */
 export type TaskWork = (task: Task, context: TaskContext) => Promise<TaskReport>;
 
 interface Running {
   state: TaskState;
   readonly key: string;
   readonly abort: AbortController;
-  /** Takes it out of the queue; without effect once it has begun. */
+  /** Removes the task from the queue; this has no effect after the task has begun. */
   readonly leave: AbortController;
   readonly console: ConsoleStore;
 }
 
 export interface TaskRunnerOptions {
-  /** `<data directory>/tasks`: a folder with the log of each task. */
+  /** Path of `<data directory>/tasks`, with a folder for the log of each task. */
   directory: string;
-  /** So many tasks are under way at most; the others wait in the order of their coming. */
+  /** Limit of tasks under way. The other tasks wait in the order of their arrival. */
   atOnce: number;
   work: TaskWork;
   logger: Logger;
-  /** Called with the Pod's key whenever its task's state has changed. */
+  /** Called with the Pod's key whenever the state of its task has changed. */
   changed: (key: string) => void;
 }
 
@@ -75,7 +78,7 @@ export class TaskRunner {
     return this.#running.get(uid)?.state;
   }
 
-  /** What the task has said; undefined when there is none of that uid. */
+  /** Returns the log of a task, or undefined if no task has this uid. */
   log(uid: string): ConsoleLog | undefined {
     return this.#running.get(uid)?.console;
   }
@@ -106,18 +109,18 @@ export class TaskRunner {
       .catch((error: unknown) => this.#failed(running, { task, context, startedAt: Date.now() }, error));
   }
 
-  /** Asks the task to end; its state tells when it has. */
+  /** Requests the end of a task; its state shows when it has ended. */
   abort(uid: string): void {
     const running = this.#running.get(uid);
     const reason = new Error('the Pod was deleted');
-    // What has begun keeps its turn until it has really ended.
+    // A task that has begun keeps its turn until it has really ended.
     if (running?.state.kind === 'waiting') {
       running.leave.abort(reason);
     }
     running?.abort.abort(reason);
   }
 
-  /** The Pod is gone: what it left is removed. */
+  /** Forgets the task of a deleted Pod and removes its folder. */
   forget(uid: string): void {
     const running = this.#running.get(uid);
     if (running === undefined) {
@@ -129,7 +132,7 @@ export class TaskRunner {
     rmSync(join(this.#options.directory, uid), { recursive: true, force: true });
   }
 
-  /** Removes what tasks of earlier lives of this agent left; `uids` are those of the Pods that are here. */
+  /** Removes folders of tasks from earlier runs of this agent. `uids` are the uids of the Pods on this host. */
   sweep(uids: ReadonlySet<string>): void {
     mkdirSync(this.#options.directory, { recursive: true, mode: 0o700 });
     for (const name of readdirSync(this.#options.directory)) {
@@ -174,7 +177,7 @@ export class TaskRunner {
   }
 }
 
-/** Whole per cents, and not too often. */
+/** Returns a function that reports whole percents, at most once every 2 s. */
 function throttled(running: Running, changed: () => void): (percent: number) => void {
   let toldAt = 0;
   return (percent) => {

@@ -1,4 +1,4 @@
-/** The Pod status that says how a task stands. Pure. */
+/** The Pod status that shows the state of a task, as pure functions. */
 import { timestamp } from '../../base/time.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -34,11 +34,11 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
   };
 }
 
-/** Why the container waits. */
+/** Reason of a waiting container. */
 const QUEUED: Reason = 'TaskQueued';
 const PHASES = { waiting: 'Pending', running: 'Running', succeeded: 'Succeeded', failed: 'Failed' } as const;
 
-/** A Pod that has run never goes back to Pending, also where an agent that was started anew lets its task wait. */
+/** Returns the phase. A Pod that has run never returns to Pending, even if a restarted agent lets its task wait. */
 function phaseOf(pod: Pod, { kind }: TaskState): NonNullable<PodStatus['phase']> {
   return kind === 'waiting' && pod.status?.phase === 'Running' ? 'Running' : PHASES[kind];
 }

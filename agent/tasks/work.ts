@@ -1,4 +1,4 @@
-/** What each task does on this host. */
+/** The work of each type of task on this host. */
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
@@ -12,7 +12,7 @@ import { type DiskHost, withImage, withMachine } from './disks.ts';
 import type { TaskContext, TaskWork } from './runner.ts';
 
 export interface TaskHost extends DiskHost {
-  /** What the pull secrets of the task's Pod open. */
+  /** Returns the credentials from the pull secrets of the task's Pod. */
   keyring: (pod: TaskContext['pod']) => Promise<Keyring>;
 }
 
@@ -49,7 +49,10 @@ async function cache(
   return await describe(await ensure(host, image, { context, holder: `entry/${entry}`, refresh, keyring }));
 }
 
-/** With a target the image is put there; else it is only seen that it can be fetched and what it is. */
+/**
+ * Fetches an image. With a target, the image is stored there. Without a target, the report only shows that the image can be
+ * fetched, and its digest and sizes.
+ */
 async function importImage(
   host: TaskHost,
   { image, target }: Task & { type: 'import' },
@@ -107,7 +110,7 @@ async function remove(
   return { kept };
 }
 
-/** Does `use` while the image is in the store. */
+/** Calls `use` while the image is held in the store. */
 async function held(
   host: TaskHost,
   image: TaskImage,
@@ -123,7 +126,10 @@ async function held(
   }
 }
 
-/** The digest that was asked for, else what the tag names now: of an image for several architectures that of the whole. */
+/**
+ * Returns the reference of an image with a digest: the requested digest, or the digest that the tag names now. For an image of
+ * several architectures this is the digest of the whole image.
+ */
 function pinned(host: TaskHost, { source }: TaskImage, base: BaseImage): string | undefined {
   if (source.type !== 'registry') {
     return undefined;
@@ -137,7 +143,7 @@ function pinned(host: TaskHost, { source }: TaskImage, base: BaseImage): string 
     .images()
     .filter(({ names }) => names.includes(`${prefix}${base.digest}`))
     .flatMap(({ names }) => names.filter((name) => name.startsWith(prefix)));
-  // Of several the newest is the last.
+  // If there are several digests, the last one is the newest.
   return digests.findLast((name) => name !== `${prefix}${base.digest}`) ?? digests[0];
 }
 
