@@ -7,7 +7,7 @@
  */
 import { mkdir, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { run } from '../base/exec.ts';
+import { ProgramError, run } from '../base/exec.ts';
 import { resolveChartTools } from './cluster/toolchain/toolchain.ts';
 import { runCommand } from './command.ts';
 
@@ -27,11 +27,25 @@ async function main(args: readonly string[]): Promise<void> {
   const { helm } = await resolveChartTools();
   const fixed = ['--namespace', 'berth-system', '--no-hooks', '--set', 'namespaces.createSystem=true'];
   const template = ['template', 'berth', join(ROOT, 'charts', 'berth'), ...fixed, ...rest];
-  const limits = { timeoutMilliseconds: RENDER_MILLISECONDS, outputLimitBytes: OUTPUT_BYTES };
-  const stdout = await run(helm, template, { name: 'helm', ...limits });
+  const stdout = await render(helm, template);
   await mkdir(dirname(output), { recursive: true });
   await writeFile(output, stdout);
   process.stdout.write(`${output}\n`);
+}
+
+/** @throws Error with Helm's own message when Helm refuses the values. */
+async function render(helm: string, template: readonly string[]): Promise<string> {
+  try {
+    return await run(helm, template, {
+      name: 'helm',
+      timeoutMilliseconds: RENDER_MILLISECONDS,
+      outputLimitBytes: OUTPUT_BYTES,
+    });
+  } catch (error) {
+    throw error instanceof ProgramError && error.exitCode !== undefined
+      ? new Error(error.words, { cause: error })
+      : error;
+  }
 }
 
 await runCommand(async () => await main(process.argv.slice(2)));
