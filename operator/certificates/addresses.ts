@@ -1,21 +1,24 @@
-/** Which addresses a host's serving certificate may be for. What the host says of itself is not enough. Pure. */
+/** Decides which addresses a host's serving certificate may contain. The host's own report of its addresses is not enough. Pure. */
 import { BlockList, isIP } from 'node:net';
 import type { Node } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Refusal } from './content.ts';
 
-/** The facts that the decision on an address needs, beside the request. */
+/** Facts that the decision about an address needs in addition to the request. */
 export interface Surroundings {
-  /** Names of the Nodes that publish an address, which is written as {@link plainAddress} does. */
+  /** Returns the names of the Nodes that publish an address. The address has the form that {@link plainAddress} returns. */
   readonly nodesAt: (address: string) => readonly string[];
-  /** The addresses of the API server and of its Service. */
+  /** Addresses of the API server and of its Service. */
   readonly apiServer: readonly string[];
-  /** The ranges in which Services have their addresses. */
+  /** Address ranges of Services. */
   readonly serviceCIDRs: readonly string[];
   readonly settings: Pick<OperatorConfig['hosts'], 'addressCIDRs' | 'nodeNameSuffix'>;
 }
 
-/** Addresses that mean another machine to each reader, or no machine. A CIDR that is wider than these does not allow them. */
+/**
+ * Ranges of addresses that no machine has, or that name a different machine for each reader. Only a configured CIDR that lies
+ * within one of these ranges allows its addresses.
+ */
 const SPECIAL_RANGES = [
   '0.0.0.0/8',
   '127.0.0.0/8',
@@ -28,7 +31,7 @@ const SPECIAL_RANGES = [
   'ff00::/8',
 ] as const;
 
-/** An IP address in its one shortest form (RFC 5952 for IPv6); undefined when the text is none. */
+/** Returns an IP address in its shortest form (RFC 5952 for IPv6); undefined when the text is not an IP address. */
 export function plainAddress(text: string): string | undefined {
   return isIP(text) === 6
     ? URL.parse(`http://[${text}]`)?.hostname.slice(1, -1)
@@ -37,14 +40,14 @@ export function plainAddress(text: string): string | undefined {
       : undefined;
 }
 
-/** The addresses that a Node publishes, in their one form. */
+/** Returns the addresses that a Node publishes, each in the form of {@link plainAddress}. */
 export function addressesOf(node: Readonly<Node>): string[] {
   return (node.status?.addresses ?? [])
     .map(({ address }) => plainAddress(address))
     .filter((address) => address !== undefined);
 }
 
-/** Undefined when the host may have a serving certificate for all of these addresses. */
+/** Returns why the host may not have a serving certificate for these addresses; undefined when it may. */
 export function refusalOfAddresses(
   addresses: readonly string[],
   host: Readonly<Node>,
@@ -88,7 +91,10 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
       };
 }
 
-/** The DaemonSet's agent is a Node of its own on the machine of a kubelet's. */
+/**
+ * Returns true if `host` is named after a kubelet's Node `node`. An agent of the DaemonSet has its own Node beside the kubelet's
+ * Node on the same machine.
+ */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
   return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;
 }

@@ -1,4 +1,4 @@
-/** Which names, usages and lifetime a certificate request may have. Pure. */
+/** Checks the names, usages and lifetime of a certificate request. Pure. */
 import { FIRST_CERTIFICATE_SECONDS, isHostName } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { SigningRequest } from '../../kube/certificaterequest.ts';
@@ -10,7 +10,7 @@ export const SERVING_SIGNER = 'kubernetes.io/kubelet-serving';
 export const NODES_GROUP = 'system:nodes';
 export const NODE_USER_PREFIX = 'system:node:';
 
-/** Why a request is denied: a word for programs, and a sentence that tells people the mistake and the remedy. */
+/** Reason for a denial: a word for programs, and a message for people that names the mistake and the remedy. */
 export interface Refusal {
   readonly reason: Reason;
   readonly message: string;
@@ -18,25 +18,28 @@ export interface Refusal {
 
 type Spec = CertificateSigningRequest['spec'];
 
-/** The signers take `key encipherment` too, which a key for signatures alone has no use for. */
+/**
+ * Usages that a request must have, by signer. The signers also accept `key encipherment`, but keys that only sign do not need
+ * this usage.
+ */
 const USAGES: Readonly<Record<string, readonly string[]>> = {
   [CLIENT_SIGNER]: ['client auth', 'digital signature'],
   [SERVING_SIGNER]: ['digital signature', 'server auth'],
 };
 
-/** The Node name in a request's subject; undefined when it is not that of a host. */
+/** Returns the Node name in a request's subject; undefined when the subject is not that of a host. */
 export function nodeNameOf({ organization, commonName }: SigningRequest): string | undefined {
   const name = nodeNameOfUser(commonName);
   return organization === NODES_GROUP && name !== undefined && isHostName(name) ? name : undefined;
 }
 
-/** Undefined when it is not a node's user name. */
+/** Returns the Node name in a node's user name; undefined for any other user name. */
 export function nodeNameOfUser(user: string): string | undefined {
   const name = user.startsWith(NODE_USER_PREFIX) ? user.slice(NODE_USER_PREFIX.length) : '';
   return name === '' ? undefined : name;
 }
 
-/** Undefined when the request may be granted. */
+/** Returns why the request may not be granted; undefined when it may. */
 export function refusalOfContent(spec: Spec, request: SigningRequest, isFirst: boolean): Refusal | undefined {
   return (
     refusalOfSubject(request) ??
@@ -90,7 +93,10 @@ function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal 
       };
 }
 
-/** The signer gives a year when nothing is asked for. */
+/**
+ * Refuses a request without a lifetime, or with a lifetime over the limit. Without a lifetime in the request, the signer grants
+ * one year.
+ */
 function refusalOfLifetime({ expirationSeconds }: Spec): Refusal | undefined {
   return expirationSeconds !== undefined && expirationSeconds <= FIRST_CERTIFICATE_SECONDS
     ? undefined

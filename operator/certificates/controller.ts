@@ -1,4 +1,4 @@
-/** Approves or denies the certificates that hosts ask for; see policy.ts for who may have which. */
+/** Approves or denies the certificate requests of hosts. The rules are in policy.ts. */
 import type { Logger } from 'pino';
 import type { IndexFunctions } from '../../kube/cache.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -21,22 +21,28 @@ import { type JoiningConfig, joiningOf, rivalOf } from './joining.ts';
 import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 import { surroundings } from './surroundings.ts';
 
-/** A host makes its Node again within a second; of others, without a Node, the control plane removes the request within a day. */
+/**
+ * Time in milliseconds until a request without a Node is checked again. A host creates its Node again within a second. The
+ * control plane removes the requests of others within a day.
+ */
 const NODE_LOOK_MILLISECONDS = 10_000;
 const REQUESTS_BY_USER = 'user';
-/** Index of requests by the credentials that hosts join with, under the host that the credential is for. */
+/** Index of requests from requesters with a credential to join, by the host that the credential is for. */
 const REQUESTS_BY_HOST = 'host';
 
-/** The one key under which this controller waits for its own writes. */
+/** Only key under which this controller waits for its own writes. */
 const JUDGED = 'judged';
-/** The lifetime that signers give to a request without one: the default of the controller-manager's --cluster-signing-duration. */
+/**
+ * Lifetime in seconds that signers give to a request without one: the default of the controller-manager's
+ * --cluster-signing-duration.
+ */
 const SIGNERS_OWN_SECONDS = 365 * 24 * 3600;
 
 export interface CertificateControllerOptions {
   readonly client: KubeClient;
   readonly requests: Informer<CertificateSigningRequest>;
   readonly approvals: HostApprovals;
-  /** All Nodes, hosts or not: see surroundings.ts. */
+  /** All Nodes, including Nodes that are not hosts: see surroundings.ts. */
   readonly addresses: Informer<Node>;
   readonly config: JoiningConfig;
   readonly clock: () => number;
@@ -50,7 +56,7 @@ export class CertificateReconciler {
     this.#options = options;
   }
 
-  /** Whether the cache has everything that was judged. */
+  /** Returns true when the cache shows all decisions that this controller wrote. */
   ready(): boolean {
     return this.#consistency.ready(JUDGED);
   }
@@ -72,7 +78,7 @@ export class CertificateReconciler {
       'judged a certificate request',
     );
     if (decision.kind === 'approve' && host !== undefined && csr.spec.signerName === CLIENT_SIGNER) {
-      // Before the certificate can be used: nothing that is approved may be forgotten by a crash in between.
+      // The name is stored before the approval, so that a crash between the two writes cannot lose an approved name.
       const seconds = csr.spec.expirationSeconds ?? SIGNERS_OWN_SECONDS;
       await this.#options.approvals.remember(host, this.#options.clock() + seconds * 1000);
     }
@@ -80,7 +86,7 @@ export class CertificateReconciler {
     return undefined;
   }
 
-  /** The decision, with the name of the Node that it depends on. */
+  /** Returns the decision and the name of the Node that it depends on. */
   async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
     const { config, requests } = this.#options;
     const requester = requesterOf(csr, config);
@@ -100,7 +106,7 @@ export class CertificateReconciler {
     };
   }
 
-  /** Reads the server itself: a cache that lags behind would give a known host's identity away. */
+  /** Reads the Node from the API server, because a lagging cache could miss a known host and give its identity away. */
   #node(name: string): Promise<Node | undefined> {
     return unlessMissing(this.#options.client.get(NODES, { name }));
   }
@@ -148,7 +154,8 @@ function readingOf({ spec }: CertificateSigningRequest): Reading {
   try {
     return readSigningRequest(Buffer.from(spec.request, 'base64').toString('latin1'));
   } catch (error) {
-    // Whatever is wrong with it, it is the requester's text: a host's is denied, and never holds up the others.
+    // Every parse error comes from the requester's text. The request of a host is then denied, and it never delays other
+    // requests.
     return error instanceof InvalidSigningRequestError
       ? error
       : new InvalidSigningRequestError(String(error));
@@ -170,10 +177,10 @@ interface RequestWatches {
   readonly nodes: Informer<Node>;
 }
 
-/** Which changes of the world concern which requests. */
+/** Enqueues the requests that a change of a request or of a Node concerns. */
 export function enqueueRequests(controller: Controller, { requests, nodes }: RequestWatches): void {
   requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
-  // Nobody could judge the requests that a host made before its Node was marked.
+  // Nobody could judge the requests that a host sent before its Node was marked.
   nodes.cache.onChange(({ object, previous }) => {
     if (isHost(object) && !isHost(previous)) {
       const user = `${NODE_USER_PREFIX}${object.metadata.name}`;

@@ -1,25 +1,28 @@
-/** Who may ask for a host's first certificate: each credential that hosts join with is good for one name. Pure. */
+/** Decides who may request a host's first certificate. Each credential that hosts join with is valid for one host name. Pure. */
 import { BOOTSTRAP_GROUP, bootstrapGroupOf } from '../../api/v1alpha1/names.ts';
 import type { CertificateSigningRequest } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { CLIENT_SIGNER, type Refusal } from './content.ts';
 
-/** The API server's own word for the node that a projected token is bound to. No client can set it. */
+/**
+ * Key in the user information with the name of the node that a projected token is bound to. The API server sets it, and clients
+ * cannot.
+ */
 const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
-/** Before the name of the host that a bootstrap token is for. */
+/** Prefix of a bootstrap token's group. The name of the token's host follows it. */
 const NAME_GROUP_PREFIX = bootstrapGroupOf('');
 
 /** A requester with a credential that hosts join with. */
 export interface Joining {
   readonly kind: 'joining';
-  /** The one host that the credential is for, or why there is none. */
+  /** Name of the host that the credential is for, or a refusal when it is not for exactly one host. */
   readonly host: string | Refusal;
 }
 
-/** The settings of the rules: the account of the DaemonSet's agents, and the suffix of their hosts' names. */
+/** Settings that the rules need: the account of the DaemonSet's agents, and the suffix of their hosts' names. */
 export type JoiningConfig = Pick<OperatorConfig, 'namespaces' | 'hosts'>;
 
-/** Undefined when the requester has no credential that hosts join with. */
+/** Returns the requester with its joining credential; undefined when the requester has no such credential. */
 export function joiningOf(
   { spec }: CertificateSigningRequest,
   { namespaces, hosts }: JoiningConfig,
@@ -47,15 +50,19 @@ const NOT_FOR_A_NODE: Refusal = {
     "the token of the agent's ServiceAccount is bound to no node: agents in Pods join with the projected token of their Pod",
 };
 
-/** The same name that the agent makes from its node's name. */
+/**
+ * Returns the host name for the node of a token, built as the agent builds it. Returns a refusal when the token is not bound to
+ * one node.
+ */
 function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
   const [node] = bound;
   return node === undefined || bound.length > 1 ? NOT_FOR_A_NODE : `${node}${suffix}`.replaceAll('.', '-');
 }
 
 /**
- * Another request of the same host's that may still bring somebody its certificate: approved already, or older and not
- * judged yet. Two holders of one credential cannot be told apart, so the first has it and the second is told.
+ * Finds another request for the same host that may still bring somebody the host's certificate: an approved request, or an older
+ * one that is not yet judged. Nobody can tell two holders of one credential apart, so the first gets the certificate and the
+ * second is refused with a message.
  * @param others all requests for that host with a credential that hosts join with
  */
 export function rivalOf(
@@ -76,7 +83,7 @@ function hasCondition({ status }: Readonly<CertificateSigningRequest>, wanted: s
   return status?.conditions?.some(({ type }) => type === wanted) === true;
 }
 
-/** Sorts by time of creation, which has whole seconds, and in an order that is the same for everybody within one. */
+/** Returns a sort key: the creation time in whole seconds, then the uid. The order within one second is the same for every reader. */
 function ageOf({ metadata }: Readonly<CertificateSigningRequest>): string {
   return `${metadata.creationTimestamp} ${metadata.uid}`;
 }

@@ -1,7 +1,8 @@
 /**
- * Who may have which certificate. Pure: the decision depends on the request, on the requester and on one Node.
- * No stock binding approves these: with the auto-approval that comes with Kubernetes a bootstrap token could take over an existing node.
- * Only requests of Berth's hosts are judged: other nodes of the cluster have an approver of their own, or a person.
+ * Decides who may have which certificate. The decision is pure: it depends on the request, the requester and one Node.
+ * No stock binding approves these requests: with the automatic approval of Kubernetes, a bootstrap token could take over an
+ * existing node.
+ * Only requests of Berth's hosts are judged, because other nodes of the cluster have their own approver, or a person.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificaterequest.ts';
@@ -22,28 +23,28 @@ import {
 export type Decision =
   | { readonly kind: 'approve'; readonly message: string }
   | ({ readonly kind: 'deny' } & Refusal)
-  /** Not ours to judge: not a request of a host of ours. */
+  /** The request does not come from a Berth host, so Berth does not judge it. */
   | { readonly kind: 'ignore' }
-  /** The requester has no Node at the moment, so that nobody can tell whose it is; a host makes its own again at once. */
+  /** The requester has no Node at the moment, so nobody can tell whether it is a host. A host creates its Node again at once. */
   | { readonly kind: 'wait' };
 
-/** All is well with a serving certificate that a host asks for itself, but its addresses: see {@link decideServing}. */
+/** A host's valid request for its own serving certificate. Only its addresses still need a check: see {@link decideServing}. */
 export interface ServingQuestion {
   readonly kind: 'serving';
   readonly addresses: readonly string[];
   readonly node: Node;
 }
 
-/** The content of a request, or why it cannot be read. */
+/** Content of a request, or the error when it cannot be read. */
 export type Reading = SigningRequest | InvalidSigningRequestError;
 
-/** A requester that Berth may have to judge. */
+/** A requester whose request Berth may have to judge. */
 export type Requester =
   | Joining
-  /** The node of this name; whether it is a host, only its Node can tell. */
+  /** A node with this name. Only its Node shows whether it is a host. */
   | { readonly kind: 'node'; readonly name: string };
 
-/** Undefined when the requester is neither. */
+/** Returns the requester of a request; undefined when it is neither a node nor a joining host. */
 export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfig): Requester | undefined {
   const { username = '', groups = [] } = csr.spec;
   if (groups.includes(NODES_GROUP)) {
@@ -53,7 +54,10 @@ export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfi
   return joiningOf(csr, config);
 }
 
-/** The name of the Node that a decision depends on: the requester's own, or the one that it wants to join as. */
+/**
+ * Returns the name of the Node that a decision depends on: the requester's own Node, or the Node that the requester wants to join
+ * as.
+ */
 export function nodeToKnow(requester: Requester, request: Reading): string | undefined {
   if (requester.kind === 'node') {
     return requester.name;
@@ -61,11 +65,11 @@ export function nodeToKnow(requester: Requester, request: Reading): string | und
   return request instanceof InvalidSigningRequestError ? undefined : nodeNameOf(request);
 }
 
-/** The facts that a decision needs beside the request. */
+/** Facts that a decision needs in addition to the request. */
 export interface Known {
-  /** The Node of {@link nodeToKnow}, read from the server at this moment; undefined when there is none. */
+  /** The Node that {@link nodeToKnow} names, just read from the API server; undefined when it does not exist. */
   readonly node: Node | undefined;
-  /** The name of another request that may bring somebody the same host's first certificate. */
+  /** Name of another request that may bring somebody the first certificate of the same host. */
   readonly rival?: string | undefined;
 }
 

@@ -1,4 +1,7 @@
-/** The facts that a decision on addresses needs: who publishes them, and the addresses of the API server and of Services. */
+/**
+ * Collects the facts that a decision about addresses needs: the Nodes that publish them, and the addresses of the API server and
+ * of Services.
+ */
 import type { Logger } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import { ENDPOINT_SLICES, type Node, NODES, SERVICE_CIDRS, SERVICES } from '../../kube/core.ts';
@@ -7,11 +10,11 @@ import { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { addressesOf, plainAddress, type Surroundings } from './addresses.ts';
 
-/** The API server keeps its Service, and its own addresses as endpoints of it, under this name. */
+/** Name of the API server's Service, and of the EndpointSlice with the API server's own addresses. */
 const API_SERVER = { namespace: 'default', name: 'kubernetes' } as const;
 const BY_ADDRESS = 'address';
 
-/** All Nodes, hosts or not, by the addresses that they publish. */
+/** Creates an informer of all Nodes, hosts or not, with an index by the addresses that they publish. */
 export function watchAddresses(client: KubeClient, logger: Logger): Informer<Node> {
   return new Informer(client, NODES, {
     logger,
@@ -20,7 +23,7 @@ export function watchAddresses(client: KubeClient, logger: Logger): Informer<Nod
   });
 }
 
-/** The facts at this moment. `addresses` comes from {@link watchAddresses}. */
+/** Reads the current facts. `addresses` is the informer that {@link watchAddresses} created. */
 export async function surroundings(o: {
   readonly client: KubeClient;
   readonly addresses: Informer<Node>;
@@ -43,7 +46,7 @@ export async function surroundings(o: {
   };
 }
 
-/** Only these parts of the Nodes are read here. */
+/** Returns only those parts of a Node that this file reads. */
 function trimmed(node: Node): Node {
   const { labels: _labels, annotations: _annotations, ...metadata } = node.metadata;
   return { ...node, metadata, spec: {}, status: { addresses: node.status?.addresses ?? [] } };

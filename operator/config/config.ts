@@ -1,6 +1,4 @@
-/**
- * The operator's configuration: one YAML file, checked at start. Every mistake is listed with its path.
- */
+/** Configuration of the operator: one YAML file, checked at start. An error lists every mistake with its path. */
 import * as z from 'zod';
 import { checkConfig, readConfig } from '../../base/config.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
@@ -36,14 +34,20 @@ const defaultsSchema = z
 
 const metricsSchema = z
   .strictObject({
-    /** `HOST:PORT`, or `:PORT` for every address. */
+    /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
     address: z.string().default(':443'),
-    /** PEM files, re-read when they change; without them the operator makes its own and rotates it. */
+    /**
+     * Paths of PEM files, which are read again when they change. Without them, the operator creates its own certificate and
+     * rotates it.
+     */
     certificateFile: z.string().optional(),
     keyFile: z.string().optional(),
-    /** Names that a self-made certificate is good for. */
+    /** DNS names in a certificate that the operator creates itself. */
     dnsNames: z.array(z.string()).default(['berth-operator.berth-system.svc', 'localhost']),
-    /** Lifetime of a self-made certificate; it is replaced at two thirds of it. */
+    /**
+     * Lifetime in seconds of a certificate that the operator creates itself. The operator replaces it after two thirds of this
+     * time.
+     */
     certificateLifetimeSeconds: seconds(1, 90 * 24 * 3600),
   })
   .refine(({ certificateFile, keyFile }) => (certificateFile === undefined) === (keyFile === undefined), {
@@ -51,16 +55,19 @@ const metricsSchema = z
   })
   .prefault({});
 
-/** The place for content that is made in the cluster (copies of VMs' disks, files from web servers): one of the two, or none. */
+/** Storage for content that is created in the cluster (copies of VMs' disks, files from web servers). It is a registry or a folder. */
 const imageStorageSchema = z
   .strictObject({
-    /** `registry.example/berth`: repositories below it are made as needed; hosts have its credentials. */
+    /**
+     * Registry with a path, for example `registry.example/berth`. Repositories below it are created as needed. Hosts have its
+     * credentials.
+     */
     registry: z.strictObject({ prefix: z.string().regex(/^[^/\s]+(\/[a-z0-9._-]+)*$/) }).optional(),
-    /** Below the storage folder that every host mounts (`images.storageFolder` of its agent). */
+    /** True to store content below the storage folder that every host mounts (`images.storageFolder` of its agent). */
     folder: z.literal(true).optional(),
     /**
-     * How long content stays that nothing needs any more. Less than two minutes would take it away from what an operator
-     * is about to write down: the longest that a reconcile takes.
+     * Time in seconds that content stays after its last need. Use at least two minutes, the longest duration of a reconcile. With
+     * less, content that an operator is about to name in a status could be removed.
      */
     keepSeconds: seconds(1, 600),
   })
@@ -68,17 +75,20 @@ const imageStorageSchema = z
     error: 'exactly one of registry and folder is needed',
   });
 
-/** Rules for every host, which it cannot change itself. */
+/** Rules for all hosts. A host cannot change them. */
 const hostsSchema = z
   .strictObject({
-    /** Addresses that hosts may have serving certificates for: by default private ones (RFC 1918, RFC 4193). */
+    /** Addresses that hosts may have serving certificates for. By default, these are private addresses (RFC 1918, RFC 4193). */
     addressCIDRs: z
       .array(z.union([z.cidrv4(), z.cidrv6()]))
       .min(1)
       .default(['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16', 'fc00::/7']),
-    /** The account of the agents of the DaemonSet, in the system namespace: its Pods may join as the hosts of their nodes. */
+    /** ServiceAccount of the DaemonSet's agents in the system namespace. Its Pods may join as the hosts of their nodes. */
     serviceAccount: z.string().min(1).default('berth-agent'),
-    /** A host of this name beside a kubelet's Node, NODE + this, is on the same machine. None is where it is empty. */
+    /**
+     * Suffix of the names of the DaemonSet's hosts. The host NODE + suffix is on the same machine as the kubelet's Node NODE.
+     * With an empty suffix, no host shares a machine with a Node.
+     */
     nodeNameSuffix: z
       .string()
       .regex(/^(-[a-z0-9-]*[a-z0-9])?$/)
@@ -97,26 +107,32 @@ export const configSchema = z.strictObject({
   osx_node_platform_quota_pod: z.number().int().min(0).max(1000).default(4),
   x86_node_platform_quota_pod: z.number().int().min(0).max(1000).default(16),
   vm_shared_disk_enabled: z.boolean().default(false),
-  /** How long a host may take until it has an image, from when it was first queued, over all its Jobs. */
+  /** Time limit in seconds for a host to get an image. It starts when the host is first queued, and covers all its Jobs. */
   cache_job_active_deadline_seconds: z.number().int().min(1).default(10_800),
-  /** How many Jobs one ImageCacheEntry may have at once: they share a registry and its line. */
+  /**
+   * Number of Jobs that one ImageCacheEntry may have at once. The limit exists because these Jobs share a registry and its
+   * network link.
+   */
   cacheJobsPerEntry: z.number().int().min(1).max(1000).default(5),
-  /** How long a cache Job may wait for a place on its host before the next host has its turn. */
+  /** Time in seconds that a cache Job may wait for a slot on its host. After that, the next host gets its turn. */
   cacheTurnSeconds: seconds(1, 60),
-  /** First wait before a host that failed is tried again; it doubles up to an hour. */
+  /** First wait in seconds before a failed host is tried again. It doubles with each failure, up to an hour. */
   cacheRetrySeconds: seconds(1, 60),
-  /** How long a host may be silent before its VMs are Failed/HostLost; from its Node's Ready turning Unknown. */
+  /**
+   * Time in seconds that a host may be silent before its VMs are Failed with reason HostLost. It starts when the Ready condition
+   * of its Node becomes Unknown.
+   */
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
   /**
-   * The share of the VM's disk that its Pod requests of the host's disk. Disks grow as guests write, and few are ever full:
-   * with 1 each has its room for certain.
+   * Share of the VM's disk that its Pod requests of the host's disk. Disks grow as guests write, and few ever become full. With
+   * 1, each disk has enough space for certain.
    */
   diskRequestRatio: z.number().gt(0).max(1).default(0.2),
-  /** The class of every machine's Pod, so that none preempts another and no DaemonSet preempts a VM. */
+  /** PriorityClass of every machine's Pod. With one class for all, no VM preempts another, and no DaemonSet preempts a VM. */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,
-  /** Which ports of hosts VMs may reserve; each agent holds to a setting of its own of that name. */
+  /** Host ports that VMs may reserve. Each agent also enforces its own setting of the same name. */
   ports: portRulesSchema,
   imageStorage: imageStorageSchema.optional(),
   workers: z.number().int().min(1).max(256).default(16),
@@ -134,17 +150,23 @@ export const configSchema = z.strictObject({
 
 export type OperatorConfig = z.infer<typeof configSchema>;
 
-/** Whether Berth serves a namespace: its VMs and all that belongs to them. */
+/** Returns true if Berth serves a namespace: its VMs and all that belongs to them. */
 export function isServed(namespace: string, { namespaces }: OperatorConfig): boolean {
   return namespace === namespaces.default || namespace.startsWith(namespaces.prefix);
 }
 
-/** Reads and checks the file; all defaults without one. @throws ConfigError listing every mistake. */
+/**
+ * Reads and checks the file; returns all defaults without one.
+ * @throws ConfigError when the file is not valid; the error lists every mistake.
+ */
 export function loadConfig(path: string | undefined): OperatorConfig {
   return parseConfig(path === undefined ? {} : readConfig(path), path ?? 'configuration');
 }
 
-/** @throws ConfigError listing every mistake of `document`. */
+/**
+ * Checks `document` and fills in defaults. `name` is the name of the document in error messages.
+ * @throws ConfigError when `document` is not valid; the error lists every mistake.
+ */
 export function parseConfig(document: unknown, name: string): OperatorConfig {
   return checkConfig(configSchema, document, name);
 }

@@ -1,11 +1,11 @@
 /**
- * Which names the operator has approved a host's certificate for, so that a Node of such a name becomes a host when it
- * comes, also after a restart of the operator, and again when it was deleted and its host made it anew.
+ * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it
+ * appears. This also works after a restart of the operator, and when the host created its deleted Node again.
  *
- * Kept in a ConfigMap of the operator's own namespace. The conditions of certificate requests would not do: whoever may
- * approve requests for nodes can write the same words, and the control plane removes approved requests after an hour.
- * Each name is kept for as long as a certificate that was approved for it may be valid: until then its host can come
- * back, and after that it needs another approval.
+ * The names are in a ConfigMap of the operator's own namespace. Conditions of certificate requests are not enough: everybody who
+ * may approve requests for nodes can write the same conditions, and the control plane removes approved requests after an hour.
+ * Each name is kept while a certificate that was approved for it may be valid, because its host can come back until then. After
+ * that, the name needs another approval.
  */
 import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS, type ConfigMap } from '../../kube/core.ts';
@@ -17,7 +17,7 @@ import { FIELD_MANAGER } from '../objects/resources.ts';
 
 export const APPROVALS_NAME = 'berth-hosts';
 
-/** The selector of the informer that shows the ConfigMap and nothing else. */
+/** Returns options for an informer that watches only this ConfigMap. */
 export function approvalsSelector(namespace: string): InformerOptions<ConfigMap> {
   return { namespace, fieldSelector: `metadata.name=${APPROVALS_NAME}` };
 }
@@ -26,7 +26,7 @@ export interface HostApprovalsOptions {
   readonly client: KubeClient;
   readonly approvals: Informer<ConfigMap>;
   readonly config: Pick<OperatorConfig, 'namespaces'>;
-  /** Milliseconds since the epoch. */
+  /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
 }
 
@@ -37,15 +37,15 @@ export class HostApprovals {
     this.#options = options;
   }
 
-  /** Whether a certificate that the operator approved for this name may still be valid. */
+  /** Returns true while a certificate that the operator approved for this name may still be valid. */
   has(name: string): boolean {
     const until = this.#data()[name];
     return until !== undefined && Date.parse(until) > this.#options.clock();
   }
 
   /**
-   * Writes down that a certificate for this name is about to be approved. Resolves when it is stored.
-   * @param until when the certificate ends at the latest, in milliseconds since the epoch
+   * Stores that a certificate for this name is about to be approved. Resolves when this is stored.
+   * @param until latest end of the certificate, in milliseconds since the epoch
    */
   async remember(name: string, until: number): Promise<void> {
     const { client } = this.#options;
@@ -77,7 +77,7 @@ export class HostApprovals {
     }
   }
 
-  /** The part of a merge patch that removes ended approvals, so that the ConfigMap does not grow without end. */
+  /** Returns the part of a merge patch that removes ended approvals, so that the ConfigMap does not grow without a limit. */
   #ended(): Record<string, null> {
     const ended = Object.keys(this.#data()).filter((name) => !this.has(name));
     return Object.fromEntries(ended.map((name) => [name, null]));

@@ -1,6 +1,6 @@
 /**
- * Makes a Node a host whose name the operator has approved a certificate for, and keeps slots and taints on every host, also
- * on those that join later and when the configured quota changes.
+ * Marks a Node as a host when the operator has approved a certificate for its name. Keeps slots and taints on every host, also on
+ * hosts that join later and after a change of the configured quota.
  */
 import type { Logger } from 'pino';
 import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
@@ -19,7 +19,7 @@ import { isHost, isReady } from './observe.ts';
 
 export interface HostControllerOptions {
   readonly client: KubeClient;
-  /** Nodes that say that they are hosts. */
+  /** Nodes that claim to be hosts. */
   readonly nodes: Informer<Node>;
   readonly approvals: HostApprovals;
   readonly recorder: EventRecorder<SaidReason>;
@@ -55,8 +55,9 @@ export class HostReconciler {
   }
 
   /**
-   * Slots that such a Node has from before are left: its machines hold them, and nothing new goes where the mark is missing.
-   * A mark with another value is an administrator's word that this is no host.
+   * Marks the Node if its name is approved, otherwise records an Event. Slots that the Node already has remain, because its
+   * machines hold them. No new Pod is scheduled to a Node without the mark. An administrator can set the mark to another value to
+   * keep a Node from becoming a host.
    */
   async #mark(node: Node, logger: Logger): Promise<void> {
     const { name, uid } = node.metadata;
@@ -75,14 +76,14 @@ export class HostReconciler {
     try {
       await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
     } catch (error) {
-      // It was made anew meanwhile: the watch brings that Node.
+      // The Node was deleted and created again meanwhile. The watch will bring the new Node.
       if (!isConflict(error)) {
         throw error;
       }
     }
   }
 
-  /** Through `/status` and with the uid, so that a Node that is gone is never made again. */
+  /** Writes the resources of a host. The write uses `/status` and the uid, so that it never creates a deleted Node again. */
   async #writeResources(node: Node, logger: Logger): Promise<void> {
     const resources = resourcesToApply(node, this.#options.config);
     if (resources === undefined) {
@@ -98,7 +99,7 @@ export class HostReconciler {
     });
   }
 
-  /** A host that is back ends the machines without a VM. */
+  /** Removes the list of given-up machines when the host is Ready again, because the host itself then ends machines without a VM. */
   async #forgetGivenUp(node: Node): Promise<void> {
     if (node.metadata.annotations?.[GIVEN_UP_ANNOTATION] === undefined || !isReady(node)) {
       return;
@@ -109,8 +110,9 @@ export class HostReconciler {
   }
 
   /**
-   * `spec.taints` is an atomic list, where a forced apply would erase an admin's taint: the list as read, with only our keys
-   * changed, and the resourceVersion so that a list that changed meanwhile is a 409 and is read again.
+   * Writes the taints of a host. `spec.taints` is an atomic list, so a forced apply would erase an administrator's taint. The
+   * patch has the list as read, with only Berth's keys changed. It also has the resourceVersion: if the list changed meanwhile,
+   * the API server answers 409 and the list is read again.
    */
   async #writeTaints(node: Node, logger: Logger): Promise<void> {
     const taints = taintsToWrite(node);
@@ -125,12 +127,12 @@ export class HostReconciler {
 }
 
 interface HostWatches {
-  /** Nodes that say that they are hosts. */
+  /** Nodes that claim to be hosts. */
   readonly nodes: Informer<Node>;
   readonly approvals: Informer<ConfigMap>;
 }
 
-/** Which changes of the world concern which Nodes. */
+/** Enqueues the Nodes that a change of a Node or of the approvals concerns. */
 export function enqueueHosts(controller: Controller, { nodes, approvals }: HostWatches): void {
   nodes.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
   approvals.cache.onChange(() => {

@@ -1,10 +1,10 @@
-/** What the operator reads and keeps of a Node, and which changes of it matter to the VMs on it. Pure. */
+/** Reads the state of a host from its Node, trims Nodes for the cache, and finds changes that matter to VMs. Pure. */
 import { LRUCache } from 'lru-cache';
 import { HOST_MARK, HOST_VALUE, NAT_READY_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
 
-/** Whether a Node may be given machines, work on images, and certificates. Its own claims do not count, only the mark. */
+/** Returns true if a Node may get machines, tasks for images, and certificates. Only the mark decides, not the Node's own claim. */
 export function isHost(node: Readonly<Node> | undefined): boolean {
   return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
 }
@@ -17,7 +17,7 @@ export function isOutOfService(node: Node): boolean {
   return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
 }
 
-/** When the host turned silent, in milliseconds since the epoch; undefined while it reports, Ready or not. */
+/** Returns when the host became silent, in milliseconds since the epoch; undefined while it reports, Ready or not. */
 export function silentSince(node: Node): number | undefined {
   const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
   return ready?.status === 'Unknown' && ready.lastTransitionTime !== undefined
@@ -25,7 +25,7 @@ export function silentSince(node: Node): number | undefined {
     : undefined;
 }
 
-/** The Node without heartbeats and sizes of images, which only cost memory here. */
+/** Returns the Node without heartbeats, sizes of images and unused conditions, which would only use memory. */
 export function trimNode(node: Node): Node {
   const { images = [], conditions = [], ...status } = node.status ?? {};
   const kept = conditions
@@ -35,9 +35,9 @@ export function trimNode(node: Node): Node {
   return { ...node, status: { ...status, images: named, conditions: kept } };
 }
 
-/** A fleet uses some hundreds; a forgotten one is only kept twice. */
+/** Number of image names to remember. A fleet uses some hundreds, and a forgotten name is only stored twice. */
 const NAMES_REMEMBERED = 10_000;
-/** Names of images, some hundred bytes each, that many hosts have in common: kept once. */
+/** Names of images, some hundred bytes each. Each name is stored once, because many hosts have the same names. */
 const names = new LRUCache<string, string>({ max: NAMES_REMEMBERED });
 
 function shared(name: string): string {
@@ -48,7 +48,10 @@ function shared(name: string): string {
   return known ?? name;
 }
 
-/** Whether the host turned silent or came back, was fenced, or moved: all that a VM's status reads of it. */
+/**
+ * Returns true if the host became silent, reports again, was fenced, or changed its addresses. A VM's status reads nothing else
+ * of a host.
+ */
 export function hostStateChanged(before: Readonly<Node> | undefined, after: Readonly<Node>): boolean {
   return (
     before === undefined ||

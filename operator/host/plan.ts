@@ -1,4 +1,4 @@
-/** The slots that the operator keeps on a host's Node, and the taints that follow from its state. Pure. */
+/** Computes the slots on a host's Node, and the taints that follow from the host's state. Pure. */
 import {
   DEDICATED_KEY,
   MACOS_GUEST_RESOURCE,
@@ -10,12 +10,12 @@ import {
 import type { Node, Taint } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
-/** A macOS host may run two macOS guests, by the licence of the guest system. */
+/** Number of macOS guests that a macOS host may run, set by the licence of macOS. */
 const MACOS_GUESTS_PER_HOST = 2;
-/** The shared attached disk can be held by one machine of an ARM host; on an x86 host it limits nobody. */
+/** Number of machines on an ARM host that can hold the shared attached disk. On an x86 host, this disk limits no machine. */
 const SHARED_DISKS_PER_ARM_HOST = 1;
 
-/** The extended resources a host should offer, as capacity and allocatable alike. */
+/** Returns the extended resources that a host should offer, both as capacity and as allocatable. */
 function hostResources(node: Node, config: OperatorConfig): Record<string, string> {
   const isArm = architecture(node) === 'arm64';
   const quota = isArm ? config.osx_node_platform_quota_pod : config.x86_node_platform_quota_pod;
@@ -29,7 +29,7 @@ function hostResources(node: Node, config: OperatorConfig): Record<string, strin
   };
 }
 
-/** The status to apply; undefined when the Node has it all. The keys of others are not named, so they stay. */
+/** Returns the resources to apply; undefined when the Node has all of them. Keys of others are not in the result, so they stay. */
 export function resourcesToApply(node: Node, config: OperatorConfig): Record<string, string> | undefined {
   const wanted = hostResources(node, config);
   const { capacity = {}, allocatable = {} } = node.status ?? {};
@@ -41,7 +41,7 @@ export function resourcesToApply(node: Node, config: OperatorConfig): Record<str
 
 const OUR_TAINTS: ReadonlySet<string> = new Set([NAT_TAINT, DEDICATED_KEY]);
 
-/** The Node's whole list of taints with ours put right; undefined when nothing is to change. Others' stay as they are. */
+/** Returns the Node's whole list of taints with Berth's taints corrected; undefined when nothing must change. Taints of others stay. */
 export function taintsToWrite(node: Node): Taint[] | undefined {
   const present = node.spec?.taints ?? [];
   const ours = wantedTaints(node);
@@ -51,7 +51,10 @@ export function taintsToWrite(node: Node): Taint[] | undefined {
   return isRight ? undefined : [...present.filter(({ key }) => !OUR_TAINTS.has(key)), ...ours];
 }
 
-/** Absence is neutral: only an explicit False taints. */
+/**
+ * Returns Berth's taints for the Node. A Node without the NAT condition gets no taint for NAT; only the status False causes this
+ * taint.
+ */
 function wantedTaints(node: Node): Taint[] {
   const natReady = node.status?.conditions?.find(({ type }) => type === NAT_READY_CONDITION);
   const namespace = node.metadata.labels?.[DEDICATED_KEY];
