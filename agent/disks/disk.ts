@@ -1,21 +1,24 @@
-/** The terms in which disks are spoken of: their formats, the base that machines are cloned from, and why a disk is refused. */
+/** Types of disks: their formats, the base that machines are cloned from, and the error of a refused disk. */
 
 export type DiskFormat = 'qcow2' | 'raw';
 
 /** A disk that machines are cloned from. */
 export interface BaseImage {
-  /** Never written to while it is in use. */
+  /** Path of the file, which is never written to while it is in use. */
   path: string;
-  /** `sha256:<hex>`: of the manifest of a registry's image, else of the file. */
+  /** Digest `sha256:<hex>`: of the manifest if the image is from a registry, otherwise of the file. */
   digest: string;
   format: DiskFormat;
   virtualSizeBytes: number;
 }
 
-/** The content of a disk or of an archive cannot be used. */
+/** Error for content of a disk or an archive that cannot be used. */
 export class DiskError extends Error {
   override readonly name = 'DiskError';
-  /** `invalid`: the content is broken or refused; `unsupported`: this host lacks the program that reads it. */
+  /**
+   * Kind of the error. `invalid` means that the content is broken or refused; `unsupported` means that this host lacks the
+   * program that reads it.
+   */
   readonly kind: 'invalid' | 'unsupported';
 
   constructor(kind: DiskError['kind'], message: string, options?: ErrorOptions) {

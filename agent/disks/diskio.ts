@@ -1,27 +1,30 @@
-/** Large files and their bytes: the room that files take, their digest, writing past the page cache, giving memory back. */
+/** Large files and their bytes: their space on the disk, their digest, writes past the page cache, and release of memory. */
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { constants, type FileHandle, open, readdir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf, isMissing } from '../../base/errors.ts';
 
-/** A file's blocks are counted in these, whatever those of its file system are. */
+/** Size of the blocks in a file's statistics, which does not depend on the file system. */
 const STAT_BLOCK_BYTES = 512;
-/** How much of a file is hashed at a time. */
+/** Number of bytes that are hashed at a time. */
 const READ_BYTES = 1024 ** 2;
-/** Smaller buffers may share their memory with others. */
+/** Size from which a buffer has memory of its own. Smaller buffers may share their memory with others. */
 const OWN_MEMORY_BYTES = 64 * 1024;
-/** A direct write begins, in memory and in the file, at a multiple of a memory page, and is as long as a number of them. */
+/**
+ * Alignment of direct writes, one memory page. The position in memory, the position in the file and the length must be multiples
+ * of it.
+ */
 const ALIGNMENT_BYTES = 4096;
-/** Memory is given at multiples of this many bytes. */
+/** Step of the search for aligned memory, because memory is allocated at multiples of 16 bytes. */
 const STEP_BYTES = 16;
 
-/** Bytes that a file takes on its disk: less than its length where it has holes. */
+/** Returns the bytes that a file uses on its disk. They are fewer than its length if the file has holes. */
 export async function allocatedBytes(path: string): Promise<number> {
   return (await stat(path)).blocks * STAT_BLOCK_BYTES;
 }
 
-/** Bytes that the files of a folder take on their disk; one that goes meanwhile takes none. */
+/** Returns the bytes that the files of a folder use on their disk. A file that is deleted meanwhile adds 0. */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;
   for (const name of (await unlessMissing(() => readdir(folder, { recursive: true }))) ?? []) {
@@ -41,7 +44,7 @@ async function unlessMissing<T>(work: () => Promise<T>): Promise<T | undefined> 
   }
 }
 
-/** The sha256 of a file's content, as hexadecimal digits. */
+/** Returns the sha256 of a file's content, as hexadecimal digits. */
 export async function fileDigest(path: string, signal?: AbortSignal): Promise<string> {
   const hash = createHash('sha256');
   for await (const chunk of createReadStream(path, { signal, highWaterMark: READ_BYTES })) {
@@ -51,8 +54,8 @@ export async function fileDigest(path: string, signal?: AbortSignal): Promise<st
 }
 
 /**
- * Gives the memory of a large buffer back at once: left to the collector, twice as much of it would be in use. The buffer is
- * empty afterwards; one that is a part of another stays. Nothing may still read or write it.
+ * Releases the memory of a large buffer at once. If the garbage collector released it, twice as much memory would be in use. The
+ * buffer is empty afterwards, and no code may still use it. A buffer that is a part of another buffer stays unchanged.
  */
 export function freeBuffer({ buffer, byteLength }: Buffer): void {
   const isOwn = buffer instanceof ArrayBuffer && buffer.byteLength === byteLength;
@@ -62,13 +65,13 @@ export function freeBuffer({ buffer, byteLength }: Buffer): void {
 }
 
 /**
- * A file that is written past the page cache. An image of many gigabytes would push out of it what running guests need there, and
- * copying it in costs more processor time than decoding it (2 GiB: 1.2 to 4 s against 0.3 s).
+ * A file that is written past the page cache. Otherwise an image of many gigabytes would displace the pages that running guests
+ * need. The copy into the cache also costs more processor time than decoding the image (2 GiB: 1.2 to 4 s against 0.3 s).
  */
 export class DirectFile {
-  /** Writes bytes that lie in one of the rooms and that it {@link takes}. */
+  /** File for writes of bytes that are in one of the rooms, and for which {@link takes} is true. */
   readonly file: FileHandle;
-  /** Memory for the bytes to write: each room begins where the disk can take it from. */
+  /** Memory for the bytes to write. Each room begins at an address that direct writes accept. */
   readonly rooms: readonly Buffer[];
 
   private constructor(file: FileHandle, rooms: readonly Buffer[]) {
@@ -76,7 +79,7 @@ export class DirectFile {
     this.rooms = rooms;
   }
 
-  /** Opens a file that is there. Undefined where the system or the file system cannot write so. */
+  /** Opens an existing file. Returns undefined if the system or the file system does not support direct writes. */
   static async open(path: string, rooms: { count: number; bytes: number }): Promise<DirectFile | undefined> {
     const probe = `${path}.probe`;
     const file = await openDirect(probe, constants.O_CREAT);
@@ -113,7 +116,10 @@ async function openDirect(path: string, flags: number): Promise<FileHandle | und
   return await unlessInvalid(async () => await open(path, O_RDWR | O_DIRECT | flags, 0o600));
 }
 
-/** Nothing tells where memory begins: it is found by trying, in a file of its own. */
+/**
+ * Finds memory at an address that direct writes accept. Node.js does not show addresses, so the function tries writes to a probe
+ * file.
+ */
 async function alignedRoom(probe: FileHandle, bytes: number): Promise<Buffer | undefined> {
   const memory = Buffer.from(new ArrayBuffer(bytes + ALIGNMENT_BYTES));
   for (let at = 0; at < ALIGNMENT_BYTES; at += STEP_BYTES) {
@@ -125,7 +131,7 @@ async function alignedRoom(probe: FileHandle, bytes: number): Promise<Buffer | u
   return undefined;
 }
 
-/** Undefined for the error by which the system says that it cannot write so here. */
+/** Runs `work`; returns undefined for EINVAL, by which the system refuses direct writes. */
 async function unlessInvalid<T>(work: () => Promise<T>): Promise<T | undefined> {
   try {
     return await work();

@@ -1,24 +1,24 @@
 /**
- * The LZ4 streams of Apple's Compression library: blocks `bv41` (decoded size, encoded size, LZ4 block), `bv4-` (size, bytes as
- * they are) and `bv4$` (the end), sizes as 32-bit little-endian. A block may refer to what the blocks before it gave.
+ * Decoder of Apple's LZ4 streams. Blocks are `bv41` (decoded size, encoded size, LZ4 block), `bv4-` (size, stored bytes) and
+ * `bv4$` (end). Sizes are 32-bit little-endian numbers. A block may refer to the output of earlier blocks.
  */
 import { BlockHeader, invalid } from './lz4header.ts';
 
-/** How far back a match may reach. */
+/** Longest distance in bytes that a match may refer back. */
 const WINDOW_BYTES = 64 * 1024;
-/** Given on at a time. Decoding one takes some milliseconds: in between others get their turn. */
+/** Size of one output piece. Decoding a piece takes some milliseconds; other work runs between two pieces. */
 const PIECE_BYTES = 1024 * 1024;
 const MIN_MATCH = 4;
-/** A length of four bits goes on in the next bytes when all are set. */
+/** Largest value of a length of four bits. With this value the length continues in the next bytes. */
 const LONG = 15;
-/** Shorter copies are faster byte by byte. */
+/** Length of the shortest copy that uses Buffer methods. Shorter copies are faster byte by byte. */
 const SHORT_COPY = 32;
 
-/** A sequence whose two lengths fit into its token has at most so much input, with one byte of the next one, and output. */
+/** Most input and output of a sequence whose lengths fit into its token. The input includes the next sequence's first byte. */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
 
-/** The meaning of the next byte of the stream. `MATCH`: output is repeated before the next byte. */
+/** States of the decoder: the meaning of the next byte. In `MATCH`, output is repeated before the next byte is read. */
 const HEADER = 0;
 const STORED = 1;
 const TOKEN = 2;
@@ -32,9 +32,9 @@ const END = 9;
 
 export class AppleLz4Decoder {
   readonly #out = Buffer.allocUnsafe(WINDOW_BYTES + PIECE_BYTES);
-  /** The place in `#out` that is written next. The bytes before it are the window. */
+  /** Next index to write in `#out`. The bytes before it are the window. */
   #position = WINDOW_BYTES;
-  /** Decoded bytes to come. */
+  /** Number of decoded bytes that are still missing. */
   #left: number;
   readonly #size: number;
 
@@ -42,20 +42,20 @@ export class AppleLz4Decoder {
   #at = 0;
   #state = HEADER;
   #header = new BlockHeader();
-  /** Bytes of input and output of the block that are still to come. */
+  /** Bytes of the block's input and output that are still missing. */
   #blockInput = 0;
   #blockOutput = 0;
   #literals = 0;
   #match = 0;
   #offset = 0;
 
-  /** `size`: of all that the stream gives, in bytes. */
+  /** Takes in `size` the number of bytes of the whole output. */
   constructor(size: number) {
     this.#size = size;
     this.#left = size;
   }
 
-  /** Pieces of output, each valid until the next one is asked for. @throws DiskError */
+  /** Yields pieces of output, each valid until the next call. @throws DiskError when the stream is broken. */
   *push(input: Buffer): Generator<Buffer, void, undefined> {
     this.#input = input;
     this.#at = 0;
@@ -68,7 +68,7 @@ export class AppleLz4Decoder {
     }
   }
 
-  /** The last piece, which may be empty. @throws DiskError when the stream is not at its end. */
+  /** Returns the last piece, which may be empty. @throws DiskError when the stream is not at its end or gave too few bytes. */
   end(): Buffer {
     if (this.#state !== END) {
       throw invalid('it ends in the middle');
@@ -79,7 +79,7 @@ export class AppleLz4Decoder {
     return this.#out.subarray(WINDOW_BYTES, this.#position);
   }
 
-  /** The bytes that were given on become the window. */
+  /** Moves the end of the yielded bytes into the window. */
   #slide(): void {
     this.#out.copyWithin(0, this.#position - WINDOW_BYTES, this.#position);
     this.#position = WINDOW_BYTES;
@@ -120,8 +120,8 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Sequences whose two lengths fit into their tokens, while all of one lies in input and output: most of them, at several times
-   * the speed of the single steps. Leaves to those whatever else comes, also what is wrong.
+   * Decodes sequences whose two lengths fit into their tokens, while a whole sequence fits into input and output. Most sequences
+   * are of this kind, and here they are several times faster. The single steps decode all others and find invalid ones.
    */
   #shortSequences(): void {
     const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];
@@ -191,7 +191,7 @@ export class AppleLz4Decoder {
     }
   }
 
-  /** Literals of a block, or all of one that is stored. */
+  /** Copies literals of a block, or the bytes of a stored block. */
   #copy(): void {
     if (this.#literals > this.#blockInput) {
       throw invalid('a block ends in the middle');
@@ -222,7 +222,7 @@ export class AppleLz4Decoder {
     this.#left -= count;
   }
 
-  /** A block's last sequence has literals only, and so has a stored block. */
+  /** Chooses the next state. The last sequence of a block has literals only, and so has a stored block. */
   #afterLiterals(): void {
     if (this.#blockInput > 0) {
       this.#state = OFFSET_LOW;
@@ -292,7 +292,7 @@ export class AppleLz4Decoder {
   }
 }
 
-/** Byte by byte, from low to high: the source may overlap what is written, and repeats itself then. */
+/** Copies byte by byte, from low to high. If the source overlaps the target, the source bytes are repeated. */
 function copyBytes(out: Buffer, to: number, input: Buffer, from: number, count: number): void {
   for (let i = 0; i < count; i += 1) {
     out[to + i] = input[from + i] as number;

@@ -1,4 +1,4 @@
-/** The headers of the blocks of an LZ4 stream of Apple's. */
+/** Headers of the blocks in Apple's LZ4 streams. */
 import { DiskError } from './disk.ts';
 
 const MAGIC_LZ4 = 0x31347662;
@@ -6,14 +6,14 @@ const MAGIC_STORED = 0x2d347662;
 const MAGIC_END = 0x24347662;
 const MAGIC_BYTES = 4;
 
-/** Bytes of a block as they are in the stream, and as they are decoded. */
+/** A block, with its length in bytes in the stream and after decoding. */
 export type Block = { kind: 'lz4' | 'stored'; input: number; output: number } | { kind: 'end' };
 
-/** One header, which may come in pieces. */
+/** Parser of one header, which may come in pieces. */
 export class BlockHeader {
   #bytes = Buffer.alloc(0);
 
-  /** Takes what it still needs from the beginning of `input`; how many bytes these are. */
+  /** Takes the missing bytes of the header from the beginning of `input`, and returns their number. */
   take(input: Buffer): number {
     const part = input.subarray(0, this.#size() - this.#bytes.length);
     this.#bytes = Buffer.concat([this.#bytes, part]);
@@ -21,9 +21,9 @@ export class BlockHeader {
   }
 
   /**
-   * Undefined until it is whole.
+   * Returns the parsed header, or undefined until the header is whole.
    *
-   * @throws DiskError for an unknown one.
+   * @throws DiskError when the type of the block is unknown.
    */
   read(): Block | undefined {
     const bytes = this.#bytes;
@@ -40,7 +40,10 @@ export class BlockHeader {
       : { kind: 'stored', input: output, output };
   }
 
-  /** The bytes of the header, as far as is known: the first ones say how many there are. */
+  /**
+   * Returns the length of the header. While the magic is not whole, this is the length of the magic, because the magic determines
+   * the length.
+   */
   #size(): number {
     if (this.#bytes.length < MAGIC_BYTES) {
       return MAGIC_BYTES;

@@ -1,27 +1,27 @@
 /**
- * The header of a qcow2 file, judged before any program of QEMU reads the file. What it may say is listed here; all else
- * is refused. Format: QEMU's docs/interop/qcow2.txt.
+ * Checks the header of a qcow2 file before any program of QEMU reads the file. Only the values listed here are accepted. The
+ * format is in QEMU's docs/interop/qcow2.txt.
  */
 import type { FileHandle } from 'node:fs/promises';
 
-/** "QFI\xfb". */
+/** Magic number at the start of the file, "QFI\xfb". */
 const MAGIC = 0x514649fb;
-/** Version 2 ends here. */
+/** Length of a header of version 2. */
 const SHORT_HEADER_BYTES = 72;
-/** The least of version 3; QEMU writes 112. */
+/** Shortest header of version 3; QEMU writes 112 bytes. */
 const LONG_HEADER_BYTES = 104;
 const COMPRESSION_TYPE_AT = 104;
-/** QEMU reads clusters of 512 bytes to 2 MiB. */
+/** Exponents of the cluster sizes that QEMU reads, 512 bytes to 2 MiB. */
 const CLUSTER_BITS = { least: 9, most: 21 };
-/** Far beyond any disk of a desktop system; a header may claim 2^63. */
+/** Limit of the virtual size. It is far above any disk of a desktop system; a header may claim 2^63 bytes. */
 const VIRTUAL_SIZE_LIMIT_BYTES = 64 * 1024 ** 4;
 const SECTOR_BYTES = 512;
 const TABLE_ENTRY_BYTES = 8;
-/** QEMU's own limits (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE): it reads both tables whole into memory. */
+/** Limits of QEMU itself (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE), because it reads both tables whole into memory. */
 const L1_LIMIT_BYTES = 32 * 1024 ** 2;
 const REFCOUNT_TABLE_LIMIT_BYTES = 8 * 1024 ** 2;
 const LARGEST_REFCOUNT_ORDER = 6;
-/** A name of a backing file is this long at most. */
+/** Longest name of a backing file. */
 const NAME_LIMIT_BYTES = 1023;
 
 const INCOMPATIBLE = { dirty: 1n, corrupt: 2n, dataFile: 4n, compression: 8n, extendedL2: 16n };
@@ -30,22 +30,25 @@ const KNOWN_INCOMPATIBLE = INCOMPATIBLE.dirty | INCOMPATIBLE.compression | INCOM
 const EXTENSION = { end: 0, dataFile: 0x44415441, encryption: 0x0537be77 };
 const EXTENSION_HEADER_BYTES = 8;
 
-/** The size that a header says, or why it is refused (in words that follow "the qcow2 image"). */
+/** Result of the check: the size in the header, or the reason of a refusal in words that follow "the qcow2 image". */
 export type Qcow2Verdict = { virtualSizeBytes: number } | { refusal: string };
 
 export interface Qcow2Rules {
-  /** For files whose reader is told another one, or none: what the header names is then not looked at. */
+  /** Whether the name of a backing file in the header is ignored. The reader of such a file gets another backing file or none. */
   backingIgnored?: boolean;
 }
 
-/** Reads the header alone; nothing that the file names is opened. */
+/** Reads and checks only the header. No file that the header names is opened. */
 export async function readQcow2(file: FileHandle, rules: Qcow2Rules = {}): Promise<Qcow2Verdict> {
   const { size } = await file.stat();
   const { buffer, bytesRead } = await file.read(Buffer.alloc(2 ** CLUSTER_BITS.most), 0, undefined, 0);
   return judgeQcow2(buffer.subarray(0, bytesRead), size, rules);
 }
 
-/** `head`: the file's first cluster at least, as far as the file goes. `fileBytes`: the length of the file. */
+/**
+ * Checks a header. `head` holds at least the file's first cluster, or the whole file if it is shorter. `fileBytes` is the length
+ * of the file.
+ */
 export function judgeQcow2(head: Buffer, fileBytes: number, rules: Qcow2Rules = {}): Qcow2Verdict {
   if (head.length < SHORT_HEADER_BYTES) {
     return { refusal: 'ends within its header' };
@@ -84,7 +87,7 @@ function fieldsOf(head: Buffer) {
   };
 }
 
-/** The first of these that holds. */
+/** Returns the first refusal whose condition holds. */
 function firstOf(refusals: readonly [boolean, string][]): string | undefined {
   return refusals.find(([holds]) => holds)?.[1];
 }
@@ -112,7 +115,7 @@ function refusalOfForm(head: Buffer, header: Header): string | undefined {
   ]);
 }
 
-/** Refuses names by which the image would read another file, and content that is more than a disk. */
+/** Refuses names by which the image would read another file, and content other than a plain disk. */
 function refusalOfNames(head: Buffer, header: Header, { backingIgnored }: Qcow2Rules): string | undefined {
   const { incompatible } = header;
   const names = header.backingOffset !== 0n || header.backingSize !== 0;
@@ -153,7 +156,7 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
   ]);
 }
 
-/** QEMU reads them up to the name of the backing file, or to the end of the first cluster. */
+/** Checks the header extensions. QEMU reads them up to the name of the backing file, or to the end of the first cluster. */
 function refusalOfExtensions(
   head: Buffer,
   { length, clusterBits, backingOffset }: Header,

@@ -1,6 +1,6 @@
 /**
- * qemu-img, in the one way in which it is run. We always say the formats, and set limits. A program that reads bytes of strangers
- * runs as a user that owns nothing, and is given open files: it can open no path of ours.
+ * Runs qemu-img. Every call states the formats and sets limits. A program that reads bytes of strangers runs as a user that owns
+ * nothing, and gets open files. Therefore it cannot open a path of the agent.
  */
 import { type FileHandle, open } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
@@ -11,45 +11,54 @@ import { codeOf } from '../../base/errors.ts';
 import { run, type RunAs, type RunningProgram, type RunOptions, start } from '../../base/exec.ts';
 import type { BaseImage } from './disk.ts';
 
-/** Its own code takes 40 MiB, and each thread that reads reserves the room of a stack. */
+/** Limit of a process's address space. The code of qemu-img uses 40 MiB, and each reading thread reserves a stack. */
 const ADDRESS_SPACE_BYTES = 4 * 1024 ** 3;
 const OPEN_FILES = 64;
-/** The first descriptor that a child has besides input, output and errors. */
+/** First descriptor of a child after input, output and errors. */
 const FIRST_FILE = 3;
-/** A new or grown qcow2 is metadata only: some 14 ms for 100 GiB. */
+/** Time limit of calls that write metadata only. A new or grown qcow2 of 100 GiB takes some 14 ms. */
 const METADATA_LIMITS = { timeoutMilliseconds: 30_000 };
-/** It reads a header in milliseconds. A hostile header may try to make it take for ever. */
+/** Limits of reading a header, which takes milliseconds. A hostile header may try to delay the program without end. */
 const INFO_LIMITS = { timeoutMilliseconds: 10_000, addressSpaceBytes: 1024 ** 3 };
-/** `    (12.34/100%)\r` */
+/** Progress in the output of qemu-img: `    (12.34/100%)\r`. */
 const PROGRESS = /\((\d+(?:\.\d+)?)\/100%\)/g;
 
-/** A block node as QEMU describes it, every file of it named. */
+/** A block node in QEMU's notation, with the names of all its files. */
 export type BlockNode = Record<string, unknown>;
 
 interface Options {
-  /** The user that it becomes, for bytes of strangers; undefined: the agent's own, as always where that is not root. */
+  /**
+   * User that the process becomes, because it reads bytes of strangers. If undefined, the process keeps the agent's user; this is
+   * always so if the agent is not root.
+   */
   as?: RunAs | undefined;
-  /** It finds them as {@link fileName}, by their order here. */
+  /** Open files of the process, which opens them by {@link fileName} in this order. */
   files?: readonly FileHandle[];
-  /** Where relative names begin. */
+  /** Folder in which relative names begin. */
   folder?: string;
-  /** An argument by which the process is found when the agent died. */
+  /** Mark that identifies the process after the agent has died. */
   mark?: string;
   signal?: AbortSignal;
   timeoutMilliseconds?: number;
-  /** The most memory that it may ask for. */
+  /** Limit of the process's address space. */
   addressSpaceBytes?: number;
 }
 
-/** Makes a qcow2 at `path`: a blank one, or an overlay that shows `base` and keeps the guest's writes. @throws ProgramError */
+/**
+ * Creates a qcow2 at `path`: a blank disk, or an overlay that shows `base` and stores the guest's writes. @throws ProgramError
+ * when qemu-img fails.
+ */
 export async function createQcow2(path: string, sizeBytes: number, base?: BaseImage): Promise<void> {
-  // -u: the base was checked when it came into the store, and its size is given.
+  // With -u, qemu-img does not open the base. The base was checked when it came into the store, and its size is given.
   const backing = base === undefined ? [] : ['-u', '-F', base.format, '-b', base.path];
   const parameters = ['-q', '-f', 'qcow2', ...backing, path, String(sizeBytes)];
   await runQemuImg(['create', ...parameters], METADATA_LIMITS);
 }
 
-/** Gives a disk another size. Relative names in `node` begin in `folder`; `as` reads it. @throws ProgramError */
+/**
+ * Changes the size of a disk. Relative names in `node` begin in `folder`. If `as` is given, qemu-img runs as this user. @throws
+ * ProgramError when qemu-img fails.
+ */
 export async function resizeDisk(
   node: BlockNode,
   sizeBytes: number,
@@ -66,9 +75,10 @@ export async function resizeDisk(
 }
 
 /**
- * qemu-img's own reading of a qcow2 header, as its JSON. `reader`: who reads it, where the agent is root.
+ * Returns the header of a qcow2 as qemu-img reads it, in qemu-img's JSON. `reader` is the user of the process if the agent is
+ * root.
  *
- * @throws ProgramError
+ * @throws ProgramError when qemu-img fails.
  */
 export async function qcow2Info(
   { path, file }: { path: string; file: FileHandle },
@@ -76,33 +86,36 @@ export async function qcow2Info(
 ): Promise<string> {
   const name = reader === undefined ? path : fileName(0);
   const files = reader === undefined ? [] : [file];
-  // With the format said, it follows nothing that the image names.
+  // Because the format is given, qemu-img follows no name in the image.
   const parameters = ['-U', '-f', 'qcow2', '--output=json', name];
   return await runQemuImg(['info', ...parameters], { ...INFO_LIMITS, as: reader, files });
 }
 
-/** Writes a raw disk as qcow2, with holes where it has zeros. @throws ProgramError, or the reason of the signal. */
+/**
+ * Writes a raw disk as qcow2, with holes in place of zeros. @throws ProgramError when qemu-img fails, or the reason of the signal
+ * when that aborts.
+ */
 export async function convertToQcow2(raw: string, target: string, signal: AbortSignal): Promise<void> {
   await runQemuImg(['convert', '-f', 'raw', '-O', 'qcow2', raw, target], { signal });
 }
 
 export interface ConvertOptions {
-  /** Where relative names in the source begin. */
+  /** Folder in which relative names of the source begin. */
   folder: string;
-  /** The agent finds the process by it after a restart: see {@link markArgument}. */
+  /** Mark by which the agent finds the process after a restart; see {@link markArgument}. */
   mark: string;
-  /** Who reads; undefined where the agent is not root. Files of the source must be readable for it. */
+  /** User of the process; undefined if the agent is not root. This user must be able to read the files of the source. */
   as: RunAs | undefined;
   signal: AbortSignal;
-  /** Called with more than 0. */
+  /** Called with the progress, which is more than 0. */
   onProgress: (percent: number) => void;
 }
 
 /**
- * Reads the disk `source` and writes it as a raw file with holes. The file at the absolute path `target` is not flushed when this
- * resolves. When it rejects, no process is left, but the bytes that were written are.
+ * Reads the disk `source` and writes it as a raw file with holes to the absolute path `target`. The file is not flushed when the
+ * promise resolves. When it rejects, no process is left, but the bytes already written stay.
  *
- * @throws ProgramError, or the reason of the signal.
+ * @throws ProgramError when qemu-img fails, or the reason of the signal when that aborts.
  */
 export async function convertToRaw(
   source: BlockNode,
@@ -113,14 +126,15 @@ export async function convertToRaw(
   const from = as === undefined ? { node: source, files: [] } : await openNode(source, folder, 'r');
   const files = [...from.files];
   try {
-    // Made here, since qemu-img would let everybody read it.
+    // The agent creates the file, because qemu-img would make it readable for every user.
     const to = await open(target, 'w+', 0o600);
     files.push(to);
     if (as !== undefined) {
       await to.chown(as.uid, as.gid);
     }
     const name = as === undefined ? target : fileName(files.length - 1);
-    // One request at a time: guests share the disk and its hypervisor, and none of their requests waits for more than one of ours.
+    // The copy makes one request at a time, because guests share the disk and its hypervisor. A guest's request then waits for at
+    // most one request of the copy.
     const parameters = ['-p', '-m', '1', '-O', 'raw', jsonOf(from.node), name];
     const options = { as, files: as === undefined ? [] : files, folder, mark, signal };
     const { output, ended, pid } = startQemuImg(['convert', ...parameters], options);
@@ -134,7 +148,7 @@ export async function convertToRaw(
       }
     });
     await ended;
-    // The reader's work is done: nobody else with its user may write to the copy.
+    // The reader has ended. No other process with its user may write to the copy.
     if (as !== undefined) {
       await to.chown(0, 0);
     }
@@ -151,7 +165,10 @@ export interface Extent {
 
 const extentSchema = z.object({ start: z.number(), length: z.number(), data: z.boolean() });
 
-/** The parts of a raw disk that are not holes, in order; one at a time, as a file may have any number. @throws ProgramError */
+/**
+ * Yields the parts of a raw disk that are not holes, in order. They come one at a time, because a file may have any number of
+ * parts. @throws ProgramError when qemu-img fails.
+ */
 export async function* dataExtents(
   path: string,
   signal: AbortSignal,
@@ -159,7 +176,7 @@ export async function* dataExtents(
   const parameters = ['-f', 'raw', '--output=json', path];
   const { output, ended, end } = startQemuImg(['map', ...parameters], { signal });
   try {
-    // A list in JSON with one extent in each line.
+    // The output is a JSON list with one extent in each line.
     for await (const line of createInterface({ input: output })) {
       const text = line.replace(/^\[|[,\]]$/g, '').trim();
       if (text === '') {
@@ -177,7 +194,10 @@ export async function* dataExtents(
   }
 }
 
-/** The argument of a process with the mark. It makes an object that no node uses, because QEMU has no other argument for a name. */
+/**
+ * Returns the argument that marks a process. It creates an object that no node uses, because QEMU has no other argument for a
+ * name.
+ */
 export function markArgument(mark: string): string {
   return `throttle-group,id=${mark}`;
 }
@@ -209,12 +229,12 @@ function limited(command: string[], { addressSpaceBytes = ADDRESS_SPACE_BYTES }:
   return ['prlimit', `--as=${addressSpaceBytes}`, '--core=0', `--nofile=${OPEN_FILES}`, ...command];
 }
 
-/** A long copy lets guests go first. */
+/** Lowers the priority of a long copy, so that guests get the processor first. */
 function yieldToGuests(pid: number): void {
   try {
     setPriority(pid, constants.priority.PRIORITY_LOW);
   } catch (error) {
-    // It has ended already.
+    // The process has already ended.
     if (codeOf(error) !== 'ERR_SYSTEM_ERROR') {
       throw error;
     }
@@ -222,8 +242,8 @@ function yieldToGuests(pid: number): void {
 }
 
 /**
- * The path of an open file in the child: `index` counts {@link Options.files}. The kernel opens it anew, with the child's rights
- * on the file alone.
+ * Returns the path of an open file in the child; `index` is its place in {@link Options.files}. The kernel opens the file again,
+ * and checks only the child's rights on the file itself.
  */
 function fileName(index: number): string {
   return `/proc/self/fd/${FIRST_FILE + index}`;
@@ -234,8 +254,8 @@ function jsonOf(node: BlockNode): string {
 }
 
 /**
- * Opens the files of a block node for a program that becomes another user, and names them such that it finds them. Relative names
- * begin in `folder`. The caller closes the files.
+ * Opens the files of a block node for a program that becomes another user, and replaces their names by paths that this program
+ * can open. Relative names begin in `folder`. The caller closes the files.
  */
 async function openNode(
   node: BlockNode,

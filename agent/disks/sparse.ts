@@ -1,8 +1,8 @@
-/** Writing disks such that what is zero takes no room. */
+/** Writes disks such that zeros use no space. */
 import type { FileHandle } from 'node:fs/promises';
 import type { DirectFile } from './diskio.ts';
 
-/** The unit in which holes are kept: that of qcow2's clusters, and a whole number of any file system's blocks. */
+/** Unit of holes. It is the size of qcow2's clusters, and a multiple of the block size of every file system. */
 const HOLE_BYTES = 64 * 1024;
 const ZEROS = Buffer.alloc(1024 * 1024);
 
@@ -18,18 +18,18 @@ export function isZero(bytes: Buffer): boolean {
 
 export interface SparseFile {
   file: FileHandle;
-  /** Nothing was ever written to it, so that zeros need not be written either. */
+  /** Whether no bytes were ever written to the file, so that zeros need not be written either. */
   fresh: boolean;
-  /** The same file, where what is written lies in one of its rooms. */
+  /** Same file, opened for direct writes of bytes that are in one of its rooms. */
   direct?: DirectFile | undefined;
 }
 
-/** Writes `bytes` at `position`, leaving out whole blocks of zeros. `bytes` may be reused when it returns. */
+/** Writes `bytes` at `position`, except whole blocks of zeros. The caller may reuse `bytes` when the promise resolves. */
 export async function writeSparse(target: SparseFile, bytes: Buffer, position: number): Promise<void> {
   let dataFrom: number | undefined;
   let at = 0;
   while (at < bytes.length) {
-    // Blocks count from the file's beginning, wherever the piece lies.
+    // Blocks begin at multiples of the unit in the file, wherever the piece begins.
     const end = Math.min(at + HOLE_BYTES - ((position + at) % HOLE_BYTES), bytes.length);
     const hole = await isHole(target, bytes.subarray(at, end), position + at);
     if (hole && dataFrom !== undefined) {
@@ -56,13 +56,13 @@ async function isHole(target: SparseFile, block: Buffer, position: number): Prom
   if (target.fresh) {
     return true;
   }
-  // An earlier attempt may have left something other than zeros here.
+  // An earlier attempt may have written bytes other than zeros here.
   const there = Buffer.alloc(block.length);
   await readAll(target.file, there, position);
   return isZero(there);
 }
 
-/** Beyond the file's end: zeros, as `into` is expected to hold. */
+/** Fills `into` from the file. Bytes beyond the file's end are zeros, so the caller passes `into` with zeros. */
 async function readAll(file: FileHandle, into: Buffer, position: number): Promise<void> {
   for (let at = 0; at < into.length; ) {
     const { bytesRead } = await file.read(into, at, into.length - at, position + at);

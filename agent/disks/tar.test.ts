@@ -5,7 +5,7 @@ interface Written {
   name: string;
   type?: string;
   content?: string;
-  /** In place of the content's. */
+  /** Bytes of the size field, in place of the length of the content. */
   size?: Buffer;
   prefix?: string;
 }

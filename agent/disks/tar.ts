@@ -1,22 +1,22 @@
-/** Tar archives from strangers, read as a stream: ustar, GNU and PAX, with the checks that extracting needs. */
+/** Reads tar archives from strangers as a stream: ustar, GNU and PAX, with the checks that extracting needs. */
 import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;
-/** Names and PAX attributes; the largest in use are path names. */
+/** Limit of a name or of one entry's PAX attributes. The largest in use are path names. */
 const EXTENSION_LIMIT_BYTES = 1024 * 1024;
 
 type EntryType = 'file' | 'folder' | 'link' | 'device' | 'sparse' | 'other';
 
 export interface TarEntry {
-  /** Without `./` before and `/` behind; never absolute, never with `..`. */
+  /** Path without `./` at the start and without `/` at the end. It is never absolute and never contains `..`. */
   path: string;
   type: EntryType;
   size: number;
-  /** The caller reads it before the next entry; bytes that are not read are passed over. */
+  /** Yields the content. The caller must read it before the next entry; unread bytes are skipped. */
   content(): AsyncGenerator<Buffer, void, undefined>;
 }
 
-/** Attributes that an entry before gives to the next one. */
+/** Attributes that an earlier entry gives to the next entry. */
 interface Extension {
   path?: string;
   size?: number;
@@ -37,9 +37,9 @@ const TYPES: Record<string, EntryType> = {
 };
 
 /**
- * The entries of an archive; `source` is read to its end, so that all of it can be hashed on the way.
+ * Yields the entries of an archive. `source` is read to its end, so that the caller can hash all of it.
  *
- * @throws DiskError at anything that is not whole or whose name leads out of a folder.
+ * @throws DiskError when the archive is broken, or when the name of an entry leads out of its folder.
  */
 export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<TarEntry, void, undefined> {
   const reader = new ByteReader(source);
@@ -69,7 +69,7 @@ export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<Ta
 function describe(header: Header, extension: Extension): Omit<TarEntry, 'content'> {
   const path = safePath(extension.path ?? header.path);
   const type = extension.sparse === true ? 'sparse' : (TYPES[header.type] ?? 'other');
-  // Links, folders and devices have no content, whatever their size says.
+  // Links, folders and devices have no content, even if their header contains a size.
   const empty = type === 'link' || type === 'folder' || type === 'device';
   return { path, type, size: empty ? 0 : (extension.size ?? header.size) };
 }
@@ -98,7 +98,7 @@ class Content {
 
   async pass(): Promise<void> {
     for await (const _bytes of this.bytes()) {
-      // Nobody wants them.
+      // The caller did not read these bytes.
     }
     const padding = await this.#reader.read(this.#padding);
     if (padding.length < this.#padding) {
@@ -113,7 +113,10 @@ interface Header {
   type: string;
 }
 
-/** x, g: PAX attributes of the next or of all entries; L, K: long names of GNU. */
+/**
+ * Types of entries with attributes of other entries. x has PAX attributes of the next entry, g of all entries; L and K have long
+ * names of GNU.
+ */
 const EXTENSIONS = new Set(['x', 'g', 'L', 'K']);
 
 function parseHeader(block: Buffer): Header {
@@ -131,7 +134,7 @@ function isEnd(block: Buffer): boolean {
   return block.every((byte) => byte === 0);
 }
 
-/** The checksum's own place counts as spaces. */
+/** Computes the checksum of a header. The 8 bytes of the checksum field are added as spaces. */
 function checksum(block: Buffer): number {
   let sum = 8 * 0x20;
   for (const [at, byte] of block.entries()) {
@@ -142,7 +145,7 @@ function checksum(block: Buffer): number {
   return sum;
 }
 
-/** Octal digits, or (first bit set) a binary number of the bytes behind the first. */
+/** Reads octal digits or, if the first bit is set, a binary number from the bytes after the first. */
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();
@@ -180,14 +183,14 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
     return {};
   }
   const extension = paxExtension(content);
-  // Git and others put comments for all entries there; names and sizes for all of them make no sense.
+  // Git and other programs store comments for all entries here. A common name or size for all entries makes no sense.
   if (type === 'g' && Object.keys(extension).length > 0) {
     throw invalid('it gives all its entries one name or size');
   }
   return extension;
 }
 
-/** Records `length key=value\n`, the length counting itself. */
+/** Parses records of the form `length key=value\n`. The length includes its own digits. */
 function paxExtension(content: Buffer): Extension {
   const extension: Extension = {};
   for (let at = 0; at < content.length; ) {
@@ -236,7 +239,7 @@ function safePath(path: string): string {
   return parts.join('/');
 }
 
-/** A name from a stranger, for a message. */
+/** Quotes a name from a stranger for a message, and cuts the name after 200 characters. */
 export function shown(path: string): string {
   return JSON.stringify(path.slice(0, 200));
 }
@@ -245,7 +248,7 @@ function invalid(what: string): DiskError {
   return new DiskError('invalid', `the layer is not a usable tar archive: ${what}`);
 }
 
-/** Reads a given number of bytes at a time from a source that comes in pieces of any size. */
+/** Reader of a given number of bytes at a time, from a source with pieces of any size. */
 class ByteReader {
   readonly #source: AsyncIterator<Buffer>;
   #rest: Buffer = Buffer.alloc(0);
@@ -254,7 +257,7 @@ class ByteReader {
     this.#source = source[Symbol.asyncIterator]();
   }
 
-  /** Gives fewer only at the end of the source. For small counts: they are held in memory together. */
+  /** Reads `count` bytes, or fewer at the end of the source. Use small counts, because memory holds all these bytes at once. */
   async read(count: number): Promise<Buffer> {
     const parts: Buffer[] = [];
     let missing = count;
@@ -269,7 +272,7 @@ class ByteReader {
     return parts.length === 1 && parts[0] !== undefined ? parts[0] : Buffer.concat(parts);
   }
 
-  /** At most `limit` bytes of those that are there; none at the end of the source. */
+  /** Returns the next bytes of the source, at most `limit`; no bytes at the end of the source. */
   async some(limit: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const { done, value } = await this.#source.next();
@@ -283,7 +286,7 @@ class ByteReader {
     return bytes;
   }
 
-  /** Reads the rest and drops it. */
+  /** Reads the rest of the source and drops it. */
   async drain(): Promise<void> {
     this.#rest = Buffer.alloc(0);
     let isDone = false;

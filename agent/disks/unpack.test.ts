@@ -7,7 +7,7 @@ import { compressionOf, digHoles, unpack, unpackedLimit } from './unpack.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const LIMIT = 64 * MEBIBYTE;
-/** Some data, and a hole behind it that does not end where data would begin. */
+/** A disk of 1 MiB of data, a hole of 7 MiB, and 512 bytes of data, which are less than a block. */
 const DISK = Buffer.concat([
   Buffer.alloc(MEBIBYTE, 'berth'),
   Buffer.alloc(7 * MEBIBYTE),

@@ -1,4 +1,7 @@
-/** Disks that were published compressed. Told by their content, since the names of downloads say anything. */
+/**
+ * Unpacks disks that were published compressed. The content shows the compression, because the names of downloads are not
+ * reliable.
+ */
 import { createReadStream } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { pipeline } from 'node:stream/promises';
@@ -19,16 +22,19 @@ const MAGIC: readonly [Compression, Buffer][] = [
 const MAGIC_BYTES = 6;
 
 const PIECE_BYTES = 1024 * 1024;
-/** Most of a disk is empty, so a small file may become a large disk; one of this size is nobody's harm, as its zeros take no room. */
+/**
+ * Size that every unpacked disk may have. Most of a disk is empty, so a small file may become a large disk. A disk of this size
+ * does no harm, because its zeros use no space.
+ */
 const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
-/** Beyond: so many times the file. Compressed desktop systems are at 2 to 30. */
+/** Limit of larger disks, as a multiple of the file's size. Compressed desktop systems unpack to 2 to 30 times their size. */
 const EXPANSION_LIMIT = 400;
-/** The highest preset needs 65 MiB; more is asked for by files that are made to. */
+/** Memory limit of xz. The highest preset needs 65 MiB; only files made for an attack need more. */
 const XZ_MEMORY_LIMIT_BYTES = 512 * 1024 * 1024;
-/** It reads the file once. */
+/** Time limit of fallocate, which reads the file once. */
 const DIG_TIMEOUT_MILLISECONDS = 600_000;
 
-/** Undefined when the file is none of these. */
+/** Returns the compression of a file, or undefined if the file has no known compression. */
 export async function compressionOf(path: string): Promise<Compression | undefined> {
   const file = await open(path, 'r');
   try {
@@ -40,7 +46,7 @@ export async function compressionOf(path: string): Promise<Compression | undefin
   }
 }
 
-/** The most that a file of so many bytes may become. */
+/** Returns the largest unpacked size in bytes that is accepted for a file of `bytes` bytes. */
 export function unpackedLimit(bytes: number): number {
   return Math.max(EXPANSION_FREE_BYTES, EXPANSION_LIMIT * bytes);
 }
@@ -51,7 +57,10 @@ interface Unpacking {
   limitBytes: number;
 }
 
-/** Writes the content of `from` to `to`, without its zeros. @throws DiskError for what is broken or far too large. */
+/**
+ * Writes the unpacked content of `from` to `to`, with holes in place of zeros. @throws DiskError when the content is broken or
+ * unpacks to more than the limit.
+ */
 export async function unpack(
   compression: Compression,
   unpacking: Unpacking,
@@ -96,7 +105,7 @@ function sink({ to, limitBytes }: Unpacking): (content: AsyncIterable<Buffer>) =
         await writeSparse({ file, fresh: true }, piece, position);
         position += piece.length;
       }
-      // Zeros at the end were not written.
+      // Zeros at the end were not written, so the length is set here.
       await file.truncate(position);
       await file.sync();
     } finally {
@@ -105,7 +114,7 @@ function sink({ to, limitBytes }: Unpacking): (content: AsyncIterable<Buffer>) =
   };
 }
 
-/** With the program: Node has no decoder for it. */
+/** Unpacks with the program xz, because Node.js has no decoder for it. */
 async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void> {
   const parameters = [
     '--decompress',
@@ -133,13 +142,13 @@ async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void
   }
 }
 
-/** Zlib's errors, and those of its zstd. */
+/** Returns whether an error is from zlib or from its zstd decoder. */
 function isDecoders(error: unknown): boolean {
   const code = codeOf(error) ?? '';
   return /^(Z_|ZSTD_)/.test(code);
 }
 
-/** Blocks of zeros of a file that was written whole give their room back, where the file system can. */
+/** Replaces blocks of zeros in a whole file by holes, if the file system supports holes. */
 export async function digHoles(path: string): Promise<void> {
   if (process.platform !== 'linux') {
     return;

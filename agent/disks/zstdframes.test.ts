@@ -51,7 +51,7 @@ describe('zstd as it is published', () => {
   it('gives what was encoded, wherever it is cut', async () => {
     const content = tuple(
       uint8Array({ maxLength: 300 }),
-      // Blocks of more than one kind, and more than one block.
+      // These numbers of zeros give blocks of several kinds, and several blocks.
       constantFrom(0, 1, 700, 200_000),
       boolean(),
       boolean(),

@@ -1,19 +1,21 @@
 /**
- * Zstandard as it is published: several frames in a row, some of them to be skipped. Node's decoder ends at the first
- * frame's end and drops what follows in the same write, without an error; so it is given pieces that end where a frame does.
- * Frame format: RFC 8878, section 3.
+ * Cuts published Zstandard content into frames. A file may have several frames in a row, and some of them are to be skipped.
+ * Node's decoder stops at the end of the first frame, and drops the rest of the same write without an error. Therefore it gets
+ * pieces that end where a frame ends. The frame format is in RFC 8878, section 3.
  */
 import { Transform, type TransformCallback } from 'node:stream';
 import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib';
 import { DiskError } from './disk.ts';
 
 /**
- * The largest window (2^27 bytes, 128 MiB) that a frame may ask for: what `zstd --ultra -22` and `--long` make, and the
- * decoder's own default. A frame may claim 2^31, all of which the decoder would take from memory.
+ * Largest window (2^27 bytes, 128 MiB) that a frame may require. `zstd --ultra -22` and `--long` use it, and it is the decoder's
+ * own default. A frame may claim 2^31 bytes, and the decoder would allocate all of them.
  */
 const LONGEST_WINDOW_LOG = 27;
 
-/** Decodes one frame. Frames that ask for a larger window are errors with the code `ZSTD_error_frameParameter_windowTooLarge`. */
+/**
+ * Decodes one frame. A frame that requires a larger window is an error with the code `ZSTD_error_frameParameter_windowTooLarge`.
+ */
 export function zstdDecoder(chunkSize: number, windowLog = LONGEST_WINDOW_LOG): ZstdDecompress {
   return createZstdDecompress({ chunkSize, params: { [constants.ZSTD_d_windowLogMax]: windowLog } });
 }
@@ -23,19 +25,22 @@ const SKIPPABLE_MAGIC = 0x184d2a50;
 const SKIPPABLE_MASK = 0xfffffff0;
 const BLOCK_HEADER_BYTES = 3;
 const CHECKSUM_BYTES = 4;
-/** Bytes of the dictionary's id and of the content's size, by the flags of the frame header. */
+/** Lengths in bytes of the dictionary's id and of the content's size, by the flags of the frame header. */
 const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
 const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
 
 type Header = 'magic' | 'skipSize' | 'descriptor' | 'block';
-/** The meaning of the next bytes. */
+/** State of the parser: the meaning of the next bytes. */
 type State =
-  /** `need`: how many bytes must be seen together. */
+  /** A header; `need` is the number of bytes that must be seen together. */
   | { at: Header; need: number }
-  /** Not looked at. */
+  /** Content that is not parsed; `left` bytes are missing before `next` begins. */
   | { at: 'body' | 'skipped'; left: number; next: Header };
 
-/** Passes frames on, cut such that no piece goes beyond a frame's end; leaves out skippable ones. Errors: DiskError. */
+/**
+ * Passes frames on in pieces that do not go beyond a frame's end, and leaves out skippable frames. The stream fails with a
+ * DiskError if the content is broken.
+ */
 export class ZstdFrames extends Transform {
   #state: State = { at: 'magic', need: 4 };
   #seen = Buffer.alloc(0);
@@ -76,12 +81,15 @@ export class ZstdFrames extends Transform {
     }
   }
 
-  /** Whether a frame's magic is one to be skipped is known only at its end. */
+  /**
+   * Returns whether the next bytes are passed on. The bytes of a magic wait until it is complete, because only then is it known
+   * whether the frame is skippable.
+   */
   #passes(): boolean {
     return this.#state.at !== 'magic' && this.#state.at !== 'skipSize' && this.#state.at !== 'skipped';
   }
 
-  /** How many of these bytes the present state takes. */
+  /** Consumes bytes for the present state, and returns their number. */
   #take(bytes: Buffer): number {
     const state = this.#state;
     if ('left' in state) {
@@ -143,7 +151,7 @@ export class ZstdFrames extends Transform {
     if (type === 3) {
       throw invalid('it has a block of no known type');
     }
-    // A run is one byte, however long.
+    // A run has one byte of content, whatever its decoded length is.
     const size = type === 1 ? 1 : word >> 3;
     if (!last) {
       return body('body', size, 'block');
