@@ -1,4 +1,7 @@
-/** `node agent/main.ts --config FILE`: makes this machine a host until it is told to stop; machines run on afterwards. */
+/**
+ * `node agent/main.ts --config FILE`: makes this machine a host until a signal stops the agent. Machines continue to run
+ * afterwards.
+ */
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
@@ -14,7 +17,7 @@ import { JoinError } from './identity/identity.ts';
 import { createParts } from './host/parts.ts';
 
 const EXIT_FAILURE = 1;
-/** The configuration or the command line is wrong: starting again without a change is of no use. */
+/** Exit code if the configuration or the command line is wrong. A restart without a change would fail again. */
 const EXIT_MISUSE = 2;
 
 function readArguments(): string {
@@ -27,9 +30,10 @@ function readArguments(): string {
 
 async function run(config: AgentConfig): Promise<number> {
   const logger = pino({ level: config.logLevel });
-  // Helpers that run as nobody in particular must get through to their own folders; what is secret has folders of its own.
+  // Helper programs with other users must be able to reach their own folders in the data directory. Secrets are in folders of
+  // their own.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
-  // First of all: on a full disk the lock takes its room of it.
+  // The reserve is first, because on a full disk the lock file needs its space.
   keepReserve(config.dataDirectory);
   const unlock = lockDataDirectory(config.dataDirectory);
   const stop = new AbortController();
@@ -51,7 +55,7 @@ async function run(config: AgentConfig): Promise<number> {
   return 0;
 }
 
-/** What a person can act on is said in one line, without a stack. */
+/** Reports whether a person can act on an error. Such an error is printed in one line, without a stack. */
 function isForPeople(error: unknown): error is Error {
   return [ConfigError, LockedError, JoinError, HostUnfitError, ReasonedError, UserRangeError].some(
     (kind) => error instanceof kind,
@@ -65,5 +69,5 @@ try {
   process.stderr.write(`${text}\n`);
   process.exitCode = error instanceof ConfigError ? EXIT_MISUSE : EXIT_FAILURE;
 }
-// A hypervisor's socket or a follower of a console must not keep a stopped agent alive.
+// An open socket of a hypervisor or an open log must not keep a stopped agent alive.
 process.exit();

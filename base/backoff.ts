@@ -1,6 +1,9 @@
-/** How long to wait between tries. */
+/** Waits between attempts, which become longer with each failure. */
 
-/** The wait after so many failures in a row, in milliseconds: `first` after one, then twice as long after each, up to `cap`. */
+/**
+ * Returns the wait after `failures` failures in a row, in milliseconds. The wait is `first` after one failure, doubles with each
+ * further failure, and is at most `cap`.
+ */
 export function waitAfter(failures: number, firstMilliseconds: number, capMilliseconds: number): number {
   return Math.min(firstMilliseconds * 2 ** (failures - 1), capMilliseconds);
 }
@@ -8,13 +11,13 @@ export function waitAfter(failures: number, firstMilliseconds: number, capMillis
 export interface BackoffOptions {
   firstMilliseconds: number;
   capMilliseconds: number;
-  /** Up to this share of the wait is added at random: 1 spreads waits over one to two times their length. */
+  /** Largest share of the wait that is added at random. With 1, a wait takes one to two times its length. */
   jitter?: number;
-  /** Between 0 and 1. */
+  /** Function that returns a random number between 0 and 1. */
   random?: () => number;
 }
 
-/** Counts failures in a row and gives the wait after each. */
+/** Counts failures in a row and computes the wait after each. */
 export class Backoff {
   readonly #options: BackoffOptions;
   #failures = 0;
@@ -23,7 +26,7 @@ export class Backoff {
     this.#options = options;
   }
 
-  /** The next wait, in milliseconds; with jitter it can pass the cap by the jitter's share. */
+  /** Returns the next wait, in milliseconds. With jitter, the wait can be longer than the cap, at most by the share `jitter`. */
   next(): number {
     const { firstMilliseconds, capMilliseconds, jitter = 0, random = Math.random } = this.#options;
     this.#failures += 1;

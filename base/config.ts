@@ -1,22 +1,25 @@
-/** Configuration files: YAML, checked as a whole at start, so that a person sees every mistake at once. */
+/** Configuration files in YAML. The whole file is checked at start, so that a person sees every mistake at once. */
 import { readFileSync } from 'node:fs';
 import { parse, YAMLParseError } from 'yaml';
 import type * as z from 'zod';
 import { codeOf } from './errors.ts';
 
-/** All that is wrong with a configuration, one `path: mistake` per entry. */
+/** Error with all mistakes in a configuration. Each entry has the form `path: mistake`. */
 export class ConfigError extends Error {
   override readonly name = 'ConfigError';
   readonly mistakes: readonly string[];
 
-  /** `file`: where the mistakes are, for people. */
+  /** `file` names the file with the mistakes, for people. */
   constructor(file: string, mistakes: readonly string[]) {
     super([`${file} is not usable:`, ...mistakes.map((mistake) => `  ${mistake}`)].join('\n'));
     this.mistakes = mistakes;
   }
 }
 
-/** The document of a file; an empty file has an empty one. @throws ConfigError for a file that is not there or not YAML. */
+/**
+ * Reads and parses a file. An empty file yields an empty document. @throws ConfigError when the file cannot be read or is not
+ * YAML.
+ */
 export function readConfig(file: string): unknown {
   try {
     return parse(readFileSync(file, 'utf8')) ?? {};
@@ -28,7 +31,10 @@ export function readConfig(file: string): unknown {
   }
 }
 
-/** The document with the defaults of its schema. @throws ConfigError with every mistake. */
+/**
+ * Checks a document and returns it with the defaults of its schema. @throws ConfigError with every mistake, when the document
+ * does not match the schema.
+ */
 export function checkConfig<T>(schema: z.ZodType<T>, document: unknown, file: string): T {
   const result = schema.safeParse(document);
   if (!result.success) {

@@ -4,7 +4,7 @@ import { expect, test } from 'vitest';
 import { isMissing } from './errors.ts';
 import { ProgramError, run, start } from './exec.ts';
 
-/** A program of this file runs at once; a busy machine may take its time. */
+/** Time limit of programs in this file. They end at once, but a busy machine may need longer. */
 const SECONDS_30 = { timeoutMilliseconds: 30_000 };
 
 async function failureOf(work: Promise<unknown>): Promise<ProgramError> {

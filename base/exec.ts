@@ -1,57 +1,63 @@
-/** Other programs: run without a shell, never longer and never with more output than the caller allows. */
+/** Runs other programs without a shell. The caller limits their time and their output. */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import type { FileHandle } from 'node:fs/promises';
 import type { Readable, Writable } from 'node:stream';
 import { codeOf } from './errors.ts';
 
-/** Enough for the reason why a program failed, which comes last. */
+/** Length of the kept end of a program's standard error. The reason for a failure comes last and fits into this length. */
 const WORDS_LIMIT_CHARACTERS = 2_000;
-/** What a program says that is asked one question. */
+/** Default limit for the output of a program that answers one question. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
-/** A killed program says nothing new, but a program that it started may hold its pipes: they are read no longer than this. */
+/**
+ * Longest time for which the pipes of a killed program are still read. A program that it started may hold the pipes open, but the
+ * killed program writes nothing new.
+ */
 const DRAIN_MILLISECONDS = 1_000;
 
-/** A user and group of this system, by their numbers. */
+/** Numbers of a user and a group of this system. */
 export interface RunAs {
   uid: number;
   gid: number;
 }
 
 export interface StartOptions {
-  /** Begins the message of an error; the program's name when absent. */
+  /** Beginning of an error's message. The default is the program's name. */
   name?: string;
-  /** After so long the program is killed. */
+  /** Time after which the program is killed. */
   timeoutMilliseconds?: number | undefined;
-  /** Kills the program when it aborts. */
+  /** Signal that kills the program when it aborts. */
   signal?: AbortSignal | undefined;
-  /** Its standard input, which is else empty. */
+  /** Standard input of the program. The default is an empty input. */
   input?: string | undefined;
-  /** Where relative names begin. */
+  /** Working folder of the program, in which relative file names begin. */
   folder?: string | undefined;
-  /** This process's own when absent. */
+  /** Environment of the program. The default is the environment of this process. */
   environment?: NodeJS.ProcessEnv | undefined;
-  /** Whom the program becomes; only root may say this. */
+  /** User and group under which the program runs. Only root may set this field. */
   as?: RunAs | undefined;
-  /** Open files that it gets as descriptors 3, 4 and so on. */
+  /** Open files that the program gets as descriptors 3, 4 and so on. */
   files?: readonly FileHandle[];
 }
 
 export interface RunOptions extends StartOptions {
-  /** `undefined` for a program that only its signal ends. */
+  /** Time after which the program is killed. `undefined` is for a program that only its signal ends. */
   timeoutMilliseconds: number | undefined;
-  /** With more on its standard output the program is killed. */
+  /** Limit of the standard output. The program is killed when it writes more. */
   outputLimitBytes?: number;
 }
 
-/** A program could not be started, or did not end with exit code 0. The message has the end of what it said. */
+/**
+ * Error of a program that could not be started, or that did not end with exit code 0. The message contains the end of the
+ * program's standard error.
+ */
 export class ProgramError extends Error {
   override readonly name = 'ProgramError';
-  /** Undefined for a program that was killed or not started. */
+  /** Exit code. It is undefined if the program was killed or was not started. */
   readonly exitCode: number | undefined;
-  /** The end of its standard error. */
+  /** End of the program's standard error. */
   readonly words: string;
-  /** Of a program that could not be started, e.g. `ENOENT` when it is not installed. */
+  /** System's error code if the program could not be started. The code is `ENOENT` if the program is not installed. */
   readonly code: string | undefined;
 
   constructor(message: string, how: { exitCode?: number; words?: string; cause?: unknown }) {
@@ -64,17 +70,20 @@ export class ProgramError extends Error {
 
 export interface RunningProgram {
   pid: number | undefined;
-  /** Somebody has to read it: a program whose output nobody takes stands still. */
+  /** Standard output. The caller has to read this stream, because a program waits while nobody reads its output. */
   output: Readable;
-  /** Resolves when the program has ended in order and all is read. @throws ProgramError */
+  /**
+   * Resolves when the program has ended with exit code 0 and its whole output was read. @throws ProgramError when the program
+   * failed or was killed.
+   */
   ended: Promise<void>;
-  /** Kills it. */
+  /** Kills the program. */
   end: () => void;
 }
 
 type Child = ChildProcessByStdio<Writable | null, Readable, Readable>;
 
-/** For a program whose output is read while it runs. The caller waits for `ended`. */
+/** Starts a program whose output the caller reads while the program runs. The caller waits for `ended`. */
 export function start(program: string, parameters: readonly string[], o: StartOptions = {}): RunningProgram {
   const { signal, timeoutMilliseconds, input, files = [] } = o;
   const child = spawn(program, parameters, {
@@ -88,9 +97,10 @@ export function start(program: string, parameters: readonly string[], o: StartOp
   const ended = endOf(child, o.name ?? program, timeoutMilliseconds).finally(() => {
     signal?.removeEventListener('abort', end);
   });
-  // The caller may first read the output to its end.
+  // The caller may read the output to its end before it waits for `ended`. Until then a rejection has no handler.
   ended.catch(() => undefined);
-  // A program that ends before it has read everything says why on its standard error; the broken pipe says nothing.
+  // A program may end before it has read its whole input. Its standard error then gives the reason, and the error of the broken
+  // pipe adds nothing.
   child.stdin?.on('error', () => undefined);
   child.stdin?.end(input);
   if (signal?.aborted === true) {
@@ -145,9 +155,9 @@ function closePipes({ stdout, stderr }: Child): void {
 }
 
 /**
- * Runs a program to its end; its standard output.
+ * Runs a program to its end and returns its standard output.
  *
- * @throws ProgramError, or the reason of the signal.
+ * @throws ProgramError when the program failed, or the signal's reason when the signal aborted.
  */
 export async function run(
   program: string,

@@ -25,7 +25,7 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-/** What a program that writes one file asks the kernel for, in that order. */
+/** Returns the system calls of a program that writes one file, in their order. */
 async function systemCalls(statement: string): Promise<string[]> {
   const program = `import { writeWhole, writeWholeSync } from ${JSON.stringify(FILES)}; ${statement}`;
   const categories = ['--trace-event-categories', 'node.fs.sync,node.fs.async'];

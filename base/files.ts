@@ -1,21 +1,22 @@
-/** Files that are whole or not there, whatever becomes of the process or of the host's power. */
+/** Files that are either complete or absent, even if the process is killed or the host loses power. */
 import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { open, readdir, rename, rm, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { isMissing } from './errors.ts';
 import { withReserve } from './reserve.ts';
 
-/** Only the owner may read and write the file. */
+/** File mode: only the owner may read and write the file. */
 const MODE = 0o600;
 
-/** The last write that was asked for, by path; it may wait, be under way or be done. */
+/** Last write of each path that a caller requested. The write may be queued, under way or finished. */
 const lastWrites = new Map<string, Promise<void>>();
 
 /**
- * Replaces a file's text. When this resolves, the text is on the disk. A reader sees the old text or the new one. Of several
- * writes the one that was asked for last stays. The folder must exist. On a full disk the write uses the reserve, if there is one.
+ * Replaces the text of a file. When this resolves, the text is on the disk. A reader sees either the old text or the new text. If
+ * several writes of a path overlap, the last requested write wins. The folder must exist. On a full disk the write uses the
+ * reserve, if the file system has a reserve.
  *
- * @throws Error of the system. The old text then stays.
+ * @throws Error of the system when the write fails. The old text then stays.
  */
 export async function writeWhole(path: string, text: string, mode = MODE): Promise<void> {
   const before = lastWrites.get(path);
@@ -33,7 +34,7 @@ export async function writeWhole(path: string, text: string, mode = MODE): Promi
   }
 }
 
-/** Like {@link writeWhole}, but synchronous. A path must always be written in the same one of the two ways. */
+/** Does the same as {@link writeWhole}, but synchronously. All writes of a path must use the same of the two functions. */
 export function writeWholeSync(path: string, text: string, mode = MODE): void {
   try {
     replaceSync(path, text, mode);
@@ -42,7 +43,7 @@ export function writeWholeSync(path: string, text: string, mode = MODE): void {
   }
 }
 
-/** Resolves when the content of a file, or the names in a folder, are on the disk. */
+/** Resolves when the content of a file is on the disk. For a folder, the names in the folder are then on the disk. */
 export async function sync(path: string): Promise<void> {
   const handle = await open(path, 'r');
   try {
@@ -52,7 +53,7 @@ export async function sync(path: string): Promise<void> {
   }
 }
 
-/** Names of the folders below `root`; none where it does not exist. */
+/** Returns the names of the folders in `root`. The list is empty if `root` does not exist. */
 export async function listFolders(root: string): Promise<string[]> {
   try {
     const entries = await readdir(root, { withFileTypes: true });
@@ -72,7 +73,7 @@ async function replace(path: string, text: string, mode: number): Promise<void> 
     await rename(temporary, path);
   } catch (error) {
     await rm(temporary, { force: true });
-    // At once, so that nobody else takes the room in between.
+    // The write is synchronous, so that no other write of this process uses the freed space first.
     withReserve(dirname(path), error, () => replaceSync(path, text, mode));
     return;
   }
@@ -96,7 +97,10 @@ function replaceSync(path: string, text: string, mode: number): void {
   }
 }
 
-/** Each path has one temporary file, so that killed processes leave at most one behind. */
+/**
+ * Returns the path of the temporary file. Each path has only one temporary file, so that killed processes leave at most one
+ * behind.
+ */
 function temporaryOf(path: string): string {
   return `${path}.tmp`;
 }

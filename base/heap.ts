@@ -1,12 +1,15 @@
 /**
- * Imported first of all, before V8's heap grows. Left to itself V8 trades memory for CPU time in a burst: it doubles the space for
- * new objects up to 3 × 32 MB, and lets the heap grow to a multiple of what lives in it. Here the first stays at the 1 MB (twice) that it
- * begins with and the second is collected when half as much again has come, which keeps the operator's peak memory at half, and
- * takes 50 MB off an agent's that pulls an image.
- * New objects of so small a space are collected, and old ones marked, by the thread that made them: helpers cost half a second of CPU
- * time for 1,000 VMs, and save it none.
- * The HTTP client's parser, in WebAssembly, stays as it is first compiled: V8's optimizer keeps 5 MB for it, and saves nothing.
- * Set from within, so that it holds however a program is started: all are read anew when they are needed.
+ * Settings that keep V8's heap small. A program imports this module before all others, because the settings must hold before the
+ * heap grows. By default, V8 uses more memory in a burst to save CPU time. It doubles the space for new objects up to 3 × 32 MB.
+ * It also lets the whole heap grow to a multiple of the live objects. Here the space for new objects keeps its initial size of 1
+ * MB (twice). The heap is collected when it has grown by half. Together these two settings halve the operator's peak memory. They
+ * save 50 MB in an agent that pulls an image.
+ * The main thread collects new objects and marks old objects by itself. Helper threads cost half a second of CPU time for 1,000
+ * VMs and save no time.
+ * The HTTP client's parser, which is WebAssembly, keeps its first compilation. V8's optimizer would need 5 MB for the parser and
+ * save no time.
+ * The program sets these flags itself, so that they apply however the program is started. V8 reads each flag again whenever it
+ * needs the value.
  */
 import { setFlagsFromString } from 'node:v8';
 

@@ -9,7 +9,7 @@ function chunksOf(bytes: Buffer, cuts: readonly number[]): Buffer[] {
 }
 
 it('gives the same lines however the bytes are cut, between and within characters', () => {
-  // Characters of one to four bytes, and what could be taken for the end of a line.
+  // Characters of one to four bytes, and characters that could be mistaken for the end of a line.
   const character = fc.constantFrom('a', '"', '\\', '\r', 'é', '€', '\u2028', '😀');
   const line = fc.string({ unit: character, minLength: 1 });
   fc.assert(

@@ -1,9 +1,9 @@
-/** Lines from streams of bytes. The sender may be anybody, so the memory for a line has a limit. */
+/** Lines from streams of bytes. The memory for a line has a limit, because the sender may be anybody. */
 import type { Duplex } from 'node:stream';
 
 const NEWLINE = 0x0a;
 
-/** Cuts a stream of bytes into lines. It decodes whole lines, so that no character is torn between two chunks. */
+/** Cuts a stream of bytes into lines. It decodes complete lines only, because a character may be split between two chunks. */
 export class LineSplitter {
   readonly #limitBytes: number;
   #parts: Buffer[] = [];
@@ -14,7 +14,7 @@ export class LineSplitter {
   }
 
   /**
-   * The lines that this chunk completes, without their ends; empty lines are left out.
+   * Returns the lines that this chunk completes, without their line ends. Empty lines are left out.
    * @throws Error when a line is longer than the limit.
    */
   push(chunk: Buffer): string[] {
@@ -55,8 +55,8 @@ export class LineSplitter {
 }
 
 /**
- * Calls `take` with each line that comes over a connection. A line that is too long, or at which `take` throws, ends the
- * connection with that error: nothing is thrown where nobody could catch it.
+ * Calls `take` with each line from a connection. If a line is too long or `take` throws, the connection is destroyed with that
+ * error. The error is not thrown, because nobody could catch it in an event handler.
  */
 export function readLines(connection: Duplex, limitBytes: number, take: (line: string) => void): void {
   const splitter = new LineSplitter(limitBytes);

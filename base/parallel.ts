@@ -1,12 +1,12 @@
-/** Several pieces of the same work at a time. */
+/** Concurrent work on a list of items, with a limit. */
 import PQueue from 'p-queue';
 
 /**
- * Does `work` for each item, in order of their beginning, `width` at a time. `worker` counts from 0 to `width` - 1: no two
- * pieces of work under way have the same, so that each can have memory of its own. After the first failure nothing new
- * begins and the signal of the others aborts.
+ * Calls `work` for each item, in the order of the items, for at most `width` items at a time. `worker` is a number from 0 to
+ * `width` - 1. No two calls under way have the same number, so that each worker can have its own memory. After the first failure
+ * no further call begins, and the signal of the calls under way aborts.
  *
- * @throws Error, the reason of `signal` or else the first failure, when all that had begun has ended.
+ * @throws Error that is the reason of `signal`, or else the first failure, when all calls under way have ended.
  */
 export async function inParallel<T>(
   items: Iterable<T>,
@@ -32,7 +32,7 @@ export async function inParallel<T>(
     }
   };
   for (const item of items) {
-    // An item is taken when its turn is near, for there may be a great many.
+    // An item is read from `items` only when its turn is near, because there may be very many items.
     await queue.onSizeLessThan(1);
     if (joined.aborted) {
       break;

@@ -1,21 +1,21 @@
-/** A reserve of disk space: small files of ours can be written even when others have filled the file system. */
+/** A reserve of disk space. Berth can write its small files even if others have filled the file system. */
 import { randomBytes } from 'node:crypto';
 import { appendFileSync, existsSync, statSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 import { isDiskFull } from './errors.ts';
 
-/** Enough for some hundred files of a few KiB at once, each with its temporary file. */
+/** Size of the reserve. It has room for some hundred files of a few KiB at once, each with its temporary file. */
 const RESERVE_BYTES = 1024 * 1024;
 const NAME = '.reserve';
 
-/** The reserve of each file system, by the number of its device. */
+/** Path of the reserve of each file system, by device number. */
 const reserves = new Map<number, string>();
 
 /**
- * Makes or fills up the reserve of a file system, in a folder that exists. A full file system gives what is left. Call this
- * again from time to time, because there may be space again.
+ * Creates or refills the reserve of the file system that contains `folder`. The folder must exist. On a full file system the
+ * reserve becomes as large as the free space allows. Call this function from time to time, because space may become free.
  *
- * @throws Error of the system, except for a full disk.
+ * @throws Error of the system, except when the disk is full.
  */
 export function keepReserve(folder: string): void {
   const { dev } = statSync(folder);
@@ -26,9 +26,9 @@ export function keepReserve(folder: string): void {
 }
 
 /**
- * Repeats a `write` that has failed with `error`, now with the space of the reserve, then fills the reserve up again.
+ * Repeats a `write` that failed with `error`, now with the space of the reserve. Afterwards it refills the reserve.
  *
- * @throws Error that is `error`, if the disk is not full or its file system has no reserve.
+ * @throws Error that is `error`, when the disk is not full or its file system has no reserve.
  */
 export function withReserve(folder: string, error: unknown, write: () => void): void {
   const path = isDiskFull(error) ? reserves.get(statSync(folder).dev) : undefined;
@@ -43,7 +43,10 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
   }
 }
 
-/** Adds what is missing. The bytes are random, because some file systems compress. A part is better than none. */
+/**
+ * Refills the reserve. The bytes are random, because some file systems compress files. On a full disk a partial reserve is better
+ * than no reserve.
+ */
 function fill(path: string): void {
   const missing = RESERVE_BYTES - (statSync(path, { throwIfNoEntry: false })?.size ?? 0);
   if (missing <= 0) {

@@ -1,8 +1,8 @@
-/** Pieces of work of which one is under way at a time, in the order in which they were asked for. */
+/** A queue that runs one piece of work at a time, in the order of the calls. */
 export class Serial {
   #last: Promise<unknown> = Promise.resolve();
 
-  /** Begins `work` when all earlier pieces have ended, however they did, and settles as it does. */
+  /** Begins `work` when all earlier pieces have ended, whether or not they failed. The result or error is that of `work`. */
   async run<T>(work: () => Promise<T>): Promise<T> {
     const result = this.#last.then(work);
     this.#last = result.catch(() => undefined);

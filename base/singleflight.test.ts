@@ -7,7 +7,7 @@ interface Begun {
   end: PromiseWithResolvers<string>;
 }
 
-/** Work that the test ends. */
+/** Sets up work that the test ends. */
 function setUp(): { flights: SingleFlight<string>; begun: Begun[]; join: (signal?: AbortSignal) => Asked } {
   const flights = new SingleFlight<string>();
   const begun: Begun[] = [];

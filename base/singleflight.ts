@@ -1,13 +1,16 @@
-/** Work that several callers need at the same time and that is done once. */
+/** Work that is done once for several callers that need the result at the same time. */
 
 type Progress = (percent: number) => void;
 type Work<T> = (signal: AbortSignal, onProgress: Progress) => Promise<T>;
 
-/** Pieces of work by key. A caller that asks for work under way waits for it. */
+/** Pieces of work by key. If the work of a key is under way, a further caller waits for its result. */
 export class SingleFlight<T> {
   readonly #flights = new Map<string, SharedWork<T>>();
 
-  /** `joined`: another caller began the work. @throws Error, the reason of `signal`, when it aborts. The work goes on for the others. */
+  /**
+   * Waits for the work of a key, and begins the work if it is not under way. `joined` is true if another caller began the work.
+   * @throws Error that is the reason of `signal`, when it aborts. The work continues for the other callers.
+   */
   async join(
     key: string,
     options: { signal: AbortSignal; onProgress: Progress },
@@ -25,7 +28,7 @@ export class SingleFlight<T> {
       if (!flight.isAbandoned) {
         return { result: await flight.wait(options.signal, options.onProgress), joined: true };
       }
-      // Two of the same key must not work beside each other.
+      // Two pieces of work with the same key must not run at the same time.
       await flight.ended;
     }
   }
@@ -43,9 +46,9 @@ export class SingleFlight<T> {
   }
 }
 
-/** One piece of work that several callers wait for. It is aborted when nobody waits any more. */
+/** One piece of work that several callers wait for. The work is aborted when no caller waits any longer. */
 class SharedWork<T> {
-  /** Resolves when the work has ended, however it did. */
+  /** Resolves when the work has ended, whether or not it failed. */
   readonly ended: Promise<void>;
   readonly #work: Promise<T>;
   readonly #abort = new AbortController();
@@ -60,7 +63,7 @@ class SharedWork<T> {
         listener(percent);
       }
     });
-    // Each waiter handles the failure. It may also come after the last one has left.
+    // Each waiting caller handles the failure itself. The failure may also come after the last caller has left.
     this.ended = this.#work.then(
       () => undefined,
       () => undefined,

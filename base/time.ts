@@ -1,7 +1,7 @@
-/** Waiting, and times as Kubernetes writes them. */
+/** Waits, and times in the formats of Kubernetes. */
 import { setTimeout as delay } from 'node:timers/promises';
 
-/** Waits; rejects with the signal's reason when it aborts first. */
+/** Waits. If the signal aborts first, the promise rejects with the signal's reason. */
 export async function pause(milliseconds: number, signal?: AbortSignal): Promise<void> {
   try {
     await delay(milliseconds, undefined, signal === undefined ? {} : { signal });
@@ -10,7 +10,7 @@ export async function pause(milliseconds: number, signal?: AbortSignal): Promise
   }
 }
 
-/** Waits, but no longer than until the signal aborts. */
+/** Waits, but ends early without an error when the signal aborts. */
 export async function rest(milliseconds: number, signal: AbortSignal): Promise<void> {
   if (signal.aborted) {
     return;
@@ -24,7 +24,7 @@ export async function rest(milliseconds: number, signal: AbortSignal): Promise<v
   signal.removeEventListener('abort', onAbort);
 }
 
-/** The earliest of the moments, or the shortest of the waits, that are known; undefined when none is. */
+/** Returns the smallest of the moments or waits that are known. The result is undefined if all are unknown. */
 export function soonest(...moments: readonly (number | undefined)[]): number | undefined {
   let first: number | undefined;
   for (const moment of moments) {
@@ -35,12 +35,15 @@ export function soonest(...moments: readonly (number | undefined)[]): number | u
   return first;
 }
 
-/** RFC 3339 with whole seconds, as `metav1.Time`: the API server keeps no more, so anything finer would differ from its answer. */
+/**
+ * Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server drops fractions, so a finer time would differ
+ * from the API server's answer.
+ */
 export function timestamp(millisecondsSince1970: number): string {
   return `${new Date(millisecondsSince1970).toISOString().slice(0, 19)}Z`;
 }
 
-/** RFC 3339 with microseconds, as Leases and Events have it: the API server refuses fewer digits. */
+/** Formats a time as RFC 3339 with microseconds, for Leases and Events. The API server refuses fewer digits. */
 export function microTime(millisecondsSince1970: number): string {
   return new Date(millisecondsSince1970).toISOString().replace('Z', '000Z');
 }

@@ -1,4 +1,4 @@
-/** The agent put together: identity, network, kubelet endpoints, Node, Pods, Lease and certificates, started in that order. */
+/** Assembles the agent: identity, network, kubelet endpoints, Node, Pods, Lease and certificates. */
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -37,28 +37,31 @@ import { RecordStore } from '../pods/records.ts';
 import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
-/** Time for the last Events, which say why machines ended. A kubelet gives the agent's Pod 30 s in all. */
+/**
+ * Time limit for sending the last Events, which give the reasons why machines ended. A kubelet allows the agent's Pod 30 s in
+ * all.
+ */
 const LAST_EVENTS_MILLISECONDS = 5_000;
 
 /** The parts that run machines on this host. */
 export interface HostParts {
-  /** The preferred one first. */
+  /** Drivers in the order of preference. */
   drivers: readonly Driver[];
   images: ImageStore;
   publisher: Publisher;
   network: Network;
-  /** Undefined where the agent is not root. */
+  /** Users for hypervisors. It is undefined if the agent does not run as root. */
   users?: MachineUsers | undefined;
-  /** Where the parts count, and the agent too. */
+  /** Registry of the metrics of these parts and of the agent. */
   metrics: Registry;
 }
 
-/** This host cannot run the guests that it is configured for. The agent says so at its start, before the first VM. */
+/** Error if this host cannot run the guests for which it is configured. The agent reports it at start, before the first VM. */
 export class HostUnfitError extends Error {
   override readonly name = 'HostUnfitError';
 }
 
-/** Runs until the signal aborts. Machines are left running. */
+/** Runs the agent until the signal aborts. Machines continue to run afterwards. */
 export async function runAgent(
   config: AgentConfig,
   parts: HostParts,
@@ -191,7 +194,10 @@ async function takeUpWork(
   kubelet.hasJoined = true;
 }
 
-/** Tells the Node the result of a check of the network. The driver `user` has no host-wide part, so the Node gets no condition for it. */
+/**
+ * Writes the result of a check of the network to the Node. The driver `user` has no host-wide part, so the Node then gets no
+ * condition.
+ */
 function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): void {
   const { network, monitor } = host;
   if (network.name !== 'nat' || monitor.host === undefined) {
@@ -204,7 +210,10 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
   }
 }
 
-/** The last Events go out after the last writes, which they tell of. */
+/**
+ * Waits for the last writes, sends the last Events, and closes all parts. The Events are sent after the writes, because they
+ * report on the writes.
+ */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],
   recorder: EventRecorder<SaidReason>,
@@ -215,7 +224,10 @@ async function drainAndClose(
   await Promise.all(open.map((one) => one.close()));
 }
 
-/** All drivers, also those that cannot run: they tear down machines that they made earlier. @throws HostUnfitError when none can run. */
+/**
+ * Returns all drivers, including those that cannot run, because they remove machines that they made earlier. @throws
+ * HostUnfitError when no driver can run.
+ */
 async function fitDrivers(
   config: AgentConfig,
   drivers: readonly Driver[],
@@ -241,7 +253,7 @@ async function fitDrivers(
   return found;
 }
 
-/** None, with a problem, where the driver cannot run. */
+/** Returns the accelerators of a driver. If the driver cannot run, the list is empty and `problems` gets the reason. */
 async function tryProbe(driver: Driver, problems: string[]): Promise<readonly Accelerator[]> {
   try {
     const accelerators = await driver.probe();
@@ -255,7 +267,7 @@ async function tryProbe(driver: Driver, problems: string[]): Promise<readonly Ac
   }
 }
 
-/** Tools expect TYPE://VERSION. */
+/** Returns the runtime version of the Node in the form TYPE://VERSION, because tools expect this form. */
 function runtimeVersion(drivers: ReadonlyMap<string, HostDriver>): string {
   const [[name, { accelerators }] = ['', { accelerators: [] }]] = drivers;
   return `${name}://${accelerators.map(({ accelerator }) => accelerator).join('-')}`;

@@ -1,4 +1,6 @@
-/** The agent's configuration: one YAML file, checked as a whole at start, so that a person sees every mistake at once. */
+/**
+ * The agent's configuration in one YAML file. The whole file is checked at start, so that a person sees every mistake at once.
+ */
 import { realpathSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { basename, dirname, join, relative, resolve } from 'node:path';
@@ -11,20 +13,20 @@ import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 import { networkSchema } from './network.ts';
 import { clusterNetworks } from '../network/reach.ts';
 
-/** The API server refuses to sign a certificate for less (422 on `expirationSeconds`). */
+/** Shortest lifetime of a certificate, in seconds. The API server refuses a smaller `expirationSeconds` with status 422. */
 const SHORTEST_CERTIFICATE_SECONDS = 600;
-/** The agent asks for this life of a certificate unless another one is configured; the signer may give less. */
+/** Default lifetime of a certificate that the agent requests, in seconds (30 days). The signer may issue a shorter lifetime. */
 const CERTIFICATE_SECONDS = 30 * 24 * 3600;
-/** The lifetime of a Node's Lease: after it the control plane may think the host gone. */
+/** Default time after which a host without contact is fenced, in seconds. A Node's Lease expires after the same time. */
 const FENCE_AFTER_SECONDS = 40;
-/** A fault is to be reported within 5 s: two checks and the time that they take. */
+/** Default time between checks of the network, in seconds. Two checks and their duration fit into 5 s, the limit for reporting a fault. */
 const NETWORK_CHECK_SECONDS = 2;
 
-/** Below are people, system users, and the users that systemd makes as it needs them (61184–65519). */
+/** Lowest number for users of machines. People, system users and dynamic users of systemd (61184–65519) have lower numbers. */
 const FIRST_MACHINE_USER = 65_536;
-/** Some programs take larger numbers for negative ones. */
+/** Highest number for users of machines. Some programs read larger numbers as negative. */
 const LAST_MACHINE_USER = 2 ** 31 - 1;
-/** The images' reader and one machine. */
+/** Smallest number of users: one for the programs that read images, and one for a machine. */
 const LEAST_MACHINE_USERS = 2;
 
 const MOVED_CIDRS =
@@ -50,33 +52,33 @@ const bytes = z.string().transform((text, context) => {
 const certificateSeconds = z.int().min(SHORTEST_CERTIFICATE_SECONDS).default(CERTIFICATE_SECONDS);
 
 const registry = z.strictObject({
-  /** As in references: `registry.example:5000`. */
+  /** Registry as in references: `registry.example:5000`. */
   host: z.string().regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'a host name, with a port where it has one'),
-  /** PEM, in place of the public authorities. */
+  /** PEM file with the authorities of this registry, which replace the public authorities. */
   caFile: path.optional(),
   plainHttp: z.boolean().default(false),
-  /** A docker config, used for the cluster's own image storage only. */
+  /** Docker config with credentials. The agent uses it only for the cluster's own image storage. */
   credentialsFile: path.optional(),
 });
 
 export const configSchema = z
   .strictObject({
-    /** Name of the Node, and in the identity `system:node:NAME`. */
+    /** Name of the Node. The agent's identity is `system:node:NAME`. */
     nodeName,
     dataDirectory: path,
-    /** Used as it is, for clusters without a signer for nodes; weaker, since nothing holds such an identity to its own Node. */
+    /** Kubeconfig that the agent uses unchanged. Its identity may act for other Nodes, so it is only for clusters without a signer. */
     kubeconfig: path.optional(),
-    /** Used once, to join; what is used afterwards lies in the data directory. */
+    /** Kubeconfig that the agent uses once, to join. Afterwards it uses the credentials in the data directory. */
     bootstrapKubeconfig: path.optional(),
-    /** Published as the Node's InternalIP; the API server calls the agent there. */
+    /** Address that the Node publishes as InternalIP. The API server calls the agent at this address. */
     address,
     kubelet: z
       .strictObject({
-        /** 0: a free port. */
+        /** Port of the kubelet endpoints. 0 means any free port. */
         port: z.int().min(0).max(65_535).default(0),
-        /** Where it listens; `address` when absent. Another one where that is translated on the way here. */
+        /** Address on which the agent listens. The default is `address`. They differ if addresses are translated. */
         listenAddress: z.string().optional(),
-        /** Authority of the API server's client certificate; without it callers are checked by TokenReview alone. */
+        /** Authority of the API server's client certificate. Without this file, callers are checked only by TokenReview. */
         clientCAFile: path.optional(),
       })
       .prefault({}),
@@ -88,29 +90,32 @@ export const configSchema = z
         z.looseObject({ checkIntervalSeconds: z.number().min(0.05).max(60).default(NETWORK_CHECK_SECONDS) }),
       )
       .refine((network) => !('clusterCIDRs' in network), { path: ['clusterCIDRs'], message: MOVED_CIDRS }),
-    /** Which ports of this host machines may reserve; the agent's own (`kubelet.port`) never. The operator has the same setting. */
+    /** Rules for ports that machines may reserve, as in the operator's configuration. `kubelet.port` is never allowed. */
     ports: portRulesSchema,
     images: z
       .strictObject({
-        /** Folders below which files may be used as images. */
+        /** Folders whose files may be used as images. */
         sharedRoots: z.array(path).max(16).default([]),
         allowLoopbackHttp: z.boolean().default(false),
-        /** What some registries need, the cluster's own storage, and servers of images within `clusterCIDRs`. Others need no entry here. */
+        /** Settings for special registries, for the image storage, and for image servers within `clusterCIDRs`. Others need no entry. */
         registries: z.array(registry).max(64).default([]),
-        /** What all images together may take; without it what the disk holds. */
+        /** Largest space of all images together, in bytes. If absent, only the size of the disk limits the images. */
         budget: bytes.optional(),
-        /** Kept free on the disk, since machines' disks grow: images beyond are removed or not fetched, and no more VMs placed here. */
+        /**
+         * Space that stays free on the disk, because the disks of machines grow. If less is free, images are removed or not
+         * fetched, and the host gets no more VMs.
+         */
         minimumFree: bytes.prefault('2Gi'),
-        /** Where the cluster's image storage is a folder: where that is on this host. */
+        /** Path on this host of the cluster's image storage, if that storage is a folder. */
         storageFolder: path.optional(),
       })
       .prefault({}),
     machines: z
       .strictObject({
         /**
-         * Numbers of users and groups, one for each machine, where the agent is root; the first is that of programs that
-         * read images. The default lies above what distributions give to containers (up to 600100000) and systemd to
-         * its own (up to 1879048191).
+         * Range of user and group numbers, one for each machine, if the agent runs as root. The first number is for programs that
+         * read images. The default is above the ranges of distributions for containers (up to 600100000) and of systemd (up to
+         * 1879048191).
          */
         users: z
           .strictObject({
@@ -123,20 +128,20 @@ export const configSchema = z
           .prefault({}),
       })
       .prefault({}),
-    /** Kept for the host itself, taken from what the Node offers. */
+    /** Resources that are kept for the host itself. The Node offers less by this amount. */
     reserved: z
       .strictObject({ cpu: z.number().min(0).default(0), memory: bytes.prefault('512Mi') })
       .prefault({}),
     /**
-     * What the Node offers to machines at most. For an agent in a Pod: what the Pod asks its own node for, so that the
-     * same memory is not promised by two Nodes.
+     * Largest resources that the Node offers to machines. Set them for an agent in a Pod to the requests of that Pod, so that two
+     * Nodes do not offer the same memory.
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
     clusterCIDRs: clusterNetworks.default([]),
-    /** Jobs of Images and ImageCacheEntries that are done at once; the others wait. Each reads and writes a disk, and a registry's line. */
+    /** Number of tasks that run at the same time. It is limited because each task uses a disk and a registry's bandwidth. */
     tasksAtOnce: z.int().min(1).max(64).default(4),
     cpuOvercommit: z.number().min(1).max(64).default(1),
-    /** Guests of another architecture than the machine's own run emulated. */
+    /** Architecture of guests. If it differs from the architecture of the host, the guests are emulated. */
     architecture: z.enum(['amd64', 'arm64']).optional(),
     tags: z.array(tag).max(32).default([]),
     fenceAfterSeconds: z.int().min(5).max(600).default(FENCE_AFTER_SECONDS),
@@ -152,11 +157,11 @@ export type AgentConfig = z.infer<typeof configSchema>;
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /**
- * Reads and checks a configuration file; relative paths in it count from its own folder. Settings that differ from host to host
- * may come from the environment (BERTH_NODE_NAME, BERTH_ADDRESS) where the file leaves it out: a DaemonSet has one file
- * for all. Root must name the network's driver; for everybody else there is but one.
+ * Reads and checks a configuration file. Relative paths begin in the folder of the file. BERTH_NODE_NAME and BERTH_ADDRESS from
+ * the environment apply if the file does not set `nodeName` and `address`. A DaemonSet needs them, because it has one file for
+ * all hosts. Root must name the network's driver; other users always have the driver `user`.
  *
- * @throws ConfigError
+ * @throws ConfigError when the file cannot be read or has mistakes.
  */
 export function loadConfig(
   file: string,
@@ -172,7 +177,10 @@ export function loadConfig(
   return config;
 }
 
-/** Names of Kubernetes nodes may have dots, which a host's may not: its name is a label's value and a certificate's. */
+/**
+ * Adds settings from the environment. Dots in the name become dashes, because a host's name is also a label's value and a part of
+ * a certificate's name. Names of Kubernetes Nodes may have dots.
+ */
 function withEnvironment(document: unknown, environment: Environment): unknown {
   if (typeof document !== 'object' || Array.isArray(document)) {
     return document;
@@ -185,7 +193,10 @@ function withEnvironment(document: unknown, environment: Environment): unknown {
   };
 }
 
-/** `nat` needs root. Root has the choice, and with `user` guests that it did not choose would reach too much. */
+/**
+ * Adds the driver `user` if the agent does not run as root, because `nat` needs root. Root must choose a driver, because guests
+ * with `user` would reach more than root may expect.
+ */
 function withDriver(document: unknown, isRoot: boolean): unknown {
   if (!isObject(document)) {
     return document;
@@ -235,8 +246,9 @@ function absoluteImages(
 }
 
 /**
- * Folders whose files anybody may use as images must hold nothing of the agent: its keys and other people's disks lie beside. One text
- * for each shared root that holds, or lies in, a folder of the agent's own; links are followed.
+ * Returns a message for each shared root that overlaps with a folder of the agent. Anybody may use files of shared roots as
+ * images. The agent's folders must not be readable that way, because they contain its keys and the disks of VMs. Symbolic links
+ * are followed.
  */
 function sharedRootMistakes({ dataDirectory, images }: AgentConfig): string[] {
   const { sharedRoots, storageFolder } = images;
@@ -261,7 +273,7 @@ function holds(folder: string, path: string): boolean {
   return way !== '..' && !way.startsWith('../');
 }
 
-/** A folder that does not exist yet will be made below one that does. */
+/** Returns the real path. A folder that does not exist yet will be created in an existing folder, whose real path is used. */
 function realPath(path: string): string {
   try {
     return realpathSync(path);

@@ -46,10 +46,13 @@ test('an empty lock file, left by a full disk, holds nothing', () => {
   expect(lockDataDirectory(directory)).not.toThrow();
 });
 
-/** A process begins and ends in milliseconds; a busy machine takes its time. */
+/** Time limit for the end of a process. A process usually ends in milliseconds, but a busy machine needs longer. */
 const ENDED_MILLISECONDS = 10_000;
 
-/** Ends its main thread, and goes on with another one, as an agent does whose disk lets go of a thread late. */
+/**
+ * A program that ends its main thread and continues in another thread. An agent is in this state if its disk releases a thread
+ * late.
+ */
 const HALF_ENDED = `
   my ($exit) = @ARGV;
   threads->create(sub { sleep 1 while getppid() == ${process.pid} })->detach;
@@ -79,7 +82,7 @@ test('an agent of which a thread still lives holds the lock, though its process 
 });
 
 test('the lock of an agent that nobody has waited for yet is taken over', async () => {
-  // A shell that becomes another program never waits for what it has started.
+  // A shell that becomes another program never waits for the programs that it started.
   const shell = spawn('sh', ['-c', 'exec 3<&0; cat <&3 & echo $!; exec sleep 60'], {
     stdio: ['pipe', 'pipe', 'inherit'],
   });

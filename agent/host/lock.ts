@@ -1,4 +1,4 @@
-/** One agent per data directory: two would each kill what the other runs. */
+/** A lock that allows only one agent per data directory. Two agents would each kill the machines of the other agent. */
 import { existsSync, linkSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
@@ -7,14 +7,17 @@ import { startTimeIn } from '../machines/process.ts';
 
 interface Holder {
   pid: number;
-  /** The process's start, so that a pid used again is not mistaken for the holder; '' where the system does not tell. */
+  /**
+   * Start time of the process, because another process may get the same pid later. It is empty if the system does not report
+   * start times.
+   */
   startTime: string;
 }
 
-/** The data directory belongs to a live agent. */
+/** Error if another running agent uses the data directory. */
 export class LockedError extends Error {}
 
-/** Takes the lock and returns how to give it back. @throws LockedError when another live process holds it. */
+/** Takes the lock and returns the function that releases it. @throws LockedError when another running process holds the lock. */
 export function lockDataDirectory(directory: string): () => void {
   const file = join(directory, 'agent.lock');
   const own = join(directory, `agent.lock.${process.pid}`);
@@ -71,6 +74,6 @@ function describe(pid: number): Holder {
   if (!existsSync(file)) {
     return { pid, startTime: '' };
   }
-  // One that was killed and whose parent has not yet waited for it holds nothing any more.
+  // A killed process whose parent has not yet waited for it no longer holds the lock.
   return { pid, startTime: startTimeIn(readFileSync(file, 'utf8')) ?? 'ended' };
 }

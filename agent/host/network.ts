@@ -1,4 +1,4 @@
-/** The network section of the agent's configuration, and the driver it names. */
+/** The network section of the agent's configuration, and the driver that the section names. */
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
@@ -14,40 +14,47 @@ const subnet = z.cidrv4();
 const hostAddress = z.ipv4().optional();
 
 /**
- * A desktop holds some hundreds. 128 guests with so many fill the 262,144 entries that the kernel has on hosts of 4 GiB and more.
- * The kernel goes through a guest's list for each new connection: about a millisecond with so many.
+ * Default limit of tracked connections per guest. A desktop has some hundreds. With this limit, 128 guests fill the 262,144
+ * entries of the kernel's table on hosts of 4 GiB and more. For each new connection the kernel searches the guest's list, which
+ * takes about a millisecond at this limit.
  */
 const CONNECTIONS_PER_GUEST = 2048;
 
 const WHICH_DRIVER =
   'an agent that runs as root needs one: nat, or user for guests you trust (without root it is user)';
 
-/** Unknown keys are left to the agent, whose section this is part of. */
+/** Schema of the section. It accepts unknown keys, because the agent's configuration has further keys in the same section. */
 export const networkSchema = z.discriminatedUnion(
   'driver',
   [
     z.looseObject({
       driver: z.literal('user'),
-      /** Where reserved ports listen; the Node's address when absent, 0.0.0.0 for all. */
+      /** Address on which reserved ports listen. The default is the Node's address; 0.0.0.0 means all addresses. */
       hostAddress,
       ...reachSettings,
-      /** As root, without the rules that keep guests from the host's own addresses: where there is no nftables. */
+      /** Whether root leaves out the rules that keep guests from the host's own addresses. Use it on hosts without nftables. */
       guestsMayReachHost: z.boolean().default(false),
     }),
     z.looseObject({
       driver: z.literal('nat'),
-      /** Where reserved ports are reached; every address of the host but loopback when absent. */
+      /** Address at which reserved ports are reachable. The default is every address of the host except loopback. */
       hostAddress,
       bridge: z.string().default('berth0'),
       table: z.string().default('berth'),
-      /** The guests' addresses: a private network that the host has no other use for. */
+      /** Addresses of the guests: a private network that the host does not use otherwise. */
       subnet: subnet.default('10.213.0.0/20'),
-      /** Between the host and the outer end of its own probe; from the range set aside for tests of network devices (RFC 2544). */
+      /**
+       * Network between the host and the outer end of the host's own probe. The default is in the range for tests of network
+       * devices (RFC 2544).
+       */
       probeSubnet: subnet.default('198.18.213.0/24'),
-      /** Upstream DNS servers; those of the host's resolv.conf when empty. */
+      /** Upstream DNS servers. If the list is empty, the servers in the host's resolv.conf are used. */
       dnsServers: z.array(z.ipv4()).max(8).default([]),
       ...reachSettings,
-      /** Tracked connections of one guest at once: the host's table of them is everybody's. */
+      /**
+       * Largest number of tracked connections of one guest. It is limited because all guests share the host's table of
+       * connections.
+       */
       connectionsPerGuest: z.int().min(16).max(1_000_000).default(CONNECTIONS_PER_GUEST),
     }),
   ],
@@ -57,22 +64,28 @@ export const networkSchema = z.discriminatedUnion(
 export type NetworkSettings = z.infer<typeof networkSchema>;
 
 export interface NetworkSurroundings {
-  /** The agent's data folder, one per agent; `nat` keeps a folder `network` in it. */
+  /** The agent's data folder. Each agent has its own. The driver `nat` keeps a folder `network` in it. */
   dataDirectory: string;
   /** The Node's IPv4 address. */
   nodeAddress: string;
-  /** Which ports machines may reserve. */
+  /** Rules for the ports that machines may reserve. */
   ports: PortRules;
   /** Networks of the cluster, which guests may not reach. */
   clusterCIDRs: readonly string[];
-  /** Users that hypervisors run as, `10-19`; undefined where the agent is not root, and machines are of its own user. */
+  /**
+   * Ranges of users under which hypervisors run, for example `10-19`. It is undefined if the agent does not run as root; machines
+   * then run under the agent's user.
+   */
   machineUsers: readonly string[] | undefined;
-  /** The resolv.conf that hypervisors read. */
+  /** Path of the resolv.conf that hypervisors read. */
   resolvConf: string;
   logger: Logger;
 }
 
-/** @throws ReasonedError `NetworkUnavailable` for names and subnets that cannot be used; touches nothing on the host. */
+/**
+ * Creates the driver and changes nothing on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet cannot be
+ * used.
+ */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, logger } = surroundings;
   const directory = join(dataDirectory, 'network');
@@ -98,7 +111,10 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
   return new NatNetwork(options, logger);
 }
 
-/** Only root can have rules about other users, and only Linux has nftables. */
+/**
+ * Returns the rules for guests of the driver `user`. They exist only for root on Linux, because only root can filter by user and
+ * only Linux has nftables.
+ */
 function userGuard(
   settings: Extract<NetworkSettings, { driver: 'user' }>,
   { machineUsers, resolvConf, clusterCIDRs, logger }: NetworkSurroundings,

@@ -1,4 +1,4 @@
-/** The drivers that this host's configuration names. */
+/** Creates the parts of a host that its configuration names. */
 import type { Logger } from 'pino';
 import { createMetrics } from '../../kube/metrics.ts';
 import type { PortRules } from '../../api/v1alpha1/reservable.ts';
@@ -61,12 +61,12 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   };
 }
 
-/** No machine may reserve the agent's own port, whatever else is allowed. */
+/** Returns the port rules without the agent's own port. No machine may reserve this port, even if the rules allow it. */
 function portRules({ ports, kubelet }: AgentConfig): PortRules {
   return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
 }
 
-/** Also the user of machines that an earlier version has started. */
+/** Returns the users of machines, including the shared user under which machines of an earlier version run. */
 function userNumbers({ machines: { users } }: AgentConfig): string[] {
   return [`${users.first}-${users.first + users.count - 1}`, String(SHARED_RUN_AS.uid)];
 }

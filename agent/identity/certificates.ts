@@ -1,4 +1,4 @@
-/** The agent's certificates: how one is asked for (by a CertificateSigningRequest that the operator approves), and where they lie. */
+/** The agent's certificates: their requests and their files. The operator approves each CertificateSigningRequest. */
 import { createHash, createPublicKey, X509Certificate } from 'node:crypto';
 import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import path from 'node:path';
@@ -11,46 +11,52 @@ import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
 import { selfMadeCertificate } from '../../kube/servingcertificate.ts';
 import { pause } from '../../base/time.ts';
 
-/** Approval takes milliseconds when the operator runs, and for ever when it does not: soon at first, then rarely. */
+/**
+ * Wait between two checks of a request, in milliseconds. The wait is short at first, because a running operator approves within
+ * milliseconds. It becomes long, because the operator may be absent for any time.
+ */
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
 
-/** Hexadecimal digits of the part of a name that tells requests of one host apart. */
+/** Number of hexadecimal digits in a request's name that distinguish the requests of one host. */
 const FINGERPRINT_DIGITS = 20;
 
-/** The settings that say who the agent is. */
+/** The settings that determine the agent's identity. */
 export interface IdentitySettings {
   nodeName: string;
-  /** The address in the serving certificate. */
+  /** Address in the serving certificate. */
   address: string;
   dataDirectory: string;
-  /** Used as it is. */
+  /** Kubeconfig that the agent uses unchanged. */
   kubeconfig?: string | undefined;
-  /** Used to join. */
+  /** Kubeconfig with which the agent joins. */
   bootstrapKubeconfig?: string | undefined;
-  /** The lives that are asked for. */
+  /** Lifetimes that the agent requests. */
   certificates: { clientSeconds: number; servingSeconds: number };
 }
 
 export interface CertificateRequest {
   nodeName: string;
   kind: 'client' | 'serving';
-  /** Addresses that a serving certificate is for; a client certificate has none. */
+  /** Addresses in a serving certificate. A client certificate has no addresses. */
   ipAddresses: readonly string[];
   expirationSeconds: number;
   /**
-   * A new one when absent. With the key of an earlier try the request of that try is taken up again, if it is still there:
-   * a second one for the same name would be denied.
+   * Key of the certificate; a new key if absent. With the key of an earlier attempt, the request of that attempt is used if it
+   * still exists, because a second request for the same name would be denied.
    */
   key?: Key;
 }
 
-/** The request was denied, or could not be signed: asking again brings the same answer until a person acts. */
+/** Error if a request was denied or could not be signed. A repeated request has the same result until a person acts. */
 class CertificateRefusedError extends Error {
   override readonly name = 'CertificateRefusedError';
 }
 
-/** A stand-in until the operator has approved a serving certificate; another one with every start of the agent. */
+/**
+ * Lifetime of the self-signed certificate, in days. The agent makes a new one at each start and uses it until the operator
+ * approves a serving certificate.
+ */
 const SELF_SIGNED_DAYS = 365;
 
 const SIGNERS = {
@@ -58,15 +64,15 @@ const SIGNERS = {
   serving: { name: 'kubernetes.io/kubelet-serving', usage: 'server auth' },
 } as const;
 
-/** The user name of a Node's identity. */
+/** Returns the user name of a Node's identity. */
 export function nodeUser(nodeName: string): string {
   return `system:node:${nodeName}`;
 }
 
 /**
- * Makes a key, asks for its certificate and waits, for as long as it takes, until somebody approves or denies it.
+ * Makes a key, requests a certificate for it, and waits without a time limit until somebody approves or denies the request.
  *
- * @throws CertificateRefusedError with the reason that stands in the request.
+ * @throws CertificateRefusedError with the reason in the request, when the request is denied or cannot be signed.
  */
 export async function requestCertificate(
   client: KubeClient,
@@ -113,7 +119,7 @@ async function submit(
     );
     return created.metadata.name;
   } catch (error) {
-    // Made with this key by an earlier try, whose answer did not arrive.
+    // An earlier attempt with this key made the request, but its answer did not arrive.
     if (!isAlreadyExists(error)) {
       throw error;
     }
@@ -121,13 +127,19 @@ async function submit(
   }
 }
 
-/** Names the key, as a kubelet names its requests: the same key never asks twice. */
+/**
+ * Returns a part of a request's name that identifies the key, as in a kubelet's requests. The same key therefore never makes two
+ * requests.
+ */
 function fingerprint(key: Key): string {
   const publicKey = createPublicKey(key.pem).export({ type: 'spki', format: 'der' });
   return createHash('sha256').update(publicKey).digest('hex').slice(0, FINGERPRINT_DIGITS);
 }
 
-/** Undefined when the request vanished: the control plane removes what nobody decided within a day. */
+/**
+ * Waits until the certificate is issued. The result is undefined if the request no longer exists. The control plane deletes
+ * requests that nobody decided within a day.
+ */
 async function waitForCertificate(
   client: KubeClient,
   name: string,
@@ -155,7 +167,7 @@ async function waitForCertificate(
   }
 }
 
-/** Not the API server's being away for a while, in which somebody may well decide. */
+/** Reports whether an error is final. An unreachable API server is not final, because somebody may still decide. */
 export function isFinal(error: unknown): boolean {
   const refused = error instanceof ApiError && error.status < 500;
   return refused || error instanceof CertificateRefusedError;
@@ -177,12 +189,14 @@ function outcome(request: CertificateSigningRequest): string | undefined {
     : Buffer.from(certificate, 'base64').toString('utf8');
 }
 
-/** Where a node's identity lies: certificate and key in one file, so that both are replaced at once. */
+/**
+ * Returns the paths of the files with a node's identity. Certificate and key are in one file, so that both are replaced at once.
+ */
 export function identityFiles(dataDirectory: string): {
   kubeconfig: string;
   client: string;
   serving: string;
-  /** The key that the host asks to join with, until it has. */
+  /** Key of the request to join. The file exists until the host has joined. */
   joining: string;
 } {
   return {
@@ -193,7 +207,7 @@ export function identityFiles(dataDirectory: string): {
   };
 }
 
-/** A certificate and its key from one file; undefined when there is none. */
+/** Returns a certificate and its key from one file. The result is undefined if the file does not exist or has no key. */
 export function readPair(file: string): Certificate | undefined {
   if (!existsSync(file)) {
     return undefined;
@@ -207,7 +221,7 @@ export function writePair(file: string, pair: Certificate): void {
   writeSecretFile(file, `${pair.certificate.trimEnd()}\n${pair.key.trimEnd()}\n`);
 }
 
-/** Whether a certificate is this Node's and still valid. */
+/** Reports whether a certificate belongs to this Node and is still valid. */
 export function isUsable(pair: Certificate | undefined, nodeName: string): boolean {
   if (pair === undefined) {
     return false;
@@ -216,7 +230,7 @@ export function isUsable(pair: Certificate | undefined, nodeName: string): boole
   return subject.split('\n').includes(`CN=${nodeUser(nodeName)}`) && Date.parse(validTo) > Date.now();
 }
 
-/** The approved one from an earlier start, else one that vouches for itself. */
+/** Returns the approved certificate of an earlier start, or else a self-signed certificate. */
 export async function servingCertificate(
   config: Pick<IdentitySettings, 'dataDirectory' | 'nodeName' | 'address'>,
 ): Promise<Certificate> {
@@ -234,7 +248,7 @@ export async function servingCertificate(
   return await make();
 }
 
-/** Its folder is the agent's alone. */
+/** Writes a file in a folder that only the agent can access. */
 export function writeSecretFile(file: string, text: string): void {
   mkdirSync(path.dirname(file), { recursive: true, mode: 0o700 });
   writeWholeSync(file, text);

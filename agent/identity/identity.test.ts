@@ -1,4 +1,7 @@
-/** Which cluster a stored identity is taken to, and when it is given up; with an API server that only says what a test wants. */
+/**
+ * Tests of the cluster that a stored identity is used for, and of the cases in which it is given up. The API server gives only
+ * the answers that a test sets.
+ */
 import { X509Certificate } from 'node:crypto';
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:https';
@@ -19,7 +22,7 @@ const REVIEW = 'POST /apis/authentication.k8s.io/v1/selfsubjectreviews';
 const REQUEST = 'POST /apis/certificates.k8s.io/v1/certificatesigningrequests';
 const READ = 'GET /apis/certificates.k8s.io/v1/certificatesigningrequests/mine';
 const SERVER_NAME = 'api.example';
-/** Nobody listens there. */
+/** Address at which nothing listens. */
 const NOWHERE = 'https://127.0.0.1:1';
 
 let authority: Authority;
@@ -29,9 +32,9 @@ let issued: Certificate;
 let server: Server;
 let url: string;
 let directory: string;
-/** By request; 404 where there is none. */
+/** Answers by request. The status is 404 for all other requests. */
 let answers: Record<string, { status: number; body?: unknown }>;
-/** Each with the common name of the client's certificate, or its token. */
+/** Requests, each with the common name of the client's certificate or with its token. */
 let asked: string[];
 let log: string[];
 
@@ -108,7 +111,7 @@ function files(): ReturnType<typeof identityFiles> {
   return identityFiles(join(directory, 'data'));
 }
 
-/** As a host that joined a cluster which was at NOWHERE, under another authority. */
+/** Writes the files of a host that joined a cluster at NOWHERE, under another authority. */
 function haveJoined(): void {
   writePair(files().client, stored);
   writePair(files().serving, stored);

@@ -1,4 +1,4 @@
-/** Who the agent is to the cluster: a node's identity got with a bootstrap kubeconfig, or a kubeconfig used as it is. */
+/** The agent's identity in the cluster: a node's identity from a bootstrap kubeconfig, or a kubeconfig that is used unchanged. */
 import { existsSync, readFileSync, rmSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -25,7 +25,7 @@ import {
 
 export interface Identity {
   connection: Connection;
-  /** The agent holds a node's certificate and must renew it; false with a kubeconfig of somebody else's making. */
+  /** Whether the agent has a node's certificate and must renew it. It is false if the agent uses a given kubeconfig. */
   isNode: boolean;
 }
 
@@ -36,22 +36,28 @@ export interface IdentityOptions {
   signal: AbortSignal;
 }
 
-/** The cluster refused this host, in its words. */
+/** Error if the cluster refused this host. The message is that of the cluster. */
 export class JoinError extends Error {
   override readonly name = 'JoinError';
 }
 
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
-/** Long enough for a busy API server. The machines of the host wait no longer for one that is away. */
+/**
+ * Time limit of the check of the certificate, in milliseconds. It is long enough for a busy API server, and the host's machines
+ * wait no longer for an absent API server.
+ */
 const REVIEW_MILLISECONDS = 10_000;
-/** Asks "who am I". Only the answer to the certificate counts, which the server gives before it looks at rights. */
+/**
+ * Request for the caller's own identity. Only the authentication matters, and the API server authenticates a caller before it
+ * checks permissions.
+ */
 const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
 const UNAUTHORIZED = 401;
 
 /**
- * Takes up the identity the agent has, or joins the cluster; joins again when the cluster does not know that identity.
- * Where the cluster is and whom to trust is the bootstrap kubeconfig's to say for as long as it can be read.
+ * Uses the stored identity, or joins the cluster. If the cluster does not know the stored identity, the host joins again. The
+ * bootstrap kubeconfig determines the server and its authority as long as it can be read.
  *
  * @throws JoinError when the cluster refuses this host.
  */
@@ -77,7 +83,10 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   return await joinWith(bootstrap, o);
 }
 
-/** Undefined when it cannot be read: a host that has joined may have had its token taken away. */
+/**
+ * Reads the bootstrap kubeconfig. The result is undefined if it cannot be read, because an administrator may remove the token of
+ * a host that has joined.
+ */
 async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
   try {
     return await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig });
@@ -90,7 +99,10 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
   }
 }
 
-/** A connection with the certificate of an earlier start, to the server of the present bootstrap kubeconfig. Undefined without a usable certificate. */
+/**
+ * Returns a connection with the certificate of an earlier start, to the server of the present bootstrap kubeconfig. The result is
+ * undefined without a usable certificate.
+ */
 async function storedConnection(
   config: IdentitySettings,
   bootstrap: Connection | undefined,
@@ -110,7 +122,7 @@ async function storedConnection(
   return await loadConnection({ kubeconfigPath: files.kubeconfig });
 }
 
-/** Whether the cluster says that it does not know the certificate; one that does not answer says nothing. */
+/** Reports whether the cluster does not know the certificate. The result is false if the cluster does not answer. */
 async function isRefused(connection: Connection, o: IdentityOptions): Promise<boolean> {
   const transport = new Transport(connection, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
@@ -141,7 +153,8 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const pair = await join(new KubeClient(transport), o);
-    // It belongs to an earlier membership, and this cluster may not know its authority. It goes first, since the rest ends the joining.
+    // The old serving certificate is of an earlier membership, and this cluster may not know its authority. It is removed first,
+    // because the host has joined as soon as the other files are written.
     rmSync(files.serving, { force: true });
     writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
@@ -153,7 +166,7 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
 }
 
-/** Asks until somebody answers: a cluster that is away at the host's boot is back before long. */
+/** Repeats the request until the cluster answers. A cluster that is unreachable at the host's boot usually returns soon. */
 async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate> {
   const { nodeName, certificates, dataDirectory } = o.config;
   const { joining } = identityFiles(dataDirectory);
@@ -173,7 +186,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
       return await requestCertificate(client, request, o.signal);
     } catch (error) {
       if (isFinal(error)) {
-        // The next start asks with another key, and so anew.
+        // The next start uses another key and therefore makes a new request.
         rmSync(joining, { force: true });
         throw new JoinError(messageOf(error), { cause: error });
       }
@@ -184,7 +197,10 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
   }
 }
 
-/** The key is on the disk before it is used, so that an agent that starts again takes up its request: a second one for its name is denied. */
+/**
+ * Returns the key for joining. The key is on the disk before it is used. After a restart the agent therefore continues its
+ * request, because a second request for its name would be denied.
+ */
 async function joiningKey(file: string): Promise<Key> {
   if (existsSync(file)) {
     return readKey(readFileSync(file, 'utf8'));

@@ -18,7 +18,7 @@ test('a certificate is renewed at 70 to 90 per cent of its life', () => {
   expect(renewalTime(certificate.certificate, 1)).toBeCloseTo(notBefore.getTime() + life * 0.9);
 });
 
-/** A clock that moves only by sleeping. */
+/** Returns a clock that advances only when a test sleeps. */
 function clock(from: number) {
   const slept: number[] = [];
   let now = from;

@@ -1,4 +1,7 @@
-/** Renews the agent's certificates: a new one is asked for at 70 to 90 % of the old one's life, as a kubelet does. */
+/**
+ * Renews the agent's certificates. The agent requests a new certificate after 70 to 90 % of the old one's lifetime, like a
+ * kubelet.
+ */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
@@ -19,23 +22,32 @@ import {
   writePair,
 } from './certificates.ts';
 
-/** A kubelet's window; spread, so that hosts that joined together do not renew together. */
+/**
+ * Earliest renewal and its random spread, as shares of a certificate's lifetime. These are a kubelet's values. The spread
+ * prevents hosts that joined together from renewing at the same time.
+ */
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;
-/** Node's timers hold at most 24.8 days. */
+/** Longest single wait, in milliseconds. Timers of Node.js hold at most 24.8 days. */
 const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
-/** A person refuses most requests, and wants to see the next try within minutes. */
+/**
+ * Longest wait between two attempts, in milliseconds. In most cases a person refused the request and wants to see the next
+ * attempt within minutes.
+ */
 const RETRY_CAP_MILLISECONDS = 60_000;
-/** The first certificate's whole life: signers let it begin 5 minutes before it was made. */
+/**
+ * Full lifetime of a first certificate, in milliseconds. It includes 5 minutes, because signers set the begin of a certificate 5
+ * minutes back.
+ */
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
 export interface RotationOptions {
-  /** The certificate in use. Undefined if there is none yet; then the first is asked for at once. */
+  /** The certificate in use. If undefined, the first certificate is requested immediately. */
   current: Certificate | undefined;
-  /** Asks for the next. */
+  /** Requests the next certificate. */
   request: (signal: AbortSignal) => Promise<Certificate>;
-  /** Puts it to use. */
+  /** Installs the certificate for use. */
   use: (certificate: Certificate) => Promise<void>;
   logger: Logger;
   signal: AbortSignal;
@@ -44,14 +56,20 @@ export interface RotationOptions {
   sleep?: (milliseconds: number, signal: AbortSignal) => Promise<void>;
 }
 
-/** When the next certificate is to be asked for, in milliseconds since the epoch. `random` is between 0 and 1. */
+/**
+ * Returns the time at which the agent requests the next certificate, in milliseconds since the epoch. `random` is between 0 and
+ * 1.
+ */
 export function renewalTime(certificate: string, random: number): number {
   const { notBefore, notAfter } = validityOf(certificate);
   const life = notAfter.getTime() - notBefore.getTime();
   return notBefore.getTime() + life * (RENEW_FROM_SHARE + RENEW_SPREAD_SHARE * random);
 }
 
-/** Runs until the signal aborts; failures are tried again for ever, since an expired certificate cuts the host off. */
+/**
+ * Renews a certificate until the signal aborts. Failures are retried without limit, because an expired certificate cuts the host
+ * off.
+ */
 export async function keepRenewed(options: RotationOptions): Promise<void> {
   const { logger, signal, now = Date.now, random = Math.random, sleep = pause } = options;
   const backoff = new Backoff({
@@ -84,14 +102,17 @@ export interface CertificateUsers {
   config: IdentitySettings;
   client: KubeClient;
   transport: Transport;
-  /** The server whose certificate is the serving one. */
+  /** The server that uses the serving certificate. */
   server: { replaceCertificate(certificate: Certificate): void };
   metrics: Registry;
   logger: Logger;
   signal: AbortSignal;
 }
 
-/** Renews both until the signal aborts; the Node must be in the cluster, since serving certificates are approved by its addresses. */
+/**
+ * Renews both certificates until the signal aborts. The Node must exist in the cluster, because the operator compares serving
+ * certificates with the Node's addresses.
+ */
 export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   const { config, transport, server, metrics, logger, signal } = users;
   const { nodeName, certificates, address } = config;
@@ -105,7 +126,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
     requestCertificate(users.client, { nodeName, ...request }, signal);
   return [
     keepRenewed({
-      // The one that the host joined with gives it too little time to live through an outage.
+      // The certificate from joining is too short to survive an outage, so it is renewed immediately.
       current: isShort(client, certificates.clientSeconds) ? undefined : client,
       request: ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds }),
       use: async (certificate) => {
@@ -134,7 +155,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   ];
 }
 
-/** Whether a certificate is the short one that a host joins with, where a longer one is wanted. */
+/** Reports whether a certificate is the short certificate from joining although a longer one is wanted. */
 function isShort(current: Certificate | undefined, wantedSeconds: number): boolean {
   if (current === undefined || wantedSeconds <= FIRST_CERTIFICATE_SECONDS) {
     return false;

@@ -5,7 +5,7 @@ const POD_READERS = 16;
 const HOST_READERS = 64;
 
 describe('readers of logs', () => {
-  /** Readers that go on until they are told to end. */
+  /** Starts readers that continue until the test ends them. */
   function startReaders(
     readers: LogReaders,
     pods: readonly string[],

@@ -1,4 +1,4 @@
-/** `kubectl logs`: the serial console of a VM, or the log of a task. */
+/** Logs for `kubectl logs`: the serial console of a VM, or the log of a task. */
 import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/httpserver.ts';
@@ -7,21 +7,24 @@ import { driverOf, type Host } from '../pods/host.ts';
 import type { Runtimes } from '../pods/machine.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 
-/** A request as the API server passes it on. */
+/** A request for a log, as the API server passes it on. */
 export interface LogRequest {
   namespace: string;
   pod: string;
   container: string;
   follow: boolean;
   timestamps: boolean;
-  /** Machines keep one console over all their runs: there is no log of a previous container. */
+  /**
+   * Whether the caller wants the log of the previous container. There is no such log, because a machine has one console for all
+   * its runs.
+   */
   previous: boolean;
   tailLines: number | undefined;
   limitBytes: number | undefined;
   since: Date | undefined;
 }
 
-/** Shown to the person as it is. */
+/** Error whose message is shown to the person unchanged. */
 class LogRefusedError extends HttpError {
   override readonly name = 'LogRefusedError';
 
@@ -30,19 +33,22 @@ class LogRefusedError extends HttpError {
   }
 }
 
-/** Logs that are open at once on this host: each holds a connection, two files and less than 1 MiB, followed or not. */
+/**
+ * Largest number of open logs on this host. Each open log holds a connection, two files and less than 1 MiB, whether it is
+ * followed or not.
+ */
 const HOST_READERS = 64;
-/** Logs of one Pod that are open at once, so that the readers of one VM do not shut out those of others. */
+/** Largest number of open logs of one Pod, so that readers of one VM do not block readers of other VMs. */
 const POD_READERS = 16;
 
-/** Counts the readers and followers of logs. */
+/** Counts and limits the readers of logs. */
 export class LogReaders {
   readonly #pods = new Map<string, number>();
   #all = 0;
 
   /**
    * Runs `work` as one reader of the Pod's log.
-   * @throws LogRefusedError 429 when there are too many.
+   * @throws LogRefusedError 429 when the Pod or the host has too many readers.
    */
   async count(pod: string, work: () => Promise<void>): Promise<void> {
     const ofPod = this.#pods.get(pod) ?? 0;
@@ -67,7 +73,7 @@ export class LogReaders {
   }
 }
 
-/** The lines of a machine's console, with line ends. @throws LogRefusedError */
+/** Function that returns the lines of a machine's console, with line ends. @throws LogRefusedError when there is no such log. */
 export type LogSource = (request: LogRequest, signal: AbortSignal) => Promise<AsyncIterable<string>>;
 
 const flag = z
@@ -85,7 +91,10 @@ const querySchema = z.object({
   sinceTime: z.iso.datetime({ offset: true }).optional(),
 });
 
-/** Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`; names need no escapes, so none are read. @throws LogRefusedError naming the parameter that is wrong. */
+/**
+ * Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`. Names are not unescaped, because they need no escapes. @throws
+ * LogRefusedError naming the wrong parameter, when a parameter is wrong.
+ */
 export function parseLogRequest(url: URL, now: number): LogRequest {
   const [, , namespace = '', pod = '', container = ''] = url.pathname.split('/');
   const result = querySchema.safeParse(Object.fromEntries(url.searchParams));

@@ -1,4 +1,4 @@
-/** The kubelet's HTTPS endpoints as far as the agent has them: a machine's console for `kubectl logs`, metrics, and `/readyz`. */
+/** HTTPS endpoints of the kubelet that the agent offers: a machine's console for `kubectl logs`, metrics, and `/readyz`. */
 import { readFileSync } from 'node:fs';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Server } from 'node:https';
@@ -20,19 +20,22 @@ import {
 import { useCertificate } from '../../kube/servingcertificate.ts';
 import { LogReaders, type LogSource, parseLogRequest } from './logs.ts';
 
-/** Subresources of a Node: `metrics`, and `proxy` for all that reaches into machines. */
+/** Subresource of a Node: `metrics`, or `proxy` for all access to machines. */
 type Subresource = 'proxy' | 'metrics';
 
 export interface KubeletServerOptions {
   nodeName: string;
   listenAddress: string;
   port: number;
-  /** Authority of the API server's client certificate. */
+  /** File with the authority of the API server's client certificate. */
   clientCAFile: string | undefined;
   certificate: Certificate;
   authorizer: Authorizer;
   logs: LogSource;
-  /** Why this host, once it has joined, takes no VMs; undefined when it does. Told to everybody. */
+  /**
+   * Returns the reason why a host that has joined accepts no VMs. The result is undefined if it accepts VMs. Every caller may
+   * read the reason.
+   */
   unready: () => string | undefined;
   metrics: Registry;
   logger: Logger;
@@ -42,7 +45,7 @@ interface Call {
   request: IncomingMessage;
   response: ServerResponse;
   url: URL;
-  /** Aborts when the caller is gone. */
+  /** Signal that aborts when the caller has closed the connection. */
   signal: AbortSignal;
 }
 
@@ -52,7 +55,7 @@ interface Route {
 }
 
 export class KubeletServer {
-  /** Until then the host is not ready: the endpoints are there before its Node is. */
+  /** Whether the host has joined. Until then it is not ready, because the endpoints exist before its Node. */
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;
@@ -64,13 +67,13 @@ export class KubeletServer {
     const { certificate, logger } = options;
     this.#server = createServer((request, response, url) => this.#handle(request, response, url), {
       logger,
-      // A caller without a certificate may have a token: decided by request.
+      // Callers without a certificate may have a token. Each request is checked for itself.
       tls: { requestCert: true, rejectUnauthorized: false },
     });
     this.replaceCertificate(certificate);
   }
 
-  /** Answers with the port. */
+  /** Starts to listen and returns the port. */
   async listen(): Promise<number> {
     const { listenAddress, port } = this.#options;
     const host = isIPv6(listenAddress) ? `[${listenAddress}]` : listenAddress;
@@ -78,7 +81,7 @@ export class KubeletServer {
     return this.#running.port;
   }
 
-  /** New connections get the new certificate. */
+  /** Replaces the certificate for new connections. */
   replaceCertificate(certificate: Certificate): void {
     useCertificate(this.#server, certificate, authoritiesIn(this.#options.clientCAFile));
   }
@@ -93,7 +96,7 @@ export class KubeletServer {
     try {
       await this.#answer({ request, response, url, signal: closed.signal });
     } catch (error) {
-      // The caller is gone, and with it whatever this was about.
+      // The caller has closed the connection, so nobody needs the error.
       if (!closed.signal.aborted) {
         throw error;
       }
@@ -115,7 +118,10 @@ export class KubeletServer {
     await route.serve(url, response, signal);
   }
 
-  /** @throws HttpError 401 when neither the client authority nor a token review knows the caller, 403 when the caller has no right */
+  /**
+   * Checks the identity and the permission of the caller. @throws HttpError 401 when neither the client authority nor a
+   * TokenReview knows the caller, or 403 when the caller has no permission.
+   */
   async #admit(request: IncomingMessage, subresource: Subresource): Promise<void> {
     const { authorizer, nodeName } = this.#options;
     const user = await authorizer.identify(request);
@@ -155,7 +161,8 @@ export class KubeletServer {
     await this.#readers.count(`${asked.namespace}/${asked.pod}`, async () => {
       const lines = await this.#options.logs(asked, signal);
       response.writeHead(200, { 'Content-Type': 'text/plain; charset=utf-8' });
-      // A quiet console sends nothing for long; its reader is told at once that it is being read.
+      // A quiet console may send nothing for a long time. The headers are sent at once, so that the caller knows that the log is
+      // open.
       holdOpen(response);
       response.flushHeaders();
       await pipeline(Readable.from(lines), response, { signal });
@@ -170,7 +177,10 @@ export class KubeletServer {
   }
 }
 
-/** Without a file, nobody is trusted: if the option were left out, the public authorities would vouch for callers. */
+/**
+ * Returns the authorities for callers' certificates. Without a file the list is empty and no certificate is trusted. An absent
+ * option would make Node.js trust the public authorities.
+ */
 function authoritiesIn(file: string | undefined): Buffer[] {
   return file === undefined ? [] : [readFileSync(file)];
 }
@@ -179,7 +189,7 @@ function notForMachines(verb: string): string {
   return `${verb} is not available for a machine: use its console by kubectl logs, or its reserved ports`;
 }
 
-/** The text is for a person. */
+/** Sends a text for a person, and ends the response. */
 function endWith(response: ServerResponse, status: number, text: string): void {
   reply(response, status, `${text}\n`);
 }

@@ -1,13 +1,19 @@
-/** When a host takes no more VMs for want of room on its disk. */
+/** The condition under which a host accepts no more VMs, because its disk is nearly full. */
 import type { FreeDisk } from './facts.ts';
 
-/** A kubelet's threshold for evictions, and a higher one that clears the condition, so that it does not flap. */
+/**
+ * Share of free disk below which there is pressure (a kubelet's threshold for evictions), and a higher share that ends the
+ * pressure. The difference prevents frequent changes of the condition.
+ */
 const PRESSED_BELOW = 0.05;
 const FINE_ABOVE = 0.08;
-/** The condition clears only when this many times `minimumFree` is free. */
+/** Multiple of `minimumFree` that must be free before the pressure ends. */
 const FINE_FACTOR = 1.25;
 
-/** `minimumFree`: bytes that images leave free, since the disks of machines grow. */
+/**
+ * Reports whether the host has disk pressure. `minimumFree` is the number of bytes that images leave free, because the disks of
+ * machines grow.
+ */
 export function isDiskPressed({ share, bytes }: FreeDisk, minimumFree: number, wasPressed: boolean): boolean {
   return wasPressed
     ? share < FINE_ABOVE || bytes < minimumFree * FINE_FACTOR

@@ -1,4 +1,4 @@
-/** The facts of this host that its Node shows: architecture, system, processors, memory, disk. */
+/** Facts of this host that its Node shows: architecture, system, processors, memory, disk. */
 import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, machine, platform, release, totalmem } from 'node:os';
@@ -16,12 +16,15 @@ export interface HostFacts {
   cpus: number;
   memoryBytes: number;
   diskBytes: number;
-  /** The hypervisor and its accelerators: `qemu://kvm`. */
+  /** The hypervisor and its accelerators, for example `qemu://kvm`. */
   hypervisor: string;
 }
 
 const AGENT_VERSION = '0.1.0';
-/** The level of the kubelet API that the agent follows, and its own version behind it: tools parse this as a version. */
+/**
+ * Version that the Node reports: the version of the kubelet API that the agent follows, then the agent's own version. Tools parse
+ * this text as a version.
+ */
 export const KUBELET_VERSION = `v1.36.3-berth.${AGENT_VERSION}`;
 
 const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
@@ -30,7 +33,7 @@ const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
   arm64: 'arm64',
 };
 
-/** This machine's own architecture, by Go's name. @throws Error for one that guests cannot have. */
+/** Returns the architecture of this machine under its name in Go. @throws Error when guests cannot have this architecture. */
 export function nativeArchitecture(): Architecture {
   const found = ARCHITECTURES[machine()];
   if (found === undefined) {
@@ -58,9 +61,9 @@ export async function hostFacts(
   };
 }
 
-/** Free room on the data directory's file system. */
+/** Free space on the file system of the data directory. */
 export interface FreeDisk {
-  /** 0 to 1. */
+  /** Share of the disk that is free, from 0 to 1. */
   share: number;
   bytes: number;
 }

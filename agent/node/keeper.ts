@@ -1,4 +1,7 @@
-/** Keeps this host's Node in the cluster as the host is: made when missing, written again when others wrote over it. */
+/**
+ * Keeps this host's Node in the cluster up to date. The Node is created if it is missing, and written again if others overwrote
+ * it.
+ */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { timestamp } from '../../base/time.ts';
@@ -21,9 +24,11 @@ import {
   statusDiffers,
 } from './node.ts';
 
-/** How often the disk and the heartbeat's age are looked at. */
+/** Time between two checks of the disk and of the heartbeat's age, in milliseconds. */
 const LOOK_MILLISECONDS = 30_000;
-/** The Node is not there and cannot be made: the API server's word may come late, but the host waits for its Node. */
+/**
+ * Time between two checks whether the Node exists, in milliseconds. The host waits for its Node at start, so the time is short.
+ */
 const REGISTERED_LOOK_MILLISECONDS = 20;
 
 export interface KeeperOptions {
@@ -31,7 +36,7 @@ export interface KeeperOptions {
   config: NodeSettings & { dataDirectory: string };
   facts: HostFacts;
   state: HostState;
-  /** The present number for {@link HostState}. */
+  /** Returns the present `heldImageBytes` for {@link HostState}. */
   heldImageBytes: () => number;
   metrics: Registry;
   logger: Logger;
@@ -63,12 +68,12 @@ export class NodeKeeper {
     this.informer.cache.onChange(() => this.#controller.enqueue(config.nodeName));
   }
 
-  /** The Node as last seen. */
+  /** The Node in its last observed state. */
   get node(): Readonly<Node> | undefined {
     return this.informer.cache.get(this.#options.config.nodeName);
   }
 
-  /** Starts watching and writing; resolves once the Node is in the cluster and seen. */
+  /** Starts to watch and write. Resolves when the Node is in the cluster and the watch has delivered it. */
   async start(signal: AbortSignal): Promise<void> {
     this.informer.start(signal);
     await this.informer.synced;
@@ -77,7 +82,7 @@ export class NodeKeeper {
     await this.#registered(signal);
   }
 
-  /** Writes the change if the Node shows something else. */
+  /** Changes the state, and writes it if the Node shows another state. */
   update(change: Partial<HostState>): void {
     this.#state = { ...this.#state, ...change };
     this.#controller.enqueue(this.#options.config.nodeName);
@@ -119,7 +124,7 @@ export class NodeKeeper {
         this.#wrote(await this.#applyStatus(node, status));
       }
     } catch (error) {
-      // The Node was deleted or made anew under us: the watch brings the news, and with it the next turn.
+      // The Node was deleted or recreated meanwhile. The watch reports the change, which starts the next reconciliation.
       if (!isNotFound(error) && !isConflict(error)) {
         throw error;
       }

@@ -1,4 +1,4 @@
-/** The Node's Lease: the sign of life, and the host's own measure of how long it has been cut off. */
+/** The Node's Lease: a sign of life for the cluster, and the host's measure of the time since it was cut off. */
 import type { Logger } from 'pino';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -6,32 +6,41 @@ import { LEASES, type Node } from '../../kube/core.ts';
 import { microTime, pause } from '../../base/time.ts';
 
 const LEASE_NAMESPACE = 'kube-node-lease';
-/** A kubelet's numbers: 40 s, renewed every 10 s. */
+/** Lifetime of the Lease and time between renewals. They are a kubelet's values: 40 s, renewed every 10 s. */
 const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
-/** A kubelet's proportion: with a shorter fence the Lease is renewed more often, or the host would be fenced in between. */
+/**
+ * Least number of renewals in the time before the fence; it is a kubelet's ratio. With a shorter fence the Lease is renewed more
+ * often, because otherwise the host would be fenced between two renewals.
+ */
 const RENEWALS_PER_FENCE = 4;
-/** Shorter than the time between renewals, so that a hanging request does not cost one. */
+/**
+ * Time limit of a request, in milliseconds. It is shorter than the time between renewals, so that a hanging request does not
+ * delay the next renewal.
+ */
 const REQUEST_MILLISECONDS = 8_000;
-/** How finely the time since the last renewal is looked at. */
+/** Time between two checks of the time since the last renewal, in milliseconds. */
 const FENCE_LOOK_MILLISECONDS = 500;
 
 export interface LeaseOptions {
   client: KubeClient;
   nodeName: string;
-  /** The Node, once it is there: the Lease belongs to it and is removed with it. */
+  /** Returns the Node when it exists. The Node owns the Lease, so the Lease is deleted with the Node. */
   node: () => Readonly<Node> | undefined;
   fenceAfterMilliseconds: number;
   /**
-   * Whether this host has seen the fate of its Pods since it was cut off. Asked after a renewal: until then the fence stays, or a
-   * machine would be started whose VM another host has by now.
+   * Checks whether this host has seen the state of its Pods since it was cut off. It is called after a renewal. Until it returns
+   * true the host stays fenced, because another host may already run the VM of one of its machines.
    */
   isUpToDate: (signal: AbortSignal) => Promise<boolean>;
-  /** Called on every change: true when the Lease has not been renewed for so long that this host may be thought dead. */
+  /**
+   * Called at every change. `fenced` is true if the Lease was not renewed for so long that the cluster may treat this host as
+   * lost.
+   */
   onFenced: (fenced: boolean) => void;
   logger: Logger;
-  /** Milliseconds that never run backwards. */
+  /** Clock in milliseconds that never goes backwards. */
   monotonic?: () => number;
 }
 
@@ -58,14 +67,15 @@ export class NodeLease {
     return this.#fenced;
   }
 
-  /** Renews until the signal aborts. */
+  /** Renews the Lease until the signal aborts. */
   async run(signal: AbortSignal): Promise<void> {
     const look = setInterval(() => this.#look(), FENCE_LOOK_MILLISECONDS);
     try {
       while (!signal.aborted) {
         const hadOwner = this.#options.node() !== undefined;
         const renewed = await this.#renew(signal);
-        // A Lease written before the Node was there has no owner yet, and would outlive it.
+        // A Lease that was written before the Node existed has no owner and would outlive the Node. It is therefore written again
+        // soon.
         await pause(renewed && hadOwner ? this.#renewMilliseconds : this.#retryMilliseconds, signal);
       }
     } catch (error) {
@@ -91,7 +101,7 @@ export class NodeLease {
 
   async #renew(signal: AbortSignal): Promise<boolean> {
     const { client, logger } = this.#options;
-    // The server may have taken the renewal before its answer was lost: counted from when it was sent.
+    // The server may have accepted a renewal whose answer was lost. The time therefore begins when the request was sent.
     const sentAt = this.#monotonic();
     try {
       await client.apply(LEASES, this.#lease(), {

@@ -49,7 +49,7 @@ function status(change: Partial<HostState>, current: Node | undefined, now: numb
   return nodeStatus({ config, facts, state: { ...state, ...change }, current, now: time });
 }
 
-/** As the API server gives it back: without what is empty. */
+/** Returns the Node as the API server returns it, without empty values. */
 function given(): Node {
   const node = {
     apiVersion: 'v1',

@@ -1,4 +1,4 @@
-/** The Node object as the agent wants it: pure, so that nothing is written when nothing changed. */
+/** Computes the Node object that the agent wants. The functions are pure, so that nothing is written if nothing changed. */
 import { isDeepStrictEqual } from 'node:util';
 import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -7,25 +7,28 @@ import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } 
 import type { Unsaved } from '../../kube/objects.ts';
 import { type HostFacts, KUBELET_VERSION } from './facts.ts';
 
-/** A kubelet's own number; slots are what really limits machines. */
+/** Number of Pods that the Node offers; it is a kubelet's value. Slots are the effective limit for machines. */
 const PODS = 110;
-/** A kubelet lists 50, at which an image of a cache entry could be missing; these many take some 50 KiB. */
+/**
+ * Largest number of listed images; 200 images need about 50 KiB. A kubelet lists 50, but then an image of a cache entry could be
+ * missing.
+ */
 const IMAGES_LISTED = 200;
-/** How long an unchanged status may stay unwritten: a kubelet's period. */
+/** Longest time without a write of an unchanged status, in milliseconds. It is a kubelet's period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
 
-/** The agent's configuration, as far as its Node tells it. */
+/** The settings of the agent that its Node shows. */
 export interface NodeSettings {
   nodeName: string;
-  /** Published as InternalIP. */
+  /** Address that the Node publishes as InternalIP. */
   address: string;
   tags: readonly string[];
   cpuOvercommit: number;
-  /** At most this is offered to machines; bytes, processors. */
+  /** Largest resources that the Node offers to machines, in processors and bytes. */
   offered: { cpu?: number | undefined; memory?: number | undefined };
-  /** Kept for the host itself; bytes, processors. */
+  /** Resources that are kept for the host itself, in processors and bytes. */
   reserved: { cpu: number; memory: number };
-  /** Bytes that images leave free on the disk. */
+  /** Number of bytes that images leave free on the disk. */
   images: { minimumFree: number };
 }
 
@@ -33,14 +36,14 @@ export interface NodeSettings {
 export interface HostState {
   kubeletPort: number;
   images: readonly ContainerImage[];
-  /** Undefined where the network driver has no host-wide part to heal. */
+  /** State of the network. It is undefined if the network driver has no host-wide part to repair. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
-  /** Bytes of the disk that images take which somebody holds. */
+  /** Space of images that are held, in bytes. A held image cannot be removed. */
   heldImageBytes: number;
 }
 
-/** The room for machines on this host. Of its disk, images that somebody holds and `minimumFree` are taken off. */
+/** Returns the resources for machines on this host. The disk is reduced by `minimumFree` and by images that are held. */
 export function allocatable(
   config: NodeSettings,
   facts: HostFacts,
@@ -60,22 +63,22 @@ export function allocatable(
 }
 
 /**
- * Without the label `kubernetes.io/os`. With `linux`, whatever a cluster runs on each of its Linux nodes (its network, its proxy)
- * would wait here for ever, and its roll-outs with it. With another value the API server resizes no Pod of this Node
- * (its admission plugin PodResize).
+ * Returns the labels of the Node, without `kubernetes.io/os`. With the value `linux`, each DaemonSet for Linux nodes (network,
+ * proxy) would wait for this Node without end, and so would its rollouts. With another value, the API server's admission plugin
+ * PodResize refuses to resize Pods of this Node.
  */
 export function nodeLabels(config: NodeSettings, facts: HostFacts): Record<string, string> {
   return {
     [HOST_KEY]: HOST_VALUE,
     'kubernetes.io/arch': facts.architecture,
     'kubernetes.io/hostname': config.nodeName,
-    // Traffic for Services comes by the kubelet's Node of the same machine, if there is one.
+    // Traffic for Services arrives through the kubelet's Node of the same machine, if there is such a Node.
     'node.kubernetes.io/exclude-from-external-load-balancers': '',
     ...Object.fromEntries(config.tags.map((tag) => [TAG_LABEL_PREFIX + tag, ''])),
   };
 }
 
-/** The Node for the one POST: afterwards NodeRestriction refuses every change of the taints. */
+/** Returns the Node for its creation. It contains the taints, because NodeRestriction refuses every later change of them. */
 export function newNode(
   config: NodeSettings,
   facts: HostFacts,
@@ -89,7 +92,7 @@ export function newNode(
   };
 }
 
-/** The agent's own part of the status; slots and other resources beside it are the operator's. */
+/** Returns the agent's own part of the status. The operator owns the slots and other resources. */
 export function nodeStatus(o: {
   config: NodeSettings;
   facts: HostFacts;
@@ -113,7 +116,8 @@ export function nodeStatus(o: {
       pods: String(PODS),
     },
     conditions: conditions(state).map((condition) => stamped(condition, o.current, o.now)),
-    // The API server tries no second address when the first one fails: one that it can reach, and no host name.
+    // The only address is one that the API server can reach. A host name is left out, because the API server does not try a
+    // second address when the first one fails.
     addresses: [{ type: 'InternalIP', address: config.address }],
     daemonEndpoints: { kubeletEndpoint: { Port: state.kubeletPort } },
     nodeInfo: systemInfo(facts),
@@ -121,7 +125,10 @@ export function nodeStatus(o: {
   };
 }
 
-/** A file that is used where it lies takes no room, and the API server leaves out a size of 0: it would differ at each look. */
+/**
+ * Returns an image for the Node's list. A file that is used in place has the size 0. The API server leaves out this value, so the
+ * list would differ at each comparison.
+ */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };
 }
@@ -174,12 +181,15 @@ function systemInfo(facts: HostFacts): NodeSystemInfo {
   };
 }
 
-/** Whether the Node lacks a label, or has another value than the agent wants. */
+/** Reports whether a label of the Node is missing or has another value than the agent wants. */
 export function labelsDiffer(node: Readonly<Node>, wanted: Record<string, string>): boolean {
   return Object.entries(wanted).some(([key, value]) => node.metadata.labels?.[key] !== value);
 }
 
-/** Whether the status must be written: something differs (the control plane may have written over it), or its heartbeat is old. */
+/**
+ * Reports whether the status must be written. It must be if a value differs, because the control plane may have overwritten it,
+ * or if its heartbeat is old.
+ */
 export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: number): boolean {
   const { conditions = [], capacity = {}, allocatable = {}, nodeInfo = {}, ...rest } = wanted;
   const current = node.status ?? {};
@@ -192,7 +202,7 @@ export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: num
   );
 }
 
-/** `empty` is the value that the server leaves out of its answers. */
+/** Reports whether `current` has all values of `wanted`. `empty` is the value that the server leaves out of its answers. */
 function contains(current: object | undefined, wanted: object, empty?: unknown): boolean {
   const fields: Record<string, unknown> = { ...current };
   return Object.entries(wanted).every(([key, value]) => isDeepStrictEqual(fields[key] ?? empty, value));

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { choice, count, report, text, timestamp } from './schema.ts';
 
-/** As in metav1.Condition: an optional DNS prefix and a name. */
+/** Pattern of a condition type in `metav1.Condition`: an optional DNS prefix and a name. */
 const CONDITION_TYPE =
   /^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$/;
 
@@ -23,7 +23,7 @@ const conditionSchema = z
   })
   .meta({ description: 'One observation of the object.' });
 /**
- * One condition of any kind.
+ * A condition of any type.
  * @public
  */
 export type Condition = z.infer<typeof conditionSchema>;
@@ -37,7 +37,7 @@ const conditionsSchema = z
     'x-kubernetes-list-map-keys': ['type'],
   });
 
-/** What every kind's status has. */
+/** Returns the fields that the status of every kind has. */
 export function commonStatus() {
   return {
     observedGeneration: count(

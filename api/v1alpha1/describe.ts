@@ -1,9 +1,9 @@
-/** Sources of images as people are told them, in Events, conditions, statuses and logs. */
+/** Descriptions of image sources for people, in Events, conditions, statuses and logs. */
 import type { MachineImageSource } from './machine.ts';
 
 /**
- * An address without what may be a credential: the user and password before its host, and its query, where signed addresses
- * have their signature.
+ * Returns an address without the parts that may hold credentials. These parts are the user and password before the host, and the
+ * query, which contains the signature of a signed address.
  */
 export function describeUrl(text: string | URL): string {
   const url = URL.parse(String(text));
@@ -14,7 +14,7 @@ export function describeUrl(text: string | URL): string {
   return `${url.protocol}//${url.host}${url.pathname}${query}`;
 }
 
-/** Whether an address shows more than {@link describeUrl} tells of it. */
+/** Reports whether an address has parts that {@link describeUrl} leaves out. */
 export function mayHoldCredentials(text: string): boolean {
   const url = URL.parse(text);
   return url === null || url.search !== '' || url.username !== '' || url.password !== '';

@@ -1,7 +1,7 @@
 /** Display of a machine: bounds in pixels and dots per inch. */
 import { integer } from './schema.ts';
 
-/** The highest DPI is chosen when Berth is installed; all else is fixed. */
+/** Largest allowed DPI. The administrator chooses this value at installation; all other bounds of the display are fixed. */
 export type DisplayDpiMaximum = 240 | 320;
 export const DEFAULT_DISPLAY_DPI_MAXIMUM: DisplayDpiMaximum = 240;
 
@@ -15,7 +15,7 @@ interface DisplayBounds {
   displayDPI: Bounds;
 }
 
-/** Bounds of the three display fields, both ends included. */
+/** Returns the bounds of the three display fields. Both ends are included. */
 export function displayBounds(dpiMaximum: DisplayDpiMaximum = DEFAULT_DISPLAY_DPI_MAXIMUM): DisplayBounds {
   return {
     displayWidth: { minimum: 320, maximum: 3840 },
@@ -24,7 +24,7 @@ export function displayBounds(dpiMaximum: DisplayDpiMaximum = DEFAULT_DISPLAY_DP
   };
 }
 
-/** The three display fields of a VM and of a VMConfig. */
+/** Returns the schemas of the three display fields of a VM and of a VMConfig. */
 export function displayFields(dpiMaximum: DisplayDpiMaximum) {
   const bounds = displayBounds(dpiMaximum);
   const field = (description: string, { minimum, maximum }: Bounds) =>

@@ -15,7 +15,7 @@ import { memoryQuantity } from './quantity.ts';
 import { choice, count, documented, immutable, integer, LABEL, report, text } from './schema.ts';
 
 const SECONDS_PER_DAY = 86_400;
-/** Names of Android platforms, devices and image types, such as android-35, pixel_7 and google_apis. */
+/** Pattern for names of Android platforms, devices and image types, for example android-35, pixel_7 and google_apis. */
 const ANDROID_NAME = /^[A-Za-z0-9][-A-Za-z0-9_. ]*$/;
 
 const emulatorSpecSchema = z
@@ -52,7 +52,7 @@ const emulatorStatusSchema = z
   .meta({ description: 'Last observed state of the emulator, written by the operator.' });
 export type EmulatorStatus = z.infer<typeof emulatorStatusSchema>;
 /**
- * An Emulator as the API server keeps it.
+ * An Emulator as the API server stores it.
  * @public
  */
 export type Emulator = ApiObject<EmulatorSpec, EmulatorStatus>;

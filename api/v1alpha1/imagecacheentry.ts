@@ -17,7 +17,9 @@ import {
 } from './schema.ts';
 import { TAG } from './template.ts';
 
-/** Hosts that one entry may name; with names of usual length a full status stays under etcd's 1.5 MB. */
+/**
+ * Largest number of hosts that one entry may name. With names of usual length, a full status stays below etcd's limit of 1.5 MB.
+ */
 const MAXIMUM_NODES = 4096;
 
 function nodeNames(description: string) {
@@ -67,7 +69,7 @@ const imageCacheEntrySpecSchema = z
   );
 export type ImageCacheEntrySpec = z.infer<typeof imageCacheEntrySpecSchema>;
 
-/** Longest word on one host. */
+/** Largest length of the message for one host, in characters. */
 export const NODE_MESSAGE_LENGTH = 256;
 
 const nodeStateSchema = z.object({

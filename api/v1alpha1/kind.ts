@@ -2,7 +2,7 @@ import type * as z from 'zod';
 import { API_VERSION } from './names.ts';
 import type { CelRule } from './schema.ts';
 
-/** A column of `kubectl get`; `wide` ones show with `-o wide` only. */
+/** A column of `kubectl get`. If `wide` is set, only `-o wide` shows the column. */
 export interface PrinterColumn {
   name: string;
   type: 'string' | 'integer' | 'date';
@@ -11,7 +11,7 @@ export interface PrinterColumn {
   wide?: true;
 }
 
-/** Everything that a CustomResourceDefinition says of a kind. */
+/** Content of the CustomResourceDefinition of a kind. */
 export interface KindDefinition {
   kind: string;
   plural: string;
@@ -20,12 +20,12 @@ export interface KindDefinition {
   description: string;
   spec: z.ZodType;
   status: z.ZodType;
-  /** Rules on the whole object: they may read `self.metadata.name`. */
+  /** Rules for the whole object. They may read `self.metadata.name`. */
   rules: readonly CelRule[];
   columns: readonly PrinterColumn[];
 }
 
-/** What a client needs to address a kind. */
+/** Facts that a client needs to address a kind. */
 export interface KindResource {
   readonly apiVersion: string;
   readonly kind: string;
@@ -37,7 +37,10 @@ export function kindResource(kind: string, plural: string, namespaced = true): K
   return { apiVersion: API_VERSION, kind, plural, namespaced };
 }
 
-/** Rule on an object's name: at most `maximum` characters and, where its Pod takes the name, no dots. */
+/**
+ * Returns the rule for an object's name: at most `maximum` characters. The name must have no dots if the object's Pod has the
+ * same name.
+ */
 export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
   const noDots = o.dots ? '' : " && !self.metadata.name.contains('.')";
   const form = o.dots ? 'a DNS name' : 'a DNS label without dots';
@@ -61,7 +64,7 @@ export const AGE_COLUMN: PrinterColumn = {
   jsonPath: '.metadata.creationTimestamp',
 };
 
-/** A column showing one field of a condition. */
+/** Returns a column that shows one field of a condition. */
 export function conditionColumn(
   name: string,
   type: string,
@@ -75,7 +78,7 @@ export function conditionColumn(
   };
 }
 
-/** The same column, for `-o wide` only. */
+/** Returns the same column, for `-o wide` only. */
 export function wide(column: PrinterColumn): PrinterColumn {
   return { ...column, wide: true };
 }

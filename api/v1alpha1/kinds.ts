@@ -7,7 +7,7 @@ import type { KindDefinition } from './kind.ts';
 import { vmKind } from './vm.ts';
 import { vmConfigKind } from './vmconfig.ts';
 
-/** Every kind of the group, where the display's DPI may go up to `dpiMaximum`. */
+/** Returns all kinds of the group. The display's DPI may be at most `dpiMaximum`. */
 export function kinds(dpiMaximum: DisplayDpiMaximum): readonly KindDefinition[] {
   return [
     vmKind(dpiMaximum),

@@ -1,29 +1,35 @@
 /**
- * The contract between the operator and a host's agent. The operator writes a Pod with the annotation
- * `berth.dev/machine` (a fully resolved {@link Machine}, never changed afterwards) and `berth.dev/desired`
- * (a {@link Desired}, the only annotation it changes; the Pod's cpu and memory change by `pods/resize`). The agent answers in Pod status alone.
+ * The contract between the operator and the agent of a host. The operator writes a Pod with two annotations. `berth.dev/machine`
+ * contains a fully resolved {@link Machine} and never changes. `berth.dev/desired` contains a {@link Desired} and is the only
+ * annotation that the operator changes. The Pod's cpu and memory change by `pods/resize`. The agent answers only in the Pod's
+ * status.
  */
 import * as z from 'zod';
 
-/** Version of the machine document. An agent that does not know it refuses the Pod with `AgentTooOld`, never guesses. */
+/**
+ * Version of the machine document. An agent that does not know the version refuses the Pod with `AgentTooOld` and never guesses.
+ */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
 
-/** Where a disk or an ISO comes from, as the agent sees it: the Image's source passed on as it is. */
+/** Source of a disk or an ISO for the agent. The operator passes on the source of the Image unchanged. */
 export const machineImageSourceSchema = z.discriminatedUnion('type', [
   z.object({ type: z.literal('registry'), reference: z.string() }),
   z.object({ type: z.literal('http'), url: z.string(), sha256: z.string() }),
   z.object({ type: z.literal('sharedFile'), path: z.string() }),
   z.object({ type: z.literal('empty'), sizeBytes: z.number().int() }),
-  /** In the cluster's image storage, where the operator found it for an Image: opened with the host's own credentials. */
+  /**
+   * An artifact in the cluster's image storage, where the operator found the content of an Image. The host reads the artifact
+   * with the host's own credentials.
+   */
   z.object({ type: z.literal('storedArtifact'), reference: z.string() }),
-  /** Likewise, below the host's storage folder. */
+  /** A file below the host's storage folder, where the operator found the content of an Image. */
   z.object({ type: z.literal('storedFile'), path: z.string(), sha256: z.string() }),
-  /** A source that needs what is not present in this release (ipsw). */
+  /** A source that this release does not support (ipsw). */
   z.object({ type: z.literal('unsupported'), description: z.string() }),
 ]);
 export type MachineImageSource = z.infer<typeof machineImageSourceSchema>;
 
-/** One reservation: `name` is unique in the machine (`8822-tcp`); the Pod's hostPort is the same number. */
+/** One reserved port. `name` is unique in the machine, for example `8822-tcp`. The Pod's hostPort has the same number. */
 export const machinePortSchema = z.object({
   name: z.string(),
   protocol: z.enum(['TCP', 'UDP']),
@@ -32,18 +38,18 @@ export const machinePortSchema = z.object({
 });
 export type MachinePort = z.infer<typeof machinePortSchema>;
 
-/** A machine as one host must run it: everything resolved, nothing to look up but secrets by mounted name. */
+/** A machine as one host must run it. All values are resolved. The agent only looks up secrets, by their mounted names. */
 export const machineSchema = z.object({
   apiVersion: z.literal(MACHINE_API_VERSION),
   vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
-  /** The VMConfig it was resolved with; for the VM's status, of no interest to the agent. */
+  /** The VMConfig whose values the machine has. It is for the VM's status; the agent does not use it. */
   config: z.object({ name: z.string(), namespace: z.string(), generation: z.number().int() }).optional(),
   attempt: z.number().int(),
   os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
   architecture: z.enum(['amd64', 'arm64']).optional(),
   image: machineImageSourceSchema.optional(),
   imageFormat: z.enum(['Auto', 'Raw', 'QCOW2']),
-  /** `berth.dev/NAMESPACE/NAME` of the Image object, where there is one: the name that the host lists it by. */
+  /** `berth.dev/NAMESPACE/NAME` of the Image object, if the VM names an Image. The host lists the image under this name. */
   imageName: z.string().optional(),
   isoName: z.string().optional(),
   iso: machineImageSourceSchema.optional(),
@@ -60,11 +66,17 @@ export const machineSchema = z.object({
 });
 export type Machine = z.infer<typeof machineSchema>;
 
-/** What may change while the Pod lives. The nonces are RFC 3339 times: an action is done once per value. */
+/**
+ * The part of a machine that may change while the Pod exists. The `…RequestedAt` fields are RFC 3339 times. The agent does each
+ * action once per value.
+ */
 export const desiredSchema = z.object({
   power: z.enum(['Running', 'Stopped', 'Suspended']),
   restartPolicy: z.enum(['Never', 'OnFailure', 'Always']),
-  /** Take effect at the machine's next start, and never more than the Pod's requests count (with {@link MACHINE_MEMORY_OVERHEAD_BYTES}). */
+  /**
+   * `cpu` and `memoryBytes` take effect at the machine's next start. They never exceed the Pod's requests, which include {@link
+   * MACHINE_MEMORY_OVERHEAD_BYTES}.
+   */
   cpu: z.number().int(),
   memoryBytes: z.number().int(),
   diskSizeBytes: z.number().int().optional(),
@@ -74,18 +86,19 @@ export const desiredSchema = z.object({
 export type Desired = z.infer<typeof desiredSchema>;
 
 /**
- * What the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`: the hash of the
- * `desired` it acted on (a Pod's generation does not count annotations), the actions done, and facts for the VM's status.
+ * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. It has the hash of the
+ * fulfilled `desired`, because a Pod's generation does not change with annotations. It also has the finished actions and facts
+ * for the VM's status.
  */
 export const machineReportSchema = z.object({
-  /** SHA-256 (hex, first 16 characters) of the text of the `berth.dev/desired` annotation that is now fulfilled. */
+  /** SHA-256 of the text of the `berth.dev/desired` annotation that is now fulfilled, as the first 16 hexadecimal characters. */
   desiredHash: z.string().optional(),
   restartedAt: z.string().optional(),
   revertedAt: z.string().optional(),
-  /** What the running machine was started with; differs from `desired` until the next start. */
+  /** Values with which the running machine was started. They may differ from `desired` until the next start. */
   cpu: z.number().int().optional(),
   memoryBytes: z.number().int().optional(),
-  /** 0–100 while pulling or cloning. */
+  /** Percentage from 0 to 100 during a pull or clone. */
   progressPercent: z.number().int().optional(),
   accelerator: z.string().optional(),
   imageDigest: z.string().optional(),
@@ -94,10 +107,16 @@ export const machineReportSchema = z.object({
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;
 
-/** Memory a hypervisor process needs beside the guest's own, added to the Pod's request. 128 MiB: measured for QEMU without graphics, rounded up. */
+/**
+ * Memory that a hypervisor process needs beside the guest's memory. It is added to the Pod's request. The value is a measurement
+ * of QEMU without graphics, rounded up to 128 MiB.
+ */
 export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
 
-/** A document of this contract before its schema checks it: undefined where there is none or what is there is no JSON. */
+/**
+ * Parses a document of this contract. A schema has to check the result. The result is undefined if there is no text or the text
+ * is not JSON.
+ */
 export function parseDocument(text: string | undefined): unknown {
   if (text === undefined) {
     return undefined;

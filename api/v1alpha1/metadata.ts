@@ -1,4 +1,4 @@
-/** Object metadata as the API server keeps it, only the parts Berth reads or writes. */
+/** Metadata of an object at the API server. Only the fields that Berth reads or writes are listed. */
 export interface ObjectMeta {
   name: string;
   namespace?: string;
@@ -24,7 +24,7 @@ export interface OwnerReference {
   blockOwnerDeletion?: boolean;
 }
 
-/** One object of a kind: `spec` as people wrote it, `status` as the operator reports it (absent at first sight). */
+/** One object of a kind. People write `spec`; the operator reports `status`, which is absent at first. */
 export interface ApiObject<Spec, Status> {
   apiVersion: string;
   kind: string;

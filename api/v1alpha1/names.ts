@@ -1,84 +1,102 @@
-/** Names that other parts and people rely on: group, labels, annotations, finalizers, taints, resources, conditions. */
+/** Names on which other parts and people rely: group, labels, annotations, finalizers, taints, resources, conditions. */
 export const GROUP = 'berth.dev';
 export const API_VERSION = `${GROUP}/v1alpha1`;
 
-/** On every host's Node: label and taint, both with this key. For selectors and people: a node may label itself so. */
+/**
+ * Key of a label and of a taint on every host's Node, for selectors and people. Only {@link HOST_MARK} proves that a Node is a
+ * host, because a node may set this label on itself.
+ */
 export const HOST_KEY = 'berth.dev/host';
 export const HOST_VALUE = 'true';
 /**
- * The label that makes a Node a host. Its value is {@link HOST_VALUE}. NodeRestriction lets no node set it on itself:
- * the operator sets it for a name whose certificate it approved, or an administrator does.
+ * The label that makes a Node a host. Its value is {@link HOST_VALUE}. NodeRestriction prevents a node from setting this label on
+ * itself. The operator sets the label if it approved a certificate for the Node's name. An administrator may also set the label.
  */
 export const HOST_MARK = 'berth.node-restriction.kubernetes.io/host';
 const HOST_NAME_MAXIMUM = 63;
 const HOST_NAME = /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/;
-/** Longest life of the certificate that a host joins with; the host renews it by itself as soon as its Node is there. */
+/**
+ * Longest lifetime of the first certificate of a host, in seconds. The host renews the certificate by itself as soon as its Node
+ * exists.
+ */
 export const FIRST_CERTIFICATE_SECONDS = 3_600;
-/** The agent's name at the API server: the owner of the fields that it applies, and its user agent. */
+/** Name of the agent at the API server. It is the field manager of applied fields and the user agent of requests. */
 export const AGENT_NAME = 'berth-agent';
-/** On the operator's Pod that leads. */
+/** Label of the operator's Pod that is the leader. */
 export const LEADER_LABEL = 'berth.dev/leader';
 /** Prefix of a host's tags: `tag.berth.dev/<tag>`. */
 export const TAG_LABEL_PREFIX = 'tag.berth.dev/';
-/** Taint on a host whose NAT could not be healed. */
+/** Taint of a host whose NAT could not be repaired. */
 export const NAT_TAINT = 'berth.dev/nat-unready';
-/** A host given to one namespace: label (only the operator can set it on a Node) and taint with this key. */
+/** Key of the label and taint of a host that is dedicated to one namespace. Only the operator can set the label on a Node. */
 export const DEDICATED_KEY = 'berth.node-restriction.kubernetes.io/namespace';
 
-/** Extended resources. */
+/** Extended resources of a Node. */
 export const SLOT_RESOURCE = 'berth.dev/slot';
 export const MACOS_GUEST_RESOURCE = 'berth.dev/macos-guest';
 export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
 
-/** Operator → agent. */
+/** Annotations for data from the operator to the agent. */
 export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
-/** Operator → agent, on the Pods of Jobs: work on images. */
+/** Annotation for a task on images, from the operator to the agent. It is on the Pods of Jobs. */
 export const TASK_ANNOTATION = 'berth.dev/task';
 
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
-/** `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
+/** Label with the type of work: `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 
-/** On the VM: held until nothing of it remains. */
+/** Finalizer on the VM. It stays until nothing of the VM remains. */
 export const VM_FINALIZER = 'berth.dev/machine';
-/** On the Pod: held until its facts are in the VM's status, so that none can run and vanish unseen. */
+/**
+ * Finalizer on the Pod. It stays until the Pod's facts are in the VM's status, because otherwise a Pod could run and disappear
+ * unnoticed.
+ */
 export const POD_FINALIZER = 'berth.dev/observed';
 
-/** Name of the one container of a machine's Pod. */
+/** Name of the only container of a machine's Pod. */
 export const MACHINE_CONTAINER = 'machine';
 
-/** Name of the one container of a task's Pod. */
+/** Name of the only container of a task's Pod. */
 export const TASK_CONTAINER = 'task';
 
-/** Pod and Node condition types that the agent writes. */
+/** Types of conditions that the agent writes to Pods and Nodes. */
 export const MACHINE_CONDITION = 'berth.dev/Machine';
 export const TASK_CONDITION = 'berth.dev/Task';
 export const NETWORK_CONDITION = 'berth.dev/Network';
-/** On a machine's Pod only while the disk of its host is in the machine's way; then False, with one of the two reasons below. */
+/**
+ * Condition of a machine's Pod that exists only while the full disk of the host hinders the machine. Its status is then False,
+ * with one of the two reasons below.
+ */
 export const DISK_CONDITION = 'berth.dev/Disk';
-/** The machine is paused, because its disk grew while the host's became full. */
+/** Reason: the machine is paused, because its disk grew while the host's disk became full. */
 export const HOST_DISK_FULL = 'HostDiskFull';
-/** The machine runs on, because the host has no room for its memory. */
+/** Reason: the machine still runs, because the host's disk has no room for the machine's memory. */
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 
-/** On a silent host's Node, a list as JSON: MAC addresses of machines that were given up there and may still run. */
+/**
+ * Annotation on the Node of an unreachable host. It is a JSON list with MAC addresses of machines that were given up and may
+ * still run there.
+ */
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 
 export const SYSTEM_NAMESPACE = 'berth-system';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';
-/** Of every bootstrap token that a host joins with: it may ask for a certificate. */
+/** Group of every bootstrap token with which a host joins. Members may request a certificate. */
 export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
 
-/** The group of a bootstrap token that says which host it is for. */
+/** Returns the group of a bootstrap token that is for one host only. */
 export function bootstrapGroupOf(hostName: string): string {
   return `${BOOTSTRAP_GROUP}:${hostName}`;
 }
 
-/** Whether a host may have this name: a lower-case DNS label, which labels and file names take as it is. */
+/**
+ * Reports whether a host may have this name. The name must be a lower-case DNS label, because labels and file names contain it
+ * unchanged.
+ */
 export function isHostName(name: string): boolean {
   return name.length <= HOST_NAME_MAXIMUM && HOST_NAME.test(name);
 }

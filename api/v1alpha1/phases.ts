@@ -1,6 +1,6 @@
-/** The phases of a VM: the one table behind `status.phase`, the operator's decisions, the docs and the diagram of a VM's life. */
+/** The phases of a VM. `status.phase`, the operator's decisions, the docs and the diagram of a VM's life all use this table. */
 
-/** Whether the VM has yet to run, changes between two states, or can stay as it is. */
+/** Stage of a phase: before the first run, between two states, or in a state that can last. */
 type Stage = 'deployment' | 'transition' | 'settled';
 
 interface PhaseDefinition {
@@ -79,7 +79,7 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   Terminating: { stage: 'transition', meaning: 'The VM is being deleted.', next: [] },
 };
 
-/** The phases of a stage, in the order of the table. */
+/** Returns the phases of a stage, in the order of the table. */
 export function phasesIn(stage: Stage): ReadonlySet<string> {
   const phases = Object.entries(VM_PHASES).filter(([, definition]) => definition.stage === stage);
   return new Set(phases.map(([name]) => name));

@@ -1,17 +1,20 @@
-/** Port reservations: `<NODE_PORT>:<VM_PORT>` with an optional `/tcp` or `/udp`, in any case, TCP when omitted. */
+/** Reserved ports: `<NODE_PORT>:<VM_PORT>` with an optional `/tcp` or `/udp` in upper or lower case. The default is TCP. */
 import * as z from 'zod';
 import { documented } from './schema.ts';
 
-/** A reservation: `hostPort` of the machine's host leads to `guestPort` in the guest. */
+/** A reserved port: `hostPort` of the machine's host leads to `guestPort` in the guest. */
 interface PortReservation {
   hostPort: number;
   guestPort: number;
   protocol: 'TCP' | 'UDP';
 }
 
-/** Most reservations of one machine. */
+/** Largest number of reserved ports of one machine. */
 const MAXIMUM_PORTS = 64;
-/** Longer than any right reservation (15 characters), so that a wrong one is refused with the rule and not its length. */
+/**
+ * Largest length of a text. It exceeds the 15 characters of a valid reservation, so that an invalid text is refused with the rule
+ * and not for its length.
+ */
 const PORT_LENGTH = 32;
 
 const NUMBER = '([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])';
@@ -20,7 +23,7 @@ const PORT = new RegExp(PORT_PATTERN);
 const FORM =
   'must be <NODE_PORT>:<VM_PORT>, optionally with /tcp or /udp, both ports from 1 to 65535 without leading zeros';
 
-/** @throws RangeError with the rule when `text` is not a reservation. */
+/** Parses a reserved port. @throws RangeError with the rule, when `text` is not a reserved port. */
 export function parsePort(text: string): PortReservation {
   const match = PORT.exec(text);
   if (match === null) {
@@ -34,7 +37,10 @@ export function parsePort(text: string): PortReservation {
   };
 }
 
-/** What two reservations may not share on one host, and the name of the reservation's endpoint: `8822-tcp`. */
+/**
+ * Returns the name of the endpoint of a reserved port, for example `8822-tcp`. Two reserved ports on one host must not have the
+ * same name.
+ */
 export function portName(port: Pick<PortReservation, 'hostPort' | 'protocol'>): string {
   return `${port.hostPort}-${port.protocol.toLowerCase()}`;
 }

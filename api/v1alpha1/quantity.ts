@@ -5,7 +5,7 @@ import { documented } from './schema.ts';
 const QUANTITY =
   /^([+-]?)(\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE]([+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i))?$/;
 
-/** Longest text accepted for a quantity. */
+/** Largest length of a quantity's text, in characters. */
 const QUANTITY_LENGTH = 32;
 
 const DECIMAL_EXPONENTS: Readonly<Record<string, number>> = {
@@ -22,11 +22,11 @@ const DECIMAL_EXPONENTS: Readonly<Record<string, number>> = {
 const BINARY_SUFFIXES: readonly string[] = ['', 'Ki', 'Mi', 'Gi', 'Ti', 'Pi', 'Ei'];
 const DECIMAL_SUFFIXES: readonly string[] = ['', 'k', 'M', 'G', 'T', 'P', 'E'];
 
-/** A quantity as people write it: a text with a suffix, or a plain number of bytes. */
+/** A quantity as people write it: a text with a suffix, or a number of bytes. */
 type Quantity = string | number;
 
 /**
- * Bytes of a quantity. A fraction of a byte is rounded away from zero, as Kubernetes does.
+ * Returns the bytes of a quantity. A fraction of a byte is rounded away from zero, as in Kubernetes.
  * @throws RangeError when the text is not a quantity.
  */
 export function parseQuantity(quantity: Quantity): bigint {
@@ -42,12 +42,12 @@ export function parseQuantity(quantity: Quantity): bigint {
   return sign === '-' ? -bytes : bytes;
 }
 
-/** The quotient of two numbers of which neither is negative, rounded up. */
+/** Returns the quotient of two numbers, rounded up. Neither number may be negative. */
 export function divideUp(value: bigint, divisor: bigint): bigint {
   return (value + divisor - 1n) / divisor;
 }
 
-/** The shortest exact text for a number of bytes, as Kubernetes spells it: `4Gi`, `1536Mi`, `1500k`. */
+/** Returns the shortest exact text for a number of bytes, in the spelling of Kubernetes: `4Gi`, `1536Mi`, `1500k`. */
 export function formatQuantity(bytes: bigint | number): string {
   const value = BigInt(bytes);
   return value % 1024n === 0n
@@ -65,7 +65,7 @@ function shortened(bytes: bigint, base: bigint, suffixes: readonly string[]): st
   return `${value}${suffixes[suffix]}`;
 }
 
-/** Thousandths of a processor, as Kubernetes spells them: `4`, `1500m`. */
+/** Formats thousandths of a processor in the spelling of Kubernetes: `4`, `1500m`. */
 export function formatMillis(millis: number): string {
   return millis % 1000 === 0 ? String(millis / 1000) : `${Math.floor(millis)}m`;
 }
@@ -78,7 +78,10 @@ function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean
   return bytes >= minimum && bytes <= maximum;
 }
 
-/** A quantity of bytes from `minimum` to `maximum`, both included; `name` is the field, for the refusal. */
+/**
+ * Returns the schema of a quantity of bytes from `minimum` to `maximum`, both included. `name` is the field's name in messages of
+ * refusals.
+ */
 function quantity(name: string, description: string, minimum: string, maximum: string) {
   const lowest = parseQuantity(minimum);
   const highest = parseQuantity(maximum);
@@ -97,17 +100,17 @@ function quantity(name: string, description: string, minimum: string, maximum: s
     });
 }
 
-/** CEL for the quantity in `field` being at least the one in `other`. */
+/** Returns a CEL expression that is true if the quantity in `field` is at least the quantity in `other`. */
 export function atLeast(field: string, other: string): string {
   return `quantity(string(${field})).compareTo(quantity(string(${other}))) >= 0`;
 }
 
-/** Memory of a machine: less than 64Mi starts no guest; 16Ti is more than any host has. */
+/** Returns the schema of a machine's memory. No guest starts with less than 64Mi, and no host has more than 16Ti. */
 export function memoryQuantity() {
   return quantity('memory', 'Memory of the machine, for example 4Gi.', '64Mi', '16Ti');
 }
 
-/** Size of a machine's disk. A pebibyte still counts exactly in a JavaScript number. */
+/** Returns the schema of a disk's size. The maximum of one pebibyte is still an exact integer in a JavaScript number. */
 export function diskQuantity(name: string, description: string) {
   return quantity(name, description, '1Mi', '1Pi');
 }

@@ -17,7 +17,7 @@ import {
 const CATALOGUE = Object.entries(REASONS) as [Reason, ReasonEntry][];
 const ROOT = join(import.meta.dirname, '..', '..');
 const CONDITION_REASON = /^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$/;
-/** A sentence that is longer has to be read twice. */
+/** Largest number of words in a sentence. Readers have to read longer sentences twice. */
 const WORDS_LIMIT = 25;
 
 describe('the catalogue of reasons', () => {

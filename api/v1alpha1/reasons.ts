@@ -1,6 +1,6 @@
 /**
- * The catalogue of reasons: the words by which operator and agent tell each other, and people, why something is as it is.
- * A word that is not here cannot be written. `docs/reference/reasons.md` is made from it.
+ * The catalogue of reasons. With these words the operator and the agent explain states to each other and to people. Nothing can
+ * write a word that is not in the catalogue. `docs/reference/reasons.md` is generated from it.
  */
 import { reasonOf } from '../../base/errors.ts';
 import { CACHE_REASONS } from './reasons/cache.ts';
@@ -10,10 +10,10 @@ import { HOST_REASONS } from './reasons/host.ts';
 import { IMAGE_REASONS } from './reasons/image.ts';
 import { STATES } from './reasons/states.ts';
 
-/** Kinds whose objects carry reasons. An ISO has those of an Image. */
+/** Kinds whose objects have reasons. An ISO has the reasons of an Image. */
 export type ReasonKind = 'VM' | 'Image' | 'ImageCacheEntry' | 'Pod' | 'Node' | 'CertificateSigningRequest';
 
-/** What a reason means for the object; `REASON_CLASSES` says it to people. */
+/** Consequence of a reason for the object. `REASON_CLASSES` describes each class for people. */
 export type ReasonClass = keyof typeof REASON_CLASSES;
 
 export const REASON_CLASSES = {
@@ -25,20 +25,20 @@ export const REASON_CLASSES = {
 } as const;
 
 export interface ReasonEntry {
-  /** Condition types, `Event`, or the state of a container or field, by kind. */
+  /** Places where the reason appears, by kind: types of conditions, `Event`, or the state of a container or field. */
   readonly seen: Readonly<Partial<Record<ReasonKind, readonly string[]>>>;
-  /** One for every kind, or one for each. */
+  /** One class for all kinds, or one class for each kind. */
   readonly class: ReasonClass | Readonly<Partial<Record<ReasonKind, ReasonClass>>>;
-  /** The host is at fault and not the machine: a machine that has run is never given up for it. */
+  /** Whether the fault is in the host and not in the machine. A machine that has run is never given up for this reason. */
   readonly ofHost?: boolean;
   readonly by: 'operator' | 'agent' | 'agent and operator' | 'Kubernetes';
   /** One sentence for people, without a final full stop. */
   readonly says: string;
-  /** The way out, in the imperative. Absent: there is nothing to do. */
+  /** Next step for people, in the imperative. If absent, nothing has to be done. */
   readonly todo?: string;
 }
 
-/** Every reason with what is known of it. */
+/** All reasons with their properties. */
 export const REASONS = {
   ...STATES,
   ...FAULTS,
@@ -51,16 +51,22 @@ export const REASONS = {
 
 /** A word of the catalogue. */
 export type Reason = keyof typeof REASONS;
-/** A word by which a host refuses a machine that another one may take: a kubelet's own, where it has one. */
+/**
+ * Reason for which a host refuses a machine that another host may accept. If kubelets have a word for the reason, it is the same
+ * word.
+ */
 export type RefusalReason = keyof typeof REFUSALS;
 
 declare const unknownReason: unique symbol;
-/** A word that a host or Kubernetes said, and that this version does not know. */
+/** A word from a host or from Kubernetes that this version does not know. */
 export type UnknownReason = string & { readonly [unknownReason]: true };
-/** What a condition or an Event may say. */
+/** Reason that a condition or an Event may have. */
 export type SaidReason = Reason | UnknownReason;
 
-/** As `metav1.Condition` has it, and no longer than Kubernetes takes it in an Event. The API server would refuse others at each write. */
+/**
+ * Pattern of a reason in `metav1.Condition`, with the length limit of a reason in an Event. The API server would refuse every
+ * write with another word.
+ */
 const WORD = /^[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?$/;
 
 export function isReason(word: string | undefined): word is Reason {
@@ -68,14 +74,14 @@ export function isReason(word: string | undefined): word is Reason {
 }
 
 /**
- * A word of a host or of Kubernetes, which may be of another version and then know words that are not in the catalogue.
- * `otherwise` for a text that no condition may have as its reason.
+ * Returns the word of a host or of Kubernetes if a condition may have it as its reason, and otherwise `otherwise`. The host or
+ * Kubernetes may have another version, so the word may be missing in the catalogue.
  */
 export function saidReason(word: string | undefined, otherwise: Reason): SaidReason {
   return word !== undefined && WORD.test(word) ? (word as UnknownReason) : otherwise;
 }
 
-/** Undefined for a word that the catalogue does not have. */
+/** Returns the class of a word. The result is undefined if the word is not in the catalogue. */
 export function classOf(word: string | undefined, kind: ReasonKind): ReasonClass | undefined {
   if (!isReason(word)) {
     return undefined;
@@ -84,25 +90,28 @@ export function classOf(word: string | undefined, kind: ReasonKind): ReasonClass
   return typeof known === 'string' ? known : known[kind];
 }
 
-/** Whether the word is one that an object of the kind says there: in a condition of that type, or as an `Event`. */
+/** Reports whether the catalogue lists the word for this kind and place. The place is a condition type or `Event`. */
 export function isSeen(word: string | undefined, kind: ReasonKind, where: string): boolean {
   const { seen }: Pick<ReasonEntry, 'seen'> = isReason(word) ? REASONS[word] : { seen: {} };
   return seen[kind]?.includes(where) ?? false;
 }
 
-/** Whether the host is at fault and not the machine. */
+/** Reports whether the fault is in the host and not in the machine. */
 export function isOfHost(word: Reason): boolean {
   const { ofHost, class: known }: ReasonEntry = REASONS[word];
   return ofHost === true || known === 'elsewhere';
 }
 
-/** The catalogued reason that an error carries; undefined for one that carries none, or another system's word. */
+/**
+ * Returns the catalogued reason that an error carries. The result is undefined if the error has no reason, or a reason of another
+ * system.
+ */
 export function reasonIn(error: unknown): Reason | undefined {
   const word = reasonOf(error);
   return isReason(word) ? word : undefined;
 }
 
-/** An error that reaches a person: its reason is for machines, its message for people. */
+/** An error that people see. Its reason is for programs, and its message is for people. */
 export class ReasonedError<Word extends Reason = Reason> extends Error {
   override readonly name: string = 'ReasonedError';
   readonly reason: Word;

@@ -1,22 +1,22 @@
-/** References of images: how they differ from names of Image objects, their normal form, and their parts. */
+/** References of images: their form, their normalized spelling, and their parts. */
 import { ReasonedError } from './reasons.ts';
 
-/** Longest reference or name accepted, in characters. */
+/** Largest length of a reference or name, in characters. */
 export const IMAGE_NAME_LENGTH = 512;
 
-/** The parts of a reference, each checked: they can stand in a URL as they are. */
+/** The parts of a reference. Each part is checked, so that URLs can contain it unchanged. */
 export interface Reference {
-  /** Host, and port if it has one: `ghcr.io`, `registry.example:5000`. */
+  /** Host, with a port if the reference has a port: `ghcr.io`, `registry.example:5000`. */
   registry: string;
   repository: string;
   tag?: string;
-  /** `sha256:<hex>`; goes before the tag. */
+  /** Digest in the form `sha256:<hex>`. If the reference has a digest and a tag, the digest is used. */
   digest?: string;
 }
 
 const REGISTRY_DEFAULT = 'docker.io';
 const TAG_DEFAULT = 'latest';
-/** The registry of Docker Hub answers under another name than its references have. */
+/** API hosts of registries that do not answer under the name in their references. Docker Hub is the only such registry. */
 const API_HOSTS: Readonly<Record<string, string>> = { [REGISTRY_DEFAULT]: 'registry-1.docker.io' };
 
 const LABEL = '[a-z0-9]([a-z0-9-]*[a-z0-9])?';
@@ -24,12 +24,15 @@ const REGISTRY = new RegExp(String.raw`^(${LABEL}(\.${LABEL})*|\[[0-9a-f:.]+\])(
 const REPOSITORY = /^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(\/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$/;
 const TAG = /^\w[\w.-]{0,127}$/;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
-/** A URL leaves out the default port of its scheme. */
+/** Default port of http, which URLs leave out. */
 const HTTP_PORT = 80;
-/** How much of a text that is too long its refusal quotes, in characters. */
+/** Number of characters that the refusal of a too long text quotes. */
 const QUOTED_LENGTH = 64;
 
-/** `image` and `iso` of a VM name a registry's image when they contain `/`, `:` or `@`; else an Image or ISO object. */
+/**
+ * Reports whether `image` or `iso` of a VM names an image in a registry. It does if it contains `/`, `:` or `@`; otherwise it
+ * names an Image or ISO object.
+ */
 export function isImageReference(text: string): boolean {
   return /[/:@]/.test(text);
 }
@@ -39,8 +42,9 @@ export function isSha256(digest: string): boolean {
 }
 
 /**
- * The one spelling of an image's name: trimmed, `docker.io` (with `library/` for its one-word names) and `:latest` made
- * explicit, a digest kept. Two spellings of one image give the same text; normalising twice changes nothing.
+ * Returns the normalized spelling of an image's name. The text is trimmed. `docker.io`, its prefix `library/` for names of one
+ * word, and `:latest` are made explicit. A digest is kept. Two spellings of one image yield the same text. Normalizing a second
+ * time changes nothing.
  */
 export function normaliseImageName(name: string): string {
   const [named, digest] = split(name.trim(), '@');
@@ -54,26 +58,32 @@ export function normaliseImageName(name: string): string {
   return tag === undefined ? `${canonical}@${digest}` : `${canonical}:${tag}@${digest}`;
 }
 
-/** The part before the first slash is a registry when it looks like a host: with a dot, a port or a capital, or localhost. */
+/**
+ * Separates the registry from the rest of a name. The part before the first slash is a registry if it is `localhost`, or if it
+ * contains a dot, a colon or a capital letter.
+ */
 function splitRegistry(named: string): [string, string] {
   const [first, rest] = split(named, '/');
   const isHost = /[.:A-Z]/.test(first) || first === 'localhost';
   return rest !== undefined && isHost ? [canonicalRegistry(first), rest] : [REGISTRY_DEFAULT, named];
 }
 
-/** Docker Hub's other host name; host names are the same in any case. */
+/** Returns the registry in lower case, because host names ignore case. The other host name of Docker Hub becomes `docker.io`. */
 function canonicalRegistry(registry: string): string {
   const host = registry.toLowerCase();
   return host === 'index.docker.io' ? REGISTRY_DEFAULT : host;
 }
 
-/** The text before and after the first `separator`; no second part when there is none. */
+/** Returns the text before and after the first `separator`. The second part is absent if the text has no separator. */
 function split(text: string, separator: string): [string, string?] {
   const at = text.indexOf(separator);
   return at < 0 ? [text] : [text.slice(0, at), text.slice(at + 1)];
 }
 
-/** The parts of a reference in any spelling. @throws ReasonedError `ImageSourceUnsupported`, which says why it is none. */
+/**
+ * Returns the parts of a reference in any spelling. @throws ReasonedError `ImageSourceUnsupported` with the mistake, when the
+ * text is not a reference.
+ */
 export function parseReference(text: string): Reference {
   const reference = readReference(text);
   if (typeof reference === 'string') {
@@ -83,7 +93,10 @@ export function parseReference(text: string): Reference {
   return reference;
 }
 
-/** The parts of a reference in any spelling, or why it is none, as words that follow a colon. */
+/**
+ * Returns the parts of a reference in any spelling. If the text is not a reference, the result is the mistake, as a phrase that
+ * can follow a colon.
+ */
 export function readReference(text: string): Reference | string {
   if (text.length > IMAGE_NAME_LENGTH) {
     return `longer than ${IMAGE_NAME_LENGTH}`;
@@ -116,7 +129,10 @@ function mistakeIn({ registry, repository, tag, digest }: Reference): string | u
   return digest === undefined || isSha256(digest) ? undefined : digestMistake(digest);
 }
 
-/** A name that URLs read as another host (`0x7f.1` is 127.0.0.1 to them) or refuse (port 70000) is no name of a registry. */
+/**
+ * Reports whether the text is a registry's name that URLs keep unchanged. URLs read `0x7f.1` as the host 127.0.0.1 and refuse
+ * port 70000, so neither is allowed.
+ */
 function isRegistry(text: string): boolean {
   if (!REGISTRY.test(text)) {
     return false;
@@ -133,17 +149,17 @@ function digestMistake(digest: string): string {
     : `digests of ${algorithm} are not supported, only sha256`;
 }
 
-/** `registry/repository`, without tag and digest. */
+/** Returns `registry/repository`, without tag and digest. */
 export function repositoryName({ registry, repository }: Reference): string {
   return `${registry}/${repository}`;
 }
 
-/** `NAME:TAG` or `NAME@DIGEST`, for messages. */
+/** Returns `NAME:TAG` or `NAME@DIGEST`, for messages. */
 export function join(name: string, tagOrDigest: string): string {
   return `${name}${tagOrDigest.includes(':') ? '@' : ':'}${tagOrDigest}`;
 }
 
-/** Host and port of a registry's API. */
+/** Returns the host and port of a registry's API. */
 export function apiHost(registry: string): string {
   return API_HOSTS[registry] ?? registry;
 }

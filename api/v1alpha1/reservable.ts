@@ -1,14 +1,20 @@
-/** Which ports of hosts VMs may reserve: the same setting, `ports`, in the operator's configuration and in an agent's. */
+/**
+ * Rules for the ports of hosts that VMs may reserve. The operator's configuration and an agent's configuration both have them as
+ * the setting `ports`.
+ */
 import * as z from 'zod';
 
 const LAST_PORT = 65_535;
-/** Below it are the ports of the host's own services; only root may listen there. */
+/** First port on which programs without root may listen. Lower ports are for the host's own services. */
 const FIRST_UNPRIVILEGED_PORT = 1024;
 
-/** etcd, API server, kubelet with the rest of the control plane, the agent as the chart runs it, and node ports of Services. */
+/**
+ * Default of denied ports: etcd, API server, kubelet and the rest of the control plane, the agent of the chart, and node ports of
+ * Services.
+ */
 const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
 
-/** First and last port, both included; undefined for a text that is no range. */
+/** Returns the first and last port of a range, both included. The result is undefined if the text is not a range. */
 function bounds(text: string): readonly [number, number] | undefined {
   const [first = '', last = first, ...rest] = text.split('-');
   const ends = [Number(first), Number(last)] as const;
@@ -33,14 +39,17 @@ export const portRulesSchema = z
     reservable: ranges
       .default([`${FIRST_UNPRIVILEGED_PORT}-${LAST_PORT}`])
       .meta({ examples: [['8000-8999']] }),
-    /** Taken out of `reservable`. */
+    /** Ports that VMs may not reserve, although `reservable` contains them. */
     denied: ranges.default(DENIED).meta({ examples: [['6443']] }),
   })
   .prefault({});
 
 export type PortRules = z.infer<typeof portRulesSchema>;
 
-/** Why VMs may not reserve this port of a host, with the name of the setting; undefined when they may. */
+/**
+ * Returns the reason why VMs may not reserve this port of a host, with the name of the setting. The result is undefined if they
+ * may.
+ */
 export function whyNotReservable(rules: PortRules, port: number): string | undefined {
   const isIn = (texts: readonly string[]): boolean =>
     texts.some((text) => {

@@ -1,37 +1,40 @@
 /**
- * Building blocks of the kinds' schemas. What zod cannot say (CEL rules, list types) travels in `.meta()` under the
- * names that a CustomResourceDefinition uses, so that one schema gives the types, the CRD and the HTTP API.
+ * Building blocks of the schemas of kinds. Zod cannot express CEL rules and list types. They are in `.meta()`, under the names of
+ * fields of a CustomResourceDefinition. One schema therefore defines the types, the CRD and the HTTP API.
  */
 import * as z from 'zod';
 
 /** One CEL rule of a CustomResourceDefinition (`x-kubernetes-validations`). */
 export interface CelRule {
   rule: string;
-  /** Required by the API server unless `messageExpression` is given; also used where that expression fails. */
+  /**
+   * Message of the refusal. The API server requires this text unless `messageExpression` is set, and uses it if that expression
+   * fails.
+   */
   message: string;
   messageExpression?: string;
-  /** JSON path of the field the refusal names, relative to where the rule stands. */
+  /** JSON path of the field that the refusal names, relative to the place of the rule. */
   fieldPath?: string;
   reason?: 'FieldValueForbidden' | 'FieldValueRequired';
 }
 
-/** Description and CEL rules in the form that `.meta()` takes. */
+/** Returns a description and CEL rules as an argument for `.meta()`. */
 export function documented(description: string, ...rules: CelRule[]): Record<string, unknown> {
   return rules.length === 0 ? { description } : { description, 'x-kubernetes-validations': rules };
 }
 
-/** A text of 1 to `maximum` characters, with an optional pattern. */
+/** Returns the schema of a text of 1 to `maximum` characters, with an optional pattern. */
 export function text(description: string, maximum: number, pattern?: RegExp) {
   const bounded = z.string().min(1).max(maximum);
   return (pattern === undefined ? bounded : bounded.regex(pattern)).meta({ description });
 }
 
-/** A text that may be empty, for what the operator reports. */
+/** Returns the schema of a text that the operator reports. It may be empty. */
 export function report(description: string, maximum: number) {
   return z.string().max(maximum).meta({ description });
 }
 
-/** An integer from `minimum` to `maximum`, both included; the refusal says both bounds. */
+/** Returns the schema of an integer from `minimum` to `maximum`, both included. The message of a refusal contains both bounds. */
 export function integer(description: string, minimum: number, maximum: number) {
   return z
     .int()
@@ -45,20 +48,22 @@ export function integer(description: string, minimum: number, maximum: number) {
     );
 }
 
-/** An integer that the operator reports, so without a refusal to explain. */
+/**
+ * Returns the schema of an integer that the operator reports. It has no message for a refusal, because no user sets the value.
+ */
 export function count(description: string, maximum = 2_147_483_647) {
   return z.int().min(0).max(maximum).meta({ description });
 }
 
-/** Longest RFC 3339 time accepted: `2006-01-02T15:04:05.999999999+07:00` has 35 characters. */
+/** Largest length of an RFC 3339 time. `2006-01-02T15:04:05.999999999+07:00` has 35 characters. */
 const TIMESTAMP_LENGTH = 40;
 
-/** An RFC 3339 time. */
+/** Returns the schema of an RFC 3339 time. */
 export function timestamp(description: string) {
   return z.iso.datetime({ offset: true }).max(TIMESTAMP_LENGTH).meta({ description });
 }
 
-/** One of a few words. */
+/** Returns the schema of a text that must be one of `words`. */
 export function choice<const Words extends readonly [string, ...string[]]>(
   description: string,
   words: Words,
@@ -66,27 +71,27 @@ export function choice<const Words extends readonly [string, ...string[]]>(
   return z.enum(words).meta({ description });
 }
 
-/** Names that Kubernetes gives to most objects: RFC 1123 subdomains of at most 253 characters. */
+/** Pattern of names that most Kubernetes objects have: RFC 1123 subdomains, of at most 253 characters. */
 const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
-/** RFC 1123 labels, of at most 63 characters. */
+/** Pattern of RFC 1123 labels, of at most 63 characters. */
 export const LABEL = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/;
 
-/** The name of another object. */
+/** Returns the schema of the name of another object. */
 export function objectName(description: string) {
   return text(description, 253, SUBDOMAIN);
 }
 
-/** The name of a namespace. */
+/** Returns the schema of the name of a namespace. */
 export function namespaceName(description: string) {
   return text(description, 63, LABEL);
 }
 
-/** A SHA-256 checksum in lower-case hexadecimal. */
+/** Returns the schema of a SHA-256 checksum in lower-case hexadecimal. */
 export function sha256(description: string) {
   return text(description, 64, /^[a-f0-9]{64}$/);
 }
 
-/** Rules for `spec` that keep each of `fields` as it was when the object was made, unset included. */
+/** Returns rules for `spec` that keep each of `fields` unchanged after creation. A field that is not set must stay so. */
 export function immutable(...fields: string[]): CelRule[] {
   return fields.map((field) => ({
     rule: `has(self.${field}) == has(oldSelf.${field}) && (!has(self.${field}) || self.${field} == oldSelf.${field})`,
@@ -96,7 +101,7 @@ export function immutable(...fields: string[]): CelRule[] {
   }));
 }
 
-/** Rule for `spec`: at most one of `fields` is set, or exactly one when `required`. */
+/** Returns the rule for `spec` that at most one of `fields` is set, or exactly one if `required` is true. */
 export function oneOf(fields: readonly string[], required: boolean): CelRule {
   const set = fields.map((field) => `has(self.${field})`).join(', ');
   const names = `${fields.slice(0, -1).join(', ')} and ${fields.at(-1)}`;

@@ -1,4 +1,4 @@
-/** What Images and ISOs share: where they come from, and what is reported of them. */
+/** Fields that Images and ISOs share: their source and their reported state. */
 import * as z from 'zod';
 import { count, documented, report, sha256, text, timestamp } from './schema.ts';
 import { imageName, objectReferenceSchema } from './template.ts';
@@ -12,7 +12,7 @@ export const registrySchema = z
   .object({ reference: imageName('Reference in an OCI registry.') })
   .meta({ description: 'An image in an OCI registry.' });
 
-/** A file fetched over http or https and checked. */
+/** Returns the schema of a file that is fetched over http or https and checked. */
 export function downloadSchema(description: string) {
   return z
     .object({
@@ -39,7 +39,7 @@ export const sharedFileSchema = z
   })
   .meta({ description: 'A file in a folder that all hosts mount.' });
 
-/** Another object of the same kind. */
+/** Returns the schema of a reference to another object of the same kind. */
 export function copyOfSchema(description: string) {
   return objectReferenceSchema.meta({ description });
 }
@@ -51,7 +51,7 @@ export const SOURCE_IMMUTABLE = {
   fieldPath: '.source',
 } as const;
 
-/** The fields of a source as hosts are told it (`MachineImageSource`), flat: `type` says which of them there are. */
+/** The fields of a source as hosts get it (`MachineImageSource`), without nesting. `type` determines which fields are set. */
 const contentSchema = z
   .object({
     type: report('Type of the source: registry, http, sharedFile, empty, storedArtifact or storedFile.', 32),
@@ -63,7 +63,7 @@ const contentSchema = z
   })
   .meta({ description: 'Source from which hosts get the content.' });
 
-/** What is reported of a stored Image or ISO. */
+/** Returns the fields that the operator reports for a stored Image or ISO. */
 export function storedStatus() {
   return {
     phase: report('For people: Pending, Pulling, Ready, Updating or Failed.', 64).optional(),

@@ -1,7 +1,7 @@
-/** Fits a status to its schema's bounds before it is written, so that the API server never refuses our own words. */
+/** Cuts a status to the bounds of its schema before it is written, so that the API server never refuses Berth's own texts. */
 import * as z from 'zod';
 
-/** The parts of a JSON schema that bound a value. */
+/** The parts of a JSON schema that limit a value. */
 interface BoundedSchema {
   maxLength?: number;
   maxItems?: number;
@@ -24,8 +24,9 @@ function boundsOf(schema: z.ZodType): BoundedSchema {
 }
 
 /**
- * A copy of `value` with every text cut to its bound, the end kept (a log's last lines say why), and every list and
- * map cut to its bound, the start kept. Undefined fields are left out. `schema` is a kind's status schema or a part of it.
+ * Returns a copy of `value` that fits the bounds of its schema. Of a text the end is kept, because the last lines of a log
+ * contain the reason. Of a list or map the start is kept. Undefined fields are left out. `schema` is the status schema of a kind,
+ * or a part of that schema.
  */
 export function boundStatus<Schema extends z.ZodType>(
   schema: Schema,
@@ -57,7 +58,10 @@ function fieldSchema(schema: BoundedSchema, key: string): BoundedSchema {
   return schema.properties?.[key] ?? further;
 }
 
-/** The last `maximum` UTF-16 units, at most as many characters as the API server counts; never half of a character. */
+/**
+ * Returns the last `maximum` UTF-16 units of a text, never with half of a character. The API server counts at most as many
+ * characters.
+ */
 export function keepEnd(text: string, maximum: number | undefined): string {
   if (maximum === undefined || text.length <= maximum) {
     return text;

@@ -1,4 +1,4 @@
-/** What a VM and a VMConfig both say of a machine, and the pieces of it that other kinds share. */
+/** Fields of a machine that a VM and a VMConfig share, and schemas that other kinds use too. */
 import * as z from 'zod';
 import { type DisplayDpiMaximum, displayFields } from './display.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
@@ -14,11 +14,11 @@ import {
   text,
 } from './schema.ts';
 
-/** Label name part of RFC 1123 with capitals, dots and underscores, as node labels have it. */
+/** Pattern of a tag: the name part of a Kubernetes label value, with letters, digits, dashes, dots and underscores. */
 export const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
 const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 
-/** An object in the same or another namespace. */
+/** A reference to an object in the same or another namespace. */
 export const objectReferenceSchema = z.object({
   name: objectName('Name of the object.'),
   namespace: namespaceName(
@@ -26,7 +26,7 @@ export const objectReferenceSchema = z.object({
   ).optional(),
 });
 
-/** An OCI reference, or the name of an Image or ISO object. */
+/** Returns the schema of an OCI reference, or of the name of an Image or ISO object. */
 export function imageName(description: string) {
   return text(
     `${description} A text with \`/\`, \`:\` or \`@\` is an OCI reference. Any other text names an object in this namespace or in platform-default.`,
@@ -54,7 +54,7 @@ export const osSchema = choice('Operating system of the guest: MacOS, Linux or W
   'Windows',
 ]);
 
-/** Where a machine may be placed, apart from naming a node. */
+/** Fields for the choice of a host, except the field that names a single host. */
 const placementFields = {
   tag: text('Tag of the wanted hosts, which have the label tag.berth.dev/TAG.', 63, TAG).optional(),
   tagPolicy: choice(
@@ -99,7 +99,10 @@ const readinessSchema = z
     }),
   );
 
-/** Fields that a VM may leave to its VMConfig. None has a default: what is stored here always wins. */
+/**
+ * Returns the schemas of the fields that a VM may leave to its VMConfig. No field has a default, because a stored value of the VM
+ * always wins.
+ */
 export function machineFields(dpiMaximum: DisplayDpiMaximum) {
   return {
     image: imageName('Image for the disk.').optional(),

@@ -117,7 +117,7 @@ const ONE_USER_DATA: CelRule = {
   rule: '!(has(self.userData) && has(self.userDataSecretRef))',
   message: 'at most one of userData and userDataSecretRef may be set',
 };
-/** On `spec`, so that unsetting counts: a rule on the field would let 10Gi → unset → 5Gi pass. */
+/** Rule for growing disks. It is on `spec` and not on the field, because a rule on the field would allow 10Gi → unset → 5Gi. */
 const DISK_GROWS: CelRule = {
   rule: `!has(oldSelf.diskSize) || (has(self.diskSize) && ${atLeast('self.diskSize', 'oldSelf.diskSize')})`,
   message: 'diskSize may be added or grown, never made smaller or removed',
@@ -127,7 +127,7 @@ const DISK_GROWS: CelRule = {
   fieldPath: '.diskSize',
 };
 
-/** The schema of a VM's spec where the display's DPI may go up to `dpiMaximum`. */
+/** Returns the schema of a VM's spec. The display's DPI may be at most `dpiMaximum`. */
 function vmSpec(dpiMaximum: DisplayDpiMaximum) {
   const fields = vmFields(dpiMaximum);
   const fixed = Object.keys(fields).filter((field) => !MUTABLE.has(field));
@@ -151,7 +151,7 @@ export type VM = ApiObject<VMSpec, VMStatus>;
 
 export const VM_RESOURCE = kindResource('VM', 'vms');
 
-/** The VM kind where the display's DPI may go up to `dpiMaximum`. */
+/** Returns the VM kind. The display's DPI may be at most `dpiMaximum`. */
 export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
   return {
     ...VM_RESOURCE,

@@ -1,4 +1,4 @@
-/** VMConfig: what many VMs have in common; a VM's own values win over it. */
+/** VMConfig: values that many VMs share. The values of a VM win over the values of its VMConfig. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import type { DisplayDpiMaximum } from './display.ts';
@@ -7,7 +7,7 @@ import type { ApiObject } from './metadata.ts';
 import { documented } from './schema.ts';
 import { IMAGE_OR_ISO, machineFields, placementSchema } from './template.ts';
 
-/** The schema of a VMConfig's spec where the display's DPI may go up to `dpiMaximum`. */
+/** Returns the schema of a VMConfig's spec. The display's DPI may be at most `dpiMaximum`. */
 function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({ ...machineFields(dpiMaximum), placement: placementSchema.optional() })
@@ -24,7 +24,7 @@ export type VMConfig = ApiObject<VMConfigSpec, VMConfigStatus>;
 
 export const VM_CONFIG_RESOURCE = kindResource('VMConfig', 'vmconfigs');
 
-/** The VMConfig kind where the display's DPI may go up to `dpiMaximum`. */
+/** Returns the VMConfig kind. The display's DPI may be at most `dpiMaximum`. */
 export function vmConfigKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
   return {
     ...VM_CONFIG_RESOURCE,

@@ -1,11 +1,11 @@
-/** What the operator reports of a VM. */
+/** Status of a VM, which the operator reports. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import { VM_PHASES } from './phases.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { count, report, timestamp } from './schema.ts';
 
-/** Endpoints of one machine: its reservations and the agent's own (SSH, VNC, screen). */
+/** Largest number of endpoints of one machine: its reserved ports and the agent's own endpoints (SSH, VNC, screen). */
 const MAXIMUM_ENDPOINTS = 80;
 
 const endpointSchema = z.object({

@@ -1,4 +1,4 @@
-/** Ends of VMs. */
+/** Reasons for the end of a VM. */
 
 const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
 

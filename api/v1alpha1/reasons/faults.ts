@@ -1,8 +1,8 @@
-/** Faults of VMs that are tried again, and refusals by hosts. */
+/** Reasons for faults of VMs after which the work is tried again, and for refusals by hosts. */
 
 const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
 
-/** Faults that are tried again: they pass, or somebody mends them where they are. */
+/** Faults after which the work is tried again. They pass by themselves, or somebody fixes them without remaking the VM. */
 export const FAULTS = {
   Unschedulable: {
     seen: { VM: ['Scheduled', 'Event'] },
@@ -117,7 +117,7 @@ export const FAULTS = {
   },
 } as const;
 
-/** A host refuses the machine, and another one may take it. */
+/** Reasons for which a host refuses a machine that another host may accept. */
 export const REFUSALS = {
   PortTaken: {
     seen: FAILURE,

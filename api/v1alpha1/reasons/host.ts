@@ -1,4 +1,4 @@
-/** Reasons of Nodes that are hosts, and of the certificates that hosts ask for. */
+/** Reasons of Nodes that are hosts, and of the certificates that hosts request. */
 
 const DENIED = { CertificateSigningRequest: ['Denied'] } as const;
 

@@ -1,13 +1,13 @@
 /** Reasons of Images and ISOs, and of the tasks that hosts do for them. */
 
-/** Of an image that a host fetches for a VM, for an Image or for the cache. */
+/** Places where a reason appears if a host fetches an image for a VM, for an Image or for the cache. */
 const FETCH = {
   VM: ['ImageReady', 'Ready', 'Stalled', 'Event'],
   Image: ['Ready', 'Stalled', 'Event'],
   ImageCacheEntry: ['status.nodes'],
   Pod: ['waiting', 'terminated', 'Event'],
 } as const;
-/** Of a task that failed on its host. */
+/** Places where a reason appears if a task failed on its host. */
 const TASK = { Image: ['Ready', 'Committed', 'Pushed', 'Event'], Pod: ['terminated'] } as const;
 const BLOCKED = { Image: ['Ready', 'Stalled', 'Committed', 'Event'] } as const;
 

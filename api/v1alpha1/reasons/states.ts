@@ -1,6 +1,6 @@
-/** How machines stand: no faults. */
+/** Reasons that describe the state of a machine and are no faults. */
 
-/** Of a machine that is on its way, or rests. */
+/** Places where a reason appears if a machine changes its state or rests. */
 const PHASE = { VM: ['Ready', 'Reconciling'], Pod: ['waiting', 'Ready', 'berth.dev/Machine'] } as const;
 
 export const STATES = {
