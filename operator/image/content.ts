@@ -1,4 +1,4 @@
-/** Where machines get the content of an Image or ISO, and by which names hosts list it. */
+/** Describes where machines get the content of an Image or ISO, and under which names hosts list it. */
 import { mayHoldCredentials } from '../../api/v1alpha1/describe.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
@@ -10,14 +10,14 @@ import type { OperatorConfig } from '../config/config.ts';
 
 export interface ImageContent {
   readonly source: MachineImageSource;
-  /** The name in `Node.status.images`, so that the scheduler prefers hosts that hold the image. */
+  /** Name in `Node.status.images`. The scheduler prefers hosts that list it. */
   readonly containerImage: string;
-  /** `berth.dev/NAMESPACE/NAME`. */
+  /** Name of the Image or ISO as `berth.dev/NAMESPACE/NAME`. */
   readonly name: string;
   readonly format: 'Auto' | 'Raw' | 'QCOW2';
 }
 
-/** Undefined while the image has no content yet: a copy, or the disk of a VM, that is still to come. */
+/** Returns the content of an Image or ISO; undefined while its copy or the disk of its VM is still to come. */
 export function contentOf(object: Image | ISO): ImageContent | undefined {
   const source = storedContent(object) ?? directSource(object.spec.source);
   if (source === undefined) {
@@ -34,12 +34,15 @@ export function contentOf(object: Image | ISO): ImageContent | undefined {
   };
 }
 
-/** The name under which hosts list the content of an Image or ISO. */
+/** Returns the name under which hosts list the content of an Image or ISO. */
 export function imageObjectName({ metadata }: Image | ISO): string {
   return `berth.dev/${metadata.namespace}/${metadata.name}`;
 }
 
-/** The objects that a copy may be of, in this order, as `namespace/name`. An object is no copy of itself. */
+/**
+ * Returns the keys (`namespace/name`) of the objects that a copy may come from, in order of preference. An object cannot be its
+ * own copy.
+ */
 export function originKeys(object: Image | ISO, { namespaces }: OperatorConfig): string[] {
   const { copyOf } = object.spec.source;
   if (copyOf === undefined) {
@@ -55,15 +58,15 @@ export interface HasContent {
   readonly status?: { readonly content?: unknown } | undefined;
 }
 
-/** The content in the status, once the image was fetched or made. */
+/** Returns the content in the status, which is set once the image was fetched or created; undefined before. */
 export function storedContent(object: HasContent): MachineImageSource | undefined {
   const parsed = machineImageSourceSchema.safeParse(object.status?.content);
   return parsed.success ? parsed.data : undefined;
 }
 
 /**
- * Whether a copy would show people of another namespace an address that may hold credentials. Hosts need the address as it is,
- * so that it would stand in the copy's status and in the Pods of VMs.
+ * Returns true if a copy would show people of another namespace an address that may hold credentials. Hosts need the full
+ * address, so it would be in the copy's status and in the Pods of VMs.
  */
 export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolean {
   const content = storedContent(origin);
@@ -73,7 +76,7 @@ export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolea
 
 type AnySource = Image['spec']['source'] | ISO['spec']['source'];
 
-/** The source that hosts can fetch straight from the spec, without any work before. */
+/** Returns the source that hosts can fetch directly from the spec, without earlier work; undefined for other sources. */
 export function directSource(source: AnySource): MachineImageSource | undefined {
   if (source.registry !== undefined) {
     return { type: 'registry', reference: normaliseImageName(source.registry.reference) };

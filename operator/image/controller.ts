@@ -1,4 +1,4 @@
-/** Reconciles Images and ISOs: their content is fetched, made, copied and published by Jobs on hosts. */
+/** Reconciles Images and ISOs. Jobs on hosts fetch their content, save it from VMs' disks, and publish it. */
 import type { Logger } from 'pino';
 import { type Image, imageStatusSchema } from '../../api/v1alpha1/image.ts';
 import { type ISO, isoStatusSchema } from '../../api/v1alpha1/iso.ts';
@@ -25,11 +25,11 @@ import { type Place, placeKey } from './place.ts';
 import { planImage } from './plan.ts';
 import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './removalrecord.ts';
 
-/** The finalizer of Images and ISOs: held while a host is being prepared from them. */
+/** Finalizer of Images and ISOs. It stays while a host prepares a VM from the image. */
 const IMAGE_FINALIZER = 'berth.dev/image';
-/** A deletion waits for VMs to be deployed; their changes are not watched for it. */
+/** Time in milliseconds between checks of a deletion that waits for VMs to be deployed. Changes of VMs do not trigger this check. */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
-/** After a refusal by quota or admission: no watch tells when the reason goes away. */
+/** Wait in milliseconds after a refusal by quota or admission, because no watch shows when its cause has ended. */
 const REFUSED_RECHECK_MILLISECONDS = 10_000;
 
 export interface ImageControllerOptions {
@@ -58,7 +58,7 @@ export class ImageReconciler {
     this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
   }
 
-  /** One look at one object; `key` is `namespace/name`. */
+  /** Reconciles one object once. `key` is `namespace/name`. */
   async reconcile(key: string, { logger }: { logger: Logger }): Promise<Result> {
     const object = this.#options.objects.cache.get(key);
     if (object === undefined) {
@@ -91,7 +91,10 @@ export class ImageReconciler {
     return wake === undefined ? undefined : { requeueAfterMilliseconds: wake };
   }
 
-  /** The Jobs go with the object, by their owner reference. */
+  /**
+   * Removes the finalizer of a deleted object once no VM is being deployed from it. The Jobs are deleted with the object, through
+   * their owner reference.
+   */
   async #letGo(object: Image | ISO, logger: Logger): Promise<Result> {
     const { finalizers = [] } = object.metadata;
     if (!finalizers.includes(IMAGE_FINALIZER)) {
@@ -107,25 +110,28 @@ export class ImageReconciler {
     return undefined;
   }
 
-  /** Undefined when the object is gone. */
+  /** Adds the finalizer if it is missing. Returns the object; undefined when it no longer exists. */
   async #withFinalizer(object: Image | ISO): Promise<Image | ISO | undefined> {
     return object.metadata.finalizers?.includes(IMAGE_FINALIZER) === true
       ? object
       : await this.#objects.setFinalizer(keyOf(object), object, IMAGE_FINALIZER, true);
   }
 
-  /** Before the image lets go of its content: a crash in between leaves a record of content that is still needed, and kept. */
+  /**
+   * Creates removal records before the image gives up its content. After a crash in between, a record may name content that is
+   * still needed. That content is kept.
+   */
   async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
     for (const place of places) {
       const refused = await this.#createJob(observed.object, removalRecord(observed, place), logger);
       if (refused !== undefined) {
-        // A quota must not keep the image.
+        // A refusal by quota must not block the image.
         this.#options.recorder.event(observed.object, keptEvent(placeKey(place), refused));
       }
     }
   }
 
-  /** The server's words when it refuses. */
+  /** Creates the Job. Returns the API server's message when it refuses the Job, otherwise undefined. */
   async #createJob(object: Image | ISO, job: Unsaved<Job>, logger: Logger): Promise<string | undefined> {
     try {
       const created = await this.#jobs.create(keyOf(object), job);
@@ -156,7 +162,7 @@ export class ImageReconciler {
   }
 }
 
-/** Which Images or ISOs a change of something else is news for. Each answers with keys, `namespace/name`. */
+/** Functions that find the Images or ISOs that a change of another object concerns. Each returns keys (`namespace/name`). */
 interface Affected {
   byOrigin: (origin: Image | ISO) => string[];
   byJob: (job: Job) => string[];
@@ -164,7 +170,7 @@ interface Affected {
   byVM: (vm: VM) => string[];
 }
 
-/** Images are few beside VMs, and most changes concern none: a look through them costs little. */
+/** Returns functions that search the list of all Images or ISOs. The search costs little, because Images are few compared with VMs. */
 export function imagesAffected({
   kind,
   objects,
@@ -191,7 +197,7 @@ function vmNames(spec: Image['spec'] | ISO['spec']): (string | undefined)[] {
   return [fromVM, 'commit' in spec ? spec.commit?.vmName : undefined];
 }
 
-/** Which changes of the world concern which Images or ISOs. */
+/** Enqueues the Images or ISOs that a change of a watched object concerns. */
 export function enqueueImages(
   controller: Controller,
   options: Pick<ImageControllerOptions, 'kind' | 'objects' | 'vms' | 'jobs' | 'taskPods' | 'config'>,

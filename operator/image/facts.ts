@@ -1,4 +1,4 @@
-/** The facts of an Image or ISO that are written once and kept, from finished Jobs and from other objects. Pure. */
+/** Gathers the facts of an Image or ISO, which are written once and kept, from finished Jobs and from other objects. Pure. */
 import { describeSource, describeUrl } from '../../api/v1alpha1/describe.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -11,7 +11,7 @@ import { contentOf, isKeptFromCopies } from './content.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import type { OperationType } from './operation.ts';
 
-/** The part of the status that is written once and kept. */
+/** Part of the status that is written once and kept. */
 export type ImageFacts = Pick<
   ImageStatus,
   | 'content'
@@ -31,14 +31,14 @@ function factsOf({ status = {} }: Image | ISO): ImageFacts {
   return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, lastCommit, lastPush };
 }
 
-/** The facts as they are now. Writing them again changes nothing. */
+/** Returns the current facts. When they are already in the status, the result does not change. */
 export function gatherFacts(observed: ObservedImage): ImageFacts {
   const known = withoutCredentials(factsOf(observed.object), observed.object);
   const made = known.content === undefined ? { ...known, ...firstContent(observed) } : known;
   return { ...made, ...committed(observed, made), ...pushed(observed, made) };
 }
 
-/** An earlier operator wrote the whole address into `origin`. */
+/** Removes credentials from `origin`, because an earlier version of the operator stored the whole address there. */
 function withoutCredentials(facts: ImageFacts, { spec: { source } }: Image | ISO): ImageFacts {
   const { origin } = facts;
   return origin !== undefined && origin === source.http?.url
@@ -60,7 +60,10 @@ function firstContent(observed: ObservedImage): Partial<ImageFacts> {
   return job?.outcome.kind === 'succeeded' ? contentMade(job, object, now) : {};
 }
 
-/** Content is never changed where it lies, so that a copy of its place is a copy of the image. */
+/**
+ * Returns the facts that a copy takes over from its origin. Stored content never changes, so a copy only needs the place of the
+ * content.
+ */
 function copied(origin: Image | ISO, now: number): Partial<ImageFacts> {
   const { content, size, storageSize, digest, consistency } = factsOf(origin);
   const { name, namespace } = origin.metadata;
@@ -124,7 +127,7 @@ function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: numbe
   };
 }
 
-/** Where the task that the Job was made for has put its result; undefined: where it came from. */
+/** Returns where the Job's task has put its result; undefined when the content stays at its source. */
 function contentAt(job: Job, { reference, digest = '' }: TaskReport): MachineImageSource | undefined {
   const task = taskOf(job);
   if (task?.type !== 'import' && task?.type !== 'save') {
@@ -151,7 +154,7 @@ function originOf(job: Job): string | undefined {
   return task?.type === 'import' ? describeSource(task.image.source) : undefined;
 }
 
-/** The Job of the last attempt at an operation. */
+/** Returns the Job of the last attempt at an operation; undefined when there is none. */
 export function latest(
   jobs: readonly ImageJob[],
   operation: OperationType,

@@ -1,4 +1,4 @@
-/** Looks at the caches for one Image or ISO: all that its plan and status are made from. */
+/** Reads from the caches all that the plan and the status of one Image or ISO need. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -12,13 +12,13 @@ import { taskOf } from '../tasks/job.ts';
 import { imageObjectName, originKeys } from './content.ts';
 import { checkedOutcome } from './report.ts';
 
-/** The labels of Jobs that name the work for the image, and how often it was tried. */
+/** Labels of Jobs with the operation for the image, and with the number of the attempt. */
 export const OPERATION_LABEL = 'berth.dev/operation';
 export const ATTEMPT_LABEL = 'berth.dev/attempt';
-/** The annotation of an action's Job with the time that asked for the action. */
+/** Annotation of an action's Job with the time in the spec that requested the action. */
 export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
 
-/** A Job of the image, as its labels and annotations tell it, and how it stands. */
+/** Job of the image: the values of its labels and annotations, and its outcome. */
 export interface ImageJob {
   readonly job: Job;
   readonly operation: string;
@@ -31,13 +31,13 @@ export interface ObservedImage {
   readonly object: Image | ISO;
   readonly kind: 'Image' | 'ISO';
   readonly jobs: readonly ImageJob[];
-  /** The object of the same kind that this one is a copy of. */
+  /** Object of the same kind that this object is a copy of. */
   readonly origin: Image | ISO | undefined;
   readonly vm: (name: string) => VM | undefined;
-  /** Names of the VMs that hosts are preparing with this image. */
+  /** Names of the VMs that hosts are preparing with this image; empty unless the image is being deleted. */
   readonly deploying: readonly string[];
   readonly config: OperatorConfig;
-  /** Milliseconds since the epoch. */
+  /** Current time in milliseconds since the epoch. */
   readonly now: number;
 }
 

@@ -1,4 +1,4 @@
-/** Which piece of work an Image or ISO needs next. One runs at a time, and others wait. Pure. */
+/** Determines which operation an Image or ISO needs next. One operation runs at a time, and others wait. Pure. */
 import { createHash } from 'node:crypto';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -19,7 +19,7 @@ import {
 import type { ObservedImage } from './observe.ts';
 
 const apiVersion = TASK_API_VERSION;
-/** Characters of a hash that tell the files and tags of one image's versions apart. */
+/** Number of hash characters that distinguish the files and tags of one image's versions. */
 const HASH_LENGTH = 16;
 
 export type OperationType = 'pull' | 'save' | 'commit' | 'push';
@@ -27,25 +27,25 @@ export type OperationType = 'pull' | 'save' | 'commit' | 'push';
 export interface Operation {
   readonly kind: 'operation';
   readonly type: OperationType;
-  /** The time that asked for an action. */
+  /** Time in the spec that requested an action; undefined for a pull or save. */
   readonly requestedAt: string | undefined;
   readonly task: Task;
   readonly pullSecrets: readonly string[];
-  /** The VM's host, for the copy of a disk. */
+  /** Name of the VM's host when the task copies a disk; undefined allows any host. */
   readonly nodeName: string | undefined;
 }
 
-/** Why nothing can be done yet, or ever. */
+/** Reason why an operation is not possible now, or never will be. */
 export interface Blocked {
   readonly kind: 'blocked';
-  /** The action that cannot be done; undefined: the image itself cannot be made. */
+  /** Action that is not possible; undefined when the image itself cannot be created. */
   readonly operation: 'commit' | undefined;
   readonly requestedAt: string | undefined;
   readonly reason: Reason;
   readonly message: string;
 }
 
-/** Undefined when there is nothing to do. */
+/** Returns the operation that is due, or why it is blocked; undefined when nothing is due. */
 export function dueOperation(observed: ObservedImage): Operation | Blocked | undefined {
   const { object } = observed;
   if (object.status?.content === undefined) {
@@ -54,7 +54,10 @@ export function dueOperation(observed: ObservedImage): Operation | Blocked | und
   return pendingCommit(observed) ?? pendingPush(observed);
 }
 
-/** The work that makes the content. Copies and empty disks need none: their content follows from objects that exist. */
+/**
+ * Returns the operation that creates the content. Copies and empty disks need no operation, because their content follows from
+ * existing objects.
+ */
 function first(observed: ObservedImage): Operation | Blocked {
   const { source } = observed.object.spec;
   if ('fromVM' in source && source.fromVM !== undefined) {
@@ -84,7 +87,7 @@ function noCopy({ kind, object, origin, config }: ObservedImage): Blocked {
 }
 
 function pull({ object, config }: ObservedImage, source: MachineImageSource): Operation {
-  // Web servers come and go: content from one is kept when there is a storage for it.
+  // Content from a web server is stored if there is an image storage, because web servers may disappear.
   const target =
     source.type === 'http' ? storageTarget(object, config, object.metadata.uid ?? '') : undefined;
   return {
@@ -120,7 +123,7 @@ interface Saving {
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): Operation | Blocked {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
-  // The place before it is part of it, so that a time which is asked for again has another place.
+  // The version includes the current place. If the same time is requested again, the new content therefore gets another place.
   const version =
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);
@@ -143,7 +146,7 @@ function placeName(object: Image | ISO): string {
   return content === undefined ? '' : JSON.stringify(content);
 }
 
-/** The host that has the VM's disk: it keeps it while the VM is stopped, too. */
+/** Returns the name of the host that has the VM's disk, also while the VM is stopped; undefined before the VM first ran. */
 function hostOf(vm: VM | undefined): string | undefined {
   return vm?.status?.firstRunningTime === undefined ? undefined : vm.status.nodeName;
 }
@@ -187,7 +190,7 @@ function taskImage(object: Image | ISO, source: TaskImage['source']): TaskImage 
   return { source, format, architecture, name: imageObjectName(object) };
 }
 
-/** A place of its own for each version of an image's content. */
+/** Returns a separate place for each version of an image's content; undefined without an image storage. */
 function storageTarget(
   object: Image | ISO,
   { imageStorage }: OperatorConfig,

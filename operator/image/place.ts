@@ -1,13 +1,13 @@
-/** Where content lies in the cluster's image storage. Pure. */
+/** Identifies places of content in the cluster's image storage. Pure. */
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
-/** One version of one image: a manifest, by its digest, or a file. */
+/** Place of one version of one image: a manifest with its digest, or a file. */
 export type Place = StorageTarget;
 
-/** Undefined for content that lies elsewhere, also in a storage that the operator's configuration no longer names. */
+/** Returns the place of content in the image storage that the operator's configuration names; undefined for content anywhere else. */
 export function placeOf(
   content: MachineImageSource | undefined,
   { imageStorage }: OperatorConfig,
@@ -30,23 +30,26 @@ function artifactPlace(reference: string, prefix: string | undefined): Place | u
     : undefined;
 }
 
-/** How the name of each repository below a prefix begins. */
+/** Returns the beginning of the name of each repository below a prefix. */
 function root(prefix: string): string {
   const any = 'any';
   return repositoryOf(`${prefix}/${any}`).slice(0, -any.length);
 }
 
-/** One text for one place. */
+/** Returns a text that identifies a place. */
 export function placeKey(place: Place): string {
   return place.type === 'registry' ? place.reference : folderKey(place.path);
 }
 
-/** The key of a file in the storage folder. */
+/** Returns the key of a file in the storage folder. */
 export function folderKey(path: string): string {
   return `folder:${path}`;
 }
 
-/** The reference without tag and digest. A text that is no reference stands for itself: nothing can lie there. */
+/**
+ * Returns the reference without tag and digest. An invalid reference is returned unchanged, because no content can be stored
+ * under it.
+ */
 export function repositoryOf(reference: string): string {
   const parts = readReference(reference);
   return typeof parts === 'string' ? reference : repositoryName(parts);

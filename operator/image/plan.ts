@@ -1,4 +1,4 @@
-/** What to do next for an Image or ISO, and its whole status. Pure. */
+/** Plans the next work for an Image or ISO, and computes its whole status. Pure. */
 import { createHash } from 'node:crypto';
 import { waitAfter } from '../../base/backoff.ts';
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
@@ -19,27 +19,33 @@ import {
 } from './observe.ts';
 import { imageStatus, type Progress } from './status.ts';
 
-/** Between tries to fetch an image, doubled up to the cap: a registry that comes back is noticed within minutes. */
+/**
+ * First wait in milliseconds between attempts to fetch an image. It doubles up to the cap, so that a registry that works again is
+ * noticed within minutes.
+ */
 const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
-/** How long a finished Job stays for `kubectl logs`; longer than the longest wait, since the Job remembers its attempt. */
+/**
+ * Time in seconds that a finished Job stays for `kubectl logs`. It is longer than the longest wait, because the Job stores the
+ * number of its attempt.
+ */
 const JOB_KEPT_SECONDS = 3_600;
 
 export interface ImagePlan {
   readonly createJob: Unsaved<Job> | undefined;
   readonly status: ImageStatus;
-  /** When to look again though nothing changes. */
+  /** Time in milliseconds until the next reconcile, even if nothing changes. */
   readonly wakeMilliseconds: number | undefined;
 }
 
-/** `refused`: why the API server does not take the Job that is due, in its own words. */
+/** Returns the Job to create, if one is due, and the whole status. `refused` is the API server's message when it refused this Job. */
 export function planImage(observed: ObservedImage, refused?: string): ImagePlan {
   const facts = blockedAction(observed, gatherFacts(observed));
   const current = withFacts(observed, facts);
   const progress = { ...progressOf(current), refused };
   const status = imageStatus(current, facts, progress);
   const { operation, job, retryAt } = progress;
-  // Work that nobody asks for any more ends first, too.
+  // An open Job for work that is no longer requested must end before the next Job is created.
   const isOver = operation === undefined || (job !== undefined && retryAt === undefined);
   if (isOver || observed.jobs.some(isOpen)) {
     return { createJob: undefined, status, wakeMilliseconds: undefined };
@@ -64,7 +70,7 @@ function isOpen({ outcome }: ImageJob): boolean {
   return outcome.kind === 'waiting' || outcome.kind === 'running';
 }
 
-/** An action that cannot be done is done with, as failed: a new time asks for it again. */
+/** Returns the facts with a blocked action recorded as failed. A new time in the spec requests the action again. */
 function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   const due = dueOperation(withFacts(observed, facts));
   if (due?.kind !== 'blocked' || due.operation === undefined || due.requestedAt === undefined) {
@@ -81,7 +87,10 @@ function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
   return { ...observed, object: { ...object, status: { ...object.status, ...facts } } };
 }
 
-/** Counted from the end of the work; from its beginning where the host says an end that is still to come. */
+/**
+ * Returns when failed work is tried again, in milliseconds since the epoch; undefined when it is not. The wait starts at the end
+ * of the work. If the host reports an end in the future, the wait starts at the creation of the Job.
+ */
 function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number): number | undefined {
   const isAction = operation === 'commit' || operation === 'push';
   if (outcome.kind !== 'failed' || isAction || classOf(outcome.reason, 'Image') === 'final') {
@@ -92,7 +101,7 @@ function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number):
   return (finishedAt <= now ? finishedAt : Date.parse(job.metadata.creationTimestamp ?? '')) + wait;
 }
 
-/** The same name for the same attempt at the same thing: made twice, the second is refused. */
+/** Returns the same name for the same attempt at the same operation, so that the API server refuses a second Job for it. */
 function jobName(uid: string, { type, requestedAt = '' }: Operation, attempt: number): string {
   const hash = createHash('sha256').update(`${uid} ${type} ${requestedAt}`).digest('hex').slice(0, 16);
   return `image-${type}-${hash}-${attempt}`;
@@ -125,7 +134,7 @@ function buildJob(
       architecture: nodeName === undefined ? object.spec.architecture : undefined,
       dedicatedTo: namespace,
     },
-    // A host whose places are all taken must still be able to save one of its VMs.
+    // A host without a free slot must still be able to save one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,
     ttlSecondsAfterFinished: JOB_KEPT_SECONDS,

@@ -1,6 +1,6 @@
 /**
- * The record that content is to be removed: a suspended Job, one for each place. It lies in the operator's own namespace, so that it
- * outlives the image and the image's namespace. Only such a Job removes content.
+ * Records that content is to be removed: one suspended Job for each place. The Job is in the operator's own namespace, so that it
+ * outlives the image and the image's namespace. Only such Jobs remove content.
  */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
@@ -17,25 +17,28 @@ import { type ObservedImage, OPERATION_LABEL } from './observe.ts';
 import { type Place, placeKey, placeOf } from './place.ts';
 
 const OPERATION = 'remove';
-/** The object whose content it was, for its Events. */
+/** Annotation with the object that had the content, for Events about that object. */
 const OWNER_ANNOTATION = 'berth.dev/content-of';
-/** Kubernetes' own default. The Job controller waits 10 s before the first, and twice as long each time: ten minutes in all. */
+/**
+ * Number of retries of a removal: the default of Kubernetes. The Job controller waits 10 s before the first retry and doubles
+ * each wait, which is ten minutes in all.
+ */
 const RETRIES = 6;
-/** Long enough for a host that is set up anew; then an Event tells that the content is left. */
+/** Time limit in seconds for a removal, long enough to set up a host again. After that, an Event states that the content remains. */
 const REMOVAL_SECONDS = 3_600;
-/** The operator deletes a Job as soon as it has seen its end; this time counts when there is no operator. */
+/** Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees the end. */
 const KEPT_SECONDS = 3_600;
 
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
 
-/** The places that an image gives up with its next content; none when that is the same. */
+/** Returns the places that an image gives up when it gets its next content; empty when the content stays the same. */
 export function replacedPlaces(observed: ObservedImage, next: { content?: unknown }): Place[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
   return placesOf([object], config).filter((place) => !kept.includes(placeKey(place)));
 }
 
-/** All that a deleted image has in the storage, known to its status or not. */
+/** Returns all places that a deleted image has in the storage, whether its status contains them or not. */
 export function abandonedPlaces(observed: ObservedImage): Place[] {
   const { object, config, jobs } = observed;
   const known = placesOf([object, { status: gatherFacts(observed) }], config);
@@ -49,7 +52,10 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
     .filter((place) => place !== undefined);
 }
 
-/** A file that may have been made and never reached the status. For a registry the digest would be needed, which nobody knows. */
+/**
+ * Returns the file that a Job may have created without a record in the status. In a registry, the place would need a digest,
+ * which nobody knows.
+ */
 function targetFile(job: Job): Place | undefined {
   const task = taskOf(job);
   const target = task !== undefined && 'target' in task ? task.target : undefined;
@@ -84,13 +90,13 @@ export function isRemoval({ metadata }: Job): boolean {
   return metadata.labels?.[OPERATION_LABEL] === OPERATION;
 }
 
-/** Undefined when the Job is none of ours, whatever its label says. */
+/** Returns the place that a Job is to remove; undefined when the Job's task is not a removal, even if its label says so. */
 export function recordedPlace(job: Job): Place | undefined {
   const task = taskOf(job);
   return task?.type === 'remove' ? task.place : undefined;
 }
 
-/** The object of Events about the removal; the Job itself when that object cannot be read. */
+/** Returns the object for Events about the removal; the Job itself when the annotation cannot be read. */
 export function contentOwner(job: Job): KubeObject {
   const text = job.metadata.annotations?.[OWNER_ANNOTATION];
   const { data } = ownerSchema.safeParse(parseDocument(text));
@@ -101,7 +107,7 @@ export function contentOwner(job: Job): KubeObject {
   return { apiVersion: API_VERSION, kind, metadata };
 }
 
-/** The Event that content is left in the storage: where, and why. */
+/** Returns the Event that content remains in the storage. `place` is where, and `why` is the reason. */
 export function keptEvent(place: string, why: string) {
   const message = `No image needs ${place} any more, but the storage keeps it: ${why}`;
   return { type: 'Warning', reason: 'StorageKeepsContent', action: 'Remove', message } as const;

@@ -1,18 +1,21 @@
 /**
- * Whether a host's report about its task can be true. A host may lie, also because its agent was taken over. It may say how a task
- * ended; the result always lies where the task was to put it. Pure.
+ * Checks whether a host's report about its task can be true. A host may lie, for example when somebody took over its agent. A
+ * host may report how a task ended, but the result is always at the place that the task names. Pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget, Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
 
-/** The reason of a task whose report does not fit it. */
+/** Reason for a failed task whose report does not fit it. */
 const REPORT_REFUSED: Reason = 'ReportRefused';
-/** The largest disk that a VM may have (`diskSize`): 1Pi. */
+/** Size in bytes of the largest disk that a VM may have (`diskSize`): 1Pi. */
 const SIZE_LIMIT_BYTES = 1024 ** 5;
 
-/** The outcome of a task, failed when its report does not fit it. `host`: whose word it is. */
+/**
+ * Returns the outcome of a task, changed to failed when its report does not fit the task. `host` is the name of the host that
+ * reported.
+ */
 export function checkedOutcome(
   outcome: TaskOutcome,
   task: Task | undefined,
@@ -29,7 +32,7 @@ export function checkedOutcome(
   return { kind: 'failed', reason: REPORT_REFUSED, message, finishedAt: outcome.finishedAt };
 }
 
-/** Why a report cannot be the result of the task, as words that follow the host's name; undefined when it can. */
+/** Returns why a report cannot be the result of the task, as words that follow the host's name; undefined when it can be. */
 export function reportFault(task: Task | undefined, report: TaskReport): string | undefined {
   switch (task?.type) {
     case 'import':
@@ -41,7 +44,7 @@ export function reportFault(task: Task | undefined, report: TaskReport): string 
     case undefined:
       return 'did a task that cannot be read';
     default:
-      // These name no content.
+      // The reports of other tasks name no content.
       return undefined;
   }
 }
@@ -60,21 +63,27 @@ function importFault({ image, target }: Task & { type: 'import' }, report: TaskR
   return digestFault(report) ?? noReferenceFault(report);
 }
 
-/** A file lies at the task's own path; of an artifact only the digest is the host's to say. */
+/**
+ * Checks a report about stored content. A file is always at the task's own path. For an artifact, the host may choose only the
+ * digest.
+ */
 function storedFault(target: StorageTarget, report: TaskReport): string | undefined {
   return target.type === 'folder'
     ? (digestFault(report) ?? noReferenceFault(report))
     : (digestFault(report) ?? pinnedFault(target.reference, report));
 }
 
-/** The reference of written content ends with the digest that was reported with it. */
+/** Checks that the reference of written content ends with the digest in the same report. */
 function pinnedFault(asked: string, report: TaskReport): string | undefined {
   const { reference = '', digest } = report;
   const isSame = digest === undefined || reference.endsWith(`@${digest}`);
   return repositoryFault(asked, report) ?? (isSame ? undefined : `reported two digests: ${said(digest)} too`);
 }
 
-/** The repository that was asked for, by digest alone; by the same digest when one was asked for. */
+/**
+ * Checks that the report names the requested repository by digest alone. If a digest was requested, the report must name the same
+ * digest.
+ */
 function repositoryFault(asked: string, { reference }: TaskReport): string | undefined {
   const parts = readReference(asked);
   if (typeof parts === 'string') {
@@ -105,7 +114,7 @@ function sizeFault({ sizeBytes = 0, storageBytes = 0 }: TaskReport): string | un
   return wrong === undefined ? undefined : `reported a size of ${wrong} bytes`;
 }
 
-/** A host's words are shown in part only. */
+/** Returns at most 200 characters of a host's text, in quotation marks. */
 function said(text: string | undefined): string {
   const shown = 200;
   return text === undefined ? 'nothing' : JSON.stringify(text.slice(0, shown));

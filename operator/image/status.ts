@@ -1,4 +1,4 @@
-/** The status of an Image or ISO, in one place. Pure. */
+/** Computes the whole status of an Image or ISO. Pure. */
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
@@ -6,15 +6,18 @@ import type { ImageJob, ObservedImage } from './observe.ts';
 import type { Blocked, Operation } from './operation.ts';
 import type { ImageFacts } from './facts.ts';
 
-/** How the operation that is due stands. */
+/** Progress of the operation that is due. */
 export interface Progress {
   readonly operation: Operation | undefined;
   readonly blocked: Blocked | undefined;
-  /** The Job of the last attempt. */
+  /** Job of the last attempt. */
   readonly job: ImageJob | undefined;
-  /** When it failed: milliseconds since the epoch; undefined when it is not tried again, or has not failed. */
+  /**
+   * Time of the next attempt after a failure, in milliseconds since the epoch; undefined without a failure or without another
+   * attempt.
+   */
   readonly retryAt: number | undefined;
-  /** Why no Job could be made for it. */
+  /** Message of the API server when it refused the Job of the operation. */
   readonly refused: string | undefined;
 }
 
@@ -80,7 +83,7 @@ function underWay({ job, retryAt, refused }: Progress, now: number): Summary {
   }
 }
 
-/** The time, not the seconds to it: a status is not to change while nothing happens. */
+/** Returns the time of the next attempt for a message. Remaining seconds would change the status while nothing happens. */
 function retryNote(retryAt: number | undefined, now: number): string {
   return retryAt === undefined || retryAt <= now ? '' : `; tried again at ${new Date(retryAt).toISOString()}`;
 }
@@ -117,7 +120,7 @@ function action(type: string, last: ImageFacts['lastPush']): ConditionDraft | un
     : { type, status: 'False', reason: saidReason(reason, 'TaskFailed'), message: rest.join(': ') };
 }
 
-/** The VMs that a deletion waits for. */
+/** Returns the condition with the VMs that a deletion waits for. */
 function inUse({ object, deploying }: ObservedImage): ConditionDraft | undefined {
   if (object.metadata.deletionTimestamp === undefined || deploying.length === 0) {
     return undefined;

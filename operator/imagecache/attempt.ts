@@ -1,20 +1,23 @@
-/** How the last attempt on a host stands, and when the next one follows a failure. Pure. */
+/** Determines the state of the last attempt on a host, and when the next attempt follows a failure. Pure. */
 import { waitAfter } from '../../base/backoff.ts';
 import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { type CacheJob, iso, type Observed } from './observed.ts';
 
-/** A registry that is away for a night is asked some ten times. */
+/** Longest wait in milliseconds between attempts. If a registry is unreachable for a night, each host sends about ten requests. */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
-/** How much of the beginning of a message that is too long is kept: the reason stands there, the last words at the end. */
+/**
+ * Number of characters kept from the beginning of a message that is too long. The reason is at the beginning, and the latest text
+ * is at the end.
+ */
 const BEGINNING_LENGTH = 60;
 
-/** The reason of a host that is late; Jobs that are late have the same. */
+/** Reason for a host past its deadline. Jobs past their deadline have the same reason. */
 export const DEADLINE = 'DeadlineExceeded';
 
 export type Attempt =
-  /** There is no Job, or one whose end is in the row already. */
+  /** There is no Job, or the row already contains the Job's end. */
   | { readonly kind: 'none' }
   | { readonly kind: 'underWay'; readonly job: CacheJob; readonly wakeAt: number | undefined }
   | { readonly kind: 'succeeded'; readonly at: number; readonly digest: string | undefined }
@@ -22,10 +25,10 @@ export type Attempt =
   /** The Job was not scheduled in time. */
   | { readonly kind: 'full' };
 
-/** How an attempt ended, for metrics. */
+/** Result of an attempt, for metrics. */
 export type AttemptResult = 'succeeded' | 'failed' | 'unscheduled';
 
-/** Names the attempt that a row asks for. A Job that was made for another attempt counts no more. */
+/** Returns the key of the attempt that a row requests. A Job for another attempt no longer applies. */
 export function attemptKey({ queuedAt = '', triedAt = '', failures = 0 }: NodeCacheState): string {
   return `${queuedAt} ${triedAt} ${failures}`;
 }
@@ -55,7 +58,7 @@ function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attem
   return end !== undefined && now >= end ? { kind: 'full' } : { kind: 'underWay', job, wakeAt: end };
 }
 
-/** The row of a host whose work failed: tried again later, after longer and longer waits. */
+/** Returns the row of a host whose work failed. The wait before the next attempt grows with each failure. */
 export function failedRow(
   row: NodeCacheState,
   state: NodeCacheState['state'],
@@ -82,7 +85,10 @@ function shortened(message: string): string {
   return `${beginning}…${keepEnd(message, NODE_MESSAGE_LENGTH - BEGINNING_LENGTH - 1)}`;
 }
 
-/** When the host counts as failed, in milliseconds since the epoch: from when it was first queued, over all its Jobs. */
+/**
+ * Returns when the host fails, in milliseconds since the epoch. The time starts when the host is first queued and covers all its
+ * Jobs.
+ */
 export function deadlineOf({ queuedAt = '' }: NodeCacheState, { config }: Observed): number {
   return Date.parse(queuedAt) + config.cache_job_active_deadline_seconds * 1000;
 }
@@ -91,7 +97,10 @@ export function isLate(row: NodeCacheState, observed: Observed): boolean {
   return observed.now >= deadlineOf(row, observed);
 }
 
-/** The message of a late host, with the last words that are known: its Job and Pod may already have ended in ways of their own. */
+/**
+ * Returns the message of a host past its deadline, with the last known text. Its Job and Pod may already have ended for other
+ * reasons.
+ */
 export function overdue({ message }: NodeCacheState, why: string, { config }: Observed): string {
   const last = why.startsWith(DEADLINE) ? message : why;
   const seconds = config.cache_job_active_deadline_seconds;

@@ -1,6 +1,6 @@
 /**
- * Reconciles ImageCacheEntries: finalizer → the plan (pure) → status → Jobs that go → Jobs that come. Facts that a restarted
- * operator needs are stored before any work that relies on them; the rest of the status may wait for the next write.
+ * Reconciles ImageCacheEntries in this order: finalizer → plan (pure) → status → deletion of Jobs → creation of Jobs. Facts that
+ * a restarted operator needs are stored before any work that relies on them. The rest of the status may wait for the next write.
  */
 import { soonest } from '../../base/time.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
@@ -36,7 +36,10 @@ import type { CacheJob, Observed } from './observed.ts';
 import { type Plan, plan } from './plan.ts';
 import { bringsFacts } from './status.ts';
 
-/** How long a change is held back that follows from the world anyway: hosts end their work one by one. */
+/**
+ * Time in milliseconds for which a change without new facts is held back. Hosts end their work one after another, so one write
+ * can contain several changes.
+ */
 const FOLD_MILLISECONDS = 1_000;
 
 export interface CacheControllerOptions extends Sources {
@@ -51,7 +54,7 @@ export class ImageCacheReconciler {
   readonly #entries: Writer<ImageCacheEntry>;
   readonly #jobs: Writer<Job>;
   readonly #status: HeldStatus;
-  /** Uids of Jobs that were deleted here and that the cache still shows. */
+  /** Uids of Jobs that this process deleted and that the cache still shows. */
   readonly #deletedJobs = new Set<string>();
 
   constructor(options: CacheControllerOptions) {
@@ -67,7 +70,7 @@ export class ImageCacheReconciler {
     });
   }
 
-  /** One look at one entry. `key` is its name. */
+  /** Reconciles one entry once. `key` is the entry's name. */
   async reconcile(key: string): Promise<Result> {
     const entry = this.#options.entries.cache.get(key);
     if (entry === undefined) {
@@ -80,7 +83,10 @@ export class ImageCacheReconciler {
     return held === undefined ? undefined : await this.#execute({ ...observed, entry: held }, plan(observed));
   }
 
-  /** Undefined when there is nothing to do: the entry is gone, or waits for the finalizers of others. */
+  /**
+   * Returns the entry to work on. Returns undefined when there is nothing to do: the entry no longer exists, or waits for other
+   * finalizers.
+   */
   async #withFinalizer({ entry, duplicateOf }: Observed): Promise<ImageCacheEntry | undefined> {
     const { name, finalizers, deletionTimestamp } = entry.metadata;
     if (finalizers?.includes(CACHE_FINALIZER) === true) {
@@ -89,7 +95,7 @@ export class ImageCacheReconciler {
     if (deletionTimestamp !== undefined) {
       return undefined;
     }
-    // A duplicate keeps nothing on any host.
+    // A duplicate keeps no image on any host, so it needs no finalizer.
     return duplicateOf === undefined
       ? await this.#entries.setFinalizer(name, entry, CACHE_FINALIZER, true)
       : entry;
@@ -106,7 +112,7 @@ export class ImageCacheReconciler {
     for (const start of planned.starts) {
       const job = buildJob(observed, start);
       if (job !== undefined) {
-        // Its names are the operator's alone: where there is one already, an answer to an earlier try was lost.
+        // Only the operator uses these names. If the Job exists already, the response to an earlier request was lost.
         await this.#jobs.create(name, job);
       }
     }
@@ -131,19 +137,19 @@ export class ImageCacheReconciler {
     });
   }
 
-  /** Its Pod goes with it, whatever the Pod is doing. */
+  /** Deletes a Job, and with it the Job's Pod in any state. */
   async #deleteJob({ name, uid }: CacheJob): Promise<void> {
     const { jobs, config } = this.#options;
     const namespace = config.namespaces.system;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
-    // The watch may have been faster than the answer.
+    // The watch may have shown the deletion before the response came.
     if (jobs.cache.get(`${namespace}/${name}`)?.metadata.uid === uid) {
       this.#deletedJobs.add(uid);
     }
   }
 }
 
-/** Which changes of the world concern which entries. */
+/** Enqueues the entries that a change of a watched object concerns. */
 export function enqueueEntries(controller: Controller, sources: Sources): void {
   const entries = sources.entries.cache;
   const enqueue = (found: readonly Readonly<ImageCacheEntry>[]) =>
@@ -152,13 +158,13 @@ export function enqueueEntries(controller: Controller, sources: Sources): void {
     entries.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
   entries.onChange(({ type, object }) => {
     controller.enqueue(object.metadata.name);
-    // The entry that was first decides for all others of its image.
+    // The first entry for an image decides whether other entries for this image are duplicates.
     enqueue(type === 'updated' ? [] : rivals(object));
   });
   const byTask = ({ object }: Change<Job | Pod>) =>
     enqueue(entries.byIndex(ENTRIES_BY_UID, object.metadata.labels?.[ENTRY_UID_LABEL] ?? ''));
   sources.jobs.cache.onChange(byTask);
-  // The end of a Job or machine gives a place of its host back.
+  // The end of a Job or machine frees a slot of its host.
   const byHost = (host: string) => enqueue(entries.byIndex(ENTRIES_BY_QUEUED_HOST, host));
   sources.jobs.cache.onChange(({ type, object }) => {
     if (type === 'deleted') {
@@ -178,7 +184,10 @@ export function enqueueEntries(controller: Controller, sources: Sources): void {
   sources.nodes.cache.onChange((change) => enqueue(concerned(change, entries)));
 }
 
-/** A new image on a host concerns the entries for it; that it came, went, answers or is targeted, all of them. */
+/**
+ * Returns the entries that a change of a Node concerns. A new image concerns only the entries for this image. A new or deleted
+ * Node, or a change of its readiness, labels, slots or cordon, concerns all entries.
+ */
 function concerned(
   { type, object, previous }: Change<Node>,
   entries: Cache<ImageCacheEntry>,
@@ -202,13 +211,16 @@ function stateOf(node: Readonly<Node> | undefined): object {
   };
 }
 
-/** Each with its image's digests, so that a tag that moves to another image is a change. */
+/**
+ * Returns each image name together with all names of its image, which include digests. If a tag moves to another image, this is
+ * therefore a change.
+ */
 function namesOf(node: Readonly<Node> | undefined): Set<string> {
   const lists = node?.status?.images ?? [];
   return new Set(lists.flatMap(({ names }) => names.map((name) => `${name} ${names.join(' ')}`)));
 }
 
-/** The names under which an entry may ask for the image: by tag, pinned, or by the name of its object. */
+/** Returns the names by which an entry may request the image: a tag, a digest, or the name of its object. */
 function referencesIn(changed: string): string[] {
   const [name = ''] = changed.split(' ');
   return name.startsWith('berth.dev/') ? [name, name.slice(0, name.indexOf('@'))] : [name];

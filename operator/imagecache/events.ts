@@ -1,9 +1,9 @@
-/** The story of an ImageCacheEntry as Events. */
+/** Records Events of an ImageCacheEntry. */
 import type { ImageCacheEntry, ImageCacheEntryStatus } from '../../api/v1alpha1/imagecacheentry.ts';
 import { isReason, isSeen, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventRecorder, EventText } from '../../kube/events.ts';
 
-/** Emits the changes between an entry's last status and the next. */
+/** Records the changes between an entry's last status and the next. */
 export function recordTransition(
   recorder: EventRecorder<SaidReason>,
   entry: ImageCacheEntry,
@@ -28,7 +28,7 @@ function failures(
     });
 }
 
-/** A failed host has an Event of its own. */
+/** Returns Events for changed conditions. Failed hosts have their own Events. */
 function turns(
   last: ImageCacheEntryStatus | undefined,
   next: ImageCacheEntryStatus,

@@ -1,6 +1,6 @@
 /**
- * What is to be done about one host of an ImageCacheEntry. The host is a target and should have the image, or it keeps the image
- * for an entry that does not want it there any more. Pure.
+ * Plans the work for one host of an ImageCacheEntry. A target should have the image. Any other host here keeps the image for an
+ * entry that no longer wants it there. Pure.
  */
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import {
@@ -16,39 +16,39 @@ import {
 import { digestsIn, namesOn } from './image.ts';
 import { type CacheJob, type Host, isCached, iso, type Observed, type TaskType } from './observed.ts';
 
-/** An agent writes its list of images within seconds of a change. */
+/** Time in milliseconds that a host may take to list a fetched image. An agent writes its list within seconds of a change. */
 const LISTED_MILLISECONDS = 60_000;
 export interface HostContext {
   readonly observed: Observed;
   readonly host: Host;
   readonly isTarget: boolean;
-  /** The host's row in the last status. */
+  /** Row of the host in the last status. */
   readonly row: NodeCacheState | undefined;
-  /** Whether the host may keep something for the entry. */
+  /** Whether the host may keep an image for the entry. */
   readonly isHeld: boolean;
   readonly jobs: readonly CacheJob[];
-  /** The digest that the host should have, where it is known. */
+  /** Digest that the host should have; undefined while it is unknown. */
   readonly digest: string | undefined;
-  /** A newer image is asked for, and this is the first look since. */
+  /** Whether a newer image is requested, and this is the first reconcile since the request. */
   readonly refreshBegins: boolean;
 }
 
 export interface HostPlan {
-  /** The host's next row; undefined when it has the image, or is none of the entry's hosts. */
+  /** Next row of the host; undefined when the host has the image or does not belong to the entry. */
   readonly row: NodeCacheState | undefined;
   readonly isHeld: boolean;
   readonly deletes: readonly CacheJob[];
-  /** What may begin as soon as the queue allows it; a parked Job does not wait for the queue. */
+  /** Work that may begin as soon as the queue allows it. A parked Job does not wait for the queue. */
   readonly start?: { readonly type: TaskType; readonly isParked: boolean };
   readonly ended?: { readonly type: TaskType; readonly result: AttemptResult };
-  /** When to look again, in milliseconds since the epoch. */
+  /** Time of the next reconcile in milliseconds since the epoch, even if nothing changes. */
   readonly wakeAt?: number | undefined;
 }
 
-/** The plan for a host without a Job that counts. */
+/** Plan for a host without a Job for the current attempt. */
 type PlanAtRest = Omit<HostPlan, 'deletes'>;
 
-/** Jobs of the other kind are left from before the host entered or left the targets: they go. */
+/** Plans a host. Jobs of the other type are older than the host's entry into the targets or exit from them, and are deleted. */
 export function planHost(context: HostContext): HostPlan {
   const { isTarget } = context;
   const row = (context.row?.state === 'Removing') === isTarget ? undefined : context.row;
@@ -104,7 +104,7 @@ function cachingUnderWay(
   return { row: shown, isHeld: true, deletes: [], wakeAt: Math.min(wakeAt ?? end, end) };
 }
 
-/** The Job's word is not enough: the host's own list of images decides. */
+/** Plans a target whose Job succeeded. The Job's report is not enough: the host's own list of images decides. */
 function cachingSucceeded(
   context: HostContext,
   row: NodeCacheState,
@@ -121,7 +121,7 @@ function cachingSucceeded(
     : cachingFailed(context, row, 'the job succeeded, but the host does not list the image');
 }
 
-/** A tag counts as fetched when the host lists the digest that the Job resolved it to, and not the one from before. */
+/** Returns true if the listed image is the fetched one. For a tag, the host must list the digest that the Job resolved the tag to. */
 function isBrought(
   { observed: { image } }: HostContext,
   listed: readonly string[],
@@ -132,8 +132,8 @@ function isBrought(
 }
 
 /**
- * A target that lists the image counts as held, whoever brought the image: the target's Node may have been away, and be back
- * with the image that it keeps for this entry.
+ * Plans a target without a Job. A target that lists the image is a holder, whoever fetched the image. Its Node may have been
+ * deleted for a while, and have returned with the image that it keeps for this entry.
  */
 function targetAtRest(context: HostContext): PlanAtRest {
   const { row, refreshBegins } = context;
@@ -152,13 +152,13 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
   if (context.observed.now < wakeAt) {
     return { row: withRefresh(row, refresh), isHeld: true, wakeAt };
   }
-  // The Node of a host tells when it is Ready again.
+  // If the host is not Ready, the change of its Node to Ready triggers the next reconcile.
   return context.host.notReadySince === undefined
     ? queued(context, refresh)
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** From here on the host counts as held: it will be cleaned, whatever happens to the operator next. */
+/** Puts the host into the queue. The host is now a holder, so that it is cleaned even after a restart of the operator. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {
@@ -185,7 +185,7 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): P
   };
 }
 
-/** Why nothing can begin on the host; undefined when it can. */
+/** Returns why no work can begin on the host; undefined when work can begin. */
 function obstacle({ host, observed }: HostContext): string | undefined {
   if (host.notReadySince !== undefined) {
     return 'the host is not Ready';
@@ -196,7 +196,7 @@ function obstacle({ host, observed }: HostContext): string | undefined {
   return observed.lingering.has(host.name) ? 'the Pod of an earlier job is still ending' : undefined;
 }
 
-/** A Job would only wait for a place, and be deleted and made again. When one is free, the entry is looked at. */
+/** Returns a message when the host has no free slot, because a Job would only wait. A freed slot triggers a reconcile of the entry. */
 function fullness({ host, observed }: HostContext): string | undefined {
   return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: no place of the host is free';
 }
@@ -216,7 +216,7 @@ function listedNames({ observed, host }: HostContext): readonly string[] | undef
   return isCached(observed.image) ? namesOn(observed.image, host) : undefined;
 }
 
-/** Undefined when the host has the newest image that is known of. */
+/** Returns the row of a host with an older image; undefined when the host has the newest known image. */
 function outdated(context: HostContext): NodeCacheState | undefined {
   const { host, digest } = context;
   const here = digestsIn(listedNames(context) ?? []);
@@ -280,8 +280,8 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
 }
 
 /**
- * A deleted entry does not wait for a host for ever. The host is given up when it was not Ready for as long as a silent host
- * that loses its VMs; a parked Job stays behind and waits for it.
+ * Returns true if a deleted entry gives the host up. The host must have been not Ready for the time after which a silent host
+ * loses its VMs. A parked Job then remains and waits for the host.
  */
 function isLost(context: HostContext): boolean {
   const at = lostAt(context);

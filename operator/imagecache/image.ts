@@ -1,4 +1,4 @@
-/** The image that an entry is for: what hosts are told of it, which hosts list it, and which digest of a tag is the newest known. */
+/** Describes the image of an entry: the task for hosts, the hosts that list the image, and the newest known digest of a tag. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { normaliseImageName, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
@@ -12,7 +12,7 @@ import {
   type WaitingForImage,
 } from './observed.ts';
 
-/** The one spelling of its name; entries that have it in common are for the same image. */
+/** Returns the normalized name of the entry's image. Entries with the same normalized name are for the same image. */
 export function referenceOf({ spec }: ImageCacheEntry): string {
   const { imageRef, reference = '' } = spec;
   return imageRef === undefined
@@ -20,7 +20,7 @@ export function referenceOf({ spec }: ImageCacheEntry): string {
     : `berth.dev/${imageRef.namespace}/${imageRef.name}`;
 }
 
-/** `image`: the object that `imageRef` names, where there is one. */
+/** Returns the image of an entry, or why it is not available yet. `image` is the object that `imageRef` names, if it exists. */
 export function resolveImage(
   entry: ImageCacheEntry,
   image: Image | undefined,
@@ -68,20 +68,24 @@ function objectImage(image: Image): CachedImage | undefined {
   };
 }
 
-/** The names of the host's image that is this one; undefined when it has none. */
+/** Returns the names under which the host lists this image; undefined when the host does not list it. */
 export function namesOn(image: CachedImage, host: Host): readonly string[] | undefined {
   return host.images.find((names) => names.some((name) => image.names.includes(name)));
 }
 
-/** An image for several platforms has two digests: that of the index that its tag names, and that of its own manifest. */
+/**
+ * Returns the digests in the names of an image. An image for several platforms has two digests: of the index that its tag names,
+ * and of its own manifest.
+ */
 export function digestsIn(names: readonly string[]): string[] {
   const digests = names.filter((name) => name.includes('@')).map((name) => name.slice(name.indexOf('@') + 1));
   return [...new Set(digests)];
 }
 
 /**
- * The digest that hosts should have. For a tag, the cache Job that succeeded last has resolved it; before the first one, most
- * hosts are right. When an image has several digests, the one that most hosts share counts: that of the index.
+ * Returns the digest that hosts should have. For a tag, the cache Job that succeeded last has resolved this digest. Before the
+ * first success, it is the digest that most hosts have. If the image has several digests, the digest that most hosts share is
+ * used, because it is the digest of the index.
  */
 export function newestDigest(observed: Observed): string | undefined {
   const { entry, image } = observed;
@@ -108,7 +112,7 @@ function broughtLast(observed: Observed, image: CachedImage): string[] | undefin
     const host = observed.hosts.get(job.host);
     const digests = digestsIn((host && namesOn(image, host)) ?? []);
     const reported = job.outcome.kind === 'succeeded' ? job.outcome.report.digest : undefined;
-    // Until the host lists the image that the Job brought, it lists the one from before.
+    // Before the host lists the image that the Job fetched, it lists the previous image.
     if (digests.length > 0 && (reported === undefined || digests.includes(reported))) {
       return digests;
     }
@@ -120,7 +124,7 @@ function endOf({ outcome }: CacheJob): string {
   return (outcome.kind === 'succeeded' ? outcome.finishedAt : undefined) ?? '';
 }
 
-/** All digests of images that have one of these; of all images when none has. */
+/** Returns all digests of the images that have a current digest; of all images when none of them has such a digest. */
 function candidates(lists: readonly string[][], current: readonly string[]): string[] {
   const same = lists.filter((digests) => digests.some((digest) => current.includes(digest)));
   return [...new Set((same.length > 0 ? same : lists).flat())];

@@ -1,4 +1,4 @@
-/** The Job that does one entry's work on one host. */
+/** Builds the Job that does the work of one entry on one host. */
 import { createHash } from 'node:crypto';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
@@ -10,21 +10,24 @@ import { attemptKey } from './attempt.ts';
 import { type CachedImage, isCached, type Observed, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
-/** The annotation of a Job with the attempt that it was made for. A Job of another attempt has had its effect already. */
+/** Annotation of a Job with the attempt that it was created for. A Job of another attempt has already had its effect. */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 
-/** A label holds no more characters; a name has up to 253. */
+/** Largest number of characters in the value of a label. A name has up to 253. */
 const LABEL_LENGTH = 63;
-/** 96 bits: two hosts of one cluster never share a name. */
+/** Number of hex digits of a hash in a Job's name. These 96 bits are enough that two hosts of one cluster never share a name. */
 const HASH_DIGITS = 24;
 
-/** The operator deletes a Job as soon as it has seen its end; this time counts when there is no operator. */
+/** Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees the end. */
 const TTL_SECONDS = 3600;
-/** A removal waits for deployments that stand between pull and clone, which have ten minutes by default. */
+/** Time limit in seconds for a removal. A removal waits for deployments between pull and clone, which have ten minutes by default. */
 const REMOVAL_SECONDS = 900;
-/** A host that is away for longer is set up anew. */
+/** Time in seconds that a parked Job waits for its host. A host that is away for longer is set up again. */
 export const PARKED_SECONDS = 30 * 24 * 3600;
-/** Kubernetes' own default: where the entry is gone, the Job controller tries again in the operator's place. */
+/**
+ * Number of retries of a parked Job: the default of Kubernetes. After the entry is deleted, the Job controller retries instead of
+ * the operator.
+ */
 const PARKED_RETRIES = 6;
 
 export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undefined {
@@ -42,7 +45,7 @@ export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undef
       namespace: config.namespaces.system,
       labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
       annotations: { [ATTEMPT_ANNOTATION]: attemptKey(start.row) },
-      // A removal outlives the entry where its host is lost.
+      // A removal has no owner reference, because it outlives the entry when its host is lost.
       ...(isCaching && {
         ownerReferences: [{ apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true }],
       }),
@@ -77,8 +80,8 @@ function cacheTask(
 }
 
 /**
- * The seconds that are left since the host was first queued. Times of Jobs are whole seconds, cut off. With one second more, the
- * operator's own deadline comes first, and the operator knows what the host waited for.
+ * Returns the remaining seconds since the host was first queued, plus one, because times of Jobs are cut to whole seconds. The
+ * operator's own deadline therefore comes first, and the operator knows why the host waited.
  */
 function remaining({ config, now }: Observed, { row }: Start): number {
   const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;
@@ -89,7 +92,7 @@ function removal({ isParked }: Start): number {
   return isParked ? PARKED_SECONDS : REMOVAL_SECONDS;
 }
 
-/** One name for each host and kind of work: made twice by accident, the second is refused. */
+/** Returns one name for each host and type of work, so that the API server refuses an accidental second Job. */
 function jobName(type: TaskType, entryUid: string, host: string): string {
   const digest = createHash('sha256').update(`${entryUid}/${host}`).digest('hex');
   return `${type}-${digest.slice(0, HASH_DIGITS)}`;

@@ -1,4 +1,4 @@
-/** The metrics of image caching; only the leader exports the gauge, so that a sum over replicas is right. */
+/** Metrics of image caching. Only the leader exports the gauge, so that a sum over replicas is correct. */
 import { Counter, Gauge, type Registry } from 'prom-client';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { AttemptResult } from './attempt.ts';

@@ -1,4 +1,4 @@
-/** Looks at the caches for one ImageCacheEntry. */
+/** Reads from the caches all that the plan of one ImageCacheEntry needs. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { SLOT_RESOURCE, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
@@ -15,10 +15,10 @@ import { referenceOf, resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
 import type { CacheJob, Host, Observed, TaskType } from './observed.ts';
 
-/** The finalizer of an entry: held until no host keeps anything for it. */
+/** Finalizer of an entry. It stays until no host keeps an image for the entry. */
 export const CACHE_FINALIZER = 'berth.dev/image-cache';
 
-/** Indexes that this controller looks things up by. */
+/** Names of the indexes that this controller uses. */
 export const ENTRIES_BY_UID = 'uid';
 export const ENTRIES_BY_REFERENCE = 'reference';
 export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
@@ -27,7 +27,7 @@ export interface Sources {
   readonly entries: Informer<ImageCacheEntry>;
   readonly images: Informer<Image>;
   readonly nodes: Informer<Node>;
-  /** Jobs with tasks, and their Pods. */
+  /** Jobs with tasks. Their Pods are in `taskPods`. */
   readonly jobs: Informer<Job>;
   readonly taskPods: Informer<Pod>;
   /** Pods of VMs. */
@@ -36,7 +36,10 @@ export interface Sources {
   readonly clock: () => number;
 }
 
-/** @param deletedJobs uids of Jobs that this process has deleted, though the cache may not know it yet */
+/**
+ * Returns the observed state of one entry.
+ * @param deletedJobs uids of Jobs that this process deleted and that the cache may still show
+ */
 export function observe(
   sources: Sources,
   entry: ImageCacheEntry,
@@ -72,7 +75,7 @@ export function observe(
   };
 }
 
-/** The hosts that wait in the entry's queue, or for a free slot. */
+/** Returns the names of the hosts that wait in the entry's queue or for a free slot. */
 export function queuedHosts({ status }: ImageCacheEntry): string[] {
   const rows = status?.nodes ?? [];
   return rows.filter(({ state }) => state === 'Queued').map(({ node }) => node);
@@ -94,7 +97,7 @@ function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
   };
 }
 
-/** A complete Job has succeeded, also when somebody has removed its Pod since; otherwise the Pod tells its result. */
+/** Returns the outcome of a Job. A complete Job has succeeded, even if somebody removed its Pod; otherwise the Pod has the result. */
 function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
   const outcome = taskOutcome(job, pod);
   const complete = job.status?.conditions?.find(
@@ -106,7 +109,10 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
     : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
 }
 
-/** The entry that works already goes on; otherwise the oldest one begins. The name decides between two of the same second. */
+/**
+ * Returns the name of the entry that serves the image instead of this entry; undefined when this entry serves it. An entry that
+ * already works continues; otherwise the oldest entry begins. Names decide between entries of the same second.
+ */
 function duplicateOf({ entries }: Sources, entry: ImageCacheEntry): string | undefined {
   const rivals = entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
   const first = rivals.toSorted((a, b) => (rank(a) < rank(b) ? -1 : 1))[0];
@@ -135,7 +141,10 @@ function tagsOf(labels: Record<string, string>): string[] {
     .map((label) => label.slice(TAG_LABEL_PREFIX.length));
 }
 
-/** A host without a Ready condition counts as never Ready: nothing can be scheduled there, whether it is silent or not. */
+/**
+ * Returns since when the host is not Ready, in milliseconds since the epoch; undefined when it is Ready. Without a Ready
+ * condition the host was never Ready, because nothing can be scheduled there.
+ */
 function notReadySince({ metadata, status }: Node): number | undefined {
   const ready = status?.conditions?.find(({ type }) => type === 'Ready');
   return ready?.status === 'True'
@@ -149,7 +158,7 @@ function freeSlots({ nodes, pods, jobs }: Sources, host: string): number {
   return slots - machines.length - jobs.cache.byIndex(JOBS_BY_HOST, host).filter(takesSlot).length;
 }
 
-/** A Pod that was bound to a host. */
+/** Returns true if the Pod of a VM, bound to a host, holds a slot there. */
 export function holdsSlot({ status }: Readonly<Pod>): boolean {
   return status?.phase !== 'Failed' && status?.phase !== 'Succeeded';
 }

@@ -1,4 +1,4 @@
-/** All that one look at the world says about an ImageCacheEntry. The whole plan is a pure function of this. */
+/** Types of the state that one reconcile of an ImageCacheEntry observes. The whole plan is a pure function of this state. */
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { TaskImage } from '../../api/v1alpha1/task.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -9,10 +9,10 @@ export type TaskType = 'cache' | 'uncache';
 export interface Host {
   readonly name: string;
   readonly tags: ReadonlySet<string>;
-  /** Since when its Node is not Ready, in milliseconds; undefined when it answers. */
+  /** Time since which the host's Node is not Ready, in milliseconds since the epoch; undefined while the Node is Ready. */
   readonly notReadySince: number | undefined;
   readonly isCordoned: boolean;
-  /** Names under which it lists its images, one list for each image. */
+  /** Names under which the host lists its images: one list for each image. */
   readonly images: readonly (readonly string[])[];
 }
 
@@ -21,23 +21,23 @@ export interface CacheJob {
   readonly uid: string;
   readonly host: string;
   readonly type: TaskType;
-  /** Milliseconds. */
+  /** Time of creation in milliseconds since the epoch. */
   readonly createdAt: number;
-  /** Which attempt the Job was made for: see `attemptKey`. */
+  /** Attempt that the Job was created for: see `attemptKey`. */
   readonly attempt: string;
-  /** Left behind for a host that is lost, to clean it when it comes back. */
+  /** Whether the Job stays for a lost host, to clean the host when it returns. */
   readonly isParked: boolean;
   readonly isScheduled: boolean;
   readonly outcome: TaskOutcome;
 }
 
-/** The image as hosts are told of it and list it. */
+/** Image of an entry: the task for hosts, and the names under which hosts list the image. */
 export interface CachedImage {
   readonly task: TaskImage;
   readonly containerImage: string;
-  /** A host has the image when it lists one of these. */
+  /** Names of the image. A host has the image when it lists one of these names. */
   readonly names: readonly string[];
-  /** The digest in the image's name; undefined for a tag. */
+  /** Digest in the image's name; undefined for a tag. */
   readonly digest: string | undefined;
 }
 
@@ -48,19 +48,19 @@ export interface WaitingForImage {
 
 export interface Observed {
   readonly entry: ImageCacheEntry;
-  /** The one spelling of the image's name: entries that have it in common are for the same image. */
+  /** Normalized name of the image. Entries with the same normalized name are for the same image. */
   readonly reference: string;
   readonly image: CachedImage | WaitingForImage;
-  /** The entry that was there first for this image. */
+  /** Name of the entry that already serves this image; undefined when this entry serves it. */
   readonly duplicateOf: string | undefined;
   readonly hosts: ReadonlyMap<string, Host>;
-  /** Slots for machines that are free, as far as is known. */
+  /** Returns the number of free slots for machines on a host, as far as the caches show. */
   readonly freeSlots: (host: string) => number;
   readonly jobs: readonly CacheJob[];
-  /** Hosts on which a Pod is still ending whose Job is gone. */
+  /** Names of hosts on which a Pod is still ending after its Job was deleted. */
   readonly lingering: ReadonlySet<string>;
   readonly config: OperatorConfig;
-  /** Milliseconds since the epoch. */
+  /** Current time in milliseconds since the epoch. */
   readonly now: number;
 }
 

@@ -1,4 +1,4 @@
-/** All that is to be done about an ImageCacheEntry, and its whole status. Pure. */
+/** Plans all work for an ImageCacheEntry, and computes its whole status. Pure. */
 import { createHash } from 'node:crypto';
 import { soonest } from '../../base/time.ts';
 import type {
@@ -20,13 +20,13 @@ export interface Start {
 
 export interface Plan {
   readonly status: ImageCacheEntryStatus;
-  /** Jobs that have ended, or are not wanted any more. They go before new ones start. */
+  /** Jobs that have ended or are no longer wanted. They are deleted before new Jobs start. */
   readonly deletes: readonly CacheJob[];
   readonly starts: readonly Start[];
   readonly ended: readonly NonNullable<HostPlan['ended']>[];
-  /** The entry is being deleted, and no host keeps anything for it. */
+  /** Whether the entry is being deleted and no host keeps an image for it. */
   readonly isReleased: boolean;
-  /** When to look again, in milliseconds since the epoch. */
+  /** Time of the next reconcile in milliseconds since the epoch, even if nothing changes. */
   readonly wakeAt: number | undefined;
 }
 
@@ -56,7 +56,7 @@ export function plan(observed: Observed): Plan {
   };
 }
 
-/** The hosts that the entry wants its image on; none for a duplicate and for an entry that is being deleted. */
+/** Returns the names of the hosts that should have the image; empty for a duplicate and for an entry that is being deleted. */
 function targetsOf({ entry, duplicateOf, hosts }: Observed): ReadonlySet<string> {
   if (duplicateOf !== undefined || entry.metadata.deletionTimestamp !== undefined) {
     return new Set();
@@ -72,7 +72,7 @@ function isTargeted(host: Host, targets: NonNullable<ImageCacheEntrySpec['target
   return isNamed && !excludeNodes.includes(host.name);
 }
 
-/** The entry's status, by host. */
+/** Parts of the entry's status, by host. */
 interface Stored {
   readonly rows: ReadonlyMap<string, NodeCacheState>;
   readonly holders: ReadonlySet<string>;
@@ -80,14 +80,14 @@ interface Stored {
 
 type Named = HostPlan & { readonly node: string };
 
-/** Sorted by name, so that an unchanged status reads the same. */
+/** Returns the names of all hosts to plan. They are sorted, so that an unchanged status stays equal. */
 function hostsOf({ entry: { status = {} }, jobs }: Observed, targets: ReadonlySet<string>): string[] {
   const rows = (status.nodes ?? []).map(({ node }) => node);
   const names = [...targets, ...(status.holders ?? []), ...rows, ...jobs.map(({ host }) => host)];
   return [...new Set(names)].toSorted();
 }
 
-/** A host whose Node is gone needs nothing: only its Jobs are left, and go. */
+/** Returns the context for the plan of a host. A host whose Node was deleted needs no plan: its remaining Jobs are deleted. */
 function contextOf(
   observed: Observed,
   node: string,
@@ -98,12 +98,12 @@ function contextOf(
   if (host === undefined) {
     return { row: undefined, isHeld: false, deletes: jobs };
   }
-  // A Job that nobody remembers may have put the image there: the Node was away meanwhile.
+  // If the Node was deleted for a while, the status forgot the host. A remaining Job may have put the image there.
   const isHeld = holders.has(node) || jobs.some(({ type }) => type === 'cache');
   return { observed, host, row: rows.get(node), isHeld, jobs };
 }
 
-/** Only a tag can have moved. */
+/** Returns true if a refresh is requested and not yet begun. A refresh needs a tag, because only a tag can move to another image. */
 function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observed): boolean {
   return (
     spec.refreshRequestedAt !== undefined &&
@@ -115,8 +115,8 @@ function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observe
 }
 
 /**
- * As many as the limit leaves: those that have waited longest first. Parked Jobs wait for lost hosts, ask nothing of a registry
- * and are not counted.
+ * Returns the Jobs to start within the limit for one entry. Hosts that have waited longest come first. Parked Jobs do not count
+ * towards the limit, because they wait for lost hosts and request nothing from a registry.
  */
 function startsOf(observed: Observed, plans: readonly Named[], deletes: readonly CacheJob[]): Start[] {
   const { jobs, config } = observed;
@@ -141,7 +141,7 @@ function inOrder({ entry }: Observed, wishes: readonly Start[]): Start[] {
   return keyed.toSorted((a, b) => (a.key < b.key ? -1 : 1)).map(({ start }) => start);
 }
 
-/** Entries go through their hosts in different orders, or all of them would ask the first host first. */
+/** Returns a rank that orders hosts differently for each entry, because otherwise all entries would begin with the same host. */
 function randomRank(entryUid: string, host: string): string {
   return createHash('sha256').update(`${host}/${entryUid}`).digest('hex');
 }

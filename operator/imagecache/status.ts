@@ -1,4 +1,4 @@
-/** The whole status of an ImageCacheEntry, computed in one place. */
+/** Computes the whole status of an ImageCacheEntry. */
 import {
   type ImageCacheEntryStatus,
   imageCacheEntryStatusSchema,
@@ -13,13 +13,13 @@ import { isCached, iso, type Observed } from './observed.ts';
 export interface Findings {
   readonly targets: ReadonlySet<string>;
   readonly digest: string | undefined;
-  /** The rows of hosts that do not have the image as they should. */
+  /** Rows of the hosts whose state is not yet as the entry wants it. */
   readonly rows: readonly NodeCacheState[];
   readonly holders: readonly string[];
   readonly refreshBegins: boolean;
 }
 
-/** Names of failing hosts in a column of `kubectl get`: so many tell where to look. */
+/** Number of failing hosts that a column of `kubectl get` names, enough to show where to start. */
 const FAILING_NAMED = 5;
 
 export function summarize(observed: Observed, findings: Findings): ImageCacheEntryStatus {
@@ -46,7 +46,10 @@ export function summarize(observed: Observed, findings: Findings): ImageCacheEnt
   });
 }
 
-/** Where the name says which image it is, there is nothing to look for, and it is done at once. */
+/**
+ * Returns the time of the last refresh. If the image's name contains a digest, there is no newer image, and the refresh is done
+ * at once.
+ */
 function lastRefresh({ entry, image }: Observed, { refreshBegins }: Findings): string | undefined {
   const { spec, status } = entry;
   const isNothing = isCached(image) && image.digest !== undefined;
@@ -123,8 +126,8 @@ function readiness(
 }
 
 /**
- * Whether a status holds new facts that must be stored before any work begins: a restarted operator needs them. Everything else
- * follows from the world and may wait for the next write.
+ * Returns true if a status has new facts that must be stored before any work begins, because a restarted operator needs them. All
+ * other fields follow from the current state and may wait for the next write.
  */
 export function bringsFacts(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): boolean {
   const known = last?.nodes ?? [];
@@ -136,7 +139,7 @@ export function bringsFacts(last: ImageCacheEntryStatus | undefined, next: Image
   return (
     !equal(ownFacts(last), ownFacts(next)) ||
     rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
-    // That a host has an image shows on its Node; that it has looked for a newer one does not.
+    // A Node shows that a host has an image, but not that the host has checked for a newer image.
     known.some(({ node, refresh }) => refresh === true && !after.has(node))
   );
 }
@@ -145,7 +148,7 @@ function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCac
   return { holders, digest, lastRefresh, observedGeneration };
 }
 
-/** A host that is only outdated has none. */
+/** Returns the facts in a row. The row of a host that is only outdated has no facts. */
 function factsOf({ queuedAt, triedAt, failures, retryAt, refresh, state }: NodeCacheState): object {
   return { queuedAt, triedAt, failures, retryAt, refresh, isRemoved: state === 'Removing' };
 }
