@@ -1,4 +1,4 @@
-/** What the API server says to a manifest of somebody's, by kubectl as people send it. */
+/** Checks of the API server's answers to manifests, which are sent by kubectl as people send them. */
 import { expect } from 'vitest';
 import { HOST_MARK, HOST_VALUE, SYSTEM_NAMESPACE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
@@ -7,16 +7,16 @@ import { waitFor } from '../../hack/wait.ts';
 
 export const OPERATOR_USER = `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-operator`;
 
-/** Arguments of kubectl that say who asks. */
+/** Arguments of kubectl that name the user of a request. */
 export type As = readonly string[];
 export const AS_ADMIN: As = [];
 export const AS_OPERATOR: As = [`--as=${OPERATOR_USER}`];
 
-/** Parts of a Pod that only the operator may ask for. */
+/** Parts of a Pod that only the operator may set. */
 export const SLOT = { resources: { requests: { 'berth.dev/slot': '1' }, limits: { 'berth.dev/slot': '1' } } };
 export const HOST_TOLERATION = { key: 'berth.dev/host', operator: 'Exists', effect: 'NoSchedule' };
 
-/** What every Pod of the operator has, by which its policy knows it. */
+/** The parts of every Pod of the operator by which the operator's admission policy recognizes the Pod. */
 export const OPERATORS_OWN = {
   labels: { [WORKLOAD_LABEL]: 'vm' },
   spec: {
@@ -33,7 +33,7 @@ export const OPERATORS_OWN = {
   },
 };
 
-/** A machine's Pod as the operator writes it, without its finalizer, so that it goes with its namespace. */
+/** Returns a machine's Pod as the operator writes it. It has no finalizer, so that it is deleted with its namespace. */
 export function machinePod(namespace: string, name: string): string {
   const { requests, limits } = SLOT.resources;
   const resources = { requests: { cpu: '1', memory: '1Gi', ...requests }, limits };
@@ -48,7 +48,7 @@ export function machinePod(namespace: string, name: string): string {
     },
     spec: {
       ...OPERATORS_OWN.spec,
-      // No node has this label: the Pod stays Pending wherever the test runs.
+      // No node has this label, so the Pod stays Pending wherever the test runs.
       nodeSelector: { 'example.com/nowhere': '' },
       tolerations: [HOST_TOLERATION],
       containers: [{ name: 'machine', image: 'example.com/none', resources }],
@@ -56,7 +56,10 @@ export function machinePod(namespace: string, name: string): string {
   });
 }
 
-/** What of a Pod commands a host beside its metadata: in words, the parts, and what a refusal names. */
+/**
+ * Parts of a Pod beside its metadata that command a host. Each entry has a description, the parts, and a text that the refusal
+ * contains.
+ */
 export const COMMANDING_SPECS: readonly [string, { container?: object; spec?: object }, string][] = [
   ['a slot', { container: SLOT }, 'berth.dev/'],
   [
@@ -68,30 +71,30 @@ export const COMMANDING_SPECS: readonly [string, { container?: object; spec?: ob
 ];
 
 /**
- * Whether `who` may do it, such as `create pods -n NAMESPACE`, by the API server's own authorizer, which hears of rights a little
- * after they are stored, in the order of their making.
+ * Asks the API server's own authorizer whether `who` may do an action, for example `create pods -n NAMESPACE`. The authorizer
+ * learns of new permissions shortly after they are stored, in the order of their creation.
  */
 export async function isAllowed(cluster: Cluster, who: As, what: readonly string[]): Promise<boolean> {
   const { stdout } = await cluster.kubectl(['auth', 'can-i', ...what, ...who], { allowFailure: true });
   return stdout.trim() === 'yes';
 }
 
-/** @throws Error when it is not so in time. */
+/** Waits until `who` may do the action. @throws Error when the permission is not known in time. */
 export async function untilAllowed(cluster: Cluster, who: As, what: readonly string[]): Promise<void> {
   await waitFor(`the right to ${what.join(' ')} to be known`, () => isAllowed(cluster, who, what));
 }
 
 export interface Admission {
-  /** By one of our policies, in words with all of `says` in them. */
+  /** Expects that one of Berth's policies refuses the manifest with a message that contains all of `says`. */
   readonly expectRefused: (manifest: string, as: As, ...says: string[]) => Promise<void>;
-  /** Through the whole of admission, without storing it. */
+  /** Expects that the whole admission accepts the manifest, without storing it. */
   readonly expectAccepted: (manifest: string, as: As) => Promise<void>;
   readonly expectCreated: (manifest: string, as: As) => Promise<void>;
-  /** A merge patch of `KIND NAME -n NAMESPACE`. */
+  /** Sends a merge patch of `KIND NAME -n NAMESPACE`. */
   readonly patch: (target: readonly string[], as: As, body: object) => Promise<KubectlResult>;
 }
 
-/** `cluster` is asked for when it is needed: set-up makes it later than files are read. */
+/** Returns the checks for a cluster. `cluster` is a function, because the set-up creates the cluster after the test file is read. */
 export function admissionOf(cluster: () => Cluster): Admission {
   const create = (manifest: string, as: As, ...more: string[]) =>
     cluster().kubectl(['create', ...as, ...more, '-f', '-'], { input: manifest, allowFailure: true });

@@ -1,4 +1,4 @@
-/** What was written to the API server, by its own count, and by whom, from its audit log. */
+/** Writes to the API server: their number from its metrics, and their senders from its audit log. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { AUDIT_LOG } from '../../hack/cluster/controlplane.ts';
@@ -6,14 +6,17 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
-/** Events are told, and statuses folded, some seconds after what they tell of. */
+/**
+ * Time without a write after which the cluster is settled, in milliseconds. Events and combined statuses are written some seconds
+ * after the change.
+ */
 const QUIET_MILLISECONDS = 6_000;
 const SETTLE_MILLISECONDS = 120_000;
 const LOOK_MILLISECONDS = 500;
-/** By which the API server tells the credentials of one user apart. */
+/** Key by which the API server distinguishes the credentials of one user. */
 const CREDENTIAL_KEY = 'authentication.kubernetes.io/credential-id';
 
-/** Requests that changed something, by resource, since the API server started. */
+/** Returns the number of requests that changed an object, by resource, since the API server started. */
 export async function writesByResource(cluster: Cluster): Promise<Map<string, number>> {
   const { body } = await cluster.client().raw('GET', '/metrics');
   const counts = new Map<string, number>();
@@ -29,32 +32,35 @@ export async function writesByResource(cluster: Cluster): Promise<Map<string, nu
   return counts;
 }
 
-/** A write as the audit log has it. */
+/** A write in the format of the audit log. */
 interface AuditEvent {
   readonly verb: string;
   readonly userAgent?: string;
   readonly user?: { extra?: Record<string, string[]> };
-  /** What was sent. */
+  /** The body of the request. */
   readonly requestObject?: object;
   readonly objectRef?: { resource: string; subresource?: string; namespace?: string; name?: string };
-  /** When its answer was given, RFC 3339. */
+  /** Time of the response, in RFC 3339. */
   readonly stageTimestamp: string;
 }
 
-/** One write: who (the first word of the user agent), what (`patch nodes/status`) and of which object. */
+/**
+ * One write. `writer` is the first word of the user agent, `what` is the action (`patch nodes/status`), and `object` is the
+ * changed object.
+ */
 export interface AuditedWrite {
   readonly writer: string;
-  /** SHA-256 of the client certificate that it came with, in hexadecimal; empty where it came with none. */
+  /** SHA-256 of the client certificate of the request, in hexadecimal. It is empty if the request had no certificate. */
   readonly certificate: string;
   readonly what: string;
   readonly object: string;
-  /** What was sent, as JSON. */
+  /** The body of the request, as JSON. */
   readonly body: string;
-  /** Milliseconds since the epoch. */
+  /** Time in milliseconds since the epoch. */
   readonly at: number;
 }
 
-/** All writes to a cluster that was started with `audit`, the oldest first. */
+/** Returns all writes to a cluster that was started with `audit`, the oldest first. */
 export function auditedWrites({ directory }: Cluster): AuditedWrite[] {
   const lines = readFileSync(join(directory, AUDIT_LOG), 'utf8').split('\n').slice(0, -1);
   return lines.map((line) => {
@@ -74,15 +80,15 @@ export function auditedWrites({ directory }: Cluster): AuditedWrite[] {
 }
 
 /**
- * Leases go on for ever, whoever holds them, and so do heartbeats of kubelets. KWOK stands for the kubelets of simulated
- * hosts; Berth's own agent writes the heartbeat of its Node every five minutes, which the caller may count.
+ * Reports whether a write is a renewal of a Lease or a heartbeat of a kubelet, which never end. KWOK acts as the kubelet of
+ * simulated hosts. The heartbeat that Berth's agent writes every five minutes is not included, so that a test can count it.
  */
 export function isSignOfLife({ writer, what }: AuditedWrite): boolean {
   const isKubelet = writer === 'kubelet' || writer === 'kwok' || writer === 'kwok-controller';
   return what.endsWith(' leases') || (isKubelet && what === 'patch nodes/status');
 }
 
-/** Resolves once nothing but signs of life has been written for some seconds: all that was begun is done. */
+/** Resolves when only signs of life were written for some seconds. All work is then finished. */
 export async function untilSettled(cluster: Cluster): Promise<void> {
   await waitFor(
     'the last Events and statuses to be written',

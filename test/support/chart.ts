@@ -1,4 +1,4 @@
-/** The chart as helm renders it, in the tests. */
+/** Functions that render the chart with helm in tests. */
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { parseAllDocuments } from 'yaml';
@@ -8,7 +8,7 @@ import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
 export const CHART = join(import.meta.dirname, '..', '..', 'charts', 'berth');
 const OUTPUT_BYTES = 16 * 1024 * 1024;
 
-/** A manifest; its parts are looked at as they come. */
+/** A manifest with fields of any type, because tests read many different fields. */
 export type Manifest = KubeObject & Record<string, any>; // oxlint-disable-line typescript/no-explicit-any
 
 export interface Outcome {
@@ -34,18 +34,18 @@ export async function helm(args: readonly string[], input?: string): Promise<Out
   return await run((await resolveChartTools()).helm, args, input);
 }
 
-/** `helm template` with these values over the chart's own. */
+/** Runs `helm template` with these values, which override the chart's own values. */
 export function template(
   values: object = {},
   options: { namespace?: string; args?: readonly string[] } = {},
 ): Promise<Outcome> {
   const { namespace = 'berth-system', args = [] } = options;
   const fixed = ['template', 'berth', CHART, '--namespace', namespace, '--values', '-'];
-  // JSON, since YAML as helm reads it takes `yes` for a boolean.
+  // The values are JSON, because helm reads `yes` in YAML as a boolean.
   return helm([...fixed, ...args], JSON.stringify(values));
 }
 
-/** What {@link template} renders, as objects; rejects with helm's words when it fails. */
+/** Returns the output of {@link template} as objects. Rejects with helm's message if helm fails. */
 export async function manifests(
   values: object = {},
   options: { namespace?: string; args?: readonly string[] } = {},
@@ -57,7 +57,7 @@ export async function manifests(
   return parseManifests(stdout);
 }
 
-/** Documents of a YAML file that are not empty. */
+/** Returns the documents of a YAML file, without empty documents. */
 export function parseManifests(text: string): Manifest[] {
   return parseAllDocuments(text)
     .map((document) => document.toJS() as Manifest | null)
@@ -72,7 +72,7 @@ export function find(objects: readonly Manifest[], kind: string, name: string): 
   return found;
 }
 
-/** Everything that can be turned on, turned on. */
+/** Values that turn on every optional part of the chart. */
 export const EVERYTHING = {
   agent: {
     enabled: true,

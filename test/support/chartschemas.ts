@@ -1,6 +1,6 @@
 /**
- * Schemas for kubeconform: of Kubernetes' own kinds from a running API server's OpenAPI, of other projects' from the
- * CRDs in their Go modules. Unknown fields are refused everywhere.
+ * Schemas for kubeconform. Those of Kubernetes kinds come from the OpenAPI of a running API server. Those of other projects come
+ * from the CRDs in their Go modules. All schemas refuse unknown fields.
  */
 import { execFile } from 'node:child_process';
 import { cp, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
@@ -19,7 +19,7 @@ const OTHERS: Readonly<Record<string, readonly string[]>> = {
     'scrapeconfigs',
   ].map((plural) => `example/prometheus-operator-crd/monitoring.coreos.com_${plural}.yaml`),
 };
-/** Fetching two modules of some 20 MB each. */
+/** Time limit for the download of two modules of about 20 MB each, in milliseconds. */
 const DOWNLOAD_MILLISECONDS = 300_000;
 
 interface Schema {
@@ -32,7 +32,7 @@ interface GroupVersionKind {
   kind: string;
 }
 
-/** What kubeconform is given as `-schema-location`, below the folder that {@link writeSchemas} fills. */
+/** Value of kubeconform's `-schema-location`, relative to the folder that {@link writeSchemas} fills. */
 export const SCHEMA_PATTERN = '{{.Group}}_{{.ResourceAPIVersion}}_{{.ResourceKind}}.json';
 
 export async function writeSchemas(client: KubeClient, folder: string): Promise<void> {
@@ -48,7 +48,7 @@ export async function writeSchemas(client: KubeClient, folder: string): Promise<
   await writeOthers(folder);
 }
 
-/** The API server calls these documents text. */
+/** Returns a document as text, because the API server sends these documents with the content type of text. */
 async function textOf(client: KubeClient, url: string): Promise<string> {
   const { status, body } = await client.raw('GET', url);
   if (status !== 200) {
@@ -77,12 +77,12 @@ async function writeSchema(
   { group, version, kind }: GroupVersionKind,
   schema: Schema,
 ): Promise<void> {
-  // kubeconform calls the group of `v1` v1.
+  // In kubeconform, the group of `v1` has the name v1.
   const file = `${group || version}_${version}_${kind.toLowerCase()}.json`;
   await writeFile(join(folder, file), JSON.stringify(schema));
 }
 
-/** As the API server itself is strict: what a schema does not name is refused. */
+/** Makes a schema refuse unknown fields, as the API server does. */
 function makeStrict(schema: Schema): void {
   const properties = schema['properties'] as Record<string, Schema> | undefined;
   const isOpen = 'additionalProperties' in schema || schema['x-kubernetes-preserve-unknown-fields'] === true;
@@ -109,7 +109,7 @@ interface Definition {
 }
 
 async function writeOthers(folder: string): Promise<void> {
-  // A copy, because the go command may want to write beside go.mod.
+  // A copy is used, because the go command may write files beside go.mod.
   const source = await mkdtemp(join(tmpdir(), 'berth-schemas-'));
   try {
     await cp(MODULES, source, { recursive: true });
@@ -133,7 +133,7 @@ async function writeDefinition(file: string, folder: string): Promise<void> {
   for (const { name, schema } of spec.versions) {
     const root = schema.openAPIV3Schema;
     makeStrict(root);
-    // A definition leaves metadata to the API server.
+    // A definition leaves the schema of metadata to the API server.
     (root['properties'] as Record<string, Schema>)['metadata'] = { type: 'object' };
     await writeSchema(folder, { group: spec.group, version: name, kind: spec.names.kind }, root);
   }

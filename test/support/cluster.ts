@@ -9,8 +9,8 @@ declare module 'vitest' {
 }
 
 /**
- * The cluster that the project's set-up started, for tests that get along in namespaces of their own. No operator runs
- * in it unless a test starts one, and no simulated hosts are there. It is not the test's to stop.
+ * Returns the cluster that the project's set-up started, for tests that need only their own namespaces. The cluster has no
+ * simulated hosts, and no operator unless a test starts one. Tests must not stop the cluster.
  */
 export async function sharedCluster(): Promise<Cluster> {
   return await connectCluster(inject('sharedCluster'));

@@ -1,4 +1,4 @@
-/** Every Job that ever was, from a watch that began before the first of them. */
+/** A record of all Jobs, from a watch that begins before the first Job. */
 import { pino } from 'pino';
 import { WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -6,7 +6,7 @@ import { Informer } from '../../kube/informer.ts';
 import { JOBS } from '../../kube/job.ts';
 import { ENTRY_NAME_LABEL } from '../../operator/tasks/owner.ts';
 
-/** Label that the Job controller puts on the Pods that it makes. */
+/** Label that the Job controller sets on the Pods of a Job. */
 export const JOB_NAME_LABEL = 'batch.kubernetes.io/job-name';
 
 /** Counts the Jobs of ImageCacheEntries, by the name of the entry. */
@@ -32,22 +32,22 @@ export class JobHistory {
     return history;
   }
 
-  /** The greatest number of Jobs that the entry had at any moment, ended ones included. */
+  /** Returns the largest number of Jobs that the entry had at the same time, including ended Jobs. */
   mostOf(entry: string): number {
     return this.#most.get(entry) ?? 0;
   }
 
-  /** How many there ever were of the entry. */
+  /** Returns the number of Jobs that were ever created for the entry. */
   madeFor(entry: string): number {
     return this.#made.get(entry) ?? 0;
   }
 
-  /** How many there are now, of all entries. */
+  /** Number of Jobs that exist now, of all entries. */
   get present(): number {
     return [...this.#here.values()].reduce((sum, { size }) => sum + size, 0);
   }
 
-  /** How many there ever were. */
+  /** Number of Jobs that were ever created, of all entries. */
   get all(): number {
     return this.#all;
   }

@@ -1,4 +1,4 @@
-/** What an operator said in its log, and in its metrics, which agents have too. */
+/** Reads the log of an operator, and the metrics of operators and agents. */
 import { readFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { text } from 'node:stream/consumers';
@@ -20,14 +20,17 @@ function readLog(file: string): LogLine[] {
   return lines.filter((line) => line.startsWith('{')).map((line) => JSON.parse(line) as LogLine);
 }
 
-/** Lines that must not be there: errors, and refusals of the operator's own writes (403: a right is missing, 422: an invalid status). */
+/**
+ * Returns log lines that must not exist. These are errors, and refusals of the operator's own writes (403: a permission is
+ * missing, 422: a status is invalid).
+ */
 export function faultsIn(file: string): LogLine[] {
   return readLog(file).filter(
     ({ level, err }) => level >= ERROR_LEVEL || err?.status === 403 || err?.status === 422,
   );
 }
 
-/** The metrics of an operator or agent, as somebody who may read them sees them. */
+/** Returns the metrics of an operator or agent, read by an account with the permission to read them. */
 export async function readMetrics(
   cluster: Cluster,
   { metricsUrl }: Pick<OperatorProcess, 'metricsUrl'>,
@@ -36,7 +39,7 @@ export async function readMetrics(
   return await new Promise((resolve, reject) => {
     const request = get(
       metricsUrl,
-      // An operator's own certificate is made anew at each start; what is tested here are the numbers.
+      // The certificate is not checked, because an operator makes a new one at each start and the test needs only the numbers.
       {
         headers: { authorization: `Bearer ${stdout.trim()}` },
         agent: new Agent({ rejectUnauthorized: false }),
@@ -52,7 +55,10 @@ export async function readMetrics(
   });
 }
 
-/** The operator's cache has this object as it is here: a VM that is made from now on gets nothing older. See `allowMetrics`. */
+/**
+ * Waits until the operator's cache contains this version of the object. A VM that is created afterwards is not resolved with an
+ * older version. The test must have called `allowMetrics`.
+ */
 export async function untilKnown<T extends KubeObject>(
   cluster: Cluster,
   operator: OperatorProcess,
@@ -67,13 +73,13 @@ export async function untilKnown<T extends KubeObject>(
   });
 }
 
-/** Makes the account that `readMetrics` uses, for operators. */
+/** Creates the account that `readMetrics` uses, and lets it read the metrics of operators. */
 export async function allowMetrics(cluster: Cluster): Promise<void> {
   await cluster.kubectl(['create', 'serviceaccount', READER, '-n', 'berth-system']);
   await bind(cluster, 'berth-metrics-reader');
 }
 
-/** The same account may read those of agents too. */
+/** Lets the same account read the metrics of agents. */
 export async function allowAgentMetrics(cluster: Cluster): Promise<void> {
   const role = 'node-metrics-reader';
   await cluster.kubectl(['create', 'clusterrole', role, '--verb=get', '--resource=nodes/metrics']);

@@ -1,4 +1,4 @@
-/** Everything that ever happened to Pods, from a watch that began before the first of them. */
+/** A record of all changes of Pods, from a watch that begins before the first Pod. */
 import { randomBytes } from 'node:crypto';
 import { pino } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
@@ -7,7 +7,7 @@ import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Served to nobody's machines: anybody's Pods are taken there. */
+/** Namespace of marker Pods. Berth does not serve this namespace, so its policies allow Pods of any user. */
 const MARKER_NAMESPACE = 'default';
 
 export class PodHistory {
@@ -30,13 +30,16 @@ export class PodHistory {
     return history;
   }
 
-  /** The greatest number of machines that any host had at any moment until now: bound, not ended, not deleted. */
+  /**
+   * Returns the largest number of machines that any host had at the same time until now. A machine counts if its Pod is bound,
+   * not ended and not deleted.
+   */
   async mostOnOneHost(): Promise<number> {
     await this.#catchUp();
     return this.#most;
   }
 
-  /** How many Pods of this name there ever were until now. */
+  /** Returns the number of Pods with this name that were created until now. */
   async createdAs(namespace: string, name: string): Promise<number> {
     await this.#catchUp();
     return this.#uids.get(`${namespace}/${name}`)?.size ?? 0;
@@ -46,7 +49,10 @@ export class PodHistory {
     this.#stopping.abort(new Error('the test is over'));
   }
 
-  /** All that has happened until now is recorded: the watch brings a Pod that is made now after it. */
+  /**
+   * Resolves when all changes until now are recorded. It creates a Pod and waits until the watch delivers it, because the watch
+   * delivers changes in order.
+   */
   async #catchUp(): Promise<void> {
     const marker = { namespace: MARKER_NAMESPACE, name: `marker-${randomBytes(4).toString('hex')}` };
     const containers = [{ name: 'none', image: 'registry.example/none' }];

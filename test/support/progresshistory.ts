@@ -1,4 +1,4 @@
-/** What `status.progressPercent` of objects of one kind said, from a watch that began before the first of them. */
+/** A record of the values of `status.progressPercent` of objects of one kind, from a watch that begins before the first object. */
 import { pino } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
 import { Informer } from '../../kube/informer.ts';
@@ -24,7 +24,7 @@ export class ProgressHistory implements Disposable {
     return history;
   }
 
-  /** Each percentage of the object once for as long as it stood, in the order in which they came. */
+  /** Returns the percentages of the object in their order. Equal percentages in a row appear once. */
   of(name: string): readonly number[] {
     return this.#percents.get(name) ?? [];
   }

@@ -1,21 +1,21 @@
-/** Properties over histories: what happens to a model, step by step, in any order. */
+/** Property tests over histories, which apply steps to a model in any order. */
 import * as fc from 'fast-check';
 import { expect, type TestContext } from 'vitest';
 import type { HistoryCount } from '../../hack/vitest/reporter.ts';
 
-/** The longest of this share of the longest allowed is long enough: which one is the longest is left to chance. */
+/** Share of the allowed length that the longest history must reach. It is below 1, because the lengths are random. */
 const LONG_ENOUGH = 0.9;
 
 export interface Histories<T> {
   readonly step: fc.Arbitrary<T>;
-  /** The length of a history, in steps. */
+  /** Largest length of a history, in steps. */
   readonly maxLength: number;
   readonly numRuns: number;
 }
 
 /**
- * Asserts that `check` throws for none of many histories. Counts them for the report, and fails if none was about as long
- * as it may be: then all of them were short, and whatever takes longer to go wrong was not tried.
+ * Asserts that `check` throws for none of many histories. Adds the number of histories to the report. It fails if the longest
+ * history is much shorter than allowed, because faults that need many steps were then not tested.
  */
 export function assertHistories<T>(
   { task }: Pick<TestContext, 'task'>,

@@ -1,15 +1,15 @@
-/** A disk of its own for a test, of limited size: a tmpfs, which only root can mount. */
+/** A small disk for a test: a tmpfs of limited size, which only root can mount. */
 import { execFileSync } from 'node:child_process';
 import { mkdtempSync, rmdirSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
-/** Mounts at most `mebibytes` at a folder that is there. @throws Error with what mount says. */
+/** Mounts a tmpfs of at most `mebibytes` at an existing folder. @throws Error with the message of mount, when mount fails. */
 export function mountTmpfs(point: string, mebibytes: number): void {
   execFileSync('mount', ['-t', 'tmpfs', '-o', `size=${mebibytes}m`, 'berth-test', point], { stdio: 'pipe' });
 }
 
-/** Undefined where a disk of its own can be had. */
+/** Returns the reason why this machine cannot mount a tmpfs. The result is undefined if it can. */
 export function whyNoTmpfs(): string | undefined {
   const point = mkdtempSync(join(tmpdir(), 'berth-tmpfs-probe-'));
   try {

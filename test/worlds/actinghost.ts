@@ -1,4 +1,7 @@
-/** A host whose agent is the test: a bare Node that nothing simulates. It runs, fails or ignores Pods as told. */
+/**
+ * A host whose agent is played by the test. It is a bare Node that nothing simulates. It runs, fails or ignores Pods as the test
+ * requests.
+ */
 import { MACHINE_CONTAINER, TASK_CONDITION, TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -18,7 +21,7 @@ import { JOB_NAME_LABEL } from '../support/jobhistory.ts';
 import type { Ref } from '../../kube/objects.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Several times within the shortest grace period that a test gives the controller-manager. */
+/** Time between heartbeats, in milliseconds. It is a fraction of the shortest grace period that a test sets for the controller-manager. */
 const HEARTBEAT_MILLISECONDS = 1_000;
 const LEASE_SECONDS = 40;
 const LEASE_NAMESPACE = 'kube-node-lease';
@@ -27,7 +30,7 @@ export interface HostPlan {
   slots?: number;
   architecture?: 'arm64' | 'amd64';
   taints?: NonNullable<Node['spec']>['taints'];
-  /** What its store holds. */
+  /** Images in the host's store. */
   images?: ContainerImage[];
 }
 
@@ -42,7 +45,7 @@ export class ActingHost {
     this.name = name;
   }
 
-  /** Registers the host and keeps it alive until `silence` or `remove`. */
+  /** Registers the host and sends heartbeats until `silence` or `remove`. */
   static async join(client: KubeClient, name: string, plan: HostPlan = {}): Promise<ActingHost> {
     const host = new ActingHost(client, name);
     await client.create(NODES, bareNode(name, plan));
@@ -54,7 +57,7 @@ export class ActingHost {
     return host;
   }
 
-  /** The control plane has seen the new Node and lets Pods be placed on it. */
+  /** Resolves when the control plane has seen the new Node and allows Pods on it. */
   async placeable(): Promise<this> {
     await waitFor(`host ${this.name} to be placeable`, async () => {
       const { spec = {}, status = {} } = await this.#client.get(NODES, { name: this.name });
@@ -64,14 +67,14 @@ export class ActingHost {
     return this;
   }
 
-  /** Heartbeats begin, or begin again after a silence. */
+  /** Starts heartbeats, also after a silence. */
   beat(): void {
     this.#heartbeat = setInterval(() => {
       this.#beating = this.#renew();
     }, HEARTBEAT_MILLISECONDS);
   }
 
-  /** No heartbeat any more, as of a host without network or power. */
+  /** Stops heartbeats, as on a host without network or power. */
   async silence(): Promise<void> {
     clearInterval(this.#heartbeat);
     await this.#beating;
@@ -84,7 +87,7 @@ export class ActingHost {
     await this.setCondition({ type: 'Ready', status: 'True', reason: 'AgentReady' });
   }
 
-  /** The Node object goes; that ends heartbeats too. */
+  /** Stops heartbeats and deletes the Node and its Lease. */
   async remove(): Promise<void> {
     await this.silence();
     await this.#client.delete(NODES, { name: this.name });
@@ -95,7 +98,7 @@ export class ActingHost {
     await setNodeCondition(this.#client, this.name, condition);
   }
 
-  /** Waits for the Pod to be bound to this host. */
+  /** Waits until the Pod is bound to this host. */
   waitForPod(ref: Ref): Promise<Pod> {
     return waitFor(`Pod ${ref.name} to be bound to ${this.name}`, async () => {
       const pod = await this.#client.get(PODS, ref);
@@ -107,23 +110,23 @@ export class ActingHost {
     await this.#report(ref, 'Pending', { waiting: { reason, message } });
   }
 
-  /** With `size` false as an agent did that says nothing of cpu and memory. */
+  /** Reports a running machine. If `size` is false, the report has no cpu and memory, as from an agent that does not report them. */
   async run(ref: Ref, { size = true } = {}): Promise<void> {
     await this.#report(ref, 'Running', { running: { startedAt: now() } }, MACHINE_CONTAINER, size);
   }
 
-  /** Off, but its place is kept: `terminated` could never be left again. */
+  /** Reports a machine that is off and keeps its place. The container is not `terminated`, because a container cannot leave that state. */
   async stopped(ref: Ref): Promise<void> {
     await this.#report(ref, 'Running', { waiting: { reason: 'Stopped', message: '' } });
   }
 
-  /** The machine has ended and nothing of it is left. `startedAt` is given when it had been running. */
+  /** Reports that the machine has ended and was removed. `startedAt` is given if the machine had run. */
   async fail(ref: Ref, reason: string, message: string, startedAt?: string): Promise<void> {
     const terminated = { exitCode: 1, reason, message, finishedAt: now(), ...(startedAt && { startedAt }) };
     await this.#report(ref, 'Failed', { terminated });
   }
 
-  /** What an agent does with a deleted Pod: ends the machine, says so, deletes the Pod for good. */
+  /** Acts like an agent for a deleted Pod: ends the machine, reports the end, and deletes the Pod finally. */
   async end(ref: Ref, startedAt?: string): Promise<void> {
     await waitFor(`Pod ${ref.name} to be deleted`, async () => {
       const pod = await this.#client.get(PODS, ref);
@@ -141,7 +144,7 @@ export class ActingHost {
     await this.#client.mergePatch(PODS, ref, { status: { conditions } }, { subresource: 'status' });
   }
 
-  /** The Pod of a Job, once it is bound to this host and says that it is being worked on. */
+  /** Waits until the Pod of a Job is bound to this host, and reports that the task is under way. */
   async beginTask(job: Ref, report: TaskReport = {}): Promise<Ref> {
     const pod = await waitFor(`a Pod of Job ${job.name} on ${this.name}`, async () => {
       const { items } = await this.#client.list(PODS, {
@@ -203,7 +206,7 @@ export class ActingHost {
         { spec: { renewTime: microNow() } },
       );
     } catch (error) {
-      // The test removes Nodes under a beating heart; every other fault shows as a host that is lost.
+      // Tests remove Nodes while heartbeats are sent. The cluster notices every other fault as a lost host.
       if (!isNotFound(error)) {
         process.stderr.write(`heartbeat of ${this.name}: ${String(error)}\n`);
       }
@@ -220,7 +223,8 @@ export async function setNodeCondition(
     const node = await client.get(NODES, { name });
     const others = node.status?.conditions?.filter(({ type }) => type !== condition.type) ?? [];
     const written = { ...condition, lastTransitionTime: now(), lastHeartbeatTime: now() };
-    // With the resourceVersion: the controller-manager and the operator write conditions and resources of the Node too.
+    // The patch has a resourceVersion, because the controller-manager and the operator also write conditions and resources of the
+    // Node.
     const metadata = { resourceVersion: node.metadata.resourceVersion };
     const status = { conditions: [...others, written] };
     await client.mergePatch(NODES, { name }, { metadata, status }, { subresource: 'status' });
@@ -265,12 +269,12 @@ function bareNode(
   };
 }
 
-/** metav1.Time has no fractions of a second. */
+/** Returns the time without fractions of a second, as `metav1.Time` requires. */
 function now(): string {
   return new Date().toISOString().replace(/\.\d{3}Z$/, 'Z');
 }
 
-/** metav1.MicroTime wants six digits. */
+/** Returns the time with six fractional digits, as `metav1.MicroTime` requires. */
 function microNow(): string {
   return new Date().toISOString().replace('Z', '000Z');
 }

@@ -1,4 +1,7 @@
-/** Hosts for tests of the agent against a real control plane: agents in this process, with stand-ins for what runs machines. */
+/**
+ * Hosts for tests of the agent against a real control plane. The agents run in this process, with stand-ins for the parts that
+ * run machines.
+ */
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -29,7 +32,7 @@ import { OPERATORS_OWN } from '../support/admission.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from './standin.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** The memory of a VM in tests; small, so that several fit on any host. */
+/** Memory of a VM in tests, in bytes. It is small, so that several VMs fit on any host. */
 const MEMORY_BYTES = 64 * 1024 * 1024;
 
 export class TestHost {
@@ -54,7 +57,7 @@ export class TestHost {
       dataDirectory: 'data',
       address: '127.0.0.1',
       network: { driver: network, checkIntervalSeconds: 0.1 },
-      // Machines of one processor each, as many as there are slots, on a host of any size.
+      // Each machine has one processor. With the overcommit, a host of any size fits as many machines as it has slots.
       cpuOvercommit: 8,
       logLevel: 'warn',
       ...rest,
@@ -70,7 +73,7 @@ export class TestHost {
     return join(this.#directory, 'data');
   }
 
-  /** Starts an agent and waits until its Node is there with four slots. */
+  /** Starts an agent, waits until its Node exists, and gives the Node four slots. */
   async start(): Promise<void> {
     await this.launch();
     await waitFor(
@@ -80,7 +83,7 @@ export class TestHost {
     await this.setSlots(4);
   }
 
-  /** Starts an agent; its certificate requests are approved as the operator would. */
+  /** Starts an agent. If `approve` is true, its certificate requests are approved, as the operator would do. */
   async launch({ approve = true } = {}): Promise<void> {
     const { kubeconfig } = await this.#cluster.createAgentBootstrap(this.name);
     const file = join(this.#directory, 'agent.yaml');
@@ -106,7 +109,7 @@ export class TestHost {
     }
   }
 
-  /** @throws Error when the agent gives up. */
+  /** Resolves when the agent has ended. @throws Error when the agent failed. */
   async ended(): Promise<void> {
     return await this.#ended;
   }
@@ -128,7 +131,7 @@ export class TestHost {
       );
   }
 
-  /** @throws Error when the agent has given up; its folder is gone then too. */
+  /** Stops the agent and deletes its folder. @throws Error when the agent failed. */
   async remove(): Promise<void> {
     try {
       await this.stop();
@@ -157,7 +160,7 @@ async function approveRequests(cluster: Cluster, node: string, signal: AbortSign
         }
       }
     } catch (error) {
-      // The API server is being tormented by the test: it is asked again.
+      // The test may make the API server fail, so the request is repeated.
       if (!signal.aborted) {
         process.stderr.write(`approving certificates: ${messageOf(error)}\n`);
       }
@@ -166,7 +169,7 @@ async function approveRequests(cluster: Cluster, node: string, signal: AbortSign
   }
 }
 
-/** The operator's own client: nobody else may write Pods for a host. */
+/** Returns a client with the operator's credentials, because no other user may write Pods for a host. */
 export async function operatorClient(cluster: Cluster): Promise<KubeClient> {
   const connection = await loadConnection({ kubeconfigPath: cluster.operatorKubeconfig });
   return new KubeClient(new Transport(connection, { metrics: createMetrics() }));
@@ -200,7 +203,7 @@ export function machineFor(namespace: string, name: string, change: Partial<Mach
   };
 }
 
-/** A VM's Pod as the operator makes it, already bound. */
+/** Returns a VM's Pod as the operator writes it, already bound to the host. */
 export function podFor(
   host: { name: string },
   machine: Machine,
@@ -255,7 +258,7 @@ export async function setDesired(client: KubeClient, pod: Pod, desired: Desired)
   );
 }
 
-/** Nothing is published here. */
+/** Returns a publisher without registries, because these tests publish nothing. */
 function noPublisher(): Publisher {
   const registries = new Registries({ registries: [], allowLoopback: false });
   return new Publisher({ registries, storageKeyring: () => Keyring.parse([]), storageFolder: undefined });

@@ -1,6 +1,6 @@
 /**
- * Agents of simulated hosts, as far as images go: does the tasks of cache Jobs' Pods, lists images in `Node.status.images`, and
- * hangs, fails or is slow where a test says so.
+ * Simulates the work of agents on cached images. It does the tasks of cache Jobs' Pods and lists images in `Node.status.images`.
+ * On a test's request it hangs, fails or is slow.
  */
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -14,12 +14,12 @@ import { Informer } from '../../kube/informer.ts';
 
 const SIZE_BYTES = 1024 ** 3;
 
-/** How a host does its tasks. */
+/** Way in which a host does its tasks. */
 export interface Conduct {
   delayMilliseconds?: number;
-  /** Begins, and never ends. */
+  /** Whether tasks begin and never end. */
   hangs?: boolean;
-  /** Ends with this reason and message. */
+  /** Reason and message with which tasks fail. */
   fails?: { reason: string; message: string };
 }
 
@@ -28,7 +28,7 @@ interface SimulatedHost {
   images: Map<string, string>;
   /** Name of the image by entry. */
   holds: Map<string, string>;
-  /** Writes of its Node go out one after another. */
+  /** The last write of the host's Node. Writes of one Node are sent one after another. */
   writing: Promise<void>;
 }
 
@@ -39,9 +39,9 @@ export class CacheSimulator {
   readonly #conducts = new Map<string, Conduct>();
   readonly #tags = new Map<string, string>();
   readonly #begun = new Set<string>();
-  /** Every task that was done to its end, as `cache HOST NAME`. */
+  /** All tasks that succeeded, as `cache HOST NAME` or `uncache HOST NAME`. */
   readonly done: string[] = [];
-  /** How hosts behave of which nothing else is said. */
+  /** Conduct of hosts for which a test sets no other conduct. */
   usual: Conduct = {};
 
   private constructor(client: KubeClient) {
@@ -68,12 +68,12 @@ export class CacheSimulator {
     this.#stopping.abort(new Error('the test is over'));
   }
 
-  /** From the next task on. */
+  /** Sets the conduct of a host from the next task on. */
   conduct(host: string, conduct: Conduct): void {
     this.#conducts.set(host, conduct);
   }
 
-  /** The registry's tag names another image from now on. */
+  /** Lets the registry's tag name another image from now on. */
   moveTag(name: string, version: string): void {
     this.#tags.set(name, version);
   }
@@ -83,18 +83,18 @@ export class CacheSimulator {
     return `sha256:${createHash('sha256').update(content).digest('hex')}`;
   }
 
-  /** Entries (uids) that the host keeps something for. */
+  /** Returns the uids of entries for which the host keeps an image. */
   holds(host: string): string[] {
     return [...this.#host(host).holds.keys()];
   }
 
-  /** As a VM does that is deployed there. */
+  /** Adds an image to a host, as the deployment of a VM does. */
   async pull(host: string, name: string): Promise<void> {
     this.#host(host).images.set(name, this.digest(name));
     await this.#writeNode(host);
   }
 
-  /** The image is gone from the host, whoever kept it. */
+  /** Removes the image from the host, even if an entry keeps it. */
   async lose(host: string, name: string): Promise<void> {
     this.#host(host).images.delete(name);
     await this.#writeNode(host);
@@ -214,12 +214,12 @@ function nameOf({ image }: Task & { type: 'cache' }): string {
   return image.source.reference;
 }
 
-/** The Pod was deleted under its work, as agents see it too. */
+/** Reports whether the Pod was deleted during its work. Real agents see the same errors. */
 function isGone(error: unknown): boolean {
   return isNotFound(error) || isConflict(error);
 }
 
-/** metav1.Time has no fractions of a second. */
+/** Returns the time without fractions of a second, as `metav1.Time` requires. */
 function now(): string {
   return new Date().toISOString().replace(/\.\d{3}Z$/, 'Z');
 }

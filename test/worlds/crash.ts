@@ -1,4 +1,4 @@
-/** Two hosts with real guests, one of which can be cut off from the API server, and Images whose download can get stuck. */
+/** Two hosts with real guests, and Images whose download can be held back. One of the hosts can be cut off from the API server. */
 import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../base/errors.ts';
@@ -14,8 +14,8 @@ import { waitFor } from '../../hack/wait.ts';
 import { KeptOperator } from './keptoperator.ts';
 
 /**
- * The design's order of times, shortened: a host gives up machines that nobody saw run well before the operator places
- * their VMs again. A host's Lease is renewed four times in the first of them.
+ * The design's times in shortened form. A cut-off host gives up machines that nobody saw running after FENCE_SECONDS. This is
+ * well before the operator places their VMs again. The host's Lease is renewed four times in FENCE_SECONDS.
  */
 const FENCE_SECONDS = 8;
 const GRACE_SECONDS = 10;
@@ -26,9 +26,9 @@ const AGENT_CONFIG = {
   images: { allowLoopbackHttp: true },
   fenceAfterSeconds: FENCE_SECONDS,
 };
-/** An emulated guest on a busy machine; on an idle one it takes 5 s. */
+/** Time limit for the boot of an emulated guest on a busy machine. On an idle machine it takes 5 s. */
 export const BOOT = { deadlineMilliseconds: 90_000, intervalMilliseconds: 100 };
-/** A state that lasts for less than a second is to be caught in it. */
+/** Waiting options for a state that lasts less than a second. */
 const CATCH = { deadlineMilliseconds: 60_000, intervalMilliseconds: 5 };
 
 export class AgentWorld implements AsyncDisposable {
@@ -36,7 +36,7 @@ export class AgentWorld implements AsyncDisposable {
   readonly vms: VMs;
   readonly history: PodHistory;
   readonly downloads: Downloads;
-  /** Host `one` reaches the API server over it. */
+  /** The connection of host `one` to the API server. */
   readonly wire: Wire;
   readonly one: AgentProcess;
   readonly two: AgentProcess;
@@ -85,7 +85,7 @@ export class AgentWorld implements AsyncDisposable {
     await this.#parts.disposeAsync();
   }
 
-  /** Its own Image, so that no earlier test has left it on a host. */
+  /** Creates a VM with an Image of its own, so that no host has the image from an earlier test. */
   async makeVM(name: string, spec: { ports?: string[]; placement?: { node: string } } = {}): Promise<void> {
     await createImage(this.cluster, name, { http: this.downloads.next() });
     const port = spec.ports === undefined ? {} : { readiness: { type: 'Port' as const, port: 80 } };
@@ -110,7 +110,7 @@ export class AgentWorld implements AsyncDisposable {
     }
   }
 
-  /** Resolves when the agent has said to its disk, and to nobody else yet, that it starts the machine. */
+  /** Resolves when the agent has recorded on its disk that it starts the machine. At that time the agent has not yet reported the start. */
   async waitForStart(name: string, agent: AgentProcess): Promise<void> {
     await waitFor(
       `the machine of VM ${name} to be started`,
@@ -123,8 +123,8 @@ export class AgentWorld implements AsyncDisposable {
   }
 
   /**
-   * Resolves when host `one`, which is cut off, has begun to start the machine of a new VM: however late that is seen here, nobody
-   * has heard that it runs. The image comes to the host another way.
+   * Resolves when the cut-off host `one` has begun to start the machine of a new VM. The image reaches the host over another
+   * connection. However late the test sees the start, the cluster does not know that the machine runs.
    */
   async startUnheard(name: string, spec: { placement?: { node: string } } = {}): Promise<void> {
     this.downloads.holdBack();
@@ -135,7 +135,7 @@ export class AgentWorld implements AsyncDisposable {
     await this.waitForStart(name, this.one);
   }
 
-  /** Resolves when the Pod's condition has this reason or, before the machine runs, its waiting container has it. */
+  /** Resolves when the Pod's condition has this reason. Before the machine runs, the reason of the waiting container is compared. */
   async waitForMachine(name: string, reason: string): Promise<void> {
     await waitFor(
       `the machine of VM ${name} to be ${reason}`,
@@ -167,7 +167,7 @@ async function textOf(file: string): Promise<string | undefined> {
   }
 }
 
-/** What a host holds of machines: records, folders. */
+/** Returns the records and folders of machines on a host. */
 export async function tracesOn({ dataDirectory }: AgentProcess): Promise<string[]> {
   const folders = ['pods', 'machines'];
   const found = await Promise.all(

@@ -1,6 +1,6 @@
 /**
- * A guest that sends exactly the frames it is told to: QEMU without a machine, passing frames between the tap and a
- * socket. It answers ARP for its address and echoes datagrams; everything else is the test's.
+ * A guest that sends exactly the frames that a test requests. It is a QEMU without a machine that passes frames between the tap
+ * and a socket. It answers ARP for its address and echoes datagrams; the test does everything else.
  */
 import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
@@ -22,7 +22,7 @@ import { waitFor } from '../../hack/wait.ts';
 export interface FrameGuestOptions {
   /** Starts QEMU in the right namespace. */
   spawn: (file: string, args: string[]) => ChildProcess;
-  /** Where frames go and come from: a tap, or another network backend of QEMU's, with id=net. */
+  /** Network backend of QEMU with id=net, for example a tap. Frames are sent and received there. */
   backend: string;
   /** Further arguments of QEMU. */
   arguments?: string[];
@@ -31,20 +31,20 @@ export interface FrameGuestOptions {
   address: string;
 }
 
-/** For {@link FrameGuestOptions.backend}. */
+/** Returns the argument {@link FrameGuestOptions.backend} for a tap. */
 export function tapBackend(tap: string): string {
   return `tap,id=net,ifname=${tap},script=no,downscript=no`;
 }
 
 export class FrameGuest {
-  /** Payloads of the datagrams that have come. */
+  /** Payloads of the received datagrams. */
   readonly received: string[] = [];
-  /** Everything that has come. */
+  /** All received frames. */
   readonly frames: Buffer[] = [];
   readonly #options: FrameGuestOptions;
   readonly #qemu: ChildProcess;
   readonly #socket: Socket;
-  /** By address, as told by ARP. */
+  /** MAC addresses from ARP, by IP address. */
   readonly neighbours = new Map<string, string>();
   #buffer = Buffer.alloc(0);
 
@@ -81,7 +81,7 @@ export class FrameGuest {
     await ended;
   }
 
-  /** Asks by ARP until answered. */
+  /** Sends ARP requests until an answer arrives, and returns the MAC address. */
   async resolve(address: string, o: { deadlineMilliseconds: number }): Promise<string> {
     return await waitFor(
       `an ARP answer for ${address}`,
@@ -93,7 +93,7 @@ export class FrameGuest {
     );
   }
 
-  /** One datagram through the neighbour with this MAC; source MAC and address may be lies. */
+  /** Sends one datagram through the neighbour with this MAC address. `lies` can replace the sender's MAC address, IP address and port. */
   sendDatagram(
     via: string,
     to: Endpoint,
@@ -104,12 +104,12 @@ export class FrameGuest {
     this.sendPacket(via, udp(from, to, Buffer.from(text)), lies.macAddress);
   }
 
-  /** One IPv4 packet through the neighbour with this MAC. */
+  /** Sends one IPv4 packet through the neighbour with this MAC address. */
   sendPacket(via: string, packet: Buffer, macAddress = this.#options.macAddress): void {
     this.send(ethernet({ to: via, from: macAddress, type: ETHERTYPE.ipv4 }, packet));
   }
 
-  /** Any frame as it is. */
+  /** Sends any frame unchanged. */
   send(frame: Buffer): void {
     const length = Buffer.alloc(4);
     length.writeUInt32BE(frame.length);
@@ -169,7 +169,7 @@ export class FrameGuest {
   }
 }
 
-/** QEMU's connection; the server takes no other. */
+/** Returns QEMU's connection. The server accepts no other connection. */
 async function connected(server: Server, qemu: ChildProcess): Promise<Socket> {
   const ended = once(qemu, 'exit').then(([code]) => {
     throw new Error(`the frame guest's QEMU ended with ${String(code)}`);

@@ -1,4 +1,7 @@
-/** A model of the API server and of agents for one ImageCacheEntry, in which the pure plan of the operator is carried out. */
+/**
+ * A model of the API server and of agents for one ImageCacheEntry. The model executes the plans that the operator's pure
+ * functions compute.
+ */
 import { expect } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -24,9 +27,9 @@ interface SimulatedHost {
   isCordoned: boolean;
   isFull: boolean;
   digest: string | undefined;
-  /** By the agent's own books. */
+  /** Whether the agent has recorded that it keeps the image. */
   holds: boolean;
-  /** Its Node was away, and the operator has not seen it among the targets since. */
+  /** Whether the Node was deleted and has returned, and the operator has not yet seen the host among the targets. */
   isForgotten: boolean;
 }
 
@@ -63,7 +66,7 @@ export type Action = (typeof ACTIONS)[number];
 export class World {
   now = Date.parse('2030-01-01T00:00:00Z');
   readonly hosts = new Map<string, SimulatedHost>();
-  /** Hosts whose Nodes were deleted, with all that is on their disks. */
+  /** Hosts whose Nodes were deleted, with the contents of their disks. */
   readonly #away = new Map<string, SimulatedHost>();
   jobs: SimulatedJob[] = [];
   tagDigest = 'sha256:1';
@@ -98,7 +101,7 @@ export class World {
     };
   }
 
-  /** As the controller does it; a crash comes after the status at the latest. */
+  /** Reconciles as the controller does. With `crashes`, the turn ends before Jobs are deleted or created. */
   reconcile(crashes = false): { wrote: boolean } {
     if (this.isReleased) {
       return { wrote: false };
@@ -139,7 +142,7 @@ export class World {
     }
   }
 
-  /** Everything answers and has room, and all work that is begun succeeds. Returns after how many rounds nothing was written. */
+  /** Makes all hosts ready with free space, and lets all tasks succeed. Returns the number of rounds until nothing was written. */
   settle(rounds: number): number {
     for (const host of this.hosts.values()) {
       host.notReadySince = undefined;
@@ -160,7 +163,7 @@ export class World {
     return rounds;
   }
 
-  /** What is over its time is ended by the Job controller, also on hosts that do not answer. */
+  /** Advances the time. The Job controller ends Jobs at their deadline, also on hosts that are not ready. */
   pass(milliseconds: number): void {
     this.now += milliseconds;
     for (const job of this.jobs.filter(({ endsAt }) => endsAt <= this.now)) {
@@ -274,7 +277,7 @@ export class World {
     }
   }
 
-  /** The Node that was deleted first is back, with the same disk. */
+  /** Restores the Node that was deleted first, with the same disk. */
   #returnNode(): void {
     const [first] = this.#away;
     if (first !== undefined) {
@@ -300,7 +303,7 @@ export class World {
       case 'succeed':
       case 'succeedInVain':
         if (answers && job.isScheduled && !isOver) {
-          // An agent that lies about a removal cannot be found out; one that lists no image can.
+          // The operator cannot detect an agent that falsely reports a removal. It detects an agent that does not list an image.
           if (action === 'succeed' || job.type === 'uncache') {
             this.#work(host, job);
           }
@@ -309,7 +312,7 @@ export class World {
         }
         break;
       case 'fail':
-        // The Job controller tries a parked one again.
+        // A parked Job does not fail, because the Job controller tries it again.
         if (job.isScheduled && !isOver && !job.isParked) {
           this.#replace(job, failedWith('ImageFetchFailed', 'no'));
         }

@@ -1,4 +1,4 @@
-/** Stores of images as hosts have them, for tests. */
+/** Image stores of hosts, for tests. */
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import {
@@ -12,7 +12,10 @@ import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';
 import { PASSWORD, type TestRegistry } from '../wires/registry.ts';
 
-/** Opens whatever lies there; `registries`: those of tests, with the authorities of their certificates. */
+/**
+ * Opens the store in a folder, with its existing content. `registries` are registries of tests, with the authorities of their
+ * certificates.
+ */
 export async function openStore(
   dataDirectory: string,
   registries: readonly TestRegistry[],
@@ -31,7 +34,7 @@ export async function openStore(
   });
 }
 
-/** What a tenant has who has the registry's password, or another one. */
+/** Returns the keyring of a tenant with the registry's password, or with another password. */
 export function keyringOf(registry: TestRegistry, password = PASSWORD): Keyring {
   return Keyring.parse([registry.dockerConfigJson(password)]);
 }

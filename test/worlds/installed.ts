@@ -1,6 +1,6 @@
 /**
- * A cluster of real nodes on which Berth is to be installed as people do it: images that containerd has, helm or kubectl,
- * and guests that are reached over the nodes' addresses.
+ * A cluster of real nodes on which a test installs Berth as people do. containerd has the images, helm or kubectl installs the
+ * manifests, and guests are reached at the nodes' addresses.
  */
 import { execFile } from 'node:child_process';
 
@@ -24,21 +24,24 @@ import { waitFor } from '../../hack/wait.ts';
 import '../e2e/installed/setup.ts';
 
 export const SYSTEM = 'berth-system';
-/** The logger's level of errors; worse ones are above it. */
+/** Level of errors in the log. More severe messages have a higher level. */
 export const ERROR_LEVEL = 50;
-/** An emulated guest beside the whole cluster; 5 s on an idle machine. */
+/** Time limit for the boot of an emulated guest beside the whole cluster. On an idle machine it takes 5 s. */
 export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
-/** Pods that are made anew, on a busy machine. */
+/** Time limit for the replacement of Pods on a busy machine. */
 export const ROLLOUT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 100 };
-/** Two nodes come up, and take the images; for the upgrade an earlier agent and operator are built first. */
+/**
+ * Time limit of the set-up, in milliseconds. Two nodes start and import the images. The upgrade test first builds an earlier
+ * agent and operator.
+ */
 export const SET_UP_MILLISECONDS = 600_000;
-/** A page on the same machine. */
+/** Time limit for a page from the same machine, in seconds. */
 const PAGE_SECONDS = '2';
 
-/** Where hosts fetch the guest's image; within the cluster's networks. */
+/** Port from which hosts fetch the guest's image. It is within the cluster's networks. */
 const IMAGE_PORT = 80;
 
-/** Values for the images that were built here, and for nodes this small. */
+/** Values for the images that were built on this machine, and for small nodes. */
 export const VALUES = {
   operator: { image: { repository: 'localhost/berth-operator' } },
   agent: {
@@ -50,7 +53,7 @@ export const VALUES = {
     config: {
       network: { driver: 'nat' },
       images: { registries: [{ host: CONTROL_ADDRESS }] },
-      // Guests do little, and there are few processors.
+      // Guests need little processor time, and the nodes have few processors.
       cpuOvercommit: 8,
     },
   },
@@ -87,7 +90,7 @@ export class Installed implements AsyncDisposable {
     this.#parts = parts;
   }
 
-  /** Two nodes without anything of Berth. */
+  /** Starts two nodes without any part of Berth. */
   static async start(name: string): Promise<Installed> {
     const guest = await guestFile('amd64');
     await using parts = new AsyncDisposableStack();
@@ -111,7 +114,7 @@ export class Installed implements AsyncDisposable {
     await this.#parts.disposeAsync();
   }
 
-  /** Gives each node Berth's images and the label of hosts. */
+  /** Imports Berth's images into each node and sets the label of hosts. */
   async prepareNodes(): Promise<void> {
     for (const archive of inject('archives')) {
       await this.importImages(archive);
@@ -124,7 +127,7 @@ export class Installed implements AsyncDisposable {
     await Promise.all(this.nodes.map((node) => node.importImages(archive)));
   }
 
-  /** helm with these values; rejects with what it says when it fails. */
+  /** Runs helm with these values. Rejects with helm's output if helm fails. */
   async helm(args: readonly string[], values?: object): Promise<string> {
     const where = ['--namespace', SYSTEM, '--kubeconfig', this.cluster.kubeconfig];
     const given = values === undefined ? [] : ['--values', '-'];
@@ -135,7 +138,7 @@ export class Installed implements AsyncDisposable {
     return stdout;
   }
 
-  /** Resolves when operator and agents run as they are now described, and every node is a host. */
+  /** Resolves when the operator and agents run with their present configuration and every node is a host. */
   async rolledOut(): Promise<void> {
     const status = ['rollout', 'status', '--namespace', SYSTEM, '--timeout=110s'];
     await this.cluster.kubectl([...status, 'deployment/berth-operator']);
@@ -157,7 +160,7 @@ export class Installed implements AsyncDisposable {
     );
   }
 
-  /** An Image that every host fetches over the network. */
+  /** Creates an Image that every host fetches over the network. */
   async createGuestImage(name: string): Promise<void> {
     const { url, sha256 } = this.#downloads.next();
     const there = new URL(url);
@@ -166,7 +169,7 @@ export class Installed implements AsyncDisposable {
     await createImage(this.cluster, name, { http: { url: there.href, sha256 } });
   }
 
-  /** Creates a VM of an Image, with its page on a port of the host. */
+  /** Creates a VM from an Image, with its page on a port of the host. */
   async createVM(name: string, image: string, port: number): Promise<void> {
     await this.vms.create(name, {
       image,
@@ -177,7 +180,7 @@ export class Installed implements AsyncDisposable {
     });
   }
 
-  /** What a Ready VM's guest says, asked from beyond the nodes. */
+  /** Returns the report of a Ready VM's guest, requested from outside the nodes. */
   async page(name: string, port: number): Promise<Record<string, string>> {
     const { status } = await this.vms.get(name);
     const text = await this.fromOutside(
@@ -196,13 +199,13 @@ export class Installed implements AsyncDisposable {
     );
   }
 
-  /** Output of a program that runs beyond the nodes. */
+  /** Returns the output of a program that runs outside the nodes. */
   async fromOutside(program: string, ...parameters: string[]): Promise<string> {
     const inside = [`--net=/run/netns/${this.#namespace}`, program, ...parameters];
     return (await promisify(execFile)('nsenter', inside)).stdout;
   }
 
-  /** The cluster IP of the operator's Service. */
+  /** Returns the cluster IP of the operator's Service. */
   async serviceAddress(): Promise<string> {
     const get = [
       'get',
@@ -216,7 +219,7 @@ export class Installed implements AsyncDisposable {
     return (await this.cluster.kubectl(get)).stdout;
   }
 
-  /** Names of the Pods that the operator's Service leads to. */
+  /** Returns the names of the Pods to which the operator's Service leads. */
   async behindService(): Promise<string[]> {
     const slices = [
       'get',
@@ -242,7 +245,7 @@ export class Installed implements AsyncDisposable {
     return items;
   }
 
-  /** What operator and agents that are not ending have said so far; every line is JSON. */
+  /** Returns the log lines of the operator and of agents whose Pods are not being deleted. Every line is JSON. */
   async said(): Promise<LogLine[]> {
     const pods = [...(await this.pods('operator')), ...(await this.pods('agent'))];
     const logs = await Promise.all(
@@ -254,7 +257,7 @@ export class Installed implements AsyncDisposable {
     return lines.map((line) => JSON.parse(line) as LogLine);
   }
 
-  /** Name of the operator's Pod that leads; undefined while none does. */
+  /** Returns the name of the operator's Pod that is the leader. The result is undefined while no Pod is the leader. */
   async leader(): Promise<string | undefined> {
     const { spec } = await this.cluster.client().get(LEASES, { namespace: SYSTEM, name: 'berth-operator' });
     const pods = await this.pods('operator');

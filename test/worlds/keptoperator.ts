@@ -1,4 +1,7 @@
-/** An operator that is started again whenever it ends, as a Deployment does: one whose lease runs out with the API server away ends. */
+/**
+ * An operator that is started again whenever it ends, as by a Deployment. An operator ends if its lease expires while the API
+ * server is unreachable.
+ */
 import type { Cluster, OperatorProcess } from '../../hack/cluster/index.ts';
 
 type OperatorOptions = NonNullable<Parameters<Cluster['startOperator']>[0]>;
@@ -21,7 +24,7 @@ export class KeptOperator {
     return kept;
   }
 
-  /** @throws Error when one of them could not be started. */
+  /** Stops the operator. @throws Error when a restart of the operator failed. */
   async stop(): Promise<void> {
     this.#over.resolve('over');
     await this.#running;

@@ -1,6 +1,6 @@
 /**
- * Two network namespaces for a NAT test: `host`, where the network under test runs, and `world` beyond it, joined by
- * one link. The machine's own network is not touched. Everything started in them ends with it.
+ * Two connected network namespaces for a NAT test. The network under test runs in `host`, and `world` is outside of it. The
+ * machine's own network is not changed. All processes in the namespaces end with the test.
  */
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -15,7 +15,7 @@ import type { Answer, actions, Request } from './natworker.ts';
 
 type Actions = typeof actions;
 
-/** What a test cannot do without; each with where it comes from. */
+/** Programs that the tests need, each with the name of its package. */
 const PROGRAMS = {
   ip: 'iproute2',
   nft: 'nftables',
@@ -24,7 +24,7 @@ const PROGRAMS = {
   'qemu-system-x86_64': 'qemu-system-x86',
 };
 
-/** Why the network cannot be tested here; undefined when it can. */
+/** Returns the reason why the network cannot be tested on this machine. The result is undefined if it can. */
 export function whyNotHere(): string | undefined {
   if (process.getuid?.() !== 0) {
     return 'tests in network namespaces of their own need root';
@@ -78,7 +78,7 @@ export class Worker {
   }
 }
 
-/** Networks of Pods and Services of a cluster that the host belongs to. */
+/** Networks of Pods and Services of a cluster to which the host belongs. */
 export const CLUSTER_NETWORKS = ['10.244.0.0/16', '10.96.0.0/12'];
 export const CONNECTIONS_PER_GUEST = 200;
 export const HOST_ADDRESS = '192.0.2.1';
@@ -94,7 +94,7 @@ export class NatWorld implements AsyncDisposable {
     this.#parts = parts;
     this.directory = mkdtempSync(join(tmpdir(), `berth-${name}-`));
     parts.defer(() => rmSync(this.directory, { recursive: true, force: true }));
-    chmodSync(this.directory, 0o755); // dnsmasq reads its files as nobody
+    chmodSync(this.directory, 0o755); // dnsmasq reads its files as the user nobody.
     this.host = `${name}-${process.pid}-h`;
     this.world = `${name}-${process.pid}-w`;
   }
@@ -147,12 +147,12 @@ export class NatWorld implements AsyncDisposable {
     return this.#parts.adopt(new Worker(this[where]), (worker) => worker.kill());
   }
 
-  /** Standard output of a command in the host's namespace. */
+  /** Returns the standard output of a command in the host's namespace. */
   inHost(file: string, ...args: string[]): string {
     return this.#inside(this.host, file, args);
   }
 
-  /** Standard output of a command in the world's namespace. */
+  /** Returns the standard output of a command in the world's namespace. */
   inWorld(file: string, ...args: string[]): string {
     return this.#inside(this.world, file, args);
   }
@@ -174,7 +174,7 @@ export class NatWorld implements AsyncDisposable {
   }
 }
 
-/** Ends guests, and processes that outlive an agent on purpose: a test that failed leaves them. The namespace is the test's own. */
+/** Kills all processes in the test's own namespace. A failed test leaves guests, and processes that intentionally outlive an agent. */
 function killAll(namespace: string): void {
   const pids = execFileSync('ip', ['netns', 'pids', namespace], { encoding: 'utf8' });
   for (const pid of pids.split('\n').filter((one) => one !== '')) {

@@ -1,4 +1,4 @@
-/** A host with the `nat` network in a network namespace, and the control plane outside of it, for tests of the whole chain. */
+/** A host with the `nat` network in a network namespace, for tests of the whole chain. The control plane is outside of the namespace. */
 import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parse, stringify } from 'yaml';
@@ -14,12 +14,15 @@ import { HOST_ADDRESS, NatWorld, WORLD_ADDRESS, type Worker } from './nat.ts';
 
 export const NAMESPACE = 'platform-default';
 export const NODE = 'nathost';
-/** Less than a lost packet's second try; a guest that can be reached answers within it. */
+/**
+ * Time limit for the guest's page, in milliseconds. It is shorter than the time before a lost packet is sent again. A reachable
+ * guest answers within it.
+ */
 const PAGE_MILLISECONDS = 900;
-/** An agent that starts beside a running guest; 30 s were not enough on a busy machine. */
+/** Time limit for the start of an agent beside a running guest. On a busy machine, 30 s were not enough. */
 const RESTART = { deadlineMilliseconds: 90_000 };
 
-/** What the host's kernel and disk hold for machines. */
+/** Traces of machines in the host's kernel and on its disk. */
 export interface Traces {
   ports: string[];
   rules: string;
@@ -97,12 +100,12 @@ export class NatHost implements AsyncDisposable {
     await createImage(this.cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
   }
 
-  /** The guest's page, asked for from beyond the host. */
+  /** Returns the guest's page, requested from outside the host. */
   page(port: number): Promise<string> {
     return this.#world.do('httpGet', `http://${HOST_ADDRESS}:${port}/`, PAGE_MILLISECONDS);
   }
 
-  /** One line of the agent's metrics: its value. */
+  /** Returns the value of one line of the agent's metrics. */
   async metric(line: string): Promise<number> {
     const text = await readMetrics(this.cluster, {
       metricsUrl: `https://127.0.0.1:${this.#kubeletPort}/metrics`,
@@ -114,7 +117,7 @@ export class NatHost implements AsyncDisposable {
     return Number(found.slice(line.length + 1));
   }
 
-  /** The running agent ends and another goes on, with this much between its checks. */
+  /** Stops the running agent and starts another with this time between its checks. */
   async restartAgent(checkIntervalSeconds: number): Promise<void> {
     const config = parse(await readFile(this.agent.configFile, 'utf8')) as { network: object };
     const changed = { ...config, network: { ...config.network, checkIntervalSeconds } };
@@ -128,7 +131,7 @@ export class NatHost implements AsyncDisposable {
     );
   }
 
-  /** Somebody else's table; `rule` stands in a chain that forwarded packets go through. */
+  /** Adds a table of another program. `rule` is in a chain that forwarded packets pass. */
   addForeignTable(rule: string): void {
     const chain = `chain theirs { type filter hook forward priority -10; ${rule}; }`;
     this.net.inHost('nft', `table inet other { ${chain}; }`);

@@ -1,6 +1,6 @@
 /**
- * Runs inside a network namespace that a test made and does there what the test asks for, over Node's IPC: drives a
- * NAT network, serves, and talks to others. Node cannot change its own namespace, hence a process per namespace.
+ * A process in a network namespace of a test. It drives a NAT network, serves requests and sends requests, as the test requests
+ * over Node's IPC. Each namespace needs its own process, because Node cannot change its own namespace.
  */
 import { createSocket } from 'node:dgram';
 import { readFileSync } from 'node:fs';
@@ -13,7 +13,7 @@ import { UserGuard, type UserGuardOptions } from '../../agent/network/user/guard
 import { UserNetwork } from '../../agent/network/user/user.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 
-/** How long a packet or a page may take; what is blocked takes all of it. */
+/** Time limit for a packet or a page, in milliseconds. A blocked request takes the whole time. */
 const ANSWER_TIMEOUT_MILLISECONDS = 1_500;
 
 const RESEND_MILLISECONDS = 100;
@@ -32,7 +32,7 @@ export const actions = {
     network = new NatNetwork(options, pino({ level: 'silent' }));
     await network.setUp();
   },
-  /** QEMU's own network, with the rules that an agent as root has for it. */
+  /** Opens QEMU's own network, with the rules that an agent as root adds. */
   async openUser(hostAddress: string, guard: UserGuardOptions): Promise<void> {
     const ports = portRulesSchema.parse({});
     network = new UserNetwork({ hostAddress, ports, guard: new UserGuard(guard) });
@@ -44,7 +44,7 @@ export const actions = {
   attached: () => opened().attached(),
   close: () => opened().close(),
   check: () => opened().check(),
-  /** Quiet checks, one after the other; the cost is this process' own CPU time and that of the commands it ran. */
+  /** Runs several checks one after another. The result has the mean CPU time of this process and of the commands that it ran. */
   async checks(count: number): Promise<{ repaired: string[]; faults: string[]; cpuMilliseconds: number }> {
     const repaired: string[] = [];
     const faults: string[] = [];
@@ -56,7 +56,7 @@ export const actions = {
     }
     return { repaired, faults, cpuMilliseconds: (cpuMilliseconds() - before) / count };
   },
-  /** Answers every request with the address it came from. */
+  /** Answers every request with the address of its sender. */
   serveHttp(port: number): Promise<void> {
     const server = createHttpServer((request, response) => {
       response.end(request.socket.remoteAddress?.replace('::ffff:', '') ?? '');
@@ -66,7 +66,7 @@ export const actions = {
       server.listen(port, () => resolve());
     });
   },
-  /** The addresses of those whose datagrams have arrived, by what these said. */
+  /** Echoes datagrams, and records the sender's address by payload in `heard`. */
   async serveUdp(port: number, address = '0.0.0.0'): Promise<void> {
     const socket = createSocket(isIPv4(address) ? 'udp4' : 'udp6');
     socket.on('message', (payload, sender) => {
@@ -76,7 +76,7 @@ export const actions = {
     await new Promise<void>((resolve) => socket.bind(port, address, resolve));
   },
   heard: () => Promise.resolve(heard),
-  /** Sends, always from the same port, until it is answered or the time is over. */
+  /** Sends a datagram repeatedly from the same port, until an answer arrives or the time is over. */
   udpExchange(
     address: string,
     port: number,
@@ -114,10 +114,10 @@ export const actions = {
   },
 };
 
-/** CPU time of this process and of the commands it has run. */
+/** Returns the CPU time of this process and of the commands that it has run. */
 function cpuMilliseconds(): number {
   const fields = readFileSync('/proc/self/stat', 'utf8').split(') ')[1]?.split(' ') ?? [];
-  // utime, stime, cutime, cstime in ticks of 10 ms; the text after the name begins with field 3.
+  // The fields are utime, stime, cutime and cstime in ticks of 10 ms. The text after the name begins with field 3.
   return [14, 15, 16, 17].reduce((sum, field) => sum + Number(fields[field - 3]) * 10, 0);
 }
 

@@ -1,4 +1,4 @@
-/** Pulls of single images, without a store around them. */
+/** Pulls of single images, without an image store. */
 import { execFile } from 'node:child_process';
 import { mkdtemp, rm, stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -25,7 +25,7 @@ export function repositoryOf(registries: Registries, registry: TestRegistry, nam
   return registries.repository(reference, keyring.candidates(reference.registry, reference.repository)[0]);
 }
 
-/** A registry, and folders to pull into. */
+/** A registry, and folders for pulled images. */
 export class PullWorld implements AsyncDisposable {
   readonly root: string;
   readonly registry: TestRegistry;
@@ -53,7 +53,7 @@ export class PullWorld implements AsyncDisposable {
     return repositoryOf(this.#registries, this.registry, name);
   }
 
-  /** A new one, gone with the world at the latest. */
+  /** Makes a new folder. It is deleted with the world at the latest. */
   folder(): Promise<string> {
     return mkdtemp(join(this.root, 'pull-'));
   }
@@ -66,23 +66,26 @@ export class PullWorld implements AsyncDisposable {
 export interface PullToRun {
   folder: string;
   tag?: string;
-  /** The machine's architecture; amd64 when absent. */
+  /** Architecture of the machine. The default is amd64. */
   architecture?: 'amd64' | 'arm64';
   lookup?: ContentLookup;
-  /** Cut off when so many bytes have come. */
+  /** Number of received bytes after which the pull is aborted. */
   abortAfter?: number;
 }
 
 export interface Pulled {
   disk: string;
-  /** Bytes, of what the plan said before. */
+  /** Size of the download in bytes, from the plan. */
   downloadBytes: number;
   roomBytes: number;
   fetched: number;
   spared: number;
 }
 
-/** @throws ReasonedError as the pull does; one that is cut off gives what it had fetched. */
+/**
+ * Pulls an image. A pull that is aborted by `abortAfter` returns the bytes that it had fetched. @throws ReasonedError when the
+ * pull fails.
+ */
 export async function pull(repository: Repository, options: PullToRun): Promise<Pulled> {
   const { folder, tag = 'latest', lookup, abortAfter = Number.POSITIVE_INFINITY } = options;
   const { architecture = 'amd64' } = options;
@@ -110,7 +113,7 @@ export async function pull(repository: Repository, options: PullToRun): Promise<
   return pulled;
 }
 
-/** @throws Error unless both raw disks hold the same. */
+/** Compares two raw disks. @throws Error when their contents differ. */
 export async function compareDisks(one: string, other: string): Promise<void> {
   const sizes = [(await stat(one)).size, (await stat(other)).size];
   if (sizes[0] !== sizes[1]) {
@@ -119,7 +122,7 @@ export async function compareDisks(one: string, other: string): Promise<void> {
   await run('qemu-img', ['compare', '-f', 'raw', '-F', 'raw', one, other]);
 }
 
-/** Bytes that a file takes on the disk. */
+/** Returns the number of bytes that a file uses on the disk. */
 export async function allocated(path: string): Promise<number> {
   return (await stat(path)).blocks * STAT_BLOCK_BYTES;
 }

@@ -1,4 +1,4 @@
-/** What tests with real QEMU guests share: a driver on a folder of its own, and the guest's page. */
+/** Parts that tests with real QEMU guests share: a driver with a folder of its own, and the guest's page. */
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -12,23 +12,29 @@ import type { GuestArchitecture } from '../../hack/guest.ts';
 import { guestFile } from '../fixtures/images.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 9 s (arm64). */
+/**
+ * Time limit for the boot of emulated guests on a busy machine, in milliseconds. On an idle machine they take 5 s (amd64) and 9 s
+ * (arm64).
+ */
 export const BOOT_DEADLINE_MILLISECONDS = 90_000;
 const LOOPBACK = '127.0.0.1';
 const MAC_ADDRESS = '52:54:00:12:34:56';
-/** Where nobody may listen yet: what the hypervisor has taken for the guest may hang for ever. */
+/**
+ * Time limit of a request to a guest that may not listen yet, in milliseconds. Without a limit, a connection that the hypervisor
+ * accepted for the guest could hang.
+ */
 const LOOK_MILLISECONDS = 2_000;
-/** A guest that serves is asked once: some actions, begun twice, would run twice. */
+/** Time limit of an action in a running guest, in milliseconds. It is long, because a repeated request would run some actions twice. */
 const ACTION_MILLISECONDS = 60_000;
 const GUEST_DISK_BYTES = 64 * 1024 * 1024;
 const MEBIBYTE = 1024 * 1024;
-/** With less, UEFI finds no room for the arm64 kernel, which is not compressed. */
+/** Memory of guests, in bytes. With less memory, UEFI finds no space for the arm64 kernel, which is not compressed. */
 const GUEST_MEMORY_BYTES = { amd64: 128 * MEBIBYTE, arm64: 256 * MEBIBYTE };
 
 export interface Host {
   directory: string;
   driver: QemuDriver;
-  /** Another driver on the same folder, as after a restart of the agent; the first is let go of. */
+  /** Closes the driver and makes another driver on the same folder, as a restart of the agent does. */
   restartAgent(): Promise<QemuDriver>;
   end(): Promise<void>;
 }
@@ -65,7 +71,7 @@ export async function guestBase(architecture: GuestArchitecture): Promise<BaseIm
   return { path, digest: 'sha256:unused', format: 'qcow2', virtualSizeBytes: GUEST_DISK_BYTES };
 }
 
-/** A guest with its page on a port of the loopback address. */
+/** Returns a plan for a guest with its page on a port of the loopback address. */
 export function planFor(architecture: GuestArchitecture, port: number, diskSizeBytes?: number): LaunchPlan {
   return {
     guest: {
@@ -100,7 +106,7 @@ export function planFor(architecture: GuestArchitecture, port: number, diskSizeB
   };
 }
 
-/** The guest's own report, once its web server answers; with its address it is complete. */
+/** Returns the guest's own report when its web server answers. The report is complete when it contains the guest's address. */
 export async function page(port: number, address = LOOPBACK): Promise<Record<string, string>> {
   const look = async () => {
     const text = await get(`http://${address}:${port}/`, LOOK_MILLISECONDS);
@@ -117,7 +123,7 @@ export async function page(port: number, address = LOOPBACK): Promise<Record<str
   );
 }
 
-/** `/cgi-bin/do?ACTION` of the guest, whose web server answers already. */
+/** Requests `/cgi-bin/do?ACTION` from a guest whose web server already answers. */
 export async function tell(port: number, action: string, address = LOOPBACK): Promise<string> {
   const ask = async () => await get(`http://${address}:${port}/cgi-bin/do?${action}`, ACTION_MILLISECONDS);
   return await waitFor(`the guest to do ${action}`, ask, {
@@ -125,7 +131,7 @@ export async function tell(port: number, action: string, address = LOOPBACK): Pr
   });
 }
 
-/** The guest may be gone before its answer is through: what counts is that it answers no more. */
+/** Powers off the guest and resolves when it no longer answers. The guest may end before its answer to the request arrives. */
 export async function powerOff(port: number): Promise<void> {
   const url = `http://${LOOPBACK}:${port}`;
   const isOff = async () => {
@@ -135,7 +141,10 @@ export async function powerOff(port: number): Promise<void> {
   await waitFor('the guest to power off', isOff, { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS });
 }
 
-/** Ends a hypervisor by SIGTERM, which it tells; resolves when it is gone. While it ends it looks like one whose guest powered off. */
+/**
+ * Ends a hypervisor by SIGTERM, and resolves when the process has ended. The hypervisor reports the signal. While it ends, its
+ * state looks like that after a power-off by the guest.
+ */
 export async function terminate(pid: number): Promise<void> {
   const identity = await identify(pid);
   if (identity === undefined) {
@@ -152,7 +161,7 @@ async function get(url: string, milliseconds: number): Promise<string | undefine
     const response = await fetch(url, { signal: AbortSignal.timeout(milliseconds) });
     return response.ok ? await response.text() : undefined;
   } catch (error) {
-    // Not up yet: QEMU's forwarding closes the connection, or nobody listens.
+    // The guest is not ready: nothing listens, or QEMU's forwarding closes the connection.
     if (error instanceof TypeError || error instanceof DOMException) {
       return undefined;
     }

@@ -1,7 +1,8 @@
 /**
- * A real store of images in a network namespace of its own, where every address of the world is this machine and every
- * connection is counted: whatever the store connects to is seen. Its name server is here too, so that names can mean any
- * address and change their mind. Node cannot change its own namespace, hence a process. It prints what came, as JSON.
+ * A real image store in a network namespace of its own. In the namespace, all addresses belong to this machine and every
+ * connection is counted, so each connection of the store is seen. The name server also runs here, so that a name can mean any
+ * address and change its meaning. It is a process, because Node cannot change its own namespace. The process prints the results
+ * as JSON.
  */
 import { execFileSync } from 'node:child_process';
 import { createSocket } from 'node:dgram';
@@ -13,24 +14,24 @@ import { join } from 'node:path';
 import type { BaseImageSource, HostImageStore } from '../../agent/images/store.ts';
 import { ensure, openStore } from './imagestores.ts';
 
-/** What is tried: an address, and how the store is led there. */
+/** One attempt: an address, and the way in which the store is led to the address. */
 export interface SourceAttempt {
   address: string;
   way: (typeof WAYS)[number];
 }
 
 export interface SourceResult extends SourceAttempt {
-  /** Reason and message of what the store failed with. */
+  /** Reason and message of the store's failure. */
   reason: string;
   message: string;
-  /** Connections that arrived at the address. */
+  /** Number of connections that arrived at the address. */
   connections: number;
 }
 
 export interface SourceWork {
   addresses: string[];
   clusterCIDRs: string[];
-  /** An address of an interface. */
+  /** An address of an interface of this machine. */
   ownAddress: string;
 }
 
@@ -47,7 +48,10 @@ const WAYS = [
 ] as const;
 
 const NAME_SERVER = '127.0.0.53';
-/** A web server and a registry that the store may talk to. The registry has settings, the web server none. */
+/**
+ * Addresses of a web server and of a registry to which the store may connect. The store has settings for the registry and none
+ * for the web server.
+ */
 const FRONT = '10.0.0.2';
 const REGISTRY = '10.0.0.3';
 const PORT = 5000;
@@ -55,30 +59,33 @@ const DOMAIN = 'attack.test';
 const TYPE_A = 1;
 const TYPE_AAAA = 28;
 
-/** By their address as the kernel writes it. */
+/** Number of connections, by address in the kernel's spelling. */
 const connections = new Map<string, number>();
-/** Look-ups of names that change their mind, by name and type. */
+/** Number of look-ups of each name, by name and type. */
 const lookups = new Map<string, number>();
 
 function prepare({ ownAddress }: SourceWork): void {
   const ip = (...parameters: string[]): void => void execFileSync('ip', parameters);
   ip('link', 'set', 'lo', 'up');
   ip('address', 'add', `${ownAddress}/32`, 'dev', 'lo');
-  // Names are looked up for IPv6 only where an interface has more than loopback.
+  // Names are resolved to IPv6 only if an interface has an IPv6 address other than loopback.
   ip('address', 'add', '2001:db8:77::1/128', 'dev', 'lo');
-  // Every address is this machine, without being an address of its interfaces.
+  // All addresses belong to this machine, although its interfaces do not have them.
   ip('route', 'add', 'local', '0.0.0.0/0', 'dev', 'lo');
   ip('-6', 'route', 'add', 'local', '::/0', 'dev', 'lo');
 }
 
-/** The mounts of this process are its own. */
+/** Makes this process use the test's name server. The mount affects only this process, because it has its own mounts. */
 function useNameServer(folder: string): void {
   const file = join(folder, 'resolv.conf');
   writeFileSync(file, `nameserver ${NAME_SERVER}\n`);
   execFileSync('mount', ['--bind', file, realpathSync('/etc/resolv.conf')]);
 }
 
-/** `n-HEX.attack.test` means the address whose text is HEX; `r-…` means the front at the first look-up, and the address afterwards. */
+/**
+ * Returns a name for an address. `n-HEX.attack.test` means the address whose text is HEX. `r-…` means FRONT at the first look-up,
+ * and the address afterwards.
+ */
 function nameOf(kind: 'n' | 'r', address: string, way: string): string {
   const label = Buffer.from(address).toString('hex');
   return `${kind}-${label.slice(0, 40)}.x${label.slice(40)}.${way.startsWith('http') ? 'h' : 'r'}.${DOMAIN}`;
@@ -129,7 +136,7 @@ function bytesOf(address: string): Buffer {
   if (isIP(address) === 4) {
     return Buffer.from(address.split('.').map(Number));
   }
-  // A URL writes every IPv6 address in its one short form, without dots.
+  // A URL writes every IPv6 address in one short form without dots.
   const [head = '', tail] = new URL(`http://[${address}]`).hostname.slice(1, -1).split('::');
   const groups = (text: string): number[] =>
     text === '' ? [] : text.split(':').map((group) => Number.parseInt(group, 16));
@@ -146,7 +153,7 @@ async function serve(): Promise<void> {
   server.on('connection', ({ localAddress = '' }) => {
     connections.set(localAddress, (connections.get(localAddress) ?? 0) + 1);
   });
-  // A registry speaks TLS, which nobody does here. The front breaks off, so that the store tries again.
+  // A registry uses TLS, which nothing here supports. FRONT closes the connection, so that the store tries again.
   server.on('clientError', (_error, socket) => {
     if ('localAddress' in socket && socket.localAddress === `::ffff:${FRONT}`) {
       socket.destroy();
@@ -160,7 +167,10 @@ async function serve(): Promise<void> {
   server.unref();
 }
 
-/** The front leads on to what the request names; everybody else has an image that nobody is to get. */
+/**
+ * Answers a request. FRONT and REGISTRY redirect to the address in the request. All other addresses answer with content that the
+ * store must never get.
+ */
 function answer(request: IncomingMessage, response: ServerResponse): void {
   const local = request.socket.localAddress?.replace('::ffff:', '');
   const { searchParams, pathname } = new URL(request.url ?? '', 'http://front');
@@ -168,7 +178,7 @@ function answer(request: IncomingMessage, response: ServerResponse): void {
   const target = searchParams.get('to') ?? host;
   response.setHeader('connection', 'close');
   if (pathname === '/rebind') {
-    // The same name once more, over a connection of its own.
+    // The redirect leads to the same name again, over a new connection.
     response.writeHead(302, { location: '/again' }).end();
   } else if (local === FRONT && target !== '') {
     response.writeHead(302, { location: `http://${target}/disk` }).end();

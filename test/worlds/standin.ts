@@ -1,6 +1,6 @@
 /**
- * Stand-ins for what runs machines on a host: no hypervisor, no disks, no network. For tests of what the agent tells the
- * API server and in which order it works; what QEMU really does is tested with QEMU.
+ * Stand-ins for the parts that run machines on a host. They have no hypervisor, disks or network. Tests use them to check the
+ * agent's reports to the API server and the order of its work. Other tests check QEMU itself.
  */
 import { randomUUID } from 'node:crypto';
 import { readFile, writeFile } from 'node:fs/promises';
@@ -24,25 +24,28 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
 const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
 
-/** As the guest of the tests with QEMU tells of itself: how often it booted from this disk, a name for the boot, and a note. */
+/**
+ * A guest's report of itself, like that of the guest in the tests with QEMU. It has the number of boots from this disk, an id of
+ * the boot, and a note.
+ */
 interface Guest {
   boots: string;
   boot_id: string;
   marker: string;
 }
 
-/** Machines as entries of a map. The object outlives the agents that use it one after another, as a host does. */
+/** A driver whose machines are entries of a map. Like a host, the object outlives the agents that use it one after another. */
 export class StandInDriver implements Driver {
   readonly name = 'standin';
   readonly machines = new Map<string, MachineState>();
-  /** Of machines with a disk: what their guests keep there. */
+  /** Data that guests keep on their disks, for machines with a disk. */
   readonly #disks = new Map<string, Guest>();
   readonly #paths = new Map<string, string>();
-  /** Every call, as `start UID`. */
+  /** All calls, for example `start UID`. */
   readonly calls: string[] = [];
-  /** The guest does not react to its power button. */
+  /** Whether the guest ignores its power button. */
   deaf = false;
-  /** Thrown by the next start. */
+  /** Error that the next start throws. */
   startError: Error | undefined;
   #handlers: ((uid: string) => void)[] = [];
 
@@ -140,7 +143,10 @@ export class StandInDriver implements Driver {
     return { consistency: isOff ? 'Stopped' : 'Crash', virtualSizeBytes: IMAGE.virtualSizeBytes };
   }
 
-  /** What the guest of a machine with a disk tells of itself; a marker may be set. @throws Error without such a machine. */
+  /**
+   * Returns the report of the guest of a machine with a disk. The caller may change `marker`. @throws Error when the machine does
+   * not exist or has no disk.
+   */
   guest(uid: string): Guest {
     const guest = this.#disks.get(uid);
     if (guest === undefined) {
@@ -149,7 +155,7 @@ export class StandInDriver implements Driver {
     return guest;
   }
 
-  /** The marker in a copy. */
+  /** Returns the marker in a copy of a disk. */
   async markerOn(path: string): Promise<string> {
     return (await readFile(path, 'latin1')).replaceAll('\0', '');
   }
@@ -189,7 +195,7 @@ export class StandInDriver implements Driver {
     this.#handlers = [];
   }
 
-  /** The machine ends by itself. */
+  /** Ends the machine, as if it ended by itself. */
   end(uid: string, reason: ExitReason, message: string): void {
     this.machines.set(uid, { kind: 'exited', reason, message });
     for (const handler of this.#handlers) {
@@ -205,10 +211,10 @@ export class StandInDriver implements Driver {
 }
 
 export class StandInImages implements ImageStore {
-  /** A download that takes until this is resolved. */
+  /** Promise for which each download waits. */
   gate: Promise<void> = Promise.resolve();
   error: Error | undefined;
-  /** Who needs which file. */
+  /** Path of the needed file, by holder. */
   readonly holders = new Map<Holder, string>();
 
   async ensure(_: MachineImageSource, o: EnsureOptions): Promise<BaseImage> {
@@ -237,7 +243,7 @@ export class StandInImages implements ImageStore {
   }
 
   cloned(): void {
-    // Nothing is ever removed.
+    // The store never removes anything.
   }
 
   release(holder: Holder): void {
@@ -245,11 +251,11 @@ export class StandInImages implements ImageStore {
   }
 
   async remove(): Promise<void> {
-    // Nothing is kept.
+    // The store keeps nothing.
   }
 
   async relieve(): Promise<void> {
-    // Nothing takes room.
+    // The store uses no space.
   }
 
   withRoom<T>(_: object, signal: AbortSignal, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
@@ -257,16 +263,16 @@ export class StandInImages implements ImageStore {
   }
 
   onChange(): void {
-    // Nothing ever changes.
+    // The store never changes.
   }
 }
 
 export class StandInNetwork implements Network {
   readonly name: 'user' | 'nat';
   readonly attachments = new Map<string, AttachOptions>();
-  /** What cannot be repaired. */
+  /** Fault that the network cannot repair. */
   fault: string | undefined;
-  /** How often it was looked at. */
+  /** Number of checks so far. */
   checks = 0;
 
   constructor(name: 'user' | 'nat' = 'user') {
@@ -303,6 +309,6 @@ export class StandInNetwork implements Network {
   }
 
   async close(): Promise<void> {
-    // Nothing is held.
+    // The network holds no resources.
   }
 }

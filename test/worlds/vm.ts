@@ -1,4 +1,4 @@
-/** A whole Berth with real guests: control plane, operator, and agents that make this machine one or more hosts. */
+/** A complete Berth with real guests: control plane, operator, and agents that make this machine one or more hosts. */
 import { existsSync } from 'node:fs';
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -19,22 +19,22 @@ import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Emulated guests on a busy machine; on an idle one they take 5 s (amd64) and 11 s (arm64). */
+/** Time limit for the boot of emulated guests on a busy machine. On an idle machine they take 5 s (amd64) and 11 s (arm64). */
 export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
-/** What takes no guest's boot, but steps of agent and operator, and the start of a process. */
+/** Time limit for steps of agent and operator and for the start of a process, without a guest's boot. */
 export const STEP = { deadlineMilliseconds: 90_000, intervalMilliseconds: 100 };
-/** The whole of a set-up: a guest image may have to be made first. */
+/** Time limit of the whole set-up, in milliseconds. It is long, because a guest image may have to be made first. */
 export const SET_UP_MILLISECONDS = 400_000;
-/** Several guests on two processors; they are counted by the host. */
+/** Overcommit that lets several guests run on a machine with two processors, because the host counts their processors. */
 const CPU_OVERCOMMIT = 8;
 
 export interface WorldOptions {
   name: string;
   architecture: GuestArchitecture;
-  /** Name and IP address of each host; addresses of the loopback network, so that hosts have ports of their own. */
+  /** Name and IP address of each host. The addresses are in the loopback network, so that each host has its own ports. */
   hosts: Record<string, string>;
   agentConfig?: Record<string, unknown>;
-  /** Settings of the agents' section `images`, beside their shared folder; by the host's name where they differ. */
+  /** Further settings of the agents' section `images`, for all hosts or by the host's name. */
   images?: Record<string, unknown> | ((host: string) => Record<string, unknown>);
   operatorConfig?: Record<string, unknown>;
   audit?: ClusterOptions['audit'];
@@ -61,7 +61,7 @@ export class World implements AsyncDisposable {
     this.#parts = parts;
   }
 
-  /** With an Image `guest` of the architecture. */
+  /** Starts a world with an Image `guest` of the architecture. */
   static async start(options: WorldOptions): Promise<World> {
     const { architecture, agentConfig, operatorConfig } = options;
     const image = await guestFile(architecture);
@@ -99,18 +99,18 @@ export class World implements AsyncDisposable {
     await vms.create(name, { image: 'guest', cpu: 1, memory: '256Mi', ...spec });
   }
 
-  /** What a person sees; in the VMs' namespace. */
+  /** Returns the output of kubectl, as a person sees it, in the namespace of the VMs. */
   async kubectl(...args: string[]): Promise<string> {
     const timeoutMilliseconds = BOOT.deadlineMilliseconds * 2;
     return (await this.cluster.kubectl(['-n', this.vms.namespace, ...args], { timeoutMilliseconds })).stdout;
   }
 
-  /** As a user changes a VM. */
+  /** Changes a VM as a user does. */
   async patch(name: string, spec: Partial<VMSpec>): Promise<void> {
     await this.kubectl('patch', 'vm', name, '--type=merge', '-p', JSON.stringify({ spec }));
   }
 
-  /** Events come a moment after the status that they tell of. */
+  /** Waits until the description of a VM matches. Events appear shortly after the status change that they report. */
   async expectStory(name: string, pattern: RegExp): Promise<void> {
     await waitFor(`kubectl describe vm ${name} to tell ${pattern.source}`, async () =>
       pattern.test(await this.kubectl('describe', 'vm', name)),
@@ -130,7 +130,7 @@ export class World implements AsyncDisposable {
     return host;
   }
 
-  /** The machine of a VM that runs. */
+  /** Returns the machine of a running VM. */
   async machine(name: string, vms = this.vms): Promise<MachineOnHost> {
     const { metadata, spec } = await vms.pod(name);
     const host = this.host(spec.nodeName ?? '');
@@ -138,7 +138,7 @@ export class World implements AsyncDisposable {
   }
 }
 
-/** What a host holds of one machine. */
+/** The process, folder and record of one machine on a host. */
 export class MachineOnHost {
   readonly folder: string;
   readonly process: ProcessIdentity;
@@ -161,14 +161,14 @@ export class MachineOnHost {
     return machine;
   }
 
-  /** Process and disk are no more, now; the agent forgets the Pod once it has seen that this is gone. */
+  /** Expects that the process and the folder no longer exist. Waits for the end of the record, which the agent removes afterwards. */
   async expectGone(): Promise<void> {
     expect(await isAlive(this.process)).toBe(false);
     expect(existsSync(this.folder)).toBe(false);
     await waitFor(`record ${this.#record} to be gone`, () => !existsSync(this.#record));
   }
 
-  /** Resolves when process, disk and record are gone. */
+  /** Resolves when the process, folder and record no longer exist. */
   async waitUntilGone(): Promise<void> {
     await waitFor(
       `all of machine ${this.folder} to be gone`,
@@ -178,7 +178,10 @@ export class MachineOnHost {
   }
 }
 
-/** Process ids of the QEMU processes that work in machines' folders below `folder`, from the kernel's own list of processes. */
+/**
+ * Returns the pids of QEMU processes whose working folder is below `folder`. The kernel's list of processes is read, not a record
+ * of the agent.
+ */
 export async function hypervisorsBelow(folder: string): Promise<number[]> {
   const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
   const found = await Promise.all(pids.map((pid) => isHypervisorBelow(pid, folder)));

@@ -1,5 +1,5 @@
 /**
- * Properties generate as much as their `maxLength` says, in every project that has this among its setupFiles. By itself,
+ * Lets property tests generate values up to their `maxLength`, in every project that has this file in its setupFiles. By default,
  * fast-check ends histories after ten steps and texts after ten characters, whatever `maxLength` allows.
  */
 import * as fc from 'fast-check';

@@ -1,4 +1,7 @@
-/** Set-up of projects whose tests start clusters: what takes minutes on a fresh machine is made before their deadlines begin. */
+/**
+ * Set-up of projects whose tests start clusters. It makes the tools before the tests' time limits begin, because that takes
+ * minutes on a new machine.
+ */
 import { resolveTools } from '../../../hack/cluster/toolchain/toolchain.ts';
 
 export async function setup(): Promise<void> {
