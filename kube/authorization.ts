@@ -1,4 +1,4 @@
-/** Asks the API server who a caller is and what they may do. */
+/** Asks the API server for the identity and the rights of a caller. */
 import { createHash } from 'node:crypto';
 import type { IncomingMessage } from 'node:http';
 import { TLSSocket } from 'node:tls';
@@ -8,19 +8,21 @@ import type { KubeClient } from './client.ts';
 import { SUBJECT_ACCESS_REVIEWS, type SubjectAccessReview, TOKEN_REVIEWS, type TokenReview } from './core.ts';
 import { HttpError } from './httpserver.ts';
 
-/** How long an answer counts: a token withdrawn or a right taken away works so much longer. */
+/** Time for which an answer is reused. A token or right that is withdrawn still works for this time. */
 const ANSWER_MILLISECONDS = 10_000;
-/** Answers kept; what guesses tokens must not fill the memory. */
+/** Limit of stored answers. A caller that guesses tokens must not fill the memory. */
 const ANSWERS = 1_024;
-/** Questions under way at once, of the 64 connections that the process has for everything it asks the API server. */
+/** Limit of reviews at once. The process has 64 connections for all its requests to the API server. */
 const QUESTIONS = 4;
-/** Questions that wait for their turn. Callers are few, and known for some seconds: more than this are strangers with tokens of their own. */
+/**
+ * Limit of reviews that wait. Callers are few and are known for some seconds. A longer queue comes from strangers with tokens of their own.
+ */
 const QUESTIONS_WAITING = 64;
 
 export type User = NonNullable<NonNullable<TokenReview['status']>['user']>;
 export type Attributes = Pick<SubjectAccessReview['spec'], 'nonResourceAttributes' | 'resourceAttributes'>;
 
-/** Answers of a moment ago are given again; questions asked at once are asked once. Errors are not kept. */
+/** Reuses recent answers and merges equal questions that are asked at once. Errors are not stored. */
 class Answers<V> {
   readonly #known = new LRUCache<string, Promise<V>>({ max: ANSWERS, ttl: ANSWER_MILLISECONDS });
   readonly #turns: PQueue;
@@ -29,7 +31,7 @@ class Answers<V> {
     this.#turns = turns;
   }
 
-  /** @throws HttpError 429 when too many questions wait already. */
+  /** @throws HttpError 429 when too many questions wait. */
   async ask(question: string, ask: () => Promise<V>): Promise<V> {
     const known = this.#known.get(question);
     if (known !== undefined) {
@@ -50,9 +52,9 @@ class Answers<V> {
 }
 
 /**
- * TokenReview and SubjectAccessReview, each answer kept for some seconds, few asked at once.
+ * Runs TokenReviews and SubjectAccessReviews. It stores each answer for some seconds and limits the number of requests at once.
  *
- * @throws Error when the API server cannot be asked.
+ * @throws Error when the API server does not answer.
  */
 export class Authorizer {
   readonly #client: KubeClient;
@@ -65,7 +67,7 @@ export class Authorizer {
     this.#rights = new Answers(new PQueue({ concurrency: QUESTIONS }));
   }
 
-  /** Who asks: by the client certificate that the server has verified, else by the bearer token; undefined for a stranger. */
+  /** Returns the caller: from the client certificate that the server has verified, or from the bearer token; undefined for a stranger. */
   async identify(request: IncomingMessage): Promise<User | undefined> {
     const { socket } = request;
     if (socket instanceof TLSSocket && socket.authorized) {
@@ -87,9 +89,9 @@ export class Authorizer {
     });
   }
 
-  /** Who bears the token; undefined when the API server does not vouch for it. */
+  /** Returns the user of the token; undefined when the API server does not accept the token. */
   async #authenticate(token: string): Promise<User | undefined> {
-    // Tokens are not kept in memory as they are.
+    // The memory must not contain tokens in plain text.
     const question = createHash('sha256').update(token).digest('base64');
     return await this.#users.ask(question, async () => {
       const review = await this.#client.create(TOKEN_REVIEWS, { metadata: {}, spec: { token } });
@@ -98,13 +100,15 @@ export class Authorizer {
   }
 }
 
-/** Of several common names Go takes the last one: whoever has not exactly one is nobody here. */
+/**
+ * Returns the user of a client certificate. Go uses the last of several common names, so only a certificate with exactly one is accepted.
+ */
 function userOf(socket: TLSSocket): User | undefined {
   const { CN, O } = socket.getPeerCertificate().subject as { CN?: unknown; O?: string | string[] };
   return typeof CN === 'string' ? { username: CN, groups: [O ?? []].flat() } : undefined;
 }
 
-/** The token of an `Authorization: Bearer …` header. */
+/** Reads the token of an `Authorization: Bearer …` header. */
 function bearerToken(header: string | undefined): string | undefined {
   return header === undefined ? undefined : /^Bearer +(\S+) *$/i.exec(header)?.[1];
 }

@@ -1,24 +1,24 @@
-/** What a watch has brought, by key and by index. */
+/** Stores the objects that a watch has received, by key and by index. */
 import type { Logger } from 'pino';
 import { type KubeObject, keyOf } from './objects.ts';
 
-/** A change of the cache. An object that was deleted and made again under its name is first `deleted`, then `added`. */
+/** Change of the cache. An object that was deleted and created again with the same name is first `deleted`, then `added`. */
 export interface Change<T> {
   type: 'added' | 'updated' | 'deleted';
-  /** For `deleted`: its last known state. */
+  /** Object after the change. For `deleted`, its last known state. */
   object: Readonly<T>;
   previous?: Readonly<T>;
 }
 
-/** The reading side. Objects belong to the cache: nobody writes to them (in tests they are frozen through and through). */
+/** Reading side of the store. The cache owns the objects, so nobody may write to them. In tests they are frozen at all levels. */
 export interface Cache<T> {
   get(key: string): Readonly<T> | undefined;
   list(): Readonly<T>[];
   /** @throws Error when there is no such index. */
   byIndex(index: string, value: string): Readonly<T>[];
-  /** How far the watch has come; empty before the first full read. */
+  /** Version that the watch has reached; empty before the first full read. */
   readonly resourceVersion: string;
-  /** Calls the handler for what is there already, as `added`, and then for every change, in order. */
+  /** Calls the handler with `added` for each object of the cache, and then for every change, in order. */
   onChange(handler: (change: Change<T>) => void): void;
 }
 
@@ -29,7 +29,7 @@ interface Index<T> {
   keys: Map<string, Set<string>>;
 }
 
-/** The writing side, for the informer alone. */
+/** Writing side of the store, for the informer alone. */
 export class Store<T extends KubeObject> implements Cache<T> {
   resourceVersion = '';
   readonly #objects = new Map<string, T>();
@@ -78,7 +78,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** Takes the object over. The same version again is no change. */
+  /** Stores the object, which the cache then owns. The same version again is no change. */
   put(object: T): void {
     const key = keyOf(object);
     const previous = this.#objects.get(key);
@@ -97,7 +97,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     );
   }
 
-  /** `last` is the state in which the object was deleted; what the cache has when that is not known. */
+  /** Deletes an object. `last` is its state at the deletion; if that is not known, the state in the cache is used. */
   delete(key: string, last?: T): void {
     const previous = this.#objects.get(key);
     if (previous === undefined) {
@@ -110,7 +110,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     this.#emit({ type: 'deleted', object, previous });
   }
 
-  /** Deletes what a full read did not show. */
+  /** Deletes the objects that a full read did not contain. */
   retain(seen: ReadonlySet<string>): void {
     for (const key of this.#objects.keys()) {
       if (!seen.has(key)) {
@@ -153,7 +153,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** A handler that throws is a fault of the program; it must not end the watch for everybody else. */
+  /** Calls a handler. If the handler throws, the program has a fault, but the watch must not end for other handlers. */
   #call(handler: (change: Change<T>) => void, change: Change<T>): void {
     try {
       handler(change);
@@ -166,17 +166,17 @@ export class Store<T extends KubeObject> implements Cache<T> {
   }
 }
 
-/** As client-go's mutation detector, for tests only: it takes a tenth of the operator's CPU time. */
+/** True in tests only, because the check takes a tenth of the operator's CPU time. client-go's mutation detector does the same. */
 const GUARDED = process.env['NODE_ENV'] === 'test';
 
-/** Whoever writes to an object of a cache is told by an exception. */
+/** Freezes an object of a cache in tests, so that a write to it throws. */
 function guard(object: object): void {
   if (GUARDED) {
     deepFreeze(object);
   }
 }
 
-/** Walks with `for in`, which makes no list of the values: half the time. */
+/** Freezes an object at all levels. `for in` makes no list of the values and takes half the time. */
 function deepFreeze(value: object): void {
   for (const key in value) {
     const child = (value as Record<string, unknown>)[key];

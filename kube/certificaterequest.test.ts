@@ -22,7 +22,7 @@ function pemOf(der: Uint8Array, type = 'CERTIFICATE REQUEST'): string {
   return `-----BEGIN ${type}-----\n${Buffer.from(der).toString('base64')}\n-----END ${type}-----\n`;
 }
 
-/** Changes the part that is signed and signs it anew. */
+/** Changes the signed part of a request and signs the part again. */
 function resigned(text: string, change: (signedPart: Buffer) => Buffer): string {
   const [request] = readElements(derOf(text));
   const [signedPart, algorithm] = readElements(request?.content ?? Buffer.alloc(0));

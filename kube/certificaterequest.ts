@@ -1,23 +1,23 @@
 /**
- * Reading the certificate requests (PKCS#10, RFC 2986) of hosts. Who judges a request must read in it what the signer will
- * read, and the signer is Go: it takes the last of several common names, joins several extension requests, skips text
- * around PEM blocks. So one form is taken, the one that agents write, and all else is refused: what was read is written
- * again and compared with what came, byte for byte.
+ * Reads the certificate requests (PKCS#10, RFC 2986) of hosts. The approver must read the same content in a request as the signer. The
+ * signer is written in Go: it uses the last of several common names, joins several extension requests, and skips text around PEM blocks.
+ * Therefore only one form is accepted, the form that agents write. To check the form, the content is encoded again and compared with the
+ * request, byte for byte.
  */
 import { createPublicKey, verify } from 'node:crypto';
 import { DerError, type Element, encode, readElements, TAGS } from './der.ts';
 
-/** What a signing request asks for. */
+/** Content of a signing request. */
 export interface SigningRequest {
   readonly commonName: string;
   readonly organization: string;
-  /** Subject alternative names; those of other types are refused. */
+  /** DNS names among the subject alternative names. Names of types other than DNS and IP are refused. */
   readonly dnsNames: readonly string[];
-  /** IPv6 as in RFC 5952. */
+  /** IP addresses among the subject alternative names. IPv6 is in the form of RFC 5952. */
   readonly ipAddresses: readonly string[];
 }
 
-/** The request is not of the one form that is taken. The message says what is wrong, and what is right. */
+/** The request does not have the one accepted form. The message contains the fault and the right form. */
 export class InvalidSigningRequestError extends Error {
   override readonly name = 'InvalidSigningRequestError';
 }
@@ -35,17 +35,17 @@ interface Lists {
   4: [Element, Element, Element, Element];
 }
 
-/** All that differs between requests; with it one can be written again. */
+/** All parts that differ between requests. They are enough to encode a request again. */
 interface Parts {
   subject: readonly SubjectPart[];
-  /** The public key, a point on P-256 that is not compressed. */
+  /** Public key: an uncompressed point on P-256. */
   point: Buffer;
-  /** Undefined when there is no extension. */
+  /** Undefined when the request has no extension. */
   names: readonly Element[] | undefined;
   signature: Buffer;
 }
 
-/** Agents write 500 bytes; a host has a few addresses, not hundreds. */
+/** Limit of a request's length in characters. Agents write 500 bytes, because a host has few addresses. */
 const LENGTH_MAXIMUM = 8_192;
 const PEM =
   /^-----BEGIN CERTIFICATE REQUEST-----\n((?:[A-Za-z0-9+/=]+\n)+)-----END CERTIFICATE REQUEST-----\n?$/;
@@ -63,7 +63,7 @@ const ECDSA_WITH_SHA256 = encode(TAGS.sequence, identifier('2a8648ce3d040302'));
 const VERSION = encode(TAGS.integer, Buffer.from([0]));
 const ATTRIBUTES_TAG = 0xa0;
 const NO_UNUSED_BITS = Buffer.from([0]);
-/** A point on P-256 that is not compressed: this byte, and two coordinates of 32. */
+/** First byte of an uncompressed point on P-256. Two coordinates of 32 bytes follow. */
 const UNCOMPRESSED = 0x04;
 const POINT_BYTES = 65;
 
@@ -74,13 +74,14 @@ const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
 /** ::ffff:0:0/96, which Go writes into certificates as IPv4. */
 const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
-/** ASCII of PrintableString (X.680 41.4); as UTF-8 the same characters are taken. */
+/** Characters of a PrintableString (X.680 41.4). A UTF8String may have the same characters. */
 const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;
 const VISIBLE_ASCII = /^[\u0021-\u007e]+$/;
 
 /**
- * What a PKCS#10 request asks for. `pem` is exactly one PEM block.
- * @throws InvalidSigningRequestError when Go might read something else in it, or its signature is not of its own key
+ * Reads the content of a PKCS#10 request. `pem` is exactly one PEM block.
+ *
+ * @throws InvalidSigningRequestError when Go might read other content, or when the signature does not match the request's key
  */
 export function readSigningRequest(pem: string): SigningRequest {
   const der = derOf(pem);
@@ -163,7 +164,7 @@ function readSubjectPart(part: Element): SubjectPart {
   return { type: type.raw, stringTag: text.tag, text: text.content.toString('latin1') };
 }
 
-/** The subject alternative names; undefined when no extension is asked for. */
+/** Reads the subject alternative names; undefined when the request has no extension. */
 function readNames(attributes: Element): Element[] | undefined {
   const found = readElements(attributes.content);
   if (found.length === 0) {
@@ -243,7 +244,7 @@ function isSignedWithItsKey(signed: Buffer, { point, signature }: Parts): boolea
     const key = createPublicKey({ key: publicKeyOf(point), format: 'der', type: 'spki' });
     return verify('sha256', signed, key, signature);
   } catch {
-    // OpenSSL says in words of its own that the point is not on the curve.
+    // OpenSSL throws its own error when the point is not on the curve.
     return false;
   }
 }
@@ -264,7 +265,7 @@ function addressText(bytes: Buffer): string {
     return bytes.join('.');
   }
   const groups = bytes.toString('hex').match(/.{4}/g) ?? [];
-  // URLs write IPv6 as RFC 5952 does, between brackets.
+  // The URL parser formats IPv6 as in RFC 5952, between brackets.
   return new URL(`http://[${groups.join(':')}]`).hostname.slice(1, -1);
 }
 
@@ -272,7 +273,7 @@ function childrenOf<N extends keyof Lists>(element: Element, count: N, what: str
   return listOf(readElements(element.content), count, what);
 }
 
-/** @throws InvalidSigningRequestError when there are more elements, or fewer */
+/** @throws InvalidSigningRequestError when there are more or fewer elements */
 function listOf<N extends keyof Lists>(found: Element[], count: N, what: string): Lists[N] {
   if (found.length !== count) {
     throw invalid(`${what} must have exactly ${count} part${count === 1 ? '' : 's'}, not ${found.length}`);
@@ -280,12 +281,12 @@ function listOf<N extends keyof Lists>(found: Element[], count: N, what: string)
   return found as Lists[N];
 }
 
-/** Whether the first byte says that no bits are unused, shows when the request is written again. */
+/** Returns the bits without the first byte, the number of unused bits. The comparison with the encoded request checks that byte. */
 function bitsOf(bitString: Element): Buffer {
   return bitString.content.subarray(NO_UNUSED_BITS.length);
 }
 
-/** The content of an OBJECT IDENTIFIER, as hexadecimal digits. */
+/** Encodes an OBJECT IDENTIFIER from its content in hexadecimal digits. */
 function identifier(content: string): Buffer {
   return encode(TAGS.objectIdentifier, Buffer.from(content, 'hex'));
 }

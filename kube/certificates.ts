@@ -1,4 +1,4 @@
-/** Making keys, certificates and signing requests. All are PEM text; keys are PKCS#8. */
+/** Makes keys, certificates and signing requests. All are PEM text; keys are PKCS#8. */
 import {
   createPrivateKey,
   createPublicKey,
@@ -14,19 +14,19 @@ export type KeyAlgorithm = 'ECDSA' | 'RSA';
 
 /** A certificate with its key. */
 export interface Certificate {
-  /** PEM, with the chain. */
+  /** Certificate as PEM, with its chain. */
   certificate: string;
-  /** PEM. */
+  /** Private key as PEM. */
   key: string;
 }
 
 export interface Key {
   algorithm: KeyAlgorithm;
-  /** The private key. */
+  /** Private key as PEM. */
   pem: string;
 }
 
-/** Whose certificate it is, and for which addresses. */
+/** Names and addresses that a certificate is for. */
 export interface Subject {
   commonName: string;
   organizations?: readonly string[];
@@ -40,9 +40,9 @@ export interface Validity {
 }
 
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
-/** Certificates are valid a little before they are made, for readers whose clocks are behind. */
+/** Time that the validity of a certificate begins before its creation, because clocks of readers may be behind. */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
-/** What browsers and Go accept everywhere. */
+/** Length of RSA keys. Browsers and Go accept this length everywhere. */
 const RSA_BITS = 2048;
 const SERVER_USAGE = '1.3.6.1.5.5.7.3.1';
 const ECDSA = { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' } as const;
@@ -50,7 +50,7 @@ const RSA = { name: 'RSASSA-PKCS1-v1_5', hash: 'SHA-256' } as const;
 
 const generate = promisify(generateKeyPair);
 
-/** Loaded at first use: it costs 22 MB of memory, which a process that only reads certificates can do without. */
+/** Loads the X.509 library at first use. It costs 22 MB of memory, and processes that only read certificates do not need it. */
 async function library() {
   await import('reflect-metadata');
   const x509 = await import('@peculiar/x509');
@@ -58,7 +58,7 @@ async function library() {
   return x509;
 }
 
-/** A new key: ECDSA on P-256, or RSA of 2048 bits. */
+/** Creates a key: ECDSA on P-256, or RSA of 2048 bits. */
 export async function createKey(algorithm: KeyAlgorithm = 'ECDSA'): Promise<Key> {
   const { privateKey } =
     algorithm === 'ECDSA'
@@ -80,7 +80,7 @@ export function readKey(pem: string): Key {
   };
 }
 
-/** A PKCS#10 request; certificaterequest.ts reads it. */
+/** Creates a PKCS#10 request, which certificaterequest.ts can read. */
 export async function createSigningRequest(request: Subject & { key: Key }): Promise<string> {
   const x509 = await library();
   const { key } = request;
@@ -93,7 +93,7 @@ export async function createSigningRequest(request: Subject & { key: Key }): Pro
   return made.toString('pem');
 }
 
-/** A certificate that vouches for itself, to serve with. */
+/** Creates a self-signed certificate for a server. */
 export async function selfSigned(o: Subject & { key: Key; days: number }): Promise<string> {
   const x509 = await library();
   const certificate = await x509.X509CertificateGenerator.createSelfSigned({
@@ -106,7 +106,7 @@ export async function selfSigned(o: Subject & { key: Key; days: number }): Promi
   return certificate.toString('pem');
 }
 
-/** When the first certificate of a chain is valid. */
+/** Reads the period in which the first certificate of a chain is valid. */
 export function validityOf(pem: string): Validity {
   const certificate = new X509Certificate(pem);
   return { notBefore: new Date(certificate.validFrom), notAfter: new Date(certificate.validTo) };
@@ -120,7 +120,7 @@ function period(days: number): Validity {
   };
 }
 
-/** As a list of parts, so that nothing in a name is read as syntax. */
+/** Returns the name as a list of parts, so that no character of a name is read as syntax. */
 function nameOf(subject: Subject): JsonName {
   const organizations = (subject.organizations ?? []).map((organization) => ({ O: [organization] }));
   return [...organizations, { CN: [subject.commonName] }];

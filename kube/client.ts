@@ -1,9 +1,9 @@
-/** Calls on Kubernetes objects. */
+/** Typed calls that read and write Kubernetes objects. */
 import type { Answer, Method, Request, Transport } from './transport.ts';
 import { apiErrorFrom, FencedError, isGone, isNotFound } from './errors.ts';
 import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from './objects.ts';
 
-/** As many as client-go's pager asks for at once: some 2 MB of JSON for objects of the usual size. */
+/** Number of objects in a page, as in client-go's pager: some 2 MB of JSON for objects of the usual size. */
 const PAGE_SIZE = 500;
 
 export interface CallOptions {
@@ -29,12 +29,12 @@ export interface WriteOptions extends CallOptions {
 
 export interface ApplyOptions extends WriteOptions {
   fieldManager: string;
-  /** Takes over fields that other managers own. */
+  /** Takes ownership of fields that other managers own. */
   force?: boolean;
 }
 
 export interface DeleteOptions extends CallOptions {
-  /** Preconditions: a 409 when the object is another one by now. */
+  /** Preconditions: if the object has another uid or resourceVersion, the server answers with 409. */
   uid?: string | undefined;
   resourceVersion?: string | undefined;
   gracePeriodSeconds?: number | undefined;
@@ -44,14 +44,14 @@ export interface DeleteOptions extends CallOptions {
 type Query = Record<string, string | number | boolean | undefined>;
 
 /**
- * Typed calls. Every write answers with the object as the server stored it, without `managedFields`.
- * All reject with an ApiError when the server refuses, a DeadlineError when it does not answer.
+ * Client with typed calls. Every write resolves with the object as the server stored it, without `managedFields`. All calls reject with an
+ * ApiError when the server refuses, and with a DeadlineError when the server does not answer.
  */
 export class KubeClient {
   readonly transport: Transport;
   /**
-   * Asked just before each write goes out: false holds it back with a FencedError. For a process that may only write
-   * while it leads: a cheap look at the local clock, so that one that was frozen past its lease writes nothing stale.
+   * Called just before each write is sent. When it returns false, the write rejects with a FencedError. It is for a process that may write
+   * only while it leads. It must be a cheap check of the local clock: a process that was frozen past its lease must write nothing stale.
    */
   guard: (() => boolean) | undefined;
 
@@ -63,7 +63,7 @@ export class KubeClient {
     return await this.#object<T>('GET', pathOf(type, ref), options);
   }
 
-  /** Reads all, in pages. */
+  /** Reads all objects, in pages. */
   async list<T extends KubeObject>(type: Resource<T>, options: ListOptions = {}): Promise<List<T>> {
     const items: T[] = [];
     let resourceVersion = '';
@@ -76,13 +76,15 @@ export class KubeClient {
       if (!isGone(error)) {
         throw error;
       }
-      // The pages' snapshot was compacted away between two of them: one answer without pages cannot be.
+      // The server compacted the snapshot of the pages between two requests. One answer without pages cannot fail so.
       return await this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };
   }
 
-  /** Reads all, one page of 500 at a time; all pages show the same moment. @throws ApiError 410 when that moment is lost midway. */
+  /**
+   * Reads all objects, one page of 500 at a time. All pages show the same moment. @throws ApiError 410 when the server loses that moment.
+   */
   async *pages<T extends KubeObject>(type: Resource<T>, options: ListOptions = {}): AsyncGenerator<List<T>> {
     let position = '';
     do {
@@ -92,7 +94,7 @@ export class KubeClient {
     } while (position !== '');
   }
 
-  /** POST. With `generateName` the server chooses the name. */
+  /** Creates an object by POST. With `generateName`, the server chooses the name. */
   async create<T extends KubeObject>(
     type: Resource<T>,
     object: Unsaved<T>,
@@ -106,7 +108,9 @@ export class KubeClient {
     });
   }
 
-  /** Server-side apply; name and namespace are those in `object.metadata`. Carry the uid, or a missing object is created. */
+  /**
+   * Applies an object on the server's side. Name and namespace are in `object.metadata`. Without a uid there, a missing object is created.
+   */
   async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
     const { metadata } = object as { metadata: Ref };
     const path = pathOf(type, metadata, options.subresource);
@@ -121,7 +125,7 @@ export class KubeClient {
     );
   }
 
-  /** JSON merge patch: null removes, lists are replaced whole. */
+  /** Sends a JSON merge patch: null removes a field, and a list replaces the whole list. */
   async mergePatch<T extends KubeObject>(
     type: Resource<T>,
     ref: Ref,
@@ -136,7 +140,7 @@ export class KubeClient {
     });
   }
 
-  /** PUT; with a resourceVersion in the object's metadata, a 409 when it is no longer that. */
+  /** Replaces an object by PUT. If the metadata has a resourceVersion and the object's version differs, the server answers with 409. */
   async update<T extends KubeObject>(type: Resource<T>, object: T, options: WriteOptions = {}): Promise<T> {
     const path = pathOf(type, object.metadata, options.subresource);
     return await this.#object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {
@@ -145,7 +149,7 @@ export class KubeClient {
     });
   }
 
-  /** An object that is not there counts as deleted; one with another uid than asked for is a conflict. */
+  /** Deletes an object. A missing object counts as deleted; an object with another uid than requested is a conflict. */
   async delete<T extends KubeObject>(
     type: Resource<T>,
     ref: Ref,
@@ -169,7 +173,7 @@ export class KubeClient {
     }
   }
 
-  /** Any request; answers with errors as they are. */
+  /** Sends any request. It resolves with errors of the server too, unchanged. */
   async raw(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
     return await this.transport.request({
       ...options,
@@ -197,7 +201,7 @@ export class KubeClient {
     };
     const items = list.items ?? [];
     for (const item of items) {
-      // The items of a list carry neither.
+      // The items of a list have neither field.
       item.apiVersion = type.apiVersion;
       item.kind = type.kind;
     }
@@ -235,7 +239,7 @@ function namespaceOf(metadata: { namespace?: string | undefined }): { namespace?
   return metadata.namespace === undefined ? {} : { namespace: metadata.namespace };
 }
 
-/** `?a=b&c=d` without the undefined ones; empty when there are none. */
+/** Returns `?a=b&c=d` without undefined parameters; empty when there are no parameters. */
 export function query(parameters: Query): string {
   const defined = Object.entries(parameters).filter(([, value]) => value !== undefined);
   const text = defined.map(([name, value]) => `${name}=${encodeURIComponent(String(value))}`).join('&');

@@ -1,21 +1,21 @@
-/** Reading one's own writes, after the consistency store of Kubernetes 1.36 (KEP-5647). */
+/** Waits until caches contain the process's own writes, as the consistency store of Kubernetes 1.36 does (KEP-5647). */
 import { BEHIND_MILLISECONDS, type Informer } from './informer.ts';
 import { compareResourceVersions, type KubeObject } from './objects.ts';
 
-/** What is asked of an informer here. */
+/** Part of an informer that this file uses. */
 export type Follower = Pick<Informer<KubeObject>, 'cutIfStale' | 'readSince'> & {
   readonly cache: { readonly resourceVersion: string };
 };
 
 interface Written {
   resourceVersion: string;
-  /** By `performance.now()`. */
+  /** Time of the write by `performance.now()`. */
   at: number;
 }
 
 /**
- * Per key of a controller, the newest version written, by the informer that will bring it back.
- * Only write down what the informer's selectors show, or the key waits for the next bookmark.
+ * Remembers per key of a controller, and per informer, the newest version that was written. Record only objects that the informer's
+ * selectors match; for others the key waits for the next bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();
@@ -34,7 +34,7 @@ export class Consistency {
     }
   }
 
-  /** Whether every cache has all that was written for the key. A cache that is long behind has its watch cut. */
+  /** Returns whether every cache has all that was written for the key. If a cache is behind for too long, its watch is cut. */
   ready(key: string): boolean {
     const versions = this.#written.get(key);
     if (versions === undefined) {
@@ -58,7 +58,10 @@ export class Consistency {
     this.#written.delete(key);
   }
 
-  /** A full read that began after the write settles it too: after a restored backup, versions start lower. */
+  /**
+   * Returns whether the cache has seen the write. A full read that began after the write is enough, because versions start lower after a
+   * restored backup.
+   */
   #hasSeen(informer: Follower, written: Written): boolean {
     const caughtUp = compareResourceVersions(informer.cache.resourceVersion, written.resourceVersion) >= 0;
     return caughtUp || informer.readSince > written.at;

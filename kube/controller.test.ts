@@ -17,7 +17,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** Each test has a name of its own, and so its own series. */
+/** Creates a controller. Each test uses its own name, and therefore its own series of metrics. */
 function createController(
   name: string,
   reconcile: (key: string) => Promise<Result>,
@@ -114,7 +114,7 @@ describe('controller', () => {
     const controller = createController('together', reconcile, { ready: () => seen === 2 });
     controller.start(end.signal);
     for (const change of [1, 2]) {
-      // As an informer does: its handlers first, then how far it has come.
+      // An informer does the same: it calls its handlers first and then updates its version.
       controller.enqueue('n/a');
       seen = change;
     }

@@ -8,33 +8,39 @@ import { runtimeMetrics } from './metrics.ts';
 import { refOf } from './objects.ts';
 import { type Ready, WorkQueue } from './queue.ts';
 
-/** controller-runtime's first wait after an error; it doubles. */
+/** First wait after an error, as in controller-runtime. It doubles with each error. */
 const BACKOFF_FIRST_MILLISECONDS = 5;
-/** Far below controller-runtime's 1000 s: a person who has mended a fault should not have to wait a quarter of an hour. */
+/**
+ * Longest wait after an error. It is far below controller-runtime's 1000 s, because a person who fixed a fault should not wait a quarter of
+ * an hour.
+ */
 const BACKOFF_CAP_MILLISECONDS = 60_000;
-/** A watch brings an own write back within some milliseconds; the consistency store of Cluster API waits as long. */
+/**
+ * Wait until the cache is checked again for an own write. A watch brings a write back within some milliseconds. The consistency store of
+ * Cluster API waits as long.
+ */
 const STALE_WAIT_MILLISECONDS = 100;
-/** No reconcile waits on anything but some requests, each of which has its own deadline of 30 s. */
+/** Time limit of a reconcile. A reconcile only waits for some requests, each with its own deadline of 30 s. */
 const RECONCILE_LIMIT_MILLISECONDS = 120_000;
 
-/** undefined: nothing more to do until something changes. */
+/** Result of a reconcile. If it is undefined, there is nothing to do until something changes. */
 export type Result = { requeueAfterMilliseconds?: number | undefined } | undefined;
 
 export interface ReconcileContext {
   logger: Logger;
-  /** Aborts when the reconcile has taken too long. Not at shutdown: what has begun is finished. */
+  /** Aborts when the reconcile has taken too long. It does not abort at shutdown, because a running reconcile is finished. */
   signal: AbortSignal;
 }
 
 export interface ControllerOptions {
-  /** Unique in the process: metrics are told apart by it. */
+  /** Name in the labels of metrics. It is unique in the process. */
   name: string;
   workers: number;
-  /** Errors are tried again with back-off, but for a TerminalError, which is only counted. */
+  /** Reconciles one key. Errors are tried again with back-off. A TerminalError is only counted and logged. */
   reconcile: (key: string, context: ReconcileContext) => Promise<Result>;
   logger: Logger;
   metrics: Registry;
-  /** False: a cache has not yet seen an own write for the key; it is looked at again in 100 ms. */
+  /** Returns false when a cache has not yet seen an own write for the key. The key is then checked again after 100 ms. */
   ready?: (key: string) => boolean;
 }
 
@@ -45,9 +51,9 @@ export class Controller {
   readonly #logger: Logger;
   readonly #metrics: ReturnType<typeof controllerMetrics>;
   readonly #queue: WorkQueue;
-  /** Errors in a row, by key. */
+  /** Number of consecutive errors, by key. */
   readonly #failures = new Map<string, number>();
-  /** When each began, by `performance.now()`. */
+  /** Start of each running reconcile by key, in the time of `performance.now()`. */
   readonly #running = new Map<string, number>();
   readonly #drainedResolvers = Promise.withResolvers<void>();
   #signal: AbortSignal | undefined;
@@ -61,7 +67,7 @@ export class Controller {
     runtimeMetrics(options.metrics).beforeScrape.add(() => this.#observeQueue());
   }
 
-  /** An urgent key is worked on before others: what has nearly happened is told before the next is begun. */
+  /** Adds a key. An urgent key is worked on before others, so that finished steps are reported before other steps begin. */
   enqueue(key: string, options: { urgent?: boolean } = {}): void {
     if (!this.#stopped) {
       this.#metrics.adds.inc();
@@ -69,7 +75,7 @@ export class Controller {
     }
   }
 
-  /** Of several wishes for a key the earliest counts. */
+  /** Adds a key after a delay. If a key is added with several delays, the earliest applies. */
   enqueueAfter(key: string, milliseconds: number): void {
     if (!this.#stopped) {
       this.#metrics.adds.inc();
@@ -77,7 +83,7 @@ export class Controller {
     }
   }
 
-  /** Begins to work; keys may be added before. When the signal aborts, nothing new is begun. */
+  /** Starts the workers. Keys may be added before. When the signal aborts, no other reconcile begins. */
   start(signal: AbortSignal): void {
     this.#signal = signal;
     signal.addEventListener('abort', () => this.#stop(), { once: true });
@@ -101,8 +107,8 @@ export class Controller {
   }
 
   /**
-   * A cache calls its handlers in the middle of taking in what a watch brought. A microtask later it has all of it and says so:
-   * own writes that have just come back count as seen, and several changes of one key are one reconcile.
+   * Delays the pump by a microtask, because a cache calls its handlers before it has stored the whole change. After the microtask, own
+   * writes that just came back are known, and several changes of one key cause one reconcile.
    */
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {
@@ -206,12 +212,12 @@ export class Controller {
   }
 }
 
-/** What Go would call a panic. */
+/** Returns whether an error would be a panic in Go. */
 function isProgrammingError(error: unknown): boolean {
   return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
 }
 
-/** The metrics of one controller, all set to 0, so that a rate can be computed from the first error on. */
+/** Returns the metrics of one controller. Counters and histograms start at 0, so that a rate can be computed from the first error on. */
 function controllerMetrics(registry: Registry, controller: string, workers: number) {
   const all = runtimeMetrics(registry);
   const queue = { name: controller, controller };

@@ -1,6 +1,6 @@
 /**
- * The built-in types that Berth uses, with only the fields it uses. What is not named here is kept as it came
- * and can be patched, but not read.
+ * The built-in types that Berth uses, with only the fields that Berth uses. Other fields are kept as they came: they can be patched, but
+ * not read.
  */
 import { type KubeObject, resource } from './objects.ts';
 import type { LooseCondition, Pod, Taint } from './pod.ts';
@@ -127,7 +127,7 @@ export interface EndpointSlice extends KubeObject {
   endpoints?: { addresses: string[] }[];
 }
 
-/** Where the addresses of Services come from; the API server makes `kubernetes` from its own flags. */
+/** Source of the addresses of Services. The API server creates the object `kubernetes` from its own flags. */
 export interface ServiceCIDR extends KubeObject {
   spec?: { cidrs?: string[] };
 }

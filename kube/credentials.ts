@@ -1,7 +1,7 @@
 /**
- * Where the API server is and how to log in to it, from a kubeconfig file or from inside a Pod.
- * Only the parsers and the exec plug-in of `@kubernetes/client-node` are imported, by path: its index and its
- * KubeConfig class load every generated client, which costs some 85 MB of memory.
+ * Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. The imports name only the parsers and the
+ * exec plug-in of `@kubernetes/client-node`, by path. Its index and its KubeConfig class load every generated client, which costs some 85
+ * MB of memory.
  */
 import { access, readFile } from 'node:fs/promises';
 import { homedir } from 'node:os';
@@ -16,20 +16,20 @@ import {
 import { ExecAuth } from '@kubernetes/client-node/dist/exec_auth.js';
 import { parse } from 'yaml';
 
-/** How to reach and log in to an API server. Certificates and keys are PEM text. */
+/** The address of an API server and the credentials for it. Certificates and keys are PEM text. */
 export interface Connection {
   /** `https://host:port`, without a trailing slash. */
   server: string;
-  /** Whom to trust; the system's authorities when absent. */
+  /** Authorities that may sign the server's certificate; the system's authorities when absent. */
   certificateAuthority?: string | undefined;
   /** Name expected in the server's certificate, when it is not the host of `server`. */
   serverName?: string | undefined;
   clientCertificate?: string | undefined;
   clientKey?: string | undefined;
   token?: string | undefined;
-  /** File that holds the token; read again as it is renewed. Wins over `token`. */
+  /** File that holds the token. It is read again, because the token is renewed. It has precedence over `token`. */
   tokenFile?: string | undefined;
-  /** Asks a credential plug-in for a token; it keeps its own cache. */
+  /** Gets a token from a credential plug-in, which keeps its own cache. */
   tokenPlugin?: (() => Promise<string>) | undefined;
   /** Namespace of the kubeconfig's context, or of the Pod. */
   namespace?: string | undefined;
@@ -37,21 +37,21 @@ export interface Connection {
 
 export interface LoadOptions {
   kubeconfigPath?: string | undefined;
-  /** Which context; the file's own current one when absent. */
+  /** Name of the context; the file's current context when absent. */
   context?: string | undefined;
   environment?: Record<string, string | undefined>;
 }
 
 const SERVICE_ACCOUNT_FOLDER = '/var/run/secrets/kubernetes.io/serviceaccount';
-/** The API server's own name in every cluster, and in its certificate. */
+/** Name of the API server inside every cluster. The server's certificate contains it. */
 const OWN_NAME = 'kubernetes.default.svc';
 
 /**
- * Finds the cluster as kubectl does: the file given, else the first file of `KUBECONFIG`, else the Pod's service account,
- * else `~/.kube/config`.
+ * Finds the cluster as kubectl does. The order is: the given file, the first file of `KUBECONFIG`, the Pod's service account, and
+ * `~/.kube/config`.
  *
- * In a Pod, a kubeconfig's `https://kubernetes.default.svc` is the address that the kubelet gives to every Pod: one in its
- * host's network may have nobody to ask for a name of the cluster.
+ * In a Pod, the address that the kubelet gives to every Pod replaces a kubeconfig's `https://kubernetes.default.svc`. The reason is that a
+ * Pod in its host's network may not be able to resolve names of the cluster.
  *
  * @throws Error with the path in the message when something is missing or wrong.
  */
@@ -69,7 +69,7 @@ export async function loadConnection(options: LoadOptions = {}): Promise<Connect
   return await fromKubeconfig(path.join(homedir(), '.kube', 'config'), options.context, environment);
 }
 
-/** Where a kubelet tells its Pods that the API server is; undefined outside of a Pod. */
+/** Returns the URL of the API server from the variables that a kubelet sets in its Pods; undefined outside of a Pod. */
 function serverOfPod(environment: LoadOptions['environment']): string | undefined {
   const host = environment?.KUBERNETES_SERVICE_HOST;
   if (host === undefined) {
@@ -152,7 +152,7 @@ function refuseUnsupported(file: string, cluster: Cluster, user: User | undefine
   }
 }
 
-/** `tokenFile` as kubectl spells it, which client-node's parser does not know. */
+/** Reads `tokenFile` in kubectl's spelling, which the parser of client-node does not know. */
 function tokenFileOf(users: unknown, name: string): string | undefined {
   const entries = Array.isArray(users) ? (users as { name?: string; user?: { tokenFile?: string } }[]) : [];
   return entries.find((entry) => entry.name === name)?.user?.tokenFile;
@@ -185,7 +185,7 @@ function execPlugin(user: User): () => Promise<string> {
   };
 }
 
-/** Inline base64 wins over a file, as in client-go; a relative file is relative to the kubeconfig. */
+/** Reads PEM text. Inline base64 has precedence over a file, as in client-go. A relative path is relative to the kubeconfig. */
 async function pem(
   folder: string,
   data: string | null | undefined,

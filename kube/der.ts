@@ -1,9 +1,9 @@
 /**
- * The part of DER (X.690) that certificate requests are written in. Strict, so that nobody else reads the same bytes
- * differently: tags of one byte, lengths that are definite and as short as they can be, nothing cut off.
+ * Reads and writes the part of DER (X.690) that certificate requests use. It is strict, so that no other reader understands the same bytes
+ * differently: tags have one byte, lengths are definite and as short as possible, and nothing is cut off.
  */
 
-/** Of the universal class; `0x20` marks what is made of other elements. */
+/** Tags of the universal class. `0x20` marks elements that consist of other elements. */
 export const TAGS = {
   integer: 0x02,
   bitString: 0x03,
@@ -18,22 +18,22 @@ export const TAGS = {
 export interface Element {
   readonly tag: number;
   readonly content: Buffer;
-  /** Tag, length and content, as they came. */
+  /** Tag, length and content as they were received. */
   readonly raw: Buffer;
 }
 
-/** The bytes are no DER. */
+/** Error for bytes that are not DER. */
 export class DerError extends Error {
   override readonly name = 'DerError';
 }
 
 const LONG_TAG = 0x1f;
 const LONG_LENGTH = 0x80;
-/** What is read here is a few hundred bytes long; 16 MiB is past every limit of the API server. */
+/** Limit of the bytes of a length. Requests have a few hundred bytes; 3 bytes allow 16 MiB, which exceeds every limit of the API server. */
 const LENGTH_BYTES_MAXIMUM = 3;
 const HEADER_BYTES = 2;
 
-/** All elements of `bytes`, one after the other, up to the last byte. @throws DerError */
+/** Reads all elements of `bytes`, up to the last byte. @throws DerError when the bytes are not DER. */
 export function readElements(bytes: Buffer): Element[] {
   const found: Element[] = [];
   for (let at = 0; at < bytes.length; ) {
@@ -44,7 +44,7 @@ export function readElements(bytes: Buffer): Element[] {
   return found;
 }
 
-/** One element with these contents. */
+/** Encodes one element with these contents. */
 export function encode(tag: number, ...contents: readonly Buffer[]): Buffer {
   const content = Buffer.concat(contents);
   return Buffer.concat([Buffer.from([tag]), lengthBytes(content.length), content]);

@@ -1,12 +1,12 @@
-/** The API server refused a request, or answered what cannot be understood. */
+/** Error when the API server refused a request, or sent an answer that could not be understood. */
 export class ApiError extends Error {
   /** HTTP status code. */
   readonly status: number;
-  /** The machine-readable `reason` of the answered Status, such as `NotFound`; empty when there was none. */
+  /** Machine-readable `reason` of the returned Status, for example `NotFound`; empty when there was no reason. */
   readonly reason: string;
-  /** `details` of the answered Status: which object, which causes. */
+  /** `details` of the returned Status: the object and the causes. */
   readonly details: unknown;
-  /** What the server asked to wait before the next try, in milliseconds. */
+  /** Wait before the next attempt that the server requests, in milliseconds. */
   readonly retryAfterMilliseconds: number | undefined;
 
   constructor(
@@ -22,17 +22,17 @@ export class ApiError extends Error {
   }
 }
 
-/** An error that trying again cannot mend: counted, logged, and not retried. */
+/** Error that another attempt cannot fix. It is counted and logged, but not retried. */
 export class TerminalError extends Error {
   override readonly name = 'TerminalError';
 }
 
-/** A write was refused on this side: the process no longer holds the lease under which it may write. */
+/** Error when this process held back a write, because it no longer holds the lease under which it may write. */
 export class FencedError extends Error {
   override readonly name = 'FencedError';
 }
 
-/** The API server gave no answer in time. A write that ends so may have been done. */
+/** Error when the API server did not answer in time. The server may still have done the write. */
 export class DeadlineError extends Error {
   override readonly name = 'DeadlineError';
 }
@@ -41,7 +41,7 @@ export function isNotFound(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 404;
 }
 
-/** What was asked for, or undefined when there is no such object. */
+/** Resolves with the object, or with undefined when the object does not exist. */
 export async function unlessMissing<T>(asked: Promise<T>): Promise<T | undefined> {
   try {
     return await asked;
@@ -53,7 +53,9 @@ export async function unlessMissing<T>(asked: Promise<T>): Promise<T | undefined
   }
 }
 
-/** Both a stale resourceVersion or uid and an object that exists already are 409; this is the former. */
+/**
+ * Returns whether an error reports a stale resourceVersion or uid. An object that exists already also has status 409, but is no conflict.
+ */
 export function isConflict(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 409 && error.reason !== 'AlreadyExists';
 }
@@ -71,20 +73,20 @@ export function isForbidden(error: unknown): error is ApiError {
 }
 
 /**
- * Quota, Pod Security or another admission said no to an object, which its answer names. The authorizer's no comes before
- * there is an object: the caller lacks a right, or the server has begun just now, knows no role yet and denies everybody.
+ * Returns whether an admission refused an object, for example for quota or Pod Security. The message of such a refusal names the object.
+ * The authorizer refuses before there is an object: the caller lacks a right, or the server has just started and has no roles yet.
  */
 export function isRefused(error: unknown): error is ApiError {
   return isForbidden(error) && !/^[a-z./]+ is forbidden: User "/.test(error.message);
 }
 
-/** Nothing can be created in a namespace that is being deleted. */
+/** Returns whether the namespace is being deleted, so that nothing can be created in it. */
 export function isNamespaceTerminating(error: unknown): boolean {
   const details = isForbidden(error) ? (error.details as { causes?: { reason?: string }[] } | undefined) : {};
   return details?.causes?.some(({ reason }) => reason === 'NamespaceTerminating') === true;
 }
 
-/** The wanted resourceVersion has been compacted away: list again. */
+/** Returns whether the wanted resourceVersion was compacted. The caller must list again. */
 export function isGone(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 410;
 }
@@ -97,8 +99,8 @@ interface StatusLike {
 }
 
 /**
- * Turns a `Status` object, as answered with an HTTP error or sent in a watch's ERROR event, into an ApiError.
- * A body that is no Status (a proxy's HTML, say) becomes part of the message, cut to 512 characters.
+ * Turns a `Status` object into an ApiError. The Status came with an HTTP error or in a watch's ERROR event. If the body is no Status, for
+ * example HTML of a proxy, the message contains its first 512 characters.
  */
 export function apiErrorFrom(body: unknown, status?: number, retryAfterMilliseconds?: number): ApiError {
   const isObject = typeof body === 'object' && body !== null;

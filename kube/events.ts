@@ -1,4 +1,4 @@
-/** Events about objects: aggregated, rate-limited, bounded, and never in anybody's way. */
+/** Records Events about objects. They are aggregated, rate-limited and bounded, and they never delay other work. */
 import { randomUUID } from 'node:crypto';
 import { LRUCache } from 'lru-cache';
 import type { Logger } from 'pino';
@@ -8,37 +8,37 @@ import { isNamespaceTerminating, isNotFound } from './errors.ts';
 import type { KubeObject, Ref } from './objects.ts';
 import { microTime } from '../base/time.ts';
 
-/** client-go's correlator keeps as many. */
+/** Limit of Events that are remembered, and of objects with a rate limit. client-go's correlator has the same limit. */
 const REMEMBERED = 4096;
-/** client-go's limit of Events about one object: 25 at once, then one in five minutes. */
+/** Rate limit of Events about one object, as in client-go: 25 at once, then one in five minutes. */
 const BURST = 25;
 const REFILL_MILLISECONDS = 300_000;
-/** client-go's window: the same Event again within ten minutes makes the first a series. */
+/** Time in which a repeated Event joins the series of the first, as in client-go: ten minutes. */
 const SERIES_WINDOW_MILLISECONDS = 600_000;
 /**
- * Events that wait to be sent, some 1 KB each: twice what a burst of 1,000 new objects tells. When the API server is away, the
- * newest are dropped and counted.
+ * Limit of Events that wait to be sent. Each has some 1 KB, and 4,000 is twice the number of Events that 1,000 new objects cause at once.
+ * When the API server is unreachable, the newest are dropped and counted.
  */
 const WAITING = 4_000;
-/** The API server's limits of a note and of a reporting instance. */
+/** Limits that the API server has for a note (bytes) and for a reporting instance (characters). */
 const NOTE_LENGTH = 1024;
 const INSTANCE_LENGTH = 128;
 
-/** `Reason`: the words that may be said. */
+/** Content of an Event. `Reason` is the type of the allowed reasons. */
 export interface EventText<Reason extends string> {
   type: 'Normal' | 'Warning';
-  /** Why, in CamelCase, for machines. */
+  /** Reason in CamelCase, for programs. */
   reason: Reason;
-  /** What was done or failed, in CamelCase. */
+  /** Action that was done or failed, in CamelCase. */
   action: string;
-  /** For people; cut to 1 KiB. */
+  /** Message for people, cut to 1 KiB. */
   message: string;
 }
 
 export interface EventRecorderOptions {
-  /** Such as `berth.dev/operator`. */
+  /** Name of the controller, for example `berth.dev/operator`. */
   reportingController: string;
-  /** Which of its processes. */
+  /** Name of the process that runs the controller. */
   reportingInstance: string;
   logger: Logger;
   /** Milliseconds since 1970. */
@@ -46,11 +46,11 @@ export interface EventRecorderOptions {
 }
 
 interface Recorded {
-  /** Settled once the Event was made, or given up. */
+  /** Settled when the Event was created or given up. */
   ref: Promise<Ref | undefined>;
   count: number;
   lastObserved: number;
-  /** A patch with the count is on its way or waits. */
+  /** True while a patch with the new count waits or is being sent. */
   patching: boolean;
 }
 
@@ -59,7 +59,7 @@ interface Bucket {
   filled: number;
 }
 
-/** Errors are logged and counted (`berth_events_total`), never thrown. */
+/** Records Events. Errors are logged and counted (`berth_events_total`), never thrown. */
 export class EventRecorder<Reason extends string> {
   readonly #client: KubeClient;
   readonly #options: EventRecorderOptions;
@@ -67,7 +67,7 @@ export class EventRecorder<Reason extends string> {
   readonly #recorded = new LRUCache<string, Recorded>({ max: REMEMBERED });
   readonly #buckets = new LRUCache<string, Bucket>({ max: REMEMBERED });
   readonly #waiting: (() => Promise<void>)[] = [];
-  /** Sends what waits, one after another. */
+  /** Settles when all waiting Events were sent, one after another. */
   #sender: Promise<void> = Promise.resolve();
   #isSending = false;
 
@@ -96,7 +96,10 @@ export class EventRecorder<Reason extends string> {
     }
   }
 
-  /** For a process that ends: resolves once all are sent, at the latest after `milliseconds`. What waits then is dropped and counted. */
+  /**
+   * Resolves once all Events were sent, after `milliseconds` at the latest. A process calls it at its end. Events that still wait then are
+   * dropped and counted.
+   */
   async flush(milliseconds: number): Promise<void> {
     const { promise: late, resolve } = Promise.withResolvers<void>();
     const timer = setTimeout(resolve, milliseconds);
@@ -109,7 +112,7 @@ export class EventRecorder<Reason extends string> {
     }
   }
 
-  /** One for each, from a bucket that fills slowly: an object that flaps must not fill etcd. */
+  /** Returns whether an Event may be sent. Each object has a bucket that fills slowly, because an object that flaps must not fill etcd. */
   #allowed(object: string): boolean {
     const now = this.#clock();
     const bucket = this.#buckets.get(object) ?? { tokens: BURST, filled: now };
@@ -123,7 +126,7 @@ export class EventRecorder<Reason extends string> {
     const now = this.#clock();
     const { promise: ref, resolve } = Promise.withResolvers<Ref | undefined>();
     this.#recorded.set(key, { ref, count: 1, lastObserved: now, patching: false });
-    // Made now: what waits must not hold on to the whole object.
+    // The body is built now, because a waiting job must not keep the whole object in memory.
     const body = this.#body(regarding, text, now);
     const sent = this.#send(async () => {
       try {
@@ -141,7 +144,7 @@ export class EventRecorder<Reason extends string> {
     }
   }
 
-  /** However often it happened meanwhile, one patch tells the count at the time it is sent. */
+  /** Sends one patch for all repetitions until it is sent. The patch contains the count at that time. */
   #patchSeries(key: string, known: Recorded): void {
     if (known.patching) {
       return;
@@ -168,7 +171,7 @@ export class EventRecorder<Reason extends string> {
       apiVersion: EVENTS.apiVersion,
       kind: EVENTS.kind,
       metadata: {
-        // Names of objects are at most 253 characters, and so is this one.
+        // Names of objects have at most 253 characters. This name fits, because the random part has 37.
         name: `${name.slice(0, 210)}.${randomUUID()}`,
         namespace: namespace ?? 'default',
       },
@@ -186,12 +189,12 @@ export class EventRecorder<Reason extends string> {
   #forget(key: string, error: unknown): void {
     this.#recorded.delete(key);
     this.#count('failed');
-    // An Event that has expired, or whose namespace is gone or going, is nobody's concern.
+    // An Event that has expired needs no warning, and neither does an Event in a namespace that is deleted or being deleted.
     const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
     this.#options.logger[level]({ err: error }, 'event not recorded');
   }
 
-  /** False when too many wait already. */
+  /** Queues a job. Returns false when too many jobs wait already. */
   #send(job: () => Promise<void>): boolean {
     if (this.#waiting.length >= WAITING) {
       this.#count('dropped');
@@ -204,7 +207,7 @@ export class EventRecorder<Reason extends string> {
     return true;
   }
 
-  /** One at a time: in a burst Events trail behind the writes that they tell of, instead of taking the API server's time from them. */
+  /** Sends one Event at a time. In a burst, Events come later than the writes that they describe, but they don't slow down those writes. */
   async #drain(): Promise<void> {
     this.#isSending = true;
     for (let job = this.#waiting.shift(); job !== undefined; job = this.#waiting.shift()) {
@@ -230,7 +233,7 @@ function referenceTo(object: KubeObject): ObjectReference {
   };
 }
 
-/** The limit is in bytes; a cut character is left out whole. */
+/** Cuts a text to a limit in bytes, without half a character at its end. */
 function cut(text: string, limitBytes: number): string {
   const bytes = Buffer.from(text);
   if (bytes.length <= limitBytes) {

@@ -11,7 +11,7 @@ afterEach(async () => {
   }
 });
 
-/** A server and a pool of one connection to it. */
+/** Starts a server and a pool with one connection to the server. */
 async function serve(listener: RequestListener): Promise<{ pool: Pool; server: Server }> {
   const server = createServer(listener).listen(0, '127.0.0.1');
   await new Promise((resolve) => server.once('listening', resolve));

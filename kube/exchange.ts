@@ -1,15 +1,21 @@
-/** One request and its whole answer, without a stream for a body of a few KB: a quarter less CPU time than undici's `request`. */
+/**
+ * Sends one request and reads its whole answer, without a stream for a body of a few KB. It takes a quarter less CPU time than undici's
+ * `request`.
+ */
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Dispatcher } from 'undici';
 
 export interface Exchanged {
   statusCode: number;
   headers: IncomingHttpHeaders;
-  /** The body, as UTF-8. */
+  /** Body, decoded as UTF-8. */
   text: string;
 }
 
-/** Rejects with the signal's reason as soon as it is aborted, also while the request waits for a connection, or with the network's error. */
+/**
+ * Sends a request. Rejects with the signal's reason as soon as it aborts, even while the request waits for a connection, or with the
+ * network's error.
+ */
 export async function exchange(
   dispatcher: Dispatcher,
   options: Dispatcher.DispatchOptions,
@@ -52,7 +58,7 @@ class Exchange implements Dispatcher.DispatchHandler {
     }
   }
 
-  /** Once for each answer; those before the last are 1xx. */
+  /** Called once for each answer; answers before the last are 1xx. */
   onResponseStart(
     _controller: Dispatcher.DispatchController,
     statusCode: number,

@@ -1,4 +1,4 @@
-/** The one way to serve HTTP. Whatever a stranger sends, the answer is a status or a closed connection, and the process stays. */
+/** The only way to serve HTTP in Berth. Whatever a stranger sends, the answer is a status or a closed connection. The process continues. */
 import {
   createServer as createHttpServer,
   type IncomingMessage,
@@ -10,23 +10,23 @@ import type { AddressInfo } from 'node:net';
 import type { SecureContextOptions, TlsOptions } from 'node:tls';
 import type { Logger } from 'pino';
 
-/** For a handshake, and for a whole request. A caller sends one short request; a slower one wants to hold the connection. */
+/** Time limit of a handshake, and of a whole request. Callers send short requests; a slower caller wants to block the connection. */
 const REQUEST_LIMIT_MILLISECONDS = 10_000;
-/** How often the limit above is looked at. A look is a walk over at most {@link CONNECTIONS} connections. */
+/** Interval between two checks of the limit above. Each check covers at most {@link CONNECTIONS} connections. */
 const LIMIT_LOOK_MILLISECONDS = 1_000;
-/** An answer that nobody takes for so long is given up. See {@link holdOpen} for answers that are quiet by their nature. */
+/** Time after which an answer is aborted when the caller reads nothing. {@link holdOpen} is for answers that may be quiet. */
 const STALL_MILLISECONDS = 30_000;
-/** Between two requests of one connection; the default of Node.js. */
+/** Longest pause between two requests of one connection: the default of Node.js. */
 const KEEP_ALIVE_MILLISECONDS = 5_000;
-/** When the kernel begins to ask whether a quiet peer is still there. */
+/** Silence after which the kernel begins to probe the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
-/** Scrapers, probes, the API server's streams of logs, and a person; more is an attack. */
+/** Limit of connections. It is enough for scrapers, probes, the API server's streams of logs, and a person. More is an attack. */
 const CONNECTIONS = 128;
 
-/** Answers one request. What it throws is logged and answered with 500. `url` has the path and the query as they were asked for. */
+/** Answers one request. An error that it throws is logged and answered with 500. `url` has the path and the query of the request. */
 export type Handler = (request: IncomingMessage, response: ServerResponse, url: URL) => void | Promise<void>;
 
-/** Thrown by a {@link Handler} for an answer with this status and this message, which is for people. It is not logged. */
+/** Error of a {@link Handler} that becomes an answer with this status and this message for people. It is not logged. */
 export class HttpError extends Error {
   override readonly name: string = 'HttpError';
   readonly status: number;
@@ -39,7 +39,7 @@ export class HttpError extends Error {
 
 export interface RunningServer {
   port: number;
-  /** Ends open connections too. */
+  /** Stops the server and closes open connections. */
   close(): Promise<void>;
 }
 
@@ -67,18 +67,18 @@ export function createServer(
       : createHttpsServer({ ...limits, handshakeTimeout: REQUEST_LIMIT_MILLISECONDS, ...tls });
   server.maxConnections = CONNECTIONS;
   server.timeout = STALL_MILLISECONDS;
-  // There are no listeners for `upgrade` and `connect`: with one, the socket's errors would be ours to catch. An Upgrade is
-  // answered as the request that it is, and a CONNECT is closed.
+  // The server has no listeners for `upgrade` and `connect`, because with such a listener the socket's errors would be ours to handle. An
+  // Upgrade is answered like any request, and a CONNECT is closed.
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     void answer(handle, logger, request, response);
   });
-  // Without a listener an error of accept(2), such as too many open files, would end the process.
+  // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
   server.on('error', (error: Error) => logger.error({ err: error }, 'connection not taken'));
   server.on('tlsClientError', (error: Error) => logger.debug({ err: error }, 'TLS handshake failed'));
   return server;
 }
 
-/** @param address `host:port`, `[v6]:port` or `:port`, which is every address; port 0 takes a free one. */
+/** @param address `host:port`, `[v6]:port` or `:port`, which means every address. Port 0 chooses a free port. */
 export async function listen(server: Server | HttpsServer, address: string): Promise<RunningServer> {
   const { host, port } = parseAddress(address);
   const { promise, resolve, reject } = Promise.withResolvers<void>();
@@ -96,7 +96,7 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
   };
 }
 
-/** Answers with a text, or breaks off an answer that has already begun. */
+/** Sends a text as the answer, or aborts an answer that has already begun. */
 export function reply(
   response: ServerResponse,
   status: number,
@@ -115,7 +115,7 @@ export function reply(
   response.end(text);
 }
 
-/** For an answer that may be quiet for hours, such as a log that is followed, or that its reader takes page by page. */
+/** Removes the time limit of an answer that may be quiet for hours, for example a log that is followed or read page by page. */
 export function holdOpen(response: ServerResponse): void {
   response.setTimeout(0);
 }
@@ -126,7 +126,7 @@ async function answer(
   request: IncomingMessage,
   response: ServerResponse,
 ): Promise<void> {
-  // Without a listener an error of the connection would end the process.
+  // Without a listener, an error of the connection would end the process.
   response.on('error', (error) => logger.debug({ err: error }, 'an answer was not taken'));
   const url = urlOf(request.url ?? '/');
   if (url === null) {
@@ -145,12 +145,12 @@ async function answer(
   }
 }
 
-/** Resolved against a base, a path such as `//` would be read as the name of a host, and refused. */
+/** Parses the target of a request. It is not resolved against a base, because a path like `//` would then be read as a host name. */
 function urlOf(target: string): URL | null {
   return URL.parse(target.startsWith('/') ? `http://localhost${target}` : target);
 }
 
-/** @throws Error when it is none of `host:port`, `[v6]:port` and `:port`. */
+/** @throws Error when the text has none of the forms `host:port`, `[v6]:port` and `:port`. */
 function parseAddress(address: string): { host: string; port: number } {
   const match = /^(?:\[([^\]]+)\]|([^:]*)):(\d{1,5})$/.exec(address);
   const port = Number(match?.[3]);

@@ -1,4 +1,4 @@
-/** Keeps a cache equal to what the API server has: a full read, then a watch, resumed for ever. */
+/** Keeps a cache equal to the API server's objects: a full read, then a watch, which is resumed for ever. */
 import type { Logger } from 'pino';
 import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
@@ -9,17 +9,17 @@ import { parseWithoutManagedFields } from './json.ts';
 import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
 import { rest } from '../base/time.ts';
 
-/** An object is at most 1.5 MB in etcd's form; a longer line than this is no object. */
+/** Limit of a line of a watch. An object has at most 1.5 MB in etcd's form, so a longer line is not an object. */
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
-/** client-go's reflector: first and longest wait between tries; the jitter doubles them at most. */
+/** First and longest wait between attempts, as in client-go's reflector. The jitter at most doubles the wait. */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
-/** client-go asks the server to end a watch after 5 to 10 minutes, at random, so that load spreads over servers. */
+/** Length of a watch. client-go requests a random end after 5 to 10 minutes, so that load spreads over servers. */
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
-/** The server sends a bookmark a minute: half as long again without anything, and the connection is dead. */
+/** Silence after which a watch is cut. The server sends a bookmark each minute; after 90 s without data the connection is dead. */
 const SILENCE_MILLISECONDS = 90_000;
-/** How long an own write may take to come back through the watch. */
+/** Time in which an own write should come back through the watch. */
 export const BEHIND_MILLISECONDS = 5_000;
-/** A watch that ends sooner, without an event, is a fault of the server: it is not opened again at once. */
+/** Shortest normal watch. If a watch ends sooner without an event, the server has a fault, and the next attempt waits. */
 const SHORT_WATCH_MILLISECONDS = 1_000;
 
 const INITIAL_EVENTS_END = 'k8s.io/initial-events-end';
@@ -28,7 +28,7 @@ export interface InformerOptions<T extends KubeObject> {
   namespace?: string;
   labelSelector?: string;
   fieldSelector?: string;
-  /** Runs before an object is stored, to leave out what nobody reads; it may change the object. */
+  /** Runs before an object is stored and removes fields that nobody reads. It may change the object. */
   transform?: (object: T) => T;
   indexes?: IndexFunctions<T>;
 }
@@ -38,7 +38,7 @@ interface WatchEvent<T> {
   object: T;
 }
 
-/** Why a watch was ended from this side. Resuming mends it. */
+/** Reason why this side ended a watch. The watch is then resumed. */
 class CutError extends Error {
   override readonly name = 'CutError';
   readonly reason: 'silent' | 'behind';
@@ -50,14 +50,15 @@ class CutError extends Error {
 }
 
 /**
- * Uses WatchList where the server has it, which brings objects one by one; else a list in pages. After that the watch is resumed from where it was
- * when the connection ends, and everything is read again on 410 and on every other refusal, with back-off, for ever.
+ * Reads all objects with WatchList, which sends them one by one, or in pages if the server has no WatchList. Then it watches. When the
+ * connection ends, the watch is resumed at the last version. After 410 and other refusals, everything is read again, with back-off, for
+ * ever.
  */
 export class Informer<T extends KubeObject> {
   readonly cache: Cache<T>;
-  /** Resolves at the first full read; rejects when stopped before. */
+  /** Resolves at the first full read; rejects when the informer is stopped before. */
   readonly synced: Promise<void>;
-  /** When the last finished full read began, by `performance.now()`: all that was written before is in the cache. */
+  /** Start of the last finished full read, by `performance.now()`. The cache has all writes from before. */
   readSince = Number.NEGATIVE_INFINITY;
 
   readonly #store: Store<T>;
@@ -83,7 +84,7 @@ export class Informer<T extends KubeObject> {
     this.#store = new Store<T>(this.#logger, options.indexes);
     this.cache = this.#store;
     this.synced = this.#syncedResolvers.promise;
-    // Whoever waits for it gets the rejection; nobody waiting is no error.
+    // Callers that wait for the first read get the rejection. Without such a caller it must not be an unhandled error.
     this.synced.catch((error: unknown) =>
       this.#logger.debug({ err: error }, 'stopped before the first read'),
     );
@@ -93,7 +94,7 @@ export class Informer<T extends KubeObject> {
     void this.#run(signal);
   }
 
-  /** An own write has not come back: cuts the watch, which then resumes, unless it has only just begun. */
+  /** Cuts the watch when an own write has not come back. The watch then resumes. A watch that has only just begun stays. */
   cutIfStale(resourceVersion: string): void {
     const behind = compareResourceVersions(this.#store.resourceVersion, resourceVersion) < 0;
     if (behind && performance.now() - this.#watchStarted > BEHIND_MILLISECONDS) {
@@ -227,7 +228,7 @@ export class Informer<T extends KubeObject> {
     );
   }
 
-  /** Reads until the stream ends; answers with the number of events. The server waits while this side is busy. */
+  /** Reads until the stream ends. Resolves with the number of events. The server waits while this side is busy. */
   async #consume(stream: AsyncIterable<Buffer>, began: number, onEvent: () => void): Promise<number> {
     const splitter = new LineSplitter(LINE_LIMIT_BYTES);
     let seen = this.#relistReason === undefined ? undefined : new Set<string>();
@@ -250,7 +251,7 @@ export class Informer<T extends KubeObject> {
     return count;
   }
 
-  /** `seen` is given while the initial events come, which are in no order of time and so say nothing about progress. */
+  /** Handles one event. `seen` is given during the initial events. These have no order in time, so their versions show no progress. */
   #handle({ type, object }: WatchEvent<T>, seen: Set<string> | undefined): void {
     if (type === 'ERROR') {
       throw apiErrorFrom(object);
@@ -282,7 +283,7 @@ export class Informer<T extends KubeObject> {
   }
 }
 
-/** A lost connection resumes; what the server refused, or what could not be understood, is read again in full. */
+/** Returns the reason for a full read. After a lost connection, the watch only resumes. A refusal or malformed data needs a full read. */
 function relistReasonOf(error: unknown): string | undefined {
   if (error instanceof ApiError) {
     return error.status === 429 || error.status === 503 ? undefined : String(error.status);

@@ -7,7 +7,7 @@ export interface JobSpec {
   backoffLimit?: number;
   activeDeadlineSeconds?: number;
   ttlSecondsAfterFinished?: number;
-  /** No Pod is made while it is true. */
+  /** The Job controller creates no Pod while this is true. */
   suspend?: boolean;
 }
 

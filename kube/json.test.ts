@@ -2,13 +2,13 @@ import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { parseWithoutManagedFields } from './json.ts';
 
-/** Text that looks like what is cut out, and characters that end strings and lists. */
+/** Text that looks like a list of managed fields, with characters that end strings and lists. */
 const text = fc.string({
   unit: fc.constantFrom('a', '"', '\\', '[', ']', ',', '{', '}', '"managedFields":[', 'é', '😀'),
 });
 /**
- * Without backslashes, which no key of Kubernetes has: where JSON.parse of Node.js 24.21 has once met a key that ends in one (`a\\`),
- * it takes the key `a"` for it.
+ * Keys without backslashes, which no key of Kubernetes has. After JSON.parse of Node.js 24.21 has read a key that ends in a backslash
+ * (`a\\`), it confuses that key with the key `a"`.
  */
 const key = text.map((one) => one.replaceAll('\\', ''));
 const value = fc.letrec((tie) => ({

@@ -1,6 +1,6 @@
-/** Reading what the API server sends. */
+/** Parses JSON that the API server sends. */
 
-/** Unescaped quotes around it: inside a JSON string they could not stand, so this is always a key. */
+/** Begin of a list of managed fields. A JSON string cannot contain unescaped quotes, so this text is always a key. */
 const MANAGED_FIELDS = '"managedFields":[';
 
 const QUOTE = 0x22;
@@ -10,8 +10,8 @@ const CLOSE = 0x5d;
 const COMMA = 0x2c;
 
 /**
- * Parses JSON, leaving out every list named `managedFields`, of one object or of a list of them. They cost 5 to 15 times
- * the heap of the object they describe once parsed, and nothing here reads them; cut out of the text they cost a scan.
+ * Parses JSON without the lists named `managedFields`, for one object or a list of objects. Parsed, such a list takes 5 to 15 times the
+ * heap of its object, and nothing here reads it. To cut it out of the text costs only a scan.
  *
  * @throws SyntaxError as JSON.parse does.
  */
@@ -32,7 +32,7 @@ export function parseWithoutManagedFields(text: string): unknown {
   return JSON.parse(from === 0 ? text : kept + text.slice(from));
 }
 
-/** The place after the bracket that closes the list whose inside begins at `from`; the text's end when there is none. */
+/** Returns the index after the bracket that closes the list whose content begins at `from`, or the text's end when there is no bracket. */
 function endOfList(text: string, from: number): number {
   let depth = 1;
   let at = from;
@@ -49,7 +49,7 @@ function endOfList(text: string, from: number): number {
   return at;
 }
 
-/** The place of the quote that closes a string. */
+/** Returns the index of the quote that closes a string. */
 function endOfString(text: string, from: number): number {
   let at = from;
   while (at < text.length && text.charCodeAt(at) !== QUOTE) {

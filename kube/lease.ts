@@ -1,4 +1,4 @@
-/** Leader election by a Lease, compatible with client-go's. */
+/** Elects a leader with a Lease, compatible with client-go. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { KubeClient } from './client.ts';
@@ -8,49 +8,49 @@ import { Informer } from './informer.ts';
 import { runtimeMetrics } from './metrics.ts';
 import { microTime, rest } from '../base/time.ts';
 
-/** In milliseconds. */
+/** Times of a lease in milliseconds. */
 export interface LeaseTimings {
-  /** How long a lease lasts that is not renewed. */
+  /** Validity of a lease that is not renewed. */
   duration: number;
-  /** How long a leader tries to renew before it gives up; less than `duration`. */
+  /** Time that a leader tries to renew before it gives up; less than `duration`. */
   renewDeadline: number;
-  /** Between two renewals, and between two tries. */
+  /** Interval between two renewals, and between two attempts. */
   retry: number;
 }
 
-/** client-go's 15, 10 and 2 s, with their jitter, take up to 24 s to replace a leader that was killed; these at most 11 s. */
+/** Default times. client-go's 15, 10 and 2 s, with jitter, need up to 24 s to replace a killed leader; these need at most 11 s. */
 const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
-/** One request for the lease, in retries: on a dead connection the next try, on another, must still come in time. */
+/** Time limit of a request in retries. After a dead connection, the next attempt on another connection must still be in time. */
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Without a guard: it must be able to write before it leads. On a transport of its own, renewals never wait behind other requests. */
+  /** Client without a guard, because it writes before it leads. Its own transport keeps renewals from waiting behind other requests. */
   client: KubeClient;
   namespace: string;
   name: string;
-  /** Unique to this process, not only to this host. */
+  /** Name that is unique to this process, not only to this host. */
   identity: string;
   lease?: Partial<LeaseTimings>;
   logger: Logger;
-  /** Ends the candidacy. A leader goes on renewing until `release`, so that it can finish its work. */
+  /** Ends the candidacy. A leader continues to renew until `release`, so that it can finish its work. */
   signal: AbortSignal;
   metrics: Registry;
   onStartedLeading: () => void;
-  /** The lease is lost: whatever still runs must end at once. */
+  /** Called when the lease is lost. All work must end at once. */
   onLost: () => void;
 }
 
 export interface LeaderElection {
-  /** Whether, by this machine's monotonic clock, nobody else can hold the lease. Cheap; for `KubeClient.guard`. */
+  /** Returns whether nobody else can hold the lease, by this machine's monotonic clock. It is cheap, for `KubeClient.guard`. */
   isHeld(): boolean;
-  /** Gives the lease back, so that a standby need not wait for its end. Call it when all work is done. */
+  /** Releases the lease, so that a standby need not wait for its end. Call it when all work has ended. */
   release(): Promise<void>;
-  /** Resolves when the lease is no longer renewed: given back, lost, or never held when the signal aborted. */
+  /** Resolves when the lease is no longer renewed: it was released, lost, or never held when the signal aborted. */
   readonly done: Promise<void>;
 }
 
-/** Stands for election until it leads or the signal aborts. Another's lease is judged by when its changes were seen, never by its times. */
+/** Stands for election until it leads or the signal aborts. It times another's lease from the changes that it saw, by its own clock. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
   const candidate = new Candidate(options);
   return {
@@ -64,12 +64,12 @@ class Candidate {
   readonly #options: LeaderElectionOptions;
   readonly #timings: LeaseTimings;
   readonly #releasing = new AbortController();
-  /** The lease as last seen or written. */
+  /** Lease as last seen or written. */
   #lease: Lease | undefined;
-  /** When it was seen to change, by `performance.now()`. */
+  /** Time when this process saw the last change of the lease, by `performance.now()`. */
   #changedAt = 0;
   #leading = false;
-  /** When the last renewal that succeeded was sent. */
+  /** Time when the last successful renewal was sent. */
   #renewedAt = 0;
   #wake: (() => void) | undefined;
   #holding: Promise<void> = Promise.resolve();
@@ -124,7 +124,7 @@ class Candidate {
     runtimeMetrics(this.#options.metrics).leader.set({ name: this.#options.name }, leading ? 1 : 0);
   }
 
-  /** Returns when it leads or was stopped. */
+  /** Returns when the candidate leads or the signal aborted. */
   async #standBy(): Promise<void> {
     const { signal, logger } = this.#options;
     const watching = new AbortController();
@@ -143,7 +143,7 @@ class Candidate {
     }
   }
 
-  /** The watch only makes this quicker: what it shows is read again before anything is written. */
+  /** Watches the lease, which only saves time: the lease is read again before each attempt to acquire it. */
   #watch(signal: AbortSignal): void {
     const { client, namespace, name, logger } = this.#options;
     const informer = new Informer(client, LEASES, {
@@ -168,7 +168,7 @@ class Candidate {
     }
   }
 
-  /** Milliseconds until the lease may be tried for. */
+  /** Returns the milliseconds until this candidate may try to acquire the lease. */
   #waitFor(): number {
     const { holderIdentity, leaseDurationSeconds: seconds } = this.#lease?.spec ?? {};
     if (!holderIdentity || holderIdentity === this.#options.identity) {
@@ -236,7 +236,7 @@ class Candidate {
     this.#setLeading(true);
   }
 
-  /** Carries the resourceVersion: whoever changed the lease meanwhile keeps it. */
+  /** Writes the lease with its resourceVersion. If another process changed the lease meanwhile, the write fails. */
   async #write(lease: Lease, spec: NonNullable<Lease['spec']>): Promise<void> {
     const { duration, renewDeadline, retry } = this.#timings;
     const left = this.#leading ? this.#renewedAt + renewDeadline - performance.now() : duration;
@@ -244,7 +244,7 @@ class Candidate {
     this.#lease = await this.#options.client.update(LEASES, { ...lease, spec }, { deadlineMilliseconds });
   }
 
-  /** Renews until released (false) or lost (true). */
+  /** Renews until the lease is released (false) or lost (true). */
   async #hold(): Promise<boolean> {
     const { signal } = this.#releasing;
     while (!signal.aborted) {
@@ -269,7 +269,7 @@ class Candidate {
     }
   }
 
-  /** False when another has it. */
+  /** Returns false when another process holds the lease. */
   async #renew(): Promise<boolean> {
     const sent = performance.now();
     try {
@@ -278,7 +278,7 @@ class Candidate {
       if (!isConflict(error)) {
         throw error;
       }
-      // An answer that was lost looks the same as another's write: look who holds it.
+      // If the answer to an earlier write was lost, the conflict looks the same as another's write. Therefore the holder is checked.
       runtimeMetrics(this.#options.metrics).slowPath.inc({ name: this.#options.name });
       await this.#read();
       if (this.#lease?.spec?.holderIdentity !== this.#options.identity) {

@@ -1,4 +1,4 @@
-/** The runtime's own metrics, under the names that controller-runtime and client-go use, so that dashboards fit. */
+/** Declares the runtime's own metrics. Names are those of controller-runtime and client-go, so that existing dashboards work. */
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 
 /** Buckets of controller-runtime's `controller_runtime_reconcile_time_seconds`. */
@@ -6,12 +6,12 @@ const RECONCILE_BUCKETS = [
   0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.25, 1.5,
   1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10, 15, 20, 25, 30, 40, 50, 60,
 ];
-/** Buckets of controller-runtime's workqueue histograms: 1e-8 times ten, twelve of them. */
+/** Buckets of controller-runtime's workqueue histograms: twelve powers of ten, from 1e-8 on. */
 const QUEUE_BUCKETS = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 100, 1000];
 /** Buckets of client-go's `rest_client_request_duration_seconds`. */
 const REQUEST_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
-/** Gauges of prom-client that are named like counters, which `promtool check metrics` objects to; each has a labelled twin. */
+/** Gauges of prom-client with names of counters, to which `promtool check metrics` objects. Each has a twin with labels. */
 const MISNAMED = [
   'nodejs_active_handles_total',
   'nodejs_active_requests_total',
@@ -22,7 +22,7 @@ export type RuntimeMetrics = ReturnType<typeof declare>;
 
 const declared = new WeakMap<Registry, RuntimeMetrics>();
 
-/** A registry with Node's own metrics and every metric of this runtime declared. */
+/** Creates a registry with Node's own metrics and all metrics of this runtime. */
 export function createMetrics(): Registry {
   const registry = new Registry();
   collectDefaultMetrics({ register: registry });
@@ -33,7 +33,7 @@ export function createMetrics(): Registry {
   return registry;
 }
 
-/** The runtime's metrics in a registry, declared there at the first call. */
+/** Returns the runtime's metrics in a registry. The first call declares them. */
 export function runtimeMetrics(registry: Registry): RuntimeMetrics {
   const known = declared.get(registry);
   if (known !== undefined) {
@@ -45,7 +45,7 @@ export function runtimeMetrics(registry: Registry): RuntimeMetrics {
 }
 
 function declare(registry: Registry) {
-  /** Called before each scrape, for gauges that are only worth computing then. */
+  /** Functions that are called before each scrape. They compute gauges that are needed only then. */
   const beforeScrape = new Set<() => void>();
   return {
     beforeScrape,
@@ -107,7 +107,7 @@ function declareReconciles(registers: Registry[], beforeScrape: ReadonlySet<() =
       help: 'Number of currently used workers per controller',
       labelNames,
       registers,
-      // The first of these gauges in the order of a scrape.
+      // This gauge computes the others, because it is the first in the order of a scrape.
       collect() {
         for (const compute of beforeScrape) {
           compute();

@@ -1,8 +1,6 @@
-/**
- * Plain JSON Kubernetes objects: what the API server sends, with nothing added.
- */
+/** Kubernetes objects as plain JSON: the content that the API server sends, with nothing added. */
 
-/** The part of `metadata` that Berth uses. Times are RFC 3339 text; `managedFields` never reaches this process's memory. */
+/** Part of `metadata` that Berth uses. Times are RFC 3339 text; `managedFields` never reaches this process's memory. */
 export interface ObjectMeta {
   name: string;
   namespace?: string;
@@ -34,7 +32,7 @@ export interface KubeObject {
   metadata: ObjectMeta;
 }
 
-/** `metav1.Condition`: a list of these is keyed by `type`. */
+/** `metav1.Condition`. Lists of conditions have the key `type`. */
 export interface Condition {
   type: string;
   status: 'True' | 'False' | 'Unknown';
@@ -44,10 +42,7 @@ export interface Condition {
   observedGeneration?: number;
 }
 
-/**
- * A resource type. The phantom `T` types every call made with it; `example` is never set.
- * `plural` is the name in URLs.
- */
+/** Resource type. The phantom `T` gives every call its type; `example` is never set. `plural` is the name in URLs. */
 export interface Resource<T extends KubeObject> {
   readonly apiVersion: string;
   readonly kind: string;
@@ -56,7 +51,7 @@ export interface Resource<T extends KubeObject> {
   readonly example?: T;
 }
 
-/** An object about to be created: the server fills in the rest. `name` may be left out with `generateName`. */
+/** Object that is about to be created. The server adds the missing fields. `name` may be absent when `generateName` is set. */
 export type Unsaved<T extends KubeObject> = Omit<T, 'apiVersion' | 'kind' | 'metadata'> & {
   apiVersion?: string;
   kind?: string;
@@ -68,24 +63,24 @@ export interface Ref {
   name: string;
 }
 
-/** Types a plain definition. */
+/** Gives a plain definition the type of its objects. */
 export function resource<T extends KubeObject>(definition: Omit<Resource<T>, 'example'>): Resource<T> {
   return definition;
 }
 
-/** `namespace/name`, or `name` for a cluster-scoped object: the key of caches and queues. */
+/** Returns the key of caches and queues: `namespace/name`, or `name` for a cluster-scoped object. */
 export function keyOf(object: { metadata: { name?: string; namespace?: string } }): string {
   const { namespace, name = '' } = object.metadata;
   return namespace === undefined ? name : `${namespace}/${name}`;
 }
 
-/** The inverse of {@link keyOf}. */
+/** Returns the namespace and name of a key from {@link keyOf}. */
 export function refOf(key: string): Ref {
   const slash = key.indexOf('/');
   return slash < 0 ? { name: key } : { namespace: key.slice(0, slash), name: key.slice(slash + 1) };
 }
 
-/** The URL path of a type's collection, or of one object in it. Names are escaped. */
+/** Returns the URL path of a type's collection, or of one object in it. Names are escaped. */
 export function pathOf<T extends KubeObject>(
   type: Resource<T>,
   ref: { namespace?: string; name?: string },
@@ -99,8 +94,8 @@ export function pathOf<T extends KubeObject>(
 }
 
 /**
- * Compares two resourceVersions of one type, which are comparable as integers (Kubernetes 1.35, KEP-5504).
- * The empty string, "nothing seen yet", is lower than all. Returns a negative number, 0, or a positive one.
+ * Compares two resourceVersions of one type, which are comparable as integers (Kubernetes 1.35, KEP-5504). The empty string means that
+ * nothing was seen yet, and is lower than all others. Returns a negative number, 0, or a positive number.
  */
 export function compareResourceVersions(a: string, b: string): number {
   if (a.length !== b.length) {

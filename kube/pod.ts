@@ -139,13 +139,13 @@ export interface ContainerStatus {
   image: string;
   imageID: string;
   containerID?: string;
-  /** What the host has promised. */
+  /** Resources that the host has promised. */
   allocatedResources?: Record<string, string>;
-  /** What the container has; the API server resizes no running one that says nothing of it. */
+  /** Resources that the container has. The API server refuses to resize a running container without this field. */
   resources?: ResourceRequirements;
 }
 
-/** Conditions of Pods and Nodes: as `metav1.Condition`, but reason, message and times are optional. */
+/** Condition of a Pod or a Node. It is a `metav1.Condition` with optional reason, message and times. */
 export interface LooseCondition {
   type: string;
   status: 'True' | 'False' | 'Unknown';

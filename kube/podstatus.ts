@@ -1,18 +1,21 @@
-/** The parts that every Pod status of this host has, whatever the Pod is for. */
+/** Builds the parts that every Pod status of this host has, whatever the purpose of the Pod. */
 import type { Container, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus } from './core.ts';
 
-/** A kubelet keeps as much of a termination message. */
+/** Limit of a message in characters. A kubelet limits a termination message to the same number. */
 const MESSAGE_LENGTH = 4096;
 
-/** 128 + SIGTERM and 128 + SIGKILL, as a kubelet reports processes that it ended. */
+/** Exit code of a process that SIGTERM ended: 128 + 15, as a kubelet reports it. */
 export const STOPPED_EXIT_CODE = 143;
 
-/** The end of a long text: the last words matter. */
+/** Returns the end of a long text, because the last lines contain the reason. */
 export function lastWords(text: string): string {
   return text.length <= MESSAGE_LENGTH ? text : `…${text.slice(1 - MESSAGE_LENGTH)}`;
 }
 
-/** A Pod that gets no machine here stays Pending, because a ReplicaSet would replace a failed one within milliseconds. */
+/**
+ * Returns the status of a Pod that gets no machine here. The Pod stays Pending, because a ReplicaSet would replace a failed Pod within
+ * milliseconds.
+ */
 export function parkedStatus(
   pod: Pod,
   why: { reason: string; message: string },
@@ -37,7 +40,7 @@ export function parkedStatus(
   };
 }
 
-/** A Pod that ends and never had a machine on this host, or none that this agent remembers. */
+/** Returns the status of a Pod that ends without a machine on this host, or without one that this agent remembers. */
 export function refusedStatus(
   pod: Pod,
   why: { reason: string; message: string; exitCode: number },
@@ -66,7 +69,7 @@ export function refusedStatus(
   };
 }
 
-/** The fields that are the same in every status. */
+/** Returns the fields that are the same in every status. */
 export function frame(
   pod: Pod,
   phase: NonNullable<PodStatus['phase']>,
@@ -82,14 +85,14 @@ export function frame(
   };
 }
 
-/** A condition whose reason is one of these words. */
+/** Condition whose reason is a word of `Reason`. */
 export type SaidCondition<Reason extends string> = PodCondition & { reason?: Reason };
 
 export function waiting(reason: string, message?: string): ContainerState {
   return { waiting: { reason, ...(message === undefined ? {} : { message }) } };
 }
 
-/** A container that nothing is known of. */
+/** Returns the status of a container about which nothing is known. */
 export function emptyContainer(container: Container): ContainerStatus {
   return {
     name: container.name,
@@ -98,12 +101,12 @@ export function emptyContainer(container: Container): ContainerStatus {
     ready: false,
     started: false,
     restartCount: 0,
-    // The API server returns it in any case: left out, each look would find a difference, and write.
+    // The API server always returns this field. Without it, each comparison would find a difference and cause a write.
     lastState: {},
   };
 }
 
-/** The type parameter lets a caller bound the words that it says. */
+/** Builds a condition. The type parameter lets a caller restrict the reasons. */
 export function condition<Reason extends string>(
   type: string,
   ok: boolean,
@@ -118,7 +121,7 @@ export function condition<Reason extends string>(
   };
 }
 
-/** A condition keeps its transition time while its status stays. */
+/** Adds times and generation. A condition keeps its transition time while its status stays the same. */
 export function stamp(pod: Pod, conditions: PodCondition[], now: string): PodCondition[] {
   return conditions.map((condition) => {
     const before = pod.status?.conditions?.find(({ type }) => type === condition.type);

@@ -10,7 +10,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** A queue by the fake clock, with nobody waiting for it. */
+/** Creates a queue that uses the fake clock and calls nobody. */
 function createQueue(): WorkQueue {
   return new WorkQueue(
     () => undefined,
@@ -33,7 +33,7 @@ const step: fc.Arbitrary<Step> = fc.oneof(
   fc.record({ do: fc.constant('pass' as const), milliseconds }),
 );
 
-/** Runs steps against a queue, and against what was asked of it: keys that are owed a run. */
+/** Runs steps against a queue, and against a model: the keys that must still run. */
 function play(steps: readonly Step[]): { working: Set<string>; owed: Set<string>; queue: WorkQueue } {
   const queue = createQueue();
   const working = new Set<string>();

@@ -1,53 +1,53 @@
-/** Setting a timer further ahead than 2^31 - 1 ms would fire it at once. Waking up early is harmless. */
+/** Longest timer of Node.js. A timer further ahead than 2^31 - 1 ms would fire at once. A wake-up that is too early is harmless. */
 const LONGEST_TIMER_MILLISECONDS = 2_147_483_647;
 
 interface Delayed {
-  /** By the queue's clock. */
+  /** Due time by the queue's clock. */
   at: number;
   timer: NodeJS.Timeout;
 }
 
 /**
- * Of so many keys that are taken, one is of the other lane when both have some: what is urgent goes first, and what is not is
- * never held up for good.
+ * Every fourth key that is handed out comes from the other lane if both lanes have keys. Urgent keys come first, and other keys never wait
+ * for ever.
  */
 const URGENT_SHARE = 4;
 
-/** A key that is ready to be worked on. */
+/** Key that is ready to be worked on. */
 export interface Ready {
   key: string;
-  /** When it became ready, by the queue's clock. */
+  /** Time when the key became ready, by the queue's clock. */
   since: number;
 }
 
 /**
- * A work queue of keys: each waits at most once; none is handed out while it is being worked on; one that is added meanwhile is
- * ready again after. Of several wishes to come later, the earliest counts. Urgent keys are handed out before others, each
- * lane in its order.
+ * Work queue of keys. A key waits at most once, and it is not handed out while it is being worked on. A key that is added meanwhile becomes
+ * ready after that work. If a key is added with several delays, the earliest applies. Urgent keys are handed out before others, each lane
+ * in its order.
  */
 export class WorkQueue {
   readonly #urgent = new Map<string, number>();
   readonly #ready = new Map<string, number>();
   readonly #working = new Set<string>();
-  /** And whether one of the wishes was urgent. */
+  /** Keys that were added during their own work. The value is true when one of the additions was urgent. */
   readonly #addedWhileWorking = new Map<string, boolean>();
   readonly #delayed = new Map<string, Delayed>();
   readonly #onReady: () => void;
   readonly #now: () => number;
   #taken = 0;
 
-  /** `onReady` is called whenever a key becomes ready. */
+  /** Creates an empty queue. `onReady` is called whenever a key becomes ready. */
   constructor(onReady: () => void, now: () => number = () => performance.now()) {
     this.#onReady = onReady;
     this.#now = now;
   }
 
-  /** Keys that are ready. */
+  /** Number of keys that are ready. */
   get depth(): number {
     return this.#urgent.size + this.#ready.size;
   }
 
-  /** A key that waits already becomes urgent, never the other way round. */
+  /** Adds a key. A waiting key can become urgent, but an urgent key stays urgent. */
   add(key: string, { urgent = false } = {}): void {
     this.#cancel(key);
     if (this.#working.has(key)) {
@@ -78,7 +78,7 @@ export class WorkQueue {
     this.#delayed.set(key, { at, timer });
   }
 
-  /** The key that has waited longest in its lane. Whoever takes it must call `done`. */
+  /** Returns the key that has waited longest in its lane. The caller must call `done` with the key. */
   take(): Ready | undefined {
     const turnOfOthers = this.#taken % URGENT_SHARE === URGENT_SHARE - 1;
     const lanes = turnOfOthers ? [this.#ready, this.#urgent] : [this.#urgent, this.#ready];
@@ -102,7 +102,7 @@ export class WorkQueue {
     }
   }
 
-  /** Forgets all that waits. What is being worked on goes on. */
+  /** Forgets all waiting keys. Work under way continues. */
   clear(): void {
     for (const { timer } of this.#delayed.values()) {
       clearTimeout(timer);

@@ -1,4 +1,4 @@
-/** Metrics over HTTPS, to those who may read them; health over plain HTTP, to all. */
+/** Serves metrics over HTTPS to readers with the right to read them, and health over plain HTTP to everybody. */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -8,29 +8,32 @@ import { runtimeMetrics } from './metrics.ts';
 import { type CertificateProvider, serveCertificate } from './servingcertificate.ts';
 
 export interface MetricsServerOptions {
-  /** `host:port` or `:port`, which is every address; port 0 takes a free one. */
+  /** `host:port` or `:port`, which means every address. Port 0 chooses a free port. */
   listen: string;
   metrics: Registry;
   /** Readers need the right to `get` the path `/metrics`. */
   authorizer: Authorizer;
   certificates: CertificateProvider;
   logger: Logger;
-  /** How often the certificate is looked at; 10 s when absent. */
+  /** Interval between two reads of the certificate; 10 s when absent. */
   lookMilliseconds?: number;
 }
 
-/** Answers why something is not well, in words for the log, or undefined when it is. Must be cheap, and ask no other machine. */
+/** Returns the reason of a fault as text for the log, or undefined when there is no fault. It must be cheap and use no network. */
 export type Check = () => string | undefined;
 
 export interface HealthServerOptions {
   listen: string;
-  /** By name. */
+  /** Checks by name. */
   live: Record<string, Check>;
   ready: Record<string, Check>;
   logger: Logger;
 }
 
-/** `/metrics` as controller-runtime serves it: 401 without a good token, 403 to who may not, 500 when that cannot be asked. */
+/**
+ * Serves `/metrics` as controller-runtime does. A caller without a good token gets 401, a caller without the right gets 403. When the API
+ * server cannot answer, the caller gets 500.
+ */
 export async function serveMetrics(o: MetricsServerOptions): Promise<RunningServer> {
   const ended = new AbortController();
   const server = createServer((request, response, url) => answerMetrics(o, request, response, url), {
@@ -55,7 +58,7 @@ export async function serveMetrics(o: MetricsServerOptions): Promise<RunningServ
   };
 }
 
-/** `/healthz` and `/readyz`, `/healthz/NAME`, `?verbose`, `?exclude=NAME`, as Kubernetes' own components answer. */
+/** Serves `/healthz`, `/readyz`, `/healthz/NAME`, `?verbose` and `?exclude=NAME`, as the components of Kubernetes do. */
 export async function serveHealth(o: HealthServerOptions): Promise<RunningServer> {
   const failing = new Set<string>();
   const checksOf = new Map([
@@ -110,7 +113,7 @@ interface HealthQuestion {
   path: string;
   checks: [string, Check][];
   verbose: boolean;
-  /** Names of checks that failed when last looked at: only a change is logged, probes come every few seconds. */
+  /** Names of the checks that failed the last time. Only a change is logged, because probes come every few seconds. */
   failing: Set<string>;
   logger: Logger;
 }

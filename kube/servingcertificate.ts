@@ -1,4 +1,4 @@
-/** The certificate of an HTTPS server, replaced while it runs. */
+/** Serves a certificate over HTTPS and replaces it while the server runs. */
 import { readFile } from 'node:fs/promises';
 import type { Server } from 'node:https';
 import { createSecureContext } from 'node:tls';
@@ -6,18 +6,18 @@ import type { Logger } from 'pino';
 import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificates.ts';
 import { rest } from '../base/time.ts';
 
-/** A new certificate is served at most so long after it is there; reading two small files costs nothing. */
+/** Interval between two reads of the certificate. It can be short, because reading two small files costs nothing. */
 const LOOK_MILLISECONDS = 10_000;
-/** A certificate made here. Readers that pin one would have to look once a month or so. */
+/** Validity of a certificate that this process made. Readers that pin the certificate would have to renew their pin about once a month. */
 const SELF_MADE_DAYS = 90;
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
-/** The share of its life after which a certificate made here is replaced, as kubelet does with its own. */
+/** Share of its life after which a certificate that this process made is replaced. The kubelet uses the same share. */
 const RENEW_AFTER = 2 / 3;
 
-/** Asked again and again for the certificate to serve with; what it answers may change. */
+/** Returns the certificate to serve. It is called at every interval, and its result may change. */
 export type CertificateProvider = () => Promise<Certificate>;
 
-/** A certificate and key kept in two files, as a mounted Secret has them. RSA and ECDSA alike. */
+/** Reads a certificate and its key from two files, such as those of a mounted Secret. RSA and ECDSA are both allowed. */
 export function certificateFromFiles(o: { certificateFile: string; keyFile: string }): CertificateProvider {
   return async () => {
     const [certificate, key] = await Promise.all([
@@ -28,7 +28,7 @@ export function certificateFromFiles(o: { certificateFile: string; keyFile: stri
   };
 }
 
-/** A certificate that vouches for itself, made anew when two thirds of its life are over. */
+/** Makes a self-signed certificate, and a new one after two thirds of its life. */
 export function selfMadeCertificate(o: {
   commonName: string;
   dnsNames: readonly string[];
@@ -56,15 +56,15 @@ export interface ServeCertificateOptions {
   logger: Logger;
   signal: AbortSignal;
   lookMilliseconds?: number | undefined;
-  /** Told when what is served ends, at the start and after each change. */
+  /** Called with the end of the served certificate, at the start and after each change. */
   onServed?: (notAfter: Date) => void;
 }
 
 /**
- * Serves with what the provider has, from now on and as it changes; connections that are open stay.
+ * Serves the provider's certificate and follows its changes. Open connections stay open. A later bad certificate, for example a
+ * half-written one, is logged, and the old certificate stays.
  *
- * @throws Error when there is no usable certificate at the start; later a bad one (half-written, say) is logged and the old
- * one stays.
+ * @throws Error when there is no usable certificate at the start.
  */
 export async function serveCertificate(server: Server, o: ServeCertificateOptions): Promise<void> {
   let current = await o.provider();
@@ -95,10 +95,10 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
 }
 
 /**
- * New connections get this certificate. `clientAuthorities`, in PEM, vouch for the certificates of callers, where the server
- * asks for these.
+ * Gives this certificate to new connections. If the server requests certificates of callers, `clientAuthorities` (PEM) must have signed
+ * them.
  *
- * @throws Error when key and certificate do not belong together; the old one stays.
+ * @throws Error when key and certificate do not belong together; the old certificate stays.
  */
 export function useCertificate(
   server: Server,
@@ -107,7 +107,7 @@ export function useCertificate(
 ): void {
   const authorities = clientAuthorities === undefined ? {} : { ca: clientAuthorities };
   const context = { cert: certificate, key, minVersion: 'TLSv1.2', ...authorities } as const;
-  // Throws when key and certificate do not belong together, before anything is replaced.
+  // This call throws when key and certificate do not belong together, before anything is replaced.
   createSecureContext(context);
   server.setSecureContext(context);
 }

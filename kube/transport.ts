@@ -1,4 +1,4 @@
-/** Requests to one API server: plain JSON through one keep-alive pool of connections. */
+/** Sends requests to one API server: plain JSON through one pool of keep-alive connections. */
 import { readFile } from 'node:fs/promises';
 import type { Registry } from 'prom-client';
 import { type Dispatcher, Pool } from 'undici';
@@ -10,59 +10,64 @@ import { parseWithoutManagedFields } from './json.ts';
 import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
 import { pause } from '../base/time.ts';
 
-/** The API server ends its own requests after 60 s; half of that leaves a caller time to try again. */
+/** Time limit of a request. The API server ends its own requests after 60 s; half of that leaves a caller time to try again. */
 const REQUEST_DEADLINE_MILLISECONDS = 30_000;
-/** Long enough for a TLS handshake with a busy server, short enough to notice that it is gone. */
+/** Time limit of a connection attempt. It allows a TLS handshake with a busy server, and a dead server is noticed soon. */
 const CONNECT_DEADLINE_MILLISECONDS = 10_000;
-/** When the kernel begins to probe a silent connection; libuv then probes every second, ten times. */
+/** Silence after which the kernel begins to probe a connection. libuv then probes every second, ten times. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
-/** Below the API server's 90 s, so that this side closes idle connections first and no request meets a closing one. */
+/**
+ * Life of an idle connection. It is below the API server's 90 s, so that this side closes first and no request meets a closing connection.
+ */
 const IDLE_CONNECTION_MILLISECONDS = 60_000;
-/** Watches hold one each, requests share the rest; the API server itself runs 600 requests at once for everybody. */
+/**
+ * Limit of connections. Each watch uses one connection, and requests share the others. The API server runs 600 requests at once for all
+ * clients.
+ */
 const CONNECTIONS = 64;
-/** client-go tries 10 times; with its waits of 1 s that is what a request's deadline allows for. */
+/** Limit of attempts of one request, as in client-go. With waits of 1 s the attempts fit into the deadline of a request. */
 const ATTEMPTS = 10;
-/** The longest Retry-After that is waited for inside a request; a longer one is the caller's matter. */
+/** Longest Retry-After that a request waits for. The caller handles a longer one. */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 10_000;
-/** Retry-After is in whole seconds; without it, 429 and 503 are tried again on this scale. */
+/** First wait before another attempt after 429 or 503 without Retry-After. Retry-After itself is in whole seconds. */
 const RETRY_FIRST_MILLISECONDS = 250;
-/** client-go reads a token file again at most once a minute. */
+/** Interval between two reads of a token file. client-go reads it at most once a minute. */
 const TOKEN_REREAD_MILLISECONDS = 60_000;
 
 export type Method = 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
 
 export interface Request {
   method: Method;
-  /** With its query. */
+  /** Path with its query. */
   path: string;
   /** Sent as JSON. */
   body?: unknown;
   /** `application/json` when absent. */
   contentType?: string | undefined;
   signal?: AbortSignal | undefined;
-  /** For everything: waiting for a connection, sending, retries, reading the answer. */
+  /** Time limit of the whole request: the wait for a connection, sending, retries and reading the answer. */
   deadlineMilliseconds?: number | undefined;
-  /** Called just before the request goes out, each time it does; throws to hold it back. */
+  /** Called just before each attempt sends the request. If it throws, nothing is sent. */
   beforeSend?: (() => void) | undefined;
 }
 
 export interface Answer {
   status: number;
-  /** Parsed JSON, without `managedFields`; else text. */
+  /** Parsed JSON without `managedFields`, or text when the answer is not JSON. */
   body: unknown;
-  /** What an error asks to wait before the next try. */
+  /** Wait before the next attempt that an error requests. */
   retryAfterMilliseconds: number | undefined;
 }
 
 export interface TransportOptions {
   metrics: Registry;
-  /** Names this program in the API server's audit log. */
+  /** Name of this program in the API server's audit log. */
   userAgent?: string;
 }
 
 /**
- * One API server. Certificates are always verified. `429`, `503`, and any error of the server that carries `Retry-After`,
- * is tried again within the deadline, whatever the method: with it the server says that it did not act.
+ * Client of one API server. Certificates are always verified. It retries `429`, `503`, and every server error with `Retry-After` within the
+ * deadline, whatever the method. These answers mean that the server did not act.
  */
 export class Transport {
   readonly host: string;
@@ -81,9 +86,9 @@ export class Transport {
   }
 
   /**
-   * Resolves with the server's answer, errors included.
+   * Resolves with the server's answer, also when it is an error.
    *
-   * @throws DeadlineError, the signal's reason, or the network's error; a write that ends so may have been done.
+   * @throws DeadlineError, the signal's reason, or the network's error. The server may still have done the write.
    */
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
@@ -101,7 +106,8 @@ export class Transport {
   }
 
   /**
-   * Opens a stream without end: a watch, or a log being followed. The deadline is for its first byte; after that only `signal` ends it.
+   * Opens a stream without end: a watch, or a log that is followed. The deadline applies to the first byte; later only `signal` ends the
+   * stream.
    *
    * @throws ApiError when the server refuses.
    */
@@ -116,13 +122,13 @@ export class Transport {
     return response.body as AsyncIterable<Buffer>;
   }
 
-  /** Uses other credentials from the next request on; what is under way ends on the old connections. */
+  /** Uses other credentials from the next request on. Requests under way end on the old connections. */
   replaceCredentials(connection: Connection): void {
     const old = this.#pool;
     this.#connection = connection;
     this.#tokenRead = undefined;
     this.#pool = createPool(connection);
-    // Resolves only when its last watch has ended; it reports no errors of its own.
+    // This resolves only when the last watch of the old pool has ended. It reports no errors of its own.
     void old.close();
   }
 
@@ -153,7 +159,7 @@ export class Transport {
     }
   }
 
-  /** How long to wait before trying again, or undefined to take the answer as it is. */
+  /** Returns the wait in milliseconds before another attempt, or undefined when the answer is final. */
   #retryWait(response: Head, attempt: number, backoff: Backoff): number | undefined {
     const status = response.statusCode;
     if (status === 401 && attempt === 1 && this.#tokenRead !== undefined) {
@@ -171,7 +177,7 @@ export class Transport {
     return status === 429 || status === 503 ? backoff.next() : undefined;
   }
 
-  /** Sends it by `send`, without undici's own time limits. */
+  /** Sends the request with `send`, without undici's own time limits, and counts it in the metrics. */
   async #measured<A extends Head>(
     request: Request,
     send: (options: Dispatcher.DispatchOptions) => Promise<A>,
@@ -229,15 +235,15 @@ export class Transport {
   }
 }
 
-/** What is known of an answer before its body. */
+/** Parts of an answer that are known before its body. */
 type Head = Pick<Exchanged, 'statusCode' | 'headers'>;
 
 function createPool(connection: Connection): Pool {
   const { certificateAuthority, serverName, clientCertificate, clientKey } = connection;
   return new Pool(connection.server, {
     connections: CONNECTIONS,
-    // On HTTP/1.1 a request that is given up takes its connection with it; on HTTP/2 the next one meets the same dead connection.
-    // Measured: the same CPU on both sides.
+    // On HTTP/1.1, an aborted request closes its connection. On HTTP/2, the next request would use the same dead connection. A measurement
+    // showed the same CPU time for both.
     allowH2: false,
     keepAliveTimeout: IDLE_CONNECTION_MILLISECONDS,
     keepAliveMaxTimeout: IDLE_CONNECTION_MILLISECONDS,
@@ -262,7 +268,7 @@ function bodyOf({ headers }: Head, text: string): unknown {
   return typeof type === 'string' && type.includes('json') ? parseWithoutManagedFields(text) : text;
 }
 
-/** Whole seconds are all that the API server sends; a date, as proxies may, is not understood and counts as none. */
+/** Reads Retry-After in milliseconds. The API server sends only whole seconds. A date, which proxies may send, is ignored. */
 function retryAfter(response: Head): number | undefined {
   const value = response.headers['retry-after'];
   return typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1000 : undefined;
