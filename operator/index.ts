@@ -1,4 +1,4 @@
-/** Every controller with the watches it needs, on one page. */
+/** Creates every controller with the watches that it needs. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { HOST_KEY, HOST_VALUE, VM_UID_LABEL, WORKLOAD_LABEL } from '../api/v1alpha1/names.ts';
@@ -36,7 +36,7 @@ import { VMReconciler } from './vm/controller.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
 import { PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 
-/** Hosts change rarely; a few workers keep a slow answer from holding up the rest. */
+/** Number of workers for objects that change rarely. With a few workers, a slow response does not delay other objects. */
 const FEW_WORKERS = 4;
 
 export interface OperatorOptions {
@@ -45,16 +45,16 @@ export interface OperatorOptions {
   readonly recorder: EventRecorder<SaidReason>;
   readonly registry: Registry;
   readonly logger: Logger;
-  /** Milliseconds since the epoch. */
+  /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
-  /** VM metrics are exported while this is true only. */
+  /** Returns true while this process leads. Metrics of VMs are exported only then. */
   readonly isLeader: () => boolean;
 }
 
 export interface Controllers {
-  /** Every watch, to be started by both the leader and the standby, whose caches stay warm. */
+  /** All watches. The leader and the standby both start them, so that the caches of the standby stay warm. */
   readonly informers: readonly Informer<KubeObject>[];
-  /** Only the leader starts these. */
+  /** Controllers that only the leader starts. */
   readonly controllers: readonly Controller[];
 }
 
@@ -82,7 +82,7 @@ type Watches = ReturnType<typeof declareWatches>;
 
 const VMS_BY_CONFIG = 'config';
 const VMS_BY_IMAGE = 'image';
-/** Jobs that do work on images, and their Pods. */
+/** Label selector of the Jobs that work on images, and of their Pods. */
 const TASKS = `${WORKLOAD_LABEL} in (cache,image)`;
 
 function declareWatches({ client, config, logger }: OperatorOptions) {
@@ -107,7 +107,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
         [PODS_BY_PORT]: podPorts,
       },
     }),
-    // Marked or not: machines of a host that is not marked (yet) are looked after all the same.
+    // Hosts without the mark are included, because the operator also manages the machines on them.
     nodes: new Informer(client, NODES, {
       ...base,
       labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
@@ -165,18 +165,18 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
     metrics: registry,
   });
   watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
-  // A Pod's change goes before a burst of new VMs, which would hold up the VMs that run.
+  // A Pod's change comes before a burst of new VMs, because that burst would delay VMs that run.
   watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
   enqueueDependents(controller, watches);
   return controller;
 }
 
-/** Changes of objects that VMs wait for (VMConfigs, Images, ISOs), and of hosts whose state decides their VMs' phase. */
+/** Enqueues VMs after changes of objects that they wait for (VMConfigs, Images, ISOs), and of hosts whose state decides their phase. */
 function enqueueDependents(controller: Controller, watches: Watches): void {
   const { vms } = watches;
   const byImage = ({ object }: { object: KubeObject }) => {
     vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
-    // An image may be named by a VMConfig too: its VMs are few and waiting.
+    // A VMConfig may also name the image. Only its VMs without a host are enqueued, and they are few.
     vms.cache
       .list()
       .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
@@ -216,7 +216,7 @@ function imageController(
   return controller;
 }
 
-/** Removes content that Images and ISOs have given up from the image storage. */
+/** Creates the controller that removes content from the image storage after Images and ISOs have given it up. */
 function removalController(options: OperatorOptions, watches: Watches): Controller {
   const { client, config, recorder, registry, logger, clock } = options;
   const consistency = new Consistency();
@@ -247,7 +247,10 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
   return controller;
 }
 
-/** One worker, which waits for its own writes: the second of two requests for one name must know of the first. */
+/**
+ * Creates the controller for certificates. Its only worker waits for its own writes, because the second of two requests for one
+ * name depends on the first decision.
+ */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const { registry, logger } = o;
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });

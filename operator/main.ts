@@ -1,6 +1,6 @@
 /**
- * `node operator/main.ts [--config FILE] [--kubeconfig FILE]`: the operator's process.
- * `node operator/main.ts uninstall …`: removes what operator and agents wrote, see uninstall.ts.
+ * `node operator/main.ts [--config FILE] [--kubeconfig FILE]` starts the operator.
+ * `node operator/main.ts uninstall …` removes the objects that operator and agents wrote: see uninstall.ts.
  */
 import '../base/heap.ts';
 import { parseArgs } from 'node:util';
@@ -14,7 +14,7 @@ import { Transport } from '../kube/transport.ts';
 import { Operator } from './operator.ts';
 import { readUninstallOptions, RefusedError, uninstall } from './uninstall.ts';
 
-/** What is wrong with the configuration is the caller's to mend. */
+/** Exit code after a mistake in the configuration or arguments, which the caller must correct. */
 const EXIT_CONFIGURATION = 2;
 const EXIT_FAILURE = 1;
 

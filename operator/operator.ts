@@ -1,4 +1,4 @@
-/** Starts and stops the operator's parts: servers → caches → election → controllers, and in the reverse order. */
+/** Starts the operator's parts in this order: servers → caches → election → controllers. Stops them in the reverse order. */
 import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
 import type { Logger } from 'pino';
@@ -25,19 +25,22 @@ import type { OperatorConfig } from './config/config.ts';
 import { type Controllers, createControllers } from './index.ts';
 
 const LEASE_NAME = 'berth-operator';
-/** How long running reconciles may take at a clean stop: well inside the 30 s that Kubernetes gives a Pod. */
+/** Time in milliseconds for running reconciles at a clean stop, well below the 30 s that Kubernetes gives a Pod. */
 const DRAIN_MILLISECONDS = 15_000;
-/** Events of a burst trail behind; the next leader need not wait for them. */
+/**
+ * Time in milliseconds to send the last Events at a stop. Events of a burst are sent late, and the next leader does not have to
+ * wait for them.
+ */
 const LAST_EVENTS_MILLISECONDS = 500;
 const DAY_SECONDS = 24 * 3600;
 
 export interface OperatorStart {
   readonly config: OperatorConfig;
   readonly kubeconfigPath: string | undefined;
-  /** Name of the Pod that this process is; undefined outside of a cluster. */
+  /** Name of the Pod of this process; undefined outside of a cluster. */
   readonly podName: string | undefined;
   readonly logger: Logger;
-  /** The lease is lost: the process must end at once. */
+  /** Called when the lease is lost. The process must then end at once. */
   readonly onLost: () => void;
 }
 
@@ -87,8 +90,9 @@ export class Operator {
   }
 
   /**
-   * Labels the Pod that leads, so that the Service of the metrics leads to it alone: only the leader knows the numbers of VMs. The
-   * one key is enqueued at the start too: a process that led and crashed starts again in the same Pod, as a standby.
+   * Creates the controller that labels the leading Pod. The Service of the metrics selects only this Pod, because only the leader
+   * knows the numbers of VMs. The key is also enqueued at the start, because a leader that crashed starts again in the same Pod
+   * as a standby.
    */
   #labelController(): Controller | undefined {
     const { config, logger, podName: name } = this.#start;
@@ -101,7 +105,7 @@ export class Operator {
       reconcile: async () => {
         const labels = { [LEADER_LABEL]: this.#isWorking ? 'true' : null };
         const pod = { namespace: config.namespaces.system, name };
-        // This client may write while the process does not lead.
+        // The lease client may write even while the process does not lead.
         await this.#leaseClient.mergePatch(PODS, pod, { metadata: { labels } });
         return undefined;
       },
@@ -110,7 +114,10 @@ export class Operator {
     });
   }
 
-  /** Resolves when the servers listen and the candidacy has begun; the caches may still be filling. */
+  /**
+   * Starts an operator. Resolves when the servers listen; the caches may still be filling. The candidacy begins when they are
+   * filled.
+   */
   static async start(start: OperatorStart): Promise<Operator> {
     const connection = await loadConnection({ kubeconfigPath: start.kubeconfigPath });
     const operator = new Operator(start, connection);
@@ -141,7 +148,7 @@ export class Operator {
     logger.info({ metrics: config.metrics.address, health: config.health.address }, 'listening');
   }
 
-  /** Leader and standby alike keep their caches warm; only the leader's controllers run. */
+  /** Starts the watches. Leader and standby both keep their caches warm, and only the leader's controllers run. */
   #watch(): void {
     const { informers } = this.#controllers;
     this.#leaderLabel?.start(this.#watching.signal);
@@ -193,7 +200,7 @@ export class Operator {
     }
   }
 
-  /** Finishes what has begun, gives the lease back, then ends the watches and the servers. */
+  /** Finishes running reconciles, releases the lease, then ends the watches and the servers. */
   async stop(): Promise<void> {
     this.#start.logger.info('stopping');
     this.#candidacy.abort();
@@ -201,7 +208,7 @@ export class Operator {
       this.#working.abort();
       const drained = Promise.all(this.#controllers.controllers.map((controller) => controller.drained()));
       await Promise.race([drained, deadline(DRAIN_MILLISECONDS)]);
-      // Only who leads may write.
+      // The Events are sent before the lease is released, because only the leader may write.
       await this.#recorder.flush(LAST_EVENTS_MILLISECONDS);
       await this.#election?.release();
     }

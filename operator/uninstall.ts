@@ -1,7 +1,7 @@
 /**
- * `node operator/main.ts uninstall`: what the chart's hook runs before anything of the release is deleted. Refuses while
- * there are VMs, or deletes them when told to; then ends operator and agents and removes what these two wrote: Nodes, Leases
- * and the finalizers of what is kept. Safe to repeat.
+ * Implements `node operator/main.ts uninstall`, which the chart's hook runs before Helm deletes anything of the release. The
+ * command refuses while VMs exist, or deletes them if `--drain` is set. Then it ends operator and agents and removes what they
+ * wrote: Nodes, Leases, and finalizers of objects that are kept. It can be repeated safely.
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
@@ -16,17 +16,17 @@ import { pause } from '../base/time.ts';
 import { APPROVALS_NAME } from './host/approvals.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './objects/resources.ts';
 
-/** Kinds that machines stand behind. */
+/** Kinds whose objects have machines. */
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
-/** Named in the refusal; who has more gets a number for the rest. */
+/** Number of objects that the refusal names. A number stands for the others. */
 const NAMES_SHOWN = 10;
-/** Deletion takes a guest's own shutdown, seconds at least. */
+/** Time in milliseconds between checks. A deletion includes the guest's own shutdown, which takes seconds at least. */
 const LOOK_MILLISECONDS = 1_000;
 const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
-/** Name of the rights that the chart gives to its hook. */
+/** Name of the bindings with the rights that the chart gives to its hook. */
 const RIGHTS = 'berth-uninstall';
-/** The kept kinds that the operator puts a finalizer on. */
+/** Kinds that are kept and that the operator puts a finalizer on. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
 
 const DEPLOYMENTS = workload('Deployment', 'deployments');
@@ -35,23 +35,26 @@ const CLUSTER_ROLE_BINDINGS = binding('ClusterRoleBinding', 'clusterrolebindings
 const ROLE_BINDINGS = binding('RoleBinding', 'rolebindings');
 
 export interface UninstallOptions {
-  /** Where operator and agents are. */
+  /** Namespace of the operator and the agents. */
   readonly namespace: string;
-  /** Name of the release, by which its Pods are known. */
+  /** Name of the release, which is a label of its Pods. */
   readonly instance: string;
-  /** Delete VMs instead of refusing. */
+  /** Whether to delete VMs instead of refusing. */
   readonly drain: boolean;
-  /** The kinds go too: no object of any may be left, since nobody would be there to let go of its finalizers. */
+  /** Whether the kinds are also removed. No object of any kind may then remain, because no operator would remove its finalizers. */
   readonly allKinds: boolean;
   readonly timeoutMilliseconds: number;
 }
 
-/** Why nothing was removed; for people. */
+/** Error that tells people why Berth was not removed. */
 export class RefusedError extends Error {
   override readonly name = 'RefusedError';
 }
 
-/** Reads the arguments after `uninstall`. @throws TypeError for an unknown one */
+/**
+ * Reads the arguments after `uninstall`.
+ * @throws TypeError when an argument is unknown
+ */
 export function readUninstallOptions(args: readonly string[]): UninstallOptions {
   const { values } = parseArgs({
     args: [...args],
@@ -72,7 +75,10 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
   };
 }
 
-/** @throws RefusedError when there is what must not be removed, or what doesn't end in time. */
+/**
+ * Removes what operator and agents wrote, and gives up the rights of the hook.
+ * @throws RefusedError when objects exist that must not be removed, or when an object does not end in time
+ */
 export async function uninstall(
   client: KubeClient,
   options: UninstallOptions,
@@ -86,8 +92,8 @@ export async function uninstall(
 }
 
 /**
- * Helm removes what a hook needs only when the hook succeeds. Rights to delete hosts must not stay behind a refusal: the next
- * run gets them again. Each binding holds the right to delete itself.
+ * Deletes the rights of the hook, because Helm does this only after a success. Rights to delete hosts must not remain after a
+ * refusal; the next run gets them again. Each binding includes the right to delete itself.
  */
 async function giveUpRights(
   client: KubeClient,
@@ -98,7 +104,7 @@ async function giveUpRights(
     await client.delete(ROLE_BINDINGS, { namespace, name: RIGHTS });
     await client.delete(CLUSTER_ROLE_BINDINGS, { name: RIGHTS });
   } catch (error) {
-    // Why it was refused says more than this.
+    // This error is only logged, because a refusal is more important to report.
     logger.warn({ err: error }, `delete the ClusterRoleBinding ${RIGHTS} and the RoleBinding of that name`);
   }
 }
@@ -143,7 +149,7 @@ async function namesOf(client: KubeClient, resources: readonly Resource<KubeObje
   return found;
 }
 
-/** A kind whose definition is gone already has no objects. */
+/** Lists the objects of a kind; empty when the definition of the kind is already deleted. */
 async function listIfKnown(client: KubeClient, one: Resource<KubeObject>): Promise<KubeObject[]> {
   try {
     return (await client.list(one)).items;
@@ -155,7 +161,7 @@ async function listIfKnown(client: KubeClient, one: Resource<KubeObject>): Promi
   }
 }
 
-/** Machines go first; the objects that they were made from go afterwards. */
+/** Deletes machines first, then the objects that they were created from. */
 async function drain(
   client: KubeClient,
   resources: readonly Resource<KubeObject>[],
@@ -174,7 +180,10 @@ async function drain(
   }
 }
 
-/** Agents would make their Nodes again, and the operator its Lease. Helm finds both gone, as it wants. */
+/**
+ * Ends operator and agents, because agents would create their Nodes again, and the operator its Lease. Helm then finds both
+ * already deleted, which it accepts.
+ */
 async function endPrograms(
   client: KubeClient,
   { namespace, instance }: UninstallOptions,
@@ -192,7 +201,7 @@ async function endPrograms(
   }, signal);
 }
 
-/** Names of Nodes whose kubelet is away: nobody there ends a Pod, and what an agent does there it can tell nobody. */
+/** Returns the names of Nodes that are not Ready. Nobody ends a Pod there, and an agent there cannot reach the API server. */
 async function silentNodes(client: KubeClient): Promise<Set<string | undefined>> {
   const { items } = await client.list(NODES);
   const isReady = ({ status }: Node): boolean =>
@@ -200,7 +209,7 @@ async function silentNodes(client: KubeClient): Promise<Set<string | undefined>>
   return new Set(items.filter((node) => !isReady(node)).map(({ metadata }) => metadata.name));
 }
 
-/** The garbage collector removes the Leases that belong to these Nodes. */
+/** Deletes the Nodes of the hosts. The garbage collector removes the Leases that belong to these Nodes. */
 async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
   const { items } = await client.list(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
   for (const { metadata, status } of items) {
@@ -212,8 +221,9 @@ async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
 }
 
 /**
- * Only a running operator takes its finalizers off: what is kept could never be deleted. A later one puts them on again.
- * Answers with what has changed meanwhile and is to be looked at again.
+ * Removes the operator's finalizers from kept objects, because these objects could otherwise never be deleted without an
+ * operator. A later operator adds the finalizers again.
+ * @returns descriptions of objects that changed meanwhile and must be checked again
  */
 async function releaseKept(client: KubeClient): Promise<string[]> {
   const changed: string[] = [];
@@ -226,7 +236,7 @@ async function releaseKept(client: KubeClient): Promise<string[]> {
   return changed;
 }
 
-/** False when the object has changed since it was read. */
+/** Removes Berth's finalizers from an object. Returns false when the object has changed since it was read. */
 async function release(client: KubeClient, one: Resource<KubeObject>, object: KubeObject): Promise<boolean> {
   const { uid, resourceVersion, finalizers = [] } = object.metadata;
   const others = finalizers.filter((name) => !name.startsWith(`${GROUP}/`));
@@ -248,7 +258,10 @@ async function release(client: KubeClient, one: Resource<KubeObject>, object: Ku
   }
 }
 
-/** @throws RefusedError that names the rest when the time is over */
+/**
+ * Waits until `look` returns an empty list.
+ * @throws RefusedError with the remaining names when the time is over
+ */
 async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Promise<void> {
   for (let left = await look(); left.length > 0; left = await look()) {
     if (signal.aborted) {

@@ -22,7 +22,7 @@ const defaultsSchema = z
     cpu: z.number().int().min(1).max(256).default(2),
     memory: quantity.default('4Gi'),
     diskSize: quantity.optional(),
-    /** Counted for a disk whose size nobody knows before the host has its image. */
+    /** Disk size that is assumed for the request of a VM whose disk size is unknown until the host has the image. */
     diskRequest: quantity.default('10Gi'),
     architecture: z.enum(['amd64', 'arm64']).optional(),
     os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),

@@ -1,4 +1,7 @@
-/** Has content removed from the cluster's image storage once nothing needs it any more. Events tell of content that is left. */
+/**
+ * Removes content from the cluster's image storage once nothing needs the content any more. Events report content that could not
+ * be removed.
+ */
 import type { Logger } from 'pino';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -17,7 +20,7 @@ import { isNeeded } from './needs.ts';
 import { cachedNeeds, currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
 import { planRemovals, type Removal, type RemovalPlan } from './plan.ts';
 
-/** All removals are looked at together: the needs are read once for all. */
+/** Key of the only reconcile. It handles all removals together, so that the needs are read once for all. */
 const REMOVALS_KEY = 'storage';
 
 export interface RemovalControllerOptions extends RemovalSources {
@@ -31,9 +34,12 @@ export interface RemovalControllerOptions extends RemovalSources {
 export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
   readonly #jobs: Writer<Job>;
-  /** Empty at the start of each process, so that the work of an earlier one has come to its end as well. */
+  /**
+   * Start of the time without a need, by Job. The map is empty at the start of each process, so that work of an earlier process
+   * ends before a removal.
+   */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
-  /** Uids of Jobs whose end was told, and that the cache still shows. */
+  /** Uids of Jobs whose end was reported and that the cache still shows. */
   #told: ReadonlySet<string> = new Set();
 
   constructor(options: RemovalControllerOptions) {
@@ -77,7 +83,7 @@ export class RemovalReconciler {
     }
   }
 
-  /** The Event comes first: a crash in between tells it twice. */
+  /** Reports ended removals and deletes their Jobs. The Event comes first, so a crash between the two repeats the Event. */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
     const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';
     const told = new Set(ended.map(uidOf).filter((uid) => this.#told.has(uid)));
@@ -100,7 +106,10 @@ export class RemovalReconciler {
   }
 }
 
-/** Which changes make removals due. Changes of VMs' Pods are not watched: they count at the next look. */
+/**
+ * Enqueues the removals after changes that may make them due. Changes of VMs' Pods are not watched: they apply at the next
+ * reconcile.
+ */
 export function enqueueRemovals(
   controller: Controller,
   { images, isos, jobs, taskPods }: RemovalSources,
@@ -117,7 +126,7 @@ export function enqueueRemovals(
       look();
     }
   });
-  // Content that is named only for a moment is needed in that moment all the same.
+  // Content that an image names only for a moment is also needed in that moment.
   for (const { cache } of [images, isos]) {
     cache.onChange(({ type, object, previous }) => {
       const isSame = type === 'updated' && sameContent(object, previous);

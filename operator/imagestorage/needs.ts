@@ -1,4 +1,4 @@
-/** What needs content in the cluster's image storage. Pure. */
+/** Determines which content of the cluster's image storage is needed. Pure. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -9,10 +9,10 @@ import { folderKey, type Place, placeKey, repositoryOf } from '../image/place.ts
 import { taskOf } from '../tasks/job.ts';
 import { machineOf } from '../vm/podstate.ts';
 
-/** What is needed of the storage: keys of places, and names of whole repositories. */
+/** Needed content of the storage: keys of places, and names of whole repositories. */
 export interface Needs {
   readonly keys: ReadonlySet<string>;
-  /** Something cannot be read, and might need anything. */
+  /** Whether the document of a machine cannot be read, so that any content might be needed. */
   readonly unknown: boolean;
 }
 
@@ -24,7 +24,7 @@ export interface Users {
   readonly jobs: readonly Job[];
 }
 
-/** When in doubt something is needed. */
+/** Returns the needs of all users of the storage. In doubt, content is needed. */
 export function needsOf({ objects, pods, jobs }: Users): Needs {
   const machines = pods.map((pod) => ({ pod, machine: machineOf(pod) }));
   const keys = [
@@ -37,7 +37,10 @@ export function needsOf({ objects, pods, jobs }: Users): Needs {
   return { keys: new Set(keys), unknown: machines.some(({ machine }) => machine === undefined) };
 }
 
-/** A machine's disk lies over a file of the folder for as long as the machine exists; an artifact is fetched before. */
+/**
+ * Returns true if the machine of a Pod still reads the source from the storage. A machine's disk is a layer over a file of the
+ * folder for as long as the machine exists. An artifact is fetched before the machine runs.
+ */
 function isUsedInPlace(source: MachineImageSource | undefined, { status }: Pod): boolean {
   return source?.type === 'storedFile' || (status?.phase ?? 'Pending') === 'Pending';
 }
@@ -54,14 +57,17 @@ function keysOf(source: MachineImageSource | undefined): string[] {
     case 'storedArtifact':
       return [source.reference];
     case 'registry':
-      // A person may name our own repository, perhaps by a tag.
+      // An image may name a repository of the image storage, perhaps by a tag, so the whole repository is needed.
       return [repositoryOf(source.reference)];
     default:
       return [];
   }
 }
 
-/** What a Job makes may still become an image's content: its digest is known only afterwards. */
+/**
+ * Returns the keys that a Job needs: its source and its target. The target may still become an image's content. In a registry its
+ * digest is known only afterwards, so the whole repository is needed.
+ */
 function keysOfJob(job: Job): string[] {
   const task = taskOf(job);
   const source = task !== undefined && 'image' in task ? keysOf(task.image.source) : [];

@@ -1,4 +1,4 @@
-/** Looks at the caches for removals, and at the API server itself for the needs before one begins. */
+/** Reads removals and needs from the caches, and the needs from the API server before a removal begins. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
@@ -34,7 +34,10 @@ export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
 
 const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed', 'FailureTarget']);
 
-/** The last of several tries counts, once the Job controller makes no more. */
+/**
+ * Returns the end of a removal; undefined while it may still continue. Of several attempts, the last attempt decides, once the
+ * Job controller makes no more.
+ */
 function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
   const isOver = job.status?.conditions?.some(({ type, status }) => ENDS.has(type) && status === 'True');
   if (isOver !== true) {
@@ -61,7 +64,7 @@ export function cachedNeeds({ images, isos, pods, jobs }: RemovalSources): Needs
   return needsOf({ objects, pods: pods.cache.list(), jobs: jobs.cache.list() });
 }
 
-/** The needs by the API server's word at this moment. */
+/** Reads the needs from the API server at this moment. Only Jobs come from the cache. */
 export async function currentNeeds(client: KubeClient, { jobs }: RemovalSources): Promise<Needs> {
   const images = await client.list(IMAGES);
   const isos = await client.list(ISOS);

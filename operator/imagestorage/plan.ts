@@ -1,15 +1,15 @@
-/** Which removals begin, and which have ended. Pure. */
+/** Plans which removals begin, and finds those that have ended. Pure. */
 import type { Job } from '../../kube/job.ts';
 import type { Place } from '../image/place.ts';
 import { isNeeded, type Needs } from './needs.ts';
 
-/** The longest time between two looks: a need that comes and goes between them is not seen. */
+/** Longest time in milliseconds between two checks of the needs. A need that begins and ends between two checks is not noticed. */
 const LOOK_MILLISECONDS = 60_000;
 
-/** How many removals run at once: a namespace with a thousand images must not fill the hosts with Pods. */
+/** Number of removals that may run at once, so that a namespace with a thousand images does not fill the hosts with Pods. */
 const REMOVALS_LIMIT = 20;
 
-/** How it ended; `kept`: why the content is still there. */
+/** End of a removal. `kept` is the reason why the content is still stored; undefined when the content was removed. */
 export interface RemovalEnd {
   readonly kept: string | undefined;
 }
@@ -23,11 +23,11 @@ export interface Removal {
 export interface ObservedRemovals {
   readonly removals: readonly Removal[];
   readonly needs: Needs;
-  /** By the Job's uid: since when no look has seen a need for its content, in milliseconds since the epoch. */
+  /** Time since which no check has found a need for the content, in milliseconds since the epoch, by the Job's uid. */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * How long that has to last. What was begun while the content was still named, a copy or a VM, has then been written
-   * down and is seen, or has failed.
+   * Time in milliseconds for which content must be without a need before its removal. A copy or VM that was begun while the
+   * content was still named is visible by then, or has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;
@@ -35,10 +35,10 @@ export interface ObservedRemovals {
 
 export interface RemovalPlan {
   readonly unneededSince: ReadonlyMap<string, number>;
-  /** Removals to begin, if the API server itself knows of no need either. */
+  /** Removals to begin, if the API server also shows no need. */
   readonly due: readonly Removal[];
   readonly ended: readonly (Removal & { readonly end: RemovalEnd })[];
-  /** When to look again though nothing changes. */
+  /** Time in milliseconds until the next reconcile, even if nothing changes. */
   readonly wakeMilliseconds: number | undefined;
 }
 
@@ -57,7 +57,7 @@ export function planRemovals(observed: ObservedRemovals): RemovalPlan {
     return since !== undefined && now - since >= keepMilliseconds;
   });
   const underWay = removals.filter(({ job, end }) => job.spec.suspend !== true && end === undefined).length;
-  // Many together: the API server is asked once for all that begin.
+  // Removals begin in groups, because each group reads the needs from the API server once.
   const places = underWay > REMOVALS_LIMIT / 2 ? 0 : REMOVALS_LIMIT - underWay;
   const ended = removals.flatMap((removal) =>
     removal.end === undefined ? [] : [{ ...removal, end: removal.end }],

@@ -1,13 +1,16 @@
-/** Conditions of a status, written so that an unchanged condition reads the same. */
+/** Creates conditions of a status so that an unchanged condition stays equal. */
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 
-/** A condition before it is known since when it holds. */
+/** Condition without its transition time and generation. */
 export interface ConditionDraft extends Omit<Condition, 'lastTransitionTime' | 'observedGeneration'> {
   reason: SaidReason;
 }
 
-/** A condition keeps its transition time while its status stays; `now` is RFC 3339. */
+/**
+ * Completes conditions with their transition time and generation. A condition keeps its transition time while its status stays
+ * the same. `now` is in RFC 3339.
+ */
 export function stampConditions(
   drafts: readonly ConditionDraft[],
   before: readonly Condition[] | undefined,

@@ -1,23 +1,23 @@
-/** Status changes that nobody waits for are held back for a moment, to be folded into the next write. */
+/** Holds back status changes that nobody waits for, and merges them into the next write. */
 import { mergeDiff } from './mergepatch.ts';
 
 export interface HeldStatusOptions {
-  /** How long a change is held back. */
+  /** Longest time for which a change is held back. */
   readonly holdMilliseconds: number;
-  /** Milliseconds since the epoch. */
+  /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
 }
 
 export interface StatusChange {
   readonly before: object | undefined;
   readonly after: object;
-  /** Whether the change may be held back. Asked only when there is one. */
+  /** Returns whether the change may be held back. This function is called only when there is a change. */
   readonly mayWait: () => boolean;
 }
 
 export class HeldStatus {
   readonly #options: HeldStatusOptions;
-  /** Since when a change has been held back, in milliseconds since the epoch. */
+  /** Time since which a change has been held back, in milliseconds since the epoch, by the key of its object. */
   readonly #since = new Map<string, number>();
 
   constructor(options: HeldStatusOptions) {
@@ -27,7 +27,7 @@ export class HeldStatus {
   /**
    * Writes the difference, unless it is held back.
    * @param save writes a merge patch of the status
-   * @returns milliseconds until the write is due; undefined when it was done or nothing differs
+   * @returns milliseconds until the write is due; undefined when it was written or nothing differs
    */
   async write(
     key: string,
@@ -46,7 +46,7 @@ export class HeldStatus {
     return undefined;
   }
 
-  /** For an object that is gone. */
+  /** Forgets the held change of an object, for example after the object was deleted. */
   forget(key: string): void {
     this.#since.delete(key);
   }

@@ -1,8 +1,11 @@
-/** JSON merge patches (RFC 7386) from two versions of an object. */
+/** Computes JSON merge patches (RFC 7386) from two versions of an object. */
 
 type Json = Record<string, unknown>;
 
-/** The patch that turns `before` into `after`, undefined when they are equal. Lists are taken whole; a field that is gone becomes null. */
+/**
+ * Returns the patch that turns `before` into `after`; undefined when they are equal. A changed list is included as a whole, and a
+ * removed field becomes null.
+ */
 export function mergeDiff(before: object | undefined, after: object): object | undefined {
   const from = (before ?? {}) as Json;
   const to = after as Json;
@@ -30,7 +33,7 @@ function isObject(value: unknown): value is Json {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-/** Deep equality of JSON values; the order of keys does not count, a key that is undefined is not there. */
+/** Returns true if two JSON values are deeply equal. The order of keys does not matter, and an undefined value equals a missing key. */
 export function equal(a: unknown, b: unknown): boolean {
   if (a === b) {
     return true;

@@ -1,4 +1,4 @@
-/** Berth's kinds as resource types for the client, and the fields that the operator writes under. */
+/** Resource types of Berth's kinds for the client, and the name of the operator's field manager. */
 import { IMAGE_CACHE_ENTRY_RESOURCE, type ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';

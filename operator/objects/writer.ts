@@ -1,4 +1,4 @@
-/** The one way in which reconciles write objects of a kind. Every write is safe to repeat and fails when stale. */
+/** Writes objects of one kind for reconciles. Every write can be repeated safely, and fails when the object is stale. */
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency, Follower } from '../../kube/consistency.ts';
 import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
@@ -8,12 +8,15 @@ import { FIELD_MANAGER } from './resources.ts';
 export interface WriterOptions<T extends KubeObject> {
   readonly client: KubeClient;
   readonly type: Resource<T>;
-  /** Where a write comes back: the next reconcile of its key waits for it. */
+  /** Informer that will show the written object. The next reconcile of the same key waits for this. */
   readonly informer: Follower;
   readonly consistency: Consistency;
 }
 
-/** `key` names the reconcile that writes, and all methods reject with an ApiError that they do not mention here. */
+/**
+ * Writer for the objects of one kind. `key` names the reconcile that writes. Every method may also reject with an ApiError that
+ * its docstring does not mention.
+ */
 export class Writer<T extends KubeObject> {
   readonly #options: WriterOptions<T>;
 
@@ -22,9 +25,9 @@ export class Writer<T extends KubeObject> {
   }
 
   /**
-   * Merges `change` into the object, which must be as it was read.
-   * @returns the object as stored; undefined when it is gone
-   * @throws ApiError a conflict when the object has changed since it was read
+   * Merges `change` into the object, if the object has not changed since it was read.
+   * @returns the stored object; undefined when it no longer exists
+   * @throws ApiError (a conflict) when the object has changed since it was read
    */
   async patch(
     key: string,
@@ -46,7 +49,10 @@ export class Writer<T extends KubeObject> {
     }
   }
 
-  /** @returns the object as stored; undefined when it is gone */
+  /**
+   * Adds or removes a finalizer.
+   * @returns the stored object; undefined when it no longer exists
+   */
   async setFinalizer(key: string, object: T, finalizer: string, isHeld: boolean): Promise<T | undefined> {
     const others = object.metadata.finalizers?.filter((name) => name !== finalizer) ?? [];
     return await this.patch(key, object, {
@@ -54,7 +60,10 @@ export class Writer<T extends KubeObject> {
     });
   }
 
-  /** @returns the object as stored; undefined when there is one of that name already */
+  /**
+   * Creates the object.
+   * @returns the stored object; undefined when another object already has the name
+   */
   async create(key: string, object: Unsaved<T>): Promise<T | undefined> {
     const { client, type } = this.#options;
     try {
@@ -67,7 +76,7 @@ export class Writer<T extends KubeObject> {
     }
   }
 
-  /** Deletes this object and no later one of its name. An object that is gone counts as deleted. */
+  /** Deletes this object, but no later object of the same name. An object that no longer exists is treated as deleted. */
   async delete(
     { metadata }: Pick<T, 'metadata'>,
     options: Pick<
@@ -79,14 +88,14 @@ export class Writer<T extends KubeObject> {
     try {
       await client.delete(type, refTo({ metadata }), { uid: metadata.uid, ...options });
     } catch (error) {
-      // Another object has the name by now: this one is gone.
+      // Another object has the name now, so this object no longer exists.
       if (!isConflict(error)) {
         throw error;
       }
     }
   }
 
-  /** Has the next reconcile of `key` wait until the informer shows the object, which the API server has shown. */
+  /** Makes the next reconcile of `key` wait until the informer shows the object that the API server returned. */
   follow(key: string, object: T): T {
     const { consistency, informer } = this.#options;
     consistency.wrote(key, informer, object.metadata.resourceVersion ?? '');

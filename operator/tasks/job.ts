@@ -1,4 +1,4 @@
-/** Jobs whose Pods do tasks on hosts, whichever controller asks for them. */
+/** Builds Jobs whose Pods do tasks on hosts, for any controller, and reads their tasks. */
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import {
   NAT_TAINT,
@@ -17,18 +17,18 @@ export interface TaskJobOptions {
   readonly metadata: Partial<ObjectMeta>;
   readonly workload: 'cache' | 'image';
   readonly task: Task;
-  /** For people, and for the scheduler's preference of hosts that have it. */
+  /** Image name for people, and for the scheduler, which prefers hosts that have the image. */
   readonly containerImage: string;
   readonly pullSecrets: readonly string[];
   readonly placement: Placement;
-  /** Whether the task takes one of the host's slots for machines. */
+  /** Whether the task uses one of the host's slots for machines. */
   readonly takesSlot: boolean;
   readonly activeDeadlineSeconds: number;
   readonly ttlSecondsAfterFinished: number;
   readonly priorityClassName: string;
 }
 
-/** A Job with one Pod that is never tried again by itself: retries are the operator's. */
+/** Returns a Job with one Pod. The Job never retries by itself, because the operator decides about retries. */
 export function taskJob(options: TaskJobOptions): Unsaved<Job> {
   const { metadata, workload, task, activeDeadlineSeconds, ttlSecondsAfterFinished } = options;
   const labels = { ...metadata.labels, [WORKLOAD_LABEL]: workload };
@@ -46,7 +46,7 @@ export function taskJob(options: TaskJobOptions): Unsaved<Job> {
   };
 }
 
-/** Images go by the host's own network: a host with broken NAT fetches them, and lets go of them. */
+/** Toleration of hosts with broken NAT. Images use the host's own network, so such a host can still fetch and remove them. */
 const BROKEN_NAT: Toleration = { key: NAT_TAINT, operator: 'Exists', effect: 'NoSchedule' };
 
 function podSpec(options: TaskJobOptions): PodSpec {
@@ -70,10 +70,10 @@ function podSpec(options: TaskJobOptions): PodSpec {
   };
 }
 
-/** A task is asked for at each look, and a Job of the cache never changes. */
+/** Parsed tasks by Job. Each reconcile needs the task, and a Job in the cache never changes. */
 const tasks = new WeakMap<Job, { readonly task: Task | undefined }>();
 
-/** The task that a Job was made for; undefined when it cannot be read. */
+/** Returns the task that a Job was created for; undefined when it cannot be read. */
 export function taskOf(job: Job): Task | undefined {
   const known = tasks.get(job);
   if (known !== undefined) {

@@ -1,4 +1,4 @@
-/** How a task stands, as its Job and the Job's Pod tell it. Pure. */
+/** Determines the outcome of a task from its Job and the Job's Pod. Pure. */
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -6,7 +6,7 @@ import { type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 
-/** The Job controller's reason when the last Pod that the Job may have has failed. */
+/** Reason of the Job controller when the last Pod that the Job may have has failed. */
 const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
 const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
 
@@ -22,8 +22,8 @@ export type TaskOutcome =
     };
 
 /**
- * How a task stands, from its Job and the Job's Pod (undefined while there is none). Jobs and Pods are seen by watches of their
- * own: a Job may be seen to have ended because of its Pod before the Pod's end is, and only the Pod knows why.
+ * Returns the outcome of a task from its Job and the Job's Pod, which is undefined while it does not exist. Jobs and Pods have
+ * separate watches. A Job's end may therefore be visible before its Pod's end, and only the Pod has the cause.
  */
 export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
   const ended = podEnd(pod) ?? jobEnd(job, pod);
@@ -44,7 +44,10 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
     : { kind: 'failed', reason: saidReason(reason, 'TaskFailed'), message, finishedAt };
 }
 
-/** When its host does not answer, a Job stays at FailureTarget and never gets Failed. */
+/**
+ * Returns the end that the Job shows; undefined when it shows no end or when the Pod will show more. If its host does not
+ * respond, a Job stays at FailureTarget and never becomes Failed.
+ */
 function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
   const failed = job.status?.conditions?.find(
     ({ type, status }) => (type === 'Failed' || type === 'FailureTarget') && status === 'True',
@@ -56,7 +59,10 @@ function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
   return { kind: 'failed', reason: saidReason(reason, 'JobFailed'), message, finishedAt: lastTransitionTime };
 }
 
-/** Whether the Pod exists, has not ended and is not being deleted, as far as is known: it is sure to tell more. */
+/**
+ * Returns true if the Pod exists, has not ended and is not being deleted, as far as the caches show. Such a Pod will still report
+ * its end.
+ */
 export function isSeenAlive(pod: Pod | undefined): boolean {
   const phase = pod?.status?.phase ?? 'Pending';
   return pod !== undefined && pod.metadata.deletionTimestamp === undefined && ALIVE.has(phase);

@@ -1,13 +1,13 @@
-/** Which hosts the Pods of VMs and of tasks may run on: the part of their specs that they have in common. */
+/** Builds the part of a spec that Pods of VMs and Pods of tasks share. It states on which hosts a Pod may run. */
 import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 
 export interface Placement {
-  /** Dedicated hosts that may be taken: those of this namespace, or of every one (`*`). */
+  /** Namespace whose dedicated hosts may be used; `*` allows the dedicated hosts of every namespace. */
   readonly dedicatedTo: string;
   readonly architecture?: 'amd64' | 'arm64' | undefined;
-  /** The one host that can be taken; any when undefined. */
+  /** Name of the only host that may be used; undefined allows any host. */
   readonly nodeName?: string | undefined;
   readonly avoidedNodes?: readonly string[];
   readonly required?: readonly NodeSelectorRequirement[];
@@ -16,7 +16,7 @@ export interface Placement {
 
 export interface HostPodOptions {
   readonly placement: Placement;
-  /** Beside those that lead to hosts at all. */
+  /** Tolerations in addition to those that every Pod on a host needs. */
   readonly tolerations: readonly Toleration[];
   readonly pullSecrets: readonly { readonly name: string }[];
   readonly priorityClassName: string;
@@ -44,7 +44,10 @@ function hostTolerations({ dedicatedTo }: Placement): Toleration[] {
   ];
 }
 
-/** The one host is named by affinity: a `nodeName` would pass by the scheduler and the slots. */
+/**
+ * Returns the affinity for a placement. The affinity also names a required host, because a `nodeName` would bypass the scheduler
+ * and the slots.
+ */
 function nodeAffinity(placement: Placement): NodeAffinity {
   const { architecture, dedicatedTo, required = [], preferred } = placement;
   const expressions: NodeSelectorRequirement[] = [
@@ -77,7 +80,7 @@ function nodeAffinity(placement: Placement): NodeAffinity {
   };
 }
 
-/** The one host comes first: {@link hostOfJob} reads it there. */
+/** Returns the requirements on the name of the host. The required host comes first, because {@link hostOfJob} reads it there. */
 function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelectorRequirement[] {
   const one: NodeSelectorRequirement[] =
     nodeName === undefined ? [] : [{ key: 'metadata.name', operator: 'In', values: [nodeName] }];
@@ -90,7 +93,7 @@ function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelecto
 /** Index of Jobs by the host that they are for. */
 export const JOBS_BY_HOST = 'host';
 
-/** The name of the host that a Job is for, as the value of {@link JOBS_BY_HOST}; empty for a Job that any host may do. */
+/** Returns the name of the host that a Job is for, as the values of {@link JOBS_BY_HOST}; empty for a Job that any host may do. */
 export function hostOfJob({ spec }: Job): string[] {
   const { nodeAffinity: affinity } = spec.template.spec.affinity ?? {};
   const terms = affinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;

@@ -1,6 +1,7 @@
 /**
- * Machines that no agent can end in order any more. Those that may still run on a silent host are given up: the host's Node remembers
- * their MAC addresses until the host is back and ends machines without a VM. A VM that gets such an address again is told.
+ * Handles machines that no agent can end cleanly any more. A machine that may still run on a silent host is given up. The host's
+ * Node stores its MAC address until the host reports again and ends machines without a VM. A VM that gets such an address again
+ * receives an Event.
  */
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
@@ -16,7 +17,7 @@ export const NODES_BY_GIVEN_UP = 'givenUp';
 
 const addressesSchema = z.array(z.string());
 
-/** MAC addresses; none where somebody else has written something there. */
+/** Returns the MAC addresses of machines that were given up on a Node; empty when the annotation is missing or not readable. */
 export function givenUpOn({ metadata }: Readonly<Node>): string[] {
   const result = addressesSchema.safeParse(parseDocument(metadata.annotations?.[GIVEN_UP_ANNOTATION]));
   return result.success ? result.data : [];
@@ -27,8 +28,8 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * The MAC addresses that the Node of an abandoned Pod is to remember; undefined when none is new. A host whose Node was deleted or is
- * out of service was fenced by somebody, and a host itself ends a machine that nobody saw run.
+ * Returns the MAC addresses that the Node of an abandoned Pod must store; undefined when there is no new address. If the host's
+ * Node was deleted or is out of service, somebody has fenced the host. If nobody saw the machine run, the host itself ends it.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);
@@ -40,7 +41,7 @@ export function toRemember({ node }: Observed, pod: Pod): readonly string[] | un
   return known.includes(address) ? undefined : [...known, address];
 }
 
-/** Whether no agent will end the Pod's machine in order any more, as far as Kubernetes can know. */
+/** Returns true if no agent will end the Pod's machine cleanly any more, as far as Kubernetes can know. */
 export function isAbandoned(observed: Observed, pod: Pod): boolean {
   const { node, vm } = observed;
   if (pod.spec.nodeName === undefined) {
@@ -53,7 +54,7 @@ export function isAbandoned(observed: Observed, pod: Pod): boolean {
   return mayGiveUp && isLost(observed);
 }
 
-/** The design's condition for letting the Pod's finalizer go, apart from the facts being in the VM's status. */
+/** Returns true if the Pod's finalizer may be removed. The caller also checks that the facts are in the VM's status. */
 export function isReleasable(observed: Observed, pod: Pod): boolean {
   return terminated(pod) !== undefined || pod.spec.nodeName === undefined || isAbandoned(observed, pod);
 }

@@ -1,6 +1,6 @@
 /**
- * Reconciles VMs: finalizer → steps in their order → the whole status computed in one place → only the difference is written.
- * Nothing here waits; a VM that needs another look later comes back by its key.
+ * Reconciles VMs in this order: finalizer → other steps → the whole status → a write of the difference. Nothing here waits. A VM
+ * that needs another reconcile later is enqueued again by its key.
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
@@ -28,9 +28,9 @@ import { stepsFor } from './steps/index.ts';
 import type { Outcome } from './steps/step.ts';
 import { VMWriter } from './writes.ts';
 
-/** How long a change that nobody waits for is held back, to be folded into the next write. */
+/** Time in milliseconds for which a status change that nobody waits for is held back, to be merged into the next write. */
 const FOLD_MILLISECONDS = 500;
-/** After a refusal by quota, Pod Security or a taken name: no watch tells when the reason goes away. */
+/** Wait in milliseconds after a refusal by quota, Pod Security or a used name, because no watch shows when the cause has ended. */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 
 export interface VMControllerOptions extends Sources {
@@ -43,7 +43,7 @@ export class VMReconciler {
   readonly #options: VMControllerOptions;
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
-  /** By key, the refusals of sizes that VMs still ask for. A new leader asks once more. */
+  /** Refusals of sizes that VMs still request, by the key of the VM. A new leader requests each size once more. */
   readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
   constructor(options: VMControllerOptions) {
@@ -52,7 +52,7 @@ export class VMReconciler {
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
   }
 
-  /** One look at one VM. `key` is `namespace/name`. */
+  /** Reconciles one VM once. `key` is `namespace/name`. */
   async reconcile(key: string, { logger }: { logger: Logger }): Promise<Result> {
     const { vms, pods } = this.#options;
     const vm = vms.cache.get(key);
@@ -137,7 +137,7 @@ export class VMReconciler {
     }
   }
 
-  /** Milliseconds for which the write is held back; undefined when it was done or there is none. */
+  /** Writes the status. Returns the milliseconds for which the write is held back; undefined when it was written or nothing differs. */
   async #writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
     const { vm, now } = observed;
     const { metrics, recorder } = this.#options;
@@ -150,7 +150,10 @@ export class VMReconciler {
     });
   }
 
-  /** A Pod of a VM that no longer exists (cascade=orphan, a finalizer taken away by force) is deleted and let go likewise. */
+  /**
+   * Deletes a Pod whose VM no longer exists (cascade=orphan, or a finalizer removed by force), and later removes the Pod's
+   * finalizer.
+   */
   async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
     const uid = pod.metadata.labels?.[VM_UID_LABEL];
     if (uid === undefined || !(await this.#writer.vmIsGone(key, uid))) {

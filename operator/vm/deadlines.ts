@@ -1,10 +1,13 @@
-/** When a VM must be looked at again although nothing changes: its deadlines, in one place. */
+/** Computes when a VM must be reconciled again although nothing changes, from all its deadlines. */
 import { type Facts, lostAt, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { machineCondition, machineOf } from './podstate.ts';
 import { standingRefusal } from './size.ts';
 
-/** Milliseconds until the nearest deadline; undefined without one. Never less than one, so that a due one is not lost. */
+/**
+ * Returns the milliseconds until the nearest deadline; undefined without a deadline. The result is at least 1, so that no
+ * deadline is lost.
+ */
 export function untilNextDeadline(observed: Observed, facts: Facts): number | undefined {
   const { now } = observed;
   const moments = [
@@ -17,7 +20,7 @@ export function untilNextDeadline(observed: Observed, facts: Facts): number | un
   return future.length === 0 ? undefined : Math.max(1, Math.min(...future) - now);
 }
 
-/** When the TTL of an ended VM is over, in milliseconds since the epoch. */
+/** Returns when the TTL of an ended VM is over, in milliseconds since the epoch; undefined without a TTL or an end. */
 export function finishedAndDue(observed: Observed): number | undefined {
   const { ttlSecondsAfterFinished } = observed.vm.spec;
   const finishedAt = finishTime(observed);
@@ -26,7 +29,10 @@ export function finishedAndDue(observed: Observed): number | undefined {
     : finishedAt + ttlSecondsAfterFinished * 1000;
 }
 
-/** When the VM ended: its recorded failure, or the guest's own orderly end under restartPolicy Never. */
+/**
+ * Returns when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure, or of the guest's own
+ * shutdown under restartPolicy Never.
+ */
 function finishTime({ vm, pod }: Observed): number | undefined {
   if (vm.status?.failure !== undefined) {
     return Date.parse(vm.status.failure.time);

@@ -1,4 +1,4 @@
-/** How the disk of a host is in the way of a VM that runs there. */
+/** Reports how the full disk of a host affects a VM that runs there. */
 import { DISK_CONDITION, HOST_DISK_FULL, NO_ROOM_TO_SUSPEND } from '../../api/v1alpha1/names.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -8,7 +8,10 @@ import { podCondition } from './podstate.ts';
 
 const REASONS = [HOST_DISK_FULL, NO_ROOM_TO_SUSPEND] as const;
 
-/** The VM's machine is paused: not Ready, though it is Running. */
+/**
+ * Returns the Ready condition of a VM whose machine the full disk has paused: the VM is Running, but not Ready. Otherwise returns
+ * undefined.
+ */
 export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
   const message = told(pod, HOST_DISK_FULL);
   return message === undefined
@@ -16,7 +19,10 @@ export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
     : { type: 'Ready', status: 'False', reason: HOST_DISK_FULL, message };
 }
 
-/** The VM's machine runs on, though it was to be suspended. */
+/**
+ * Returns the Reconciling condition of a VM whose machine continues to run because the disk has no room to suspend it. Otherwise
+ * returns undefined.
+ */
 export function unsuspendedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
   const message = told(pod, NO_ROOM_TO_SUSPEND);
   return message === undefined
@@ -24,7 +30,7 @@ export function unsuspendedByDisk(pod: Pod | undefined): ConditionDraft | undefi
     : { type: 'Reconciling', status: 'True', reason: NO_ROOM_TO_SUSPEND, message };
 }
 
-/** What the last status said of it. */
+/** Returns the disk problem in the last status; undefined without a problem. */
 export function toldTrouble(status: VMStatus | undefined): { reason: Reason; message: string } | undefined {
   for (const reason of REASONS) {
     const condition = status?.conditions?.find((one) => one.reason === reason);

@@ -1,4 +1,4 @@
-/** The story of a VM as Events: one on each transition that a person would ask about. */
+/** Records Events of a VM: one for each transition that a person would ask about. */
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { isReason, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -9,7 +9,7 @@ import type { LostPlacement } from './facts.ts';
 
 type Story = EventText<SaidReason>;
 
-/** Emits the changes between a VM's last status and the next; `lost` says why a placement was given up, if one was. */
+/** Records the changes between a VM's last status and the next. `lost` is the reason when a placement was given up. */
 export function recordTransition(
   recorder: EventRecorder<SaidReason>,
   vm: VM,
@@ -17,7 +17,7 @@ export function recordTransition(
   lost: LostPlacement | undefined,
 ): void {
   const last = vm.status;
-  // A host that refuses at once is first seen in the status that already counts the next attempt.
+  // If a host refuses at once, the first status that names it already has the number of the next attempt.
   const attempt = (lost === undefined ? next.attempt : last?.attempt) ?? 1;
   const stories = [
     ...placed(last, next, attempt),
@@ -31,7 +31,7 @@ export function recordTransition(
   }
 }
 
-/** A VM whose new Pod has the addresses of a machine that was given up on `hosts`, which are silent. */
+/** Records that a VM's new Pod has the addresses of a machine that was given up on `hosts`, which are silent. */
 export function recordDoubledIdentity(
   recorder: EventRecorder<SaidReason>,
   vm: VM,
@@ -46,7 +46,10 @@ export function recordDoubledIdentity(
   });
 }
 
-/** The Pod, which says why, is gone soon, and the VM's next host does not know. */
+/**
+ * Returns the Event of a placement that was given up. The Event keeps the reason, because its Pod is deleted soon and the next
+ * host does not know it.
+ */
 function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
   if (lost === undefined) {
     return [];
@@ -131,7 +134,7 @@ function normal(reason: Reason, action: string, message: string): Story {
   return { type: 'Normal', reason, action, message };
 }
 
-/** A condition that holds the deployment up: no host, no image, a refused Pod. */
+/** Returns a condition that blocks the deployment: no host, no image, or a refused Pod; undefined without such a condition. */
 function blocked(status: VMStatus | undefined): Condition | undefined {
   return status?.conditions?.find(
     ({ type, status: value }) => (type === 'Scheduled' || type === 'ImageReady') && value === 'False',

@@ -1,6 +1,6 @@
 /**
- * The facts of a VM that are written once and are input by right: when it first ran, which placement this is,
- * how it ended. Conditions and phase are never read back.
+ * Gathers the facts of a VM that are written once and are valid input: when it first ran, which placement this is, how it ended.
+ * Conditions and phase are never read back.
  */
 import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -19,11 +19,11 @@ export interface Facts {
 
 export type Failure = NonNullable<VMStatus['failure']>;
 
-/** Ends that are not the host's word: a VM that never ran is placed again as often as they happen. */
+/** Reasons of ends that the host did not report. A VM that never ran is placed again after each such end, without a limit. */
 const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
-/** A VM is placed at most this many times again because its host refused it. */
+/** Largest number of times that a VM is placed again because its host refused it. */
 const MAXIMUM_REPLACEMENTS = 3;
-/** The reasons of the DisruptionTarget condition on a Pod that is being evicted. */
+/** Reasons of the DisruptionTarget condition on a Pod that is being evicted. */
 const EVICTED = new Set([
   'EvictionByEvictionAPI',
   'DeletionByTaintManager',
@@ -31,7 +31,7 @@ const EVICTED = new Set([
   'TerminationByKubelet',
 ]);
 
-/** Facts so far and those that this look adds. */
+/** Returns the known facts and the facts that this reconcile adds. */
 export function gatherFacts(observed: Observed): Facts {
   const before = knownFacts(observed);
   if (before.failure !== undefined || observed.vm.metadata.deletionTimestamp !== undefined) {
@@ -60,7 +60,7 @@ interface End extends Omit<Failure, 'time'> {
   readonly reason: SaidReason;
 }
 
-/** A VM that once ran and has no Pod has lost it to somebody: the finalizer that we hold was taken away. */
+/** Returns the end of a VM that once ran and has no Pod. Somebody removed the Pod together with the operator's finalizer. */
 function vanished(facts: Facts): End | undefined {
   return facts.firstRunningTime === undefined
     ? undefined
@@ -70,18 +70,18 @@ function vanished(facts: Facts): End | undefined {
       };
 }
 
-/** How the Pod ended, or is bound to end; undefined while it may live. */
+/** Returns how the Pod ended, or why it will certainly end; undefined while it may live. */
 function podEnd(observed: Observed, pod: Pod): End | undefined {
   const isDeleted = pod.metadata.deletionTimestamp !== undefined;
   return givenUp(observed, pod) ?? (isDeleted ? deletedBy(pod) : hasEnded(pod) ? endOf(pod) : undefined);
 }
 
 export interface LostPlacement extends End {
-  /** Undefined when it was lost before it was bound. */
+  /** Host of the lost placement; undefined when the Pod was lost before it was bound. */
   readonly nodeName: string | undefined;
 }
 
-/** Why the placement that the VM's status knows is given up for another; undefined while it is not. */
+/** Returns why the placement in the VM's last status is given up for another placement; undefined while it is kept. */
 export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): LostPlacement | undefined {
   const { vm, pod } = observed;
   const isGivenUp = attempt > (vm.status?.attempt ?? 1);
@@ -95,7 +95,10 @@ function endOf(pod: Pod): End {
   return { reason: saidReason(reason, 'MachineFailed'), message: message ?? 'The machine ended' };
 }
 
-/** Gone with its host: the Node was deleted, is fenced by out-of-service, or stayed silent before the VM first ran. */
+/**
+ * Returns the end of a Pod that is lost with its host. The Node was deleted, has the taint out-of-service, or stayed silent
+ * before the VM first ran.
+ */
 function givenUp(observed: Observed, pod: Pod): End | undefined {
   const nodeName = pod.spec.nodeName;
   if (nodeName === undefined) {
@@ -126,12 +129,15 @@ function deletedBy(pod: Pod): End {
   return { reason: 'PodDeleted', message: 'The Pod of the VM was deleted; its disk is gone with it' };
 }
 
-/** A VM is placed again only before its first run: for a deleted, evicted or lost Pod always, after refusals only so many times. */
+/**
+ * Returns true if the VM is placed again, which is possible only before its first run. After a deleted, evicted or lost Pod there
+ * is no limit. After refusals the number is limited.
+ */
 function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;
   }
-  // The end of an earlier placement was judged when the next one was counted.
+  // This Pod is of an earlier placement. Its end was judged when the next placement got its number.
   if (podAttempt(pod) < facts.attempt) {
     return true;
   }
@@ -152,7 +158,10 @@ function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
   return { ...facts, attempt, avoidedNodes: avoid ? [...facts.avoidedNodes, node] : facts.avoidedNodes };
 }
 
-/** Deadlines that the operator keeps: from binding to first Running, and from first Running to the end. */
+/**
+ * Returns the end of a VM after a deadline of the operator: from binding to the first Running, or from the first Running to the
+ * end.
+ */
 function expired(observed: Observed, facts: Facts): End | undefined {
   const deadline = nextDeadline(observed, facts);
   return deadline !== undefined && observed.now >= deadline.at
@@ -161,7 +170,7 @@ function expired(observed: Observed, facts: Facts): End | undefined {
 }
 
 export interface Deadline extends End {
-  /** Milliseconds since the epoch. */
+  /** Time of the deadline in milliseconds since the epoch. */
   readonly at: number;
 }
 
@@ -184,7 +193,10 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
   };
 }
 
-/** Counts from binding to a host, so that waiting for a free host is never a failure, and until the machine is made, started or not. */
+/**
+ * Returns the deadline of a deployment. It starts at the binding to a host, so that waiting for a free host is never a failure.
+ * It applies until the machine is created, whether the machine is started or not.
+ */
 function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
   const bound = isDeploying ? boundTime(pod) : undefined;
@@ -214,7 +226,7 @@ function firstRun({ pod, now }: Observed): string | undefined {
   return state?.running?.startedAt ?? state?.terminated?.startedAt ?? timestamp(now);
 }
 
-/** The moment at which a silent host counts as lost, in milliseconds. */
+/** Returns when a silent host is treated as lost, in milliseconds since the epoch; undefined while the host reports. */
 export function lostAt({ node, config }: Observed): number | undefined {
   const since = node && silentSince(node);
   return since && since + config.hostLostTimeoutSeconds * 1000;

@@ -1,4 +1,7 @@
-/** Reads the objects that a VM is made from at the server itself: a VM is made once, and an edit that a lagging cache lacks would be lost. */
+/**
+ * Reads the objects that a VM is created from directly from the API server. A VM is created once, so an edit that a lagging cache
+ * lacks would be lost.
+ */
 import type { KubeClient } from '../../kube/client.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
@@ -8,7 +11,7 @@ import type { Lookups, Observed } from './observe.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { needsPod } from './steps/deploy.ts';
 
-/** Whether this look is to make the VM's Pod, as far as the caches know. */
+/** Returns true if this reconcile will create the VM's Pod, as far as the caches know. */
 export function isDeploying(observed: Observed): boolean {
   const { vm, nameTakenBy } = observed;
   return (
@@ -26,10 +29,10 @@ interface Question {
 }
 
 /**
- * The same look, with the VMConfig, Image and ISO that the VM names as the server has them now: a GET for each, and one more
- * where the default namespace has it. A VM of a plain reference needs none.
+ * Returns the observed state with the VMConfig, Image and ISO that the VM names as the API server has them now. This takes one
+ * GET for each object, and one more if the object is in the default namespace. A VM with a plain image reference needs no GET.
  *
- * @throws ApiError
+ * @throws ApiError when a request fails
  */
 export async function readLive(client: KubeClient, observed: Observed): Promise<Observed> {
   const answers = new Map<string, KubeObject | undefined>();
@@ -37,7 +40,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
     const open: Question[] = [];
     const live = { ...observed, lookups: lookupsOf(answers, open, observed) };
     resolve(live);
-    // The others may depend on its answer.
+    // Only the first question is asked, because the other questions may depend on its answer.
     const [question] = open;
     if (question === undefined) {
       return live;
@@ -47,7 +50,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
   }
 }
 
-/** Answers questions that were asked already; the others stay open, as if their objects did not exist. */
+/** Returns lookups that answer from earlier responses. New questions are added to `open`, and their objects are treated as missing. */
 function lookupsOf(
   answers: ReadonlyMap<string, KubeObject | undefined>,
   open: Question[],

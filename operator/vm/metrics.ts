@@ -1,19 +1,19 @@
-/** The metrics of VMs. Every one carries `vm_namespace`; only the leader exports them, so that a sum over replicas is right. */
+/** Metrics of VMs. Every metric has the label `vm_namespace`. Only the leader exports them, so that a sum over replicas is correct. */
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { PENDING_PHASES } from './phase.ts';
 
-/** From half a second, for a cached image, to three hours, the deadline of a cache Job. */
+/** Buckets in seconds: from half a second, for a cached image, to three hours, the deadline of a cache Job. */
 const TRANSITION_BUCKETS = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800];
 
-/** The sources of the gauges at the moment they are read. */
+/** Sources that the gauges read when they are collected. */
 export interface VMView {
   readonly isLeader: () => boolean;
-  /** Milliseconds since the epoch. */
+  /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
   readonly vms: () => readonly Readonly<VM>[];
-  /** Names of the namespaces that Berth serves: they show 0, not nothing. */
+  /** Returns the names of the namespaces that Berth serves. A namespace without pending VMs shows 0 instead of no value. */
   readonly namespaces: () => readonly string[];
 }
 
@@ -56,7 +56,7 @@ export class VMMetrics {
     });
   }
 
-  /** Counts the changes of a written status. `now` in milliseconds. */
+  /** Records the changes of a written status. `now` is in milliseconds since the epoch. */
   observe(vm: VM, last: VMStatus | undefined, next: VMStatus, now: number): void {
     const vm_namespace = vm.metadata.namespace ?? '';
     if (next.phase !== undefined && next.phase !== last?.phase) {
@@ -69,7 +69,7 @@ export class VMMetrics {
   }
 }
 
-/** Sets the gauge of every namespace to the measure of its pending VMs; only the leader does. */
+/** Sets the gauge of every namespace to the measure of its pending VMs. Only the leader sets values. */
 function show(
   gauge: Gauge<'vm_namespace'>,
   view: VMView,
@@ -89,7 +89,7 @@ function isPending({ metadata, status }: Readonly<VM>): boolean {
   return PENDING_PHASES.has(status?.phase ?? 'Pending') && metadata.deletionTimestamp === undefined;
 }
 
-/** 0 for one that ran before: it has its place, and its age says nothing about this start. */
+/** Returns the age of a VM in seconds. Returns 0 for a VM that ran before, because its age does not show how long this start takes. */
 function secondsWithoutRun({ metadata, status }: Readonly<VM>, now: number): number {
   const created = Date.parse(metadata.creationTimestamp ?? '');
   return status?.firstRunningTime === undefined ? (now - created) / 1000 : 0;

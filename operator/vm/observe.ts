@@ -1,4 +1,7 @@
-/** Looks at the caches for one VM, and at the server itself where acting on a lagging cache could not be undone. */
+/**
+ * Reads from the caches all that one reconcile of a VM needs. Reads from the API server when an action on a lagging cache could
+ * not be undone.
+ */
 import { randomBytes } from 'node:crypto';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
@@ -14,55 +17,55 @@ import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { PODS_BY_PORT } from './podstate.ts';
 
-/** Enough for a UUID, a MAC address and a serial number. */
+/** Number of random bytes: enough for a UUID, a MAC address and a serial number. */
 const ENTROPY_BYTES = 32;
 
-/** A guest's processors and memory, without the overhead of its hypervisor. */
+/** Processors and memory of a guest, without the overhead of its hypervisor. */
 export interface Size {
   readonly cpu: number;
   readonly memoryBytes: bigint;
 }
 
-/** The API server did not let the Pod have another size. */
+/** Refusal of the API server to give the Pod another size. */
 export interface ResizeRefusal {
   readonly wanted: Size;
-  /** The server's own words. */
+  /** Message of the API server. */
   readonly message: string;
-  /** How often in a row. */
+  /** Number of consecutive refusals of this size. */
   readonly attempts: number;
-  /** When it is asked again, in milliseconds since the epoch. */
+  /** Time of the next request for this size, in milliseconds since the epoch. */
   readonly retryAt: number;
 }
 
-/** All that one look at the world says about a VM. Every step and the status are pure functions of this and the clock in it. */
+/** State that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
 export interface Observed {
   readonly vm: VM;
-  /** The Pod of the VM's name that carries the VM's uid, whatever its owner reference says (an orphaned Pod has lost it). */
+  /** Pod with the VM's name and uid. Its owner reference does not matter, because an orphaned Pod has lost it. */
   readonly pod: Pod | undefined;
-  /** Somebody else's Pod has the name: `namespace/name` of its owner, in words. */
+  /** Description of the foreign Pod that has the VM's name; undefined when there is no such Pod. */
   readonly nameTakenBy: string | undefined;
-  /** The Node that the Pod is bound to; undefined when it is gone or the Pod is not bound. */
+  /** Node that the Pod is bound to; undefined when the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
-  /** The API server's last no to another size of the Pod, as long as it is not taken back. */
+  /** Last refusal of another size for the Pod, as long as the VM still requests this size. */
   readonly resizeRefused: ResizeRefusal | undefined;
-  /** The objects that `spec.configRef`, `image` and `iso` name. */
+  /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
-  /** Holders of host ports in use elsewhere, for the message to a VM that waits for one: `8822/TCP` → `namespace/name`. */
+  /** Returns the holder (`namespace/name`) of a host port, for example `8822/TCP`, for the message to a VM that waits for the port. */
   readonly portHolder: (port: string) => string | undefined;
-  /** All Berth hosts. */
+  /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
   readonly config: OperatorConfig;
-  /** Milliseconds since the epoch. */
+  /** Current time in milliseconds since the epoch. */
   readonly now: number;
-  /** The uid of the namespace `kube-system`, which every cluster has from its first minute to its last. */
+  /** Uid of the namespace `kube-system`, which every cluster has for its whole life. */
   readonly clusterUid: string;
-  /** Random bytes as hex, for `hardwareIdentity: Dynamic`. */
+  /** Returns random bytes as hex digits, for `hardwareIdentity: Dynamic`. */
   readonly random: () => string;
 }
 
 export interface Lookups {
   vmConfig(name: string, namespace: string): VMConfig | undefined;
-  /** In the VM's namespace, then in the default one. */
+  /** Looks in the VM's namespace, then in the default namespace. */
   image(name: string): Image | undefined;
   iso(name: string): ISO | undefined;
 }
@@ -105,7 +108,10 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
   };
 }
 
-/** @throws Error where it is not known, rather than give machines an identity that another cluster could have too. */
+/**
+ * Returns the uid of this cluster. Without the uid, machines could get an identity that another cluster also has.
+ * @throws Error when the uid is not known
+ */
 function clusterUid({ namespaces }: Sources): string {
   const uid = namespaces.cache.get(CLUSTER_NAMESPACE)?.metadata.uid;
   if (uid === undefined) {
@@ -118,7 +124,7 @@ function isBound(pod: Pod): boolean {
   return pod.spec.nodeName !== undefined && pod.status?.phase !== 'Failed';
 }
 
-/** The loss of a Pod is recorded for good once its VM ran, so the server itself is asked first. */
+/** Reads the Pod of a VM that ran from the API server, because the loss of such a Pod is recorded for good. */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
     return undefined;
@@ -127,7 +133,10 @@ async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | unde
   return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid ? pod : undefined;
 }
 
-/** A missing Node gives its VMs up, so the server itself is asked first. */
+/**
+ * Returns the Node of a Pod. A Node that is not in the cache is read from the API server, because the VMs of a missing Node are
+ * given up.
+ */
 export async function nodeOf(
   { client, nodes }: Pick<Sources, 'client' | 'nodes'>,
   pod: Pod | undefined,

@@ -1,4 +1,4 @@
-/** A VM's phase, derived anew at each look from the Pod, the host and the written-once facts. */
+/** Derives a VM's phase at each reconcile from the Pod, the host and the facts that are written once. */
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -14,7 +14,10 @@ export interface Phase {
   readonly message: string;
 }
 
-/** Waiting to run: what `berth_pending_vms` counts, and what may be folded into the next write. */
+/**
+ * Phases of VMs that wait to run. `berth_pending_vms` counts these VMs, and changes between these phases may be merged into the
+ * next write.
+ */
 export const PENDING_PHASES = phasesIn('deployment');
 const PRE_RUNNING = ['Pulling', 'Cloning', 'Starting'] as const;
 const TRANSITIONS = ['Stopping', 'Suspending', 'Resuming', 'Starting'] as const;
@@ -37,7 +40,7 @@ function attemptOf({ vm }: Observed): number {
   return vm.status?.attempt ?? 1;
 }
 
-/** Failed only when nothing of the machine is left; until then it is being stopped. */
+/** Returns the phase of a failed VM: Failed when nothing of the machine remains, and Stopping until then. */
 function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failure']>): Phase {
   const gone = pod === undefined || hasEnded(pod) || pod.spec.nodeName === undefined;
   const left = gone || node === undefined || failure.reason === 'HostLost';
@@ -48,7 +51,10 @@ function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failur
   };
 }
 
-/** A silent host: its VMs are not Ready, and after the timeout Failed, though their machines may well run on. */
+/**
+ * Returns the phase of a VM on a silent host; undefined while the host reports. The VM is not Ready, and Failed after the
+ * timeout, although its machine may still run.
+ */
 function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   const { node, pod } = observed;
   if (node === undefined || silentSince(node) === undefined || facts.firstRunningTime === undefined) {
@@ -67,7 +73,7 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   };
 }
 
-/** The contract's table: Pod phase, container state and the condition `berth.dev/Machine` give the VM's phase. */
+/** Returns the phase from the Pod phase, the container state and the condition `berth.dev/Machine`, as the contract's table defines. */
 function podPhase(pod: Pod): Phase {
   if (pod.spec.nodeName === undefined) {
     return { name: 'Pending', reason: 'Pending', message: 'The VM waits for a host' };
@@ -83,7 +89,10 @@ function podPhase(pod: Pod): Phase {
   };
 }
 
-/** While something holds a machine up, the container's reason names the obstacle, and the condition still names the phase. */
+/**
+ * Returns the phase before Running. If an obstacle delays the machine, the container's reason names the obstacle, and the
+ * condition still names the phase.
+ */
 function preRunningPhase(pod: Pod, waiting: string): VMPhase {
   const told = machineCondition(pod)?.reason;
   const named = (word: string | undefined) => PRE_RUNNING.find((phase) => phase === word);

@@ -1,4 +1,4 @@
-/** The Pod of a VM: requests and affinity for the scheduler, and the contract's annotations for the host's agent. */
+/** Builds the Pod of a VM: requests and affinity for the scheduler, and the contract's annotations for the host's agent. */
 import { createHash } from 'node:crypto';
 import {
   DESIRED_ANNOTATION,
@@ -28,18 +28,18 @@ import { hostPodSpec, type Placement } from '../tasks/placement.ts';
 import type { Resolved } from './resolve.ts';
 import { diskRequest, sizeRequests } from './size.ts';
 
-/** How long a guest may take to shut down in order when its VM is deleted; the Kubernetes default. */
+/** Time in seconds for the shutdown of a guest when its VM is deleted: the default of Kubernetes. */
 const TERMINATION_GRACE_SECONDS = 30;
 
 export interface PodOptions {
   readonly vm: VM;
   readonly resolved: Resolved;
   readonly attempt: number;
-  /** Hosts on which an earlier attempt could not start. */
+  /** Names of hosts on which an earlier attempt could not start. */
   readonly avoidedNodes: readonly string[];
   readonly config: OperatorConfig;
   readonly clusterUid: string;
-  /** Hex digits for `hardwareIdentity: Dynamic`, at least 64. */
+  /** Returns at least 64 hex digits, for `hardwareIdentity: Dynamic`. */
   readonly random: () => string;
 }
 
@@ -66,7 +66,10 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
   };
 }
 
-/** The part of the contract that may change while the Pod lives; the agent's acknowledgement hashes the annotation's text. */
+/**
+ * Returns the part of the contract that may change while the Pod lives. The agent's acknowledgement has a hash of the
+ * annotation's text.
+ */
 export function buildDesired(
   vm: VM,
   base: { cpu: number; memoryBytes: bigint; diskSizeBytes: bigint | undefined },
@@ -87,7 +90,7 @@ function identity({ metadata: { name, namespace = '', uid = '' } }: VM): Machine
   return { namespace, name, uid };
 }
 
-/** Fields without a value are left out when it is written as JSON. */
+/** Returns the machine document. Its JSON omits fields without a value. */
 function buildMachine(options: PodOptions): Machine {
   const { vm, resolved, attempt } = options;
   const { spec } = vm;
@@ -131,12 +134,13 @@ function machinePorts(ports: readonly string[] | undefined): MachinePort[] {
 }
 
 /**
- * UUID, serial number and MAC address: from the cluster, namespace and name, so that two clusters of one network share none,
- * or from chance. The MAC is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
+ * Returns UUID, serial number and MAC address. They come from the cluster, namespace and name, so that two clusters of one
+ * network share none of them. For Dynamic they are random.
+ * The MAC address is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
  */
 function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
   const { namespace = '', name } = vm.metadata;
-  // No part has a slash.
+  // No part contains a slash, so two different names never give the same seed.
   const seed = resolved.hardwareIdentity === 'Dynamic' ? random() : `${clusterUid}/${namespace}/${name}`;
   const digest = createHash('sha256').update(`berth-hardware:${seed}`).digest('hex');
   const uuid = [
@@ -189,7 +193,7 @@ function buildSpec(options: PodOptions): PodSpec {
   };
 }
 
-/** The `emptyDir` stands for the VM's disk, so that `kubectl drain` asks before it destroys one. */
+/** Returns the volumes of the Pod. The `emptyDir` stands for the VM's disk, so that `kubectl drain` asks before it destroys a disk. */
 function volumes(vm: VM): NonNullable<PodSpec['volumes']> {
   const secret = vm.spec.userDataSecretRef;
   return [
@@ -205,7 +209,7 @@ function volumes(vm: VM): NonNullable<PodSpec['volumes']> {
   ];
 }
 
-/** Not-ready and unreachable are tolerated for ever: a host that reboots must not lose its VMs. */
+/** Tolerations of not-ready and unreachable without a time limit, because a host that reboots must not lose its VMs. */
 const REBOOTING: readonly Toleration[] = [
   { key: 'node.kubernetes.io/not-ready', operator: 'Exists', effect: 'NoExecute' },
   { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },
@@ -228,7 +232,10 @@ function placementOf({ vm, resolved, avoidedNodes }: PodOptions): Placement {
   };
 }
 
-/** `MostAllocated` prefers hosts that already run VMs; the scheduler has no per-Pod strategy, so affinity to other VMs says it. */
+/**
+ * Returns affinity to other VMs for `MostAllocated`, which prefers hosts that already run VMs. Affinity is used because the
+ * scheduler has no strategy for a single Pod.
+ */
 function packTogether(resolved: Resolved): Pick<NonNullable<PodSpec['affinity']>, 'podAffinity'> {
   if (resolved.placement.strategy !== 'MostAllocated') {
     return {};

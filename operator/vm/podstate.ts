@@ -1,4 +1,4 @@
-/** The state of a VM's machine as its Pod tells it, and the Pod as the operator's cache keeps it. Pure. */
+/** Reads the state of a VM's machine from its Pod, and trims Pods for the operator's cache. Pure. */
 import {
   type Machine,
   type MachineReport,
@@ -15,8 +15,8 @@ import {
 import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 
 /**
- * The Pod as the operator's cache keeps it: a bound Pod without the fields that only the scheduler reads, or that its host repeats.
- * They are two fifths of its memory. The operator reads none of them.
+ * Returns the Pod as the operator's cache keeps it. A bound Pod loses the fields that only the scheduler reads, or that its host
+ * repeats. They use two fifths of its memory, and the operator reads none of them.
  */
 export function trimPod(pod: Pod): Pod {
   if (pod.spec.nodeName === undefined) {
@@ -33,9 +33,9 @@ export function trimPod(pod: Pod): Pod {
   };
 }
 
-/** Index of Pods by the host ports they reserve, `8822/TCP`. */
+/** Index of Pods by the host ports that they reserve, for example `8822/TCP`. */
 export const PODS_BY_PORT = 'port';
-/** Index of Pods by the Node they are bound to. */
+/** Index of Pods by the Node that they are bound to. */
 export const PODS_BY_NODE = 'node';
 
 export function podPorts(pod: Pod): string[] {
@@ -49,12 +49,12 @@ export function hasEnded(pod: Pod): boolean {
   return pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
 }
 
-/** The waiting reasons of a machine that was made and not started. */
+/** Waiting reasons of a machine that was created but not started. */
 const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
 
 /**
- * Whether a machine of this Pod ever ran. A machine that was made and not started, because it was wanted off, waits without the id
- * that agents give at the first start. A terminated machine that never ran carries no `startedAt`.
+ * Returns true if a machine of this Pod ever ran. A machine that was created but not started, because it should be off, waits
+ * without an id, which agents assign at the first start. A terminated machine that never ran has no `startedAt`.
  */
 export function hasRun(pod: Pod): boolean {
   if (pod.status?.phase === 'Running') {
@@ -80,10 +80,10 @@ export function terminated(pod: Pod): ContainerState['terminated'] {
   return containerState(pod)?.terminated;
 }
 
-/** One look reads the document several times, and a Pod of the cache never changes. */
+/** Parsed machine documents by Pod. One reconcile reads the document several times, and a Pod in the cache never changes. */
 const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
 
-/** The machine document of a Pod; undefined when it cannot be read (another version wrote it). */
+/** Returns the machine document of a Pod; undefined when it cannot be read, for example because another version wrote it. */
 export function machineOf(pod: Pod): Machine | undefined {
   const known = machines.get(pod);
   if (known !== undefined) {
@@ -103,7 +103,7 @@ export function podAttempt(pod: Pod): number {
   return machineOf(pod)?.attempt ?? 1;
 }
 
-/** The container's waiting state; empty while it is not waiting. */
+/** Returns the waiting state of the machine's container; empty while it does not wait. */
 export function waitingState(pod: Pod | undefined): NonNullable<ContainerState['waiting']> {
   return (pod && containerState(pod)?.waiting) ?? {};
 }
@@ -116,13 +116,13 @@ export function podCondition(pod: Pod | undefined, type: string): PodCondition |
   return pod?.status?.conditions?.find((condition) => condition.type === type);
 }
 
-/** The agent's report of the machine; empty when there is none (a simulated host) or it cannot be read. */
+/** Returns the agent's report of the machine; empty when there is no report (a simulated host) or it cannot be read. */
 export function machineReport(pod: Pod | undefined): MachineReport {
   const result = machineReportSchema.safeParse(parseDocument(podCondition(pod, MACHINE_CONDITION)?.message));
   return result.success ? result.data : {};
 }
 
-/** The machine as last asked for, from the Pod's annotation. */
+/** Returns the text of the Pod's annotation with the last desired state of the machine. */
 export function desiredText(pod: Pod): string | undefined {
   return pod.metadata.annotations?.[DESIRED_ANNOTATION];
 }

@@ -1,6 +1,6 @@
 /**
- * Resolves the settings of a VM once, at its deployment: VM → VMConfig → Image or ISO → operator's configuration → built-in.
- * A group of which only one can be given (image or iso) is taken whole.
+ * Resolves the settings of a VM once, at its deployment: VM → VMConfig → Image or ISO → operator's configuration → built-in
+ * value. Image and iso are one group: both come from the first source that has one of the two.
  */
 import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -14,11 +14,11 @@ import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { contentOf } from '../image/content.ts';
 import type { Observed } from './observe.ts';
 
-/** A disk or ISO: the source for the agent, and the container's image, by which the scheduler prefers hosts that have it. */
+/** Disk or ISO: the source for the agent, and the container image, because the scheduler prefers hosts that have this image. */
 export interface ResolvedImage {
   readonly source: MachineImageSource;
   readonly containerImage: string;
-  /** `berth.dev/NAMESPACE/NAME` of the Image or ISO object, where one was named. */
+  /** Name of the Image or ISO as `berth.dev/NAMESPACE/NAME`; undefined for a plain image reference. */
   readonly name?: string;
   readonly format: 'Auto' | 'Raw' | 'QCOW2';
 }
@@ -32,7 +32,7 @@ export interface Resolved {
   readonly cpu: number;
   readonly memoryBytes: bigint;
   readonly diskSizeBytes: bigint | undefined;
-  /** The size of the image's disk, if it is known before a host has it. */
+  /** Size of the image's disk in bytes, if it is known before a host has the image. */
   readonly imageSizeBytes: bigint | undefined;
   readonly display: { width: number; height: number; dpi: number } | undefined;
   readonly placement: NonNullable<VMSpec['placement']>;
@@ -43,7 +43,10 @@ export interface Resolved {
   readonly config: { name: string; namespace: string; generation: number } | undefined;
 }
 
-/** Why a VM cannot be resolved: `wait` for something that may still come, or `terminal` when it never can. */
+/**
+ * Reason why a VM cannot be resolved. `wait` means that the missing object may still appear. `terminal` means that the VM can
+ * never be resolved.
+ */
 export interface Unresolved {
   readonly kind: 'wait' | 'terminal';
   readonly reason:
@@ -60,10 +63,10 @@ export function isUnresolved(value: Resolved | Unresolved): value is Unresolved 
   return 'reason' in value;
 }
 
-/** The values of a display that are not given, when others are; also an IPSW's default. */
+/** Values of a display for fields that are not given, if other fields are given or the image comes from an IPSW. */
 const DEFAULT_DISPLAY = { width: 1920, height: 1080, dpi: 96 };
 
-/** The settings of one source; the first source with a field wins. */
+/** Settings of one source. The first source with a field wins. */
 type Layer = Partial<Omit<VMSpec, 'configRef' | 'ports' | 'image' | 'iso'>>;
 
 function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field): Layer[Field] {
@@ -107,7 +110,10 @@ function imageLayer(image: Image | ISO | undefined): Layer {
   return { architecture, os, imagePullSecrets };
 }
 
-/** Looks in the namespace that the VM names; without one, in its own and then in the default one. */
+/**
+ * Finds the VMConfig in the namespace that the VM names. Without a name, searches the VM's own namespace and then the default
+ * namespace.
+ */
 function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
   const ref = vm.spec.configRef;
   if (ref === undefined) {
@@ -143,7 +149,7 @@ function configIdentity({ metadata }: VMConfig): NonNullable<Resolved['config']>
 interface ResolvedImages {
   readonly image: ResolvedImage | undefined;
   readonly iso: ResolvedImage | undefined;
-  /** The named objects, for their architecture, os and pull secrets. */
+  /** The named objects, which provide architecture, os and pull secrets. */
   readonly imageObject: Image | undefined;
   readonly isoObject: ISO | undefined;
 }
@@ -169,7 +175,7 @@ function resolveImages(observed: Observed, config: VMConfigSpec | undefined): Re
   return disc !== undefined && 'reason' in disc ? disc : { image: disk, iso: disc, imageObject, isoObject };
 }
 
-/** The object of that name; a reference names none. */
+/** Returns the object of that name; undefined for an image reference, which names no object. */
 function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
   return name === undefined || isImageReference(name) ? undefined : lookup(name);
 }
@@ -209,7 +215,7 @@ function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
   return {
     architecture: pick(layers, 'architecture'),
     os: pick(layers, 'os'),
-    // The operator's configuration is the last layer and has these two always.
+    // The operator's configuration is the last layer and always has cpu and memory.
     cpu: pick(layers, 'cpu') ?? 0,
     memoryBytes: parseQuantity(pick(layers, 'memory') ?? '0'),
     diskSizeBytes: diskSize === undefined ? undefined : parseQuantity(diskSize),

@@ -1,8 +1,8 @@
-/** The scheduler's reasons for a Pending VM, condensed for people. */
+/** Condenses the scheduler's reasons for a Pending VM for people. */
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
 
-/** The scheduler's own words, each with what a person should read instead; `%` is the number of hosts. */
+/** Patterns of the scheduler's reasons, each with the text for people; `%` is the number of hosts. */
 const REASONS: readonly (readonly [RegExp, string])[] = [
   [/^Insufficient berth\.dev\/slot$/, '% full (no free berth)'],
   [/^Insufficient berth\.dev\/macos-guest$/, '% with two macOS guests already'],
@@ -16,11 +16,17 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/untolerated taint.*node\.kubernetes\.io\/(unreachable|not-ready)/, '% not reachable'],
   [/untolerated taint.*unschedulable|were unschedulable/, '% cordoned'],
 ];
-/** Nodes that are no Berth host, or do not match the VM: of no interest when a host was considered. */
+/**
+ * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. These reasons are not shown when a host was
+ * considered.
+ */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
-/** All that the scheduler of Kubernetes 1.36 says of taints (earlier ones name the taint); nodes that are no Berth host are among them. */
+/**
+ * Pattern of the only reason about taints in Kubernetes 1.36; earlier versions name the taint. The reason includes nodes that are
+ * not Berth hosts.
+ */
 const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
-/** The scheduler's words about claims and preemption, which Berth never uses. */
+/** Beginning of the scheduler's text about claims and preemption, which Berth never uses. */
 const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
 
@@ -29,15 +35,15 @@ export interface SchedulingReason {
   readonly message: string;
 }
 
-/** Facts that the scheduler does not tell. */
+/** Facts that the scheduler's message does not contain. */
 export interface SchedulingHints {
-  /** The holder of a reserved port: `8822/TCP` → `namespace/name`. */
+  /** Returns the holder (`namespace/name`) of a reserved port, for example `8822/TCP`. */
   readonly portHolder: (port: string) => string | undefined;
-  /** All Berth hosts, for their taints. */
+  /** Returns the Nodes of all Berth hosts, for their taints. */
   readonly hosts: () => readonly Node[];
 }
 
-/** Why the Pod has no host yet. */
+/** Returns why the Pod has no host yet. */
 export function schedulingReason(pod: Pod, { portHolder, hosts }: SchedulingHints): SchedulingReason {
   const condition = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
   if (condition === undefined || condition.status !== 'False') {
@@ -48,7 +54,10 @@ export function schedulingReason(pod: Pod, { portHolder, hosts }: SchedulingHint
   return { reason: 'Unschedulable', message: `${message}${holders}` };
 }
 
-/** `0/3 nodes are available: 1 Insufficient berth.dev/slot, 2 node(s) didn't match …. preemption: …` in a person's words. */
+/**
+ * Translates a message of the scheduler for people. The message has the form `0/3 nodes are available: 1 Insufficient
+ * berth.dev/slot, 2 node(s) didn't match …. preemption: …`.
+ */
 export function condense(message: string, taints: () => string[]): string {
   const [head = ''] = message.split(AFTER_REASONS);
   const match = HEADER.exec(head.trim().replace(/\.$/, ''));
@@ -80,7 +89,7 @@ function describe({ count, text }: Reason): string {
   return known === undefined ? `${count} ${text}`.trim() : known[1].replace('%', String(count));
 }
 
-/** Splits at commas outside braces: a taint is written `{key: value}`. */
+/** Splits a message at each comma before a number. A taint is written `{key: value}` and stays in one part. */
 function splitReasons(text: string): string[] {
   return text.split(/,\s*(?=\d+ )/).filter((part) => part !== '');
 }
@@ -96,7 +105,7 @@ function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): 
   return held.length === 0 ? '' : ` (${held.join(', ')})`;
 }
 
-/** What a person should read of a taint, by its key; `%` is the number of hosts. */
+/** Texts for people about taints, by the taint's key; `%` is the number of hosts. */
 const TAINT_TEXTS: Readonly<Record<string, string>> = {
   [NAT_TAINT]: '% with broken NAT',
   [DEDICATED_KEY]: '% given to another namespace',
@@ -106,8 +115,9 @@ const TAINT_TEXTS: Readonly<Record<string, string>> = {
 };
 
 /**
- * Which taints keep a Pod off Berth's hosts: the scheduler of Kubernetes 1.36 only says that there are some.
- * `1 with broken NAT`, `2 not reachable`, …, of the hosts that the Pod may go to otherwise.
+ * Describes the taints that keep a Pod off Berth's hosts, because the scheduler of Kubernetes 1.36 only states that there are
+ * taints.
+ * @returns texts like `1 with broken NAT`, `2 not reachable`, for the hosts that the Pod may use otherwise
  */
 export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   const counts = new Map<string, number>();
@@ -121,7 +131,7 @@ export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   return [...counts].map(([text, count]) => text.replace('%', String(count)));
 }
 
-/** A Pod that names its host was never compared with the others. */
+/** Returns true if the Pod may run on a host of this name. The scheduler never compared a Pod that names its host with other hosts. */
 function isAskedFor(pod: Pod, host: Node): boolean {
   const required = pod.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
   const fields = required?.nodeSelectorTerms[0]?.matchFields ?? [];

@@ -1,6 +1,6 @@
 /**
- * How large a machine is. What counts is its Pod's requests: the scheduler and ResourceQuota see them, and they change by
- * `pods/resize` alone. The agent is told that size and never more.
+ * Determines the size of a machine. The Pod's requests decide, because the scheduler and ResourceQuota read them, and only
+ * `pods/resize` changes them. The agent gets this size and never a larger size.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
@@ -13,24 +13,28 @@ import type { Observed, ResizeRefusal, Size } from './observe.ts';
 import { machineReport, podCondition } from './podstate.ts';
 import type { Resolved } from './resolve.ts';
 
-/** No watch tells when a quota has room again. The wait doubles: fleets that wait for one quota do not crowd the API server. */
+/**
+ * First wait in milliseconds after a refused resize, because no watch shows when a quota has room again. The wait doubles, so
+ * that fleets that wait for one quota do not overload the API server.
+ */
 const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
-/** The controller-manager counts every quota anew this often. */
+/** Longest wait in milliseconds after a refused resize. The controller-manager computes every quota again at this interval. */
 const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
 
-/** The ratio is taken with six decimals, so that no rounding of fractions makes a request larger than it says. */
+/** Scale of the ratio: six decimals, so that rounding never makes a request larger than the ratio states. */
 const RATIO_SCALE = 1_000_000n;
-/** Requests are whole mebibytes: people read them. */
+/** Unit of a disk request in bytes. Requests are whole mebibytes, because people read them. */
 const MEBIBYTE = 2n ** 20n;
 
-/** The requests of the Pod's machine for a guest of that size. */
+/** Returns the requests of the Pod's machine for a guest of that size. */
 export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory: string } {
   return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
 }
 
 /**
- * How much of its host's disk a VM's Pod requests, as a quantity: the disk's size, which is never less than its image's, times
- * `diskRequestRatio`. The request counts from the Pod's making on: Kubernetes resizes no disk.
+ * Returns how much of its host's disk a VM's Pod requests, as a quantity. This is the disk's size, at least its image's size,
+ * times `diskRequestRatio`.
+ * The request applies from the creation of the Pod and stays the same, because Kubernetes resizes no disk.
  */
 export function diskRequest(
   { diskSizeBytes, imageSizeBytes }: Pick<Resolved, 'diskSizeBytes' | 'imageSizeBytes'>,
@@ -45,7 +49,7 @@ export function diskRequest(
   return formatQuantity(divideUp(sizeBytes * ratio, RATIO_SCALE * MEBIBYTE) * MEBIBYTE);
 }
 
-/** The size that the Pod's requests count; undefined where they say nothing. */
+/** Returns the size in the Pod's requests; undefined when the requests contain no cpu or memory. */
 export function podSize(pod: Pod): Size | undefined {
   const { cpu, memory } = machineContainer(pod)?.resources?.requests ?? {};
   return cpu === undefined || memory === undefined
@@ -56,7 +60,7 @@ export function podSize(pod: Pod): Size | undefined {
       };
 }
 
-/** The size that the VM asks for while its Pod has another; undefined when there is nothing to change. */
+/** Returns the size that the VM requests while its Pod has another size; undefined when there is nothing to change. */
 export function wantedSize({ vm, pod }: Pick<Observed, 'vm' | 'pod'>): Size | undefined {
   const counted = pod && podSize(pod);
   if (counted === undefined) {
@@ -71,7 +75,7 @@ function isSameSize(one: Size, other: Size): boolean {
   return one.cpu === other.cpu && one.memoryBytes === other.memoryBytes;
 }
 
-/** The Pod's containers with the requests of another size, for a PATCH of `pods/resize`. */
+/** Returns the Pod's containers with the requests of another size, for a PATCH of `pods/resize`. */
 export function resizedContainers(pod: Pod, size: Size): Container[] {
   return pod.spec.containers.map((container) => {
     const { resources } = container;
@@ -82,7 +86,7 @@ export function resizedContainers(pod: Pod, size: Size): Container[] {
   });
 }
 
-/** Remembers one more refusal of the same size, or the first of another. */
+/** Returns one more refusal of the same size, or the first refusal of another size. */
 export function refusedAgain(
   { resizeRefused: last, now }: Observed,
   wanted: Size,
@@ -93,7 +97,7 @@ export function refusedAgain(
   return { wanted, message, attempts, retryAt: now + wait };
 }
 
-/** The refusal of the size that the VM still asks for. */
+/** Returns the refusal of the size that the VM still requests; undefined without such a refusal. */
 export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
   const { resizeRefused } = observed;
   const wanted = wantedSize(observed);
@@ -102,7 +106,10 @@ export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
   return stands ? resizeRefused : undefined;
 }
 
-/** True while the VM asks for another size than its machine runs with, or may be started with. */
+/**
+ * Returns the condition RestartRequired while the VM requests another size than its machine runs with, or may start with;
+ * otherwise undefined.
+ */
 export function restartRequired(observed: Observed): ConditionDraft | undefined {
   const draft = { type: 'RestartRequired', status: 'True' } as const;
   const { pod } = observed;
@@ -142,7 +149,7 @@ function differs(pod: Pod, counted: Size | undefined): string | undefined {
     : `The machine runs with ${inWords(started)}; ${inWords(counted)} takes effect at the next start`;
 }
 
-/** The size that the running or suspended machine was started with, as its host reports it. */
+/** Returns the size that the running or suspended machine was started with, as its host reports it. */
 function startedSize(pod: Pod): Size | undefined {
   const { cpu, memoryBytes } = machineReport(pod);
   return cpu === undefined || memoryBytes === undefined

@@ -1,4 +1,4 @@
-/** The whole status of a VM, computed in one place from the look at the world and the written-once facts. */
+/** Computes the whole status of a VM from the observed state and the facts that are written once. */
 import { timestamp } from '../../base/time.ts';
 import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -26,9 +26,9 @@ import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
 
-/** Findings of the steps that the Pod cannot tell. */
+/** Findings of the steps that the Pod does not show. */
 export interface Findings {
-  /** Why no Pod could be made: resolution, a taken name, a refusal by the API server. */
+  /** Reason why no Pod could be created: unresolved settings, a used name, or a refusal by the API server. */
   readonly blocked?:
     | { condition: 'Scheduled' | 'ImageReady' | 'Stalled'; reason: Reason; message: string }
     | undefined;
@@ -60,7 +60,7 @@ function hostAddress({ pod, node }: Observed): string | undefined {
   return pod.status?.hostIP ?? internal?.address;
 }
 
-/** The machine as the Pod tells it; kept from the last status once the Pod is gone, as the VM's record. */
+/** Returns the machine's part of the status. After the Pod's deletion, the values of the last status are kept as the VM's record. */
 function machineStatus({ vm, pod }: Observed): Partial<VMStatus> {
   const machine = pod === undefined ? undefined : machineOf(pod);
   const kept = vm.status ?? {};
@@ -117,8 +117,9 @@ function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
 }
 
 /**
- * `Ready` and `Scheduled` from the first sight on; the others only while they say something, as kstatus has it for Reconciling and
- * Stalled. A condition that is absent counts as Unknown, and each costs the API server 0.3 ms in every write of the status.
+ * Returns the conditions. `Ready` and `Scheduled` exist from the first reconcile on. Others exist only while they have
+ * information, as kstatus defines it for Reconciling and Stalled. An absent condition means Unknown. Each condition costs the API
+ * server 0.3 ms in every write of the status.
  */
 function conditions(observed: Observed, phase: Phase, findings: Findings): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;
@@ -250,7 +251,7 @@ function guestAgent({ pod }: Observed): Draft | undefined {
       };
 }
 
-/** The finding of a VM that cannot be resolved. */
+/** Returns the finding for a VM that cannot be resolved. */
 export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked']> {
   const { reason, message } = unresolved;
   if (reason === 'ImageNotFound' || reason === 'ImageNotReady') {
@@ -260,8 +261,8 @@ export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked
 }
 
 /**
- * Whether a status differs from the last only in fields that may be held back and folded into the next write. So may the first: a VM that
- * runs within that time is never said to be Pending.
+ * Returns true if a status differs from the last only in fields that may be held back and merged into the next write. This
+ * includes the first status: a VM that runs within that time is never reported as Pending.
  */
 export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {
   const { attempt, observedGeneration } = next;

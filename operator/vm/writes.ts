@@ -1,4 +1,4 @@
-/** The one place where a VM's reconcile writes, by the key of the VM and its Pod, `namespace/name`. */
+/** Writes all objects for the reconcile of a VM. The key of the VM and its Pod is `namespace/name`. */
 import {
   DESIRED_ANNOTATION,
   GIVEN_UP_ANNOTATION,
@@ -28,7 +28,7 @@ export interface VMWriterOptions {
   readonly consistency: Consistency;
 }
 
-/** The look at the world after a write; `blocked` when the API server or somebody's Pod stood in its way. */
+/** Observed state after a write. `blocked` is set when the API server or a foreign Pod prevented the write. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Findings['blocked'];
@@ -46,7 +46,10 @@ export class VMWriter {
     this.#pods = new Writer({ client, consistency, type: PODS, informer: pods });
   }
 
-  /** @throws ApiError for a fault that a later try may mend, without a word to people: 409, 5xx, a right that is missing */
+  /**
+   * Executes one write. Returns the observed state after it.
+   * @throws ApiError when a later attempt may succeed and people need no message: 409, 5xx, a missing right
+   */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
       case 'addFinalizer':
@@ -76,24 +79,27 @@ export class VMWriter {
     }
   }
 
-  /** @returns false when the VM is gone */
+  /**
+   * Writes the VM's status.
+   * @returns false when the VM no longer exists
+   */
   async writeStatus(vm: VM, patch: object): Promise<boolean> {
     return (await this.#vms.patch(keyOf(vm), vm, { status: patch }, 'status')) !== undefined;
   }
 
-  /** Grace 0 where no agent is left to end the machine in order. */
+  /** Deletes the Pod. With `force` the grace period is 0, because no agent can end the machine cleanly any more. */
   async deletePod(pod: Pod | undefined, force: boolean): Promise<void> {
     if (pod !== undefined) {
       await this.#pods.delete(pod, force ? { gracePeriodSeconds: 0 } : {});
     }
   }
 
-  /** Takes our finalizer off a Pod that no VM of ours stands behind any more. */
+  /** Removes Berth's finalizer from a Pod whose VM no longer exists. */
   async releaseOrphan(pod: Pod): Promise<void> {
     await this.#pods.setFinalizer(keyOf(pod), pod, POD_FINALIZER, false);
   }
 
-  /** Whether the VM of that uid is really gone: asked of the server, for a cache may lag behind. */
+  /** Returns true if the VM with this uid no longer exists. Reads the API server, because a cache may lag behind. */
   async vmIsGone(key: string, uid: string): Promise<boolean> {
     const vm = await unlessMissing(this.#options.client.get(VMS, refOf(key)));
     return vm?.metadata.uid !== uid;
@@ -121,13 +127,16 @@ export class VMWriter {
     }
   }
 
-  /** Ours if it carries the VM's uid (an orphaned Pod has lost its owner reference); never adopted otherwise. */
+  /**
+   * Returns the state with the existing Pod if this Pod has the VM's uid; an orphaned Pod has lost only its owner reference. Any
+   * other Pod is never adopted.
+   */
   async #existingPod(observed: Observed): Promise<Executed> {
     const { client, nodes } = this.#options;
     const key = keyOf(observed.vm);
     const pod = await client.get(PODS, refOf(key));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
-      // It may have been bound since: without its host, the host would be taken for one that is gone.
+      // The Pod may have been bound since. Without its Node in the state, its host would seem to be deleted.
       const node = await nodeOf({ client, nodes }, pod);
       return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
     }
@@ -137,7 +146,10 @@ export class VMWriter {
     return { observed, blocked: { condition: 'Scheduled', reason: 'PodNameTaken', message } };
   }
 
-  /** The resourceVersion keeps this write from undoing that of another VM of the host. */
+  /**
+   * Stores the MAC addresses on the Node. The resourceVersion prevents this write from undoing the write for another VM of the
+   * host.
+   */
   async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {
       return;
@@ -148,8 +160,8 @@ export class VMWriter {
     try {
       await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
     } catch (error) {
-      // Without its Node the host is fenced. A host can fill its own annotations: then nothing is remembered, and no warning
-      // comes later, but its VMs can be deleted.
+      // Without its Node, the host is fenced. A host can also fill its own annotations. No address is then stored and no warning
+      // follows later, but the host's VMs can still be deleted.
       if (!isNotFound(error) && !isInvalid(error)) {
         throw error;
       }
@@ -170,7 +182,7 @@ export class VMWriter {
       : { ...observed, pod: (await this.#pods.patch(keyOf(vm), pod, { metadata })) ?? pod };
   }
 
-  /** A refusal by quota or server is no error, but news. */
+  /** Requests another size for the Pod. A refusal by quota or the API server is not an error: it is stored in the observed state. */
   async #resizePod(observed: Observed, size: Size): Promise<Observed> {
     const { vm, pod } = observed;
     if (pod === undefined) {
@@ -189,7 +201,7 @@ export class VMWriter {
   }
 }
 
-/** Quota, Pod Security or another admission said no: the server's own words. */
+/** Returns the finding after a refusal by quota, Pod Security or another admission, with the API server's message. */
 function refused(error: ApiError): NonNullable<Findings['blocked']> {
   return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
 }

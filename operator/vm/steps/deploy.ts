@@ -5,15 +5,15 @@ import { isUnresolved, resolve } from '../resolve.ts';
 import { blockedBy } from '../status.ts';
 import { NOTHING, requeueAfter, type StepResult, waitFor } from './step.ts';
 
-/** A Pod that is not ours has the VM's name, and no watch tells when it goes. */
+/** Time in milliseconds between checks when another object's Pod has the VM's name, because no watch shows when this Pod is deleted. */
 const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
 
-/** It has none, never ran and has not failed. */
+/** Returns true if the VM has no Pod, never ran and has not failed. */
 export function needsPod({ pod }: Observed, { failure, firstRunningTime }: Facts): boolean {
   return pod === undefined && failure === undefined && firstRunningTime === undefined;
 }
 
-/** Resolves the VM and makes its Pod, unless it has one, ran before or has failed. */
+/** Resolves the VM and creates its Pod, unless the VM has a Pod, ran before or has failed. */
 export function deploy(observed: Observed, facts: Facts): StepResult {
   const { vm, nameTakenBy, config, clusterUid, random } = observed;
   if (!needsPod(observed, facts)) {

@@ -9,7 +9,10 @@ import { desiredText, hasEnded } from '../podstate.ts';
 import { podSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 
-/** Tells the agent the state that the machine should have: as large as its Pod counts, and its disk as large as the VM says. */
+/**
+ * Writes the desired state of the machine for the agent. CPU and memory come from the Pod's requests, and the disk size comes
+ * from the VM.
+ */
 export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
   const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;
   if (ended || facts.failure !== undefined) {

@@ -1,4 +1,4 @@
-/** The steps of a VM in their order; the first whose outcome is not `done` ends the look. */
+/** Lists the steps of a VM in their order. The first step whose outcome is not `done` ends the reconcile. */
 import type { Observed } from '../observe.ts';
 import { deploy } from './deploy.ts';
 import { desire } from './desire.ts';

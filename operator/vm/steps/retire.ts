@@ -7,8 +7,8 @@ import { hasEnded, hasRun, podAttempt } from '../podstate.ts';
 import { NOTHING, type StepResult, waitFor, type Write } from './step.ts';
 
 /**
- * Lets a Pod go that has ended or must end: of an earlier placement, of a VM that failed, or deleted from outside.
- * Acts only on facts that are in the VM's status already.
+ * Ends a Pod and releases it: the Pod of an earlier placement, of a failed VM, or a Pod that was deleted from outside. Uses only
+ * facts that are already in the VM's status.
  */
 export function retirePod(observed: Observed, _facts: Facts): StepResult {
   const { pod } = observed;
@@ -23,7 +23,7 @@ export function retirePod(observed: Observed, _facts: Facts): StepResult {
     : NOTHING;
 }
 
-/** A Failed Pod of a failed VM stays, for its log, until the VM is deleted. */
+/** Returns true if the Pod must be deleted. An ended Pod of a failed VM stays for its log until the VM is deleted. */
 function mustGo(observed: Observed, pod: Pod): boolean {
   const { status } = observed.vm;
   return (status?.attempt ?? 1) > podAttempt(pod) || (status?.failure !== undefined && !hasEnded(pod));
@@ -46,7 +46,7 @@ function letGo(observed: Observed, pod: Pod): StepResult {
     : waitFor('the Pod to go', { kind: 'releasePod' });
 }
 
-/** Before the Pod goes, which alone knows the machine's addresses. */
+/** Returns the write that stores the machine's addresses before the Pod is released, because only the Pod has them. */
 function remember(observed: Observed, pod: Pod): Write[] {
   const macAddresses = toRemember(observed, pod);
   return macAddresses === undefined ? [] : [{ kind: 'rememberGivenUp', macAddresses }];
@@ -62,7 +62,7 @@ function factsAreWritten({ vm }: Observed, pod: Pod): boolean {
   return runIsKnown && endIsKnown;
 }
 
-/** Deletion of the VM: its Pod, then, once that is gone, the VM's own finalizer. */
+/** Deletes the Pod of a deleted VM. Once the Pod no longer exists, removes the VM's own finalizer. */
 export function deleteMachine(observed: Observed): StepResult {
   const { pod } = observed;
   if (pod === undefined) {

@@ -1,4 +1,4 @@
-/** A step is a pure function of one look at the world. It returns the writes and how to go on. */
+/** Types of a VM's steps. A step is a pure function of the observed state. It returns the writes, and how the reconcile continues. */
 import type { Pod } from '../../../kube/core.ts';
 import type { Unsaved } from '../../../kube/objects.ts';
 import type { Facts } from '../facts.ts';
@@ -9,19 +9,19 @@ export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod> }
-  /** By `pods/resize`; a refusal becomes {@link Observed.resizeRefused}. */
+  /** Uses `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */
   | { readonly kind: 'resizePod'; readonly size: Size }
   | { readonly kind: 'patchDesired'; readonly text: string }
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'releasePod' }
-  /** Written on the Pod's Node. */
+  /** Writes to the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   | { readonly kind: 'deleteVM' };
 
 export type Outcome =
-  /** Go on with the next step. */
+  /** The reconcile continues with the next step. */
   | { readonly kind: 'done' }
-  /** Nothing more to do until something changes; `for` names it. */
+  /** There is nothing to do until a change. `for` names this change. */
   | { readonly kind: 'wait'; readonly for: string }
   | { readonly kind: 'requeueAfter'; readonly milliseconds: number };
 
