@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import type { Node } from '../../kube/core.ts';
 import { addressesOf, plainAddress, refusalOfAddresses, type Surroundings } from './addresses.ts';
 
-/** Addresses of Nodes by name. */
+/** Addresses of Nodes, by the Node's name. */
 const NODES: Record<string, string[]> = {
   'mac-1': ['10.0.0.7', '2001:DB8::7', 'fd00::7', '10.96.0.9', '127.0.0.1', '0.0.0.0', 'mac-1.example'],
   'mac-2': ['10.0.0.20'],

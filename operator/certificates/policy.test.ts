@@ -8,7 +8,7 @@ import { rivalOf } from './joining.ts';
 import { parseConfig } from '../config/config.ts';
 import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 
-/** About one in 200 is. */
+/** Number of random requests. About one in 200 of them is approved. */
 const OF_WHICH_SOME_ARE_APPROVED = 5_000;
 
 interface Asker {
@@ -19,7 +19,7 @@ interface Asker {
 
 const CONFIG = parseConfig({}, 'test');
 
-/** As they were made before: for any name. */
+/** Bootstrap token of an earlier version, which is valid for any host name. */
 const oldToken: Asker = {
   username: 'system:bootstrap:abcdef',
   groups: ['system:bootstrappers', 'system:bootstrappers:berth'],
@@ -31,7 +31,7 @@ const otherBootstrap: Asker = {
 };
 const host = nodeUser('h1');
 const kubelet = nodeUser('k1');
-/** What is in the cluster: a host of ours, and a node with a kubelet that calls itself one. */
+/** Nodes of the cluster: a Berth host, and a kubelet's Node that claims to be a host. */
 const NODES = new Map([
   ['h1', nodeOf('h1', { 'berth.node-restriction.kubernetes.io/host': 'true' }, '127.0.0.1')],
   ['k1', nodeOf('k1', { 'berth.dev/host': 'true' }, '127.0.0.2')],
@@ -52,7 +52,7 @@ function tokenFor(...names: string[]): Asker {
   return { ...oldToken, groups: ['system:bootstrappers', 'system:bootstrappers:berth', ...groups] };
 }
 
-/** The projected token of an agent's Pod. */
+/** Returns a requester with the projected token of an agent's Pod that runs on `nodes`. */
 function podOn(...nodes: string[]): Asker {
   return {
     username: 'system:serviceaccount:berth-system:berth-agent',
@@ -88,7 +88,7 @@ const forKubelet = request({ commonName: 'system:node:k1' });
 const forNew = request({ commonName: 'system:node:new' });
 const serving = request({ ipAddresses: ['127.0.0.1'] });
 
-/** As the controller goes about it. */
+/** Judges a request in the same steps as the controller. */
 function judge(
   by: Asker,
   parsed: SigningRequest | undefined,

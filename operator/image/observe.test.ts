@@ -24,7 +24,10 @@ function holding<T extends KubeObject>(objects: readonly T[]): Informer<T> {
 
 const EMPTY = { empty: { size: '1Gi' } };
 
-/** What a copy in platform-ci copies where these are, as `namespace/name`; and whom that one's changes are news for. */
+/**
+ * Returns the uid of the object that a copy in platform-ci copies, and the keys (`namespace/name`) of the Images that a change of
+ * this object concerns. `others` are the existing Images.
+ */
 function copied(name: string, copyOf: { name: string; namespace?: string }, others: readonly Image[]) {
   const copy = image('platform-ci', name, { copyOf });
   const objects = holding([copy, ...others]);

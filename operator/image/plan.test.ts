@@ -37,7 +37,7 @@ const ran: VM = {
   status: { phase: 'Running', nodeName: 'mac1', firstRunningTime: '2026-01-01T00:00:00Z' },
 };
 
-/** The world around one Image: what the planner asks for happens, and time goes on. */
+/** Model of the world around one Image. Planned Jobs are created, and time passes. */
 class World {
   object: Image;
   now = START;
@@ -265,7 +265,7 @@ describe('actions', () => {
         ...world.object,
         spec: { ...world.object.spec, commit: { vmName: 'builder', requestedAt: time } },
       };
-      // Jobs go an hour after their end.
+      // Jobs are deleted an hour after their end.
       world.jobs.length = 0;
       world.step();
       world.succeed();
@@ -297,7 +297,7 @@ describe('whatever Jobs do', () => {
         world.step();
         expect(world.open.length).toBeLessThanOrEqual(1);
         expect(!hadContent || world.object.status?.content !== undefined).toBe(true);
-        // A Job that was made is seen with the next look.
+        // The next step sees the Job that this step created.
         world.step();
         const { status } = world.object;
         world.step();

@@ -1,6 +1,6 @@
 /**
- * The promises of an ImageCacheEntry over thousands of interleavings: what hosts, the scheduler, people and crashes of the
- * operator do, in any order, against the pure plan. The world here is a model of the API server and of agents for one entry.
+ * Checks the promises of an ImageCacheEntry over thousands of interleavings. Hosts, the scheduler, people and crashes of the
+ * operator act in any order against the pure plan. The world here is a model of the API server and of agents for one entry.
  */
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
@@ -19,7 +19,7 @@ import { mergeDiff } from '../objects/mergepatch.ts';
 
 const FULL = 'HostFull: no place of the host is free';
 const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLength: 150 };
-/** Minutes: retries wait up to an hour. */
+/** Number of rounds of one minute. Retries wait up to an hour. */
 const ROUNDS = 400;
 
 function expectPromises(world: World): void {
@@ -30,7 +30,7 @@ function expectPromises(world: World): void {
       continue;
     }
     const isKnown = world.entry.status?.holders?.includes(name) === true;
-    // A Job stands for its host too: a Node that was away may be back with it.
+    // A Job also keeps its host known, because a deleted Node may have come back while its Job still exists.
     const hasJob = world.jobs.some((job) => job.host === name && (job.isParked || job.type === 'cache'));
     expect(isKnown || hasJob, `nothing leaks on ${name}`).toBe(true);
   }
@@ -85,7 +85,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
       tell(world, actions.slice(middle));
       world.settle(ROUNDS);
       expect(world.isReleased, 'it goes in the end').toBe(true);
-      // What was parked for lost hosts runs once they are back.
+      // Parked Jobs for lost hosts run once these hosts are back.
       for (const job of world.jobs) {
         world.act('schedule', world.jobs.indexOf(job));
       }
@@ -138,7 +138,7 @@ describe('one host', () => {
   it('that is full waits without a Job and without a write, until it has a place or fails at the deadline', () => {
     const world = new World(1);
     act(world, 'host-0', 'fill', 'reconcile');
-    // Its reason is written once.
+    // The reason of the wait is written once.
     minutes(world, 2);
     expect(world.row('host-0')).toMatchObject({ state: 'Queued', message: FULL });
     for (let minute = 3; minute < 10; minute += 1) {

@@ -8,7 +8,10 @@ import { plan } from './plan.ts';
 const NOW = Date.parse('2030-01-01T00:10:00Z');
 const queuedAt = '2030-01-01T00:00:00.000Z';
 
-/** An entry for hosts that are queued so; `full` ones have no free place. */
+/**
+ * Returns the observed state of an entry whose hosts are queued as `rows` states. Hosts in `full` have no free slot. `limit` is
+ * the number of Jobs at once.
+ */
 function observe(
   rows: readonly Omit<NodeCacheState, 'state'>[],
   full: readonly string[],
@@ -41,7 +44,7 @@ function observe(
   };
 }
 
-/** Hosts that begin next. */
+/** Returns the names of the hosts whose work begins next. */
 function next(...queue: Parameters<typeof observe>): string[] {
   return plan(observe(...queue)).starts.map(({ host }) => host);
 }

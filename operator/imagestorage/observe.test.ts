@@ -24,7 +24,7 @@ function holding<T extends KubeObject>(objects: readonly T[]): Informer<T> {
   return { cache } as unknown as Informer<T>;
 }
 
-/** The Job of a removal with the Job controller's condition, if any. */
+/** Returns the Job of a removal, with a condition of the Job controller if `condition` is given. */
 function job(condition?: { type: string; reason?: string; message?: string }): Job {
   const observed = { object: IMAGE, kind: 'Image' as const, config: parseConfig({}, 'test') };
   const place = { type: 'folder' as const, path: 'platform-ci/golden.qcow2' };

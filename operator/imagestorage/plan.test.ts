@@ -15,7 +15,7 @@ import { planRemovals, type Removal } from './plan.ts';
 import { abandonedPlaces, recordedPlace, removalRecord, replacedPlaces } from '../image/removalrecord.ts';
 
 const KEEP_MILLISECONDS = 600_000;
-/** No write of an operator takes longer. */
+/** Longest time in milliseconds that a write of an operator takes. */
 const FLIGHT_MILLISECONDS = 120_000;
 const COMMIT = { vmName: 'builder', requestedAt: '2026-01-01T00:00:00Z' };
 const STORAGES = { folder: { folder: true }, registry: { registry: { prefix: 'registry.example/berth' } } };
@@ -54,7 +54,7 @@ function machinePod(source: MachineImageSource, phase: 'Pending' | 'Running' = '
   };
 }
 
-/** One that has made this. */
+/** Returns a succeeded commit Job that has created this content. */
 function commitJob(content: MachineImageSource): ImageJob {
   const digest = `sha256:${'a'.repeat(64)}`;
   const [target, report]: [StorageTarget, TaskReport] =
@@ -81,7 +81,10 @@ function commitJob(content: MachineImageSource): ImageJob {
   };
 }
 
-/** Images, copies and VMs over one storage; what begins with a look at a cache is written some time later, or never. */
+/**
+ * Model of Images, copies and VMs over one storage. An operation that begins with a read of a cache is written some time later,
+ * or never.
+ */
 class World {
   now = Date.parse('2026-01-01T00:00:00Z');
   readonly config;
@@ -91,7 +94,7 @@ class World {
   pods: Pod[] = [];
   readonly #kind: Kind;
   readonly #records = new Map<string, Job>();
-  /** Commits that are done, and not in the status of their image. */
+  /** Commits that have ended, but are not in the status of their image. */
   readonly #unsettled = new Map<string, ImageJob>();
   #flights: { begun: number; land: () => void }[] = [];
   #unneededSince: ReadonlyMap<string, number> = new Map();
@@ -118,7 +121,7 @@ class World {
     this.objects.set(object.metadata.name, object);
   }
 
-  /** One after another, and not before there is content. */
+  /** Commits new content. Commits run one after another, and only once the image has content. */
   commit(object: Image, crashes: boolean): void {
     if (object.status === undefined || this.#unsettled.has(object.metadata.name)) {
       return;
@@ -126,7 +129,7 @@ class World {
     const content = this.make();
     this.#keep(object, replacedPlaces(this.observed(object), { content }));
     const { name } = object.metadata;
-    // What a crash keeps from the status is settled by the next operator.
+    // If a crash prevents the write of the status, the next operator writes it.
     if (crashes) {
       this.objects.set(name, { ...object, spec: { ...object.spec, commit: COMMIT } });
       this.#unsettled.set(name, commitJob(content));
@@ -162,7 +165,7 @@ class World {
     this.#unneededSince = new Map();
   }
 
-  /** Time goes on; what has been on its way for long has come. */
+  /** Lets time pass. Writes that have been on their way for the longest possible time arrive. */
   later(milliseconds: number): void {
     this.now += milliseconds;
     this.land(FLIGHT_MILLISECONDS);
@@ -188,7 +191,7 @@ class World {
     }
   }
 
-  /** Jobs that have begun are done. */
+  /** Completes the removals whose Jobs have begun. */
   work(): void {
     for (const { job, place } of this.#removals.filter((one) => one.job.spec.suspend === false)) {
       this.storage.delete(placeKey(place));
@@ -197,7 +200,7 @@ class World {
     }
   }
 
-  /** Of Images, and of VMs as far as they still need it. */
+  /** Keys of the content that Images need, and that VMs still need. */
   get needed(): Set<string> {
     const used = this.pods.filter(({ status }) => this.#kind === 'folder' || status?.phase === 'Pending');
     const machines = used.map(

@@ -15,7 +15,7 @@ function refusal(reason: string, status: number): ApiError {
   return new ApiError(reason, { reason, status });
 }
 
-/** A writer whose API server answers so, and its cache, which has seen version 8. */
+/** Returns a writer whose API server answers with `answer`, and whose cache has seen version 8. */
 function writer(answer: unknown) {
   const call = vi.fn(() => (answer instanceof Error ? Promise.reject(answer) : Promise.resolve(answer)));
   const client = { mergePatch: call, create: call, delete: call } as unknown as KubeClient;

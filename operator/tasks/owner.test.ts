@@ -13,7 +13,7 @@ function holding<T extends KubeObject>(...objects: T[]): Informer<T> {
   return { cache } as unknown as Informer<T>;
 }
 
-/** A Job or Pod of this name, made by `owner`. */
+/** Returns a Job or Pod with this name that `owner` controls. */
 function task(name: string, uid: string, owner?: { name: string; uid: string }, labels = {}): Job & Pod {
   const ownerReferences = owner && [{ apiVersion: 'v1', kind: 'Any', ...owner, controller: true }];
   return {

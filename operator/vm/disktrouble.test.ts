@@ -18,7 +18,7 @@ const VM_OF_TEST: VM = {
   spec: {},
 };
 
-/** As the agent of the Pod's host tells it. */
+/** Returns a Pod with the disk condition as the agent of the Pod's host reports it. */
 function podWith(disk: { reason: string; message: string } | undefined): Pod {
   const conditions = [
     { type: 'Ready', status: disk?.reason === HOST_DISK_FULL ? ('False' as const) : ('True' as const) },

@@ -44,7 +44,7 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
   };
 }
 
-/** A Pod of that placement. */
+/** Returns the Pod of the attempt with this number. */
 function attempt(number: number, status: NonNullable<Pod['status']>): Partial<Pod> {
   const look = { ...observed({}, { attempt: number }), pod: undefined };
   const resolved = resolve(look);
@@ -135,7 +135,10 @@ describe('a VM that ran', () => {
   });
 });
 
-/** As an agent says it of a machine that was made and not started, or of one that was stopped after a run. */
+/**
+ * Returns the state that an agent reports for a machine that is off. The machine was created but not started, or was stopped
+ * after a run.
+ */
 function off(reason: string, containerID?: string): Partial<Pod> {
   const container = { name: 'machine', image: '', imageID: '', ready: false, restartCount: 0 };
   const state = { waiting: { reason } };

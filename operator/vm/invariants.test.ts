@@ -1,6 +1,6 @@
 /**
- * The invariants of a VM's life over thousands of interleavings: what the scheduler, the agent, people and crashes of the
- * operator do, in any order, against the pure steps. The world here is a model of the API server's rules for one name.
+ * Checks the invariants of a VM's life over thousands of interleavings. The scheduler, the agent, people and crashes of the
+ * operator act in any order against the pure steps. The world here is a model of the API server's rules for one name.
  */
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
@@ -54,7 +54,7 @@ const ACTIONS = [
 ] as const;
 type Action = (typeof ACTIONS)[number];
 
-/** One VM, its Pod's name, one host, and everything that ever happened to them. */
+/** Model of one VM, the Pod of its name, and one host, with counts of past events. */
 class World {
   now = Date.parse('2030-01-01T00:00:00Z');
   vm: VM | undefined = {
@@ -77,7 +77,7 @@ class World {
     status: { conditions: [{ type: 'Ready', status: 'True' }] },
   };
   podsCreated = 0;
-  /** Of the last Pod that was made. */
+  /** Attempt of the last Pod that was created. */
   attempt = 0;
   ranOnce = false;
   createdAfterRun = 0;
@@ -107,7 +107,7 @@ class World {
     };
   }
 
-  /** `writes` limits how many happen before the operator dies. */
+  /** Runs one reconcile. `writes` is the number of writes before the operator crashes. */
   reconcile(writes: number): void {
     this.writesInLastPass = 0;
     if (this.vm === undefined) {
@@ -182,7 +182,10 @@ class World {
     }
   }
 
-  /** By the API server's rules: not while a running machine's host reports no resources, and not past the quota. */
+  /**
+   * Resizes the Pod by the API server's rules. A resize is refused while the host of a running machine reports no resources, and
+   * when it exceeds the quota.
+   */
   #resize(size: Size): void {
     const pod = this.pod as Pod;
     this.resizesAsked += 1;
@@ -248,7 +251,7 @@ class World {
     const ready = this.node?.status?.conditions?.[0];
     const silent =
       ready?.status === 'Unknown' && this.now - Date.parse(ready.lastTransitionTime ?? '') >= 600_000;
-    // A machine that ran may run on: only people give it up, by deleting its VM.
+    // A machine that ran may still run. Only people give it up, when they delete its VM.
     const mayBeLost = this.vm?.metadata.deletionTimestamp !== undefined || !this.ranOnce;
     return this.node === undefined || fenced === true || (silent && mayBeLost);
   }
@@ -358,7 +361,10 @@ class World {
     }
   }
 
-  /** Within the smaller quota, within the larger one, past both, and back. */
+  /**
+   * Doubles the processors that the VM requests, from 2 up to 32, and then returns to 2. The sizes are within the smaller quota,
+   * within the larger quota, and above both.
+   */
   #resizeVM(): void {
     if (this.vm !== undefined) {
       const { cpu = 2 } = this.vm.spec;
@@ -398,7 +404,7 @@ function settle(world: World): void {
 }
 
 const HISTORIES = { step: fc.constantFrom(...ACTIONS), maxLength: 60, numRuns: 500 };
-/** Thousands of small reconciles on a machine that may be busy with others. */
+/** Time limit in milliseconds for thousands of small reconciles, on a machine that may run other work at the same time. */
 const TIMEOUT_MILLISECONDS = 60_000;
 
 describe('a VM, whatever happens in whatever order', { timeout: TIMEOUT_MILLISECONDS }, () => {

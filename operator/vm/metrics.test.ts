@@ -13,7 +13,7 @@ function vm(namespace: string, minutesOld: number, status: object, deleted = fal
 
 interface Told {
   metrics: VMMetrics;
-  /** The lines of metrics whose name has this in it. */
+  /** Returns the exported lines that contain `part`. */
   lines: (part: string) => Promise<string[]>;
 }
 

@@ -17,7 +17,7 @@ interface Deployment {
   spec?: Partial<VMSpec>;
 }
 
-/** Of one deployment: each VM has a uid of its own, also under a name that was there before. */
+/** Returns the hardware identity of one deployment. Each VM has its own uid, even when an earlier VM had the same name. */
 function hardwareOf({ cluster = 'one', namespace = 'platform-ci', name = 'build', spec = {} }: Deployment) {
   deployments += 1;
   const vm = {

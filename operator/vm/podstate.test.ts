@@ -39,7 +39,7 @@ const VIRTUAL_MACHINE: VM = {
   },
 };
 
-/** A host that the Pod may not go to. */
+/** Host whose taints keep the Pod off. */
 const TAINTED: Node = {
   apiVersion: 'v1',
   kind: 'Node',
@@ -125,7 +125,7 @@ const WORLD = {
   random: () => 'ab'.repeat(32),
 };
 
-/** As the API server has it, with all that scheduler and agent write. */
+/** Returns the Pod as the API server stores it, with all fields that scheduler and agent write. */
 function podOf({ isBound, isDeleted, phase, state, conditions }: Sample): Pod {
   const resolved = resolve({ ...WORLD, vm: VIRTUAL_MACHINE, pod: undefined, node: undefined });
   if (isUnresolved(resolved)) {
@@ -158,7 +158,7 @@ function podOf({ isBound, isDeleted, phase, state, conditions }: Sample): Pod {
   } as unknown as Pod;
 }
 
-/** All that the operator makes of a Pod. */
+/** Returns all results that the operator derives from a Pod. */
 function readings(pod: Pod, { node, isBound, hasRunBefore }: Sample) {
   const status = { attempt: 1, nodeName: 'host', ...(hasRunBefore && { firstRunningTime: TIME }) };
   const spec = { ...VIRTUAL_MACHINE.spec, cpu: 3, ttlSecondsAfterFinished: 60 };
