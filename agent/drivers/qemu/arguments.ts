@@ -1,4 +1,4 @@
-/** A machine as QEMU's command line. Nothing here is read by a shell; what comes from outside is quoted for QEMU's own parser. */
+/** QEMU's command line for a machine. No shell reads it; values from outside are quoted for QEMU's own parser. */
 import { SERIAL_DESCRIPTOR } from '../../machines/logwriter.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
@@ -7,7 +7,7 @@ import { cpuModel, type Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
-/** What the guest's drive shows. */
+/** Name of the block node behind the guest's drive. */
 export const DISK_NODE = 'disk';
 const SERIAL_SET = 1;
 
@@ -18,13 +18,16 @@ export interface CommandLine {
   platform: Platform;
   cpu: number;
   memoryBytes: number;
-  /** Given up rights for, after everything is opened; only root can. */
+  /** User that QEMU becomes after it has opened everything. Only root can do this. */
   runAs: RunAs | undefined;
-  /** Waits for the memory of a suspended machine, and stays paused then. */
+  /** Whether QEMU waits for the memory of a suspended machine, and then stays paused. */
   incoming: boolean;
 }
 
-/** The argument that tells a machine's process from all others; it begins no option and names no path. */
+/**
+ * Returns the argument that distinguishes a machine's process from all others. It does not begin like an option, and it names no
+ * path.
+ */
 export function processMark(uid: string): string {
   return `guest=berth-${uid}`;
 }
@@ -38,7 +41,8 @@ export function commandLine(command: CommandLine): string[] {
     ...options('-machine', machineOptions(command), '-cpu', cpuModel(platform), '-smp', String(command.cpu)),
     ...options('-m', `${Math.floor(command.memoryBytes / BYTES_PER_MEBIBYTE)}M`),
     ...identity(plan),
-    // A guest that powers off leaves QEMU paused: so the reason is known even when no agent was there to hear of it.
+    // With -no-shutdown QEMU stays paused after the guest has powered off. So an agent that was not running at that moment still
+    // finds the reason.
     ...options('-no-shutdown', '-boot', 'strict=on', '-rtc', 'base=utc'),
     ...options('-qmp', `unix:${FILES.qmp},server=on,wait=off`),
     ...firmware(command),
@@ -55,7 +59,10 @@ export function commandLine(command: CommandLine): string[] {
   ];
 }
 
-/** Giving up root needs setuid, which the sandbox would refuse; afterwards there is nothing left to elevate from. */
+/**
+ * Returns the rules of the sandbox. QEMU needs setuid to give up root, so the sandbox must then allow it. After that QEMU has no
+ * privileges left that it could raise.
+ */
 function sandbox(runAs: RunAs | undefined): string[] {
   const elevate = runAs === undefined ? 'deny' : 'allow';
   const rules = `on,obsolete=deny,elevateprivileges=${elevate},spawn=deny,resourcecontrol=deny`;
@@ -65,7 +72,7 @@ function sandbox(runAs: RunAs | undefined): string[] {
 function machineOptions({ state, platform }: CommandLine): string {
   const parts = [state.machineType, `accel=${platform.accelerator}`];
   if (platform.architecture === 'arm64') {
-    // The default interrupt controller serves eight processors only.
+    // The default interrupt controller serves only eight processors.
     parts.push(platform.accelerator === 'tcg' ? 'gic-version=3' : 'gic-version=max');
     parts.push('pflash0=firmware', 'pflash1=variables');
   }
@@ -114,8 +121,8 @@ function disk(state: MachineFile): string[] {
 }
 
 /**
- * The machine's disk, for QEMU's programs that run in its folder. The base is named here, format included, rather than
- * looked up: what a file says of itself is not to be trusted.
+ * Returns the block node of the machine's disk, for QEMU's programs that run in the machine's folder. The base and its format are
+ * given here, because names in the file itself are not to be trusted.
  */
 export function diskNode(state: MachineFile): Record<string, unknown> {
   const backing = state.base === undefined ? null : baseNode(state.base);
@@ -143,7 +150,10 @@ function iso({ plan, platform }: CommandLine): string[] {
   return [...drive, '-device', 'virtio-scsi-pci', '-device', 'scsi-cd,drive=iso,bootindex=1'];
 }
 
-/** To the log writer's pipe. QEMU may open a descriptor that it was given only as one of a set. */
+/**
+ * Returns the serial port, which writes to the log writer's pipe. QEMU can open an inherited descriptor only as a member of a
+ * set.
+ */
 function serial(): string[] {
   return [
     ...options('-add-fd', `fd=${SERIAL_DESCRIPTOR},set=${SERIAL_SET}`),
@@ -165,7 +175,7 @@ function display({ plan, platform }: CommandLine): string[] {
   ];
 }
 
-/** The guest's network card has no boot ROM, since machines boot from disk. */
+/** Returns the guest's network card. It has no boot ROM, because machines boot from disk. */
 export function networkArguments(network: GuestNetwork): string[] {
   const card = `virtio-net-pci,netdev=net0,mac=${network.macAddress},romfile=`;
   return ['-netdev', backend(network), '-device', card];
@@ -179,7 +189,7 @@ function backend(network: GuestNetwork): string {
     ({ protocol, hostAddress, hostPort, guestPort }) =>
       `hostfwd=${protocol.toLowerCase()}:${hostAddress}:${hostPort}-:${guestPort}`,
   );
-  // IPv6 off: QEMU would offer an address that leads nowhere on most hosts.
+  // IPv6 is off, because QEMU would offer an address that cannot reach anything on most hosts.
   return ['user', 'id=net0', 'ipv6=off', ...forwards].join(',');
 }
 
@@ -191,12 +201,12 @@ function file(path: string): Record<string, unknown> {
   return { driver: 'file', filename: path };
 }
 
-/** Only so that options that belong together stand in one line. */
+/** Groups options that belong together, so that they are on one line of code. */
 export function options(...parameters: string[]): string[] {
   return parameters;
 }
 
-/** QEMU's option parser ends a value at a comma; a doubled one is a comma. */
+/** Quotes a value for QEMU's option parser. A comma ends a value, and a doubled comma is a comma in the value. */
 function quoted(text: string): string {
   return text.replaceAll(',', ',,');
 }

@@ -1,19 +1,22 @@
-/** What a copy under way leaves when the agent dies, written down before it is made. */
+/** The note of a copy under way. It is written before the copy makes its first file, so that the next agent can clean up. */
 import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { writeWhole } from '../../../base/files.ts';
 import { isMissing } from '../../../base/errors.ts';
 
-/** Beside the state file, where the hypervisor may not write: what it names is removed. */
+/**
+ * Name of the note. It is beside the state file, where the hypervisor may not write, because the agent removes the file that the
+ * note names.
+ */
 const NAME = 'copy.json';
 
 const noteSchema = z.object({
-  /** Not complete; undefined once it is. */
+  /** Path of the incomplete copy; undefined once the copy is complete. */
   target: z.string().optional(),
-  /** The guest's file systems may be frozen. */
+  /** Whether the guest's file systems may be frozen. */
   frozen: z.boolean(),
-  /** How often the guest was asked to thaw them and did not say that it did, by all agents since it was frozen. */
+  /** Number of requests to thaw that the guest did not confirm, to all agents since the freeze. */
   thawsFailed: z.number().int().min(0).default(0),
 });
 export type CopyNote = z.infer<typeof noteSchema>;

@@ -1,4 +1,4 @@
-/** A machine's disk: made, grown, given to its user, and looked at before anybody reads it. */
+/** A machine's disk: its creation, its growth, its owner, and the check before a program reads it. */
 import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ import { FILES } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
 
-/** The new disk's size, or undefined where the machine has none. */
+/** Creates the disk. Returns its size, or undefined if the machine has no disk. */
 export async function makeDisk(
   folder: MachineFolder,
   { guest: { diskSizeBytes } }: MachinePlan,
@@ -32,7 +32,10 @@ export async function makeDisk(
   return diskSizeBytes;
 }
 
-/** Its header was written by a hypervisor: a name of a backing file in it is not followed. @throws ReasonedError as {@link requireOwnData} does. */
+/**
+ * Grows a disk. A hypervisor wrote the disk's header, so the name of a backing file in it is ignored. @throws ReasonedError when
+ * {@link requireOwnData} refuses the disk.
+ */
 export async function growDisk(
   folder: string,
   node: Record<string, unknown>,
@@ -42,7 +45,10 @@ export async function growDisk(
   await resizeDisk({ ...node, backing: null }, sizeBytes, { folder, as });
 }
 
-/** Who reads a machine's disk, where the agent is root: the machine's own user, also for a disk that an agent made before there were any. */
+/**
+ * Returns the user who reads a machine's disk, or undefined if the agent is not root. This is the machine's own user. A disk from
+ * an agent without such users is given to the shared user first.
+ */
 export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs | undefined> {
   if (!isRoot) {
     return undefined;
@@ -55,14 +61,17 @@ export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs
   return SHARED_RUN_AS;
 }
 
-/** What a machine writes to is its own user's and nobody else's; also what an earlier agent made for another user. */
+/**
+ * Gives the files to which a machine writes to its user, and removes the rights of all other users. This includes files that an
+ * earlier agent made for another user.
+ */
 export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<void> {
   for (const name of [FILES.disk, FILES.variables]) {
     try {
       await chmod(join(folder, name), 0o600);
       await lchown(join(folder, name), uid, gid);
     } catch (error) {
-      // A machine may have neither.
+      // A machine may lack either file.
       if (!isMissing(error)) {
         throw error;
       }
@@ -70,7 +79,7 @@ export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<voi
   }
 }
 
-/** Copies a file and leaves its zeros out: firmware variables are 64 MiB, nearly all of them zero. */
+/** Copies a file with holes in place of zeros. Firmware variables are 64 MiB, nearly all of them zeros. */
 export async function copySparse(from: string, to: string): Promise<void> {
   const source = await open(from, 'r');
   const target = await open(to, 'w', 0o600);
@@ -97,10 +106,12 @@ export async function copySparse(from: string, to: string): Promise<void> {
 }
 
 /**
- * A machine's disk was written by its hypervisor, which a guest may have taken over. The backing file it names is of no
- * account, readers are given ours; what is missing they refuse themselves.
+ * Checks the header of a machine's disk. The hypervisor wrote it, and a guest may have taken control of the hypervisor. A backing
+ * file in the header is allowed, because the agent gives readers the right one. A missing disk is accepted, because readers
+ * refuse it themselves.
  *
- * @throws ReasonedError when its header would make a reader open another file for the data, or is none that QEMU writes.
+ * @throws ReasonedError when the header would make a reader take the data from another file, or when QEMU does not write such
+ * headers.
  */
 export async function requireOwnData(path: string): Promise<void> {
   let file: Awaited<ReturnType<typeof open>>;

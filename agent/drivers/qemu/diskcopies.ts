@@ -1,4 +1,4 @@
-/** Copies of one machine's disk, and the order in which they and the machine's other steps go. */
+/** Copies of one machine's disk, and their order with the machine's other steps. */
 import { rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -23,11 +23,11 @@ import {
 } from './snapshot.ts';
 import { FILES, type MachineFile } from './state.ts';
 
-/** What could not be cleared is tried again by who looks at the machine, but each try may take seconds. */
+/** Time between two attempts to clean up. Inspections of the machine start the attempts, and each attempt may take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
- * A guest that did not say so often that it thawed is asked no more, and frozen no more, until it starts anew: with the interval above
- * a guest that is only slow had five minutes, and one that plays with its host costs it nothing from then on.
+ * Limit of unconfirmed thaws. After this limit the guest gets no more requests to thaw or freeze until its next start. With the
+ * interval above, a guest that is only slow has five minutes. A hostile guest costs the host nothing after the limit.
  */
 const THAW_LIMIT = 10;
 
@@ -35,7 +35,7 @@ export class DiskCopies {
   readonly #folder: MachineFolder;
   readonly #machine: QemuMachine;
   readonly #context: MachineContext;
-  /** Waiting ones included. */
+  /** Copies under way, including waiting copies. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   readonly #serial = new Serial();
   #copying = false;
@@ -49,12 +49,12 @@ export class DiskCopies {
     this.#context = context;
   }
 
-  /** After every copy asked for before. */
+  /** Runs `work` after all copies that were requested before. */
   async exclusively<T>(work: () => Promise<T>): Promise<T> {
     return await this.#serial.run(work);
   }
 
-  /** Every copy asked for so far fails; resolves when all of them have ended. */
+  /** Makes every copy requested so far fail; resolves when all of them have ended. */
   async interrupt(message: string): Promise<void> {
     for (const interruption of this.#copies.keys()) {
       interruption.abort(new ReasonedError('Interrupted', message));
@@ -75,8 +75,8 @@ export class DiskCopies {
   }
 
   /**
-   * Removes what an agent that died in the middle of a copy has left. A guest that does not say that its file systems are
-   * thawed holds up nobody; it is asked again at the next call.
+   * Removes the remains of a copy during which an agent died. A guest that does not confirm the thaw blocks no caller; the next
+   * call requests the thaw again.
    */
   async tidy(): Promise<void> {
     if (this.#tidied) {
@@ -90,7 +90,7 @@ export class DiskCopies {
     }
   }
 
-  /** The same for who only looks, at any time: a failure is said in the log. */
+  /** Calls {@link tidy} for inspections, which may come at any time; an error is only logged. */
   async tryTidy(): Promise<void> {
     if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) {
       return;
@@ -104,7 +104,7 @@ export class DiskCopies {
     }
   }
 
-  /** A copy that waits can be given up at once; one that has begun ends by itself, with all that it made. */
+  /** Copies in turn. A waiting copy can be given up at once. A copy that has begun ends by itself and removes its files. */
   async #inTurn(options: CopyOptions): Promise<DiskCopy> {
     const { signal } = options;
     const waiting = Promise.withResolvers<never>();
@@ -154,7 +154,7 @@ export class DiskCopies {
     }
   }
 
-  /** The same way as for an agent that died. What fails is left to who looks at the machine. */
+  /** Cleans up in the same way as after an agent's death. If a step fails, later inspections of the machine repeat it. */
   async #finish(): Promise<void> {
     this.#tidied = false;
     try {
@@ -195,7 +195,7 @@ export class DiskCopies {
     return frozen ? 'FileSystem' : 'Crash';
   }
 
-  /** Without a freeze where the guest has failed to thaw too often. */
+  /** Does `work` with the file systems frozen, or without a freeze if the guest has failed to thaw too often. */
   async #whileFrozen(signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
     const { path } = this.#folder;
     if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {
@@ -250,7 +250,8 @@ export class DiskCopies {
         await dropSnapshot(qmp);
       }
       await removeSnapshotFiles(path);
-      // Also where the guest is asked no more: the note is for the next copy, and goes when the machine has ended.
+      // This also applies when the guest gets no more requests. The next copy reads the note, which is removed when the machine
+      // has ended.
       if (!thawed) {
         return await this.#note({ target: undefined });
       }
@@ -259,7 +260,10 @@ export class DiskCopies {
     this.#tidied = true;
   }
 
-  /** Whether the guest says that it thawed. The attempt is written down first: one that ends the agent counts too. */
+  /**
+   * Requests the thaw; returns whether the guest confirmed it. The attempt is recorded first, so that an attempt that ends the
+   * agent is counted too.
+   */
   async #thaw({ thawsFailed }: CopyNote): Promise<boolean> {
     if (thawsFailed >= THAW_LIMIT) {
       return false;
@@ -279,7 +283,7 @@ export class DiskCopies {
   }
 }
 
-/** Of the process that reads the disk of a machine. */
+/** Returns the mark of the process that reads a machine's disk. */
 function markOf(uid: string): string {
   return `berth-copy-${uid}`;
 }

@@ -1,4 +1,4 @@
-/** Machines as QEMU processes. What is known of each lies in its folder; this class holds only connections. */
+/** Machines as QEMU processes. The folder of each machine holds all facts about it; this class holds only connections. */
 import { listFolders } from '../../../base/files.ts';
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -35,18 +35,18 @@ import { pauseGuest, type StopOptions, unpauseGuest } from './runstate.ts';
 import { FILES, type MachineFile, readMachineFile } from './state.ts';
 
 export interface QemuDriverOptions {
-  /** Machines lie in `<dataDirectory>/machines`. */
+  /** Data directory, with the machines in `<dataDirectory>/machines`. */
   dataDirectory: string;
   logger: Logger;
-  /** Of machines that name none; the machine's own when absent. */
+  /** Architecture of machines that name none; the host's own if absent. */
   architecture?: 'amd64' | 'arm64' | undefined;
-  /** For machines that are to outlive the agent's container. */
+  /** Root for machines that must outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;
-  /** The group that may read images, where the agent is root. */
+  /** Group that may read images, if the agent is root. */
   readers?: number | undefined;
 }
 
-/** This agent's hold on one machine: connections and timers, nothing that must outlive the agent. */
+/** Connections and timers of this agent for one machine. They need not outlive the agent. */
 interface Held {
   machine: QemuMachine;
   copies: DiskCopies;
@@ -140,7 +140,7 @@ export class QemuDriver implements Driver {
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
     const machine = this.#of(folder).machine;
-    // The copy of a machine that does not run goes on.
+    // A copy of a machine without a process continues.
     if ((await machine.process()) === undefined) {
       await machine.stop(options);
     } else {
@@ -163,7 +163,7 @@ export class QemuDriver implements Driver {
     });
   }
 
-  /** A copy reads from the process that is to end, or that is to stand still. */
+  /** Interrupts the copies and runs `work`, because a copy reads from the process that will end or stand still. */
   async #ending(folder: MachineFolder, what: string, work: () => Promise<void>): Promise<void> {
     const copies = this.#of(folder).copies;
     await copies.interrupt(`the machine was ${what} while its disk was copied`);
@@ -215,7 +215,7 @@ export class QemuDriver implements Driver {
     await copies.tidy();
     console.close();
     this.#held.delete(folder.uid);
-    // The folder last: while it is there, a step that failed is done again.
+    // The folder is removed last. While it exists, a failed step is repeated.
     await this.#context.cgroups.remove(folder.uid);
     await machine.state.removeFolder();
   }
@@ -280,7 +280,10 @@ export class QemuDriver implements Driver {
     return made;
   }
 
-  /** Root without a user for the machine never runs it as root. */
+  /**
+   * Returns the plan with the user of the process. If the agent is root and the plan has no user, the shared user is set, because
+   * a machine never runs as root.
+   */
   #owned<Plan extends MachinePlan>(plan: Plan): Plan {
     return { ...plan, runAs: this.#context.isRoot ? (plan.runAs ?? SHARED_RUN_AS) : undefined };
   }

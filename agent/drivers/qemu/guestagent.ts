@@ -1,4 +1,7 @@
-/** The QEMU guest agent, where a guest runs one: holds its file systems still for a moment. JSON lines over a virtio port. */
+/**
+ * Client of the QEMU guest agent, for guests that run one. It holds a guest's file systems still for a moment. The protocol is
+ * JSON lines over a virtio port.
+ */
 import { randomInt } from 'node:crypto';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
@@ -6,42 +9,57 @@ import { readLines } from '../../../base/lines.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 import { FILES } from './state.ts';
 
-/** An agent answers in milliseconds, in a busy emulated guest in tenths of a second. Without one, each copy waits this long. */
+/**
+ * Time limit of the first answer. An agent answers in milliseconds, in a busy emulated guest in tenths of a second. If a guest
+ * has no agent, each copy waits this long.
+ */
 const SYNC_TIMEOUT_MILLISECONDS = 3_000;
-/** The guest writes out what it holds back, and its programs stand still for as long: rather no freeze than a longer one. */
+/**
+ * Time limit of a freeze. The guest writes out its cached data, and its programs stand still for this time. A missing freeze is
+ * better than a longer one.
+ */
 const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
-/** The agent works through its commands one by one, so a thaw may have to wait for the end of a late freeze. */
+/** Time limit of a thaw. The agent executes its commands one by one, so a thaw may have to wait for the end of a late freeze. */
 const THAW_TIMEOUT_MILLISECONDS = 10_000;
-/** Each over a connection of its own. Only one where somebody waits for the end, to stop the guest: {@link thaw} tries again. */
+/**
+ * Attempts to thaw, each over a new connection. After an abort there is only one attempt, because a caller waits to stop the
+ * guest; {@link thaw} tries again.
+ */
 const THAW_ATTEMPTS = 3;
-/** guest-sync takes any 64-bit number; JSON is exact up to 53 bits, randomInt up to 48. */
+/**
+ * Limit of the numbers for guest-sync. The command takes any 64-bit number, but JSON is exact up to 53 bits and randomInt up to
+ * 48 bits.
+ */
 const SYNC_ID_LIMIT = 2 ** 48 - 1;
 /**
- * Of a whole connection, so of a line too: its few answers have some hundred bytes. A guest that writes without end costs no
- * more than this for each connection.
+ * Limit of the bytes from a connection, and so of a line; the few answers have some hundred bytes. A guest that writes without
+ * end costs no more than this for each connection.
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
-/** An error of an agent is a sentence; what is longer goes into no log. */
+/** Limit of an error's text. An error of an agent is a sentence; a longer text is cut before it gets into a log. */
 const ERROR_LIMIT_CHARACTERS = 500;
 const SILENT = 'the guest agent does not answer: file systems may be frozen';
 
 export interface FreezeOptions {
   folder: string;
   signal: AbortSignal;
-  /** Told before a guest is asked to freeze, and when it said that it thawed: in between it may need {@link thaw}. */
+  /**
+   * Called with true before a guest is asked to freeze, and with false when the guest has confirmed the thaw. Between both calls
+   * the guest may need {@link thaw}.
+   */
   remember: (mayBeFrozen: boolean) => Promise<void>;
 }
 
 export interface Freeze {
-  /** The guest said that it froze file systems before the work began. */
+  /** Whether the guest confirmed before the work began that it had frozen file systems. */
   frozen: boolean;
-  /** What went wrong with the freeze or the thaw. */
+  /** Errors of the freeze and of the thaw. */
   problems: string[];
 }
 
 /**
- * Does `work` while the guest's file systems are frozen; without a freeze where no guest agent answers, or it cannot.
- * Whatever happened, also when the guest's answer to the freeze is late: they are thawed before this settles.
+ * Does `work` while the guest's file systems are frozen. If no guest agent answers, or the agent cannot freeze, `work` is done
+ * without a freeze. In all cases the function requests the thaw before it settles, also if the answer to the freeze is late.
  */
 export async function whileFrozen(options: FreezeOptions, work: () => Promise<void>): Promise<Freeze> {
   const { folder, signal, remember } = options;
@@ -72,7 +90,7 @@ export async function whileFrozen(options: FreezeOptions, work: () => Promise<vo
   return freeze;
 }
 
-/** Ends a freeze that was not ended for certain. @throws Error when the guest does not say that it did. */
+/** Ends a freeze whose end is not certain. @throws Error when the guest does not confirm the thaw. */
 export async function thaw(folder: string): Promise<void> {
   const port = await Port.open(folder);
   if (port === undefined) {
@@ -109,13 +127,16 @@ type Message = z.infer<typeof messageSchema>;
 
 type Answer = { value: unknown } | { error: string };
 
-/** A connection to an agent that has just answered. */
+/** Connection to a guest agent that has just answered. */
 class Port {
   readonly #socket: Socket;
-  /** Answers come in the order of the commands and carry no id; those of commands given up are still to come. */
+  /**
+   * Receivers of answers that are still missing. Answers come in the order of the commands and carry no id; late answers come
+   * too.
+   */
   readonly #expected: ((answer: Answer) => void)[] = [];
   #synced: ((id: unknown) => boolean) | undefined;
-  /** Set once it is. */
+  /** Reason of the close, once the connection is closed. */
   #closed: string | undefined;
 
   private constructor(socket: Socket) {
@@ -131,7 +152,10 @@ class Port {
     readLines(socket, RECEIVE_LIMIT_BYTES, (line) => this.#receive(line));
   }
 
-  /** Undefined when no agent answers in time: QEMU holds the socket open whether the guest has one or not. */
+  /**
+   * Connects to the guest agent. Returns undefined when no agent answers in time, because QEMU keeps the socket open whether the
+   * guest has an agent or not.
+   */
   static async open(folder: string, signal?: AbortSignal): Promise<Port | undefined> {
     signal?.throwIfAborted();
     const port = new Port(await withSocketPath(folder, FILES.guestAgent, connectTo));
@@ -151,7 +175,10 @@ class Port {
     this.#socket.destroy();
   }
 
-  /** @throws Error when the agent refuses, or gives no answer in time; its answer may then still come. */
+  /**
+   * Executes a command. After a timeout, the answer may still come later. @throws Error when the agent refuses or does not answer
+   * in time.
+   */
   async execute(command: string, timeoutMilliseconds: number, signal?: AbortSignal): Promise<unknown> {
     if (this.#closed !== undefined) {
       throw new Error(`${command}: ${this.#closed}`);
@@ -169,7 +196,10 @@ class Port {
     return answer.value;
   }
 
-  /** What an earlier client was still owed comes first: only the answer with our number counts. */
+  /**
+   * Requests an answer with a random number; returns whether it came in time. Answers for an earlier client come first, so only
+   * the answer with this number is accepted.
+   */
   async #sync(signal: AbortSignal | undefined): Promise<boolean> {
     const id = randomInt(SYNC_ID_LIMIT);
     const { promise, resolve } = Promise.withResolvers<true>();
@@ -183,7 +213,7 @@ class Port {
     return (await within(promise, SYNC_TIMEOUT_MILLISECONDS, signal)) ?? false;
   }
 
-  /** Of errors and closes only the first counts. */
+  /** Ends all commands under way. The first reason for the end is kept, whether an error or a close. */
   #end(why: string): void {
     this.#closed ??= why;
     for (const take of this.#expected.splice(0)) {
@@ -195,7 +225,7 @@ class Port {
     this.#socket.write(`${JSON.stringify(message)}\n`);
   }
 
-  /** @throws Error for what is no answer to a command: the connection ends then. */
+  /** Handles a line; an error ends the connection. @throws Error when the line is not an answer to a command. */
   #receive(line: string): void {
     if (this.#synced !== undefined) {
       if (this.#synced(parse(line)?.return)) {
@@ -217,7 +247,7 @@ class Port {
   }
 }
 
-/** A guest may write anything there: undefined for what is no answer. */
+/** Parses a line. A guest may write any text there; the function returns undefined if the text is not an answer. */
 function parse(line: string): Message | undefined {
   try {
     return messageSchema.safeParse(JSON.parse(line)).data;
@@ -229,7 +259,7 @@ function parse(line: string): Message | undefined {
   }
 }
 
-/** Undefined when the time is over; rejects when `signal` aborts. */
+/** Resolves with undefined when the time is over; rejects when `signal` aborts. */
 async function within<T>(
   promise: Promise<T>,
   milliseconds: number,

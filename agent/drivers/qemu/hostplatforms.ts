@@ -1,6 +1,6 @@
 /**
- * Which guests this host can run, and how fast. A /dev/kvm that is there proves nothing: a guest may hang before its
- * first instruction. So each way is tried with a guest of a few instructions that ends itself.
+ * Finds the guests that this host can run, and the fastest working accelerator. An existing /dev/kvm proves nothing, because a
+ * guest may hang before its first instruction. So each accelerator is tried with a guest of a few instructions that ends itself.
  */
 import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
@@ -21,33 +21,37 @@ import {
   type Platform,
 } from './platform.ts';
 
-/** The probe's guest ends itself 0.1 s after its start; a hardware accelerator that takes 5 s does not work. */
+/**
+ * Time limit of a trial with hardware. The trial's guest ends itself 0.1 s after its start; an accelerator that needs 5 s does
+ * not work.
+ */
 const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
-/** Emulation is bound by the processor, which others may use: it is only slow, not broken. */
+/** Time limit of a trial with emulation. Other programs may use the processor, so a slow emulation is not broken. */
 const EMULATION_TIMEOUT_MILLISECONDS = 30_000;
 const HELP_TIMEOUT_MILLISECONDS = 30_000;
 
 /**
- * `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`: the debug-exit device turns the value into
- * the exit code (0x10 << 1) | 1. A processor counts down in hundredths of a second. A KVM that interprets what it cannot
- * run (one without hardware of its own, inside another virtual machine) takes minutes, and longer still to boot a guest.
+ * Guest of the trial for amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The debug-exit
+ * device turns the value into the exit code (0x10 << 1)
+ * 1. A processor counts down in hundredths of a second. A KVM without hardware of its own, inside another virtual machine,
+ * interprets instructions that it cannot run. It needs minutes, and still longer to boot a guest.
  */
 const BIOS_GUEST = Buffer.from('66b980f0fa02664975fcb010e6f4f4ebfd', 'hex');
 const BIOS_GUEST_EXIT_CODE = 0x21;
 const SECTOR_BYTES = 512;
-/** SeaBIOS starts no disk smaller than one cylinder (516,096 bytes). */
+/** Size of the trial's disk. SeaBIOS starts no disk smaller than one cylinder (516,096 bytes). */
 const BIOS_DISK_BYTES = 4 * 1024 * 1024;
-/** `mov w0, #0x84000008; hvc #0; b .`: PSCI SYSTEM_OFF; QEMU ends with 0. */
+/** Guest of the trial for arm64: `mov w0, #0x84000008; hvc #0; b .`. It calls PSCI SYSTEM_OFF, and QEMU ends with code 0. */
 const ARM_GUEST = Buffer.from('000180520080b072020000d400000014', 'hex');
 
 export interface HostPlatformsOptions {
   dataDirectory: string;
   logger: Logger;
-  /** Of machines that name none; the machine's own when absent. */
+  /** Architecture of machines that name none; the host's own if absent. */
   architecture?: Architecture | undefined;
 }
 
-/** The platforms of this host: looked for when they are first asked for, since a trial takes seconds. */
+/** The platforms of this host. They are probed at the first request, because a trial takes seconds. */
 export class HostPlatforms {
   readonly #options: HostPlatformsOptions;
   #found: Promise<Platform[]> | undefined;
@@ -62,7 +66,10 @@ export class HostPlatforms {
     return await this.#found;
   }
 
-  /** @throws ReasonedError when the host cannot run it. */
+  /**
+   * Returns the platform of an architecture, or of the default architecture. @throws ReasonedError when the host cannot run its
+   * guests.
+   */
   async of(architecture: Architecture | undefined): Promise<Platform> {
     const native = this.#options.architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');
     const wanted = architecture ?? native;
@@ -74,7 +81,10 @@ export class HostPlatforms {
   }
 }
 
-/** The platforms of this host; from the cache when neither the host was booted again nor QEMU replaced. */
+/**
+ * Returns the platforms of this host. They come from the cache until the host is booted again, or until QEMU, the firmware or
+ * /dev/kvm is replaced.
+ */
 async function probePlatforms(
   context: Pick<HostPlatformsOptions, 'dataDirectory' | 'logger'>,
 ): Promise<Platform[]> {
@@ -192,7 +202,7 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
   return newest.name;
 }
 
-/** Undefined when the guest ran and ended itself; else why it did not. */
+/** Tries a guest. Returns undefined if the guest ran and ended itself, otherwise the reason of the failure. */
 async function tryGuest(platform: Platform, work: string): Promise<string | undefined> {
   const guest = join(work, 'guest');
   const expected = platform.architecture === 'amd64' ? BIOS_GUEST_EXIT_CODE : 0;

@@ -1,26 +1,35 @@
-/** This agent's hold on one running hypervisor, started by it or found: its QMP connection and the notice of its end. */
+/** A running hypervisor that this agent started or found: its QMP connection and the notice of its end. */
 import { isAlive, type ProcessIdentity } from '../../machines/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
 
-/** The end of a found process shows itself at once by its QMP connection; this is for one whose QMP is lost. */
+/**
+ * Time between two checks of the process. A closed QMP connection shows the end of a found process at once; the checks are for a
+ * process without QMP.
+ */
 const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
-/** A QEMU that runs greets in milliseconds; another client, such as an agent about to end, may hold it a moment. */
+/**
+ * Time limit of a connection to a running QEMU. QEMU greets in milliseconds, but another client may hold it for a moment, for
+ * example an agent about to end.
+ */
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 
 export interface HypervisorHandlers {
-  /** QEMU's events, in order. */
+  /** Called with each event of QEMU, in order. */
   onEvent: (event: QmpEvent) => void;
-  /** Once, when the process is gone. */
+  /** Called once, when the process has ended. */
   onExit: () => void;
 }
 
 export class Hypervisor {
   readonly folder: MachineFolder;
   readonly identity: ProcessIdentity;
-  /** The hypervisor said that it ends, and not for its guest: by a signal. Its run state is `shutdown` then, as after a power-off. */
+  /**
+   * Whether the hypervisor reported an end by a signal instead of by its guest. Its run state is then `shutdown`, as after a
+   * power-off.
+   */
   endsFromOutside = false;
   #exitStatus: Promise<ExitStatus> | undefined;
   #qmp: QmpConnection | undefined;
@@ -39,7 +48,7 @@ export class Hypervisor {
     this.#timer.unref();
   }
 
-  /** The exit of a child is told by the system, with its status. */
+  /** Watches a child of this agent. The system reports its exit, with its status. */
   watch(exited: Promise<ExitStatus>): void {
     this.#exitStatus = exited;
     exited.then(
@@ -48,25 +57,28 @@ export class Hypervisor {
     );
   }
 
-  /** Whoever ends the process writes down that it is gone: a notice that comes late would tell of the next one. */
+  /**
+   * Ends the watch. The caller that ends the process records the end itself; a late notice could be taken for the end of the next
+   * process.
+   */
   expectExit(): void {
     this.#exitHandled = true;
     clearInterval(this.#timer);
   }
 
-  /** True once: a hypervisor may say again and again that its guest powered off. */
+  /** Returns true only at the first call, because a hypervisor may report many times that its guest powered off. */
   powersOff(): boolean {
     const first = !this.#poweredOff;
     this.#poweredOff = true;
     return first;
   }
 
-  /** Of a process that is gone; undefined for one that another agent started. */
+  /** Returns the exit status of an ended process; undefined for a process that another agent started. */
   async exitStatus(): Promise<ExitStatus | undefined> {
     return await this.#exitStatus;
   }
 
-  /** The connection, made again where it was lost. @throws QmpError when QEMU does not answer. */
+  /** Returns the connection, and connects again if it was lost. @throws QmpError when QEMU does not answer. */
   async qmp(options?: { timeoutMilliseconds: number; signal: AbortSignal }): Promise<QmpConnection> {
     if (this.#qmp !== undefined && !this.#qmp.closed) {
       return this.#qmp;
@@ -107,7 +119,7 @@ export class Hypervisor {
           this.#exited();
         }
       },
-      // What cannot be read now is read at the next interval.
+      // If the process cannot be read now, the check is repeated at the next interval.
       () => undefined,
     );
   }

@@ -1,4 +1,4 @@
-/** The last words of QEMU, for people: the end of its log, and how it ended. */
+/** The last words of QEMU, for people: the end of its log, and the way in which it ended. */
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -7,13 +7,13 @@ import { appendedLog, listSegments, logsWritten } from '../../machines/logwriter
 import { type StartReason } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 
-/** Fits a Pod's container message beside other text (4 KiB are kept by the API server's clients). */
+/** Limits of the last words. They fit into a Pod's container message beside other text (clients of the API server keep 4 KiB). */
 const TAIL_BYTES = 2048;
 const TAIL_LINES = 12;
-/** `2026-11-21T12:00:00.000000Z ` before each line. */
+/** Timestamp before each line, for example `2026-11-21T12:00:00.000000Z `. */
 const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 
-/** The last lines that the hypervisor wrote; empty when it wrote none. Call it when the hypervisor has ended. */
+/** Returns the last lines of the hypervisor's output; empty if there is no output. Call it when the hypervisor has ended. */
 async function lastWords(folder: string): Promise<string> {
   await logsWritten(folder);
   let tail = '';
@@ -53,7 +53,7 @@ async function tailOf(path: string): Promise<string> {
   }
 }
 
-/** The hypervisor took more than guest and overhead together. */
+/** Message for a hypervisor that used more memory than the guest and the overhead together. */
 export const OUT_OF_MEMORY =
   'the hypervisor reached the memory limit of its machine and was ended by the kernel of the host';
 
@@ -69,18 +69,18 @@ export function describeExit(status: ExitStatus | undefined): string {
 
 const SIGNAL = /terminating on signal \d+/;
 
-/** Whether the hypervisor, which has ended, wrote that a signal ended it. */
+/** Returns whether an ended hypervisor wrote that a signal ended it. */
 export async function wasEndedBySignal(folder: string): Promise<boolean> {
   return SIGNAL.test(await lastWords(folder));
 }
 
-/** How it ended, with its last words. */
+/** Returns `what` with the hypervisor's last words. */
 export async function exitMessage(folder: string, what: string): Promise<string> {
   const words = await lastWords(folder);
   return words === '' ? what : `${what}: ${words}`;
 }
 
-/** The kinds of failure that the operator treats apart, known by QEMU's own texts (7.2 to 10). */
+/** Reasons that the operator treats differently, with the messages of QEMU 7.2 to 10 that show them. */
 const REASONS: [RegExp, StartReason][] = [
   [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
   [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],
@@ -90,7 +90,7 @@ const REASONS: [RegExp, StartReason][] = [
   ],
 ];
 
-/** With the hypervisor's last words, and the reason that they give. */
+/** Returns the error of a failed start, with the hypervisor's last words and the reason that they show. */
 export async function startError(folder: string, what: string): Promise<ReasonedError> {
   const words = await lastWords(folder);
   const reason = REASONS.find(([pattern]) => pattern.test(words))?.[1] ?? 'StartFailed';

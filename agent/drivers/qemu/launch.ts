@@ -1,4 +1,4 @@
-/** Makes a QEMU process that outlives the agent. */
+/** Starts a QEMU process that outlives the agent. */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -16,22 +16,22 @@ import { giveDisk, requireOwnData } from './disk.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
-/** What the machines of one driver share. */
+/** Objects and settings that all machines of one driver share. */
 export interface MachineContext {
   logger: Logger;
   cgroups: MachineCgroups;
-  /** Where machines don't share the agent's. */
+  /** Root of the machines, if they do not share the agent's root. */
   ownRoot: OwnRoot | undefined;
-  /** QEMU gives up root once everything is opened. */
+  /** Whether the agent is root. QEMU then gives up root once it has opened everything. */
   isRoot: boolean;
-  /** The group that may read images; programs that read a machine's disk have it. */
+  /** Group that may read images. Programs that read a machine's disk have this group. */
   readers: number | undefined;
   changed: (uid: string) => void;
-  /** Begins to keep the console of a machine that runs. */
+  /** Begins to store the console of a running machine. */
   tail: (folder: MachineFolder) => void;
 }
 
-/** How a process that this agent started ended; a found one does not tell. */
+/** Exit of a process that this agent started. The agent does not get the exit of a process that it found. */
 export interface ExitStatus {
   code: number | null;
   signal: NodeJS.Signals | null;
@@ -44,17 +44,20 @@ export interface Launched {
 
 interface LaunchOptions {
   command: [string, ...string[]];
-  /** Outside of the machine's folder, that the command opens. */
+  /** Files outside of the machine's folder that the command opens. */
   files: readonly string[];
   limits: MachineLimits;
 }
 
-/** Modules of QEMU (accelerators, displays) are found by its own built-in path. */
+/** Environment of the process. QEMU finds its modules (accelerators, displays) by its own built-in path. */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
-/** It ends 3 ms after its start, on an overloaded host in seconds. */
+/** Time limit of the interpreter's test. The interpreter ends 3 ms after its start, on an overloaded host after seconds. */
 const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
 
-/** For the agent's start, rather than the first machine's. @throws Error where the log writer cannot run. */
+/**
+ * Checks that the log writer can run. The agent's start calls this, so that the error does not wait for the first machine.
+ * @throws Error when the log writer cannot run.
+ */
 export async function requireLogWriter(): Promise<void> {
   const [interpreter] = withLogWriter([]);
   try {
@@ -70,11 +73,14 @@ export interface MachineStart {
   plan: LaunchPlan;
   state: MachineFile;
   platform: Platform;
-  /** Waits for the memory of a suspended machine. */
+  /** Whether the process waits for the memory of a suspended machine. */
   incoming: boolean;
 }
 
-/** The machine's disk is looked at and given to the machine's user first. @throws ReasonedError */
+/**
+ * Checks the machine's disk, gives it to the machine's user, and starts the process. @throws ReasonedError when the disk is
+ * refused or the process does not start.
+ */
 export async function launchMachine(
   folder: MachineFolder,
   { plan, state, platform, incoming }: MachineStart,
@@ -95,7 +101,10 @@ export async function launchMachine(
   return await launch(folder, { command: [platform.binary, ...parameters], files, limits }, context);
 }
 
-/** A session and group of its own, a log writer, a control group of its own, and a root of its own where there is one. @throws ReasonedError */
+/**
+ * Starts a process with a session, a process group, a control group and a log writer of its own. If the host has an own root for
+ * machines, the process runs in it. @throws ReasonedError when the process does not start.
+ */
 async function launch(
   folder: MachineFolder,
   { command, files, limits }: LaunchOptions,
@@ -105,7 +114,7 @@ async function launch(
   const [program, ...parameters] = ownRoot?.enclose({ folder: folder.path, files }, logged) ?? logged;
   await logsWritten(folder.path);
   await forgetLastWords(folder.path);
-  // For what is said before the log writer is there, which goes on with this file.
+  // This file gets the output before the log writer runs; the log writer then continues the file.
   const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
   try {
     const child = spawn(program, parameters, {
@@ -114,7 +123,7 @@ async function launch(
       stdio: ['pipe', log.fd, log.fd, 'ignore'],
       env: ENVIRONMENT,
     });
-    // A process that has ended takes no byte; whoever waits for its answer finds that out.
+    // A process that has ended cannot get the byte. The caller notices this because the process does not answer.
     child.stdin?.on('error', () => undefined);
     const exited = new Promise<ExitStatus>((resolve) => {
       child.once('exit', (code, signal) => resolve({ code, signal }));
@@ -142,7 +151,10 @@ async function pidOf(child: ChildProcess): Promise<number> {
   });
 }
 
-/** The agent's own score, raised for a container, would make its machines the kernel's first victims. */
+/**
+ * Resets the process's OOM score. It inherits the agent's score, and a score raised for a container would make machines the
+ * kernel's first victims.
+ */
 async function forgetOomScore(pid: number): Promise<void> {
   if (process.platform !== 'linux') {
     return;
@@ -151,7 +163,7 @@ async function forgetOomScore(pid: number): Promise<void> {
     await writeFile(`/proc/${pid}/oom_score_adj`, '0');
   } catch (error) {
     const code = codeOf(error);
-    // Lowering it is root's right; a process that has just ended is found out by whoever waits for it.
+    // Only root may lower the score. If the process has just ended, the caller notices this because the process does not answer.
     if (code !== 'EACCES' && code !== 'EPERM' && code !== 'ENOENT' && code !== 'ESRCH') {
       throw error;
     }
@@ -159,18 +171,21 @@ async function forgetOomScore(pid: number): Promise<void> {
 }
 
 const MEBIBYTE = 1024 ** 2;
-/** QEMU's own code, its devices and screen, and what it caches of the disk; measured: docs/develop/performance.md. */
+/** Memory of QEMU's own code, its devices and screen, and its cache of the disk, as measured in docs/develop/performance.md. */
 const PROCESS_BYTES = 256 * MEBIBYTE;
-/** A processor's stacks and state. */
+/** Memory of one processor's stacks and state. */
 const PROCESSOR_BYTES = 16 * MEBIBYTE;
-/** Page tables take 1/512 of the memory, maps of what was written to it 1/32768 each; the rest is margin. */
+/**
+ * Overhead as a share of the guest's memory. Page tables use 1/512, and each map of written memory uses 1/32768; the rest is
+ * margin.
+ */
 const MEMORY_SHARE = 1 / 64;
-/** Emulation keeps what it has translated: 1 GiB at most (`tb-size` of QEMU). */
+/** Memory of emulation for translated code. QEMU keeps 1 GiB at most (`tb-size`). */
 const TRANSLATION_BYTES = 1024 * MEBIBYTE;
-/** Beside one thread for each processor: up to 64 that read and write the disk, those of screen, timers and copies. */
+/** Threads beside one for each processor: up to 64 that read and write the disk, and those of screen, timers and copies. */
 const THREADS = 128;
 
-/** The most that one machine may take of its host. */
+/** Returns the limits of one machine on its host. */
 function limitsOf(launched: { cpu: number; memoryBytes: number; accelerator: string }): MachineLimits {
   const { cpu, memoryBytes, accelerator } = launched;
   const emulation = accelerator === 'tcg' ? TRANSLATION_BYTES : 0;

@@ -12,15 +12,15 @@ import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
 import { writeMachineFile } from './state.ts';
 
-/** As QEMU 7.2 to 10 say it. */
+/** Events in the words of QEMU 7.2 to 10. */
 const SAYS = {
   signal: '{"event":"SHUTDOWN","data":{"guest":false,"reason":"host-signal"}}',
   powerOff: '{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-shutdown"}}',
 };
 
 /**
- * A hypervisor in the moment between its end and that of its process, which a real one passes through too fast to be met
- * there each time: its run state is `shutdown`, and it ends when it is told to.
+ * A hypervisor between its own end and the end of its process. A real hypervisor passes this moment too fast for a test to meet
+ * it each time. Its run state is `shutdown`, and it ends on command.
  */
 describe('a hypervisor in the run state shutdown', () => {
   let directory: string;

@@ -1,4 +1,4 @@
-/** One machine's life: what its folder says, its process, and the connection to it. */
+/** The life of one machine: the facts in its folder, its process, and the connection to the process. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -23,12 +23,12 @@ import {
 } from './runstate.ts';
 import { FILES, type MachineFile, StateFile } from './state.ts';
 
-/** QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
+/** Time limit of a start. QEMU answers some 30 ms after its start, on an overloaded host in seconds. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
-/** A process that ends closes its sockets first. */
+/** Time for a process to end after its connection has failed, because an ending process closes its sockets first. */
 const EXIT_NOTICE_MILLISECONDS = 500;
 
-/** A start is under way, of a machine or of what was suspended. */
+/** State of a machine whose start or resume is under way. */
 const BEGUN = { intent: 'run', live: true, paused: false, process: undefined, end: undefined } as const;
 
 export class QemuMachine {
@@ -62,7 +62,7 @@ export class QemuMachine {
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** The live process, also one that an earlier agent made without being able to write it down. */
+  /** Returns the live process. It may be a process that an earlier agent started and could not record. */
   async process(): Promise<ProcessIdentity | undefined> {
     const state = await this.state.read();
     if (state === undefined || !state.live) {
@@ -72,7 +72,7 @@ export class QemuMachine {
     return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
   }
 
-  /** The live hypervisor; undefined when there is none. */
+  /** Returns the connection to the live hypervisor, or undefined if the machine has no live process. */
   async connect(): Promise<QmpConnection | undefined> {
     const identity = await this.process();
     return identity === undefined ? undefined : await this.#adopt(identity).qmp();
@@ -91,7 +91,7 @@ export class QemuMachine {
   }
 
   async resume(plan: LaunchPlan, platform: Platform): Promise<void> {
-    // Until the memory is in the new process, the machine counts as suspended: whatever happens, nothing is lost.
+    // The machine stays suspended until the memory is in the new process, so that no failure loses the memory.
     await this.state.change(({ launched }) => ({
       ...BEGUN,
       ...(launched && { launched: { ...launched, runAs: plan.runAs } }),
@@ -152,7 +152,7 @@ export class QemuMachine {
     await this.#context.cgroups.remove(this.#folder.uid);
   }
 
-  /** For good: what its process does from now on is of no interest. */
+  /** Ends the watch for good; later events of the process are ignored. */
   close(): void {
     this.#closed = true;
     this.#letGo();
@@ -187,20 +187,20 @@ export class QemuMachine {
     return await answer;
   }
 
-  /** Leaves no process behind; the machine is stopped, or suspended as it was. */
+  /** Ends the process and returns the error. The machine is then stopped, or still suspended. */
   async #failedStart(cause: unknown): Promise<ReasonedError> {
     const identity = await this.process();
     if (identity !== undefined) {
       await killForCertain(identity);
     }
     this.#letGo();
-    // The notice of the exit may have come first, and have taken it for a crash.
+    // The notice of the exit may have come first, and may have recorded a crash.
     await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
     return cause instanceof ReasonedError ? cause : await startError(this.#folder.path, String(cause));
   }
 
-  /** Undefined when the process is gone. */
+  /** Returns the state of a live process, or undefined if it has ended. */
   async #inspectLive(): Promise<MachineState | undefined> {
     const identity = await this.process();
     if (identity === undefined) {
@@ -264,7 +264,7 @@ export class QemuMachine {
     });
   }
 
-  /** Writes down that the process is gone, and why. */
+  /** Records that the process has ended, and the reason. */
   async #settle(hypervisor?: Hypervisor): Promise<MachineFile> {
     const status = await (hypervisor ?? this.#hypervisor)?.exitStatus();
     const kills = await this.#context.cgroups.memoryKills(this.#folder.uid);
@@ -285,7 +285,7 @@ export class QemuMachine {
 
   #background(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
-      // Its folder may be gone.
+      // After `close` the folder may be deleted.
       if (this.#closed) {
         return;
       }

@@ -1,4 +1,7 @@
-/** The hypervisor's side is a stand-in: it hangs up at moments that a real one finds only on a busy host. */
+/**
+ * Tests with a substitute for the hypervisor. It closes the connection at moments that a real hypervisor meets only on a busy
+ * host.
+ */
 import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
@@ -11,13 +14,13 @@ import { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 
 const MEMORY = Buffer.alloc(64 * 1024, 'memory');
-/** Which side is first is up to the kernel: each of them, so often. */
+/** Number of repetitions. The kernel decides which side is first, and repetitions meet both orders. */
 const TIMES = 30;
 
 let folder: string;
 let servers: Server[];
 let qmp: QmpConnection;
-/** What the hypervisor says of itself; undefined once it has ended. */
+/** Run state that the hypervisor reports; undefined once it has ended. */
 let status: string | undefined;
 
 beforeEach(async () => {
@@ -51,7 +54,7 @@ async function serve(name: string, onConnection: (socket: Socket) => void): Prom
   servers.push(server);
 }
 
-/** Hangs up at the last byte: before the agent has found that its file is at the end, or just after. */
+/** Closes the connection at the last byte: before the agent has reached the end of its file, or just after. */
 async function restore(then: string | undefined): Promise<void> {
   await writeFile(join(folder, FILES.memory), MEMORY);
   await serve(FILES.migration, (socket) => {

@@ -1,4 +1,4 @@
-/** A suspended machine's memory: QEMU's migration stream, written to and read from a file of its folder. */
+/** A suspended machine's memory: QEMU's migration stream, written to a file in the machine's folder and read from there. */
 import { createReadStream, createWriteStream } from 'node:fs';
 import { chmod, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
@@ -12,28 +12,30 @@ import { connectTo, withSocketPath } from '../../machines/socket.ts';
 import type { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 
-/** QEMU holds itself back to 128 MiB/s by default, so as not to fill a network. */
+/**
+ * Bandwidth limit of the stream, high enough to have no effect. QEMU's default is 128 MiB/s, because it must not fill a network.
+ */
 const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
 const STATUS_INTERVAL_MILLISECONDS = 10;
-/** 64 GiB at 200 MB/s, rounded up. */
+/** Time limit of a transfer: 64 GiB at 200 MB/s, rounded up. */
 const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
 const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
 const HUNG_UP = new Set(['ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET']);
 
 /**
- * Of a machine that was stopped (QMP `stop`, which also flushes its disks): what is written fits the disk as it is.
- * The file is complete and on the disk when it resolves.
+ * Saves the memory of a machine that was stopped. QMP `stop` also flushes the machine's disks, so the memory fits the disk. The
+ * file is complete and on the disk when the promise resolves.
  */
 export async function saveMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const partial = join(folder, `${FILES.memory}.partial`);
   const socketFile = join(folder, FILES.migration);
   await rm(socketFile, { force: true });
   const server = createServer();
-  // The hypervisor connects once; the errors of a second connection would be nobody's.
+  // The hypervisor connects only once. No code would handle the errors of a second connection.
   server.maxConnections = 1;
   try {
     await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
-    // QEMU has given up its rights; the folder above keeps others out.
+    // QEMU has given up its rights, so the socket is open to all users; the folder above keeps others out.
     await chmod(socketFile, 0o666);
     const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
@@ -45,14 +47,15 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   }
 }
 
-/** Into a process started with `-incoming`; it is paused when this resolves. */
+/** Reads the memory into a process started with `-incoming`. The process is paused when the promise resolves. */
 export async function restoreMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
   try {
     await pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
   } catch (error) {
-    // QEMU hangs up at the last byte, which may be before this side has: whether it has read all, it says itself.
+    // QEMU closes the connection at the last byte, possibly before this side does. QEMU's run state shows whether it has read all
+    // bytes.
     if (!HUNG_UP.has(codeOf(error) ?? '')) {
       throw error;
     }

@@ -1,4 +1,4 @@
-/** What differs between the guests' architectures. */
+/** Differences between the guests' architectures. */
 import { access } from 'node:fs/promises';
 import { codeOf } from '../../../base/errors.ts';
 
@@ -6,18 +6,18 @@ export type Architecture = 'amd64' | 'arm64';
 
 export interface Firmware {
   code: string;
-  /** Copied for each machine, which writes to its own. */
+  /** Template of the variables. Each machine gets a copy and writes to it. */
   variables: string;
 }
 
-/** What this host offers for one architecture; found once per boot by hostplatforms.ts. */
+/** Capabilities of this host for one architecture; hostplatforms.ts finds them once per boot. */
 export interface Platform {
   architecture: Architecture;
   binary: string;
-  /** The newest versioned type, such as `pc-q35-7.2`. */
+  /** Newest versioned machine type, for example `pc-q35-7.2`. */
   machineType: string;
   accelerator: 'kvm' | 'hvf' | 'tcg';
-  /** UEFI; absent for amd64, which starts by the BIOS that QEMU brings. */
+  /** UEFI firmware; absent for amd64, which starts with the BIOS of QEMU. */
   firmware: Firmware | undefined;
 }
 
@@ -26,13 +26,13 @@ export const BINARIES: Record<Architecture, string> = {
   arm64: 'qemu-system-aarch64',
 };
 
-/** Versioned machine types; the unversioned alias would change under a machine at an upgrade of QEMU. */
+/** Patterns of versioned machine types. The alias without a version would change a machine's hardware at an upgrade of QEMU. */
 export const MACHINE_TYPE_PATTERNS: Record<Architecture, RegExp> = {
   amd64: /^(pc-q35-(\d+)\.(\d+)) /,
   arm64: /^(virt-(\d+)\.(\d+)) /,
 };
 
-/** Where distributions and Homebrew put the UEFI firmware for ARM machines. */
+/** Paths at which distributions and Homebrew install the UEFI firmware for ARM machines. */
 const ARM_FIRMWARE: Firmware[] = [
   { code: '/usr/share/AAVMF/AAVMF_CODE.fd', variables: '/usr/share/AAVMF/AAVMF_VARS.fd' },
   {
@@ -58,7 +58,10 @@ export async function findArmFirmware(): Promise<Firmware | undefined> {
   return undefined;
 }
 
-/** All that the processor offers; for emulated ARM a real processor, since QEMU's own "max" is far slower. */
+/**
+ * Returns the processor model with all features that the accelerator offers. Emulated ARM gets a real processor, because QEMU's
+ * own "max" is far slower.
+ */
 export function cpuModel(platform: Pick<Platform, 'architecture' | 'accelerator'>): string {
   if (platform.accelerator !== 'tcg') {
     return 'host';

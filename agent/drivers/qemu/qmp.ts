@@ -1,4 +1,7 @@
-/** QEMU's machine protocol: JSON lines over a unix socket; one client at a time. A guest may have taken QEMU over: nothing that it says is believed. */
+/**
+ * QEMU's machine protocol: JSON lines over a unix socket, for one client at a time. A guest may have taken control of QEMU, so no
+ * message is trusted.
+ */
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
@@ -7,9 +10,12 @@ import { readLines } from '../../../base/lines.ts';
 import { codeOf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 
-/** QEMU makes its socket some 10 ms after it was started; a start is to cost as little more as possible. */
+/**
+ * Time between two attempts to connect. QEMU opens its socket some 10 ms after its start, and the attempts must add little to
+ * this time.
+ */
 const CONNECT_INTERVAL_MILLISECONDS = 3;
-/** Commands are answered in a few milliseconds, on an overloaded host in seconds. */
+/** Time limit of a command. QEMU answers in a few milliseconds, on an overloaded host in seconds. */
 const COMMAND_TIMEOUT_MILLISECONDS = 30_000;
 
 export interface QmpEvent {
@@ -17,12 +23,15 @@ export interface QmpEvent {
   data: Record<string, unknown>;
 }
 
-/** The longest answers, lists of block nodes, have some tens of KiB. */
+/** Limit of one line. The longest answers, lists of block nodes, have some tens of KiB. */
 const LINE_LIMIT_BYTES = 1024 * 1024;
-/** Of lines that answer no command, within {@link UNASKED_MILLISECONDS}: QEMU holds back events that come in numbers. */
+/**
+ * Limit of all lines that answer no command, within {@link UNASKED_MILLISECONDS}. It is high enough, because QEMU limits the rate
+ * of frequent events.
+ */
 const UNASKED_LIMIT_CHARACTERS = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
-/** An error of QEMU is a sentence; what is longer goes into no log and no status. */
+/** Limit of an error's text. An error of QEMU is a sentence; a longer text is cut before it gets into logs and statuses. */
 const ERROR_LIMIT_CHARACTERS = 1_000;
 
 const messageSchema = z.object({
@@ -41,7 +50,7 @@ interface Pending {
   timer: NodeJS.Timeout;
 }
 
-/** QEMU refused a command or answered what is no answer to it, or the connection is gone. */
+/** Error of a command: QEMU refused the command or gave an invalid answer, or the connection is closed. */
 export class QmpError extends Error {
   override readonly name = 'QmpError';
 }
@@ -71,8 +80,8 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   }
 
   /**
-   * Connects and leaves negotiation mode; tries again until QEMU listens, `signal` aborts or the time is over.
-   * QEMU takes one client: while another holds the socket the greeting does not come.
+   * Connects and leaves negotiation mode. Tries again until QEMU listens, `signal` aborts or the time is over. QEMU accepts one
+   * client; while another client holds the socket, the greeting does not come.
    */
   static async connect(
     folder: string,
@@ -109,7 +118,10 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     });
   }
 
-  /** Like {@link execute}, for an answer of a known form. @throws QmpError also when it has another form. */
+  /**
+   * Executes a command and checks the form of its answer. @throws QmpError when {@link execute} fails or the answer has another
+   * form.
+   */
   async ask<T>(command: string, schema: z.ZodType<T>, parameters: Record<string, unknown> = {}): Promise<T> {
     const answer = schema.safeParse(await this.execute(command, parameters));
     if (!answer.success) {
@@ -118,12 +130,15 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     return answer.data;
   }
 
-  /** QEMU's run state: running, paused, shutdown, postmigrate, inmigrate, … */
+  /** Returns QEMU's run state, for example running, paused, shutdown, postmigrate or inmigrate. */
   async status(): Promise<string> {
     return (await this.ask('query-status', statusSchema)).status;
   }
 
-  /** Resolves at the first event that `wanted` accepts; undefined when the time is over, `signal` aborts or the connection ends. */
+  /**
+   * Resolves with the first event that `wanted` accepts. Resolves with undefined when the time is over, `signal` aborts or the
+   * connection ends.
+   */
   async waitForEvent(
     wanted: (event: QmpEvent) => boolean,
     { timeoutMilliseconds, signal }: { timeoutMilliseconds: number; signal: AbortSignal },
@@ -160,7 +175,10 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     this.#socket.destroy();
   }
 
-  /** @throws Error for what is no message, and where there is too much that nobody asked for: the connection ends then. */
+  /**
+   * Handles a received line; an error ends the connection. @throws Error when the line is not a message, or when too many lines
+   * answer no command.
+   */
   #receive(line: string): void {
     const message = messageSchema.parse(JSON.parse(line));
     const pending = message.id === undefined ? undefined : this.#pending.get(message.id);

@@ -1,6 +1,6 @@
 /**
- * QEMU's run states: how a guest comes to stand still, to go on and to end, and what a state means that an agent finds. QEMU stays
- * in the state `shutdown` after its guest has powered off, until somebody tells it to quit.
+ * QEMU's run states: how a guest is paused, continued and ended, and the meaning of a state that an agent finds. After its guest
+ * has powered off, QEMU stays in the state `shutdown` until it gets the command `quit`.
  */
 import type { Logger } from 'pino';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../machines/process.ts';
@@ -9,16 +9,19 @@ import { wasEndedBySignal } from './lastwords.ts';
 import type { QmpConnection } from './qmp.ts';
 import type { StateFile } from './state.ts';
 
-/** Somebody stopped the guest. */
+/** State of a guest that a command has stopped. */
 const PAUSED = 'paused';
-/** QEMU did: a write of the guest found the host's disk full. It is done again when the guest goes on. */
+/**
+ * State of a guest that QEMU stopped, because a write of the guest found the host's disk full. QEMU repeats the write when the
+ * guest continues.
+ */
 const DISK_FULL = 'io-error';
-/** States in which QEMU waits for somebody to say "go on": what an agent that died in the middle leaves behind. */
+/** States in which QEMU waits for a command to continue. An agent that died during a step leaves QEMU in one of these states. */
 const INTERRUPTED: ReadonlySet<string> = new Set([PAUSED, 'prelaunch', 'postmigrate', 'finish-migrate']);
 
-/** After `quit` QEMU flushes its disks; a slow one gets this long before it is killed. */
+/** Time limit of `quit`. QEMU then flushes its disks; if they are too slow, QEMU is killed. */
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;
-/** A guest that was still in its firmware misses a press of the power button. */
+/** Time between two presses of the power button. A guest that is still in its firmware misses a press. */
 const POWER_BUTTON_INTERVAL_MILLISECONDS = 3_000;
 
 export function isStill(status: string): boolean {
@@ -31,11 +34,13 @@ function isInterrupted(status: string): boolean {
 
 interface Pausable {
   readonly state: StateFile;
-  /** Undefined when the hypervisor has ended. */
+  /** Returns the connection, or undefined when the hypervisor has ended. */
   connect(): Promise<QmpConnection | undefined>;
 }
 
-/** Written down first: an agent that dies in between finds out what is meant. */
+/**
+ * Pauses the guest. The state file is written first, so that the next agent completes the pause if this agent dies in between.
+ */
 export async function pauseGuest(machine: Pausable): Promise<void> {
   await machine.state.update({ paused: true });
   const qmp = await machine.connect();
@@ -50,11 +55,14 @@ export async function unpauseGuest(machine: Pausable): Promise<void> {
 
 export interface StopOptions {
   graceMilliseconds: number;
-  /** Ends the grace early. */
+  /** Signal that ends the grace early. */
   hurry?: AbortSignal;
 }
 
-/** Resolves when the guest has powered off, the grace is over, or `hurry` aborts; at once for a guest that stands still. */
+/**
+ * Presses the power button. Resolves when the guest has powered off, the grace is over, or `hurry` aborts. If the guest stands
+ * still, resolves at once.
+ */
 export async function pressPowerButton(
   hypervisor: Hypervisor,
   { graceMilliseconds, hurry }: StopOptions,
@@ -83,7 +91,7 @@ export async function pressPowerButton(
   }
 }
 
-/** No process is left when it resolves. */
+/** Ends the hypervisor; no process is left when the promise resolves. */
 export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void> {
   try {
     const qmp = await hypervisor.qmp();
@@ -98,7 +106,7 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
   await killForCertain(hypervisor.identity);
 }
 
-/** Brings to its end what an agent that died had begun; the run state afterwards, `gone` without a process. */
+/** Completes a step that an agent had begun when it died. Returns the run state afterwards, or `gone` if no process is left. */
 export async function reconcile(
   hypervisor: Hypervisor,
   identity: ProcessIdentity,
@@ -109,7 +117,7 @@ export async function reconcile(
   const status = await qmp.status();
   const state = await file.read();
   if (state?.suspended === true) {
-    // Either the memory is on disk and the process had to end, or it was being read into a new process.
+    // Either the memory is on disk and the process had to end, or the memory was being read into a new process.
     await killForCertain(identity);
     return 'gone';
   }
@@ -134,14 +142,17 @@ export async function reconcile(
   return 'running';
 }
 
-/** An agent that connects just after a signal has missed the event of it. The hypervisor has ended, and its last words name the signal. */
+/**
+ * Removes the report of a power-off if a signal ended the hypervisor. An agent that connects just after a signal has missed its
+ * event. The hypervisor has ended, and its last words name the signal.
+ */
 async function correctEnd(folder: string, file: StateFile): Promise<void> {
   if (await wasEndedBySignal(folder)) {
     await file.change(({ end }) => (end?.reason === 'GuestShutdown' ? { end: undefined } : {}));
   }
 }
 
-/** Gives up a suspension: the guest runs on, unless it is paused. */
+/** Cancels a suspension; the guest continues unless it is paused. */
 export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
   await qmp.execute('migrate_cancel');
   const { paused } = await file.update({ intent: 'run' });
@@ -150,7 +161,7 @@ export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
   }
 }
 
-/** A power-off that somebody asked for is no end to report. */
+/** Records that the guest powered off, unless the end was requested. */
 export async function guestPoweredOff(file: StateFile): Promise<void> {
   await file.change(({ intent, live }) =>
     live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'the guest powered off' } } : {},

@@ -1,8 +1,8 @@
 /**
- * What a running machine's disk held at one moment, for reading while the guest writes on. A filter between the guest's
- * drive and its disk puts what is about to be overwritten into a file aside; a view that joins both is served over a
- * socket. When that file cannot be written (its file system is full), the view breaks and not the guest: a backup job
- * would fail the guest's own write then. It also writes holes as they are, which that job does not.
+ * The content of a running machine's disk at one moment, for reading while the guest continues to write. A filter between the
+ * guest's drive and its disk saves old content in a second file before the guest overwrites it. A socket serves a view of both
+ * files. If the second file's file system is full, the view breaks and the guest continues. A backup job of QEMU would make the
+ * guest's own write fail then. The filter also keeps holes, which a backup job does not.
  */
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -13,7 +13,7 @@ import type { RunAs } from '../../../base/exec.ts';
 import { DISK_NODE } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
 
-/** In the machine's folder; the hypervisor, which has given up its rights, may write there and nowhere else. */
+/** Folder of the snapshot in the machine's folder. The hypervisor has given up its rights, and may create files only there. */
 const FOLDER = 'copy';
 const OLD = join(FOLDER, 'old.raw');
 const SOCKET = join(FOLDER, 'nbd.sock');
@@ -23,9 +23,9 @@ const FILTER_NODE = 'copy-filter';
 const VIEW_NODE = 'copy-view';
 const EXPORT = 'copy';
 
-/** A write of the guest waits so long for the file aside; some guests take their disk for broken after 60 s. */
+/** Time limit of a guest's write that waits for the second file. Some guests treat their disk as broken after 60 s. */
 const WRITE_TIMEOUT_SECONDS = 30;
-/** An export is gone when the requests in flight are answered: one disk access. */
+/** Time limit of the export's end. It ends when the requests in flight are answered, which takes one disk access. */
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 
@@ -50,7 +50,7 @@ interface Drive {
   sizeBytes: number;
 }
 
-/** All that takes time. The moment has not come yet. */
+/** Does all steps that take time. The snapshot's moment comes later, with {@link takeSnapshot}. */
 export async function prepareSnapshot(
   qmp: QmpConnection,
   folder: string,
@@ -74,12 +74,12 @@ export async function prepareSnapshot(
   return drive;
 }
 
-/** The moment: a millisecond. */
+/** Inserts the filter; this is the moment of the snapshot, and takes a millisecond. */
 export async function takeSnapshot(qmp: QmpConnection, drive: Drive): Promise<void> {
   await attach(qmp, drive, FILTER_NODE);
 }
 
-/** The view as a block node for QEMU's programs that run in the machine's folder. */
+/** Serves the view. Returns it as a block node for QEMU's programs that run in the machine's folder. */
 export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, unknown>> {
   await qmp.execute('blockdev-add', {
     'node-name': VIEW_NODE,
@@ -92,7 +92,7 @@ export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, 
   return { driver: 'raw', file: { driver: 'nbd', export: EXPORT, server } };
 }
 
-/** The guest's drive is on its disk again, and nothing of a snapshot is left; from whichever point it had come to. */
+/** Returns the guest's drive to its disk and removes all parts of a snapshot, whatever its last completed step was. */
 export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   await endExport(qmp);
   const known = await qmp.ask('query-named-block-nodes', blockNodesSchema, { flat: true });
@@ -111,7 +111,7 @@ export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   }
 }
 
-/** Names one by one: what the hypervisor put in there besides is not followed. */
+/** Removes the snapshot's files by their names. The hypervisor may have put links into the folder, and they are not followed. */
 export async function removeSnapshotFiles(folder: string): Promise<void> {
   for (const name of [OLD, SOCKET]) {
     await rm(join(folder, name), { force: true });
@@ -174,7 +174,7 @@ async function endExport(qmp: QmpConnection): Promise<void> {
   try {
     await qmp.execute('nbd-server-stop');
   } catch (error) {
-    // There is no command that tells whether it runs.
+    // QEMU has no command that shows whether the server runs.
     if (!(error instanceof QmpError) || !error.message.includes('not running')) {
       throw error;
     }

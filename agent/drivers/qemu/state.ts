@@ -6,11 +6,14 @@ import { isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { Serial } from '../../../base/serial.ts';
 
-/** Sockets are bound by the hypervisor relative to the folder: the whole path of a socket may have 107 bytes only. */
+/**
+ * Names of the files. The hypervisor binds its sockets relative to the folder, because the whole path of a socket may have only
+ * 107 bytes.
+ */
 export const FILES = {
   state: 'state.json',
   disk: 'disk.qcow2',
-  /** The firmware's variables (UEFI). */
+  /** Variables of the firmware (UEFI). */
   variables: 'variables.fd',
   qmp: 'qmp.sock',
   guestAgent: 'ga.sock',
@@ -25,35 +28,40 @@ const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), b
 const stateSchema = z.object({
   version: z.literal(1),
   architecture: z.enum(['amd64', 'arm64']),
-  /** Kept for the machine's life: a guest must not meet another mainboard after an upgrade of the host. */
+  /** Machine type, kept for the machine's life. After an upgrade of the host, the guest must find the same mainboard. */
   machineType: z.string(),
   base: z.object({ path: z.string(), format: z.enum(['qcow2', 'raw']) }).optional(),
-  /** Absent for a machine without a disk. */
+  /** Size of the disk in bytes; absent for a machine without a disk. */
   diskBytes: z.number().int().optional(),
-  /** What the process was last started with; a resume must repeat it. */
+  /** Values of the process's last start; a resume must repeat them. */
   launched: z
     .object({
       cpu: z.number().int(),
       memoryBytes: z.number().int(),
       accelerator: z.string(),
-      /** Absent: of an agent that had one user for all machines, or that was not root. */
+      /** User of the process. It is absent if the agent was not root, or if it had one user for all machines. */
       runAs: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
     })
     .optional(),
-  /** A start is under way or done, and nobody has asked for an end. */
+  /** Purpose of the last step. `run` means that a start is under way or done, and that no end was requested. */
   intent: z.enum(['run', 'stop', 'suspend']),
-  /** Absent while a process is being made: a crash of the agent in between is found out by looking for the process. */
+  /**
+   * Identity of the process. It is absent while the process is being started; if the agent crashes then, the next agent searches
+   * for the process.
+   */
   process: processSchema.optional(),
-  /** The process is being or was made and its end has not been seen. */
+  /** Whether a process is being started or was started, and its end has not been noticed. */
   live: z.boolean(),
   suspended: z.boolean(),
-  /** The guest is to stand still; absent: it never was. */
+  /** Whether the guest must stand still; absent if it was never paused. */
   paused: z.boolean().optional(),
   end: z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() }).optional(),
 });
 export type MachineFile = z.infer<typeof stateSchema>;
 
-/** The state file, or undefined where there is none: no folder, or one whose making was not finished. */
+/**
+ * Reads the state file. Returns undefined if the file is missing, because the folder is missing or its creation was not finished.
+ */
 export async function readMachineFile(folder: string): Promise<MachineFile | undefined> {
   let text: string;
   try {
@@ -71,10 +79,12 @@ export async function writeMachineFile(folder: string, state: MachineFile): Prom
   await writeWhole(join(folder, FILES.state), JSON.stringify(state));
 }
 
-/** Fields to set; undefined removes one. */
+/** Fields to set. A field that is set to undefined is removed. */
 export type StateChange = { [Key in keyof MachineFile]?: MachineFile[Key] | undefined };
 
-/** A machine's state file, changed by one at a time: steps asked for and events of the process meet here. */
+/**
+ * A machine's state file. Changes are made one at a time, because requested steps and events of the process both change the file.
+ */
 export class StateFile {
   readonly #folder: string;
   readonly #serial = new Serial();
@@ -95,7 +105,7 @@ export class StateFile {
     return await this.change(() => change);
   }
 
-  /** Writes what `decide` makes of the present state; nothing when it wants no change. */
+  /** Writes the change that `decide` returns for the present state; an empty change writes nothing. */
   async change(decide: (state: MachineFile) => StateChange): Promise<MachineFile> {
     return await this.#serial.run(async () => {
       const state = await readMachineFile(this.#folder);
@@ -111,7 +121,7 @@ export class StateFile {
     });
   }
 
-  /** Removes the folder, when nobody writes to it. */
+  /** Removes the folder after all writes under way. */
   async removeFolder(): Promise<void> {
     await this.#serial.run(async () => await rm(this.#folder, { recursive: true, force: true }));
   }
