@@ -1,4 +1,4 @@
-/** Disks that Berth itself has published: chunks are fetched in parallel, each verified and written to its place. */
+/** Pulls disks in Berth's own layout: fetches the chunks in parallel, verifies each chunk, and writes it to its place on the disk. */
 import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
@@ -22,15 +22,15 @@ import { inParallel } from '../../../base/parallel.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
-/** The most layers have about 90 bytes each, and chunks of the same content as much again. */
+/** Size limit of a configuration in bytes. 20,000 layers take about 90 bytes each, and repeated chunks as much again. */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
-/** The window of the largest chunk (2^26 bytes, 64 MiB): no layer needs more, and several are decoded at once. */
+/** Largest zstd window: 2^26 bytes (64 MiB), the largest chunk. The limit saves memory because several layers are decoded at once. */
 const WINDOW_LOG = 26;
-/** Decoded and hashed at a time. */
+/** Bytes that are decoded and hashed at a time. */
 const PIECE_BYTES = 256 * 1024;
-/** Written at a time: with less, a disk spends its time on the requests. */
+/** Bytes that are written at a time. Smaller writes would be slower because each request costs the disk time. */
 const WRITE_BYTES = 1024 * 1024;
-/** Hashing so much takes less than a millisecond; in between others get their turn. */
+/** Bytes that {@link digestOf} hashes at a time. Hashing them takes less than a millisecond, and other work runs between two pieces. */
 const HASH_BYTES = 1024 * 1024;
 
 interface RemoteChunk extends Chunk {
@@ -95,14 +95,14 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
 
 interface Work {
   repository: Repository;
-  /** Not fresh when an earlier call may have left something here, be it a copy that was not verified any more. */
+  /** The disk is not fresh if an earlier call may have written to it, for example a copy that was not yet verified. */
   disk: SparseFile;
   path: string;
-  /** Where a content is on the disk already, for a second chunk of it. */
+  /** Offsets of contents that are already on the disk, by the digest of their layers. Later chunks with the same content are copied. */
   written: Map<string, number>;
-  /** For what is decoded until there is enough to write; undefined where nothing is gained by that. */
+  /** Gathers decoded bytes until there are enough to write. Undefined if the file cannot be written past the page cache. */
   piece: Buffer | undefined;
-  /** For the layer of one chunk at a time, and for the next one's after it: garbage of this size would be in memory several times over. */
+  /** The worker's buffer for compressed layers. New buffers for each chunk would be in memory several times before their collection. */
   room: Buffer;
   options: PullOptions;
 }
@@ -146,15 +146,16 @@ async function pull(
   }
 }
 
-/** One entry of a journal under way for each worker, so that the next chunk comes while the disk takes this one. */
+/** Journal entries under way, one for each worker. A worker fetches its next chunk while the disk stores its previous entry. */
 class Notes {
   readonly #byWorker = new Map<number, Promise<void>>();
 
-  /** Returns when the worker's entry before this one is on the disk; throws when that failed. */
+  /** Remembers the worker's new entry and resolves when its previous entry is on the disk. @throws Error when that entry failed. */
   async add(worker: number, entry: Promise<void>): Promise<void> {
     const before = this.#byWorker.get(worker);
     this.#byWorker.set(worker, entry);
-    // Thrown to whoever waits for it: at the worker's next entry, or in the end.
+    // The worker's next call of `add`, or the call of `all`, throws this failure. Until then, this handler keeps it from being
+    // unhandled.
     entry.catch(() => undefined);
     await before;
   }
@@ -163,13 +164,13 @@ class Notes {
     await Promise.all(this.#byWorker.values());
   }
 
-  /** Well or not. */
+  /** Resolves when all entries have ended, with or without success. */
   async ended(): Promise<void> {
     await Promise.allSettled(this.#byWorker.values());
   }
 }
 
-/** A layer counts once, however many chunks have its content. */
+/** Reports a chunk that need not be downloaded. Each layer is reported once, even if several chunks have its content. */
 function spare({ written, options }: Work, { digest, size }: Chunk): void {
   if (!written.has(digest)) {
     options.onSpared?.(size);
@@ -193,7 +194,7 @@ async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
   await writeDecoded({ target, piece: work.piece }, compressed, chunk);
 }
 
-/** The layer, verified. */
+/** Fetches the compressed layer of a chunk into `room` and returns the verified bytes. */
 async function fetchChunk({ repository, room, options }: Work, { descriptor }: RemoteChunk): Promise<Buffer> {
   const hash = createHash('sha256');
   let at = 0;
@@ -207,7 +208,7 @@ async function fetchChunk({ repository, room, options }: Work, { descriptor }: R
   return room.subarray(0, at);
 }
 
-/** Writes what the layer gives to its place; verified when it returns. */
+/** Decodes a layer and writes its content to the chunk's place on the disk. The content is verified when this resolves. */
 async function writeDecoded(
   { target, piece }: { target: SparseFile; piece: Buffer | undefined },
   compressed: Buffer,
@@ -232,7 +233,7 @@ async function writeDecoded(
   }
 }
 
-/** Gives the bytes in `piece` each time it is full, and the rest in the end. Without a piece, gives them as they come. */
+/** Yields `piece` each time it is full, and the rest at the end. Without `piece`, yields the bytes as they come. */
 async function* gathered(
   pieces: AsyncIterable<Buffer>,
   piece: Buffer | undefined,
@@ -272,7 +273,7 @@ async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buff
   }
 }
 
-/** `sha256:<hex>`, others having their turn in between. */
+/** Returns the digest of the bytes as `sha256:<hex>`. Other work runs between the pieces that are hashed. */
 export async function digestOf(bytes: Buffer): Promise<string> {
   const hash = createHash('sha256');
   for (let at = 0; at < bytes.length; at += HASH_BYTES) {

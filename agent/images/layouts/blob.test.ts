@@ -24,7 +24,7 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-/** Gives the first part at once, and the second when `gate` opens. */
+/** Returns a repository that gives the first part at once, and the second part after `gate` resolves. */
 function repository(gate: Promise<void>): Repository {
   async function* stream(_: Descriptor, { start, end }: { start: number; end: number }) {
     if (start > 0) {

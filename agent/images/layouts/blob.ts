@@ -1,4 +1,4 @@
-/** Large blobs of a registry as files: fetched in parts at the same time, and verified as a whole. */
+/** Fetches large blobs of a registry to files: in parts at the same time, verified as a whole. */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -8,11 +8,14 @@ import type { Journal } from './journal.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
-/** A kill loses at most so much of each part under way. The cost of a request is small beside it. */
+/** Size of a part in bytes. A kill loses at most this many bytes of each part under way. With 16 MiB, the cost of a request is small. */
 export const PART_BYTES = 16 * 1024 * 1024;
-/** More connections brought nothing where it was measured, and registries limit them. */
+/**
+ * Number of parts of a blob that are fetched at the same time. More connections were not faster when measured, and registries
+ * limit them.
+ */
 const CONNECTIONS = 4;
-/** Hashing one takes less than a millisecond; in between others get their turn. */
+/** Bytes that are read and hashed at a time. Hashing them takes less than a millisecond, and other work runs between two pieces. */
 const PIECE_BYTES = 1024 * 1024;
 
 export interface BlobSource {
@@ -21,10 +24,11 @@ export interface BlobSource {
 }
 
 /**
- * Fetches a blob to `path`, and verifies it. `read` has its content meanwhile, in order, as far as it has come; its answer
- * counts only once the blob is verified. `name`: of its parts in the journal, by which a second call goes on.
+ * Fetches a blob to the file `path` and verifies it. Meanwhile `read` receives the content in order, as far as it has arrived.
+ * The result of `read` is returned only after the blob is verified. `name` identifies the blob's parts in the journal, so that
+ * a later call can continue. A wrong digest hides an error of `read`, because wrong bytes explain that error.
  *
- * @throws ReasonedError `DigestMismatch`, which explains whatever `read` found wrong, else what `read` throws.
+ * @throws ReasonedError `DigestMismatch` when the digest differs; otherwise the error of the transfer or of `read`.
  */
 export async function fetchBlob<T>(
   source: BlobSource,
@@ -64,7 +68,7 @@ interface Part {
   arrived: PromiseWithResolvers<void>;
 }
 
-/** A blob in a file that comes in parts, in any order, and is read and hashed once, from the beginning. */
+/** A blob whose parts arrive in a file in any order. Its bytes are read and hashed once, from the beginning. */
 class ArrivingBlob {
   readonly parts: Part[];
   readonly #file: FileHandle;
@@ -79,13 +83,14 @@ class ArrivingBlob {
       const start = index * PART_BYTES;
       return { start, end: Math.min(start + PART_BYTES, size), arrived: Promise.withResolvers<void>() };
     });
-    // Whoever waits for one is told; nobody may.
+    // A reader that waits for a part gets the failure of that part. If no reader waits, this handler keeps the failure from
+    // being unhandled.
     for (const { arrived } of this.parts) {
       arrived.promise.catch(() => undefined);
     }
   }
 
-  /** Nothing more comes. */
+  /** Rejects all parts that have not arrived with `error`, because no more parts will arrive. */
   fail(error: unknown): void {
     for (const { arrived } of this.parts) {
       arrived.reject(error);
@@ -93,14 +98,15 @@ class ArrivingBlob {
   }
 
   /**
-   * Gives the bytes that were not read yet, each piece when it is there. No other reader is given any from now on.
+   * Yields the bytes that were not read yet, each piece when it has arrived. A new call stops all earlier readers.
    *
    * @throws Error that was given to {@link fail}.
    */
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');
     this.#reader = reader;
-    // Somebody who gave up may not have waited for his last piece, and has its failure too.
+    // An earlier reader may have left while its last piece was being read. The failure of that piece belongs to the earlier
+    // reader.
     await this.#reading.catch(() => undefined);
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
       const part = this.parts[Math.floor(this.#at / PART_BYTES)];
@@ -114,10 +120,10 @@ class ArrivingBlob {
     }
   }
 
-  /** The hash of the whole, once all is there. */
+  /** Returns the hash of the whole blob after all its bytes have arrived. */
   async hash(): Promise<Hash> {
     for await (const _ of this.rest()) {
-      // Reading it hashes it.
+      // Reading a piece hashes the piece.
     }
     return this.#hash;
   }
@@ -162,7 +168,10 @@ export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash):
   );
 }
 
-/** The bytes of a part of a blob; of an empty one none, without asking: nothing may be read from a blob's end. */
+/**
+ * Yields the bytes of a range of a blob. An empty range yields nothing and sends no request, because no request may begin at a
+ * blob's end.
+ */
 export async function* streamOf(
   repository: Repository,
   descriptor: Descriptor,
@@ -175,7 +184,7 @@ export async function* streamOf(
   yield* repository.stream(descriptor, range, signal) as AsyncIterable<Buffer>;
 }
 
-/** A blob as a file, in one piece, verified: for what is small beside a disk. */
+/** Fetches a blob in one piece to the file `path`, verifies it and syncs it. Such blobs are small compared with a disk. */
 export async function saveBlob(source: BlobSource, path: string, options: PullOptions): Promise<void> {
   const { repository, descriptor } = source;
   const file = await open(path, 'w', 0o600);

@@ -1,4 +1,4 @@
-/** The table of a disk's pieces. It is kept beside the disk as `chunks.json`, so that other disks can be made of the same pieces. */
+/** The table of a disk's chunks. It is kept beside the disk as `chunks.json`, so that other disks can reuse the same chunks. */
 import { createHash } from 'node:crypto';
 import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -10,12 +10,12 @@ const FILE = 'chunks.json';
 const COPY_BYTES = 1024 * 1024;
 
 const chunkSchema = z.object({
-  /** On the disk, in bytes. */
+  /** Position on the disk, in bytes. */
   offset: z.number().int().nonnegative(),
   length: z.number().int().positive(),
-  /** `sha256:<hex>` of the content. */
+  /** Digest of the content: `sha256:<hex>`. */
   rawDigest: z.string(),
-  /** Digest of the blob that it was fetched as. */
+  /** Digest of the blob that the content was fetched as. */
   digest: z.string(),
   size: z.number().int().nonnegative(),
 });
@@ -27,12 +27,12 @@ export async function writeChunkTable({ folder }: PullTarget, chunks: readonly C
   await writeFile(join(folder, FILE), JSON.stringify({ chunks }), { mode: 0o600, flush: true });
 }
 
-/** Reads the table in the folder of a disk that was pulled. @throws Error when there is none. */
+/** Reads the chunk table in the folder of a pulled disk. @throws Error when there is no valid table. */
 export async function readChunkTable(folder: string): Promise<Chunk[]> {
   return tableSchema.parse(JSON.parse(await readFile(join(folder, FILE), 'utf8'))).chunks;
 }
 
-/** Finds content in disks of this host; of the same content in several the first one's. */
+/** Returns a lookup of content in disks of this host. If several chunks have the same content, the lookup finds the first chunk. */
 export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[] }[]): ContentLookup {
   const places = new Map<string, { path: string; offset: number; length: number }>();
   for (const { disk, chunks } of disks) {
@@ -49,8 +49,8 @@ export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[
 }
 
 /**
- * Copies content that should lie on this host. False when it is not what it should be; then something else has been written
- * there.
+ * Copies content from a file of this host to `to`. Returns false when the file is too short or the digest of the copied bytes
+ * differs. After false, wrong bytes may be in `to`.
  */
 export async function copyLocal(
   from: { path: string; offset: number },

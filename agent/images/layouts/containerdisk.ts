@@ -1,9 +1,9 @@
 /**
- * Container images with a disk: a file below /disk, qcow2 or raw, in one of the layers.
+ * Container images with a disk: one file below /disk, qcow2 or raw, in one of the layers.
  *
- * Layers are looked at from the uppermost down. The first one with a file directly below /disk gives the disk, and must have
- * only that one; those below it are not fetched. What a layer takes away (whiteouts of the file, of /disk, or an opaque /disk)
- * is not looked for further down.
+ * Layers are read from the uppermost layer down. The first layer with a file directly below /disk provides the disk, and that
+ * file must be the only one. Lower layers are not fetched. A layer can hide files of lower layers: by whiteouts of the file or
+ * of /disk, or by an opaque /disk. Hidden files are ignored.
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -33,10 +33,10 @@ const CONFIG_TYPES = new Set([
   'application/vnd.oci.image.config.v1+json',
   'application/vnd.docker.container.image.v1+json',
 ]);
-/** Configurations of the largest images in use have some tens of KiB. */
+/** Size limit of an image configuration in bytes. Configurations of the largest images in use have some tens of KiB. */
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
 
-/** Some tools write less, or something else. */
+/** Fields of the configuration that are used. Missing or malformed fields are read as undefined, because some tools write them so. */
 const configSchema = z.object({
   architecture: z.string().optional().catch(undefined),
   rootfs: z
@@ -66,7 +66,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   const layers = manifest.layers.map((descriptor, index) => ({
     descriptor,
     encoding: encodings[index] ?? 'none',
-    // A configuration that does not list each layer tells nothing of any.
+    // If the configuration does not list every layer, its list is not used for any layer.
     diffId: isComplete ? diffIds[index] : undefined,
   }));
   const downloadBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
@@ -82,7 +82,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
         }
         await removeBlobs(target, layers.length);
       } catch (error) {
-        // The fetched bytes are not those of a usable image: a later call that goes on from them would fail for ever.
+        // The fetched bytes do not make a usable image. A later call that continued with these bytes would fail every time.
         if (isLasting(error)) {
           await rm(target.folder, { recursive: true, force: true });
         }
@@ -94,7 +94,11 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   };
 };
 
-/** Undefined for one that is no object. @throws ReasonedError `ImageInvalid` when it is not JSON. */
+/**
+ * Parses the image configuration. Returns undefined when the JSON is not an object.
+ *
+ * @throws ReasonedError `ImageInvalid` when the text is not JSON.
+ */
 function parseConfig(config: Buffer): z.infer<typeof configSchema> | undefined {
   let content: unknown;
   try {

@@ -29,7 +29,7 @@ describe('the chunks of a disk', () => {
 
   it('never overlap and never leave the disk, whatever a stranger writes', () => {
     const chunkSize = MIB;
-    // Smaller than some of the chunks say, and larger.
+    // Some disks are smaller than their map requires, and some are larger.
     const sizes = integer({ min: 1, max: (400 * MIB) / SECTOR }).map((sectors) => sectors * SECTOR);
     const maps = uniqueArray(integer({ min: 0, max: 300 }), { maxLength: 50 });
     const sorted = maps.map((map) => map.toSorted((first, second) => first - second));

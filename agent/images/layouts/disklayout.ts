@@ -1,8 +1,8 @@
 /**
- * Berth's own layout of a disk in a registry: the disk is cut into chunks of the same size; each chunk that is not all zeros is
- * a layer, one zstd frame; chunks of the same content are one layer. The configuration is that of an image, so that tools for
- * images can look at it: `rootfs.diff_ids` has the digests of the chunks' content, as it has those of archives elsewhere, and
- * what only a disk has is below a key of its own.
+ * Berth's own layout of a disk in a registry. The disk is cut into chunks of the same size. Each chunk that is not all zeros
+ * is a layer of one zstd frame. Chunks with the same content share a layer. The configuration has the format of an image
+ * configuration, so that tools for images can read it. `rootfs.diff_ids` contains the digests of the chunks' content, as it
+ * contains the digests of archives in container images. Fields that only a disk has are below the key `dev.berth.disk`.
  */
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
@@ -16,33 +16,39 @@ export const MANIFEST_TYPE = 'application/vnd.oci.image.manifest.v1+json';
 
 const MIB = 1024 * 1024;
 const GIB = 1024 * MIB;
-/** Larger ones compress no better, smaller ones make more requests and larger manifests. */
+/** Size of a chunk in bytes. Larger chunks compress no better; smaller chunks need more requests and larger manifests. */
 const CHUNK_BYTES = 16 * MIB;
-/** Above so much a manifest of such chunks would come near the 4 MiB that registries take. */
+/**
+ * Size in bytes of the largest disk with chunks of 16 MiB. The manifest of a larger disk would come near the 4 MiB that
+ * registries accept.
+ */
 const CHUNK_DISK_LIMIT_BYTES = 128 * GIB;
 const LARGE_CHUNK_BYTES = 64 * MIB;
-/** About 160 bytes each, in a manifest of at most 4 MiB. */
+/** Limit of the layers of a disk. Each layer takes about 160 bytes in a manifest, and a manifest has at most 4 MiB. */
 export const LAYER_LIMIT = 20_000;
 const DISK_LIMIT_BYTES = 64 * 1024 * GIB;
 const SECTOR_BYTES = 512;
-/** Chunks that may be in memory, and how many at once where they are small. */
+/** Limits of the chunks in memory at the same time: bytes in all, and number of chunks. */
 const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;
 
 const count = z.number().int().nonnegative();
 const layoutSchema = z.object({
   version: z.literal(1),
-  /** In bytes, as all sizes here. */
+  /** Size of the disk in bytes. All sizes here are in bytes. */
   virtualSize: z.number().int().positive().max(DISK_LIMIT_BYTES).multipleOf(SECTOR_BYTES),
   chunkSize: z.number().int().min(SECTOR_BYTES).max(LARGE_CHUNK_BYTES).multipleOf(SECTOR_BYTES),
-  /** Index of a chunk on the disk, index of the layer with its content; ascending by chunk. Chunks not named are zeros. */
+  /**
+   * Pairs of a chunk's index on the disk and the index of the layer with its content, in ascending order of chunks. Chunks
+   * without a pair are zeros.
+   */
   map: z.array(z.tuple([count, count])),
 });
 type DiskLayout = z.infer<typeof layoutSchema>;
 
 export const diskConfigSchema = z.object({
   architecture: z.string(),
-  /** The guest's operating system; `unknown` where nobody said it. */
+  /** Operating system of the guest, or `unknown` when it was not specified. */
   os: z.string(),
   rootfs: z.object({ type: z.literal('layers'), diff_ids: z.array(z.string().refine(isSha256)) }),
   'dev.berth.disk': layoutSchema,
@@ -53,25 +59,29 @@ export function chunkSizeFor(virtualSize: number): number {
   return virtualSize <= CHUNK_DISK_LIMIT_BYTES ? CHUNK_BYTES : LARGE_CHUNK_BYTES;
 }
 
-/** How many chunks may be worked on at the same time, that memory stays bounded. */
+/** Returns how many chunks of this size (bytes) may be processed at the same time without exceeding the memory limit. */
 export function chunksAtOnce(chunkSize: number): number {
   return Math.max(1, Math.min(CHUNKS_AT_ONCE, Math.floor(MEMORY_BYTES / chunkSize)));
 }
 
-/** The most that zstd makes of so many bytes (its own bound, rounded up). */
+/** Returns the largest number of bytes that zstd makes of `length` bytes: its own bound, rounded up. */
 export function compressedLimit(length: number): number {
   return length + Math.ceil(length / 256) + 1024;
 }
 
 interface DiskChunk {
-  /** On the disk, in chunks. */
+  /** Position on the disk, in chunks. */
   index: number;
   offset: number;
   length: number;
   layer: number;
 }
 
-/** Where the chunks that are not zeros lie. @throws ReasonedError `ImageInvalid` for a map that breaks a rule of the layout. */
+/**
+ * Returns the chunks that are not zeros, with their places on the disk.
+ *
+ * @throws ReasonedError `ImageInvalid` when the map breaks a rule of the layout.
+ */
 export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: number): DiskChunk[] {
   const last = Math.ceil(virtualSize / chunkSize) - 1;
   let before = -1;
@@ -88,7 +98,11 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
   });
 }
 
-/** @throws ReasonedError `ImageInvalid` when a layer is not a chunk, or nothing is said of its content. */
+/**
+ * Checks the number, types and sizes of the layers.
+ *
+ * @throws ReasonedError `ImageInvalid` when a layer is not a chunk or its content has no digest.
+ */
 export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   const digests = config.rootfs.diff_ids.length;
   if (layers.length > LAYER_LIMIT) {

@@ -1,16 +1,20 @@
-/** Every published layout of a disk that this agent reads: the first one that knows a manifest plans its pull. */
+/** The layouts of published disks that this agent reads. The first layout that recognises a manifest plans its pull. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';
 import { asReasonedError, type PlanPull, type PullPlan } from './pull.ts';
 import { planTart } from './tart.ts';
 
-/** The container image comes last: its layers can be anything. */
+/** Layouts in order of preference. Container images come last because their layers can contain anything. */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
-/** How many types of a stranger's manifest a message names. */
+/** Limit of the media types of an unknown manifest that a message names. */
 const TYPES_SHOWN = 10;
 
-/** How to pull the disk of this manifest. @throws ReasonedError `ImageInvalid` when it is of none of the layouts, with the types found. */
+/**
+ * Returns the plan of the first layout that recognises the manifest.
+ *
+ * @throws ReasonedError `ImageInvalid` with the types found when no layout recognises it.
+ */
 export async function planPull(...[repository, resolved, signal]: Parameters<PlanPull>): Promise<PullPlan> {
   for (const plan of LAYOUTS) {
     const found = await plan(repository, resolved, signal);

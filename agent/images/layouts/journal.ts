@@ -1,28 +1,28 @@
-/** A record of the parts of a long piece of work that are done, so that it can be taken up after a kill. */
+/** A journal of the finished parts of a long piece of work, so that the work can continue after a kill. */
 import { type FileHandle, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../../base/errors.ts';
 import type { PullTarget } from './pull.ts';
 
-/** Enough for the manifest with the most layers, and for the parts of the largest blob. */
+/** Size limit of a journal in bytes. It is enough for the manifest with the most layers, and for the parts of the largest blob. */
 const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 
 export interface Journal {
-  /** False when the work was begun by an earlier call, so that the files may have content. */
+  /** False when an earlier call began the work, so that the files may already have content. */
   readonly fresh: boolean;
   has(entry: string): boolean;
-  /** Returns once the data of `file`, and then the entry, are on the disk. Several entries share one round. */
+  /** Resolves when the data of `file`, and then the entry, are on the disk. Entries added at the same time share one write. */
   add(entry: string, file: FileHandle): Promise<void>;
   close(): Promise<void>;
 }
 
-/** The folder's journal if it belongs to `key`; otherwise the folder is emptied and a new one begun. */
+/** Opens the folder's journal if it belongs to `key`. Otherwise empties the folder and begins a new journal. */
 export async function openJournal(folder: string, key: string): Promise<Journal> {
   const path = join(folder, 'journal');
   const lines = await linesOf(path);
   if (lines?.[0] === key) {
     const file = await open(path, 'a', 0o600);
-    // The rest of a line that was cut would become the beginning of the next one.
+    // Without this, the rest of an incomplete line would become the beginning of the next entry.
     await file.truncate(lines.reduce((length, line) => length + Buffer.byteLength(line) + 1, 0));
     return new FileJournal(file, lines.slice(1), false);
   }
@@ -34,7 +34,7 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
   return new FileJournal(file, [], true);
 }
 
-/** Whole lines only: the last one may have been cut. */
+/** Returns the complete lines of a journal without an incomplete last line. Returns undefined when the file is missing or too large. */
 async function linesOf(path: string): Promise<string[] | undefined> {
   try {
     const file = await open(path, 'r');
@@ -75,7 +75,7 @@ class FileJournal implements Journal {
 
   async add(entry: string, file: FileHandle): Promise<void> {
     this.#waiting.set(entry, file);
-    // Entries that come while a round is under way go with the next one: one write to the disk at a time for any number of workers.
+    // Entries added during a write go with the next write, so that only one write is under way for any number of workers.
     this.#nextRound ??= this.#round.then(() => this.#write());
     await this.#nextRound;
   }
@@ -100,12 +100,12 @@ class FileJournal implements Journal {
   }
 }
 
-/** The disk while it is being made: it has its name only when it is whole and verified. */
+/** Returns the path of the disk under construction. The disk gets its final name only when it is complete and verified. */
 export function unfinished(target: PullTarget): string {
   return `${target.disk}.part`;
 }
 
-/** Whether an earlier call of the same work came to its end. */
+/** Returns whether an earlier call finished the disk. */
 export async function isFinished(target: PullTarget): Promise<boolean> {
   try {
     await stat(target.disk);
@@ -118,7 +118,7 @@ export async function isFinished(target: PullTarget): Promise<boolean> {
   }
 }
 
-/** Gives the disk its name, once its content is on the disk. */
+/** Syncs the disk and then gives it its final name. */
 export async function finish(target: PullTarget): Promise<void> {
   const file = await open(unfinished(target), 'r+');
   try {

@@ -1,4 +1,4 @@
-/** One layer of a container image, and the disk in it. */
+/** Extracts the disk from a layer of a container image. */
 import { createHash } from 'node:crypto';
 import { open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
@@ -14,45 +14,49 @@ import { zstdDecoder, ZstdFrames } from '../../disks/zstdframes.ts';
 
 export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 
-/** How much is decoded at a time; hashing it takes less than a millisecond. */
+/** Bytes that are decoded at a time. Hashing them takes less than a millisecond. */
 const PIECE_BYTES = 1024 * 1024;
-/** How much is written at a time. */
+/** Bytes that are written at a time. */
 const WRITE_BYTES = 1024 * 1024;
 /**
- * A small blob may become a large disk, as most of a disk is empty; one that does not become larger than this is nobody's harm.
- * Beyond, no more than so many times itself: compressed desktop systems are at 2 to 30.
+ * Limits of the size that a layer may expand to. Most of a disk is empty, so a small blob may become a large disk. Every layer
+ * may expand to 8 GiB, because this does no harm. Beyond that, a layer may expand to 400 times its blob. Compressed desktop
+ * systems expand 2 to 30 times.
  */
 const EXPANSION_FREE_BYTES = 8 * 1024 ** 3;
 const EXPANSION_LIMIT = 400;
-/** How many entries a layer may have. Disks come with a handful; each takes some 30 µs, and almost no room when packed. */
+/**
+ * Limit of the entries of a layer. Layers with disks have a handful of entries. Reading an entry takes some 30 µs, and an
+ * entry takes almost no room when compressed.
+ */
 const ENTRIES_LIMIT = 200_000;
-/** Names that one image takes away from below /disk: there is one file to take away. */
+/** Limit of the names below /disk that one layer may hide. An image has only one file there to hide. */
 const HIDDEN_LIMIT = 64;
 
 const WHITEOUT = '.wh.';
 const OPAQUE = '.wh..wh..opq';
 
 export interface Layer {
-  /** Bytes of the blob. */
+  /** Size of the blob in bytes. */
   size: number;
   encoding: LayerEncoding;
-  /** `sha256:<hex>` of the archive when it is not compressed; unknown where the image does not say it. */
+  /** Digest of the uncompressed archive, `sha256:<hex>`; undefined when the image does not state it. */
   diffId: string | undefined;
 }
 
-/** The files of lower layers that the layers above hide. */
+/** Files of lower layers that the upper layers hide. */
 export interface Covering {
-  /** Names directly below /disk that are taken away. */
+  /** Names directly below /disk that are hidden. */
   hidden: Set<string>;
-  /** Nothing of the layers below is seen. */
+  /** True when all files of the lower layers are hidden. */
   opaque: boolean;
 }
 
 /**
- * Writes the only file below /disk of a layer to `disk`, sparse; false when it has none that the layers above let through.
- * Adds to `covering` what this layer takes away.
+ * Writes the only file below /disk of a layer to the sparse file `disk`. Adds the names that this layer hides to `covering`.
+ * Returns false when the layer has no such file, or the upper layers hide it.
  *
- * @throws ReasonedError
+ * @throws ReasonedError or DiskError when the layer cannot be used.
  */
 export async function extractDisk(
   layer: Layer,
@@ -125,7 +129,7 @@ class Walk {
   readonly #disk: SparseFile;
   readonly #covering: Covering;
   readonly #limit: number;
-  /** Names that this layer hides in the layers below it. */
+  /** Names that this layer hides in lower layers. */
   readonly #hides = new Set<string>();
   #opaque = false;
   #entries = 0;
@@ -144,7 +148,7 @@ class Walk {
     if (this.#entries > ENTRIES_LIMIT) {
       throw invalid(`it has more than ${ENTRIES_LIMIT} entries`);
     }
-    // Before it is decoded, which takes its time.
+    // This check comes before the content is decoded, because decoding takes time.
     this.#length += entry.size;
     if (this.#length > this.#limit) {
       throw invalid(tooLarge(this.#limit));
@@ -160,7 +164,7 @@ class Walk {
     }
   }
 
-  /** Whether the disk is in this layer; what it hides is now hidden. */
+  /** Returns whether this layer has the disk. Adds the names that the layer hides to `covering`. */
   finish(): boolean {
     for (const name of this.#hides) {
       this.#covering.hidden.add(name);
@@ -223,7 +227,7 @@ class Walk {
   }
 }
 
-/** A compressed file would be taken for a raw disk. */
+/** Refuses a compressed file, because it would be read as a raw disk. */
 async function refuseCompressed(path: string): Promise<void> {
   const compression = await compressionOf(path);
   if (compression !== undefined) {
@@ -235,7 +239,10 @@ function tooLarge(limit: number): string {
   return `it expands to more than ${limit} bytes, which its compressed size does not warrant`;
 }
 
-/** The decoders' own errors; others (a full disk) are not the image's fault. */
+/**
+ * Returns an error of a decoder as ReasonedError. Returns other errors (a full disk) unchanged, because the image did not
+ * cause them.
+ */
 function asInvalid(error: unknown, encoding: LayerEncoding): unknown {
   const code = codeOf(error) ?? '';
   if (!/^Z(STD)?_/.test(code)) {

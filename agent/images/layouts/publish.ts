@@ -1,4 +1,4 @@
-/** Publishes a disk as Berth's own artifact: what the registry has already is not sent again. */
+/** Publishes a disk as Berth's own artifact. Blobs that the registry already has are not sent again. */
 import { type FileHandle, open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { constants, createZstdCompress } from 'node:zlib';
@@ -22,10 +22,10 @@ import { dataExtents } from '../../disks/qemuimg.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { isZero } from '../../disks/sparse.ts';
 
-/** Changing it changes the blobs: what is in registries would be sent once more. */
+/** Compression level of zstd. Another level would change the blobs, so content that registries already have would be sent once more. */
 const COMPRESSION_LEVEL = 3;
 const COMPRESSION = {
-  /** How much of the result is copied away at a time. */
+  /** Bytes of compressed output that are copied at a time. */
   chunkSize: 256 * 1024,
   params: {
     [constants.ZSTD_c_compressionLevel]: COMPRESSION_LEVEL,
@@ -34,41 +34,51 @@ const COMPRESSION = {
   },
 };
 
-/** Handed to the connection at a time. */
+/** Bytes that are passed to the connection at a time. */
 const UPLOAD_BYTES = 256 * 1024;
-/** Each takes the memory of a whole one, compressed and not, and the connection's. */
+/**
+ * Limit of the chunks that are published at the same time. Each chunk is in memory uncompressed and compressed, and the
+ * connection needs memory too.
+ */
 const CHUNKS_AT_ONCE = 3;
 
 export interface DiskToPublish {
   repository: Repository;
   tag: string;
-  /** A sparse raw file that nobody writes to. */
+  /** Path of a sparse raw file that nobody writes to. */
   rawPath: string;
-  /** Bytes of the disk; the file may end before. */
+  /** Size of the disk in bytes. If the file is shorter, the rest of the disk is zeros. */
   virtualSize: number;
   architecture?: string | undefined;
   os?: string | undefined;
-  /** Of the manifest. */
+  /** Annotations of the manifest. */
   annotations?: Readonly<Record<string, string>> | undefined;
 }
 
 export interface PublishOptions {
   signal: AbortSignal;
-  /** Called with the bytes of the disk that were dealt with since the last call, holes included: `virtualSize` in all. */
+  /**
+   * Called with the bytes of the disk that were processed since the last call, including holes. All calls together report
+   * `virtualSize` bytes.
+   */
   onBytes: (count: number) => void;
 }
 
 export interface PublishedDisk {
-  /** Of the manifest. */
+  /** Digest of the manifest. */
   digest: string;
-  /** Bytes that the artifact takes in the registry when nothing else shares its chunks. */
+  /** Bytes that the artifact takes in the registry when no other artifact shares its chunks. */
   storageBytes: number;
 }
 
-/** The word for an architecture or operating system that nobody has said; it fits every machine. */
+/** Value for an architecture or operating system that was not specified. It fits every machine. */
 const UNKNOWN = 'unknown';
 
-/** @throws ReasonedError */
+/**
+ * Uploads the chunks, the configuration and the manifest of a disk.
+ *
+ * @throws ReasonedError when the upload fails or the disk has too much data.
+ */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
   const { repository, tag, virtualSize, architecture = UNKNOWN, os = UNKNOWN, annotations } = disk;
   const { signal } = options;
@@ -98,7 +108,7 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
 
 type Layer = Pick<Chunk, 'rawDigest' | 'digest' | 'size'>;
 
-/** Layers in the order in which the disk has their content first, so that the same disk is the same artifact. */
+/** Returns the layers in the order of their first use on the disk, so that equal disks become equal artifacts. */
 function arranged(places: ReadonlyMap<number, Layer>): {
   layers: Layer[];
   map: DiskConfig['dev.berth.disk']['map'];
@@ -128,7 +138,7 @@ async function publishConfig(
   return { mediaType: CONFIG_TYPE, digest, size: bytes.length };
 }
 
-/** The layer of each chunk that is not zeros. */
+/** Publishes the chunks that are not zeros. Returns their layers by the index of the chunk. */
 async function publishChunks(
   disk: DiskToPublish,
   chunkSize: number,
@@ -140,7 +150,10 @@ async function publishChunks(
   const length = Math.min(chunkSize, virtualSize);
   const rooms = Array.from({ length: workers }, () => new Room(length));
   const places = new Map<number, Layer>();
-  /** The same content in two chunks is sent once, also when both are dealt with at the same time. */
+  /**
+   * Layers by the digest of their content. Two chunks with the same content are sent once, even if both are processed at the
+   * same time.
+   */
   const layers = new Map<string, Promise<Layer>>();
   let reported = 0;
   const file = await open(rawPath, 'r');
@@ -170,7 +183,10 @@ async function publishChunks(
   return places;
 }
 
-/** For one chunk at a time, used again for the next: garbage of this size would be in memory several times over. */
+/**
+ * Buffers for one chunk at a time. They are reused, because new buffers of this size would be in memory several times before
+ * they are collected.
+ */
 class Room {
   readonly raw: Buffer;
   readonly compressed: Buffer;
@@ -201,7 +217,7 @@ async function chunksWithData(
   return indexes;
 }
 
-/** Bytes beyond the end of the file are zeros. */
+/** Fills `into` from the file. Bytes beyond the end of the file are read as zeros. */
 async function readChunk(file: FileHandle, into: Buffer, position: number): Promise<void> {
   for (let at = 0; at < into.length; ) {
     const { bytesRead } = await file.read(into, at, into.length - at, position + at);
@@ -225,7 +241,7 @@ async function publishChunk(
   return { rawDigest, digest, size };
 }
 
-/** The part of `into` that was written to. */
+/** Compresses `bytes` into `into` and returns the part of `into` that was written. */
 async function compress(bytes: Buffer, into: Buffer): Promise<Buffer> {
   const encoder = createZstdCompress(COMPRESSION);
   encoder.end(bytes);
@@ -237,7 +253,10 @@ async function compress(bytes: Buffer, into: Buffer): Promise<Buffer> {
   return into.subarray(0, length);
 }
 
-/** Given to the connection as a whole, it would be encrypted as a whole beforehand, and be in memory twice more. */
+/**
+ * Yields the bytes in pieces. If the connection received all bytes at once, it would encrypt them at once, and they would be
+ * in memory twice more.
+ */
 function* pieces(bytes: Buffer): Generator<Buffer, void, undefined> {
   for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) {
     yield bytes.subarray(at, at + UPLOAD_BYTES);

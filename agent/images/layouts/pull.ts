@@ -1,4 +1,7 @@
-/** How the disk of an image is pulled from a registry: the terms that all published layouts share, one file for each. */
+/**
+ * Types and functions that all published layouts share to pull the disk of an image from a registry. Each layout has a file of
+ * its own.
+ */
 import { machineSchema } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
@@ -7,54 +10,60 @@ import { printable } from '../oci/manifests.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 
 /**
- * A folder of its own for what is being fetched; the same again after a kill, so that work can be taken up. It is emptied
- * when what lies in it was begun for another manifest. What the work is at is in its file `journal`, which may be
- * removed once the disk has been taken out of the folder; beside the disk a layout may leave more (`chunks.json`, `nvram.bin`).
+ * The folder in which an image is fetched. The same image gets the same folder after a kill, so that its fetch can continue.
+ * The folder is emptied when its content belongs to another manifest. Its file `journal` records the progress, and may be
+ * removed after the disk was moved out of the folder. Beside the disk, a layout may leave other files (`chunks.json`,
+ * `nvram.bin`).
  */
 export interface PullTarget {
   folder: string;
-  /** Where the finished disk goes: raw (sparse) or qcow2, below `folder`. It is there only when it is whole and verified. */
+  /** Path of the finished disk below `folder`, raw (sparse) or qcow2. The file exists only when it is complete and verified. */
   disk: string;
 }
 
 export interface PullPlan {
-  /** Bytes to move over the network, of all layers. */
+  /** Bytes to download, of all layers. */
   downloadBytes: number;
   /**
-   * Room that the disk will need at most, in bytes, together with what lies beside it on the way. Where a layout does not say
-   * how large its disk is, the least that can be expected; the disk may then be full on the way.
+   * Most bytes that the disk and the temporary files beside it need. If the layout does not state the size of the disk, this
+   * is the smallest number that can be expected. The host's disk may then become full during the pull.
    */
   roomBytes: number;
   /**
-   * Makes `target.disk`, verified. Taken up again where an earlier call was cut; returns at once when that came to its end.
+   * Fetches and verifies `target.disk`. Continues the work of an interrupted call, and does nothing when an earlier call has
+   * finished.
    *
-   * @throws ReasonedError; a disk that is full is `DiskFull`.
+   * @throws ReasonedError when the pull fails; its reason is `DiskFull` when the host's disk is full.
    */
   run(target: PullTarget, options: PullOptions): Promise<void>;
 }
 
 export interface PullOptions {
   signal: AbortSignal;
-  /** Downloaded since the last call. */
+  /** Called with the number of bytes downloaded since the last call. */
   onBytes: (count: number) => void;
-  /** Called with the part of `downloadBytes` that need not be downloaded: an earlier call did it, or this host has it, or it is all zeros. */
+  /**
+   * Called with a number of bytes of `downloadBytes` that need not be downloaded: an earlier call downloaded them, or this
+   * host has their content.
+   */
   onSpared?: (count: number) => void;
   lookup?: ContentLookup | undefined;
 }
 
-/** Where on this host the same content lies: tried instead of fetching it, and verified like what is fetched. */
+/** Finds the same content on this host. The content found is used instead of a download, and verified like a download. */
 export type ContentLookup = (
-  /** `sha256:<hex>` of the content as it is on the disk. */
+  /** Digest of the content as it is on the disk: `sha256:<hex>`. */
   rawDigest: string,
-  /** Where it goes on the disk, in bytes. */
+  /** Position of the content on the disk, in bytes. */
   offset: number,
   length: number,
 ) => { path: string; offset: number } | undefined;
 
 /**
- * Undefined when the manifest is not of this layout.
+ * Plans the pull of a manifest. Returns undefined when the manifest does not have this layout.
  *
- * @throws ReasonedError when it is and breaks its rules, or when the image is for another architecture than was asked for.
+ * @throws ReasonedError when the manifest breaks a rule of this layout, or the image is for another architecture than
+ * requested.
  */
 export type PlanPull = (
   repository: Repository,
@@ -64,14 +73,15 @@ export type PlanPull = (
 
 /** Architectures that a VM can have. */
 const ARCHITECTURES: ReadonlySet<string> = new Set(machineSchema.shape.architecture.unwrap().options);
-/** Architectures that tools for images write when nobody told them one. */
+/** Values that tools for images write when no architecture was specified. */
 const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
 
 /**
- * Refuses an image for another architecture than the machine's before its disk is fetched: it would never boot.
+ * Refuses an image for another architecture than the machine's before its disk is fetched, because the machine would never
+ * boot. `said` is the architecture that the image names, as in an OCI configuration. An image that names none (undefined) fits
+ * every machine.
  *
- * `said`: the architecture that the image names, as in an OCI configuration; undefined when it names none, which fits every machine.
- * @throws ReasonedError `ImageArchitectureMismatch` with both architectures.
+ * @throws ReasonedError `ImageArchitectureMismatch` with both architectures when they differ.
  */
 export function checkArchitecture(
   name: string,
@@ -89,13 +99,16 @@ export function checkArchitecture(
   );
 }
 
-/** A failure of this host's disk, or of the disk that was fetched, as a ReasonedError; any other failure as it is. `what` is for people. */
+/**
+ * Returns a failure of this host's disk or of the fetched disk as ReasonedError, and any other failure unchanged. `what` names
+ * the image in messages.
+ */
 export function asReasonedError(error: unknown, what: string): unknown {
   if (error instanceof DiskError) {
     const reason = error.kind === 'invalid' ? 'ImageInvalid' : 'ImageSourceUnsupported';
     return new ReasonedError(reason, error.message, { cause: error });
   }
-  // EFBIG: larger than the file system takes a file to be.
+  // EFBIG means that the file is larger than the file system allows.
   return isDiskFull(error) || codeOf(error) === 'EFBIG'
     ? new ReasonedError('DiskFull', `no room for ${what}`, { cause: error })
     : error;

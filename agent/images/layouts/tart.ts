@@ -1,6 +1,6 @@
 /**
- * VM images as Tart publishes them: the disk cut into layers, each an LZ4 stream of its own that says its size and digest; the
- * machine's configuration and NVRAM in layers beside, which are left in `config.json` and `nvram.bin`.
+ * VM images that Tart publishes. The disk is cut into layers; each layer is one LZ4 stream with annotations for its size and
+ * digest. Other layers contain the machine's configuration and NVRAM, which are saved as `config.json` and `nvram.bin`.
  */
 import { createHash } from 'node:crypto';
 import { constants, open, writeFile } from 'node:fs/promises';
@@ -28,16 +28,19 @@ const SIZE = 'org.cirruslabs.tart.uncompressed-size';
 const DIGEST = 'org.cirruslabs.tart.uncompressed-content-digest';
 const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
 
-/** As many as Tart itself takes; each holds a window and a piece of 1 MiB. */
+/**
+ * Number of layers that are fetched at the same time, as many as Tart itself fetches. Each layer holds a window and a piece of
+ * 1 MiB in memory.
+ */
 const LAYERS_AT_ONCE = 4;
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
-/** NVRAM of Apple's machines has about 33 MiB. */
+/** Size limit of the NVRAM in bytes. The NVRAM of Apple's machines has about 33 MiB. */
 const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
-/** The same limit as for other disks. */
+/** Size limit of the disk in bytes, the same as for other disks. */
 const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 const SECTOR_BYTES = 512;
 
-/** A configuration without `arch` is of the time when Tart ran arm64 alone. */
+/** Fields of the configuration that are used. A configuration without `arch` dates from the time when Tart ran only arm64. */
 const configSchema = z.object({ arch: z.string().default('arm64'), diskFormat: z.string().optional() });
 
 interface DiskLayer {
@@ -54,7 +57,7 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
   }
   const { config, nvram, layers, size } = partsOf(manifest);
   const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
-  // Not the manifest's own configuration: Tart writes arm64 there, whatever the machine is.
+  // The manifest's own configuration is not used here, because Tart always writes arm64 into it.
   checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
   const diskBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
   return {
@@ -214,7 +217,7 @@ async function decodeLayer(
   for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
-    // Bytes that cannot be decoded may not be those that were asked for. Only the digest of the whole tells.
+    // Bytes that cannot be decoded may be wrong bytes. Only the digest of the whole layer shows whether they are wrong.
     if (broken === undefined) {
       broken = await failureOf(decoding.push(bytes));
     }
@@ -250,7 +253,7 @@ class LayerDecoding {
     }
   }
 
-  /** The digest of what was decoded. */
+  /** Writes the last bytes and returns the digest of the decoded content. */
   async end(): Promise<string> {
     await this.#take(this.#decoder.end());
     return `sha256:${this.#hash.digest('hex')}`;
@@ -260,12 +263,16 @@ class LayerDecoding {
     this.#hash.update(piece);
     await writeSparse(this.#disk, piece, this.#position);
     this.#position += piece.length;
-    // Zeros are not written, so that nothing else would let others have their turn.
+    // Zeros are not written, so a piece of zeros never waits for the disk. This lets other work run.
     await turn();
   }
 }
 
-/** Undefined when the work succeeds; errors that are not the layer's are thrown. */
+/**
+ * Returns undefined when the work succeeds, and its error when it is a DiskError.
+ *
+ * @throws Error when the work fails with any other error.
+ */
 async function failureOf(work: Promise<void>): Promise<DiskError | undefined> {
   try {
     await work;
