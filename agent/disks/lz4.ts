@@ -49,7 +49,7 @@ export class AppleLz4Decoder {
   #match = 0;
   #offset = 0;
 
-  /** Takes in `size` the number of bytes of the whole output. */
+  /** Creates a decoder for an output of `size` bytes in all. */
   constructor(size: number) {
     this.#size = size;
     this.#left = size;

@@ -98,7 +98,7 @@ class Content {
 
   async pass(): Promise<void> {
     for await (const _bytes of this.bytes()) {
-      // The caller did not read these bytes.
+      // These bytes are dropped, because the caller did not read them.
     }
     const padding = await this.#reader.read(this.#padding);
     if (padding.length < this.#padding) {

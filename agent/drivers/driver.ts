@@ -104,8 +104,8 @@ export interface Driver {
    */
   probe(): Promise<Accelerator[]>;
   /**
-   * Creates the folder and the disk. The disk is a clone of `base`, made at once whatever its size is. Without `base` it is a
-   * blank disk of `diskSizeBytes`, or the machine has no disk.
+   * Creates the folder and the disk. The disk is a clone of `base`, which takes no longer for a large base. Without `base` it is
+   * a blank disk of `diskSizeBytes`. If that is undefined too, the machine has no disk.
    */
   create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
   /**

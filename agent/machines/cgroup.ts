@@ -78,7 +78,7 @@ export class MachineCgroups {
   readonly #search: readonly string[];
   #hierarchies: Promise<Hierarchy[]> | undefined;
 
-  /** Takes the possible paths of the host's tree as `roots`. */
+  /** Creates the control groups' owner; `roots` are the possible paths of the host's tree. */
   constructor(logger: Logger, roots: readonly string[] = ROOTS) {
     this.#logger = logger;
     this.#search = roots;

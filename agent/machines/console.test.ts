@@ -260,7 +260,7 @@ describe('the console of the log writer, and agents that come and go', () => {
     await rm(folder, { recursive: true, force: true });
   });
 
-  /** Opens the store without closing the store before, as after an agent was killed. */
+  /** Opens a second store. The first store is not closed, as after a kill of the agent. */
   function anotherAgent(): ConsoleStore {
     return new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }), clock: () => now });
   }

@@ -27,7 +27,7 @@ const STORE_FILE_BYTES = 4 * 1024 * 1024;
 const POLL_MILLISECONDS = 200;
 const READ_BYTES = 16 * 1024;
 /**
- * Limits of one move, in bytes and records. A move takes some milliseconds, because the agent must not be blocked longer. If more
+ * Limits of one move, in bytes and records. They keep a move to some milliseconds, because the agent has other work. If more
  * bytes are waiting, the next move begins after 10 ms.
  */
 const MOVE_BYTES = 16 * READ_BYTES;
@@ -70,7 +70,7 @@ export class ConsoleStore implements ConsoleLog {
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
-  /** Takes in `log` the log to which the guest or the task prints; the driver of the machine knows it. */
+  /** Creates the store. `log` is the log to which the guest or the task prints; the driver of the machine knows it. */
   constructor(folder: string, { log, logger, clock = () => new Date() }: ConsoleOptions) {
     this.#input = new ConsoleInput(folder, log);
     this.#folder = join(folder, CONSOLE_FOLDER);

@@ -16,8 +16,8 @@ export interface UserRange {
 }
 
 /**
- * User of all machines of agents that had one user for all. Debian's policy reserves its range (65000–65533) and assigns it to
- * nobody.
+ * User of all machines of agents that had one user for all machines. Debian's policy reserves the range of this number
+ * (65000–65533), so no package uses it.
  */
 export const SHARED_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 

@@ -50,8 +50,8 @@ async function cache(
 }
 
 /**
- * Fetches an image. With a target, the image is stored there. Without a target, the report only shows that the image can be
- * fetched, and its digest and sizes.
+ * Fetches an image. With a target, the image is stored there. Without a target, the task only shows that the image can be
+ * fetched, and the report contains its digest, sizes and reference.
  */
 async function importImage(
   host: TaskHost,

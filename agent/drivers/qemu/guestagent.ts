@@ -58,8 +58,9 @@ export interface Freeze {
 }
 
 /**
- * Does `work` while the guest's file systems are frozen. If no guest agent answers, or the agent cannot freeze, `work` is done
- * without a freeze. In all cases the function requests the thaw before it settles, also if the answer to the freeze is late.
+ * Does `work` while the guest's file systems are frozen. If no guest agent answers, or if it cannot freeze them, `work` is done
+ * without a freeze. A guest agent that answers always gets the request to thaw before the function settles, also if its answer to
+ * the freeze is late.
  */
 export async function whileFrozen(options: FreezeOptions, work: () => Promise<void>): Promise<Freeze> {
   const { folder, signal, remember } = options;

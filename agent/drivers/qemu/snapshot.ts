@@ -25,7 +25,7 @@ const EXPORT = 'copy';
 
 /** Time limit of a guest's write that waits for the second file. Some guests treat their disk as broken after 60 s. */
 const WRITE_TIMEOUT_SECONDS = 30;
-/** Time limit of the export's end. It ends when the requests in flight are answered, which takes one disk access. */
+/** Time limit of the export's end. An export ends when the requests in flight are answered, which takes one disk access. */
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 
