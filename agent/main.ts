@@ -33,7 +33,7 @@ async function run(config: AgentConfig): Promise<number> {
   // Helper programs with other users must be able to reach their own folders in the data directory. Secrets are in folders of
   // their own.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
-  // The reserve is first, because on a full disk the lock file needs its space.
+  // The reserve is made first, because on a full disk the lock file needs the space of the reserve.
   keepReserve(config.dataDirectory);
   const unlock = lockDataDirectory(config.dataDirectory);
   const stop = new AbortController();

@@ -4,14 +4,17 @@ import type { FileHandle } from 'node:fs/promises';
 import type { Readable, Writable } from 'node:stream';
 import { codeOf } from './errors.ts';
 
-/** Length of the kept end of a program's standard error. The reason for a failure comes last and fits into this length. */
+/**
+ * Number of characters that are kept from the end of a program's standard error. The reason for a failure comes last and fits
+ * into this length.
+ */
 const WORDS_LIMIT_CHARACTERS = 2_000;
-/** Default limit for the output of a program that answers one question. */
+/** Default limit of a program's output, in bytes. It is enough for a program that answers one question. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
 /**
- * Longest time for which the pipes of a killed program are still read. A program that it started may hold the pipes open, but the
- * killed program writes nothing new.
+ * Longest time for which the pipes of a killed program are still read, in milliseconds. A program that it started may hold the
+ * pipes open, but the killed program writes nothing new.
  */
 const DRAIN_MILLISECONDS = 1_000;
 

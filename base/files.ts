@@ -34,7 +34,7 @@ export async function writeWhole(path: string, text: string, mode = MODE): Promi
   }
 }
 
-/** Does the same as {@link writeWhole}, but synchronously. All writes of a path must use the same of the two functions. */
+/** Does the same as {@link writeWhole}, but synchronously. A caller must not use both functions for the same path. */
 export function writeWholeSync(path: string, text: string, mode = MODE): void {
   try {
     replaceSync(path, text, mode);

@@ -50,13 +50,13 @@ export interface HostParts {
   images: ImageStore;
   publisher: Publisher;
   network: Network;
-  /** Users for hypervisors. It is undefined if the agent does not run as root. */
+  /** Users for hypervisors. The field is undefined if the agent does not run as root. */
   users?: MachineUsers | undefined;
   /** Registry of the metrics of these parts and of the agent. */
   metrics: Registry;
 }
 
-/** Error if this host cannot run the guests for which it is configured. The agent reports it at start, before the first VM. */
+/** Error if this host cannot run the guests for which it is configured. The agent throws this error at start, before the first VM. */
 export class HostUnfitError extends Error {
   override readonly name = 'HostUnfitError';
 }

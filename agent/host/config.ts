@@ -66,9 +66,12 @@ export const configSchema = z
     /** Name of the Node. The agent's identity is `system:node:NAME`. */
     nodeName,
     dataDirectory: path,
-    /** Kubeconfig that the agent uses unchanged. Its identity may act for other Nodes, so it is only for clusters without a signer. */
+    /**
+     * Kubeconfig for clusters without a signer for nodes. The agent uses it unchanged, and nothing restricts its user to this
+     * host's Node.
+     */
     kubeconfig: path.optional(),
-    /** Kubeconfig that the agent uses once, to join. Afterwards it uses the credentials in the data directory. */
+    /** Kubeconfig that the agent uses only to join. Afterwards the agent uses the credentials in the data directory. */
     bootstrapKubeconfig: path.optional(),
     /** Address that the Node publishes as InternalIP. The API server calls the agent at this address. */
     address,
@@ -76,7 +79,7 @@ export const configSchema = z
       .strictObject({
         /** Port of the kubelet endpoints. 0 means any free port. */
         port: z.int().min(0).max(65_535).default(0),
-        /** Address on which the agent listens. The default is `address`. They differ if addresses are translated. */
+        /** Address on which the agent listens. The default is `address`. The two differ if the network translates addresses on the way. */
         listenAddress: z.string().optional(),
         /** Authority of the API server's client certificate. Without this file, callers are checked only by TokenReview. */
         clientCAFile: path.optional(),
@@ -138,7 +141,7 @@ export const configSchema = z
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
     clusterCIDRs: clusterNetworks.default([]),
-    /** Number of tasks that run at the same time. It is limited because each task uses a disk and a registry's bandwidth. */
+    /** Number of tasks that run at the same time. A limit is needed, because each task uses a disk and a registry's bandwidth. */
     tasksAtOnce: z.int().min(1).max(64).default(4),
     cpuOvercommit: z.number().min(1).max(64).default(1),
     /** Architecture of guests. If it differs from the architecture of the host, the guests are emulated. */
@@ -157,9 +160,9 @@ export type AgentConfig = z.infer<typeof configSchema>;
 type Environment = Readonly<Record<string, string | undefined>>;
 
 /**
- * Reads and checks a configuration file. Relative paths begin in the folder of the file. BERTH_NODE_NAME and BERTH_ADDRESS from
- * the environment apply if the file does not set `nodeName` and `address`. A DaemonSet needs them, because it has one file for
- * all hosts. Root must name the network's driver; other users always have the driver `user`.
+ * Reads and checks a configuration file. Relative paths begin in the folder of the file. If the file does not set `nodeName` or
+ * `address`, the environment variable BERTH_NODE_NAME or BERTH_ADDRESS is used. A DaemonSet needs these variables, because it has
+ * one file for all hosts. Root must name the network's driver; for other users the driver is `user`.
  *
  * @throws ConfigError when the file cannot be read or has mistakes.
  */
@@ -247,7 +250,7 @@ function absoluteImages(
 
 /**
  * Returns a message for each shared root that overlaps with a folder of the agent. Anybody may use files of shared roots as
- * images. The agent's folders must not be readable that way, because they contain its keys and the disks of VMs. Symbolic links
+ * images. The agent's own folders contain its keys and the disks of VMs, so nobody may read their files as images. Symbolic links
  * are followed.
  */
 function sharedRootMistakes({ dataDirectory, images }: AgentConfig): string[] {

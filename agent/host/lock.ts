@@ -8,8 +8,8 @@ import { startTimeIn } from '../machines/process.ts';
 interface Holder {
   pid: number;
   /**
-   * Start time of the process, because another process may get the same pid later. It is empty if the system does not report
-   * start times.
+   * Start time of the process. It distinguishes the process from a later process with the same pid. The text is empty if the
+   * system does not report start times.
    */
   startTime: string;
 }

@@ -23,7 +23,7 @@ const CONNECTIONS_PER_GUEST = 2048;
 const WHICH_DRIVER =
   'an agent that runs as root needs one: nat, or user for guests you trust (without root it is user)';
 
-/** Schema of the section. It accepts unknown keys, because the agent's configuration has further keys in the same section. */
+/** Schema of the section. It accepts unknown keys, because the agent's configuration adds keys of its own to this section. */
 export const networkSchema = z.discriminatedUnion(
   'driver',
   [
@@ -32,7 +32,10 @@ export const networkSchema = z.discriminatedUnion(
       /** Address on which reserved ports listen. The default is the Node's address; 0.0.0.0 means all addresses. */
       hostAddress,
       ...reachSettings,
-      /** Whether root leaves out the rules that keep guests from the host's own addresses. Use it on hosts without nftables. */
+      /**
+       * Whether an agent as root leaves out the rules that keep guests from the host's own addresses. Set this on hosts without
+       * nftables.
+       */
       guestsMayReachHost: z.boolean().default(false),
     }),
     z.looseObject({
@@ -51,10 +54,7 @@ export const networkSchema = z.discriminatedUnion(
       /** Upstream DNS servers. If the list is empty, the servers in the host's resolv.conf are used. */
       dnsServers: z.array(z.ipv4()).max(8).default([]),
       ...reachSettings,
-      /**
-       * Largest number of tracked connections of one guest. It is limited because all guests share the host's table of
-       * connections.
-       */
+      /** Largest number of tracked connections of one guest. There is a limit, because all guests share the host's table of connections. */
       connectionsPerGuest: z.int().min(16).max(1_000_000).default(CONNECTIONS_PER_GUEST),
     }),
   ],
@@ -64,7 +64,7 @@ export const networkSchema = z.discriminatedUnion(
 export type NetworkSettings = z.infer<typeof networkSchema>;
 
 export interface NetworkSurroundings {
-  /** The agent's data folder. Each agent has its own. The driver `nat` keeps a folder `network` in it. */
+  /** The agent's data folder. No two agents share a data folder. The driver `nat` keeps a folder `network` in the data folder. */
   dataDirectory: string;
   /** The Node's IPv4 address. */
   nodeAddress: string;
@@ -73,8 +73,8 @@ export interface NetworkSurroundings {
   /** Networks of the cluster, which guests may not reach. */
   clusterCIDRs: readonly string[];
   /**
-   * Ranges of users under which hypervisors run, for example `10-19`. It is undefined if the agent does not run as root; machines
-   * then run under the agent's user.
+   * Ranges of users under which hypervisors run, for example `10-19`. If the agent does not run as root, the field is undefined
+   * and hypervisors run under the agent's user.
    */
   machineUsers: readonly string[] | undefined;
   /** Path of the resolv.conf that hypervisors read. */
@@ -112,8 +112,8 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
 }
 
 /**
- * Returns the rules for guests of the driver `user`. They exist only for root on Linux, because only root can filter by user and
- * only Linux has nftables.
+ * Returns the rules for guests of the driver `user`. The result is undefined without root, because only root can filter by user.
+ * It is also undefined on systems other than Linux, because only Linux has nftables.
  */
 function userGuard(
   settings: Extract<NetworkSettings, { driver: 'user' }>,

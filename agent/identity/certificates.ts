@@ -42,8 +42,8 @@ export interface CertificateRequest {
   ipAddresses: readonly string[];
   expirationSeconds: number;
   /**
-   * Key of the certificate; a new key if absent. With the key of an earlier attempt, the request of that attempt is used if it
-   * still exists, because a second request for the same name would be denied.
+   * Key of the certificate. The default is a new key. With the key of an earlier attempt, the agent continues the request of that
+   * attempt if the request still exists. A second request for the same name would be denied.
    */
   key?: Key;
 }

@@ -1,6 +1,6 @@
 /**
- * Tests of the cluster that a stored identity is used for, and of the cases in which it is given up. The API server gives only
- * the answers that a test sets.
+ * Tests that a stored identity is used for the right cluster, and is given up when the cluster does not know it. The API server
+ * of the tests gives only the answers that a test sets.
  */
 import { X509Certificate } from 'node:crypto';
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';

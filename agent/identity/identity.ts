@@ -25,7 +25,7 @@ import {
 
 export interface Identity {
   connection: Connection;
-  /** Whether the agent has a node's certificate and must renew it. It is false if the agent uses a given kubeconfig. */
+  /** Whether the agent has a node's certificate and must renew the certificate. The value is false if the agent uses a given kubeconfig. */
   isNode: boolean;
 }
 
@@ -44,8 +44,8 @@ export class JoinError extends Error {
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
 /**
- * Time limit of the check of the certificate, in milliseconds. It is long enough for a busy API server, and the host's machines
- * wait no longer for an absent API server.
+ * Time limit of the check of the certificate, in milliseconds. A busy API server answers within this time. The host's machines
+ * wait no longer for an unreachable API server.
  */
 const REVIEW_MILLISECONDS = 10_000;
 /**
@@ -84,8 +84,8 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
 }
 
 /**
- * Reads the bootstrap kubeconfig. The result is undefined if it cannot be read, because an administrator may remove the token of
- * a host that has joined.
+ * Reads the bootstrap kubeconfig. The result is undefined if the file cannot be read. An administrator may remove the token of a
+ * host that has joined.
  */
 async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
   try {
@@ -153,8 +153,8 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const pair = await join(new KubeClient(transport), o);
-    // The old serving certificate is of an earlier membership, and this cluster may not know its authority. It is removed first,
-    // because the host has joined as soon as the other files are written.
+    // The old serving certificate belongs to an earlier membership, and this cluster may not know its authority. The agent
+    // removes the certificate first, because the host has joined as soon as the files below are written.
     rmSync(files.serving, { force: true });
     writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
@@ -198,8 +198,8 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
 }
 
 /**
- * Returns the key for joining. The key is on the disk before it is used. After a restart the agent therefore continues its
- * request, because a second request for its name would be denied.
+ * Returns the key for joining. The key is stored on the disk before its first use. After a restart the agent can therefore
+ * continue its request; a second request for the host's name would be denied.
  */
 async function joiningKey(file: string): Promise<Key> {
   if (existsSync(file)) {

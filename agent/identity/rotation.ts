@@ -36,10 +36,7 @@ const RETRY_FIRST_MILLISECONDS = 1_000;
  * attempt within minutes.
  */
 const RETRY_CAP_MILLISECONDS = 60_000;
-/**
- * Full lifetime of a first certificate, in milliseconds. It includes 5 minutes, because signers set the begin of a certificate 5
- * minutes back.
- */
+/** Full lifetime of a first certificate, in milliseconds. Signers set the begin of a certificate 5 minutes back, so 5 minutes are added. */
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
 export interface RotationOptions {
@@ -126,7 +123,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
     requestCertificate(users.client, { nodeName, ...request }, signal);
   return [
     keepRenewed({
-      // The certificate from joining is too short to survive an outage, so it is renewed immediately.
+      // The certificate from joining is too short to survive an outage, so the agent renews the certificate immediately.
       current: isShort(client, certificates.clientSeconds) ? undefined : client,
       request: ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds }),
       use: async (certificate) => {

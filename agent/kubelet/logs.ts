@@ -92,7 +92,7 @@ const querySchema = z.object({
 });
 
 /**
- * Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`. Names are not unescaped, because they need no escapes. @throws
+ * Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`. Names are taken unchanged, because valid names need no URL escapes. @throws
  * LogRefusedError naming the wrong parameter, when a parameter is wrong.
  */
 export function parseLogRequest(url: URL, now: number): LogRequest {

@@ -33,8 +33,8 @@ export interface KubeletServerOptions {
   authorizer: Authorizer;
   logs: LogSource;
   /**
-   * Returns the reason why a host that has joined accepts no VMs. The result is undefined if it accepts VMs. Every caller may
-   * read the reason.
+   * Returns the reason why a host that has joined accepts no VMs. The result is undefined if the host accepts VMs. Every caller
+   * may read the reason.
    */
   unready: () => string | undefined;
   metrics: Registry;
@@ -55,7 +55,7 @@ interface Route {
 }
 
 export class KubeletServer {
-  /** Whether the host has joined. Until then it is not ready, because the endpoints exist before its Node. */
+  /** Whether the host has joined. Until then the host is not ready. The endpoints are served before the host's Node exists. */
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;

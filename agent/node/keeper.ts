@@ -1,7 +1,4 @@
-/**
- * Keeps this host's Node in the cluster up to date. The Node is created if it is missing, and written again if others overwrote
- * it.
- */
+/** Keeps this host's Node in the cluster up to date. A missing Node is created. If others overwrite the Node, it is written again. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { timestamp } from '../../base/time.ts';
@@ -82,7 +79,7 @@ export class NodeKeeper {
     await this.#registered(signal);
   }
 
-  /** Changes the state, and writes it if the Node shows another state. */
+  /** Changes the state of the host. The Node is written if it shows another state. */
   update(change: Partial<HostState>): void {
     this.#state = { ...this.#state, ...change };
     this.#controller.enqueue(this.#options.config.nodeName);

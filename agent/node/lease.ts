@@ -11,8 +11,8 @@ const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
 /**
- * Least number of renewals in the time before the fence; it is a kubelet's ratio. With a shorter fence the Lease is renewed more
- * often, because otherwise the host would be fenced between two renewals.
+ * Least number of renewals within the time of the fence, as in a kubelet. With a shorter fence the Lease is renewed more often.
+ * Otherwise the host would be fenced between two renewals.
  */
 const RENEWALS_PER_FENCE = 4;
 /**
@@ -30,8 +30,8 @@ export interface LeaseOptions {
   node: () => Readonly<Node> | undefined;
   fenceAfterMilliseconds: number;
   /**
-   * Checks whether this host has seen the state of its Pods since it was cut off. It is called after a renewal. Until it returns
-   * true the host stays fenced, because another host may already run the VM of one of its machines.
+   * Checks whether this host has seen the state of its Pods since it was cut off. The function is called after a renewal. Until
+   * the result is true the host stays fenced, because another host may already run the VM of a machine here.
    */
   isUpToDate: (signal: AbortSignal) => Promise<boolean>;
   /**
@@ -74,8 +74,8 @@ export class NodeLease {
       while (!signal.aborted) {
         const hadOwner = this.#options.node() !== undefined;
         const renewed = await this.#renew(signal);
-        // A Lease that was written before the Node existed has no owner and would outlive the Node. It is therefore written again
-        // soon.
+        // A Lease that was written before the Node existed has no owner and would outlive the Node. The next renewal therefore
+        // follows soon and sets the owner.
         await pause(renewed && hadOwner ? this.#renewMilliseconds : this.#retryMilliseconds, signal);
       }
     } catch (error) {

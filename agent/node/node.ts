@@ -7,7 +7,7 @@ import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } 
 import type { Unsaved } from '../../kube/objects.ts';
 import { type HostFacts, KUBELET_VERSION } from './facts.ts';
 
-/** Number of Pods that the Node offers; it is a kubelet's value. Slots are the effective limit for machines. */
+/** Number of Pods that the Node offers, as in a kubelet. Slots are the effective limit for machines. */
 const PODS = 110;
 /**
  * Largest number of listed images; 200 images need about 50 KiB. A kubelet lists 50, but then an image of a cache entry could be
@@ -36,7 +36,7 @@ export interface NodeSettings {
 export interface HostState {
   kubeletPort: number;
   images: readonly ContainerImage[];
-  /** State of the network. It is undefined if the network driver has no host-wide part to repair. */
+  /** State of the network. The field is undefined if the network driver has no host-wide part to repair. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
   /** Space of images that are held, in bytes. A held image cannot be removed. */
@@ -78,7 +78,7 @@ export function nodeLabels(config: NodeSettings, facts: HostFacts): Record<strin
   };
 }
 
-/** Returns the Node for its creation. It contains the taints, because NodeRestriction refuses every later change of them. */
+/** Returns the Node for its creation, with its taints. NodeRestriction refuses every later change of the taints. */
 export function newNode(
   config: NodeSettings,
   facts: HostFacts,
@@ -116,8 +116,8 @@ export function nodeStatus(o: {
       pods: String(PODS),
     },
     conditions: conditions(state).map((condition) => stamped(condition, o.current, o.now)),
-    // The only address is one that the API server can reach. A host name is left out, because the API server does not try a
-    // second address when the first one fails.
+    // The only address is an IP address that the API server can reach. A host name is left out, because the API server does not
+    // try a second address when the first address fails.
     addresses: [{ type: 'InternalIP', address: config.address }],
     daemonEndpoints: { kubeletEndpoint: { Port: state.kubeletPort } },
     nodeInfo: systemInfo(facts),
@@ -187,8 +187,8 @@ export function labelsDiffer(node: Readonly<Node>, wanted: Record<string, string
 }
 
 /**
- * Reports whether the status must be written. It must be if a value differs, because the control plane may have overwritten it,
- * or if its heartbeat is old.
+ * Reports whether the status must be written. This is so if a value differs, because the control plane may have overwritten the
+ * status, or if the heartbeat is old.
  */
 export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: number): boolean {
   const { conditions = [], capacity = {}, allocatable = {}, nodeInfo = {}, ...rest } = wanted;

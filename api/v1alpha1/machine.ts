@@ -42,7 +42,7 @@ export type MachinePort = z.infer<typeof machinePortSchema>;
 export const machineSchema = z.object({
   apiVersion: z.literal(MACHINE_API_VERSION),
   vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
-  /** The VMConfig whose values the machine has. It is for the VM's status; the agent does not use it. */
+  /** The VMConfig whose values the machine has. The field is for the VM's status; the agent does not use it. */
   config: z.object({ name: z.string(), namespace: z.string(), generation: z.number().int() }).optional(),
   attempt: z.number().int(),
   os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
@@ -108,8 +108,8 @@ export const machineReportSchema = z.object({
 export type MachineReport = z.infer<typeof machineReportSchema>;
 
 /**
- * Memory that a hypervisor process needs beside the guest's memory. It is added to the Pod's request. The value is a measurement
- * of QEMU without graphics, rounded up to 128 MiB.
+ * Memory that a hypervisor process needs beside the guest's memory, in bytes. The operator adds this value to the Pod's request.
+ * 128 MiB is a measurement of QEMU without graphics, rounded up.
  */
 export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
 

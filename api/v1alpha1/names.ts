@@ -40,7 +40,7 @@ export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
 export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
-/** Annotation for a task on images, from the operator to the agent. It is on the Pods of Jobs. */
+/** Annotation with a task on images, from the operator to the agent. The Pods of Jobs have this annotation. */
 export const TASK_ANNOTATION = 'berth.dev/task';
 
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
@@ -77,8 +77,8 @@ export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
 
 /**
- * Annotation on the Node of an unreachable host. It is a JSON list with MAC addresses of machines that were given up and may
- * still run there.
+ * Annotation on the Node of an unreachable host: a JSON list of MAC addresses. Machines with these addresses were given up and
+ * may still run on the host.
  */
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 

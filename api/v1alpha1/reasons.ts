@@ -51,10 +51,7 @@ export const REASONS = {
 
 /** A word of the catalogue. */
 export type Reason = keyof typeof REASONS;
-/**
- * Reason for which a host refuses a machine that another host may accept. If kubelets have a word for the reason, it is the same
- * word.
- */
+/** Reason for which a host refuses a machine that another host may accept. If a kubelet has a word for the same case, that word is used. */
 export type RefusalReason = keyof typeof REFUSALS;
 
 declare const unknownReason: unique symbol;
@@ -74,8 +71,8 @@ export function isReason(word: string | undefined): word is Reason {
 }
 
 /**
- * Returns the word of a host or of Kubernetes if a condition may have it as its reason, and otherwise `otherwise`. The host or
- * Kubernetes may have another version, so the word may be missing in the catalogue.
+ * Returns the word if a condition may have it as its reason, and `otherwise` in all other cases. The word comes from a host or
+ * Kubernetes of any version, so the catalogue may not contain it.
  */
 export function saidReason(word: string | undefined, otherwise: Reason): SaidReason {
   return word !== undefined && WORD.test(word) ? (word as UnknownReason) : otherwise;

@@ -30,8 +30,8 @@ const HTTP_PORT = 80;
 const QUOTED_LENGTH = 64;
 
 /**
- * Reports whether `image` or `iso` of a VM names an image in a registry. It does if it contains `/`, `:` or `@`; otherwise it
- * names an Image or ISO object.
+ * Reports whether `image` or `iso` of a VM names an image in a registry. A text with `/`, `:` or `@` does. Any other text names
+ * an Image or ISO object.
  */
 export function isImageReference(text: string): boolean {
   return /[/:@]/.test(text);
@@ -59,8 +59,8 @@ export function normaliseImageName(name: string): string {
 }
 
 /**
- * Separates the registry from the rest of a name. The part before the first slash is a registry if it is `localhost`, or if it
- * contains a dot, a colon or a capital letter.
+ * Separates the registry from the rest of a name. The part before the first slash is a registry if it is `localhost` or contains
+ * a dot, a colon or a capital letter.
  */
 function splitRegistry(named: string): [string, string] {
   const [first, rest] = split(named, '/');

@@ -1,6 +1,6 @@
 /**
- * Building blocks of the schemas of kinds. Zod cannot express CEL rules and list types. They are in `.meta()`, under the names of
- * fields of a CustomResourceDefinition. One schema therefore defines the types, the CRD and the HTTP API.
+ * Building blocks of the schemas of kinds. Zod has neither CEL rules nor list types, so `.meta()` contains them under the names
+ * of a CustomResourceDefinition's fields. One schema therefore defines the types, the CRD and the HTTP API.
  */
 import * as z from 'zod';
 
@@ -8,8 +8,8 @@ import * as z from 'zod';
 export interface CelRule {
   rule: string;
   /**
-   * Message of the refusal. The API server requires this text unless `messageExpression` is set, and uses it if that expression
-   * fails.
+   * Message of the refusal. The API server requires this text unless `messageExpression` is set. The text is also used if that
+   * expression fails.
    */
   message: string;
   messageExpression?: string;
@@ -29,7 +29,7 @@ export function text(description: string, maximum: number, pattern?: RegExp) {
   return (pattern === undefined ? bounded : bounded.regex(pattern)).meta({ description });
 }
 
-/** Returns the schema of a text that the operator reports. It may be empty. */
+/** Returns the schema of a text that the operator reports. The text may be empty. */
 export function report(description: string, maximum: number) {
   return z.string().max(maximum).meta({ description });
 }
@@ -48,9 +48,7 @@ export function integer(description: string, minimum: number, maximum: number) {
     );
 }
 
-/**
- * Returns the schema of an integer that the operator reports. It has no message for a refusal, because no user sets the value.
- */
+/** Returns the schema of an integer that the operator reports. A message for refusals is not needed, because no user sets the value. */
 export function count(description: string, maximum = 2_147_483_647) {
   return z.int().min(0).max(maximum).meta({ description });
 }

@@ -46,7 +46,7 @@ export const taskSchema = z.discriminatedUnion('type', [
     image: imageSchema,
     refresh: z.boolean(),
   }),
-  /** Ends the effect of `cache`, as soon as no machine is being deployed from the image. */
+  /** Lets the host remove the image that `cache` keeps, as soon as no machine is being deployed from the image. */
   z.object({ apiVersion, type: z.literal('uncache'), entry: z.string() }),
   /** Fetches and checks an image. If `target` is set, the result is stored there. */
   z.object({
@@ -55,7 +55,7 @@ export const taskSchema = z.discriminatedUnion('type', [
     image: imageSchema,
     target: storageTargetSchema.optional(),
   }),
-  /** Stores the disk of a VM of this host, with the content of one moment. */
+  /** Stores the disk of a VM of this host. The stored content is the state of the disk at one moment. */
   z.object({
     apiVersion,
     type: z.literal('save'),

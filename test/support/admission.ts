@@ -33,7 +33,7 @@ export const OPERATORS_OWN = {
   },
 };
 
-/** Returns a machine's Pod as the operator writes it. It has no finalizer, so that it is deleted with its namespace. */
+/** Returns a machine's Pod as the operator writes it, but without a finalizer. The Pod is therefore deleted with its namespace. */
 export function machinePod(namespace: string, name: string): string {
   const { requests, limits } = SLOT.resources;
   const resources = { requests: { cpu: '1', memory: '1Gi', ...requests }, limits };

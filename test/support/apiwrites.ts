@@ -50,7 +50,7 @@ interface AuditEvent {
  */
 export interface AuditedWrite {
   readonly writer: string;
-  /** SHA-256 of the client certificate of the request, in hexadecimal. It is empty if the request had no certificate. */
+  /** SHA-256 of the client certificate of the request, in hexadecimal. The text is empty if the request had no certificate. */
   readonly certificate: string;
   readonly what: string;
   readonly object: string;

@@ -3,7 +3,7 @@ import * as fc from 'fast-check';
 import { expect, type TestContext } from 'vitest';
 import type { HistoryCount } from '../../hack/vitest/reporter.ts';
 
-/** Share of the allowed length that the longest history must reach. It is below 1, because the lengths are random. */
+/** Share of the allowed length that the longest history must reach. The share is below 1, because the lengths are random. */
 const LONG_ENOUGH = 0.9;
 
 export interface Histories<T> {
@@ -14,8 +14,8 @@ export interface Histories<T> {
 }
 
 /**
- * Asserts that `check` throws for none of many histories. Adds the number of histories to the report. It fails if the longest
- * history is much shorter than allowed, because faults that need many steps were then not tested.
+ * Asserts that `check` throws for none of many histories, and reports the number of histories. The assertion also fails if the
+ * longest history is much shorter than allowed, because faults that need many steps were then not tested.
  */
 export function assertHistories<T>(
   { task }: Pick<TestContext, 'task'>,

@@ -1,6 +1,6 @@
 /**
- * A host whose agent is played by the test. It is a bare Node that nothing simulates. It runs, fails or ignores Pods as the test
- * requests.
+ * A host whose agent is played by the test. The host is a bare Node that nothing simulates. The test decides whether Pods run,
+ * fail or are ignored.
  */
 import { MACHINE_CONTAINER, TASK_CONDITION, TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
@@ -110,7 +110,7 @@ export class ActingHost {
     await this.#report(ref, 'Pending', { waiting: { reason, message } });
   }
 
-  /** Reports a running machine. If `size` is false, the report has no cpu and memory, as from an agent that does not report them. */
+  /** Reports a running machine. If `size` is false, the report has no cpu and memory. Some agents do not report these values. */
   async run(ref: Ref, { size = true } = {}): Promise<void> {
     await this.#report(ref, 'Running', { running: { startedAt: now() } }, MACHINE_CONTAINER, size);
   }

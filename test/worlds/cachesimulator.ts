@@ -1,6 +1,6 @@
 /**
- * Simulates the work of agents on cached images. It does the tasks of cache Jobs' Pods and lists images in `Node.status.images`.
- * On a test's request it hangs, fails or is slow.
+ * Simulates the work of agents on cached images. The simulator does the tasks of cache Jobs' Pods and lists images in
+ * `Node.status.images`. A test can let a host hang, fail or be slow.
  */
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';

@@ -1,6 +1,6 @@
 /**
- * A guest that sends exactly the frames that a test requests. It is a QEMU without a machine that passes frames between the tap
- * and a socket. It answers ARP for its address and echoes datagrams; the test does everything else.
+ * A guest that sends exactly the frames that a test requests. QEMU runs without a machine and passes frames between the tap and a
+ * socket. The guest answers ARP for its address and echoes datagrams; the test does everything else.
  */
 import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';

@@ -1,6 +1,6 @@
 /**
- * A cluster of real nodes on which a test installs Berth as people do. containerd has the images, helm or kubectl installs the
- * manifests, and guests are reached at the nodes' addresses.
+ * A cluster of real nodes on which a test installs Berth as people do. The images are in containerd. Helm or kubectl installs the
+ * manifests. Guests are reached at the nodes' addresses.
  */
 import { execFile } from 'node:child_process';
 
@@ -38,7 +38,7 @@ export const SET_UP_MILLISECONDS = 600_000;
 /** Time limit for a page from the same machine, in seconds. */
 const PAGE_SECONDS = '2';
 
-/** Port from which hosts fetch the guest's image. It is within the cluster's networks. */
+/** Port from which hosts fetch the guest's image. Its address is within the cluster's networks. */
 const IMAGE_PORT = 80;
 
 /** Values for the images that were built on this machine, and for small nodes. */

@@ -15,8 +15,8 @@ import { HOST_ADDRESS, NatWorld, WORLD_ADDRESS, type Worker } from './nat.ts';
 export const NAMESPACE = 'platform-default';
 export const NODE = 'nathost';
 /**
- * Time limit for the guest's page, in milliseconds. It is shorter than the time before a lost packet is sent again. A reachable
- * guest answers within it.
+ * Time limit for the guest's page, in milliseconds. A reachable guest answers within this time. The limit is shorter than the
+ * time after which TCP repeats a lost packet.
  */
 const PAGE_MILLISECONDS = 900;
 /** Time limit for the start of an agent beside a running guest. On a busy machine, 30 s were not enough. */

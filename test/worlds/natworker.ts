@@ -1,6 +1,6 @@
 /**
- * A process in a network namespace of a test. It drives a NAT network, serves requests and sends requests, as the test requests
- * over Node's IPC. Each namespace needs its own process, because Node cannot change its own namespace.
+ * A process that acts in a network namespace for a test. On requests over Node's IPC, it drives a NAT network, serves clients and
+ * sends requests. Each namespace needs its own process, because Node cannot change its own namespace.
  */
 import { createSocket } from 'node:dgram';
 import { readFileSync } from 'node:fs';

@@ -1,8 +1,8 @@
 /**
  * A real image store in a network namespace of its own. In the namespace, all addresses belong to this machine and every
- * connection is counted, so each connection of the store is seen. The name server also runs here, so that a name can mean any
- * address and change its meaning. It is a process, because Node cannot change its own namespace. The process prints the results
- * as JSON.
+ * connection is counted. The test therefore sees each connection of the store. The name server also runs here, so that a name can
+ * mean any address and change its meaning. The store runs in a process of its own, because Node cannot change its namespace. The
+ * process prints the results as JSON.
  */
 import { execFileSync } from 'node:child_process';
 import { createSocket } from 'node:dgram';
@@ -75,7 +75,7 @@ function prepare({ ownAddress }: SourceWork): void {
   ip('-6', 'route', 'add', 'local', '::/0', 'dev', 'lo');
 }
 
-/** Makes this process use the test's name server. The mount affects only this process, because it has its own mounts. */
+/** Makes this process use the test's name server. No other process is affected, because this process has its own mounts. */
 function useNameServer(folder: string): void {
   const file = join(folder, 'resolv.conf');
   writeFileSync(file, `nameserver ${NAME_SERVER}\n`);

@@ -24,10 +24,7 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
 const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
 
-/**
- * A guest's report of itself, like that of the guest in the tests with QEMU. It has the number of boots from this disk, an id of
- * the boot, and a note.
- */
+/** A guest's report of itself, as in the tests with QEMU. It has the number of boots from this disk, an id of the boot, and a note. */
 interface Guest {
   boots: string;
   boot_id: string;
@@ -195,7 +192,7 @@ export class StandInDriver implements Driver {
     this.#handlers = [];
   }
 
-  /** Ends the machine, as if it ended by itself. */
+  /** Ends the machine as a real machine ends by itself. */
   end(uid: string, reason: ExitReason, message: string): void {
     this.machines.set(uid, { kind: 'exited', reason, message });
     for (const handler of this.#handlers) {

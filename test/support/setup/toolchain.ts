@@ -1,5 +1,5 @@
 /**
- * Set-up of projects whose tests start clusters. It makes the tools before the tests' time limits begin, because that takes
+ * Set-up of projects whose tests start clusters. The tools are made before the tests' time limits begin, because that takes
  * minutes on a new machine.
  */
 import { resolveTools } from '../../../hack/cluster/toolchain/toolchain.ts';
