@@ -17,7 +17,7 @@ const CLUSTER_BITS = { least: 9, most: 21 };
 const VIRTUAL_SIZE_LIMIT_BYTES = 64 * 1024 ** 4;
 const SECTOR_BYTES = 512;
 const TABLE_ENTRY_BYTES = 8;
-/** Limits of QEMU itself (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE), because it reads both tables whole into memory. */
+/** Limits of QEMU itself (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE), because QEMU reads both tables whole into memory. */
 const L1_LIMIT_BYTES = 32 * 1024 ** 2;
 const REFCOUNT_TABLE_LIMIT_BYTES = 8 * 1024 ** 2;
 const LARGEST_REFCOUNT_ORDER = 6;

@@ -2,8 +2,8 @@
  * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (consoleinput.ts). This store moves them
  * into two files of bounded size, and gives each line the time at which the agent read it.
  *
- * A stored line is `TIME F
- * P TEXT`, the format of container runtimes. P means that the guest had not yet ended the line.
+ * A stored line is `TIME F|P TEXT`, the format of container runtimes. F means a line that the guest has ended; P means a piece of a
+ * line that the guest had not yet ended.
  */
 import { EventEmitter } from 'node:events';
 import { appendFileSync, mkdirSync, renameSync, statSync } from 'node:fs';

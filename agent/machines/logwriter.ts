@@ -1,6 +1,7 @@
 /**
  * The log writer: a process beside each hypervisor. It stores the output of the guest's console and of the hypervisor in files of
- * bounded size. It lives as long as the hypervisor, so the files stay bounded and no output is lost while the agent is stopped.
+ * bounded size. It lives as long as the hypervisor. So the files stay bounded, and the newest output is kept, while no agent
+ * runs.
  *
  * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes before the file's first byte. A
  * reader therefore knows its next position, and how much it has missed.
@@ -41,8 +42,8 @@ const LOGGING = 'logging';
 export const SERIAL_DESCRIPTOR = 3;
 
 /**
- * Time limit for the writer's end. After the command's end it writes the rest of two pipes, 64 KiB each. An overloaded host needs
- * some milliseconds for this.
+ * Time limit for the writer's end. After the command has ended, the writer must empty two pipes, 64 KiB each. On an overloaded
+ * host this takes some milliseconds.
  */
 const WRITER_TIMEOUT_MILLISECONDS = 2_000;
 const WRITER_INTERVAL_MILLISECONDS = 5;

@@ -32,9 +32,9 @@ const HELP_TIMEOUT_MILLISECONDS = 30_000;
 
 /**
  * Guest of the trial for amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The debug-exit
- * device turns the value into the exit code (0x10 << 1)
- * 1. A processor counts down in hundredths of a second. A KVM without hardware of its own, inside another virtual machine,
- * interprets instructions that it cannot run. It needs minutes, and still longer to boot a guest.
+ * device turns the value into the exit code (0x10 << 1) | 1. A processor counts down in hundredths of a second. A KVM without
+ * hardware of its own, inside another virtual machine, interprets instructions that it cannot run. It needs minutes for the
+ * trial, and still longer to boot a guest.
  */
 const BIOS_GUEST = Buffer.from('66b980f0fa02664975fcb010e6f4f4ebfd', 'hex');
 const BIOS_GUEST_EXIT_CODE = 0x21;

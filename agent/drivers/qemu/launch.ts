@@ -102,8 +102,8 @@ export async function launchMachine(
 }
 
 /**
- * Starts a process with a session, a process group, a control group and a log writer of its own. If the host has an own root for
- * machines, the process runs in it. @throws ReasonedError when the process does not start.
+ * Starts a process with a session, a process group, a control group and a log writer of its own. If machines have a root of their
+ * own, the process runs there. @throws ReasonedError when the process does not start.
  */
 async function launch(
   folder: MachineFolder,

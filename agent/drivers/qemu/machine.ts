@@ -28,7 +28,7 @@ const START_TIMEOUT_MILLISECONDS = 60_000;
 /** Time for a process to end after its connection has failed, because an ending process closes its sockets first. */
 const EXIT_NOTICE_MILLISECONDS = 500;
 
-/** State of a machine whose start or resume is under way. */
+/** Fields of the state file while a start or a resume is under way. */
 const BEGUN = { intent: 'run', live: true, paused: false, process: undefined, end: undefined } as const;
 
 export class QemuMachine {
