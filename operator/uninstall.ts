@@ -1,7 +1,7 @@
 /**
  * Implements `node operator/main.ts uninstall`, which the chart's hook runs before Helm deletes anything of the release. The
- * command refuses while VMs exist, or deletes them if `--drain` is set. Then it ends operator and agents and removes what they
- * wrote: Nodes, Leases, and finalizers of objects that are kept. It can be repeated safely.
+ * command refuses while VMs exist, or deletes them if `--drain` is set. Then it ends operator and agents and removes their
+ * objects: Nodes, Leases, and finalizers of objects that are kept. It can be repeated safely.
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
@@ -76,7 +76,7 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
 }
 
 /**
- * Removes what operator and agents wrote, and gives up the rights of the hook.
+ * Removes the objects that operator and agents wrote, and gives up the rights of the hook.
  * @throws RefusedError when objects exist that must not be removed, or when an object does not end in time
  */
 export async function uninstall(
@@ -201,7 +201,7 @@ async function endPrograms(
   }, signal);
 }
 
-/** Returns the names of Nodes that are not Ready. Nobody ends a Pod there, and an agent there cannot reach the API server. */
+/** Returns the names of Nodes that are not Ready. Nobody ends a Pod on such a Node, and an agent there cannot report anything. */
 async function silentNodes(client: KubeClient): Promise<Set<string | undefined>> {
   const { items } = await client.list(NODES);
   const isReady = ({ status }: Node): boolean =>

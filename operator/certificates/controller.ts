@@ -22,18 +22,18 @@ import { decide, decideServing, type Decision, nodeToKnow, type Reading, request
 import { surroundings } from './surroundings.ts';
 
 /**
- * Time in milliseconds until a request without a Node is checked again. A host creates its Node again within a second. The
- * control plane removes the requests of others within a day.
+ * Time in milliseconds until a request is checked again whose requester has no Node. A host creates its Node again within a
+ * second. If the requester is no host, the control plane removes the request within a day.
  */
 const NODE_LOOK_MILLISECONDS = 10_000;
 const REQUESTS_BY_USER = 'user';
-/** Index of requests from requesters with a credential to join, by the host that the credential is for. */
+/** Index of the requests of joining hosts, by the name of the host that the requester's credential is for. */
 const REQUESTS_BY_HOST = 'host';
 
 /** Only key under which this controller waits for its own writes. */
 const JUDGED = 'judged';
 /**
- * Lifetime in seconds that signers give to a request without one: the default of the controller-manager's
+ * Lifetime in seconds that signers give when a request states no lifetime: the default of the controller-manager's
  * --cluster-signing-duration.
  */
 const SIGNERS_OWN_SECONDS = 365 * 24 * 3600;
@@ -180,7 +180,7 @@ interface RequestWatches {
 /** Enqueues the requests that a change of a request or of a Node concerns. */
 export function enqueueRequests(controller: Controller, { requests, nodes }: RequestWatches): void {
   requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
-  // Nobody could judge the requests that a host sent before its Node was marked.
+  // Nobody could judge the requests that a host sent before its Node was marked, so they are enqueued now.
   nodes.cache.onChange(({ object, previous }) => {
     if (isHost(object) && !isHost(previous)) {
       const user = `${NODE_USER_PREFIX}${object.metadata.name}`;

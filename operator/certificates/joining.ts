@@ -1,12 +1,15 @@
-/** Decides who may request a host's first certificate. Each credential that hosts join with is valid for one host name. Pure. */
+/**
+ * Decides which requesters may get a host's first certificate. Each credential that hosts join with is valid for one host name.
+ * Pure.
+ */
 import { BOOTSTRAP_GROUP, bootstrapGroupOf } from '../../api/v1alpha1/names.ts';
 import type { CertificateSigningRequest } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { CLIENT_SIGNER, type Refusal } from './content.ts';
 
 /**
- * Key in the user information with the name of the node that a projected token is bound to. The API server sets it, and clients
- * cannot.
+ * Key of the node name in a requester's user information. The API server sets this name for a projected token that is bound to a
+ * node. No client can set it.
  */
 const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
 /** Prefix of a bootstrap token's group. The name of the token's host follows it. */
@@ -60,9 +63,9 @@ function hostOfNode(bound: readonly string[] = [], suffix: string): string | Ref
 }
 
 /**
- * Finds another request for the same host that may still bring somebody the host's certificate: an approved request, or an older
- * one that is not yet judged. Nobody can tell two holders of one credential apart, so the first gets the certificate and the
- * second is refused with a message.
+ * Finds another request for the same host that may still bring another requester the host's certificate: an approved request, or
+ * an older request that is not yet judged. Nobody can tell two holders of the same credential apart, so the first gets the
+ * certificate and the second is refused with a message.
  * @param others all requests for that host with a credential that hosts join with
  */
 export function rivalOf(

@@ -1,7 +1,8 @@
 /**
- * Decides who may have which certificate. The decision is pure: it depends on the request, the requester and one Node.
- * No stock binding approves these requests: with the automatic approval of Kubernetes, a bootstrap token could take over an
- * existing node.
+ * Decides which requester may have which certificate. The decision is pure: it depends on the request, the requester and one
+ * Node.
+ * No stock binding approves these requests, because with the automatic approval of Kubernetes a bootstrap token could take over
+ * an existing node.
  * Only requests of Berth's hosts are judged, because other nodes of the cluster have their own approver, or a person.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -69,7 +70,7 @@ export function nodeToKnow(requester: Requester, request: Reading): string | und
 export interface Known {
   /** The Node that {@link nodeToKnow} names, just read from the API server; undefined when it does not exist. */
   readonly node: Node | undefined;
-  /** Name of another request that may bring somebody the first certificate of the same host. */
+  /** Name of another request that may bring another requester the first certificate of the same host. */
   readonly rival?: string | undefined;
 }
 

@@ -66,8 +66,8 @@ const imageStorageSchema = z
     /** True to store content below the storage folder that every host mounts (`images.storageFolder` of its agent). */
     folder: z.literal(true).optional(),
     /**
-     * Time in seconds that content stays after its last need. Use at least two minutes, the longest duration of a reconcile. With
-     * less, content that an operator is about to name in a status could be removed.
+     * Time in seconds that content stays after nothing needs it any more. The longest reconcile takes two minutes. With a shorter
+     * time, content that an operator is about to record in a status could be removed.
      */
     keepSeconds: seconds(1, 600),
   })
@@ -156,8 +156,8 @@ export function isServed(namespace: string, { namespaces }: OperatorConfig): boo
 }
 
 /**
- * Reads and checks the file; returns all defaults without one.
- * @throws ConfigError when the file is not valid; the error lists every mistake.
+ * Reads and checks the file. Without a file, returns the defaults.
+ * @throws ConfigError when the file cannot be read or is not valid; the error lists every mistake.
  */
 export function loadConfig(path: string | undefined): OperatorConfig {
   return parseConfig(path === undefined ? {} : readConfig(path), path ?? 'configuration');

@@ -1,6 +1,6 @@
 /**
  * Remembers the names for which the operator has approved a host's certificate. A Node with such a name becomes a host when it
- * appears. This also works after a restart of the operator, and when the host created its deleted Node again.
+ * appears. This also works after a restart of the operator, and when a host creates its deleted Node again.
  *
  * The names are in a ConfigMap of the operator's own namespace. Conditions of certificate requests are not enough: everybody who
  * may approve requests for nodes can write the same conditions, and the control plane removes approved requests after an hour.

@@ -1,6 +1,6 @@
 /**
- * Marks a Node as a host when the operator has approved a certificate for its name. Keeps slots and taints on every host, also on
- * hosts that join later and after a change of the configured quota.
+ * Marks a Node as a host when the operator has approved a certificate for its name. Keeps slots and taints correct on every host.
+ * This includes hosts that join later, and changes of the configured quota.
  */
 import type { Logger } from 'pino';
 import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';

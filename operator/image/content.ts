@@ -17,7 +17,10 @@ export interface ImageContent {
   readonly format: 'Auto' | 'Raw' | 'QCOW2';
 }
 
-/** Returns the content of an Image or ISO; undefined while its copy or the disk of its VM is still to come. */
+/**
+ * Returns the content of an Image or ISO; undefined while the content does not exist yet, because the image waits for the object
+ * that it copies, or for the disk of a VM.
+ */
 export function contentOf(object: Image | ISO): ImageContent | undefined {
   const source = storedContent(object) ?? directSource(object.spec.source);
   if (source === undefined) {

@@ -31,7 +31,7 @@ function factsOf({ status = {} }: Image | ISO): ImageFacts {
   return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, lastCommit, lastPush };
 }
 
-/** Returns the current facts. When they are already in the status, the result does not change. */
+/** Returns the current facts. If the status already contains these facts, the result is equal to them. */
 export function gatherFacts(observed: ObservedImage): ImageFacts {
   const known = withoutCredentials(factsOf(observed.object), observed.object);
   const made = known.content === undefined ? { ...known, ...firstContent(observed) } : known;
@@ -154,7 +154,7 @@ function originOf(job: Job): string | undefined {
   return task?.type === 'import' ? describeSource(task.image.source) : undefined;
 }
 
-/** Returns the Job of the last attempt at an operation; undefined when there is none. */
+/** Returns the Job of the last attempt at an operation; undefined without an attempt. */
 export function latest(
   jobs: readonly ImageJob[],
   operation: OperationType,

@@ -27,7 +27,7 @@ export type OperationType = 'pull' | 'save' | 'commit' | 'push';
 export interface Operation {
   readonly kind: 'operation';
   readonly type: OperationType;
-  /** Time in the spec that requested an action; undefined for a pull or save. */
+  /** Time at which the spec requested an action; undefined for a pull or save. */
   readonly requestedAt: string | undefined;
   readonly task: Task;
   readonly pullSecrets: readonly string[];
@@ -35,7 +35,7 @@ export interface Operation {
   readonly nodeName: string | undefined;
 }
 
-/** Reason why an operation is not possible now, or never will be. */
+/** Reason why an operation is not possible yet, or will never be possible. */
 export interface Blocked {
   readonly kind: 'blocked';
   /** Action that is not possible; undefined when the image itself cannot be created. */

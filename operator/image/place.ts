@@ -30,7 +30,7 @@ function artifactPlace(reference: string, prefix: string | undefined): Place | u
     : undefined;
 }
 
-/** Returns the beginning of the name of each repository below a prefix. */
+/** Returns the text with which the names of all repositories below a prefix begin. */
 function root(prefix: string): string {
   const any = 'any';
   return repositoryOf(`${prefix}/${any}`).slice(0, -any.length);

@@ -38,14 +38,17 @@ export interface ImagePlan {
   readonly wakeMilliseconds: number | undefined;
 }
 
-/** Returns the Job to create, if one is due, and the whole status. `refused` is the API server's message when it refused this Job. */
+/**
+ * Returns the Job to create (undefined if no Job is due) and the whole status. `refused` is the API server's message when it
+ * refused this Job.
+ */
 export function planImage(observed: ObservedImage, refused?: string): ImagePlan {
   const facts = blockedAction(observed, gatherFacts(observed));
   const current = withFacts(observed, facts);
   const progress = { ...progressOf(current), refused };
   const status = imageStatus(current, facts, progress);
   const { operation, job, retryAt } = progress;
-  // An open Job for work that is no longer requested must end before the next Job is created.
+  // Before the next Job is created, every open Job must end, including a Job whose work is no longer requested.
   const isOver = operation === undefined || (job !== undefined && retryAt === undefined);
   if (isOver || observed.jobs.some(isOpen)) {
     return { createJob: undefined, status, wakeMilliseconds: undefined };
@@ -70,7 +73,7 @@ function isOpen({ outcome }: ImageJob): boolean {
   return outcome.kind === 'waiting' || outcome.kind === 'running';
 }
 
-/** Returns the facts with a blocked action recorded as failed. A new time in the spec requests the action again. */
+/** Returns the facts with a blocked action recorded as failed. A new requested time in the spec starts the action again. */
 function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   const due = dueOperation(withFacts(observed, facts));
   if (due?.kind !== 'blocked' || due.operation === undefined || due.requestedAt === undefined) {

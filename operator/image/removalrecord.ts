@@ -17,11 +17,11 @@ import { type ObservedImage, OPERATION_LABEL } from './observe.ts';
 import { type Place, placeKey, placeOf } from './place.ts';
 
 const OPERATION = 'remove';
-/** Annotation with the object that had the content, for Events about that object. */
+/** Annotation with the object that the content belonged to. Events about the removal name this object. */
 const OWNER_ANNOTATION = 'berth.dev/content-of';
 /**
  * Number of retries of a removal: the default of Kubernetes. The Job controller waits 10 s before the first retry and doubles
- * each wait, which is ten minutes in all.
+ * each wait. All waits together are ten minutes.
  */
 const RETRIES = 6;
 /** Time limit in seconds for a removal, long enough to set up a host again. After that, an Event states that the content remains. */
@@ -90,7 +90,7 @@ export function isRemoval({ metadata }: Job): boolean {
   return metadata.labels?.[OPERATION_LABEL] === OPERATION;
 }
 
-/** Returns the place that a Job is to remove; undefined when the Job's task is not a removal, even if its label says so. */
+/** Returns the place that a Job is to remove; undefined when the Job's task is not a removal, whatever its label states. */
 export function recordedPlace(job: Job): Place | undefined {
   const task = taskOf(job);
   return task?.type === 'remove' ? task.place : undefined;
@@ -107,7 +107,7 @@ export function contentOwner(job: Job): KubeObject {
   return { apiVersion: API_VERSION, kind, metadata };
 }
 
-/** Returns the Event that content remains in the storage. `place` is where, and `why` is the reason. */
+/** Returns the Event about content that remains in the storage. `place` names the content's place, and `why` is the reason. */
 export function keptEvent(place: string, why: string) {
   const message = `No image needs ${place} any more, but the storage keeps it: ${why}`;
   return { type: 'Warning', reason: 'StorageKeepsContent', action: 'Remove', message } as const;

@@ -1,6 +1,6 @@
 /**
- * Checks whether a host's report about its task can be true. A host may lie, for example when somebody took over its agent. A
- * host may report how a task ended, but the result is always at the place that the task names. Pure.
+ * Checks whether a host's report about its task can be true. A host may lie, for example when somebody took over its agent. The
+ * host decides how a task ended, but the result is always at the place that the task names. Pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
@@ -81,8 +81,8 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
 }
 
 /**
- * Checks that the report names the requested repository by digest alone. If a digest was requested, the report must name the same
- * digest.
+ * Checks that the report names the requested repository with a digest and without a tag. If a digest was requested, the report
+ * must name the same digest.
  */
 function repositoryFault(asked: string, { reference }: TaskReport): string | undefined {
   const parts = readReference(asked);

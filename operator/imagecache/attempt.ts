@@ -86,8 +86,8 @@ function shortened(message: string): string {
 }
 
 /**
- * Returns when the host fails, in milliseconds since the epoch. The time starts when the host is first queued and covers all its
- * Jobs.
+ * Returns the host's deadline in milliseconds since the epoch. The time limit starts when the host is first queued, and covers
+ * all its Jobs.
  */
 export function deadlineOf({ queuedAt = '' }: NodeCacheState, { config }: Observed): number {
   return Date.parse(queuedAt) + config.cache_job_active_deadline_seconds * 1000;

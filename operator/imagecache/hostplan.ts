@@ -24,7 +24,7 @@ export interface HostContext {
   readonly isTarget: boolean;
   /** Row of the host in the last status. */
   readonly row: NodeCacheState | undefined;
-  /** Whether the host may keep an image for the entry. */
+  /** Whether the host is a holder: a host that may keep an image for the entry. */
   readonly isHeld: boolean;
   readonly jobs: readonly CacheJob[];
   /** Digest that the host should have; undefined while it is unknown. */
@@ -48,7 +48,7 @@ export interface HostPlan {
 /** Plan for a host without a Job for the current attempt. */
 type PlanAtRest = Omit<HostPlan, 'deletes'>;
 
-/** Plans a host. Jobs of the other type are older than the host's entry into the targets or exit from them, and are deleted. */
+/** Plans a host. Jobs of the other type were created before the host became a target or stopped to be a target, and are deleted. */
 export function planHost(context: HostContext): HostPlan {
   const { isTarget } = context;
   const row = (context.row?.state === 'Removing') === isTarget ? undefined : context.row;
@@ -121,7 +121,10 @@ function cachingSucceeded(
     : cachingFailed(context, row, 'the job succeeded, but the host does not list the image');
 }
 
-/** Returns true if the listed image is the fetched one. For a tag, the host must list the digest that the Job resolved the tag to. */
+/**
+ * Returns true if the listed image is the fetched image. For a tag, the host must list the digest that the Job reported for this
+ * tag.
+ */
 function isBrought(
   { observed: { image } }: HostContext,
   listed: readonly string[],
@@ -132,8 +135,8 @@ function isBrought(
 }
 
 /**
- * Plans a target without a Job. A target that lists the image is a holder, whoever fetched the image. Its Node may have been
- * deleted for a while, and have returned with the image that it keeps for this entry.
+ * Plans a target without a Job. A target that lists the image is a holder, no matter how the host got the image. Its Node may
+ * have been deleted for a while, and have returned with the image that it keeps for this entry.
  */
 function targetAtRest(context: HostContext): PlanAtRest {
   const { row, refreshBegins } = context;
@@ -280,8 +283,8 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
 }
 
 /**
- * Returns true if a deleted entry gives the host up. The host must have been not Ready for the time after which a silent host
- * loses its VMs. A parked Job then remains and waits for the host.
+ * Returns true if a deleted entry gives the host up, so that it does not wait for ever. The host was then not Ready for the time
+ * after which a silent host loses its VMs. A parked Job remains and waits for the host.
  */
 function isLost(context: HostContext): boolean {
   const at = lostAt(context);

@@ -74,8 +74,8 @@ export function namesOn(image: CachedImage, host: Host): readonly string[] | und
 }
 
 /**
- * Returns the digests in the names of an image. An image for several platforms has two digests: of the index that its tag names,
- * and of its own manifest.
+ * Returns the digests in the names of an image. An image for several platforms has two: the digest of the index that its tag
+ * names, and the digest of its own manifest.
  */
 export function digestsIn(names: readonly string[]): string[] {
   const digests = names.filter((name) => name.includes('@')).map((name) => name.slice(name.indexOf('@') + 1));

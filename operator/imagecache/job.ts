@@ -15,7 +15,7 @@ export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 
 /** Largest number of characters in the value of a label. A name has up to 253. */
 const LABEL_LENGTH = 63;
-/** Number of hex digits of a hash in a Job's name. These 96 bits are enough that two hosts of one cluster never share a name. */
+/** Number of hex digits of the hash in a Job's name: 96 bits, so that two hosts of one cluster never share a name. */
 const HASH_DIGITS = 24;
 
 /** Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees the end. */
@@ -80,8 +80,8 @@ function cacheTask(
 }
 
 /**
- * Returns the remaining seconds since the host was first queued, plus one, because times of Jobs are cut to whole seconds. The
- * operator's own deadline therefore comes first, and the operator knows why the host waited.
+ * Returns the seconds that remain of the time limit since the host was first queued. Times of Jobs are cut to whole seconds. With
+ * one second more, the operator's own deadline comes first, and the operator knows why the host waited.
  */
 function remaining({ config, now }: Observed, { row }: Start): number {
   const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;

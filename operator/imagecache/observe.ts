@@ -142,8 +142,8 @@ function tagsOf(labels: Record<string, string>): string[] {
 }
 
 /**
- * Returns since when the host is not Ready, in milliseconds since the epoch; undefined when it is Ready. Without a Ready
- * condition the host was never Ready, because nothing can be scheduled there.
+ * Returns the time since which the host is not Ready, in milliseconds since the epoch; undefined when it is Ready. A host without
+ * a Ready condition is treated as never Ready, because nothing can be scheduled there.
  */
 function notReadySince({ metadata, status }: Node): number | undefined {
   const ready = status?.conditions?.find(({ type }) => type === 'Ready');
@@ -158,7 +158,7 @@ function freeSlots({ nodes, pods, jobs }: Sources, host: string): number {
   return slots - machines.length - jobs.cache.byIndex(JOBS_BY_HOST, host).filter(takesSlot).length;
 }
 
-/** Returns true if the Pod of a VM, bound to a host, holds a slot there. */
+/** Returns true if the Pod of a VM holds a slot of the host that it is bound to. */
 export function holdsSlot({ status }: Readonly<Pod>): boolean {
   return status?.phase !== 'Failed' && status?.phase !== 'Succeeded';
 }

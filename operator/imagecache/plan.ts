@@ -87,7 +87,10 @@ function hostsOf({ entry: { status = {} }, jobs }: Observed, targets: ReadonlySe
   return [...new Set(names)].toSorted();
 }
 
-/** Returns the context for the plan of a host. A host whose Node was deleted needs no plan: its remaining Jobs are deleted. */
+/**
+ * Returns the context for the plan of a host. If the host's Node was deleted, returns the plan itself: the remaining Jobs are
+ * deleted.
+ */
 function contextOf(
   observed: Observed,
   node: string,
@@ -115,8 +118,8 @@ function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observe
 }
 
 /**
- * Returns the Jobs to start within the limit for one entry. Hosts that have waited longest come first. Parked Jobs do not count
- * towards the limit, because they wait for lost hosts and request nothing from a registry.
+ * Returns the work to start, within the limit of Jobs for one entry. Hosts that have waited longest come first. Parked Jobs are
+ * not part of the limit, because they wait for lost hosts and request nothing from a registry.
  */
 function startsOf(observed: Observed, plans: readonly Named[], deletes: readonly CacheJob[]): Start[] {
   const { jobs, config } = observed;

@@ -35,8 +35,8 @@ export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
   readonly #jobs: Writer<Job>;
   /**
-   * Start of the time without a need, by Job. The map is empty at the start of each process, so that work of an earlier process
-   * ends before a removal.
+   * Time since which content has no need, by the uid of its Job. The map is empty at the start of each process, so that work of
+   * an earlier process ends before a removal.
    */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
   /** Uids of Jobs whose end was reported and that the cache still shows. */
@@ -58,7 +58,7 @@ export class RemovalReconciler {
       removals,
       needs: cachedNeeds(this.#options),
       unneededSince: this.#unneededSince,
-      // Without a configured storage, nothing is removed.
+      // Nothing is removed without a configured storage.
       keepMilliseconds: (config.imageStorage?.keepSeconds ?? Number.POSITIVE_INFINITY) * 1000,
       now: clock(),
     });

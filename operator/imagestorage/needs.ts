@@ -12,7 +12,7 @@ import { machineOf } from '../vm/podstate.ts';
 /** Needed content of the storage: keys of places, and names of whole repositories. */
 export interface Needs {
   readonly keys: ReadonlySet<string>;
-  /** Whether the document of a machine cannot be read, so that any content might be needed. */
+  /** True if a machine's document cannot be read, because this machine might then need any content. */
   readonly unknown: boolean;
 }
 

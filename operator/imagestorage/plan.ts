@@ -57,7 +57,7 @@ export function planRemovals(observed: ObservedRemovals): RemovalPlan {
     return since !== undefined && now - since >= keepMilliseconds;
   });
   const underWay = removals.filter(({ job, end }) => job.spec.suspend !== true && end === undefined).length;
-  // Removals begin in groups, because each group reads the needs from the API server once.
+  // Removals begin in groups, so that one read of the needs from the API server serves a whole group.
   const places = underWay > REMOVALS_LIMIT / 2 ? 0 : REMOVALS_LIMIT - underWay;
   const ended = removals.flatMap((removal) =>
     removal.end === undefined ? [] : [{ ...removal, end: removal.end }],

@@ -22,7 +22,7 @@ export type TaskOutcome =
     };
 
 /**
- * Returns the outcome of a task from its Job and the Job's Pod, which is undefined while it does not exist. Jobs and Pods have
+ * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Jobs and Pods have
  * separate watches. A Job's end may therefore be visible before its Pod's end, and only the Pod has the cause.
  */
 export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {

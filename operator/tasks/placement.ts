@@ -1,4 +1,4 @@
-/** Builds the part of a spec that Pods of VMs and Pods of tasks share. It states on which hosts a Pod may run. */
+/** Builds the part of a Pod's spec that VMs and tasks have in common. This part states on which hosts the Pod may run. */
 import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';

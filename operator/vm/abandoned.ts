@@ -1,7 +1,7 @@
 /**
  * Handles machines that no agent can end cleanly any more. A machine that may still run on a silent host is given up. The host's
- * Node stores its MAC address until the host reports again and ends machines without a VM. A VM that gets such an address again
- * receives an Event.
+ * Node stores the machine's MAC address until the host reports again and ends machines without a VM. If a VM gets such an address
+ * again, an Event reports this.
  */
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
@@ -28,8 +28,9 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * Returns the MAC addresses that the Node of an abandoned Pod must store; undefined when there is no new address. If the host's
- * Node was deleted or is out of service, somebody has fenced the host. If nobody saw the machine run, the host itself ends it.
+ * Returns the MAC addresses that the Node of an abandoned Pod must store; undefined when there is no new address. No address is
+ * stored when somebody fenced the host: its Node was deleted or is out of service. If nobody saw the machine run, the host itself
+ * ends the machine, and no address is stored either.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);

@@ -17,7 +17,7 @@ export function recordTransition(
   lost: LostPlacement | undefined,
 ): void {
   const last = vm.status;
-  // If a host refuses at once, the first status that names it already has the number of the next attempt.
+  // If a host refuses at once, the first status that names this host already has the number of the next attempt.
   const attempt = (lost === undefined ? next.attempt : last?.attempt) ?? 1;
   const stories = [
     ...placed(last, next, attempt),

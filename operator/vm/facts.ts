@@ -1,6 +1,6 @@
 /**
- * Gathers the facts of a VM that are written once and are valid input: when it first ran, which placement this is, how it ended.
- * Conditions and phase are never read back.
+ * Gathers the facts of a VM that are written once and that later reconciles may rely on. They are when it first ran, which
+ * placement this is, and how it ended. Conditions and phase are never read back.
  */
 import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -60,7 +60,7 @@ interface End extends Omit<Failure, 'time'> {
   readonly reason: SaidReason;
 }
 
-/** Returns the end of a VM that once ran and has no Pod. Somebody removed the Pod together with the operator's finalizer. */
+/** Returns the end of a VM that once ran and has no Pod. Somebody removed the operator's finalizer, and so the Pod. */
 function vanished(facts: Facts): End | undefined {
   return facts.firstRunningTime === undefined
     ? undefined

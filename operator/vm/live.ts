@@ -1,6 +1,6 @@
 /**
- * Reads the objects that a VM is created from directly from the API server. A VM is created once, so an edit that a lagging cache
- * lacks would be lost.
+ * Reads the objects of a deployment (VMConfig, Image, ISO) from the API server. A VM is created once, so an edit that a lagging
+ * cache lacks would be lost.
  */
 import type { KubeClient } from '../../kube/client.ts';
 import { unlessMissing } from '../../kube/errors.ts';
@@ -29,8 +29,8 @@ interface Question {
 }
 
 /**
- * Returns the observed state with the VMConfig, Image and ISO that the VM names as the API server has them now. This takes one
- * GET for each object, and one more if the object is in the default namespace. A VM with a plain image reference needs no GET.
+ * Returns the observed state with the current VMConfig, Image and ISO of the VM from the API server. Each object takes one GET,
+ * and one more if it is in the default namespace. A VM with a plain image reference needs no GET.
  *
  * @throws ApiError when a request fails
  */
@@ -40,7 +40,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
     const open: Question[] = [];
     const live = { ...observed, lookups: lookupsOf(answers, open, observed) };
     resolve(live);
-    // Only the first question is asked, because the other questions may depend on its answer.
+    // Only the first question is sent, because the other questions may depend on its answer.
     const [question] = open;
     if (question === undefined) {
       return live;

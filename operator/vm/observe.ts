@@ -65,7 +65,7 @@ export interface Observed {
 
 export interface Lookups {
   vmConfig(name: string, namespace: string): VMConfig | undefined;
-  /** Looks in the VM's namespace, then in the default namespace. */
+  /** Searches the VM's namespace, then the default namespace. */
   image(name: string): Image | undefined;
   iso(name: string): ISO | undefined;
 }

@@ -52,8 +52,8 @@ function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failur
 }
 
 /**
- * Returns the phase of a VM on a silent host; undefined while the host reports. The VM is not Ready, and Failed after the
- * timeout, although its machine may still run.
+ * Returns the phase of a VM on a silent host; undefined while the host reports. The VM is not Ready at first. After the timeout
+ * it is Failed, although its machine may still run.
  */
 function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   const { node, pod } = observed;

@@ -135,7 +135,7 @@ function machinePorts(ports: readonly string[] | undefined): MachinePort[] {
 
 /**
  * Returns UUID, serial number and MAC address. They come from the cluster, namespace and name, so that two clusters of one
- * network share none of them. For Dynamic they are random.
+ * network never share a value. For Dynamic they are random.
  * The MAC address is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
  */
 function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
@@ -193,7 +193,10 @@ function buildSpec(options: PodOptions): PodSpec {
   };
 }
 
-/** Returns the volumes of the Pod. The `emptyDir` stands for the VM's disk, so that `kubectl drain` asks before it destroys a disk. */
+/**
+ * Returns the volumes of the Pod. The `emptyDir` stands for the VM's disk, because `kubectl drain` then requires a flag before it
+ * destroys the disk.
+ */
 function volumes(vm: VM): NonNullable<PodSpec['volumes']> {
   const secret = vm.spec.userDataSecretRef;
   return [

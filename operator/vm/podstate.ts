@@ -16,7 +16,7 @@ import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../k
 
 /**
  * Returns the Pod as the operator's cache keeps it. A bound Pod loses the fields that only the scheduler reads, or that its host
- * repeats. They use two fifths of its memory, and the operator reads none of them.
+ * repeats. These fields use two fifths of the Pod's memory, and the operator does not read them.
  */
 export function trimPod(pod: Pod): Pod {
   if (pod.spec.nodeName === undefined) {

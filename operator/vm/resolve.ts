@@ -1,6 +1,6 @@
 /**
  * Resolves the settings of a VM once, at its deployment: VM → VMConfig → Image or ISO → operator's configuration → built-in
- * value. Image and iso are one group: both come from the first source that has one of the two.
+ * value. Image and iso are one group: both come from the first source that sets image or iso.
  */
 import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -110,10 +110,7 @@ function imageLayer(image: Image | ISO | undefined): Layer {
   return { architecture, os, imagePullSecrets };
 }
 
-/**
- * Finds the VMConfig in the namespace that the VM names. Without a name, searches the VM's own namespace and then the default
- * namespace.
- */
+/** Finds the VMConfig of a VM. If the VM names no namespace for it, searches the VM's own namespace and then the default namespace. */
 function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
   const ref = vm.spec.configRef;
   if (ref === undefined) {

@@ -1,4 +1,4 @@
-/** Condenses the scheduler's reasons for a Pending VM for people. */
+/** Translates the scheduler's reasons for a Pending VM into short texts for people. */
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
 

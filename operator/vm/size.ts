@@ -1,6 +1,6 @@
 /**
- * Determines the size of a machine. The Pod's requests decide, because the scheduler and ResourceQuota read them, and only
- * `pods/resize` changes them. The agent gets this size and never a larger size.
+ * Determines the size of a machine. The requests of its Pod set this size, because the scheduler and ResourceQuota read them.
+ * Only `pods/resize` changes these requests. The agent gets this size and never a larger size.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';

@@ -160,8 +160,8 @@ export class VMWriter {
     try {
       await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
     } catch (error) {
-      // Without its Node, the host is fenced. A host can also fill its own annotations. No address is then stored and no warning
-      // follows later, but the host's VMs can still be deleted.
+      // If the Node no longer exists, the host is fenced. A host can also fill its own annotations. No address is then stored and
+      // no warning follows later, but the host's VMs can still be deleted.
       if (!isNotFound(error) && !isInvalid(error)) {
         throw error;
       }

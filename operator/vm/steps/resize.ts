@@ -5,8 +5,8 @@ import { standingRefusal, wantedSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 
 /**
- * Requests from the API server that the Pod gets the size that the VM wants. Scheduler and ResourceQuota thus know the size
- * before the host does. A refusal blocks no other step, and the size is requested again after a wait.
+ * Requests the size that the VM wants for its Pod from the API server. Scheduler and ResourceQuota thus know the size before the
+ * host does. A refusal blocks no other step, and the size is requested again after a wait.
  */
 export function resize(observed: Observed, facts: Facts): StepResult {
   const { pod, now } = observed;

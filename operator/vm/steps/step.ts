@@ -9,12 +9,12 @@ export type Write =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod> }
-  /** Uses `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */
+  /** A PATCH of `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */
   | { readonly kind: 'resizePod'; readonly size: Size }
   | { readonly kind: 'patchDesired'; readonly text: string }
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'releasePod' }
-  /** Writes to the Pod's Node. */
+  /** A write to the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   | { readonly kind: 'deleteVM' };
 
