@@ -1,4 +1,7 @@
-/** Admission like a kubelet's: the host counts again, because a race, a stale view or `spec.nodeName` can bind too many Pods to it. */
+/**
+ * Decides, as a kubelet does, whether the host has room for a Pod. The host checks this itself because the scheduler can bind too
+ * many Pods to it. The causes are a race, a stale view, or a Pod that sets `spec.nodeName`.
+ */
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { SLOT_RESOURCE, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -9,12 +12,12 @@ import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 import { isEnded } from './pod.ts';
 import type { RecordStore } from './records.ts';
 
-/** Fields of a {@link Claim} that are summed over machines. */
+/** Names of the {@link Claim} fields that are summed over machines. */
 type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 
 export type Admission =
   | { kind: 'admitted' }
-  /** A machine that is being removed still holds the room. */
+  /** The Pod waits: a machine that is being removed still holds the room, or the host has no slots from the operator yet. */
   | { kind: 'wait'; message: string }
   | { kind: 'refused'; reason: RefusalReason; message: string };
 
@@ -47,7 +50,7 @@ function claimOfContainer({ resources, ports = [] }: Container): Claim {
   };
 }
 
-/** In the order in which a refusal names them. */
+/** Resources that admission compares. If several are short, the refusal names the first in this list. */
 const AMOUNTS: readonly {
   amount: Amount;
   reason: RefusalReason;
@@ -75,7 +78,7 @@ const AMOUNTS: readonly {
   },
 ];
 
-/** Processors and memory that a guest of that size takes of its host, with its hypervisor. */
+/** Returns the CPU and memory that a guest of this size and its hypervisor use on the host. */
 export function claimOfSize(size: {
   cpu: number;
   memoryBytes: number;
@@ -83,7 +86,7 @@ export function claimOfSize(size: {
   return { cpuMillis: size.cpu * 1000, memoryBytes: size.memoryBytes + MACHINE_MEMORY_OVERHEAD_BYTES };
 }
 
-/** Thousandths of a CPU. */
+/** Converts a CPU quantity to thousandths of a CPU. */
 function millis(quantity: string): number {
   return quantity.endsWith('m')
     ? Number(parseQuantity(quantity.slice(0, -1)))
@@ -91,8 +94,10 @@ function millis(quantity: string): number {
 }
 
 /**
+ * Decides whether the host has room for a claim.
+ *
  * @param alive claims of machines that stay
- * @param leaving claims of machines being torn down, which hold their part until they are gone
+ * @param leaving claims of machines that are being removed; each is held until its machine is removed
  */
 export function admit(
   claim: Claim,
@@ -135,22 +140,22 @@ function refused(reason: RefusalReason, message: string): Admission & { kind: 'r
   return { kind: 'refused', reason, message };
 }
 
-/** Everything that holds a part of this host. */
+/** Holders of the host's resources, with the host's capacity. */
 export interface Claimants {
   host: { readonly records: RecordStore; capacity(): HostCapacity };
   /** All Pods bound to this host. */
   pods: readonly Readonly<Pod>[];
-  /** Which tasks were begun, by their Pods' uids. */
+  /** States of the tasks that this agent started, by the uid of their Pod. */
   tasks: Pick<TaskRunner, 'state'>;
 }
 
-/** Whether a Pod that this host has done nothing for yet may begin. */
+/** Decides whether a Pod that has no machine and no task on this host yet may start. */
 export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
   const { alive, leaving } = claimsBeside(pod, claimants);
   return admit(claimOf(pod), alive, leaving, claimants.host.capacity());
 }
 
-/** The claims of all other Pods, as {@link admit} wants them. */
+/** Returns the claims of all other Pods, separated as {@link admit} needs them. */
 export function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,
@@ -176,7 +181,7 @@ export function claimsBeside(
   return { alive, leaving };
 }
 
-/** The machine's claim, or the size that it still runs with if that is larger. */
+/** Returns the machine's claim. If the machine still runs with more CPU or memory, that larger amount applies. */
 function heldBy({ claim, startedWith }: Readonly<MachineRecord>): Claim {
   if (startedWith === undefined) {
     return claim;
@@ -189,7 +194,10 @@ function heldBy({ claim, startedWith }: Readonly<MachineRecord>): Claim {
   };
 }
 
-/** A task that an earlier agent began is shown running, and begins again here. */
+/**
+ * Returns the claims of the other task Pods that run. A task of an earlier agent has a Pod in phase Running. It still applies
+ * because this agent starts that task again.
+ */
 function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): Claim[] {
   return pods
     .filter((other) => other.metadata.annotations?.[TASK_ANNOTATION] !== undefined && !isEnded(other))

@@ -1,4 +1,4 @@
-/** The Pods bound to this host: each becomes a machine or a task, or its status says why it does not. */
+/** Turns each Pod bound to this host into a machine or a task. If a Pod becomes neither, its status gives the reason. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -23,11 +23,11 @@ import { allocate } from './resize.ts';
 import { machineStatus, type MachineView, phaseOf } from './status.ts';
 import { StatusWriter } from './statuswriter.ts';
 
-/** A host has some dozen machines; their steps run beside, a turn is some milliseconds. */
+/** Number of Pods reconciled at once. Four suffice for a few dozen machines: long steps run outside, and a turn takes milliseconds. */
 const WORKERS = 4;
-/** A Pod that waits for room is also woken when a machine leaves; some room comes without any event. */
+/** Time between two admission checks of a waiting Pod. Some room becomes free without an event, so events alone do not suffice. */
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
-/** A kubelet looks at all its containers every so often, whatever events say. */
+/** Time between two reconciliations of all machines. Like a kubelet, the agent does not rely on events alone. */
 const RELIST_MILLISECONDS = 30_000;
 
 export interface PodControllerOptions {
@@ -76,7 +76,7 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Begins when the Pods are known, because machines without a Pod are then removed. Until then only the fence acts. */
+  /** Starts the work after the list of Pods is known, because machines without a Pod are then removed. Before, only the fence acts. */
   async start(signal: AbortSignal): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
@@ -102,7 +102,7 @@ export class PodController {
     signal.addEventListener('abort', end, { once: true });
   }
 
-  /** Whether every Pod that this host believes in is still there: the server itself is asked, not the watch. */
+  /** Returns whether every Pod in the cache still exists. This reads the API server because the watch may lag. */
   async isUpToDate(signal: AbortSignal): Promise<boolean> {
     const { client, nodeName } = this.#options;
     const { items } = await client.list(PODS, { fieldSelector: boundTo(nodeName), signal });
@@ -110,12 +110,12 @@ export class PodController {
     return this.informer.cache.list().every(({ metadata }) => there.has(metadata.uid));
   }
 
-  /** Something about the Pod of that key has changed. */
+  /** Requests a reconciliation because something about the Pod with this key has changed. */
   touchPod(key: string): void {
     this.#controller.enqueue(key);
   }
 
-  /** Something about a machine has changed. */
+  /** Requests a reconciliation because something about the machine with this uid has changed. */
   touch(uid: string): void {
     const record = this.#host.records.get(uid);
     if (record !== undefined) {
@@ -151,7 +151,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** The API server has not answered since this agent started: machines that nobody has seen running must end. */
+  /** Ends unacknowledged machines of a fenced host. Applies while the API server has not answered since this agent started. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {
@@ -160,7 +160,7 @@ export class PodController {
     }
   }
 
-  /** Removes a machine whose Pod is gone, at once and completely. */
+  /** Removes a machine whose Pod no longer exists, with its disk and without grace. */
   async #dismiss(record: MachineRecord): Promise<number | undefined> {
     const wanted = wantedWithoutPod({ deadline: Date.now() });
     const progress = await this.machines.drive(this.machines.runtime(record), wanted);
@@ -182,7 +182,7 @@ export class PodController {
     return record === undefined ? await this.#receive(pod, role) : await this.#drive(pod, record, role);
   }
 
-  /** A Pod that this host has done nothing for yet. */
+  /** Handles a Pod that has no machine and no task on this host yet. */
   #receive(pod: Readonly<Pod>, role: PodRole): Promise<number | undefined> | number | undefined {
     if (pod.metadata.deletionTimestamp !== undefined) {
       return this.#end(pod, {
@@ -220,7 +220,7 @@ export class PodController {
       this.#park(pod, { reason: 'Starting', message: admission.message });
       return Date.now() + ADMISSION_LOOK_MILLISECONDS;
     }
-    // There is no await between the admission and these lines, so two Pods cannot both get the last slot.
+    // No await may stand between the admission and these lines, because two Pods could then get the last slot.
     if (role.kind === 'task') {
       this.#tasks.start(pod, keyOf(pod), role.task);
       return this.#serve(pod);
@@ -229,7 +229,7 @@ export class PodController {
     const from = { uid: pod.metadata.uid ?? '', key: keyOf(pod), machine, claim: claimOf(pod) };
     const record = {
       ...newRecord({ ...from, driver: chooseDriver(this.#host, machine) }),
-      // A machine that has never run has nothing to restart or to revert.
+      // Earlier requests to restart or revert are acknowledged at once, because a new machine has nothing to restart or revert.
       restartedAt: role.desired.restartRequestedAt,
       revertedAt: role.desired.revertRequestedAt,
     };
@@ -270,7 +270,7 @@ export class PodController {
     });
   }
 
-  /** A Pod that is being deleted goes when its task has ended. */
+  /** Shows the state of a task in its Pod. If the Pod is being deleted, aborts the task and finishes the deletion when it has ended. */
   #serveTask(pod: Readonly<Pod>, state: TaskState): undefined {
     const { uid = '', deletionTimestamp } = pod.metadata;
     if (deletionTimestamp !== undefined) {
@@ -285,14 +285,14 @@ export class PodController {
     this.#writer.show(pod, status);
   }
 
-  /** Ends a Pod of which nothing is on this host, and lets it go if it is being deleted. */
+  /** Ends a Pod that has nothing on this host. If the Pod is being deleted, this also finishes its deletion. */
   #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });
   }
 }
 
-/** Which Pods are bound to a host. */
+/** Returns the field selector of the Pods bound to a host. */
 function boundTo(nodeName: string): string {
   return `spec.nodeName=${nodeName}`;
 }

@@ -1,4 +1,4 @@
-/** The guard against a model of a disk: guests write and hold on as they are told, people make room. */
+/** Tests the guard with a model of a disk. Guests write, pause and continue as requested, and people make room. */
 import * as fc from 'fast-check';
 import { pino } from 'pino';
 import { describe, expect, test } from 'vitest';
@@ -6,14 +6,14 @@ import { DiskGuard, type DiskWish } from './diskguard.ts';
 
 const GIB = 2 ** 30;
 const MINIMUM = 2 * GIB;
-/** Between two looks. */
+/** Time between two checks. */
 const LOOK_MILLISECONDS = 500;
-/** A continued machine is given some seconds, and there are few of them. */
+/** Number of checks until all machines continue. Each of the few machines gets some seconds before the next machine continues. */
 const LOOKS_UNTIL_ALL_GO_ON = 100;
 
 interface Guest {
   bytes: number;
-  /** Written between two looks while it runs. */
+  /** Bytes that the guest writes between two checks while it runs. */
   rate: number;
   paused: boolean;
 }
@@ -21,11 +21,11 @@ interface Guest {
 class Model {
   readonly size: number;
   readonly guests: Map<string, Guest>;
-  /** Bytes of all that is no guest's. */
+  /** Bytes on the disk that belong to no guest. */
   others = 0;
-  /** Bytes of images that nobody holds. */
+  /** Bytes of images without a holder. */
   evictable = 0;
-  /** Wishes as they came. */
+  /** Requests in the order in which the guard made them. */
   readonly asked: [string, DiskWish | undefined][] = [];
   readonly guard: DiskGuard;
   replenished = 0;
@@ -57,7 +57,7 @@ class Model {
     return Math.max(0, this.size - used - this.others - this.evictable);
   }
 
-  /** Everybody writes, the guard looks, and machines do as they are told. */
+  /** Simulates `count` checks: guests write, the guard checks, and machines follow its requests. */
   async look(count = 1): Promise<void> {
     for (let index = 0; index < count; index += 1) {
       for (const guest of this.guests.values()) {

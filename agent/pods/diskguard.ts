@@ -1,25 +1,24 @@
 /**
- * Keeps room on the disk that machines share. QEMU itself stops a guest only when nothing at all is free, and then every
- * guest that writes. So this looks earlier, and pauses the machine whose disk has grown most: one at a look, while the
- * others go on writing into the room that is kept free.
+ * Keeps room free on the disk that machines share. When the disk is full, QEMU stops every guest that writes. The guard acts earlier:
+ * each check pauses at most one machine, the one whose disk has grown most. The other machines continue to write into the free room.
  */
 import type { Logger } from 'pino';
 import { rest } from '../../base/time.ts';
 
-/** A disk that takes 2 GiB/s uses up half of the default `images.minimumFree` between two looks. */
+/** Time between two checks. In this time, writes of 2 GiB/s use up half of the default `images.minimumFree`. */
 const LOOK_MILLISECONDS = 500;
-/** Sizes are looked at while less than this many times `minimumFree` is free: before, nobody is to be paused. */
+/** Multiple of `minimumFree`. With more free room, the guard does not measure disk sizes because it will pause no machine soon. */
 const NEAR_FACTOR = 2;
-/** After each pause so much of `minimumFree` may still be taken until the next one: neighbours write a little, too. */
+/** Part of `minimumFree`, as a divisor, that must be used after a pause before the next pause. Other machines write a little, too. */
 const STEPS = 16;
-/** Machines go on when a quarter more is free than is to stay so: a difference, or they would be paused again at once. */
+/** Multiple of `minimumFree` that must be free before machines continue. With less, they would soon be paused again. */
 const ROOM_FACTOR = 1.25;
-/** Where `minimumFree` is less: a guest that QEMU stopped would be stopped again. */
+/** Least free bytes before machines continue, also if `minimumFree` is smaller. With less, QEMU would stop the guest again. */
 const LEAST_ROOM_BYTES = 64 * 1024 * 1024;
-/** Machines go on one after another, so that the next look sees how much the first one writes. */
+/** Time between two machines that continue, so that the guard sees how much the first machine writes. */
 const UNPAUSE_MILLISECONDS = 5_000;
 
-/** Tells people why a machine is paused. */
+/** Message for people that gives the reason of a pause. */
 export const PAUSED_MESSAGE =
   "the machine is paused: its disk grew while less of the host's is free than is to stay so (images.minimumFree); it goes on when there is room";
 
@@ -31,35 +30,35 @@ export interface GuardedMachine {
 }
 
 export interface DiskGuardOptions {
-  /** Bytes that are to stay free: `images.minimumFree`. */
+  /** Bytes that must stay free: `images.minimumFree`. */
   minimumFree: number;
   freeBytes: () => Promise<number>;
-  /** Bytes that all of a machine's files take. */
+  /** Returns the bytes on disk of all files of a machine. */
   sizeOf: (uid: string) => Promise<number>;
-  /** Those whose guests may write or are paused. */
+  /** Returns the machines whose guests may write or are paused. */
   machines: () => readonly GuardedMachine[];
-  /** Removes images that nobody holds while less is free than is to stay so. */
+  /** Removes images without a holder until `minimumFree` bytes are free. */
   relieve: () => Promise<void>;
-  /** Fills up the room that is kept for the agent's own small files. */
+  /** Restores the disk room that is reserved for the agent's own small files. */
   replenish: () => void;
-  /** The machine's wish has changed. */
+  /** Called after the guard has made a request to the machine with this uid. */
   changed: (uid: string) => void;
   logger: Logger;
 }
 
-/** A guest fills a disk within seconds; older growth says nothing about the present. */
+/** Period over which growth is measured. A guest fills a disk within seconds, so older growth is not relevant. */
 const WINDOW_MILLISECONDS = 10_000;
 
 interface Sample {
-  /** Milliseconds. */
+  /** Time in milliseconds, as of `performance.now()`. */
   readonly at: number;
-  /** Bytes by uid. */
+  /** Sizes of the machines in bytes, by uid. */
   readonly sizes: ReadonlyMap<string, number>;
 }
 
-/** Measures by how much the disks of machines grew lately. */
+/** Measures the growth of the machines' disks in the last {@link WINDOW_MILLISECONDS}. */
 class Growth {
-  /** The oldest first; some twenty, with two looks a second. */
+  /** Samples, the oldest first. With two checks a second these are about twenty. */
   #samples: Sample[] = [];
 
   note(sizes: ReadonlyMap<string, number>, at: number): void {
@@ -73,7 +72,7 @@ class Growth {
     this.#samples = [];
   }
 
-  /** Bytes since the first look of the window that saw the machine; never less than 0. */
+  /** Returns the growth in bytes since the first sample in the window that contains the machine; at least 0. */
   of(uid: string): number {
     const first = this.#samples.find(({ sizes }) => sizes.has(uid))?.sizes.get(uid);
     const last = this.#samples.at(-1)?.sizes.get(uid);
@@ -85,10 +84,10 @@ export class DiskGuard {
   readonly #options: DiskGuardOptions;
   readonly #wishes = new Map<string, DiskWish>();
   readonly #growth = new Growth();
-  /** When each machine was first seen paused, as of `performance.now()`. */
+  /** Time at which each machine was first seen paused, by uid, as of `performance.now()`. */
   #pausedSince: ReadonlyMap<string, number> = new Map();
   #roomBytes = 0;
-  /** The next machine is paused when less is free. */
+  /** Number of free bytes below which the next machine is paused. */
   #pauseBelow: number;
   #nextUnpause = 0;
   #isFailing = false;
@@ -98,22 +97,22 @@ export class DiskGuard {
     this.#pauseBelow = options.minimumFree;
   }
 
-  /** The request of the disk to a machine, until it is done. */
+  /** Returns the guard's request to a machine; undefined if there is none or the machine has followed it. */
   wish(uid: string): DiskWish | undefined {
     return this.#wishes.get(uid);
   }
 
-  /** The machine starts anew, maybe before a look has seen that it had stopped. It loses its request. */
+  /** Drops the request to a machine that starts again. The guard may not have noticed that the machine had stopped. */
   startsAnew(uid: string): void {
     this.#wishes.delete(uid);
   }
 
-  /** Bytes that may still be taken before less is free than is to stay so, at the last look; 0 before the first. */
+  /** Returns the free bytes above `minimumFree` at the last check; 0 before the first check. */
   get roomBytes(): number {
     return this.#roomBytes;
   }
 
-  /** Looks until the signal aborts. The first of looks that fail in a row is logged; the next one comes all the same. */
+  /** Checks the disk until the signal aborts. Continues after a failed check, and logs only the first of several failures in a row. */
   async run(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
       try {
@@ -129,7 +128,7 @@ export class DiskGuard {
     }
   }
 
-  /** `now` in milliseconds, as of `performance.now()`. */
+  /** Checks the disk once. `now` is in milliseconds, as of `performance.now()`. */
   async look(now: number): Promise<void> {
     const { minimumFree, freeBytes, relieve, machines: list } = this.#options;
     let free = await freeBytes();
@@ -151,7 +150,7 @@ export class DiskGuard {
     }
   }
 
-  /** Also pauses by an earlier agent, and by QEMU, make room enough for a while. */
+  /** Lowers the limit for the next pause when a machine is newly paused. This includes pauses by an earlier agent or by QEMU. */
   #noticePauses(machines: readonly GuardedMachine[], free: number, now: number): void {
     const before = this.#pausedSince;
     const paused = machines.filter((machine) => machine.paused);
@@ -177,7 +176,7 @@ export class DiskGuard {
     this.#growth.note(sizes, now);
   }
 
-  /** Drops requests that are done or of no use any more, and those of machines that are gone. */
+  /** Drops requests that are fulfilled, no longer necessary, or addressed to machines that are no longer in the list. */
   #forgetOthers(machines: readonly GuardedMachine[]): void {
     const byUid = new Map(machines.map((machine) => [machine.uid, machine]));
     for (const [uid, wish] of this.#wishes) {
@@ -210,7 +209,7 @@ export class DiskGuard {
     this.#ask(worst.uid, 'pause');
   }
 
-  /** Each in its turn: the one that was paused first. */
+  /** Lets the machine continue that has been paused longest, if there is enough room. */
   #unpauseOne(free: number, now: number): void {
     const { minimumFree, logger } = this.#options;
     const enough = Math.max(minimumFree * ROOM_FACTOR, LEAST_ROOM_BYTES);

@@ -3,7 +3,7 @@ import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { newRecord } from './machine.ts';
 import { type Consequence, consequenceOf } from './failure.ts';
 
-/** Of making the disk, which failed so many times in a row: for the first time, or of a machine that ran (its disk is put back). */
+/** Returns the consequence if the disk could not be created `attempts` times in a row. A machine that ran before gets its disk again. */
 function after(reason: Reason, attempts: number, everRan = false): Consequence {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = {

@@ -1,23 +1,23 @@
-/** Failures of machines, and the consequence of a step that failed: try again, count it as an end, or give the machine up. Pure. */
+/** Decides the consequence of a failed step: try again, treat the failure as an end of the machine, or give up the machine. Pure. */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { classOf, isOfHost, type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { MachineEnd, MachineFailure, MachineRecord, OperationKind } from './machine.ts';
 
-/** Between tries of a step; doubled up to the cap. */
+/** Wait before the second try of a step. The wait doubles after each failure, up to the cap. */
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 60_000;
-/** A machine that nobody has seen run is given up after so many tries, some 15 s: the VM can be placed on another host. */
+/** Number of tries for a machine that has never run, about 15 s in total. Then it fails, so that the VM can move to another host. */
 const FIRST_RUN_ATTEMPTS = 4;
 
-/** The consequence of a step that failed. */
+/** Consequence of a failed step. */
 export type Consequence =
   | { kind: 'retry'; afterMilliseconds: number; message: string }
   | { kind: 'end'; end: MachineEnd }
   | { kind: 'fail'; failure: MachineFailure };
 
-/** Reasons of failures that carry none. */
+/** Reasons for errors that carry no reason, by step. */
 const UNNAMED = { create: 'CreateFailed', start: 'StartFailed' } as const;
 
 export interface FailedStep {
@@ -25,7 +25,7 @@ export interface FailedStep {
   error: unknown;
   record: Readonly<MachineRecord>;
   desired: Desired | undefined;
-  /** How often the step has failed in a row, this time included. */
+  /** Number of failures of the step in a row, including this failure. */
   attempts: number;
   now: number;
 }
@@ -51,7 +51,7 @@ export function consequenceOf(step: FailedStep): Consequence {
     : { kind: 'fail', failure: failed(reason ?? UNNAMED[kind], message) };
 }
 
-/** Without these a machine never runs; the others are repeated until they succeed. */
+/** Returns whether the machine cannot run before this step succeeds. All other steps are repeated until they succeed. */
 function isFirst(kind: OperationKind): kind is keyof typeof UNNAMED {
   return kind === 'create' || kind === 'start';
 }
@@ -68,15 +68,15 @@ function afterRun(step: FailedStep, retry: Consequence): Consequence {
     : { kind: 'end', end: { how: 'Crashed', message, at: now } };
 }
 
-/** The failure of a machine that has no process any more, or must not go on a moment longer. */
+/** Returns the failure of a machine that has no process any more, or that must end without grace. */
 export function failed(reason: Reason, message: string): MachineFailure {
   return { reason, message, exitCode: 1, graceMilliseconds: 0 };
 }
 
-/** A guest that still runs ends in order, as with a Pod that is deleted. */
+/** Grace of a guest that still runs without a readable record. It is the default grace of a deleted Pod. */
 const DAMAGED_GRACE_MILLISECONDS = 30_000;
 
-/** The agent cannot go on with a machine that it knows nothing of, and must not remove its disk. */
+/** Returns the failure of a machine whose record is unreadable. The agent can neither continue the machine nor remove its disk. */
 export function recordDamaged(path: string, message: string): MachineFailure {
   return {
     reason: 'RecordDamaged',
@@ -86,7 +86,7 @@ export function recordDamaged(path: string, message: string): MachineFailure {
   };
 }
 
-/** The control plane gave the Pod up: its slot and ports may be another's already. */
+/** Failure of a machine whose Pod was ended by the control plane. There is no grace because another Pod may have its slot and ports. */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',
   message: 'The Pod was ended from outside',

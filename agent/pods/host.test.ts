@@ -19,7 +19,7 @@ function recordOf(uid: string, records: RecordStore): MachineRecord {
 it('a machine keeps its user over restarts of the agent, and no other machine gets it before the record is gone', async () => {
   const directory = await mkdtemp(join(tmpdir(), 'berth-records-'));
   onTestFinished(async () => await rm(directory, { recursive: true }));
-  // Two users for machines.
+  // A range of three numbers has two users for machines.
   const users = new MachineUsers({ first: 1_900_000_000, count: 3 });
   const earlier = new RecordStore(directory);
   const given = ['a', 'b'].map((uid) => ownUser({ users, records: earlier }, recordOf(uid, earlier))?.uid);

@@ -1,4 +1,4 @@
-/** The parts of the host that the work on machines uses. */
+/** Parts of the host that the work on machines uses. */
 import { join } from 'node:path';
 import type { RunAs } from '../../base/exec.ts';
 import type { Logger } from 'pino';
@@ -19,41 +19,41 @@ import type { RecordStore } from './records.ts';
 
 export interface HostDriver {
   driver: Driver;
-  /** All guests that it can run here; empty where it cannot run at all. */
+  /** Accelerator for each guest architecture that the driver can run here. Empty if the driver cannot run any guest. */
   accelerators: readonly Accelerator[];
 }
 
 export interface Host {
-  /** By name, the preferred one first. A machine stays with the driver that made it. */
+  /** Drivers by name, the preferred driver first. A machine stays with the driver that created it. */
   readonly drivers: ReadonlyMap<string, HostDriver>;
-  /** The architecture of machines that name none. */
+  /** Architecture of machines that do not name an architecture. */
   readonly architecture: Accelerator['architecture'];
   readonly network: Network;
   readonly monitor: NetworkMonitor;
   readonly images: ImageStore;
   readonly disk: Pick<DiskGuard, 'wish' | 'startsAnew' | 'roomBytes'>;
   readonly records: RecordStore;
-  /** Undefined where the agent is not root. */
+  /** Users for machines. Undefined if the agent is not root. */
   readonly users?: MachineUsers | undefined;
-  /** Published as the Pods' hostIP. */
+  /** Address of this host, published as the Pods' `hostIP`. */
   readonly address: string;
-  /** Where this host itself reaches its reserved ports. */
+  /** Address at which the host itself reaches its reserved ports. */
   readonly forwardAddress: string;
-  /** `<data directory>/machines` */
+  /** Path of `<data directory>/machines`. */
   readonly machinesDirectory: string;
   readonly logger: Logger;
-  /** The present capacity; its slots come from the Node. */
+  /** Returns the present capacity. The number of slots comes from the Node. */
   capacity(): HostCapacity;
-  /** The Lease is overdue. */
+  /** Returns whether the Lease could not be renewed for longer than the fence allows. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText<SaidReason>): void;
-  /** Credentials from the pull secrets of a Pod. @throws ReasonedError `PullSecretMissing` */
+  /** Returns the credentials from the pull secrets of a Pod. @throws ReasonedError `PullSecretMissing` when a secret cannot be used. */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
 }
 
 /**
- * The machine's own user: given once, also to a machine of an earlier agent at its next start, and kept in its record
- * until nothing of the machine is left. Undefined where the agent is not root.
+ * Returns the machine's own user, and chooses a user if the record has none. A machine of an earlier agent gets a user at its next start.
+ * The user stays in the record until the machine is removed. Undefined if the agent is not root.
  */
 export function ownUser(
   { users, records }: Pick<Host, 'users' | 'records'>,
@@ -68,7 +68,7 @@ export function ownUser(
 
 type Drivers = Pick<Host, 'drivers' | 'architecture'>;
 
-/** The driver that made the machine. @throws Error when this agent has no driver of that name. */
+/** Returns the driver that created the machine. @throws Error when this agent has no driver of that name. */
 export function driverOf(
   { drivers }: Pick<Host, 'drivers'>,
   { driver }: Pick<MachineRecord, 'driver'>,
@@ -87,7 +87,10 @@ export function onMachineChange({ drivers }: Pick<Host, 'drivers'>, changed: (ui
   }
 }
 
-/** The name of the driver for a new machine: the first that runs its architecture, or else the first, which says why it does not. */
+/**
+ * Returns the name of the driver for a new machine: the first driver that can run the machine's architecture. If no driver can, the
+ * first driver is returned, because its error then gives the reason.
+ */
 export function chooseDriver({ drivers, architecture }: Drivers, machine: MachineRecord['machine']): string {
   const wanted = machine?.architecture ?? architecture;
   const names = [...drivers.keys()];
@@ -95,7 +98,7 @@ export function chooseDriver({ drivers, architecture }: Drivers, machine: Machin
   return names.find((name) => acceleratorIn(drivers.get(name), wanted) !== undefined) ?? first;
 }
 
-/** By what the machine's driver runs it; undefined where it cannot. */
+/** Returns the accelerator with which the machine's driver runs the machine; undefined if the driver cannot run it. */
 export function acceleratorOf(
   { drivers, architecture }: Drivers,
   { driver, machine }: Pick<MachineRecord, 'driver' | 'machine'>,
@@ -103,7 +106,7 @@ export function acceleratorOf(
   return acceleratorIn(drivers.get(driver), machine?.architecture ?? architecture);
 }
 
-/** The machine of a VM of this host, by the uid of the VM. */
+/** Returns the machine of the VM with this uid; undefined if this host has none. */
 export function machineOf(
   host: Pick<Host, 'drivers' | 'records' | 'machinesDirectory'>,
   vmUid: string,

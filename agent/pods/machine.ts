@@ -1,6 +1,6 @@
 /**
- * A machine of this host: its record, which outlives the agent (`records.ts`), and the facts that only this process knows. They decide
- * about process, disk and sockets, which the driver owns. This file is the ground of its folder and imports none of it.
+ * Types of a machine on this host: its record, which outlives the agent (`records.ts`), and the facts that only this process knows. The
+ * driver owns the machine's process, disk and sockets. This file imports nothing from its folder, because the other files build on it.
  */
 import { join } from 'node:path';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
@@ -11,18 +11,18 @@ import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { NetworkHealth } from '../network/network.ts';
 
-/** The part of the host that one machine takes. */
+/** Amounts of the host's resources that one machine reserves. */
 export interface Claim {
   slots: number;
   cpuMillis: number;
   memoryBytes: number;
-  /** A share of the machine's disk, by the operator's `diskRequestRatio`. */
+  /** Part of the machine's disk size in bytes. The operator's `diskRequestRatio` sets the part. */
   diskBytes: number;
-  /** `TCP/8822` */
+  /** Reserved ports of the host, in the form `TCP/8822`. */
   ports: string[];
 }
 
-/** The host's capacity for machines. `slots` is undefined until the operator has set them. */
+/** Capacity of the host for machines. `slots` is undefined until the operator has set the number. */
 export interface HostCapacity {
   slots: number | undefined;
   cpuMillis: number;
@@ -30,59 +30,59 @@ export interface HostCapacity {
   diskBytes: number;
 }
 
-/** How a machine ended that nobody asked to end. */
+/** End of a machine that was not requested. */
 export interface MachineEnd {
-  /** HostLost: together with the agent or the host. */
+  /** Kind of end. `HostLost` means that the machine ended together with the host or the agent. */
   how: 'GuestShutdown' | 'Crashed' | 'HostLost';
-  /** The hypervisor's last words. */
+  /** Last message of the hypervisor. */
   message: string;
-  /** Milliseconds since the epoch. */
+  /** Time of the end in milliseconds since the epoch. */
   at: number;
 }
 
-/** Why a machine will never run again. */
+/** Failure after which a machine never runs again. */
 export interface MachineFailure {
   reason: SaidReason;
   message: string;
   exitCode: number;
-  /** Milliseconds that the guest gets to end in order. */
+  /** Time in milliseconds that the guest has for an orderly shutdown. */
   graceMilliseconds: number;
 }
 
 export interface MachineRecord {
-  /** The Pod's. */
+  /** Uid of the Pod. */
   uid: string;
-  /** The Pod's `namespace/name`. */
+  /** Key of the Pod: `namespace/name`. */
   key: string;
-  /** Name of the driver that made it, or is to make it. */
+  /** Name of the driver that has created the machine or will create it. */
   driver: string;
-  /** Absent for a folder found on the host that no record names. */
+  /** Resolved document of the machine. Undefined if the agent found the machine on the host without a readable document. */
   machine: Machine | undefined;
   claim: Claim;
-  /** The disk is complete. */
+  /** Whether the disk is complete. */
   created: boolean;
   base: BaseImage | undefined;
   isoPath: string | undefined;
-  /** The machine's own user, from its making until nothing of it is left; undefined where the agent is not root. */
+  /** The machine's own user, kept from creation until the machine is removed. Undefined if the agent is not root. */
   runAs: RunAs | undefined;
-  /** The hypervisor is meant to have a process. */
+  /** Whether the hypervisor should have a process. */
   running: boolean;
-  /** It has run at least once. */
+  /** Whether the machine has run at least once. */
   everRan: boolean;
-  /** The API server has taken a status that said Running: from then on losing the disk is losing data. */
+  /** Whether the API server has accepted a status with phase Running. From then on, loss of the disk means loss of data. */
   acknowledged: boolean;
-  /** Process and network attachment are gone, and no start has been tried since. */
+  /** Whether process and network attachment are removed, and no start was tried since then. */
   released: boolean;
-  /** RFC 3339; the present or last run. */
+  /** Start of the present or last run, in RFC 3339. */
   startedAt: string | undefined;
-  /** RFC 3339; when a failed or deleted machine was gone. */
+  /** Time at which a failed or deleted machine was released, in RFC 3339. */
   finishedAt: string | undefined;
-  /** The end asked for took more than its grace. */
+  /** Whether the release of the machine used up its grace or had none. */
   killed: boolean;
-  /** The size of the machine that runs or is suspended; it may be more or less than is claimed for the next start. */
+  /** Size of a machine that runs or is suspended. It may differ from the size that is claimed for the next start. */
   startedWith: { cpu: number; memoryBytes: number } | undefined;
   end: MachineEnd | undefined;
-  /** Unasked ends in a row, for the back-off. */
+  /** Number of unrequested ends in a row. The back-off between starts depends on it. */
   endsInARow: number;
   restarts: number;
   restartedAt: string | undefined;
@@ -116,23 +116,23 @@ export function newRecord(
   };
 }
 
-/** A Pod's demands on its machine at one moment. */
+/** Demands of a Pod on its machine at one moment. */
 export interface Wanted {
-  /** Undefined when it is gone. */
+  /** Undefined if the Pod no longer exists. */
   pod: Readonly<Pod> | undefined;
-  /** Undefined when the Pod is gone or cannot be read: then nothing changes but the machine's end. */
+  /** Undefined if the Pod no longer exists or is unreadable. The machine then changes only when it ends. */
   desired: Desired | undefined;
-  /** Acknowledges `desired`. */
+  /** Hash by which the status acknowledges `desired`. */
   desiredHash: string | undefined;
-  /** The Pod is being deleted or is gone; the machine has until `deadline` (milliseconds since the epoch) to end in order. */
+  /** Set if the Pod is being deleted or no longer exists. `deadline` ends the grace, in milliseconds since the epoch. */
   deletion: { deadline: number } | undefined;
-  /** `Pod.spec.activeDeadlineSeconds` ends here, in milliseconds since the epoch. */
+  /** End of `Pod.spec.activeDeadlineSeconds`, in milliseconds since the epoch. */
   activeDeadline: number | undefined;
-  /** `Pod.spec.terminationGracePeriodSeconds`. */
+  /** Value of `Pod.spec.terminationGracePeriodSeconds`, in milliseconds. */
   graceMilliseconds: number;
 }
 
-/** People read it in the STATUS column and in the VM's phase. */
+/** Phase of a machine. The STATUS column and the VM's phase show it. */
 export type MachinePhase =
   | 'Pulling'
   | 'Cloning'
@@ -146,76 +146,78 @@ export type MachinePhase =
   | 'Failed'
   | 'Terminating';
 
-/** The next thing to do with a machine. */
+/** Next action for a machine. */
 export type Step =
-  /** Everything is as wanted. */
+  /** The machine is as wanted. */
   | { kind: 'settled' }
   | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
-  /** Facts to remember; then plan again. */
+  /** Save facts in the record, then plan again. */
   | { kind: 'note'; change: Partial<MachineRecord> }
   | { kind: 'fail'; failure: MachineFailure }
-  /** Fetch the image and make the disk. */
+  /** Fetch the image and create the disk. */
   | { kind: 'create' }
   | { kind: 'start' }
   | { kind: 'stop'; graceMilliseconds: number }
-  /** The guest stands still, for want of room on the host's disk, and goes on. */
+  /** Pause the guest because the host's disk has too little room. `unpause` lets the guest continue. */
   | { kind: 'pause' }
   | { kind: 'unpause' }
   | { kind: 'suspend' }
   | { kind: 'resume' }
   | { kind: 'revert' }
-  /** End the process and give back its network, keep the disk. */
+  /** End the process and release its network, but keep the disk. */
   | { kind: 'release'; graceMilliseconds: number }
-  /** Delete the folder, disk included. */
+  /** Delete the folder of the machine, including the disk. */
   | { kind: 'remove' };
 
-/** Steps that take long. */
+/** Kinds of steps that take long. */
 export type OperationKind = Exclude<Step['kind'], 'settled' | 'wait' | 'note' | 'fail'>;
 
-/** A step under way; a machine never has a second one beside it. */
+/** Step under way. A machine has at most one operation at a time. */
 export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMilliseconds'> {
   readonly kind: OperationKind;
   phase: MachinePhase;
   progressPercent: number | undefined;
-  /** Gives up the operation if that is possible, as with a download. */
+  /** Cancels the operation if it can be cancelled, for example a download. */
   readonly abort: AbortController;
-  /** Ends the grace of a stop. */
+  /** Ends the grace of a stop early. */
   readonly hurry: AbortController;
-  /** When the grace of a stop ends by itself, in milliseconds since the epoch. */
+  /** Regular end of the grace of a stop, in milliseconds since the epoch. */
   deadline: number | undefined;
-  /** The step calls it when phase or progress has changed. */
+  /** Called by the step after its phase or progress has changed. */
   readonly changed: () => void;
 }
 
-/** A machine with its record: all that this process knows of it. */
+/** State of a machine in this process: its record, and facts that are not saved. */
 export interface Runtime {
   readonly record: MachineRecord;
   readonly folder: MachineFolder;
   operation: Operation | undefined;
-  /** Seen at the last look. */
+  /** State at the last inspection. */
   state: MachineState;
-  /** The machine is said to run, and this process has not yet seen it do so. */
+  /** Whether the record says that the machine runs, but this process has not yet seen it run. */
   unseen: boolean;
-  /** Failures in a row of the present step, the earliest time for its next try, and the trouble to report until then. */
+  /** Number of failures of the present step in a row. */
   attempts: number;
+  /** Earliest time of the next try, in milliseconds since the epoch. */
   notBefore: number;
+  /** Cause of the last failure, reported until the step succeeds. */
   trouble: { reason: Reason | undefined; message: string } | undefined;
-  /** The shortest grace seen so far in the Pod's deletion, and when it ends. */
+  /** Shortest grace of the Pod's deletion so far, in seconds, and its end in milliseconds since the epoch. */
   leaving: { graceSeconds: number; deadline: number } | undefined;
-  /** Whether the guest answers as its VM asks; undefined while nobody has asked it. */
+  /** Result of the VM's readiness check; undefined before the first result. */
   readiness: { ready: boolean; message: string } | undefined;
-  /** Undefined while the network has not been looked at. */
+  /** Health of the machine's network; undefined before the first check. */
   network: NetworkHealth | undefined;
-  /** The guest's. */
+  /** IPv4 address of the guest. */
   address: string | undefined;
 }
 
-/** The owner of all machines of this host. */
+/** Owner of all machines of this host. */
 export interface Runtimes {
   runtime(record: MachineRecord): Runtime;
 }
 
-/** `machinesDirectory` has a folder for each machine. */
+/** Returns the initial state of a machine. `machinesDirectory` contains one folder for each machine. */
 export function newRuntime(record: MachineRecord, machinesDirectory: string): Runtime {
   return {
     record,
@@ -233,18 +235,18 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
   };
 }
 
-/** Devices, and the graphics card's memory. */
+/** Size of the devices' state in a suspended machine, including the memory of the graphics card. */
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
-/** QEMU writes eight bytes with each page of 4 KiB; doubled. */
+/** Overhead of suspended memory as a share. QEMU adds eight bytes to each page of 4 KiB; the share is twice that. */
 const SUSPENDED_SHARE = 1 / 256;
 
-/** Bytes of the host's disk that the machine's memory takes at most while it is suspended. */
+/** Returns the most bytes of the host's disk that the memory of a suspended machine uses. */
 export function suspendedBytes({ startedWith, claim }: Readonly<MachineRecord>): number {
   const memoryBytes = startedWith?.memoryBytes ?? claim.memoryBytes;
   return Math.ceil(memoryBytes * (1 + SUSPENDED_SHARE)) + SUSPENDED_DEVICES_BYTES;
 }
 
-/** @throws TypeError when there is none: the planner asks for long steps only of machines that are described. */
+/** Returns the value. The planner plans long steps only for machines with a document. @throws TypeError when the value is undefined. */
 export function needed<T>(value: T | undefined): T {
   if (value === undefined) {
     throw new TypeError('a machine without description cannot be worked on');

@@ -1,4 +1,4 @@
-/** Drives machines: one look, one decision, one step at a time for each; long steps run beside and come back by `changed`. */
+/** Drives machines: inspects each machine, plans one step and starts it. Long steps run in the background and call `changed` at their end. */
 import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
 import type { GuardedMachine } from './diskguard.ts';
@@ -19,9 +19,9 @@ import {
 import { plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
 
-/** Facts noted one after another before a step is found; more would be a planner that goes in circles. */
+/** Limit of plans in a row that only save facts or a failure. More would mean that the planner loops. */
 const ROUNDS = 8;
-/** Checks in a row without repair until a machine that has not run yet is given up; one may fall into a repair. */
+/** Number of faulty network checks in a row after which a machine that has never run fails. A single check may coincide with a repair. */
 const FAULTY_CHECKS = 2;
 
 const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
@@ -37,14 +37,14 @@ const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
   remove: 'Terminating',
 };
 
-/** During these a guest may still write, and no other step can be taken. */
+/** Operations during which a guest may still write. No other step can start before they end. */
 const ENDING: ReadonlySet<OperationKind> = new Set(['stop', 'release']);
 
-/** How far a machine is on its way. */
+/** Progress of a machine towards the wanted state. */
 export interface Progress {
-  /** The step that was begun or is still to come; `settled` when all is as wanted. */
+  /** Step that was started or is still to come; `settled` if the machine is as wanted. */
   step: Step;
-  /** When to look again although nothing changes, in milliseconds since the epoch. */
+  /** Time of the next check if nothing changes before, in milliseconds since the epoch. */
   again: number | undefined;
 }
 
@@ -53,7 +53,7 @@ export class Machines {
   readonly #changed: (key: string) => void;
   readonly #runtimes = new Map<string, Runtime>();
 
-  /** `changed` is called with a machine's key whenever it should be driven again. */
+  /** Takes the host and a callback. `changed` is called with the key of each machine that must be driven again. */
   constructor(host: Host, changed: (key: string) => void) {
     this.#host = host;
     this.#changed = changed;
@@ -69,14 +69,14 @@ export class Machines {
     return made;
   }
 
-  /** Nothing of the machine remains, and nobody asks for it any more. */
+  /** Forgets a machine that is removed from the host and whose Pod no longer exists. */
   forget(record: Readonly<MachineRecord>): void {
     this.#runtimes.delete(record.uid);
     this.#host.records.remove(record.uid);
     this.#host.images.release(`machine/${record.uid}`);
   }
 
-  /** Machines whose guests may write, or are paused. */
+  /** Returns the machines whose guests may write or are paused. */
   guarded(): GuardedMachine[] {
     return [...this.#runtimes.values()].flatMap(({ record: { uid }, state, operation }) =>
       state.kind === 'running' && (operation === undefined || ENDING.has(operation.kind))
@@ -118,7 +118,7 @@ export class Machines {
     };
   }
 
-  /** Counts the memory of machines that are being suspended, which is on its way to the disk. */
+  /** Returns the reason if the disk has too little room to suspend the machine. Machines that are being suspended reserve room, too. */
   #noRoomToSuspend(record: Readonly<MachineRecord>): string | undefined {
     const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');
     const promised = suspending.reduce((sum, other) => sum + suspendedBytes(other.record), 0);
@@ -128,7 +128,7 @@ export class Machines {
       : `its memory takes ${needed} bytes, which the host's disk does not have beside what is to stay free (images.minimumFree)`;
   }
 
-  /** Undefined: a fact was noted, look again. */
+  /** Starts or evaluates a step. Returns undefined if the step only saved facts or a failure, so that the caller plans again. */
   #take(runtime: Runtime, wanted: Wanted, step: Step, now: number): Progress | undefined {
     const { record } = runtime;
     const activeDeadline = ahead(record, wanted, now);
@@ -154,7 +154,7 @@ export class Machines {
     }
   }
 
-  /** An operation may be of no use any more, or may have to end sooner. */
+  /** Plans again during an operation, because the operation may be no longer necessary or may have to end sooner. */
   #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
@@ -165,7 +165,7 @@ export class Machines {
     return { step: { kind: 'wait', until }, again: soonest(until, ahead(runtime.record, wanted, now)) };
   }
 
-  /** Ends the grace of a stop that is over by now. Gives the end of the grace if it is sooner than that of the operation. */
+  /** Ends the grace of a stop if the Pod's deletion deadline is over. Returns that deadline if it is before the operation's deadline. */
   #hurry(
     { uid }: Readonly<MachineRecord>,
     { deletion }: Wanted,
@@ -173,7 +173,7 @@ export class Machines {
   ): number | undefined {
     const isFilling = ENDING.has(kind) && this.#host.disk.wish(uid) === 'pause';
     const isSooner = deletion !== undefined && deadline !== undefined && deletion.deadline < deadline;
-    // A guest that fills the disk has no grace for it.
+    // A guest that fills the disk gets no grace.
     if (isFilling || (isSooner && Date.now() >= deletion.deadline)) {
       hurry.abort();
     }
@@ -258,7 +258,7 @@ export class Machines {
   }
 }
 
-/** The Pod's active deadline while it is still to come. */
+/** Returns the Pod's active deadline if it is in the future and the machine has not failed. */
 function ahead(
   { failure }: Readonly<MachineRecord>,
   { activeDeadline }: Wanted,

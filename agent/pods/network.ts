@@ -1,4 +1,4 @@
-/** The network of each machine: one that works before its start, and watched while it runs. */
+/** Connects machines to a working network before they start, and follows its health while they run. */
 import { isDeepStrictEqual } from 'node:util';
 import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { pause } from '../../base/time.ts';
@@ -7,16 +7,19 @@ import type { GuestNetwork, NetworkReport } from '../network/network.ts';
 import { type Host, ownUser } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
 
-/** Before a machine's network is given up: as many checks more, which repair, this far apart. */
+/** Number of further checks before a start fails because of the network. Each check repairs. The pause between them follows. */
 const HEAL_ATTEMPTS = 3;
 const HEAL_PAUSE_MILLISECONDS = 500;
-/** A fault that is still there after this is final. A check that finds packets lost takes 2 s: all ends within the 5 s in which a fault is told. */
+/**
+ * Time after which a fault is final. A check that loses packets takes 2 s. So a fault is reported within 5 s, the limit for reports.
+ */
 const HEAL_MILLISECONDS = 2_750;
 
 /**
- * Attaches the machine to a network that works.
+ * Attaches the machine to the network and resolves when the network works.
  *
- * @throws ReasonedError `NATSelfHealFailed` when it does not; ReasonedError `PortTaken` and ReasonedError `PortNotReservable` when a port cannot be had.
+ * @throws ReasonedError `NATSelfHealFailed` when the network does not work; ReasonedError `PortTaken` or `PortNotReservable` when a port
+ * cannot be reserved.
  */
 export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwork> {
   const { record } = runtime;
@@ -36,7 +39,7 @@ export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwor
   return network;
 }
 
-/** A machine that has run before may start even if it alone is cut off: its disk is kept, and repairs go on. */
+/** Returns the network fault that prevents a start. A fault of this machine alone is ignored if the machine has run before. */
 function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
   if (!report.healthy) {
     return report.faults.join('; ');
@@ -45,7 +48,7 @@ function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): s
   return own?.healthy === false && !everRan ? own.message : undefined;
 }
 
-/** Whether no repair of the network can help. */
+/** Returns whether the error is about ports, which no repair of the network can solve. */
 function isAboutPorts(error: unknown): boolean {
   return classOf(reasonIn(error), 'VM') === 'elsewhere';
 }
@@ -54,7 +57,7 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
   const { hardware, ports } = needed(record.machine);
   const runAs = ownUser(host, record);
   const options = { macAddress: hardware.macAddress, ports, ...(runAs && { runAs }) };
-  // Written before the attempt, so that a half-made attachment is given back too.
+  // The record is written before the attempt, so that an incomplete attachment is released, too.
   host.records.update(record, { released: false });
   try {
     return await host.network.attach(record.uid, options);
@@ -74,13 +77,13 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
   }
 }
 
-/** The owner of the machines; it hears when something about one has changed. */
+/** Owner of the machines. `touch` reports that something about a machine has changed. */
 interface Followers {
   machines: Runtimes;
   touch(uid: string): void;
 }
 
-/** Carries a report of the network's monitor to the machines that have a network. */
+/** Passes a report of the network monitor to all machines that are attached to the network. */
 export function followNetwork(host: Host, followers: Followers, report: NetworkReport): void {
   for (const record of host.records.list()) {
     if (!record.released) {

@@ -1,6 +1,6 @@
 /**
- * The planner's promises, over many thousands of histories: what the Pod asks, what the machine does and what the host
- * suffers come in any order; a model machine obeys the steps.
+ * Tests the planner's promises over thousands of histories. Wishes of the Pod, actions of the machine and faults of the host come in any
+ * order. A model machine follows the steps.
  */
 import * as fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
@@ -12,7 +12,7 @@ import { type MachineRecord, newRecord, type Step } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 
 const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
-/** More than any sequence of steps towards one wish. */
+/** Limit of steps that is higher than any sequence of steps towards one wish. */
 const MOST_STEPS = 12;
 
 type Happening =
@@ -52,7 +52,7 @@ const happening: fc.Arbitrary<Happening> = fc.oneof(
   fc.record({ kind: fc.constant('wait' as const), milliseconds: fc.integer({ min: 1, max: 900_000 }) }),
 );
 
-/** A host with one machine that does what it is told, and what it likes. */
+/** Model of a host with one machine. The machine follows the planned steps, and also changes by itself. */
 class Model {
   record: MachineRecord = newRecord({
     driver: 'qemu',
@@ -124,7 +124,7 @@ class Model {
     }
   }
 
-  /** Steps until nothing is left to do. Fails when that does not come. */
+  /** Takes steps until the machine is settled or waits. Fails after too many steps. */
   settle(): Step {
     for (let count = 0; count < MOST_STEPS; count += 1) {
       const step = plan(this.situation(), this.now);

@@ -1,7 +1,7 @@
 /**
- * The decision: the one next step of a machine, from its state and the wishes of its Pod. It is pure, so that its promises are
- * tested over many thousands of histories: nothing starts while its Pod is being deleted, a disk is removed only with its Pod, the
- * same end never counts twice.
+ * Plans the next step of a machine from its state and the wishes of its Pod. The function is pure, so that tests can check its promises
+ * over thousands of histories. The promises: nothing starts while its Pod is being deleted, a disk is removed only with its Pod,
+ * and an end is never counted twice.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
@@ -12,33 +12,33 @@ import type { DiskWish } from './diskguard.ts';
 import { failed } from './failure.ts';
 import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 
-/** A machine that keeps ending: the waits between its starts, as a kubelet has them. The first is at once. */
+/** Wait before the second restart of a machine that ends repeatedly. The value and the cap are a kubelet's. The first restart is immediate. */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
 const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;
-/** A machine whose memory has no room is looked at again after this: nobody announces room. */
+/** Time until the next check if the disk has no room to suspend a machine. No event announces free room. */
 const ROOM_MILLISECONDS = 5_000;
-/** A run of this length forgives the ends before it. */
+/** Length of a run after which earlier ends no longer lengthen the back-off. */
 const FORGIVING_RUN_MILLISECONDS = 600_000;
 
-/** The machine was there and its disk is not: somebody removed it, or the host's disk was lost. */
+/** Reason if the disk of a created machine is missing: it was removed, or the host's disk was lost. */
 const DISK_LOST: Reason = 'DiskLost';
 
-/** All that the decision rests on. */
+/** Input of the plan. */
 export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
-  /** The Lease could not be renewed: another host may be given the machines that nobody has yet seen running. */
+  /** Whether the Lease could not be renewed. Another host may then get the machines that are not acknowledged as running. */
   fenced: boolean;
-  /** Why the machine's network is unusable, while it is. */
+  /** Reason why the machine's network is unusable; undefined while the network is usable. */
   networkFault: string | undefined;
-  /** The request of the host's disk to the machine. */
+  /** Request of the disk guard to the machine. */
   diskWish: DiskWish | undefined;
-  /** Why the machine's memory has no room on the host's disk, while it has none. */
+  /** Reason why the machine's memory does not fit on the host's disk; undefined if it fits. */
   noRoomToSuspend: string | undefined;
 }
 
 const SETTLED: Step = { kind: 'settled' };
 
-/** The next step; `now` in milliseconds since the epoch. */
+/** Returns the next step. `now` is in milliseconds since the epoch. */
 export function plan(situation: Situation, now: number): Step {
   const { record, deletion } = situation;
   if (deletion !== undefined) {
@@ -65,12 +65,12 @@ function live(situation: Situation, now: number): Step {
   if (change !== undefined) {
     return { kind: 'note', change };
   }
-  // Without a readable wish nothing changes.
+  // Without a readable wish the machine stays as it is.
   const step = desired === undefined ? SETTLED : towards(situation, desired, now);
   return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
 }
 
-/** Steps that end the guest's writing come first; all other wishes wait until it is paused or goes on. */
+/** Returns the step for the disk guard's request. It is taken only if no other step is planned. */
 function forDisk({ state, diskWish }: Situation): Step | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
     return undefined;
@@ -108,11 +108,11 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
   return undefined;
 }
 
-/** Facts to remember about things that the machine did by itself. */
+/** Returns the changes of the record for a start or an end that the machine made by itself. */
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
   if (state.kind === 'running') {
-    // Started by an agent that did not live to write it down.
+    // An earlier agent started the machine and ended before it saved the start.
     const startedAt = record.startedAt ?? timestamp(now);
     return record.running
       ? undefined
@@ -170,7 +170,7 @@ function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
     : { kind: 'wait', until: now + ROOM_MILLISECONDS, noRoomToSuspend };
 }
 
-/** An action asked of a machine that is off has nothing to do, and an end is forgotten once the machine is wanted off. */
+/** Acknowledges a requested restart of a machine that is off, and forgets its end because the machine should be off. */
 function settledAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
   const restartedAt = desired.restartRequestedAt;
   if (record.end !== undefined || isPending(restartedAt, record.restartedAt)) {
@@ -203,14 +203,14 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
   return end.how === 'GuestShutdown' ? SETTLED : { kind: 'fail', failure: failed('Crashed', end.message) };
 }
 
-/** Milliseconds between an end and the next start. */
+/** Returns the milliseconds between an end and the next start. */
 function backoff(endsInARow: number): number {
   return endsInARow <= 1
     ? 0
     : waitAfter(endsInARow - 1, RESTART_BACKOFF_MILLISECONDS, RESTART_BACKOFF_CAP_MILLISECONDS);
 }
 
-/** An action is a time asked for; it is done once per value. */
+/** Returns whether a requested action is not done yet. The value is the time of the request, and each value is done once. */
 function isPending(asked: string | undefined, done: string | undefined): boolean {
   return asked !== undefined && asked !== done;
 }

@@ -1,4 +1,4 @@
-/** Reads from the operator's two annotations, and from a Pod's times, what the Pod asks of this host. Pure. */
+/** Reads a Pod's demands on this host from the operator's annotations and from the Pod's times. Pure. */
 import { createHash } from 'node:crypto';
 import {
   type Desired,
@@ -20,21 +20,21 @@ import type { Pod } from '../../kube/core.ts';
 import type { Runtime, Wanted } from './machine.ts';
 
 export type PodRole =
-  /** Not Berth's: it tolerates everything, or names this Node itself. */
+  /** A Pod that is not Berth's. It tolerates all taints or names this Node itself. */
   | { kind: 'foreign' }
-  /** Made by an operator newer than this agent. */
+  /** A Pod of an operator that is newer than this agent. */
   | { kind: 'tooNew'; version: string }
   | { kind: 'invalid'; message: string }
   | { kind: 'task'; task: Task }
   | { kind: 'machine'; machine: Machine; desired: Desired; desiredHash: string };
 
-/** Characters of the hash that acknowledges a `berth.dev/desired` text: enough to tell any two of one Pod apart. */
+/** Number of characters of the hash of a `berth.dev/desired` text. 16 suffice to distinguish all texts of one Pod. */
 const HASH_LENGTH = 16;
 
-/** Kubernetes' own default. */
+/** Default grace of Kubernetes in seconds. */
 const GRACE_SECONDS = 30;
 
-/** The text by which the agent acknowledges `berth.dev/desired`: SHA-256, hex, first 16 characters. */
+/** Returns the hash by which the agent acknowledges `berth.dev/desired`: the first 16 hexadecimal characters of its SHA-256. */
 export function hashDesired(text: string): string {
   return createHash('sha256').update(text).digest('hex').slice(0, HASH_LENGTH);
 }
@@ -82,7 +82,7 @@ function machineRole(machineText: string, desiredText: string): PodRole {
   };
 }
 
-/** The end of a Pod that cannot be read. */
+/** Returns reason, message and exit code for a Pod whose annotation is unreadable. */
 export function refusalOf(role: PodRole & { kind: 'tooNew' | 'invalid' }): {
   reason: Reason;
   message: string;
@@ -106,7 +106,7 @@ function describe(issues: readonly { path: PropertyKey[]; message: string }[]): 
   return issues.map((issue) => `${issue.path.join('.')}: ${issue.message}`).join('; ');
 }
 
-/** Whether the Pod says that its machine is gone: a container that was terminated can never leave that state. */
+/** Returns whether the Pod's status shows that its machine has ended. A terminated container can never leave that state. */
 export function isEnded(pod: Readonly<Pod>): boolean {
   const { phase, containerStatuses = [] } = pod.status ?? {};
   const machine = containerStatuses.find(({ name }) => name === MACHINE_CONTAINER) ?? containerStatuses[0];
@@ -114,7 +114,7 @@ export function isEnded(pod: Readonly<Pod>): boolean {
   return machine?.state?.terminated !== undefined || (ended && machine === undefined);
 }
 
-/** The demands of a Pod on its machine, with their deadlines. */
+/** Returns the demands of a Pod on its machine, with their deadlines. */
 export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, now: number): Wanted {
   const { activeDeadlineSeconds, terminationGracePeriodSeconds = GRACE_SECONDS } = pod.spec;
   const { startTime } = pod.status ?? {};
@@ -129,7 +129,7 @@ export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, no
   };
 }
 
-/** The demands on a machine whose Pod is gone or not known. */
+/** Returns the demands on a machine whose Pod no longer exists or is unknown. */
 export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
   return {
     pod: undefined,
@@ -142,8 +142,9 @@ export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
 }
 
 /**
- * The deadline of a Pod's deletion: its grace, counted from when this agent first saw it, since two clocks differ. A shorter
- * grace that comes later counts from then, if that is sooner. Undefined while the Pod is not being deleted.
+ * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted. The grace begins when this agent first sees
+ * the deletion, because the clocks of two computers differ. A later, shorter grace begins when the agent sees that grace. The
+ * earlier deadline applies.
  */
 function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {
   const { deletionTimestamp, deletionGracePeriodSeconds: graceSeconds = GRACE_SECONDS } = pod.metadata;

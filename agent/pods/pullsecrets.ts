@@ -1,4 +1,4 @@
-/** Credentials from the pull secrets of a Pod. The node reads them itself: it may read the secrets that its own Pods name, and no others. */
+/** Reads credentials from the pull secrets of a Pod. The agent has the rights of a Node: it may read only secrets that its own Pods name. */
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import { Backoff } from '../../base/backoff.ts';
@@ -10,16 +10,15 @@ import { Keyring } from '../images/oci/credentials.ts';
 
 const TYPE = 'kubernetes.io/dockerconfigjson';
 const KEY = '.dockerconfigjson';
-/** The API server's authorizer of nodes hears of a Pod by a watch of its own: mostly milliseconds after the host does. */
+/** Time limit for retries after a refusal. The API server's Node authorizer may learn of a Pod later than the host, mostly by milliseconds. */
 const LAG_MILLISECONDS = 10_000;
 const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;
 
 /**
- * Of all secrets that the Pod names, in their order.
+ * Returns the credentials of all secrets that the Pod names, in their order. Errors of an unreachable API server are passed on.
  *
- * @throws ReasonedError `PullSecretMissing` when one is not there, may not be read, or is of another kind; what a cluster that
- * does not answer throws is passed on.
+ * @throws ReasonedError `PullSecretMissing` when a secret does not exist, may not be read, or has another type.
  */
 export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promise<Keyring> {
   const texts: string[] = [];
@@ -29,7 +28,7 @@ export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promi
   try {
     return Keyring.parse(texts);
   } catch (error) {
-    // Its messages hold nothing of the content.
+    // Messages of these errors contain nothing of the secret.
     throw missing(`a pull secret is not usable: ${messageOf(error)}`);
   }
 }

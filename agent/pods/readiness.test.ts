@@ -29,7 +29,7 @@ async function listen(serve: (socket: Socket) => void): Promise<number> {
   return (server.address() as AddressInfo).port;
 }
 
-/** The first answer about a port, or the first that says `ready`: a test that got no time for a second has lost a connection. */
+/** Returns the first result for a port, or the first ready result if `until` is set. A busy test machine can lose the first connection. */
 async function ask(port: number, forwarded: boolean, until?: 'ready'): Promise<Runtime['readiness']> {
   const runtime = newRuntime(RECORD, '/none');
   await new Promise<void>((resolve) => {
@@ -83,7 +83,7 @@ test('a port that nobody listens on says so', async () => {
   });
 });
 
-/** A port of the loopback address where somebody listens, or nobody. */
+/** Port of the loopback address on which a server listens or not. */
 class Guest {
   #server: Server | undefined;
   #port = 0;
@@ -110,7 +110,7 @@ class Guest {
 }
 
 describe('a guest that has answered', () => {
-  /** What is known after each question, and the milliseconds until the next. The waits themselves take no time. */
+  /** Returns the readiness after each check, and the milliseconds until the next check. The waits are simulated. */
   async function known(listens: readonly boolean[]): Promise<[ready: boolean, milliseconds: number][]> {
     const guest = new Guest();
     await guest.listens(true);

@@ -1,4 +1,4 @@
-/** Whether a guest answers as its VM asks: a TCP connection to a port of the guest's. */
+/** Checks whether a guest is ready as its VM defines it: by a TCP connection to a port of the guest. */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
@@ -7,31 +7,31 @@ import type { Runtime } from './machine.ts';
 
 type Readiness = NonNullable<Runtime['readiness']>;
 
-/** Until the guest answers, people wait; afterwards a kubelet's period is often enough. */
+/** Time between two checks of a guest that is not ready. It is short because people wait. The period for a ready guest is a kubelet's. */
 const NOT_READY_MILLISECONDS = 1_000;
 const READY_MILLISECONDS = 10_000;
-/** A kubelet's number: a single lost connection does not make a guest unready. */
+/** Number of failed checks in a row after which a guest is not ready, as for a kubelet. A single lost connection does not matter. */
 const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
-/** The hypervisor's own forwarding takes every connection, and drops it once the guest has refused it. */
+/** Time to see whether a forwarded connection stays open. The hypervisor accepts each connection, and closes it if the guest refuses. */
 const HOLD_MILLISECONDS = 300;
-/** A server may take this long to close after its client. */
+/** Time limit for the guest's answer after this side has closed its half of the connection. */
 const ANSWER_MILLISECONDS = 2_000;
 
-/** Where a guest is to be reached. */
+/** Address at which a guest is checked. */
 export interface Target {
   host: string;
   port: number;
-  /** The hypervisor is in between, and takes connections that nobody in the guest will. */
+  /** Whether the hypervisor forwards the connection. It then accepts connections even if no program in the guest does. */
   forwarded: boolean;
 }
 
-/** Whether a machine is ready: known without asking, or to be asked. */
+/** Way to find the readiness of a machine: a known answer, or a check of the guest. */
 export type Question = { kind: 'answer'; readiness: Readiness } | { kind: 'probe'; target: Target };
 
 const READY: Readiness = { ready: true, message: '' };
 
-/** `forwardAddress`: where the host's reserved ports are reached from the host itself. */
+/** Returns the way to find the machine's readiness. `forwardAddress` is the address at which the host reaches its own reserved ports. */
 export function questionFor(
   machine: Machine,
   guestAddress: string | undefined,
@@ -65,19 +65,19 @@ interface Watch {
   end: AbortController;
 }
 
-/** Asks guests whether they are ready, and tells when an answer changes. */
+/** Checks guests regularly and reports when the readiness of a guest changes. */
 export class ReadinessProber {
   readonly #watches = new Map<string, Watch>();
   readonly #changed: (uid: string) => void;
   readonly #wait: typeof rest;
 
-  /** `wait`: between two questions, for so many milliseconds. */
+  /** Takes the callback for changes and the function that waits between two checks, in milliseconds. */
   constructor(changed: (uid: string) => void, wait = rest) {
     this.#changed = changed;
     this.#wait = wait;
   }
 
-  /** Asks a machine that runs as its VM wants, and asks no other one. The first answer is the one that the Pod shows already. */
+  /** Starts checks of a machine that runs and ends checks of all others. Until the first result, the Pod's present condition applies. */
   follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
     const { machine } = runtime.record;
     if (runtime.state.kind !== 'running' || machine === undefined) {
@@ -151,8 +151,8 @@ async function answers({ host, port, forwarded }: Target): Promise<boolean> {
 }
 
 /**
- * Whether the guest itself has taken a connection that the hypervisor took first: it says something by itself, or closes
- * when this side has nothing more to say, but not sooner.
+ * Returns whether the guest itself has accepted a connection that the hypervisor accepted first. A guest that has accepted sends data,
+ * or it closes the connection only after this side has closed its half.
  */
 async function isHeld(socket: Socket): Promise<boolean> {
   const unasked = await next(socket, HOLD_MILLISECONDS);
@@ -164,14 +164,14 @@ async function isHeld(socket: Socket): Promise<boolean> {
   return answer === 'data' || answer === 'end';
 }
 
-/** The next thing that happens to a connection; undefined when nothing does in time. */
+/** Resolves with the next event of a connection; undefined if no event comes in time. */
 async function next(
   socket: Socket,
   milliseconds: number,
 ): Promise<'connect' | 'data' | 'end' | 'close' | undefined> {
   const settled = new AbortController();
   const events = ['connect', 'data', 'end', 'close'] as const;
-  // An error is followed by `close`; unheard, it would end the process.
+  // `close` follows each error. Without a listener, an error would end the process.
   socket.once('error', () => undefined);
   return await new Promise((resolve) => {
     const timer = setTimeout(() => resolve(undefined), milliseconds);

@@ -30,7 +30,7 @@ function fileOf(uid: string): string {
   return join(directory, `${uid}.json`);
 }
 
-/** As JSON keeps it. */
+/** Returns the record as JSON stores it. */
 function written(record: MachineRecord): unknown {
   return JSON.parse(JSON.stringify(record));
 }

@@ -1,4 +1,4 @@
-/** The records of all machines of this host, in memory and on disk: `<data directory>/pods/UID.json`. */
+/** Keeps the records of all machines of this host, in memory and on disk: `<data directory>/pods/UID.json`. */
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import * as z from 'zod';
@@ -6,27 +6,27 @@ import { writeWholeSync } from '../../base/files.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { MachineRecord } from './machine.ts';
 
-/** The version of the file's form. An agent that finds a higher one was downgraded and must not guess. */
+/** Version of the file format. An agent that finds a higher version was downgraded and must not guess. */
 const VERSION = 1;
 
-/** A record that cannot be read. Its machine may run, and its disk may be somebody's only copy. */
+/** Record that is unreadable. Its machine may run, and its disk may be the only copy of its data. */
 export interface DamagedRecord {
   uid: string;
   path: string;
-  /** The fault of the file, for people. */
+  /** Fault of the file, for people. */
   message: string;
 }
 
 /**
- * The fields that every record has had since the first agent; all others are optional. Machine and image are not checked again: an agent
- * has accepted them, and a rule that became stricter must not take a machine from its Pod.
+ * Schema of a record's fields. Required fields exist since the first agent. Machine and image are not validated again, because an agent
+ * has accepted them before. A rule that became stricter must not separate a machine from its Pod.
  */
 const recordSchema = z.looseObject({
   /** Absent if an early agent wrote the file. */
   version: z.literal(VERSION).optional(),
   uid: z.string().min(1),
   key: z.string().min(1),
-  /** Absent: of an agent that had one driver only. */
+  /** Absent if an early agent wrote the file, which had only one driver. */
   driver: z.string().min(1).default('qemu'),
   claim: z.object({
     slots: z.number(),
@@ -46,12 +46,12 @@ const recordSchema = z.looseObject({
 });
 
 export class RecordStore {
-  /** Files that could not be read at the start. They stay as they are until {@link replaceDamaged}. */
+  /** Files that were unreadable at the start of the agent. They stay unchanged until {@link replaceDamaged}. */
   readonly damaged: readonly DamagedRecord[];
   readonly #directory: string;
   readonly #records = new Map<string, MachineRecord>();
 
-  /** @throws Error when the folder cannot be made or listed; a bad file is one of {@link damaged}. */
+  /** Creates the folder and reads its records. Unreadable files are in {@link damaged}. @throws Error when the folder cannot be created or listed. */
   constructor(directory: string) {
     this.#directory = directory;
     mkdirSync(directory, { recursive: true, mode: 0o700 });
@@ -83,7 +83,7 @@ export class RecordStore {
     return this.list().filter((record) => record.key === key);
   }
 
-  /** Writes the record and syncs it before it returns, since later steps rest on it. */
+  /** Writes the record and syncs the file before it returns, because later steps rely on the record. */
   save(record: MachineRecord): void {
     writeWholeSync(this.#path(record.uid), JSON.stringify({ version: VERSION, ...record }));
     this.#records.set(record.uid, record);
@@ -94,7 +94,7 @@ export class RecordStore {
     this.save(record);
   }
 
-  /** Saves a record in place of a damaged one. The damaged file stays beside it for people until the machine is gone. */
+  /** Saves a record in place of a damaged record. A copy of the damaged file stays for people until the machine is removed. */
   replaceDamaged(record: MachineRecord): void {
     const path = this.#path(record.uid);
     copyFileSync(path, damagedPath(path));
@@ -125,7 +125,7 @@ function readRecord(path: string, uid: string): MachineRecord {
   return record as unknown as MachineRecord;
 }
 
-/** One line: it is shown in a Pod's status. */
+/** Describes the error in one line, because a Pod's status shows the text. */
 function describe(error: unknown): string {
   if (error instanceof z.ZodError) {
     return error.issues.map(({ path, message }) => `${path.join('.') || 'file'}: ${message}`).join('; ');

@@ -13,13 +13,13 @@ import { wantedWithoutPod } from './pod.ts';
 import { RecordStore } from './records.ts';
 import { adoptMachines } from './recover.ts';
 
-/** Data folders as agents of earlier commits wrote them, each with one machine that runs. */
+/** Path of data folders that agents of earlier commits wrote. Each contains one running machine. */
 const FOLDERS = join(import.meta.dirname, '..', '..', 'test', 'fixtures', 'datafolders');
 const IMAGE = '/var/lib/berth/images/guest.qcow2';
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
 const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
 
-/** A host whose hypervisors run; `called` has what is asked of its parts. */
+/** Returns a host whose hypervisors run. `called` collects the calls of its parts. */
 function hostOf(directory: string, called: unknown[]): Host {
   const machinesDirectory = join(directory, 'machines');
   const logger = pino({ level: 'silent' });

@@ -1,4 +1,4 @@
-/** Takes up the things that an earlier agent left on this host: machines that run on, and traces that belong to nobody. */
+/** Adopts the machines of an earlier agent on this host, and removes folders and attachments that belong to no Pod. */
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
@@ -8,12 +8,12 @@ import { recordDamaged } from './failure.ts';
 import { type MachineRecord, newRecord, type Runtimes } from './machine.ts';
 import { roleOf } from './pod.ts';
 
-/** Begins the key of a machine that no Pod ever named. No Pod has such a key, since no namespace begins with a slash. */
+/** Prefix of the keys of machines without a known Pod. No Pod has such a key, because no namespace begins with a slash. */
 const STRAY_PREFIX = '/stray-';
 
 /**
- * Gives every machine folder and network attachment a record, so that machines without a Pod are removed like any other. Tells the
- * store which images machines run from, and the network which attachments there are.
+ * Creates a record for each machine folder and network attachment without a record, so that machines without a Pod are removed.
+ * Reports the images in use to the image store, and the attachments to the network.
  */
 export async function adoptMachines(host: Host, machines: Runtimes): Promise<void> {
   for (const { uid, path, message } of host.records.damaged) {
@@ -36,13 +36,13 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
       const network = await host.network.attach(uid, options);
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {
-      // The machine runs on; checks go on repairing, and a start attaches again.
+      // The machine continues to run. Later checks repair its network, and its next start attaches the machine again.
       host.logger.error({ err: error, uid }, 'network of a machine found on this host not attached');
     }
   }
 }
 
-/** Gives a record to machines that have none. Their processes keep their users, which no other machine may get. */
+/** Creates records for machines without a record. Their processes keep their users, which no other machine may get. */
 async function adoptStrays(host: Host, found: Found): Promise<void> {
   const damaged = new Set(host.records.damaged.map(({ uid }) => uid));
   const uids = [...found.keys(), ...(await host.network.attached())];
@@ -55,8 +55,8 @@ async function adoptStrays(host: Host, found: Found): Promise<void> {
 }
 
 /**
- * Gives machines whose records cannot be read new ones, once it is known which Pods there are: a machine that has a Pod
- * fails with its disk kept, another one is torn down.
+ * Replaces unreadable records of machines after the list of Pods is known. A machine with a Pod fails and keeps its disk. A machine
+ * without a Pod is removed.
  */
 export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): Promise<void> {
   const byUid = new Map(pods.map((pod) => [pod.metadata.uid, pod]));
@@ -86,7 +86,7 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
   };
 }
 
-/** The machines of all drivers of this host, by uid, with the name of the driver. */
+/** Machines of all drivers of this host, by uid, with the name of their driver. */
 type Found = ReadonlyMap<string, FoundMachine & { driver: string }>;
 
 async function findMachines({ drivers }: Host): Promise<Found> {
@@ -97,7 +97,7 @@ async function findMachines({ drivers }: Host): Promise<Found> {
   return new Map((await Promise.all(lists)).flat());
 }
 
-/** The record of a machine found on the host: it may run, and its process keeps its user. */
+/** Returns the record of a machine that was found on the host. The machine may run, and its process keeps its user. */
 function foundRecord(
   host: Host,
   { uid, ...identity }: MachineIdentity & { uid: string },

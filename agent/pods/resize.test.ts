@@ -1,4 +1,4 @@
-/** What a host promises to machines that are to have another size, and what it starts them with. */
+/** Tests the sizes that a host promises to resized machines, and the sizes with which it starts them. */
 import * as fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { MACHINE_MEMORY_OVERHEAD_BYTES as OVERHEAD } from '../../api/v1alpha1/machine.ts';
@@ -10,10 +10,10 @@ import { type MachineRecord, newRecord } from './machine.ts';
 import { allocate, grantedSize, resizeConditions, resourceStatus } from './resize.ts';
 
 const GIBIBYTE = 2 ** 30;
-/** Room for eight processors and eight guests of a gibibyte. */
+/** Capacity for eight CPUs and for eight guests of one gibibyte. */
 const CAPACITY = { slots: 4, cpuMillis: 8_000, memoryBytes: 8 * (GIBIBYTE + OVERHEAD) };
 
-/** A host with machines that run, each with one processor and a gibibyte. */
+/** Model of a host whose machines run, each with one CPU and one gibibyte. */
 class Model {
   readonly pods: Pod[];
   readonly records: MachineRecord[];
@@ -32,7 +32,7 @@ class Model {
     }));
   }
 
-  /** The Pod is resized; the host may promise it. */
+  /** Resizes the Pod. The host may promise the new size. */
   resize(index: number, cpu: number, gibibytes: number) {
     this.pods[index] = podOf(`uid-${index}`, cpu, gibibytes);
     return this.look(index);
@@ -46,7 +46,7 @@ class Model {
     return allocate(this.pod(index), this.record(index), claimants);
   }
 
-  /** With all the processors and memory that anybody may ask for. */
+  /** Restarts the machine. The desired size is larger than any promise, so the promise limits the size. */
   restart(index: number): void {
     const record = this.record(index);
     record.startedWith = grantedSize(record.claim, { cpu: 256, memoryBytes: 2 ** 44 });

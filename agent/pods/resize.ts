@@ -1,6 +1,6 @@
 /**
- * Another size of a Pod whose machine is here. As a kubelet does, the host promises the new size as soon as it has room; the
- * machine gets it at its next start. Until then the Pod's status shows the promised size and the present one.
+ * Handles a new size of a Pod that has a machine on this host. As a kubelet does, the host promises the new size when it has room. The
+ * machine gets that size at its next start. Until then the Pod's status shows both the promised and the present size.
  */
 import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -10,16 +10,16 @@ import { condition, type SaidCondition } from '../../kube/podstatus.ts';
 import { admit, type Claimants, claimOf, claimOfSize, claimsBeside } from './admission.ts';
 import type { Claim, HostCapacity, MachineRecord } from './machine.ts';
 
-/** Why the host does not promise the size that the Pod asks for: not now, or never. The reasons are a kubelet's. */
+/** Reason why the host does not promise the requested size: not now (Deferred) or never (Infeasible). The reasons are a kubelet's. */
 export interface PendingResize {
   readonly reason: 'Deferred' | 'Infeasible';
   readonly message: string;
 }
 
-/** A guest's processors and memory. */
+/** CPU and memory of a guest. */
 export type GuestSize = Pick<Desired, 'cpu' | 'memoryBytes'>;
 
-/** Takes the Pod's new size into the record when the host has room for it; else says why not. */
+/** Saves the Pod's new size in the record if the host has room. If not, returns the reason. */
 export function allocate(
   pod: Readonly<Pod>,
   record: MachineRecord,
@@ -40,7 +40,7 @@ export function allocate(
   return pending;
 }
 
-/** Slots, disk and ports do not change with the size, so that only processors and memory are asked for. */
+/** Returns the reason if the host has no room for the size. Checks CPU and memory only, because a resize does not change the rest. */
 function refusalOf(
   wanted: Claim,
   others: readonly Claim[],
@@ -55,7 +55,7 @@ function refusalOf(
   return beside.kind === 'admitted' ? undefined : { reason: 'Deferred', message: beside.message };
 }
 
-/** The size that a machine is started with: as desired, and never more than the host has promised its Pod. */
+/** Returns the size for the machine's next start: the desired size, but never more than the host has promised the Pod. */
 export function grantedSize({ cpuMillis, memoryBytes }: Claim, desired: GuestSize): GuestSize {
   return {
     cpu: Math.max(1, Math.min(desired.cpu, Math.floor(cpuMillis / 1000))),
@@ -63,7 +63,9 @@ export function grantedSize({ cpuMillis, memoryBytes }: Claim, desired: GuestSiz
   };
 }
 
-/** The size that the host has promised, and the size of the machine until its next start. The API server resizes no container without them. */
+/**
+ * Returns the promised size, and the size of the machine until its next start. The API server resizes no container without these fields.
+ */
 export function resourceStatus(
   { resources = {} }: Container,
   record: Readonly<MachineRecord>,
@@ -77,7 +79,7 @@ export function resourceStatus(
   };
 }
 
-/** In the Pod's own words where it says the same: the API server's spelling of a quantity is its own. */
+/** Formats an amount as the Pod's spec does if both are equal. The spelling matters because equal quantities have several spellings. */
 function requestsOf(
   { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,
   said: Readonly<Record<string, string>>,
@@ -93,12 +95,12 @@ function requestsOf(
   };
 }
 
-/** The size of a machine that runs or is suspended is that of its start; any other machine has its claim. */
+/** Returns the actual claim. The size at the start applies to a machine that runs or is suspended. */
 function actualClaim({ claim, startedWith }: Readonly<MachineRecord>): Claim {
   return startedWith === undefined ? claim : { ...claim, ...claimOfSize(startedWith) };
 }
 
-/** A kubelet's conditions: for a size that is not promised, and for a promised one that waits for the next start. */
+/** Returns a kubelet's conditions for a size that is not promised, and for a promised size that waits for the next start. */
 export function resizeConditions(
   record: Readonly<MachineRecord>,
   pending: PendingResize | undefined,

@@ -13,7 +13,7 @@ const POD: Pod = {
 };
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
 
-/** Conditions that the Pod of a machine shows whose guest is ready. */
+/** Returns the conditions of a Pod whose machine has a ready guest. */
 function conditions(state: MachineState, step: Step) {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = {

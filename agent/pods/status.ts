@@ -1,4 +1,4 @@
-/** The Pod status that shows a machine. A pure function, so that nothing is written when nothing changed. */
+/** Makes the Pod status of a machine. The function is pure, so that an unchanged machine causes no write. */
 import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import {
   DISK_CONDITION,
@@ -24,27 +24,27 @@ import { PAUSED_MESSAGE } from './diskguard.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
 
-/** A machine as its Pod's status shows it. */
+/** Machine with all facts that its Pod's status shows. */
 export interface MachineView {
   runtime: Readonly<Runtime>;
-  /** The step that was begun or is still to come. */
+  /** Step that was started or is still to come. */
   step: Step;
   wanted: Pick<Wanted, 'deletion' | 'desiredHash'>;
   accelerator: string | undefined;
-  /** Why the Pod's new size is not promised, while it is not. */
+  /** Reason why the Pod's new size is not promised; undefined if it is promised. */
   pendingResize: PendingResize | undefined;
 }
 
-/** How the host's disk is in the way of a machine that runs. */
+/** Problem of the host's disk that affects a running machine. */
 interface DiskTrouble {
   reason: typeof HOST_DISK_FULL | typeof NO_ROOM_TO_SUSPEND;
   message: string;
 }
 
-/** 128 + SIGKILL, as a kubelet reports processes that it ended. */
+/** Exit code 128 + SIGKILL. A kubelet uses the same code for processes that it killed. */
 const KILLED_EXIT_CODE = 137;
 
-/** Phases with a process in them: the container is shown running. */
+/** Phases in which the machine has a process. The container's state is then `running`. */
 const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
   'Running',
   'Stopping',
@@ -66,7 +66,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
     condition('ContainersReady', ready, notReady),
     machineCondition(view, phase),
     ...networkCondition(pod, view),
-    // Only while the disk is in the machine's way.
+    // The condition exists only while the disk affects the machine.
     ...(disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)]),
     ...resizeConditions(record, view.pendingResize),
   ];
@@ -92,7 +92,7 @@ export function machineStatus(pod: Pod, view: MachineView, hostAddress: string, 
   };
 }
 
-/** The machine is as wanted, and nothing is under way. */
+/** Returns whether the machine is as wanted and no operation is under way. */
 function isSettled({ runtime, step }: MachineView): boolean {
   return step.kind === 'settled' && runtime.operation === undefined;
 }
@@ -131,7 +131,7 @@ function diskTrouble({ runtime: { state }, step }: MachineView): DiskTrouble | u
     : undefined;
 }
 
-/** A sentence for people beside the phase. */
+/** Returns the message for people that explains the phase. */
 function messageOf({ record, trouble }: Readonly<Runtime>, phase: MachinePhase): string | undefined {
   if (trouble !== undefined) {
     return trouble.message;
@@ -151,7 +151,7 @@ function readinessOf(
   disk: DiskTrouble | undefined,
 ): {
   ready: boolean;
-  /** Why it is not. */
+  /** Reason why the machine is not ready. */
   reason: Reason | undefined;
   message: string | undefined;
 } {
@@ -171,7 +171,7 @@ function machineCondition(view: MachineView, phase: MachinePhase): SaidCondition
   return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(reportOf(view, phase)));
 }
 
-/** The Pod's present condition stays until the network has been checked. */
+/** Returns the network condition. The Pod's present condition stays until the network has been checked. */
 function networkCondition(pod: Pod, { runtime: { network } }: MachineView): SaidCondition<SaidReason>[] {
   if (network === undefined) {
     const said = pod.status?.conditions?.find(({ type }) => type === NETWORK_CONDITION);
@@ -211,12 +211,12 @@ function containerState({ runtime }: MachineView, phase: MachinePhase): Containe
   if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  // An image that cannot be had yet is shown by its own reason.
+  // If the image is not available yet, the state shows the reason of that failure.
   const reason = (phase === 'Pulling' ? trouble?.reason : undefined) ?? phase;
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }
 
-/** A machine without a failure ended with its Pod. Its exit code is never 0, because a Job would count that as done. */
+/** Returns the final state. A machine without a failure ended with its Pod. Its exit code is not 0, because a Job would see success. */
 function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState['terminated']> {
   const { failure, killed } = record;
   const ended: MachineFailure = failure ?? {

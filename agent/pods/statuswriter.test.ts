@@ -11,7 +11,7 @@ const pod: Pod = {
   spec: { containers: [{ name: 'machine', image: 'guest' }] },
 };
 
-/** As the API server 1.36 gives a status back that was written, with what itself and the scheduler add. */
+/** Returns a written status as the API server 1.36 returns it, with the fields that the API server and the scheduler add. */
 function given({ conditions = [], containerStatuses = [], ...status }: PodStatus): PodStatus {
   const scheduled = { type: 'PodScheduled', status: 'True' as const, lastTransitionTime: NOW };
   const stored: object = {

@@ -1,6 +1,6 @@
 /**
- * Writes Pod status and the last delete, in a queue of its own: an API server that does not answer holds up no machine,
- * and of several states in the meantime only the last is told.
+ * Writes the status of Pods and sends their final delete. The writer has its own queue, so that a slow API server delays no machine.
+ * If the state changes several times before a write, only the last state is written.
  */
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
@@ -13,17 +13,17 @@ import { ApiError, isConflict, isInvalid, isNotFound, TerminalError } from '../.
 import { compareResourceVersions, keyOf, refOf } from '../../kube/objects.ts';
 import { isEnded } from './pod.ts';
 
-/** One hanging write must not hold up the others of a host's few dozen Pods. */
+/** Number of writes at once. A single slow write must not delay the writes for the host's other Pods, a few dozen. */
 const WORKERS = 8;
 
 interface AfterStatus {
-  /** The Pod is being deleted and nothing of its machine is left, so it can go. */
+  /** Whether the final delete is sent, because the Pod is being deleted and its machine is removed. */
   finish?: boolean;
-  /** Called once the API server has the status. */
+  /** Called when the API server has the status. */
   onTaken?: () => void;
 }
 
-/** The status that a Pod is to show. */
+/** Status to write to a Pod. */
 interface StatusWish extends AfterStatus {
   uid: string;
   status: PodStatus;
@@ -40,9 +40,9 @@ export class StatusWriter {
   readonly #options: StatusWriterOptions;
   readonly #controller: Controller;
   readonly #wishes = new Map<string, StatusWish>();
-  /** The server's answers to the last writes, by uid. */
+  /** Answers of the API server to the last writes, by uid. */
   readonly #written = new Map<string, Pod>();
-  /** Uids of Pods whose last delete was sent. */
+  /** Uids of the Pods whose final delete was sent. */
   readonly #finished = new Set<string>();
 
   constructor(options: StatusWriterOptions) {
@@ -65,7 +65,7 @@ export class StatusWriter {
     await this.#controller.drained();
   }
 
-  /** The Pod with the status that this agent wrote last, if the watch has not brought it yet. */
+  /** Returns the Pod with the status that this agent wrote last, if the watch has not delivered that status yet. */
   newest(pod: Readonly<Pod>): Readonly<Pod> {
     const uid = pod.metadata.uid ?? '';
     const written = this.#written.get(uid);
@@ -78,18 +78,18 @@ export class StatusWriter {
       this.#written.delete(uid);
       return pod;
     }
-    // Deadlines and wishes come from the watch alone; only the status is known better here.
+    // Only the status is newer here. Deadlines and wishes come from the watch.
     return { ...pod, ...(written.status === undefined ? {} : { status: written.status }) };
   }
 
-  /** Has the Pod show a status, in place of an earlier one that is not written yet. */
+  /** Queues a status for a Pod. The new status replaces an earlier status that is not written yet. */
   show(pod: Readonly<Pod>, status: PodStatus, after: AfterStatus = {}): void {
     const key = keyOf(pod);
     this.#wishes.set(key, { uid: pod.metadata.uid ?? '', status, ...after });
     this.#controller.enqueue(key);
   }
 
-  /** The Pod is gone. */
+  /** Forgets a Pod that no longer exists. */
   forget(pod: Readonly<Pod>): void {
     const { uid = '' } = pod.metadata;
     this.#written.delete(uid);
@@ -106,7 +106,7 @@ export class StatusWriter {
       return undefined;
     }
     const current = this.newest(pod);
-    // A container that was terminated stays so.
+    // A terminated container stays terminated, so its status is not written again.
     if (!isEnded(current) && !showsAlready(current, wish.status)) {
       await this.#write(current, wish.status);
     }
@@ -133,7 +133,7 @@ export class StatusWriter {
     }
   }
 
-  /** A Pod with finalizers stays until their owners let go; grace 0 says that the last delete was sent before. */
+  /** Sends the final delete with grace 0. A Pod with finalizers still exists afterwards. Grace 0 on a Pod means that the delete was sent. */
   async #finish(pod: Readonly<Pod>): Promise<void> {
     const { uid = '', deletionGracePeriodSeconds } = pod.metadata;
     if (deletionGracePeriodSeconds === 0 || this.#finished.has(uid)) {
@@ -142,7 +142,7 @@ export class StatusWriter {
     try {
       await this.#options.client.delete(PODS, refOf(keyOf(pod)), { gracePeriodSeconds: 0, uid });
     } catch (error) {
-      // Another Pod has the name by now: this one is gone.
+      // A conflict means that another Pod has the name now, so the old Pod no longer exists.
       if (!isConflict(error)) {
         throw error;
       }
@@ -151,13 +151,13 @@ export class StatusWriter {
   }
 }
 
-/** A body that does not fit the schema is answered with 500, not 4xx; a Pod of another uid with 422. */
+/** Returns whether a retry cannot help. The API server answers 500 if the body does not fit the schema, and 422 if the uid differs. */
 function isOurMistake(error: unknown): error is Error {
   const untyped = error instanceof ApiError && error.message.includes('failed to create typed patch object');
   return isInvalid(error) || untyped;
 }
 
-/** Whether the Pod shows all of `wanted` already. Fields that others wrote do not count. */
+/** Returns whether the Pod already shows all of `wanted`. Fields of other writers are ignored. */
 export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
   const { conditions: wantedConditions = [], ...rest } = wanted;
   const current: Record<string, unknown> = { ...pod.status };
@@ -171,7 +171,7 @@ export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
   );
 }
 
-/** The API server adds `lastProbeTime: null` to what it returns. */
+/** Removes `lastProbeTime: null`, which the API server adds to conditions in its answers. */
 function withoutProbe(condition: PodCondition): PodCondition {
   const { lastProbeTime, ...rest } = condition;
   return lastProbeTime === undefined || lastProbeTime === null ? rest : condition;

@@ -1,4 +1,4 @@
-/** The steps that take long, each as one function. It drives the host, and records its intent before and its result after. */
+/** Implements each long step as one function. The function saves its intent first, then changes the host, then saves the result. */
 import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -17,19 +17,19 @@ import { driverOf, type Host, ownUser } from './host.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { grantedSize } from './resize.ts';
 
-/** A download reports its progress this often at most, because every report is a write to the API server. */
+/** Shortest time between two progress reports of a download, because each report is a write to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
 
 type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
 
-/** Fetches the images that the machine boots from and makes its disk. */
+/** Fetches the images that the machine boots from and creates its disk. */
 async function create(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const holder: Holder = `machine/${runtime.record.uid}`;
   try {
     await makeDisk(host, runtime, operation);
     host.images.cloned(holder);
   } catch (error) {
-    // Another attempt asks again. Until then nobody has to wait for this machine.
+    // Another attempt requests the images again. Until then no removal of an image has to wait for this machine.
     host.images.release(holder);
     throw error;
   }
@@ -47,7 +47,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   operation.progressPercent = undefined;
   operation.changed();
   if (runtime.state.kind !== 'absent') {
-    // Left by an agent that did not live to finish it.
+    // An earlier agent ended before the folder was complete.
     await driverOf(host, record).delete(folder);
   }
   const isoPath = iso?.path;
@@ -56,7 +56,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   host.records.update(record, { created: true, base, isoPath });
 }
 
-/** Credentials of a Pod that boots from a registry; others need none. */
+/** Returns the Pod's credentials if an image comes from a registry. Images from other sources need no credentials. */
 async function keyringOf(
   host: Host,
   { machine }: MachineRecord,
@@ -121,7 +121,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   tell(host, operation, 'Started', 'Start', 'The machine runs');
 }
 
-/** The intent is recorded first, so that an end in the meantime is no crash. */
+/** Stops the guest. The intent is saved first, so that an end during the stop is not treated as a crash. */
 async function stop(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
   host.records.update(record, { running: false, end: undefined });
@@ -174,7 +174,7 @@ async function revert(host: Host, { record, folder }: Runtime, operation: Operat
   tell(host, operation, 'Reverted', 'Revert', 'The disk is as it was when the machine was made');
 }
 
-/** Ends the process and gives back network and ports; the disk stays. */
+/** Ends the process and releases network and ports. The disk stays. */
 async function release(host: Host, { record, folder, state }: Runtime, operation: Operation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
   const deadline = Date.now() + graceMilliseconds;
@@ -194,7 +194,7 @@ async function remove(host: Host, { record, folder }: Runtime): Promise<void> {
   host.images.release(`machine/${record.uid}`);
 }
 
-/** The functions by the planner's names of the steps. */
+/** Functions of the long steps, by the step's kind. */
 export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   create,
   start,
@@ -225,7 +225,7 @@ function launchPlan(
   return { ...machinePlan(host, record, operation), ...size, network };
 }
 
-/** An ordinary Event of the machine's Pod. */
+/** Sends a `Normal` Event for the machine's Pod. */
 function tell(host: Host, operation: Operation, reason: Reason, action: string, message: string): void {
   event(host, operation, { type: 'Normal', reason, action, message });
 }
