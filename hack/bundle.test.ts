@@ -5,7 +5,7 @@ import { expect, test } from 'vitest';
 import { bundleInto } from './bundle.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-/** A part of zod's messages in one of its forty languages. */
+/** Part of zod's messages in one of its forty languages. */
 const GERMAN = /Ung(ü|\\xFC|\\u00FC)ltige Eingabe/i;
 
 test.each(['operator', 'agent'])('the bundle of the %s leaves out the languages of zod', async (program) => {

@@ -1,4 +1,4 @@
-/** Bundles the programs into one file each, as images and benchmarks run them: `dist/operator.js`, `dist/agent.js`. */
+/** Bundles each program into one file, for images and benchmarks: `dist/operator.js` and `dist/agent.js`. */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { build } from 'esbuild';
@@ -7,7 +7,7 @@ import { runCommand } from './command.ts';
 const ROOT = join(import.meta.dirname, '..');
 const PROGRAMS = ['operator', 'agent'];
 
-/** Writes the bundles; takes well under a second. */
+/** Writes the bundles. This takes well under a second. */
 export async function bundle(): Promise<void> {
   const present = PROGRAMS.filter((name) => existsSync(join(ROOT, name, 'main.ts')));
   await bundleInto(
@@ -17,13 +17,13 @@ export async function bundle(): Promise<void> {
 }
 
 export interface BundleFormat {
-  /** `.js` when absent. Outside a package of type `module`, `.mjs` tells Node what it is. */
+  /** Extension of the bundles; `.js` when absent. Outside a package of type `module`, Node needs `.mjs` to recognize an ES module. */
   extension?: '.js' | '.mjs';
-  /** Write maps too, as by default. */
+  /** Whether source maps are written too; true when absent. */
   sourcemap?: boolean;
 }
 
-/** Writes `NAME.js` into the folder for each `NAME: path of its entry`. */
+/** Writes `NAME.js` into the folder for each entry `NAME: PATH`. */
 export async function bundleInto(
   folder: string,
   entryPoints: Record<string, string>,
@@ -36,14 +36,14 @@ export async function bundleInto(
     platform: 'node',
     format: 'esm',
     target: 'node22',
-    // V8 keeps the text in memory, 8 MB more of it without this. Names stay, for stack traces that people read.
+    // V8 keeps the text in memory, and this saves 8 MB. Names stay the same, because people read stack traces.
     minifyWhitespace: true,
     minifySyntax: true,
     sourcemap: sourcemap && 'linked',
     outExtension: { '.js': extension },
     legalComments: 'none',
     logLevel: 'warning',
-    // CommonJS packages ask for Node's own modules by require, which ES modules don't have.
+    // CommonJS packages load Node's own modules with `require`, which ES modules don't have.
     banner: {
       js: "import { createRequire as berthCreateRequire } from 'node:module'; const require = berthCreateRequire(import.meta.url);",
     },

@@ -1,17 +1,17 @@
 /**
- * A cluster that stays after this command.
+ * Starts a cluster that continues to run after this command.
  *
  *     node hack/cluster.ts up --name x [--hosts 600] [--operator 1] [--dpi-max 320]
  *     node hack/cluster.ts down --name x
  *
- * State is in `.berth/x/`: kubeconfig (the administrator's), operator.pid, logs.
+ * State is in `.berth/x/`: the administrator's kubeconfig, operator.pid, and logs.
  */
 import { parseArgs } from 'node:util';
 import { startCluster, stopCluster } from './cluster/index.ts';
 import { bundle } from './bundle.ts';
 import { runCommand } from './command.ts';
 
-/** The API server's own limit of object counts in one place is far off; more than this is a slip of the keyboard. */
+/** Limit of hosts. The API server itself could store many more objects, but a larger number is a typing error. */
 const MOST_HOSTS = 10_000;
 
 function wholeNumber(name: string, text: string, most: number): number {

@@ -1,11 +1,11 @@
-/** How the programs behind make's targets end. */
+/** Ends the programs behind make's targets with an exit code and a message. */
 
-/** A mistake of ours: of such an error its stack tells more than its message. Node's own errors have a code. */
+/** Returns whether an error is a fault of this program. Its stack then helps more than its message. Node's own errors have a code. */
 function isBug(error: unknown): error is Error {
   return (error instanceof TypeError || error instanceof ReferenceError) && !('code' in error);
 }
 
-/** What a program says of an error on its last line. */
+/** Returns the last line that a program prints for an error. */
 export function describeError(error: unknown): string {
   if (isBug(error)) {
     return error.stack ?? error.message;
@@ -14,8 +14,8 @@ export function describeError(error: unknown): string {
 }
 
 /**
- * Runs a program: its exit code is what `main` gives, 0 when that is nothing. What a person at the keyboard can mend is told in
- * one message, and ends it with 1.
+ * Runs a program. Its exit code is the result of `main`, or 0 without a result. After an error that the user can fix, the program prints
+ * one message and ends with 1.
  */
 export async function runCommand(main: () => Promise<number | void>): Promise<void> {
   try {

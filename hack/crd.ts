@@ -1,4 +1,4 @@
-/** Makes a CustomResourceDefinition out of a kind's zod schemas. */
+/** Builds a CustomResourceDefinition from the zod schemas of a kind. */
 import * as z from 'zod';
 import type { KindDefinition, PrinterColumn } from '../api/v1alpha1/kind.ts';
 import { API_VERSION, GROUP } from '../api/v1alpha1/names.ts';
@@ -7,10 +7,10 @@ interface JsonSchema {
   [key: string]: unknown;
 }
 
-/** zod's way of saying that an integer has no bound. */
+/** Bounds that zod writes for an integer without a bound. */
 const UNBOUNDED = [Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER];
 
-/** Fits one schema to what a structural schema of Kubernetes may say. */
+/** Changes one schema into a structural schema of Kubernetes. */
 function makeStructural(schema: JsonSchema): void {
   if (schema['x-kubernetes-int-or-string'] === true) {
     schema['anyOf'] = [{ type: 'integer' }, { type: 'string' }];
@@ -28,7 +28,7 @@ function makeStructural(schema: JsonSchema): void {
   }
 }
 
-/** The OpenAPI schema of a zod schema, as a CustomResourceDefinition takes it. */
+/** Returns the OpenAPI schema of a zod schema in the form that a CustomResourceDefinition accepts. */
 function structuralSchema(schema: z.ZodType): JsonSchema {
   const { $schema: _, ...structural } = z.toJSONSchema(schema, {
     io: 'input',
@@ -45,10 +45,10 @@ function printerColumn(column: PrinterColumn): JsonSchema {
   return wide === undefined ? rest : { ...rest, priority: 1 };
 }
 
-/** Longest name of an object that Kubernetes stores. Said in the schema, so that the cost of a rule on names is known. */
+/** Longest name of an object in Kubernetes. The schema contains it, so that the API server can compute the cost of a rule on names. */
 const NAME_LENGTH = 253;
 
-/** The whole CustomResourceDefinition of a kind. */
+/** Returns the whole CustomResourceDefinition of a kind. */
 export function customResourceDefinition(kind: KindDefinition): JsonSchema {
   return {
     apiVersion: 'apiextensions.k8s.io/v1',

@@ -1,6 +1,6 @@
 /**
- * `make demo`: a real control plane, the operator, this machine as a host, and a VM that answers; `make demo-down` ends it.
- * No root needed. State lies in `.berth/demo/`; what is built or made is kept in the user's cache folder.
+ * `make demo` starts a real control plane, the operator, this machine as a host, and a VM that serves a page. `make demo-down` ends them.
+ * Root is not needed. State is in `.berth/demo/`; built programs and images are in the user's cache folder.
  */
 import { copyFile, mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -17,10 +17,10 @@ const NAMESPACE = 'platform-default';
 const VM = 'hello';
 const EXAMPLE = join(import.meta.dirname, '..', 'examples', 'vm.yaml');
 const PAGE = 'http://127.0.0.1:28080/';
-/** An emulated guest of another architecture boots in well under a minute on an idle machine; a busy one takes longer. */
+/** Time limit until the VM is Ready. An emulated guest boots in well under a minute on an idle machine; a busy machine needs more. */
 const RUNNING_SECONDS = 240;
 const PAGE_MILLISECONDS = 60_000;
-/** Four small guests share the CPUs of a laptop. */
+/** Overcommit of CPUs, so that four small guests can share the CPUs of a laptop. */
 const CPU_OVERCOMMIT = 8;
 
 async function up(): Promise<void> {
@@ -43,7 +43,7 @@ async function up(): Promise<void> {
   await cluster.disconnect();
 }
 
-/** Until the VM is Ready; its failure ends the wait at once, in its own words. */
+/** Resolves when the VM is Ready. If the VM fails, this ends at once with the VM's message. */
 async function running(cluster: Cluster): Promise<void> {
   const deadlineMilliseconds = RUNNING_SECONDS * 1000;
   const path = '{.status.failure.message}|{.status.conditions[?(@.type=="Ready")].status}';
@@ -94,7 +94,10 @@ function whatNext(cluster: Cluster): string {
 `;
 }
 
-/** Machines outlive their agent on purpose, so they are ended first: in order while the cluster answers, for certain after it. */
+/**
+ * Ends the demo. Machines outlive their agent by design, so they are ended first: by deleting the VMs while the cluster answers, and
+ * afterwards by killing their processes.
+ */
 async function down(): Promise<void> {
   const directory = directoryOf(NAME, undefined);
   if (readState(directory) !== undefined) {
@@ -106,7 +109,7 @@ async function down(): Promise<void> {
   await stopCluster(NAME);
 }
 
-/** `ARCH` of the environment, else this machine's own. */
+/** Returns `ARCH` of the environment, or this machine's own architecture. */
 function guestArchitecture(): GuestArchitecture {
   const own = process.arch === 'arm64' ? 'arm64' : 'amd64';
   const wanted = process.env['ARCH'] ?? own;

@@ -1,8 +1,8 @@
 /**
  * Writes the generated pages, tables and pictures of the docs.
  *
- *   docs.ts            writes them
- *   docs.ts --check    exits 1 and names those that are not current
+ *   docs.ts            writes all files
+ *   docs.ts --check    exits 1 and names the files that are not current
  */
 import { globSync } from 'node:fs';
 import { readFile, writeFile } from 'node:fs/promises';
@@ -28,7 +28,7 @@ async function read(file: string): Promise<string> {
   return await readFile(join(ROOT, file), 'utf8');
 }
 
-/** Text of every generated file by its path. */
+/** Returns the text of every generated file by its path. */
 async function generated(): Promise<Map<string, string>> {
   const lifecycle = lifecycleDot();
   const drawn = globSync('docs/**/*.dot', { cwd: ROOT }).filter((file) => file !== `${LIFECYCLE}.dot`);

@@ -1,6 +1,6 @@
 /**
- * `make host-token NAME=rack1-7`: makes a bootstrap token with which one host joins, once, within a day, and prints a kubeconfig
- * with it. Asks the cluster of the current kubeconfig, as whoever may create Secrets in `kube-system` there.
+ * `make host-token NAME=rack1-7` makes a bootstrap token with which one host joins, once, within a day. It prints a kubeconfig with the
+ * token. It uses the cluster and the user of the current kubeconfig. The user must be allowed to create Secrets in `kube-system`.
  */
 import { randomBytes } from 'node:crypto';
 import { parseArgs } from 'node:util';
@@ -13,22 +13,23 @@ import { createMetrics } from '../kube/metrics.ts';
 import { Transport } from '../kube/transport.ts';
 import { runCommand } from './command.ts';
 
-/** Long enough for a host to join, short enough that a forgotten file is worth nothing. */
+/** Lifetime of a token. A host has enough time to join, and a forgotten file soon becomes useless. */
 const TOKEN_MILLISECONDS = 24 * 3_600_000;
-/** Bytes of the two parts of a token, each written as twice as many hexadecimal digits: 6 and 16, as Kubernetes wants it. */
+/** Lengths in bytes of the two parts of a token. Kubernetes requires 6 and 16 hexadecimal digits, two per byte. */
 const ID_BYTES = 3;
 const SECRET_BYTES = 8;
 
 export interface HostToken {
-  /** Public part; the Secret is `kube-system/bootstrap-token-ID`. */
+  /** Public part of the token. The Secret is `kube-system/bootstrap-token-ID`. */
   readonly id: string;
-  /** The text of a kubeconfig, to be kept like a password. */
+  /** Text of a kubeconfig. It must be kept secret like a password. */
   readonly kubeconfig: string;
 }
 
 /**
- * @param lifetimeMilliseconds until the token is worth nothing
- * @throws Error when no host can have that name
+ * Makes a token and its Secret.
+ *
+ * @param lifetimeMilliseconds time until the token expires @throws Error when no host can have that name
  */
 export async function createHostToken(
   client: KubeClient,

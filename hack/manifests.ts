@@ -3,7 +3,8 @@
  *
  *   manifests.ts [--output FILE] [HELM OPTION…]      e.g. --set displayDPIMaximum=320
  *
- * Hooks are Helm's and left out: before deleting what was applied, delete the VMs (docs/operate/uninstall.md).
+ * The file contains no hooks, because only Helm runs them. Before you delete the applied objects, delete the VMs
+ * (docs/operate/uninstall.md).
  */
 import { mkdir, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -12,9 +13,9 @@ import { resolveChartTools } from './cluster/toolchain/toolchain.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-/** All kinds and policies together are some 150 KB. */
+/** Limit of Helm's output. All kinds and policies together have some 150 KB. */
 const OUTPUT_BYTES = 16 * 1024 * 1024;
-/** Rendering takes a second; on a busy machine several. */
+/** Time limit for Helm. It takes a second, and several on a busy machine. */
 const RENDER_MILLISECONDS = 60_000;
 
 async function main(args: readonly string[]): Promise<void> {
@@ -33,7 +34,7 @@ async function main(args: readonly string[]): Promise<void> {
   process.stdout.write(`${output}\n`);
 }
 
-/** @throws Error with Helm's own message when Helm refuses the values. */
+/** Renders the chart. @throws Error with Helm's own message when Helm refuses the values. */
 async function render(helm: string, template: readonly string[]): Promise<string> {
   try {
     return await run(helm, template, {

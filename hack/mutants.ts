@@ -1,10 +1,10 @@
 /**
- * Applies each mutant of test/mutants to a temporary copy of the work tree, and runs the tests that must turn red.
- * Prints which mutants survive; the last line is `N mutants, N killed, N survived`. The exit code is 1 when one survives,
- * or cannot be judged: its text is not there exactly once, or its tests fail without it too.
+ * Applies each mutant of test/mutants to a temporary copy of the work tree, and runs the tests that must then fail. Prints the mutants that
+ * survive; the last line is `N mutants, N killed, N survived`. The exit code is 1 when a mutant survives or cannot be judged. A mutant
+ * cannot be judged if its text is not in the product exactly once, or if its tests fail without the mutant too.
  *
- *   mutants.ts                    all of them
- *   mutants.ts --only operator/   those with this in their names
+ *   mutants.ts                    all mutants
+ *   mutants.ts --only operator/   mutants with this text in their names
  */
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -18,15 +18,15 @@ import { runVitest } from './vitest/run.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const LOGS = join(ROOT, 'dist', 'mutants');
-/** A product that a mutant makes stand still has been noticed after this many times the tests' usual time, and a minute. */
+/** Time limit of tests that a mutant may block: this many times their usual time, plus a minute. A blocked product counts as killed. */
 const PATIENCE = 5;
 const LEAST_PATIENCE_MILLISECONDS = 60_000;
-/** Their tests get along with other files of tests beside them. Those of the others assert deadlines, or count. */
+/** Projects whose tests may run beside other files of tests. Tests of other projects check deadlines or count things. */
 const SIDE_BY_SIDE = new Set(['unit', 'integration', 'hostile', 'e2e']);
-/** As many of them as vitest.config.ts runs at a time. */
+/** Number of files that run at the same time, as in vitest.config.ts. */
 const LANES = 2;
 
-/** Tests run in process groups of their own, which hear nothing of a Ctrl-C. */
+/** Aborts at a signal. Tests run in their own process groups, which do not receive a Ctrl-C. */
 const interrupted = new AbortController();
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
   process.once(signal, () => interrupted.abort(new Error('interrupted')));
@@ -37,7 +37,7 @@ interface Verdict {
   readonly why: string;
 }
 
-/** Mutants of one file of tests, after its tests have passed without any. */
+/** Judges the mutants of one file of tests, after its tests have passed without a mutant. */
 async function judgeGroup(copy: MutantCopy, mutants: readonly Mutant[]): Promise<boolean[]> {
   const started = performance.now();
   const baseline = await runTests(copy, mutants, { log: `${mutants[0]?.test}` });
@@ -68,7 +68,7 @@ async function judge(copy: MutantCopy, mutant: Mutant, patience: number): Promis
     const args = ['--bail=1'];
     return await copy.with(mutant, async () => {
       const summary = await runTests(copy, [mutant], { log: mutant.id, args, late });
-      // Asked at once: time goes on while what the tests left behind is ended.
+      // This is read at once, because `late` may still abort while remaining processes of the tests are ended.
       return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
     });
   } catch (error) {
@@ -77,7 +77,7 @@ async function judge(copy: MutantCopy, mutant: Mutant, patience: number): Promis
   }
 }
 
-/** Only a test that fails kills: a product that cannot even be loaded is no product. */
+/** Returns the verdict. Only a failed test kills a mutant. A product that cannot be loaded proves nothing. */
 function verdictOf({ test, breaks }: Mutant, { failed }: RunSummary): Verdict {
   const killer = failed.find(({ name }) => name.startsWith(`${test} > `));
   if (killer !== undefined) {
@@ -90,7 +90,8 @@ function verdictOf({ test, breaks }: Mutant, { failed }: RunSummary): Verdict {
 }
 
 /**
- * Runs the tests that must turn red by any of the mutants, which share a file of tests.
+ * Runs the tests that must fail with any of the mutants, which share a file of tests.
+ *
  * @throws Error when somebody ends this program
  */
 async function runTests(
@@ -116,7 +117,7 @@ async function runTests(
   return summary;
 }
 
-/** Judges groups, as many at a time as there are copies. */
+/** Judges groups of mutants, one group at a time in each copy. */
 async function judgeAll(groups: readonly Mutant[][], copies: readonly MutantCopy[]): Promise<boolean[]> {
   const waiting = [...groups];
   const kills: boolean[] = [];
@@ -145,7 +146,7 @@ async function main(): Promise<void> {
     SIDE_BY_SIDE.has(first?.project ?? '') ? 'beside' : 'alone',
   );
   await using stack = new AsyncDisposableStack();
-  // All at the beginning, so that every mutant is judged by the work tree as it was then.
+  // All copies are made at the beginning, so that every mutant is judged by the same state of the work tree.
   const copies: MutantCopy[] = [];
   while (copies.length < Math.min(LANES, groups.length)) {
     copies.push(stack.use(await MutantCopy.of(ROOT)));

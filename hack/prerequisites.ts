@@ -1,6 +1,6 @@
 /**
- * Packages of the distribution that the demo and the tests need. Missing ones are installed with apt-get: after a
- * question on a terminal, unasked elsewhere and with CI=true. What cannot be installed is listed at once.
+ * Checks the packages of the distribution that the demo and the tests need. Missing packages are installed with apt-get. On a terminal the
+ * user must agree first; without a terminal or with CI=true there is no question. Missing packages that cannot be installed are all listed.
  */
 import { spawnSync } from 'node:child_process';
 import { accessSync, constants, existsSync } from 'node:fs';
@@ -10,7 +10,7 @@ import { type GuestArchitecture, isGuestMade } from './guest.ts';
 import { isBaseMade } from './images/base.ts';
 import { runCommand } from './command.ts';
 
-/** Each package with a program or file of it, which shows that it is there, whatever the distribution calls it. */
+/** Packages, each with one of its programs or files. This file shows that the package is present, whatever name the distribution uses. */
 type Packages = Readonly<Record<string, string>>;
 
 const MACHINES: Readonly<Record<GuestArchitecture, Packages>> = {
@@ -23,13 +23,13 @@ const MACHINES: Readonly<Record<GuestArchitecture, Packages>> = {
   },
 };
 
-/** An agent that is root keeps guests of the `user` network from its host with nftables. */
+/** An agent that runs as root uses nftables to separate guests of the `user` network from its host. */
 const ROOT_HOST: Packages = { nftables: 'nft' };
 
-/** What makes a guest image; a made one lies in the cache. */
+/** Packages that build a guest image. A built image is in the cache. */
 const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-common': 'grub-mkrescue' };
 
-/** What makes the base of container images; a made one lies in the cache. */
+/** Packages that build the base of container images. A built base is in the cache. */
 const BASE_BUILDING: Packages = { mmdebstrap: 'mmdebstrap' };
 
 const TESTS: Packages = {
@@ -52,17 +52,18 @@ const TESTS: Packages = {
   'containernetworking-plugins': '/usr/lib/cni/bridge',
 };
 
-/** Where programs are that a user's PATH often leaves out. */
+/** Folders with programs that a user's PATH often lacks. */
 const SYSTEM_FOLDERS = ['/usr/sbin', '/sbin', '/usr/local/sbin'];
 
-/** A machine that has just been started installs updates of its own for some minutes. */
+/** Time limit of the wait for apt's lock. After its start, a machine installs its own updates for some minutes. */
 const PACKAGE_LOCK_SECONDS = 300;
 
 export type Purpose = { kind: 'tests' } | { kind: 'demo'; architecture: GuestArchitecture };
 
 /**
- * Makes sure that everything is there.
- * @throws Error that lists what is missing and the command that installs it.
+ * Ensures that all packages are present.
+ *
+ * @throws Error that lists the missing packages and the command that installs them.
  */
 export async function ensurePrerequisites(purpose: Purpose): Promise<void> {
   const wanted = await wantedPackages(purpose);
@@ -86,8 +87,9 @@ export async function ensurePrerequisites(purpose: Purpose): Promise<void> {
 }
 
 /**
- * What has to be there, each package with a program or file that shows it.
- * @param asRoot whether the demo's host runs as root, which decides what its network needs
+ * Returns the needed packages, each with one of its programs or files.
+ *
+ * @param asRoot whether the demo's host runs as root, because its network then needs other packages
  */
 export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promise<Packages> {
   const architectures: GuestArchitecture[] =
@@ -120,7 +122,7 @@ function isExecutable(path: string): boolean {
     accessSync(path, constants.X_OK);
     return true;
   } catch {
-    // The file is not there or not ours to run: either way the next folder is asked.
+    // The file is missing or may not be run. In both cases the next folder is checked.
     return false;
   }
 }
@@ -160,7 +162,7 @@ function sudoAsksNothing(): boolean {
   return spawnSync('sudo', ['-n', 'true'], { stdio: 'ignore' }).status === 0;
 }
 
-/** What fails to install is found missing afterwards. */
+/** Installs packages. A later check finds the packages whose installation failed. */
 function installPackages(names: readonly string[]): void {
   const apt = [
     ...(isRoot() ? [] : ['sudo']),

@@ -1,11 +1,11 @@
 /**
- * The prose linter: checks the language of the docs and of the chart's texts for people (docs/develop/style.md).
+ * Checks the language of the docs and of the chart's texts for people (docs/develop/style.md).
  *
- *   prose.ts            checks all of them
+ *   prose.ts            checks all texts
  *   prose.ts FILE…      checks these Markdown pages
  *
- * It prints one line for each breach and exits 1 if there is any. Texts in the code reach it through the generated
- * pages in docs/reference.
+ * It prints one line for each breach, and exits with 1 if there is a breach. Texts in the code are checked on the generated pages in
+ * docs/reference.
  */
 import { globSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -25,7 +25,7 @@ interface AlertRules {
 
 const read = (file: string): string => readFileSync(join(ROOT, file), 'utf8');
 
-/** Text of each checked file by its path, as Markdown. */
+/** Returns the text of each checked file by its path, as Markdown. */
 function texts(files: readonly string[]): Map<string, string> {
   if (files.length > 0) {
     return new Map(files.map((file) => [file, readFileSync(file, 'utf8')]));
@@ -38,7 +38,7 @@ function texts(files: readonly string[]): Map<string, string> {
   ]);
 }
 
-/** What an alert says to people. Lines of the result are not lines of the file. */
+/** Returns the texts of alerts for people. Line numbers of the result differ from those of the file. */
 function alertTexts(): string {
   const { groups } = parse(read(RULES)) as AlertRules;
   const annotations = groups.flatMap(({ rules }) => rules).map((rule) => rule.annotations);
@@ -47,7 +47,7 @@ function alertTexts(): string {
     .join('\n');
 }
 
-/** Without the actions of the template, and without the indented commands. */
+/** Returns the notes without the template's actions and without indented commands. */
 function notes(): string {
   const text = read(NOTES).replaceAll(/\{\{[^]*?\}\}/g, (action) => action.replaceAll(/[^\n]/g, ''));
   return text.replaceAll(/^ {2}.*$/gm, '');

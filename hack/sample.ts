@@ -1,7 +1,7 @@
 /**
- * `make sample SEED=7 OF=code COUNT=10`: lines of the product drawn at random, for a reader who has not seen them. Whoever knows
- * the tree of folders alone should tell where a line of code lives; a comment or message should be clear at the first reading.
- * The places are printed after the samples, so that they can be kept back.
+ * `make sample SEED=7 OF=code COUNT=10` draws random lines of the product for a reader who has not seen them. A reader who knows only the
+ * tree of folders should know where a line of code belongs. A comment or message should be clear at the first reading. The places are
+ * printed after the samples, so that they can be hidden at first.
  */
 import { createHash } from 'node:crypto';
 import { globSync } from 'node:fs';
@@ -12,11 +12,11 @@ import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const PRODUCT = '{base,api,kube,operator,agent}/**/*.ts';
-/** Shorter lines say too little to be placed. */
+/** Shortest line that is drawn. Shorter lines do not contain enough to find their place. */
 const LINE_CHARACTERS = 30;
-/** Lines of code shown before and after the drawn one. */
+/** Lines of code shown before and after the drawn line. */
 const CONTEXT_LINES = 4;
-/** A literal with fewer words is a name or a key, not a message. */
+/** Fewest words of a message. A literal with fewer words is a name or a key. */
 const MESSAGE_WORDS = 5;
 
 export interface Sample {
@@ -25,7 +25,7 @@ export interface Sample {
   readonly text: string;
 }
 
-/** What can be drawn: a line of code with its context, a whole comment, or a literal that is a sentence. */
+/** Kind of sample: a line of code with its context, a whole comment, or a literal that is a sentence. */
 export type Sampled = 'code' | 'comments' | 'messages';
 
 const COLLECTORS: Readonly<Record<Sampled, (file: string, lines: readonly string[]) => Sample[]>> = {
@@ -34,7 +34,7 @@ const COLLECTORS: Readonly<Record<Sampled, (file: string, lines: readonly string
   messages: messagesOf,
 };
 
-/** The same samples for the same seed and the same files, each as likely as every other. */
+/** Draws samples, each with the same probability. The same seed and files give the same samples. */
 export function draw(samples: readonly Sample[], seed: string, count: number): Sample[] {
   const rank = ({ place }: Sample): string => createHash('sha256').update(`${seed} ${place}`).digest('hex');
   return samples
@@ -44,7 +44,7 @@ export function draw(samples: readonly Sample[], seed: string, count: number): S
     .map(({ sample }) => sample);
 }
 
-/** All that can be drawn from one file of TypeScript. */
+/** Returns all samples of one file of TypeScript. */
 export function collect(of: Sampled, file: string, text: string): Sample[] {
   return COLLECTORS[of](file, text.split('\n'));
 }
@@ -66,7 +66,9 @@ function isCode(line: string): boolean {
   return !/^\s*(\/\*|\*|\/\/)/.test(line);
 }
 
-/** Imports stand at the top of a file, some over several lines, and end with the module's name. */
+/**
+ * Returns whether a line belongs to an import. Imports are at the top of a file, may have several lines, and end with the module's name.
+ */
 function isImport(lines: readonly string[], index: number): boolean {
   return lines.slice(index).some((line) => /from '[^']+';$/.test(line));
 }

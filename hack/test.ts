@@ -1,7 +1,7 @@
 /**
- * Runs the test projects named (all when none is), one after the other, and adds up what they counted.
- * The last line is `N passed, N failed, N skipped`; the exit code is 1 when anything failed, and with CI=true also when
- * anything was skipped: there, all that tests need is to be provided.
+ * Runs the named test projects, or all projects, one after the other, and adds up their counts. The last line is `N passed, N failed, N
+ * skipped`. The exit code is 1 when a test failed. With CI=true it is also 1 when a test was skipped, because CI must provide everything
+ * that tests need.
  */
 import { join } from 'node:path';
 import type { HistoryCount, RunSummary, TestOutcome } from './vitest/reporter.ts';
@@ -23,7 +23,7 @@ const PROJECTS = [
   'nat',
   'hostile',
 ];
-/** Enough of a message to see what was awaited; the whole of it stands where the test ran. */
+/** Length of a message in the summary, enough to see the expected value. The output of the tests contains the whole message. */
 const REASON_CHARACTERS = 1_000;
 
 const MAY_NOT_SKIP = process.env['CI'] === 'true';
@@ -41,7 +41,7 @@ async function runProject(project: string): Promise<ProjectResult> {
   return { project, seconds: Math.round((performance.now() - started) / 1000), ...results };
 }
 
-/** A line for the project, then one for each test that failed or was skipped, so that the end of a log tells. */
+/** Returns a line for the project and a line for each failed or skipped test. The end of a log then shows the result. */
 function describe(result: ProjectResult): string {
   const counts = `${result.passed} passed, ${result.failed.length} failed, ${result.skipped.length} skipped`;
   return [

@@ -1,9 +1,9 @@
 /**
- * The one description of the chart's values. From it come `charts/berth/values.schema.json`, and what the tests change
- * once; `charts/berth/files/crds/` is a copy of `crds/`, since Helm reads nothing outside a chart.
+ * Describes the values of the chart in one place. `charts/berth/values.schema.json` is made from this description, and tests use the
+ * description to change each value once. `charts/berth/files/crds/` is a copy of `crds/`, because Helm reads only files inside a chart.
  *
  *   values.ts            writes both
- *   values.ts --check    exits 1 and says what differs when they are not current
+ *   values.ts --check    exits 1 and prints the differences when they are not current
  */
 import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -21,7 +21,7 @@ const CHART = join(ROOT, 'charts', 'berth');
 const text = z.string();
 const texts = z.record(z.string(), z.string());
 const port = z.int().min(1).max(65_535);
-/** Objects that go to Kubernetes as they are; the API server knows them best. */
+/** Objects that are passed to Kubernetes unchanged. Only the API server checks their content. */
 const object = z.record(z.string(), z.unknown());
 const labels = texts.meta({ examples: [{ team: 'fleet' }] });
 
@@ -59,7 +59,7 @@ const certificate = z.strictObject({
     enabled: z.boolean(),
     issuerRef: z.strictObject({
       name: text,
-      // Also kinds of other projects that issue for cert-manager.
+      // Any kind is allowed, because other projects also provide issuers for cert-manager.
       kind: text.min(1),
       group: text.min(1),
     }),
@@ -105,7 +105,7 @@ const agent = z.strictObject({
   image,
   nodeSelector: texts.meta({ examples: [{ 'berth.dev/machines': 'yes' }] }),
   nodeNameSuffix: text.regex(/^-[a-z0-9-]*[a-z0-9]$/).meta({ examples: ['-vms'] }),
-  // Not none: with maxSurge 0 no agent would ever be upgraded.
+  // Zero is not allowed: with maxSurge 0, no agent would ever be upgraded.
   maxUnavailable: z.union([z.int().min(1), text.regex(/^([1-9]\d?|100)%$/)]).meta({ examples: [7, '25%'] }),
   ...placement,
   share: z.strictObject({
@@ -157,7 +157,7 @@ export const valuesSchema = z.strictObject({
   }),
 });
 
-/** A configuration file's schema as a part of the values, without the keys that the chart itself fills in. */
+/** Returns the schema of a configuration file as part of the values, without the keys that the chart sets. */
 function without(schema: z.core.JSONSchema.JSONSchema, keys: readonly string[]): z.ZodType {
   const { $schema: _, ...rest } = schema;
   const properties = Object.fromEntries(
@@ -167,14 +167,14 @@ function without(schema: z.core.JSONSchema.JSONSchema, keys: readonly string[]):
   return z.unknown().meta({ ...rest, properties, required });
 }
 
-/** As Helm reads it. */
+/** Returns the schema in the form that Helm reads. */
 export function valuesJsonSchema(): z.core.JSONSchema.JSONSchema {
   const schema = z.toJSONSchema(valuesSchema, { io: 'input', target: 'draft-7' });
-  // Helm itself puts this beside the chart's values.
+  // Helm adds this key to the values of a chart.
   return { ...schema, properties: { ...schema.properties, global: { type: 'object' } } };
 }
 
-/** Text of every generated file by its path below the chart. */
+/** Returns the text of every generated file by its path below the chart. */
 async function generated(): Promise<Map<string, string>> {
   const files = new Map([['values.schema.json', `${JSON.stringify(valuesJsonSchema(), undefined, 2)}\n`]]);
   for (const name of await readdir(join(ROOT, 'crds'))) {

@@ -1,4 +1,4 @@
-/** Waiting for something that happens elsewhere and can only be asked for. */
+/** Waits for a state that another process reaches and that can only be polled. */
 import { messageOf } from '../base/errors.ts';
 import { pause } from '../base/time.ts';
 
@@ -7,13 +7,13 @@ export interface WaitOptions {
   intervalMilliseconds?: number;
 }
 
-/** Long enough for one step of a real cluster on a busy machine. */
+/** Time limit of a wait. One step of a real cluster on a busy machine takes less. */
 const DEFAULT_DEADLINE_MILLISECONDS = 30_000;
-/** Short beside what is waited for, long beside a request on loopback. */
+/** Interval between two probes: short compared with typical waits, long compared with a request on loopback. */
 const DEFAULT_INTERVAL_MILLISECONDS = 50;
 
 /**
- * Waits until `probe` answers something other than `undefined` or `false`, and returns it. A probe that throws is tried again.
+ * Calls `probe` until it returns a value other than `undefined` or `false`, and returns that value. A probe that throws is called again.
  *
  * @throws Error that names `what` and the last answer, after the deadline.
  */

@@ -1,4 +1,4 @@
-/** A host's agent as a process of its own, for the demo and the tests. */
+/** Runs a host's agent in its own process, for the demo and the tests. */
 import { listFolders } from '../../base/files.ts';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -11,18 +11,18 @@ import { isAlive, type ProcessRecord, startProcess, stopProcess } from './proces
 import type { Cluster } from './types.ts';
 
 export interface AgentOptions {
-  /** The Node's name; the agent's files have it too. */
+  /** Name of the Node, and of the agent's files. */
   nodeName: string;
-  /** Merged over the agent's configuration; sections are replaced whole. */
+  /** Sections that replace those of the agent's configuration. */
   config?: Record<string, unknown>;
-  /** Name of a network namespace to run in (`ip netns`). */
+  /** Name of the network namespace (`ip netns`) in which the agent runs. */
   networkNamespace?: string;
 }
 
 const ROOT = join(import.meta.dirname, '..', '..');
-/** Joining takes two certificates and a Node; the probe of the accelerator starts a guest before. */
+/** Time limit until the Node is Ready. The agent first starts a guest to probe the accelerator, then gets two certificates and a Node. */
 const READY_MILLISECONDS = 90_000;
-/** Machines wait in a guest's own shutdown at most so long. */
+/** Time limit of the guest's shutdown when VMs are deleted. */
 const MACHINE_END_MILLISECONDS = 30_000;
 
 export class AgentProcess {
@@ -43,7 +43,7 @@ export class AgentProcess {
     this.configFile = join(cluster.directory, `${nodeName}.yaml`);
   }
 
-  /** Starts it for the first time and resolves when its Node is Ready. */
+  /** Starts the agent for the first time. Resolves when its Node is Ready. */
   static async start(cluster: Cluster, options: AgentOptions): Promise<AgentProcess> {
     const agent = new AgentProcess(cluster, options);
     const { kubeconfig } = await cluster.createAgentBootstrap(options.nodeName);
@@ -62,7 +62,7 @@ export class AgentProcess {
     return agent;
   }
 
-  /** Without waiting for anything. */
+  /** Starts the agent and does not wait until its Node is Ready. */
   async startAgain(): Promise<void> {
     const command = [process.execPath, join(ROOT, 'agent', 'main.ts'), '--config', this.configFile];
     const inside =
@@ -75,7 +75,7 @@ export class AgentProcess {
     });
   }
 
-  /** @throws Error with the agent's last words when it has ended, or after the deadline. */
+  /** Resolves when the Node is Ready. @throws Error with the end of the log when the agent has ended, or after the deadline. */
   async ready(): Promise<void> {
     const outcome = await waitFor(
       `node ${this.nodeName} to be Ready (see ${this.logFile})`,
@@ -98,17 +98,17 @@ export class AgentProcess {
     }
   }
 
-  /** SIGKILL, then waits: machines run on. */
+  /** Ends the agent with SIGKILL and waits for its end. Machines continue to run. */
   async kill(): Promise<void> {
     await stopProcess(this.#cluster.directory, this.#running(), 'SIGKILL');
   }
 
-  /** SIGTERM, then waits: machines run on. */
+  /** Ends the agent with SIGTERM and waits for its end. Machines continue to run. */
   async stop(): Promise<void> {
     await stopProcess(this.#cluster.directory, this.#running());
   }
 
-  /** Processes of machines that this host's state files speak of, by Pod uid. */
+  /** Returns the processes of machines in this host's state files, by Pod uid. */
   async machines(): Promise<Map<string, ProcessIdentity>> {
     const root = join(this.dataDirectory, 'machines');
     const found = new Map<string, ProcessIdentity>();
@@ -121,7 +121,7 @@ export class AgentProcess {
     return found;
   }
 
-  /** Ends the agent and every machine: what a host's power cut does. */
+  /** Kills the agent and every machine, as a power cut does. */
   async powerOff(): Promise<void> {
     await this.kill();
     for (const identity of (await this.machines()).values()) {
@@ -137,7 +137,7 @@ export class AgentProcess {
   }
 }
 
-/** Kills what is left of the machines of all agents of a cluster, whatever became of the agents themselves. */
+/** Kills the remaining machines of all agents of a cluster, whatever the state of the agents. */
 export async function endMachines(directory: string): Promise<void> {
   for (const host of await listFolders(directory)) {
     const root = join(directory, host, 'machines');
@@ -150,7 +150,7 @@ export async function endMachines(directory: string): Promise<void> {
   }
 }
 
-/** Deletes every VM and waits until they are gone: their machines end in order. */
+/** Deletes every VM and waits for the deletion, which shuts the guests down. */
 export async function deleteAllVMs(cluster: Cluster): Promise<void> {
   await cluster.kubectl(
     ['delete', 'vms', '--all', '--all-namespaces', `--timeout=${MACHINE_END_MILLISECONDS / 1000}s`],

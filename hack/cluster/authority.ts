@@ -1,30 +1,30 @@
-/** Certificate authorities of a cluster, a registry or a stranger. The product itself signs nothing but its own requests. */
+/** Certificate authorities of a cluster, a registry or a stranger. The product itself signs only its own requests and certificates. */
 import { createPrivateKey, createPublicKey, type KeyObject, webcrypto } from 'node:crypto';
 import type { Extension } from '@peculiar/x509';
 import { createKey, type Key, type Subject, type Validity } from '../../kube/certificates.ts';
 
 export interface Authority {
   key: Key;
-  /** Its certificate. */
+  /** Certificate of the authority as PEM. */
   certificate: string;
 }
 
 export interface Issued extends Subject {
-  /** The key that the certificate is for. */
+  /** Key that the certificate is for. */
   key: Key;
-  /** From now on unless it says otherwise. Times are cut to whole seconds. */
+  /** Validity; it begins now and lasts a year when absent. Times are cut to whole seconds. */
   validity?: Validity;
-  /** Both when absent. */
+  /** Usages of the certificate; both when absent. */
   usages?: readonly (keyof typeof USAGES)[];
 }
 
-/** As long as a cluster for trying, tests or benchmarks is kept at most. */
+/** Default validity. No cluster for a demo, tests or benchmarks is kept longer. */
 const VALIDITY_MILLISECONDS = 365 * 24 * 60 * 60 * 1000;
-/** For readers whose clocks are behind. */
+/** Time that the validity begins before now, because clocks of readers may be behind. */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 const USAGES = { server: '1.3.6.1.5.5.7.3.1', client: '1.3.6.1.5.5.7.3.2' };
 
-/** Loaded at first use: most test files make no certificate, but import the harness. */
+/** Loads the X.509 library at first use, because most test files import the harness but make no certificate. */
 async function library() {
   await import('reflect-metadata');
   const x509 = await import('@peculiar/x509');
@@ -32,7 +32,7 @@ async function library() {
   return x509;
 }
 
-/** A certificate authority of its own, on P-256. */
+/** Creates a certificate authority on P-256. */
 export async function createAuthority(commonName: string): Promise<Authority> {
   const x509 = await library();
   const key = await createKey();
@@ -52,7 +52,7 @@ export async function createAuthority(commonName: string): Promise<Authority> {
   return { key, certificate: certificate.toString('pem') };
 }
 
-/** A certificate signed by the authority, as PEM. */
+/** Returns a certificate as PEM, signed by the authority. */
 export async function issue(authority: Authority, o: Issued): Promise<string> {
   const x509 = await library();
   const issuer = new x509.X509Certificate(authority.certificate);

@@ -20,7 +20,7 @@ import type { ClusterState } from './state.ts';
 import { componentToken, renewRegularly } from './tokens.ts';
 import type { Cluster, Component, ComponentProcess } from './types.ts';
 
-/** A cluster by its state folder; the same whether this process started it or another one. */
+/** Cluster that is described by its state folder. It makes no difference which process started it. */
 export class RunningCluster implements Cluster {
   readonly name: string;
   readonly directory: string;
@@ -107,7 +107,7 @@ export class RunningCluster implements Cluster {
     return { kubeconfig };
   }
 
-  /** Writes kubeconfigs for the operator and KWOK; the operator's token is renewed from here on, if need be. */
+  /** Writes kubeconfigs for the operator and KWOK. Unless the cluster is lasting, this process also renews the operator's token. */
   async writeComponentKubeconfigs(): Promise<void> {
     const tokenFile = join(this.directory, 'operator.token');
     const renew = async (): Promise<void> => {

@@ -1,15 +1,18 @@
-/** Control groups of nodes and of containers. */
+/** Removes control groups of nodes and of containers. */
 import { readdir, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
 import { waitFor } from '../wait.ts';
 
-/** Where the hierarchies are. */
+/** Folder with the hierarchies of control groups. */
 export const HIERARCHIES = '/sys/fs/cgroup';
-/** Killed processes leave their groups within milliseconds. */
+/** Time limit until killed processes have left their groups. Usually this takes milliseconds. */
 const EMPTY_MILLISECONDS = 20_000;
 
-/** Removes a group and those in it, but for those in which something runs; true when none is left. Their files need not be removed. */
+/**
+ * Removes a group and its subgroups, except groups with a running process. Returns true when all were removed. Only folders must be
+ * removed.
+ */
 export async function removeGroup(group: string): Promise<boolean> {
   try {
     let isGone = true;
@@ -33,7 +36,7 @@ export async function removeGroup(group: string): Promise<boolean> {
   }
 }
 
-/** Removes a node's groups in every hierarchy; resolves once nothing runs in them any more. */
+/** Removes a node's groups in every hierarchy. Resolves once no process runs in them. */
 export async function removeGroups(name: string): Promise<void> {
   for (const hierarchy of await readdir(HIERARCHIES)) {
     const group = join(HIERARCHIES, hierarchy, name);

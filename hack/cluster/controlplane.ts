@@ -1,4 +1,4 @@
-/** kube-apiserver, etcd, controller-manager and scheduler on loopback: plain processes, or each in a container. */
+/** Runs kube-apiserver, etcd, controller-manager and scheduler on loopback: as plain processes, or each in a container. */
 import { readFileSync, writeFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { join } from 'node:path';
@@ -9,20 +9,20 @@ import { freePorts } from './ports.ts';
 import { isAlive, readRecord } from './processes.ts';
 import type { Tools } from './toolchain/toolchain.ts';
 
-/** Client-go's defaults (20, 30) would make these two the bottleneck of every burst. */
+/** Rate limits of controller-manager and scheduler. With client-go's defaults (20, 30) they would slow down every burst. */
 const CLIENT_RATE = ['--kube-api-qps=2000', '--kube-api-burst=2000'];
-/** Where Services get their addresses; nothing routes there. */
+/** Range of the addresses of Services. Nothing routes to it. */
 const SERVICE_RANGE = '10.96.0.0/16';
-/** A cluster is up in 4 s on idle cores; a busy machine takes several times that. */
+/** Time limit until the cluster is ready. It takes 4 s on idle cores, and several times that on a busy machine. */
 const READY_MILLISECONDS = 90_000;
-/** Holds the message with which a server ends, after the flags that it prints. */
+/** Length of the log's end in an error message. It contains the reason of the server's end, which comes after the printed flags. */
 const LAST_WORDS_CHARACTERS = 2_000;
-/** One answer on loopback. */
+/** Time limit of one answer on loopback. */
 const PROBE_MILLISECONDS = 2_000;
 
-/** In the cluster's folder: a JSON object of the group audit.k8s.io on each line. */
+/** File in the cluster's folder. Each line is a JSON object of the group audit.k8s.io. */
 export const AUDIT_LOG = 'audit.log';
-/** Reviews are questions: nothing of them is stored. */
+/** Audit policy. It leaves out reviews, because they only ask a question and store nothing. */
 const AUDIT_POLICY = {
   apiVersion: 'audit.k8s.io/v1',
   kind: 'Policy',
@@ -38,27 +38,27 @@ export interface ControlPlaneOptions {
   name: string;
   directory: string;
   tools: Tools;
-  /** How long a node may be silent before it counts as lost; Kubernetes' own value is 50. */
+  /** Time in which a node may be silent before it counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number | undefined;
-  /** Records every write, with who made it, in {@link AUDIT_LOG}. */
+  /** Whether every write is recorded with its user in {@link AUDIT_LOG}. */
   audit?: boolean | undefined;
-  /** Image of containers for the programs, which are its files `/NAME`; plain processes when absent. */
+  /** Image that contains the programs as `/NAME`. When absent, the programs are plain processes. */
   image?: string | undefined;
-  /** Where it runs, for nodes that are to reach it; loopback alone when absent. */
+  /** Network that nodes can reach; loopback alone when absent. */
   network?: ControlPlaneNetwork | undefined;
 }
 
 export interface ControlPlaneNetwork {
-  /** As `ip netns` lists it. */
+  /** Name of the namespace in `ip netns`. */
   namespace: string;
-  /** The API server's address there; it answers on loopback too. */
+  /** Address of the API server in that namespace. The server listens on loopback too. */
   address: string;
   nodes: readonly NodeIdentity[];
-  /** Makes a loopback port of that namespace one of ours, with the same number. */
+  /** Makes a loopback port of that namespace reachable here, with the same number. */
   expose: (port: number) => Promise<void>;
 }
 
-/** Starts everything, resolves once it is ready. Writes `kubeconfig`, logs and pid files. */
+/** Starts all programs and resolves once they are ready. Writes `kubeconfig`, logs and pid files. */
 export async function startControlPlane(options: ControlPlaneOptions): Promise<void> {
   const [etcdPort, etcdPeerPort, serverPort] = (await freePorts(3)) as [number, number, number];
   const server = `https://127.0.0.1:${serverPort}`;
@@ -78,7 +78,7 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<v
   await start('kube-scheduler', schedulerArguments(options.directory));
 }
 
-/** Resolves when the server's own start-up work is done too: RBAC bootstrap, priority classes. */
+/** Resolves when the server is ready, after its own start-up work: RBAC bootstrap and priority classes. */
 export async function waitUntilReady(directory: string, server: string): Promise<void> {
   const agent = new Agent({
     ca: readFileSync(join(directory, 'pki', 'ca.crt')),
@@ -136,7 +136,7 @@ function etcdArguments(directory: string, port: number, peerPort: number): strin
     `--listen-peer-urls=${peer}`,
     `--initial-advertise-peer-urls=${peer}`,
     `--initial-cluster=default=${peer}`,
-    // What a crash of the machine would lose is thrown away anyway.
+    // Data need not survive a crash of the machine, because the cluster is temporary.
     '--unsafe-no-fsync',
     '--quota-backend-bytes=4294967296',
     '--auto-compaction-retention=5m',
@@ -186,7 +186,7 @@ function addressArguments(network: ControlPlaneNetwork | undefined): string[] {
   if (network !== undefined) {
     return ['--bind-address=0.0.0.0', `--advertise-address=${network.address}`];
   }
-  // A loopback address may not stand in Endpoints.
+  // Endpoints may not contain a loopback address.
   return ['--bind-address=127.0.0.1', '--advertise-address=127.0.0.1', '--endpoint-reconciler-type=none'];
 }
 

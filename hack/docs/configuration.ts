@@ -1,13 +1,13 @@
 /**
- * The tables of docs/reference/configuration.md: keys, types and defaults from the schemas of both programs.
- * The descriptions are written in the page and kept.
+ * Makes the tables of docs/reference/configuration.md. Keys, types and defaults come from the schemas of both programs. Descriptions that
+ * the schemas lack are written in the page and kept.
  */
 import * as z from 'zod';
 import { configSchema as agentConfig } from '../../agent/host/config.ts';
 import { configSchema as operatorConfig } from '../../operator/config/config.ts';
 import { between, fieldsOf, type JsonSchema, table, typeOf } from './table.ts';
 
-/** @throws Error naming each key without a description. */
+/** Returns the page with current tables. @throws Error naming each key without a description. */
 export function configurationPage(current: string): string {
   const withOperator = between(current, 'operator', tableOf(operatorConfig, current, 'operator'));
   return between(withOperator, 'agent', tableOf(agentConfig, current, 'agent'));
@@ -41,7 +41,7 @@ function textOf(value: unknown): string {
   return typeof value === 'string' ? value : JSON.stringify(value);
 }
 
-/** The last cell of each row of a section by its key. */
+/** Returns the last cell of each row of a section by its key. */
 function descriptions(page: string, name: string): Map<string, string> {
   const section = new RegExp(`<!-- ${name} -->\n([^]*?)<!-- end -->`).exec(page)?.[1] ?? '';
   const rows = section.matchAll(/^\| `([^`]+)` \|.*?(?<!\\)\| ([^|]*(?:\\\|[^|]*)*) \|$/gm);

@@ -1,8 +1,8 @@
-/** Diagrams as SVG, drawn by Graphviz from text in its language: `*.dot` beside each picture. */
+/** Draws diagrams as SVG with Graphviz. The source of each picture is the `*.dot` file beside the picture. */
 import { instance } from '@viz-js/viz';
 import { VM_PHASES } from '../../api/v1alpha1/phases.ts';
 
-/** The life of a VM, from the table of its phases. */
+/** Returns the source of a diagram with the phases of a VM, from the table of phases. */
 export function lifecycleDot(): string {
   const phases = Object.entries(VM_PHASES).filter(([name]) => name !== 'Terminating');
   const nodes = phases.map(([name, { stage }]) => {
@@ -25,7 +25,7 @@ export function lifecycleDot(): string {
   ].join('\n');
 }
 
-/** The picture of a graph. @throws Error for text that Graphviz cannot read. */
+/** Returns the picture of a graph. @throws Error for text that Graphviz cannot read. */
 export async function drawSvg(dot: string): Promise<string> {
   const viz = await instance();
   const result = viz.render(dot, { format: 'svg', engine: 'dot' });

@@ -1,4 +1,4 @@
-/** docs/changelog.atom: one entry for each version in CHANGELOG.md, so that users can follow releases. */
+/** Makes docs/changelog.atom with one entry for each version in CHANGELOG.md, so that users can follow releases. */
 import { micromark } from 'micromark';
 
 const HEADING = /^## (?<version>\S+) \((?:unreleased, )?(?<date>\d{4}-\d{2}-\d{2})\)$/;
@@ -10,7 +10,7 @@ interface Release {
   readonly text: string;
 }
 
-/** @throws Error for a heading that has no version and date. */
+/** Returns the feed. @throws Error for a heading that has no version and date. */
 export function changelogFeed(changelog: string): string {
   const releases = changelog
     .split(/^(?=## )/m)

@@ -1,4 +1,4 @@
-/** docs/reference/kinds.md: every field of every kind, from the schemas in api/v1alpha1. */
+/** Makes docs/reference/kinds.md with every field of every kind, from the schemas in api/v1alpha1. */
 import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../../api/v1alpha1/display.ts';
 import type { KindDefinition } from '../../api/v1alpha1/kind.ts';
 import { kinds } from '../../api/v1alpha1/kinds.ts';
@@ -13,7 +13,7 @@ The API group is \`berth.dev\`, the version \`v1alpha1\`. \`kubectl explain vm.s
 The column *change* says whether a field can be changed after the object was created.
 `;
 
-/** Every kind has these; one description of them is enough. */
+/** Fields that every kind has. The page describes them once. */
 const COMMON = new Set(['observedGeneration', 'conditions']);
 
 export function kindsPage(): string {
@@ -64,7 +64,7 @@ function statusTable(status: JsonSchema): string {
   return table(['field', 'type', 'description'], rows);
 }
 
-/** Names of fields that the rules of the schema keep as they were. */
+/** Returns the names of fields that a rule of the schema makes immutable. */
 function immutableFields(spec: JsonSchema): string[] {
   const rules = (spec['x-kubernetes-validations'] ?? []) as { message: string }[];
   return rules.flatMap(({ message }) => /^(\w+) is immutable/.exec(message)?.[1] ?? []);

@@ -1,4 +1,4 @@
-/** The tables of docs/reference/metrics.md, from the metrics that the code declares, so that none is forgotten. */
+/** Makes the tables of docs/reference/metrics.md from the metrics that the code declares, so that no metric is missing. */
 import { readFile } from 'node:fs/promises';
 import { globSync } from 'node:fs';
 import { join } from 'node:path';
@@ -15,10 +15,10 @@ interface Metric {
 
 const DECLARATION =
   /new (Counter|Gauge|Histogram)(?:<[^>]*>)?\(\{\s*name: '([^']+)',\s*help:\s*'([^']+)',(?:\s*labelNames(?:: \[([^\]]*)\])?(?: as const)?,)?/g;
-/** Several declarations may share their labels, by a constant above them. */
+/** Constant with labels that several declarations below it share. */
 const SHARED_LABELS = /const labelNames = \[([^\]]*)\]/g;
 
-/** Metrics that the files of a folder declare. @throws Error for a declaration that is written in another way. */
+/** Reads the metrics that the files of a folder declare. @throws Error for a declaration that is written in another way. */
 async function metricsOf(folder: string): Promise<Metric[]> {
   const files = globSync(`${folder}/**/*.ts`, { cwd: ROOT }).filter((file) => !file.endsWith('.test.ts'));
   const found: Metric[] = [];
@@ -58,7 +58,7 @@ function metricsTable(metrics: readonly Metric[]): string {
   return table(['metric', 'type', 'labels', 'description'], rows);
 }
 
-/** The page with its tables current. @throws Error for a declaration that is written in another way. */
+/** Returns the page with current tables. @throws Error for a declaration that is written in another way. */
 export async function metricsPage(current: string): Promise<string> {
   let text = current;
   for (const [name, folder] of [

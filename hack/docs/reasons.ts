@@ -1,4 +1,4 @@
-/** docs/reference/reasons.md: every reason with its class and advice, from the catalogue in api/v1alpha1/reasons.ts. */
+/** Makes docs/reference/reasons.md with the class and advice of every reason, from the catalogue in api/v1alpha1/reasons.ts. */
 import {
   classOf,
   type Reason,

@@ -1,6 +1,6 @@
-/** Tables of generated pages. */
+/** Makes tables for generated pages. */
 
-/** A Markdown table; cells are Markdown, and line breaks and bars in them are escaped. */
+/** Returns a Markdown table. Cells are Markdown; line breaks become spaces, and bars are escaped. */
 export function table(head: readonly string[], rows: readonly (readonly string[])[]): string {
   const line = (cells: readonly string[]): string =>
     `| ${cells.map((cell) => cell.replaceAll('|', '\\|').replaceAll('\n', ' ')).join(' | ')} |`;
@@ -8,9 +8,9 @@ export function table(head: readonly string[], rows: readonly (readonly string[]
 }
 
 /**
- * `page` with `content` between the comments `<!-- name -->` and `<!-- end -->`.
+ * Returns `page` with `content` between the comments `<!-- name -->` and `<!-- end -->`.
  *
- * @throws Error for a page without them.
+ * @throws Error for a page without these comments.
  */
 export function between(page: string, name: string, content: string): string {
   const section = new RegExp(`(<!-- ${name} -->\n)[^]*?(<!-- end -->)`);
@@ -20,7 +20,7 @@ export function between(page: string, name: string, content: string): string {
   return page.replace(section, (_, begin: string, end: string) => `${begin}\n${content}\n\n${end}`);
 }
 
-/** The part of a JSON schema that the pages show. */
+/** Part of a JSON schema that the pages show. */
 export interface JsonSchema {
   readonly type?: string;
   readonly description?: string;
@@ -38,12 +38,12 @@ export interface JsonSchema {
   readonly [key: string]: unknown;
 }
 
-/** Whether a bound is one that zod writes for "none". */
+/** Returns whether a value is a real bound. zod writes the largest safe integer for a missing bound. */
 function isBound(value: number | undefined): value is number {
   return value !== undefined && Math.abs(value) < Number.MAX_SAFE_INTEGER;
 }
 
-/** Type and bounds in a few words, for example `integer, from 1 to 256`. */
+/** Returns the type and bounds in a few words, for example `integer, from 1 to 256`. */
 export function typeOf(schema: JsonSchema): string {
   if (schema['x-kubernetes-int-or-string'] === true) {
     return 'quantity';
@@ -59,7 +59,7 @@ export function typeOf(schema: JsonSchema): string {
   return [schema.type ?? 'text', ...boundsOf(schema)].join(', ');
 }
 
-/** One text for the bounds of a number, none for anything else. */
+/** Returns one text for the bounds of a number, and an empty list for other types. */
 function boundsOf({ type = '', minimum, maximum, exclusiveMinimum }: JsonSchema): string[] {
   const bounds = [
     ...(isBound(minimum) ? [`from ${minimum}`] : []),
@@ -69,13 +69,13 @@ function boundsOf({ type = '', minimum, maximum, exclusiveMinimum }: JsonSchema)
   return ['integer', 'number'].includes(type) && bounds.length > 0 ? [bounds.join(' ')] : [];
 }
 
-/** One field of a schema by its path, for example `images.registries[].host`. */
+/** Field of a schema with its path, for example `images.registries[].host`. */
 export interface Field {
   readonly path: string;
   readonly schema: JsonSchema;
 }
 
-/** Every leaf of a schema, and every object that has a description of its own; of alternatives, the fields of each. */
+/** Returns every leaf of a schema, and every object with its own description. For alternatives it returns the fields of each. */
 export function fieldsOf(schema: JsonSchema, path = ''): Field[] {
   const parts = [...(schema.anyOf ?? []), ...(schema.oneOf ?? []), ...(schema.allOf ?? [])];
   const own = Object.entries(schema.properties ?? {}).flatMap(([key, field]) =>
@@ -98,7 +98,7 @@ function unique(fields: readonly Field[]): Field[] {
   return [...byPath].map(([path, schema]) => ({ path, schema }));
 }
 
-/** The same field in two alternatives: it takes the constants of both, otherwise the first describes it. */
+/** Merges the same field of two alternatives. The result has the constants of both; without constants it is the first field. */
 function either(one: JsonSchema, other: JsonSchema): JsonSchema {
   const words = [one, other].flatMap(
     (schema) => schema.enum ?? (schema.const === undefined ? [] : [`${schema.const}`]),

@@ -1,4 +1,6 @@
-/** docs/reference/values.md: every value of the chart with its default, from charts/berth/values.yaml and its comments. */
+/**
+ * Makes docs/reference/values.md with every value of the chart and its default. The source is charts/berth/values.yaml with its comments.
+ */
 import { isMap, isScalar, type Pair, parseDocument } from 'yaml';
 import { table } from './table.ts';
 
@@ -31,7 +33,7 @@ export function valuesPage(yaml: string): string {
 
 type CommentOf = (pair: Pair) => string;
 
-/** The lines of comment right above a line, which counts from 0, joined. */
+/** Returns the comment directly above a line as one text. `line` counts from 0. */
 function commentAbove(lines: readonly string[], line: number): string {
   const found: string[] = [];
   for (let at = line - 1; at >= 0 && lines[at]?.trim().startsWith('#') === true; at -= 1) {

@@ -4,7 +4,7 @@ import plugin from './rules.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 
-/** How often a rule complains of a node of this type in a file of the project. */
+/** Returns how often a rule reports a node of this type in a file of the project. */
 function complaints(rule: keyof typeof plugin.rules, file: string, node: { type: string }): number {
   let count = 0;
   const report = (): void => void (count += 1);

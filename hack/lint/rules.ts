@@ -1,15 +1,15 @@
-/** Lint rules of this project: what the linter's own rules cannot say. See `.oxlintrc.json`. */
+/** Lint rules of this project that the linter's own rules cannot express. See `.oxlintrc.json`. */
 import { relative, resolve } from 'node:path';
 
 const ROOT = resolve(import.meta.dirname, '..', '..');
 
-/** What the programs are made of; all but their tests is shipped. */
+/** Folders of the programs. All their files except tests are shipped. */
 const PRODUCT = /^(?:base|api|kube|operator|agent)\/(?!.*\.test\.ts$)/;
-/** What people and tests run. */
+/** Folders that people and tests run. */
 const TOOLS = /^(?:hack|test)\//;
 const LEVELS = new Set(['trace', 'debug', 'info', 'warn', 'error', 'fatal']);
 
-/** As much of a syntax tree as is looked at here. */
+/** Part of a syntax tree that these rules read. */
 interface Node {
   type: string;
   name?: string;
@@ -31,7 +31,7 @@ interface Rule {
   create(context: Context): Record<string, (node: Node) => void>;
 }
 
-/** Types too: who needs one of a tool's types needs the tool. */
+/** Forbids the product to import from tools. This includes types, because code that needs a type of a tool needs the tool. */
 const productImports: Rule = {
   create(context) {
     if (!PRODUCT.test(relative(ROOT, context.filename))) {
@@ -47,7 +47,7 @@ const productImports: Rule = {
   },
 };
 
-/** The logger writes an error's stack under this key only. */
+/** Requires the key `err` for errors, because the logger writes an error's stack only under this key. */
 const loggedErrors: Rule = {
   create(context) {
     const isLog = (callee: Node | undefined): boolean =>

@@ -38,7 +38,7 @@ function makeFolder(prefix: string): string {
   return folder;
 }
 
-/** A process of a session of its own, as those of a cluster are; it resolves with the signal that ended it. */
+/** Starts a process in its own session, like the processes of a cluster. `ended` resolves with the signal that ended it. */
 function runIn(cwd: string): { ended: Promise<unknown[]> } {
   const child = spawn('sleep', ['600'], { cwd, detached: true, stdio: 'ignore' });
   processes.push(child);
@@ -64,7 +64,7 @@ describe('a copy for mutants', unless(LINUX), () => {
     await using copy = await MutantCopy.of(source);
     const text = (): string => readFileSync(join(copy.root, 'base', 'a.ts'), 'utf8');
     const { left, during } = await copy.with(MUTANT, async () => {
-      // What the work tree becomes meanwhile is of no account.
+      // Changes of the work tree during the run have no effect on the copy.
       writeFileSync(join(source, 'base', 'a.ts'), 'other');
       return { left: runIn(copy.root), during: text() };
     });

@@ -1,6 +1,6 @@
 /**
- * A copy of a work tree in which mutants are tried. Nothing that runs in it outlives it: test runs that had to be ended
- * leave clusters behind, whose processes are in no group of theirs.
+ * Copies a work tree and tries mutants in the copy. All processes in the copy end with it. This is necessary because test runs that were
+ * killed leave clusters behind, whose processes are not in the run's process group.
  */
 import { execFileSync } from 'node:child_process';
 import {
@@ -25,7 +25,7 @@ import { waitFor } from '../wait.ts';
 
 const PREFIX = 'berth-mutants-';
 
-/** The one place where anything is changed. */
+/** Copy of a work tree. Mutants change files only there. */
 export class MutantCopy implements AsyncDisposable {
   readonly root: string;
   readonly #files: readonly SourceFile[];
@@ -35,7 +35,7 @@ export class MutantCopy implements AsyncDisposable {
     this.#files = files;
   }
 
-  /** Copies the work tree at `source`, with what is not committed yet, to the folder for temporary files. */
+  /** Copies the work tree at `source`, with uncommitted changes, to the folder for temporary files. */
   static async of(source: string): Promise<MutantCopy> {
     const root = mkdtempSync(join(realpathSync(tmpdir()), PREFIX));
     writeOwner(root, { pid: process.pid, startTime: (await startTimeOf(process.pid)) ?? '' });
@@ -48,7 +48,8 @@ export class MutantCopy implements AsyncDisposable {
   }
 
   /**
-   * Runs `work` while the mutant is in the product, then ends what still runs in the copy.
+   * Runs `work` while the mutant is in the product, then ends all remaining processes in the copy.
+   *
    * @throws Error when the mutant cannot be applied
    */
   async with<T>(mutant: Mutant, work: () => Promise<T>): Promise<T> {
@@ -65,7 +66,7 @@ export class MutantCopy implements AsyncDisposable {
     }
   }
 
-  /** What is generated from the kinds follows them. */
+  /** Writes a file. After a change of a kind, the files that are generated from it are generated again. */
   #write(path: string, text: string): void {
     writeFileSync(join(this.root, path), text);
     if (path.startsWith('api/')) {
@@ -80,7 +81,7 @@ export class MutantCopy implements AsyncDisposable {
   }
 }
 
-/** Removes the copies of runs that were killed, which could not do so themselves. */
+/** Removes the copies that killed runs could not remove. */
 export async function removeLeftCopies(): Promise<void> {
   const folder = realpathSync(tmpdir());
   for (const name of readdirSync(folder).filter((one) => one.startsWith(PREFIX))) {
@@ -98,7 +99,7 @@ async function remove(root: string): Promise<void> {
   rmSync(root, { recursive: true, force: true });
 }
 
-/** Kills every process that works in this folder, and those that they start meanwhile. Only where there is a /proc. */
+/** Kills every process whose working folder is in this folder, and processes that they start meanwhile. Works only with a /proc. */
 async function endProcessesIn(folder: string): Promise<void> {
   if (process.platform !== 'linux') {
     return;
@@ -114,7 +115,7 @@ function kill(pid: string): void {
   try {
     process.kill(Number(pid), 'SIGKILL');
   } catch (error) {
-    // It has ended meanwhile.
+    // The process has ended meanwhile.
     if (codeOf(error) !== 'ESRCH') {
       throw error;
     }
@@ -126,7 +127,7 @@ function worksIn(pid: string, folder: string): boolean {
     const place = readlinkSync(`/proc/${pid}/cwd`);
     return place === folder || place.startsWith(`${folder}/`);
   } catch (error) {
-    // It has ended meanwhile, or belongs to somebody else.
+    // The process has ended meanwhile, or belongs to another user.
     if (['ENOENT', 'ESRCH', 'EACCES'].includes(codeOf(error) ?? '')) {
       return false;
     }

@@ -1,6 +1,6 @@
 /**
- * Mutants: small changes that the product must not survive, one YAML file each in test/mutants. A mutant is known by a
- * text that stands exactly once in the product, not by file and line, so that it survives moves of the code.
+ * Mutants: small changes of the product that its tests must detect, each in a YAML file in test/mutants. The place of a mutant is a text
+ * that occurs exactly once in the product. A mutant has no file and line, so that it stays valid when code moves.
  */
 import { execFileSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
@@ -10,41 +10,42 @@ import * as z from 'zod';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const MUTANTS = join(ROOT, 'test', 'mutants');
-/** Where product code is looked for. The rest is tests, tools, or made from these. */
+/** Folders with product code. Other files are tests or tools, or are generated from these folders. */
 const PRODUCT = ['base', 'api', 'kube', 'operator', 'agent', 'charts/berth'];
 const NOT_PRODUCT = /\.test\.ts$|^charts\/berth\/(files\/crds\/|tests\/|values\.schema\.json$)/;
 
 const mutantSchema = z.strictObject({
-  /** What the changed product does wrong, for people. */
+  /** Fault of the changed product, for people. */
   breaks: z.string().min(1),
-  /** As it is: lines of one product file, indented as deep as one likes. */
+  /** Original text: lines of one product file, with any indentation. */
   text: z.string().min(1),
-  /** As it must not be. */
+  /** Text that replaces the original. */
   becomes: z.string(),
-  /** What must turn red: a project and a file of tests, and a part of the names of tests in it. */
+  /** Tests that must fail: a project, a file of tests, and optionally a part of the tests' names. */
   project: z.string().min(1),
   test: z.string().min(1),
   name: z.string().min(1).optional(),
 });
 
 export type Mutant = z.infer<typeof mutantSchema> & {
-  /** Its path below test/mutants, without `.yaml`. */
+  /** Path of the mutant below test/mutants, without `.yaml`. */
   readonly id: string;
 };
 
-/** A product file and its content. */
+/** Product file with its content. */
 export interface SourceFile {
   readonly path: string;
   readonly text: string;
 }
 
-/** A product file, and its text as a mutant makes it. */
+/** Product file with its content before and after the change. */
 export interface Mutation extends SourceFile {
   readonly mutated: string;
 }
 
 /**
- * The mutants below `folder` in the order of their names, those whose id has `part` in it.
+ * Reads the mutants below `folder` whose id contains `part`, in the order of their names.
+ *
  * @throws Error that names the file and its mistake
  */
 export function readMutants(part = '', folder: string = MUTANTS): Mutant[] {
@@ -63,14 +64,14 @@ function readMutant(path: string, id: string): Mutant {
   return { ...result.data, id };
 }
 
-/** The files of the work tree at `root` that belong to it, with those that are not committed yet. */
+/** Returns the files of the work tree at `root`, including uncommitted files, without ignored files. */
 export function workTree(root: string): string[] {
   const list = ['ls-files', '--cached', '--others', '--exclude-standard', '-z'];
   const output = execFileSync('git', list, { cwd: root, encoding: 'utf8', maxBuffer: 64 * 2 ** 20 });
   return [...new Set(output.split('\0'))].filter((path) => path !== '' && existsSync(join(root, path)));
 }
 
-/** The product's files of the work tree at `root`. */
+/** Returns the product's files of the work tree at `root`. */
 export function productFiles(root: string = ROOT): SourceFile[] {
   return workTree(root)
     .filter((path) => PRODUCT.some((folder) => path.startsWith(`${folder}/`)) && !NOT_PRODUCT.test(path))
@@ -78,8 +79,9 @@ export function productFiles(root: string = ROOT): SourceFile[] {
 }
 
 /**
- * The one place that a mutant changes, changed.
- * @throws Error when its text stands nowhere in the files, or more than once, or nothing would change
+ * Applies a mutant to the one place that it changes.
+ *
+ * @throws Error when its text occurs nowhere or more than once in the files, or when nothing would change
  */
 export function mutate({ id, text, becomes }: Mutant, files: readonly SourceFile[]): Mutation {
   const pattern = patternOf(text);
@@ -103,13 +105,13 @@ export function mutate({ id, text, becomes }: Mutant, files: readonly SourceFile
   return { ...file, mutated };
 }
 
-/** The lines of a text one below the other, whatever their indentation. */
+/** Returns a pattern for consecutive lines with any indentation. */
 function patternOf(text: string): RegExp {
   const lines = text.trim().split('\n');
   return new RegExp(lines.map((line) => literally(line.trim())).join(String.raw`[ \t]*\n[ \t]*`), 'g');
 }
 
-/** The source of a regular expression that matches this text. */
+/** Returns the source of a regular expression that matches exactly this text. */
 export function literally(text: string): string {
   return text.replaceAll(/[\\^$.*+?()[\]{}|]/g, String.raw`\$&`);
 }

@@ -1,4 +1,4 @@
-/** Links of the docs, and names of docs in the programs, lead somewhere. */
+/** Checks that links of the docs, and names of docs in the programs, lead to a target. */
 import { existsSync, globSync, readFileSync } from 'node:fs';
 import { dirname, join, normalize } from 'node:path';
 import { expect, test } from 'vitest';

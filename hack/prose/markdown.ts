@@ -4,14 +4,14 @@ import { fromMarkdown } from 'mdast-util-from-markdown';
 import { gfmTableFromMarkdown } from 'mdast-util-gfm-table';
 import { gfmTable } from 'micromark-extension-gfm-table';
 
-/** One heading, paragraph or table cell, as plain text. `line` counts from 1. */
+/** Heading, paragraph or table cell, as plain text. `line` counts from 1. */
 export interface Passage {
   readonly isHeading: boolean;
   readonly text: string;
   readonly line: number;
 }
 
-/** `target` is the text of the link, for example `../operate/hosts.md#what-makes-a-node-a-host`. */
+/** Link of a page. `target` is its text, for example `../operate/hosts.md#what-makes-a-node-a-host`. */
 export interface Link {
   readonly target: string;
   readonly line: number;
@@ -22,7 +22,7 @@ export interface Page {
   readonly links: readonly Link[];
 }
 
-/** Stands for inline code: it is one word of its sentence, and no rule of language applies to it. */
+/** Replacement for inline code: it is one word of its sentence, and no rule of language applies to it. */
 const CODE = 'CODE';
 const PASSAGES: ReadonlySet<string> = new Set(['paragraph', 'heading', 'tableCell']);
 
@@ -62,7 +62,7 @@ function plainText(node: Nodes): string {
   return 'children' in node ? node.children.map(plainText).join('') : '';
 }
 
-/** The anchor that GitHub gives a heading, from the heading's source text. */
+/** Returns the anchor that GitHub gives a heading, from the heading's source text. */
 export function anchorOf(heading: string): string {
   return heading
     .toLowerCase()

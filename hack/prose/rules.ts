@@ -1,4 +1,4 @@
-/** The rules of docs/develop/style.md that a program can check. */
+/** Checks the rules of docs/develop/style.md that a program can check. */
 import { readPage } from './markdown.ts';
 
 const MAXIMUM_WORDS = 25;
@@ -7,13 +7,13 @@ const MAXIMUM_HEADING_WORDS = 8;
 interface Rule {
   readonly pattern: RegExp;
   readonly advice: string;
-  /** A sentence that matches is left alone. */
+  /** Pattern of sentences that the rule ignores. */
   readonly except?: RegExp;
 }
 
 const QUESTION = /\?$/;
 
-/** Patterns of one sentence. Inline code is not in it. */
+/** Rules with patterns for one sentence. The sentence does not contain inline code. */
 const SENTENCE_RULES: readonly Rule[] = [
   {
     pattern: /^(Is|Are|Was|Were|Has|Had|Does|Did|Should)\b.*,/,
@@ -60,7 +60,7 @@ const HEADING_RULES: readonly Rule[] = [
   { pattern: /\b(it|this|that|them)$/i, advice: 'names no topic' },
 ];
 
-/** One breach of a rule. `line` counts from 1. */
+/** Breach of a rule. `line` counts from 1. */
 export interface Fault {
   readonly line: number;
   readonly advice: string;
@@ -84,7 +84,7 @@ function adviceFor(text: string, rules: readonly Rule[], maximum: number): strin
   return [...tooLong, ...broken.map(({ advice }) => advice)];
 }
 
-/** Every breach of a rule in a Markdown page, in the order of the page. */
+/** Returns every breach of a rule in a Markdown page, in the order of the page. */
 export function faultsIn(markdown: string): Fault[] {
   return readPage(markdown).passages.flatMap(({ isHeading, text, line }) => {
     const sentences = isHeading ? [text] : sentencesOf(text);

@@ -1,21 +1,21 @@
-/** Writes what a run counted to the file named by BERTH_TEST_SUMMARY, for hack/test.ts to add up. */
+/** Writes the counts of a run to the file that BERTH_TEST_SUMMARY names. hack/test.ts adds the counts up. */
 import { writeFileSync } from 'node:fs';
 import type { Reporter, TestCase, TestModule } from 'vitest/node';
 
-/** A test and, in one piece of text, why it failed or was skipped. */
+/** Test with the reason for its failure or skip, as one text. */
 export interface TestOutcome {
   name: string;
   reason: string;
 }
 
-/** How often a kind of hostile input was tried, and what came of it. */
+/** Number of attempts with a kind of hostile input, and their outcome. */
 export interface AttemptCount {
   input: string;
   outcome: string;
   count: number;
 }
 
-/** How many histories a property was tried with, and how long they were, in steps. */
+/** Number of histories with which a property was tested, and their lengths in steps. */
 export interface HistoryCount {
   test: string;
   histories: number;
@@ -25,11 +25,11 @@ export interface HistoryCount {
 
 declare module 'vitest' {
   export interface TaskMeta {
-    /** Why a suite or test is skipped: `describe('nat', unless(missing), …)`. */
+    /** Reason why a suite or test is skipped: `describe('nat', unless(missing), …)`. */
     skipReason?: string;
-    /** Filled by test/support/properties.ts. */
+    /** Set by test/support/properties.ts. */
     histories?: HistoryCount[];
-    /** Filled by test/hostile/support/attempts.ts. */
+    /** Set by test/hostile/support/attempts.ts. */
     attempts?: AttemptCount[];
   }
 }
@@ -59,7 +59,7 @@ export default class SummaryReporter implements Reporter {
       summary.failed.push({ name: 'outside of any test', reason: message });
     }
     for (const module of modules) {
-      // A file that could not even be loaded has no tests to fail.
+      // A file that could not be loaded has no tests that could fail.
       for (const { message } of module.errors()) {
         summary.failed.push({ name: module.relativeModuleId, reason: message });
       }

@@ -1,4 +1,4 @@
-/** Runs vitest as a process of its own, and reads what the run counted. */
+/** Runs vitest in its own process, and reads the counts of the run. */
 import { spawn } from 'node:child_process';
 import { closeSync, mkdirSync, openSync, readFileSync, rmSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -6,19 +6,21 @@ import { messageOf } from '../../base/errors.ts';
 import { emptySummary, type RunSummary } from './reporter.ts';
 
 export interface VitestRun {
-  /** The work tree whose tests run. */
+  /** Root of the work tree whose tests run. */
   readonly root: string;
-  /** After `vitest run`. */
+  /** Arguments after `vitest run`. */
   readonly args: readonly string[];
-  /** Where the counts are written. */
+  /** Path of the file for the counts. */
   readonly summary: string;
-  /** A file for what vitest prints; our own output when absent. */
+  /** File for vitest's output; our own output when absent. */
   readonly log?: string;
   /** Ends the run with all its processes. */
   readonly signal?: AbortSignal;
 }
 
-/** Resolves with the counts of the run. A run that failed without naming a failure (no tests, a set-up that broke) counts as one. */
+/**
+ * Resolves with the counts of the run. A run that failed without a named failure counts as one failure, for example a run without tests.
+ */
 export async function runVitest(run: VitestRun): Promise<RunSummary> {
   const { summary: path } = run;
   mkdirSync(dirname(path), { recursive: true });
@@ -31,7 +33,10 @@ export async function runVitest(run: VitestRun): Promise<RunSummary> {
   return unnamed ? { ...summary, failed: [{ name: 'the run', reason }] } : summary;
 }
 
-/** In a process group of its own when it may be ended from here: workers in an endless loop hear no signal of their parent. */
+/**
+ * Starts vitest and resolves with its exit code. With a signal, vitest gets its own process group. The signal then also ends workers in an
+ * endless loop, which do not notice the signals of their parent.
+ */
 async function start({ root, args, summary, log, signal }: VitestRun): Promise<number> {
   const program = join(root, 'node_modules', 'vitest', 'vitest.mjs');
   const reporter = join(root, 'hack', 'vitest', 'reporter.ts');
