@@ -1,4 +1,4 @@
-/** Where disks go from this host: to registries as Berth's own artifact, or into the cluster's storage folder. */
+/** Publishes disks of this host to registries as Berth's own artifact, or to the folder of the cluster's image storage. */
 import { chmod, chown, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
@@ -14,38 +14,38 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Repository } from './oci/types.ts';
 
 const FOLDER_MODE = 0o700;
-/** Of manifests in the cluster's image storage: the place that the version was made for. */
+/** Annotation of manifests in the cluster's image storage. Its value is the reference that the version was stored under. */
 const VERSION_ANNOTATION = 'dev.berth.storage.version';
 
 /** A disk as a raw file that may be sparse, and that nobody writes to. */
 export interface RawDisk {
   path: string;
   virtualSizeBytes: number;
-  /** Undefined where nobody has said it. */
+  /** Architecture of the guest; undefined when it was not specified. */
   architecture: 'amd64' | 'arm64' | undefined;
   os?: string | undefined;
 }
 
 export interface Published {
-  /** Pinned by digest; undefined for a file. */
+  /** Reference with the digest; undefined for a file. */
   reference: string | undefined;
-  /** Of the manifest, or of the file. */
+  /** Digest of the manifest, or of the file. */
   digest: string;
   storageBytes: number;
 }
 
 export interface PublishingOptions {
   signal: AbortSignal;
-  /** 0–100. */
+  /** Called with the progress in percent (0–100). */
   onProgress: (percent: number) => void;
 }
 
 export interface PublisherOptions {
   registries: Registries;
-  /** Opens the cluster's own image storage, and is used for that alone. */
+  /** Returns the credentials of the cluster's own image storage, which are used for that storage only. */
   storageKeyring: () => Keyring;
   storageFolder: string | undefined;
-  /** The group that may read images, where the agent is root. */
+  /** Id of the group that may read images when the agent runs as root. */
   readers?: number | undefined;
 }
 
@@ -56,11 +56,12 @@ export class Publisher {
     this.#options = options;
   }
 
-  /** Into the cluster's image storage. */
+  /** Stores a disk in the cluster's image storage. */
   async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
-          // Its tag is the version's alone. With it in the manifest no two versions share a digest: one can be removed without the other.
+          // Each version has a tag of its own. Its manifest contains the tag, so that no two versions share a digest. Each
+          // version can then be removed without another.
           {
             reference: target.reference,
             keyring: this.#options.storageKeyring(),
@@ -72,7 +73,7 @@ export class Publisher {
       : await this.#storeFile(target.path, disk, options);
   }
 
-  /** Out of the cluster's image storage; done when it is not there. Returns why the storage keeps it, if it does. */
+  /** Removes a disk from the cluster's image storage, if it is there. Returns the reason when the storage keeps the disk. */
   async remove(place: StorageTarget, signal: AbortSignal): Promise<string | undefined> {
     if (place.type === 'folder') {
       await this.#removeFile(place.path);
@@ -92,7 +93,7 @@ export class Publisher {
       : `${registry}/${name}: the registry removes nothing: its configuration has to allow deletes`;
   }
 
-  /** To a registry; what it has already is not sent again. */
+  /** Publishes a disk to a registry. Blobs that the registry already has are not sent again. */
   async push(
     to: { reference: string; keyring: Keyring; annotations?: Readonly<Record<string, string>> },
     disk: RawDisk,
@@ -121,14 +122,14 @@ export class Publisher {
     return { reference: `${name}@${digest}`, digest, storageBytes };
   }
 
-  /** As qcow2 with holes where the disk has zeros; complete or not there at all. */
+  /** Writes a disk as qcow2 with holes where the disk has zeros. The file exists only when it is complete. */
   async #storeFile(path: string, disk: RawDisk, { signal }: PublishingOptions): Promise<Published> {
     const file = this.#fileAt(path);
     const partial = partialOf(file);
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
     await this.protectFolder();
     try {
-      // A raw disk says nothing of itself that could be followed.
+      // A raw disk cannot name other files, so the conversion reads no others.
       await convertToQcow2(disk.path, partial, signal);
       await this.#keepFromOthers(partial);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
@@ -140,7 +141,10 @@ export class Publisher {
     }
   }
 
-  /** Other people's disks: nobody but the agent comes into the folder of the storage. A folder that is not there is left to be made. */
+  /**
+   * Closes the folder of the storage to everybody but the agent, because it contains users' disks. Does nothing if the folder
+   * does not exist.
+   */
   async protectFolder(): Promise<void> {
     const { storageFolder } = this.#options;
     if (storageFolder === undefined) {
@@ -155,7 +159,10 @@ export class Publisher {
     }
   }
 
-  /** Programs that read disks for us have the group, and are given the file open. */
+  /**
+   * Restricts a file to the agent and the group of readers. Programs that read disks have this group, and receive the file
+   * already open.
+   */
   async #keepFromOthers(file: string): Promise<void> {
     const { readers } = this.#options;
     if (readers !== undefined) {
@@ -164,7 +171,7 @@ export class Publisher {
     await chmod(file, readers === undefined ? 0o400 : 0o440);
   }
 
-  /** With what an agent left that was killed while it wrote the file. */
+  /** Removes a file, and the partial file of an agent that was killed while writing it. */
   async #removeFile(path: string): Promise<void> {
     const file = this.#fileAt(path);
     await rm(partialOf(file), { force: true });

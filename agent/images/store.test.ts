@@ -143,7 +143,7 @@ describe('the image store', () => {
       const path = join(shared, 'disk.qcow2');
       qemuImg('create', '-q', '-f', 'qcow2', path, '1M');
       const content = await readFile(path);
-      // The header's field for the method: 1 is AES.
+      // The bytes from 32 on are the header's field for the encryption method; 1 is AES.
       content.writeUInt32BE(1, 32);
       await writeFile(path, content);
       await expect(ensure({ type: 'sharedFile', path: basename(path) })).rejects.toMatchObject({
@@ -225,7 +225,7 @@ describe('the image store', () => {
       let answers = 0;
       const url = await serve((_request, response) => {
         answers += 1;
-        // And is not to be had afterwards.
+        // The server refuses all later requests.
         if (answers > 1) {
           response.writeHead(403).end();
           return;

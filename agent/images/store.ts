@@ -1,4 +1,4 @@
-/** The images of one host: whoever asks for one, from whatever source, gets a checked file, and holds it for as long as it is needed. */
+/** The images of one host. A caller gets a checked file of an image from any source, and holds it for as long as it is needed. */
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -22,76 +22,80 @@ import { FileSource } from './sources/file.ts';
 import { HttpSource } from './sources/http.ts';
 import { RegistrySource } from './sources/registry.ts';
 
-/** How often the store looks for changes that nobody announces: disks that grow, fetches that were given up, images without a holder. */
+/** Interval in milliseconds of checks for unreported changes: growing disks, abandoned fetches, images without a holder. */
 const TIDY_MILLISECONDS = 60_000;
 
-/** A source that content lies behind; an empty disk has no base image. */
+/** A source with content. An empty disk is excluded because it has no base image. */
 export type BaseImageSource = Exclude<MachineImageSource, { type: 'empty' }>;
 
 export interface EnsureOptions extends Waiting {
-  /** What the Image says its format is; Auto: by its content. */
+  /** Format that the Image states. With `Auto`, the content determines the format. */
   format?: ImageFormat;
-  /** Which of an image for several architectures; the host's own when absent. */
+  /** Architecture to choose from an image for several architectures; the host's own when absent. */
   architecture?: 'amd64' | 'arm64' | undefined;
-  /** `berth.dev/NAMESPACE/NAME` of the Image object: a name beside those that follow from the source. */
+  /** Name of the Image object (`berth.dev/NAMESPACE/NAME`), in addition to the names that follow from the source. */
   name?: string | undefined;
-  /** What opens registries; none: anonymously. */
+  /** Credentials of registries; requests are anonymous when absent. */
   keyring?: Keyring | undefined;
-  /** It holds the image from the call on, until `release`. */
+  /** Holder of the image from the call until `release`. */
   holder: Holder;
-  /** Ask the registry whether the tag has moved, though an image of that name is here. */
+  /** True to check at the registry whether the tag has moved, even if an image of that name is on this host. */
   refresh?: boolean;
 }
 
 export interface ImageStore {
-  /** The image of a source, fetched once however many ask, and checked before its first use. @throws ReasonedError */
+  /**
+   * Returns the image of a source, fetched once for all callers and checked before use.
+   *
+   * @throws ReasonedError when it cannot be used.
+   */
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
-  /** A machine found at start was made from this file. */
+  /** Records that a machine found at start was made from this file. */
   adopt(holder: Holder, path: string): void;
-  /** The holder's clone is made: it still needs the file, but a removal need not wait any more. */
+  /** Records that the holder's clone is complete. The holder still needs the file, but a removal no longer waits for the holder. */
   cloned(holder: Holder): void;
-  /** The holder needs nothing any more. What nobody holds stays until its room is needed. */
+  /** Ends all holds of the holder. Images without a holder stay until their room is needed. */
   release(holder: Holder): void;
   /**
-   * Removes what only this cache entry wanted from the host. Waits while a machine is between pull and clone of it. An image
-   * that machines run from loses its names now, and its file with the last of them.
+   * Removes the images that only this cache entry held. Waits while a machine is between the pull and the clone of an image.
+   * An image that machines run from loses its names now, and its file when the last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
-  /** Removes what nobody holds, while the disk has less free than it must keep. */
+  /** Removes images without a holder while the disk has less free room than it must keep. */
   relieve(): Promise<void>;
-  /** Does other work that needs `bytes` in `folder` on this host, within the limits of the store. @throws ReasonedError `DiskFull` */
+  /** Runs other work that needs `bytes` in `folder`, within the store's limits. @throws ReasonedError `DiskFull` if they do not fit. */
   withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,
     work: (signal: AbortSignal) => Promise<T>,
   ): Promise<T>;
-  /** Bytes of the images that somebody holds: that room is no machine's. */
+  /** Returns the bytes of the images that have a holder. This room is not available to machines. */
   heldBytes(): number;
-  /** What is in the store, for `Node.status.images`. */
+  /** Returns the images in the store, for `Node.status.images`. */
   images(): StoredImage[];
-  /** Called when `images()` changes. */
+  /** Calls `listener` when `images()` changes. */
   onChange(listener: () => void): void;
 }
 
 export interface HostImageStoreOptions extends SpaceLimits {
   dataDirectory: string;
-  /** Guests' architecture where nobody says another. */
+  /** Architecture of guests when a request states none. */
   architecture: 'amd64' | 'arm64';
   /** Folders below which files may be used as images. */
   sharedRoots: readonly string[];
-  /** The folder of the cluster's own image storage, if that is a folder. */
+  /** Folder of the cluster's own image storage, if that is a folder. */
   storageFolder?: string | undefined;
-  /** Who reads images that strangers made, where the agent is root. */
+  /** User that reads untrusted images when the agent runs as root. */
   reader?: RunAs | undefined;
-  /** Fetch also from loopback and link-local addresses. */
+  /** True to fetch also from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;
-  /** Networks of the cluster's Pods, Services and Nodes: only servers named in `registries` may be there. */
+  /** Networks of the cluster's Pods, Services and Nodes. Only servers named in `registries` may be there. */
   clusterCIDRs?: readonly string[];
-  /** Of this host, beside those of its interfaces. */
+  /** Addresses of this host that none of its interfaces has. */
   ownAddresses?: readonly string[];
-  /** Servers that may be at any address. `credentialsFile` opens the cluster's own storage, and nothing else. */
+  /** Servers that may have any address. `credentialsFile` is used for the cluster's own storage only. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
-  /** For tests: milliseconds, as of `performance.now()`. */
+  /** Clock for tests, in milliseconds like `performance.now()`. */
   clock?: () => number;
   metrics: Registry;
   logger: Logger;
@@ -102,7 +106,7 @@ export class HostImageStore implements ImageStore {
   readonly #holders = new Holders();
   readonly #catalog: Catalog;
   readonly #space: Space;
-  /** The one pool of connections to registries and web servers of this host. */
+  /** The shared pool of connections of this host to registries and web servers. */
   readonly registries: Registries;
   readonly #sources: { registry: RegistrySource; http: HttpSource; file: FileSource };
 
@@ -132,7 +136,7 @@ export class HostImageStore implements ImageStore {
     };
   }
 
-  /** Finds what is there. An import that an earlier agent did not finish is taken up when it is asked for again. */
+  /** Opens the store with the images on the disk. A request for an image resumes its unfinished import by an earlier agent. */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
     const layout = new Layout(options.dataDirectory, options.reader?.gid);
     await layout.prepare();
@@ -154,7 +158,7 @@ export class HostImageStore implements ImageStore {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // The same file may be asked for as another format; what is qcow2 was found to be so by its content.
+      // A file may be requested in another format than before. Content that is qcow2 needs no new inspection for `Auto`.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);
@@ -261,7 +265,7 @@ export class HostImageStore implements ImageStore {
     }
   }
 
-  /** The credentials of the cluster's own storage; read at each use, since the file may have been written anew. */
+  /** Returns the credentials of the cluster's own storage. The files are read at each use, because they may have changed. */
   storageKeyring(): Keyring {
     const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
     return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));

@@ -105,7 +105,7 @@ class ArrivingBlob {
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');
     this.#reader = reader;
-    // An earlier reader may have left while its last piece was being read. The failure of that piece belongs to the earlier
+    // An earlier reader may have stopped while its last piece was being read. The failure of that piece belongs to the earlier
     // reader.
     await this.#reading.catch(() => undefined);
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {

@@ -22,7 +22,7 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
   const lines = await linesOf(path);
   if (lines?.[0] === key) {
     const file = await open(path, 'a', 0o600);
-    // Without this, the rest of an incomplete line would become the beginning of the next entry.
+    // The rest of an incomplete line is cut off, because it would become the beginning of the next entry.
     await file.truncate(lines.reduce((length, line) => length + Buffer.byteLength(line) + 1, 0));
     return new FileJournal(file, lines.slice(1), false);
   }

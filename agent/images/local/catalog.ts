@@ -1,4 +1,4 @@
-/** The images of a store: what is there, by what it is found, who holds it, and what goes first when room is needed. */
+/** The catalog of a store's images: their names, their holders, and the order in which they are removed when room is needed. */
 import type { Logger } from 'pino';
 import { Serial } from '../../../base/serial.ts';
 import type { Holder, Holders } from './holders.ts';
@@ -6,15 +6,18 @@ import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
-/** Files used where they lie that nobody holds: they take no room, but a place in this list. */
+/**
+ * Limit of the shared files without a holder that the catalog keeps. They are used in place, so they take no room, only an
+ * entry here.
+ */
 const SHARED_LIMIT = 256;
-/** How many names one image keeps, the latest ones: more for the same content are a mistake or an attack. */
+/** Limit of the names of one image; the latest names are kept. More names for the same content are a mistake or an attack. */
 const NAMES_LIMIT = 64;
-/** Names of Image and ISO objects begin so. Other names are references, which begin with the host of their registry. */
+/** Prefix of the names of Image and ISO objects. Other names are references, which begin with the host of their registry. */
 const OBJECT = 'berth.dev/';
 
 export interface StoredImage {
-  /** As in `Node.status.images`: normalised reference and `repository@digest`, `berth.dev/NAMESPACE/NAME@digest`. */
+  /** Names as in `Node.status.images`: normalised reference, `repository@digest`, and `berth.dev/NAMESPACE/NAME@digest`. */
   names: string[];
   sizeBytes: number;
 }
@@ -22,11 +25,11 @@ export interface StoredImage {
 export interface Stored {
   readonly id: ImageId;
   readonly metadata: Metadata;
-  /** Milliseconds since the epoch. */
+  /** Time of the last use in milliseconds since the epoch. */
   usedAt: number;
 }
 
-/** What somebody asked for. */
+/** A request for an image. */
 export interface Asked {
   /** Normalised references, and names of Image objects. */
   names: readonly string[];
@@ -41,7 +44,7 @@ export class Catalog {
   readonly #images = new Map<ImageId, Stored>();
   readonly #listeners: (() => void)[] = [];
   #listed = '';
-  /** Writes follow one another: the last one tells how it is. */
+  /** Queue of writes. They run one after another, so that the last write stores the latest state. */
   readonly #writes = new Serial();
 
   constructor(layout: Layout, holders: Holders, logger: Logger) {
@@ -71,7 +74,10 @@ export class Catalog {
     return [...this.#images.values()];
   }
 
-  /** After a crash in the midst of a name's move two have it: the one used last is meant. */
+  /**
+   * Returns the image with this name. After a crash during the move of a name, two images have it; the image that was used
+   * last is returned.
+   */
   byName(name: string, architecture: Asked['architecture']): Stored | undefined {
     return this.all()
       .filter(({ metadata }) => metadata.names.includes(name) && metadata.architecture === architecture)
@@ -94,13 +100,13 @@ export class Catalog {
     return stored;
   }
 
-  /** The holder needs nothing of it any more: that was its last use. */
+  /** Records the end of a hold as the last use of its image. */
   async released(stored: Stored): Promise<void> {
     stored.usedAt = Date.now();
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
   }
 
-  /** Its names mean this image from now on, and the holder has it; resolves when that will outlast the agent. */
+  /** Gives the requested names and the holder to this image. Resolves when the change is on the disk, so that it outlasts the agent. */
   async assign(stored: Stored, asked: Asked): Promise<void> {
     stored.usedAt = Date.now();
     const changed = new Set<Stored>();
@@ -111,7 +117,7 @@ export class Catalog {
       this.#enter(asked.holder, stored, changed);
     }
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
-    // First where something is added: what a crash leaves is two of a thing, not none.
+    // The image that gains a name or an entry is saved first. After a crash, two images may then have it, but it is never lost.
     if (changed.delete(stored)) {
       await this.save(stored);
     }
@@ -122,7 +128,7 @@ export class Catalog {
     await this.sweep();
   }
 
-  /** The entry wants none of them any more; what no other entry wants loses its names. */
+  /** Takes this image from the cache entry. The image loses its names if no other cache entry holds it. */
   async unenter(holder: Holder, stored: Stored): Promise<void> {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
@@ -138,7 +144,7 @@ export class Catalog {
     await this.#writes.run(async () => await this.#write(stored));
   }
 
-  /** An image that has gone, or goes meanwhile, need not be written down. */
+  /** Saves the metadata of an image. An image that was removed before or during the write is not saved. */
   async #write(stored: Stored): Promise<void> {
     const isHere = (): boolean => this.#images.get(stored.id) === stored;
     if (!isHere()) {
@@ -156,14 +162,17 @@ export class Catalog {
     }
   }
 
-  /** Out of the catalog at once; its room is free when this resolves. */
+  /** Removes an image from the catalog at once. Its room is free when this resolves. */
   async discard(stored: Stored): Promise<void> {
     this.#images.delete(stored.id);
     this.#tell();
     await this.#layout.discard(stored.id);
   }
 
-  /** Removes images with neither name nor holder, which are of no use to anybody. Forgets the oldest files that lie elsewhere. */
+  /**
+   * Removes images that have neither name nor holder, because nobody can use them. Also removes the oldest shared files above
+   * the limit from the catalog.
+   */
   async sweep(): Promise<void> {
     const free = this.all().filter(({ id }) => !this.#holders.isHeld(id));
     const nameless = free.filter(({ metadata }) => metadata.names.length === 0);
@@ -172,7 +181,7 @@ export class Catalog {
     await Promise.all([...new Set([...nameless, ...oldest])].map((stored) => this.discard(stored)));
   }
 
-  /** The images that may go when room is needed, the one that was used least lately first. */
+  /** Returns the images that may be removed when room is needed, the least recently used image first. */
   evictable(): Stored[] {
     return this.all()
       .filter(({ id, metadata }) => metadata.sizeBytes > 0 && !this.#holders.isHeld(id))
@@ -184,7 +193,10 @@ export class Catalog {
     return held.reduce((sum, { metadata }) => sum + metadata.sizeBytes, 0);
   }
 
-  /** Those of cache entries first, since a Node lists a limited number; else in an order that does not change with use. */
+  /**
+   * Returns the images that have names. Images of cache entries come first, because a Node lists a limited number. Within each
+   * group, the order does not change with use.
+   */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({
       names: namesOf(metadata),
@@ -222,7 +234,7 @@ export class Catalog {
     changed.add(to);
   }
 
-  /** An entry has one image: what it had before is let go. */
+  /** Gives this image to a cache entry. An entry has one image, so it loses its previous image. */
   #enter(holder: Holder, to: Stored, changed: Set<Stored>): void {
     const entry = holder.slice(ENTRY.length);
     for (const other of this.all()) {

@@ -1,24 +1,24 @@
-/** Who needs which image of a store. */
+/** Records which machine, cache entry or task holds which image of a store. */
 import type { ImageId } from './layout.ts';
 
 /**
- * Who needs an image. A machine needs it from before the pull. An ImageCacheEntry needs it until it lets go, also over restarts
- * of the agent.
+ * Name of a holder of images. A machine holds an image from before the pull. An ImageCacheEntry holds its image until it is
+ * released, also across restarts of the agent.
  */
 export type Holder = `machine/${string}` | `entry/${string}` | `task/${string}`;
 
 interface Hold {
   readonly images: Set<ImageId>;
-  /** It may be reading the image, or be about to: until its clone is made. */
+  /** True while the holder may be reading the image or about to read it: until its clone is complete. */
   deploying: boolean;
 }
 
 export class Holders {
   readonly #holds = new Map<Holder, Hold>();
-  /** Called at every hold that ends or is a clone by now. */
+  /** Callbacks for each hold that ends or whose clone is complete. */
   readonly #waiting = new Set<() => void>();
 
-  /** False when the holder has it already. */
+  /** Adds an image to a holder. Returns false when the holder already has the image. */
   add(holder: Holder, id: ImageId): boolean {
     const hold = this.#of(holder);
     if (!isEntry(holder)) {
@@ -29,7 +29,7 @@ export class Holders {
     return isNew;
   }
 
-  /** The agent has found a machine that an earlier agent cloned from the image. */
+  /** Adds an image to a machine that an earlier agent cloned from the image. */
   adopt(holder: Holder, id: ImageId): void {
     this.#of(holder).images.add(id);
   }
@@ -56,7 +56,7 @@ export class Holders {
     this.#tell();
   }
 
-  /** Does `work` while the holder has the image. It stays the holder's when that succeeds, or when it was before. */
+  /** Runs `work` while the holder has the image. If `work` fails, the hold ends, unless it existed before. */
   async during<T>(holder: Holder, id: ImageId, work: () => Promise<T>): Promise<T> {
     const isNew = this.add(holder, id);
     try {
@@ -77,17 +77,17 @@ export class Holders {
     return this.#some(id, () => true);
   }
 
-  /** Whether a cache entry wants it. */
+  /** Returns whether a cache entry holds the image. */
   isWanted(id: ImageId): boolean {
     return this.#some(id, isEntry);
   }
 
-  /** Whether somebody is between pull and clone of it. */
+  /** Returns whether a holder is between the pull and the clone of the image. */
   isDeploying(id: ImageId): boolean {
     return this.#some(id, (_, { deploying }) => deploying);
   }
 
-  /** Resolves at the next hold that ends, or is a clone by then; rejects with the signal's reason. */
+  /** Resolves when the next hold ends or its clone is complete. Rejects with the signal's reason when the signal aborts. */
   async change(signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
     const { promise, resolve } = Promise.withResolvers<void>();

@@ -21,7 +21,7 @@ const DISK = Buffer.alloc(512, 1);
 describe('an import', () => {
   let folder: string;
   let importing: Importing;
-  /** How often the disk was fetched. */
+  /** Number of times that the disk was fetched. */
   let fetches: number;
 
   beforeEach(async () => {

@@ -1,4 +1,4 @@
-/** From something to fetch to an image of this host: with room for it, taken up where it was cut, checked, then given its place. */
+/** Imports images to this host: reserves room, resumes interrupted fetches, checks the disk, and moves it to its place. */
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
@@ -10,35 +10,38 @@ import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 
-/** The fetched bytes are of no use, or their room is needed. After any other failure the fetch is taken up again later. */
+/**
+ * Reasons after which the fetched bytes are removed, because they are useless or their room is needed. After other failures,
+ * the fetch is resumed later.
+ */
 const HOPELESS: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
-/** Failures that follow from what the one who fetches has asked with. Others may fare better with their own. */
+/** Reasons that depend on the requester's own credentials or architecture. The same import may succeed for another requester. */
 const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageArchitectureMismatch']);
 
-/** One who waits for a fetch. */
+/** A caller that waits for a fetch. */
 export interface Waiting {
   signal: AbortSignal;
-  /** 0–100, of the bytes to fetch. */
+  /** Called with the percentage (0–100) of the bytes that are fetched. */
   onProgress: (percent: number) => void;
 }
 
-/** The part of a request for an image that every source is told. */
+/** The part of a request for an image that is the same for all sources. */
 export interface ImageRequest extends Waiting {
   architecture: 'amd64' | 'arm64';
   format: ImageFormat;
-  /** Does `work` while the asker holds the image. */
+  /** Runs `work` while the requester holds the image. */
   holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
 }
 
 export interface Import {
   id: ImageId;
-  /** The content and its source, for people. */
+  /** Content and source, for messages. */
   what: string;
-  /** Bytes that it will take at most, as far as that is known beforehand. */
+  /** Most bytes that the import will take, as far as known in advance. */
   roomBytes: number;
   format: ImageFormat;
   metadata: Pick<Metadata, 'digest' | 'architecture'>;
-  /** Makes `target.disk`. */
+  /** Fetches and writes `target.disk`. */
   run: (target: PullTarget, watched: Watched) => Promise<void>;
 }
 
@@ -47,7 +50,7 @@ export interface ImportingParts {
   catalog: Catalog;
   space: Space;
   metrics: ImageMetrics;
-  /** Who reads what strangers made, where the agent is root. */
+  /** User that reads untrusted content when the agent runs as root. */
   reader: RunAs | undefined;
 }
 
@@ -60,11 +63,11 @@ export class Importing {
   }
 
   /**
-   * Imports what `plan` says, once for all who ask with the same key at the same time. `key` names content and source: the same
-   * again finds what an earlier attempt left. Who waits for another's import begins one of his own when that one fails
-   * for what the other has asked with.
+   * Runs the import that `plan` returns, once for all callers with the same key at the same time. `key` names content and
+   * source, so that a later call finds the files of an earlier attempt. A shared import may fail because of the request of the
+   * caller that began it. Then a waiting caller begins an import of its own.
    *
-   * @throws ReasonedError, or the reason of the signal.
+   * @throws ReasonedError when the import fails, or the reason of the signal when it aborts.
    */
   async ensure(
     key: string,
@@ -126,7 +129,7 @@ export class Importing {
     const { layout, catalog } = this.#parts;
     const present = catalog.get(id);
     if (present !== undefined) {
-      // The same content came from another source meanwhile.
+      // The same content came from another source in the meantime.
       await layout.dropPartial(folder);
       return present;
     }

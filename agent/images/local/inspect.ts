@@ -1,4 +1,4 @@
-/** Judges a disk image from a stranger: its format, its size, and whether it may be used. */
+/** Inspects an untrusted disk image: its format, its size, and whether it may be used. */
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -7,16 +7,19 @@ import { ProgramError, type RunAs } from '../../../base/exec.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
 import type { DiskFormat } from '../../disks/disk.ts';
 
-/** The format that somebody says an image has; Auto: its content tells. */
+/** Format that is stated for an image. With `Auto`, the content determines the format. */
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
-/** "QFI\xfb". A raw disk that a guest filled with it would be read as qcow2, and then be refused or be what it says. */
+/**
+ * Magic bytes of qcow2, "QFI\xfb". If a guest writes them at the start of a raw disk, the disk is read as qcow2: refused, or
+ * used as such.
+ */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const SECTOR_BYTES = 512;
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
-/** qemu-img's reading of a header must find nothing that our own reading does not allow. */
+/** Output of qemu-img. It must contain nothing that Berth's own reading of the header does not allow. */
 const infoSchema = z.object({
   'virtual-size': z.number(),
   'backing-filename': z.never().optional(),
@@ -36,9 +39,10 @@ export interface InspectedImage {
 }
 
 /**
- * `expected`: what the Image says its format is. `reader`: who reads it, where the agent is root.
+ * Checks an image and returns its format and virtual size. `expected` is the format that the Image states. `reader` is the
+ * user that reads the image when the agent runs as root.
  *
- * @throws ReasonedError `ImageInvalid` with the reason.
+ * @throws ReasonedError `ImageInvalid` with the cause when the image cannot be used.
  */
 export async function inspectImage(
   path: string,
@@ -72,7 +76,7 @@ async function beginning(file: FileHandle): Promise<{ isQcow2: boolean; size: nu
   return { isQcow2: bytesRead === QCOW2_MAGIC.length && buffer.equals(QCOW2_MAGIC), size };
 }
 
-/** Reads the header ourselves first, then with qemu-img, which is given only a file that passed our own reading. */
+/** Returns the virtual size in bytes. Berth reads the header first, because qemu-img receives only files that passed this check. */
 async function virtualSizeOf(
   { file, path }: { file: FileHandle; path: string },
   reader: RunAs | undefined,
@@ -108,7 +112,12 @@ async function infoOf(
   }
 }
 
-/** Files of an administrator may be kept from everybody; whoever reads them for us is not the administrator. */
+/**
+ * Checks that the user `uid` with the group `gid` may read the file, because an administrator may have restricted the file to
+ * root.
+ *
+ * @throws ReasonedError `ImageInvalid` when they may not read it.
+ */
 async function requireReadable(
   { file, path }: { file: FileHandle; path: string },
   { uid, gid }: RunAs,

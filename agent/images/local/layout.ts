@@ -1,11 +1,12 @@
 /**
  * The files below `<data directory>/images`:
  *
- * - `sha256/<hex>/` an image of a registry, by the digest of its manifest; `file/<hex>/` one fetched over http, by the sha256 of
- *   what was fetched: in each `disk`, and `image.json`, without which it is no image; `chunks.json` where its layout has one.
- * - `shared/<hex>/` the `image.json` of a file that is used where it lies, by its path and content.
- * - `partial/<hex>/` what is being fetched; kept over restarts, so that it can be taken up again.
- * - `trash/` what is on its way out.
+ * - `sha256/<hex>/`: an image of a registry, by the digest of its manifest. It contains `disk`, `image.json`, and
+ *   `chunks.json` if its layout has one. Without `image.json`, the folder is not an image.
+ * - `file/<hex>/`: an image fetched over http, by the sha256 of the downloaded file. It contains the same files.
+ * - `shared/<hex>/`: the `image.json` of a file that is used in place, by the file's path and content.
+ * - `partial/<hex>/`: an unfinished fetch. It is kept across restarts, so that it can be resumed.
+ * - `trash/`: files that are being removed.
  */
 import { createHash, randomUUID } from 'node:crypto';
 import { existsSync, renameSync } from 'node:fs';
@@ -16,17 +17,23 @@ import { listFolders, sync, writeWhole } from '../../../base/files.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import { isMissing } from '../../../base/errors.ts';
 
-/** The digest of a manifest and that of a file are never taken for each other: who knows the one need not be let to the other. */
+/**
+ * Kinds of images. Digests of manifests and of files are kept apart, because a user who knows one of them may lack access to
+ * the other.
+ */
 const KINDS = ['sha256', 'file', 'shared'] as const;
 type Kind = (typeof KINDS)[number];
-/** `KIND/<hex>`: names an image within its store. */
+/** Id of an image within its store: `KIND/<hex>`. */
 export type ImageId = `${Kind}/${string}`;
 
 const DISK = 'disk';
 const METADATA = 'image.json';
-/** The files of a finished image; anything else in its folder is left from its import. */
+/** Files of a finished image. Other files in its folder remain from its import and are removed. */
 const KEPT = new Set([DISK, METADATA, 'chunks.json', 'nvram.bin']);
-/** Disks of strangers: hypervisors open them before they give up their rights, other programs are given them open. */
+/**
+ * Modes of folders and disks, which are not for other users. Hypervisors open disks before they drop their rights; other
+ * programs receive the disks already open.
+ */
 const FOLDER_MODE = 0o700;
 const DISK_MODES = { unfinished: 0o640, finished: 0o440 };
 
@@ -34,21 +41,24 @@ const metadataSchema = z.object({
   version: z.literal(1),
   /** Digest of the manifest, or of the file. */
   digest: z.string(),
-  /** Path of a file that is used where it lies. */
+  /** Path of a file that is used in place. */
   path: z.string().optional(),
   format: z.enum(['qcow2', 'raw']),
   virtualSizeBytes: z.number(),
-  /** Room that it takes here. */
+  /** Bytes that the image takes in the store. */
   sizeBytes: z.number(),
-  /** Guests' architecture that it was asked for with. */
+  /** Architecture of the guests that the image was requested for. */
   architecture: z.enum(['amd64', 'arm64']),
-  /** Names by which it is found: normalised references, and names of Image objects. */
+  /** Names by which the image is found: normalised references, and names of Image objects. */
   names: z.array(z.string()),
-  /** Repositories that it was fetched from, or could have been; `open`: without credentials, when that was last asked. */
+  /**
+   * Repositories that the image was fetched from, or could have been fetched from. `open`: credentials were not needed at the
+   * last check.
+   */
   repositories: z.array(z.object({ name: z.string(), open: z.boolean(), digests: z.array(z.string()) })),
-  /** SHA-256 of each address that a file fetched over http came from. An earlier agent wrote none. */
+  /** SHA-256 of each URL that the file was fetched from over http. Earlier agents did not write this field. */
   urls: z.array(z.string()).default([]),
-  /** Cache entries that hold it. */
+  /** Cache entries that hold the image. */
   entries: z.array(z.string()),
 });
 export type Metadata = z.infer<typeof metadataSchema>;
@@ -79,13 +89,13 @@ export class Layout {
   readonly root: string;
   readonly #readers: number | undefined;
 
-  /** `readers`: the group that may read images, where the agent is root. */
+  /** `readers` is the id of the group that may read images when the agent runs as root. */
   constructor(dataDirectory: string, readers?: number) {
     this.root = join(dataDirectory, 'images');
     this.#readers = readers;
   }
 
-  /** Makes the folders and empties the trash. */
+  /** Creates the folders and empties the trash. */
   async prepare(): Promise<void> {
     await this.emptyTrash();
     for (const name of [...KINDS, 'partial', 'trash']) {
@@ -101,15 +111,15 @@ export class Layout {
     return join(this.folder(id), DISK);
   }
 
-  /** The folder for a fetch from one place; the finished disk goes to `disk` in it. */
+  /** Returns the folder for the fetch with this key, and the path of the finished disk in the folder. */
   partial(key: string): { folder: string; disk: string } {
     const folder = join(this.root, 'partial', hash(key));
     return { folder, disk: join(folder, DISK) };
   }
 
   /**
-   * All images, with the time of their last use in milliseconds since the epoch. What is half is removed; what cannot be
-   * read is told, and left: a machine may run from it.
+   * Returns all images with the time of their last use in milliseconds since the epoch. Incomplete images are removed.
+   * Unreadable images are reported to `broken` and kept, because a machine may run from them.
    */
   async load(broken: (problem: object) => void): Promise<Loaded[]> {
     const found: Loaded[] = [];
@@ -144,14 +154,14 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    // Others have their folder from the fetch.
+    // Other images already have their folder from the fetch.
     if (metadata.path !== undefined) {
       await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
     }
     await writeWhole(join(this.folder(id), METADATA), JSON.stringify(metadata));
   }
 
-  /** The time of the last use is that of the file: it may be lost with the host's power. */
+  /** Stores the time of the last use as the modification time of `image.json`. The time may be lost when the host loses power. */
   async touch(id: ImageId, time: Date): Promise<void> {
     try {
       await utimes(join(this.folder(id), METADATA), time, time);
@@ -162,7 +172,7 @@ export class Layout {
     }
   }
 
-  /** Lets the programs read it that inspect it. A fetch that is cut off here is taken up later. */
+  /** Allows the inspecting programs to read the disk. A fetch that is interrupted here is resumed later. */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) {
@@ -170,33 +180,33 @@ export class Layout {
     }
   }
 
-  /** A fetch whose disk is whole becomes an image; all but its place. */
+  /** Makes a complete fetch an image: protects and syncs its disk and writes its metadata. The image is not yet in its place. */
   async finish(partial: string, metadata: Metadata): Promise<void> {
     await chmod(join(partial, DISK), DISK_MODES.finished);
     await sync(join(partial, DISK));
     await writeWhole(join(partial, METADATA), JSON.stringify(metadata));
   }
 
-  /** Gives a finished fetch its place, before anything else can happen. */
+  /** Moves a finished fetch to its place. The move is synchronous, so that nothing can happen in between. */
   place(partial: string, id: ImageId): void {
     renameSync(partial, this.folder(id));
   }
 
-  /** After {@link place}: for good, and without the traces of its making. */
+  /** Syncs the move by {@link place}, and removes the files that remain from the import. */
   async tidy(id: ImageId): Promise<void> {
     await sync(dirname(this.folder(id)));
     await prune(this.folder(id));
   }
 
-  /** The metadata of a fetch that was finished but not yet given its place. */
+  /** Returns the metadata of a fetch that is finished but not yet in its place. Returns undefined for an unfinished fetch. */
   async finished(partial: string): Promise<Metadata | undefined> {
     return await readMetadata(partial);
   }
 
-  /** Out of its place before anything else can happen; its room is free once this resolves. */
+  /** Moves an image to the trash before anything else can happen, and deletes it. Its room is free when this resolves. */
   async discard(id: ImageId): Promise<void> {
     const trash = join(this.root, 'trash', randomUUID());
-    // A file that is used where it lies has its folder only once its use is written down.
+    // A file that is used in place has a folder only after its metadata was saved.
     if (existsSync(this.folder(id))) {
       renameSync(this.folder(id), trash);
     }
@@ -207,7 +217,10 @@ export class Layout {
     await rm(join(this.root, 'trash'), { recursive: true, force: true });
   }
 
-  /** Fetches that were begun: their folders, the room they take, and when they were last worked on (milliseconds since the epoch). */
+  /**
+   * Returns the unfinished fetches: their folders, their sizes in bytes, and the times of their last work (milliseconds since
+   * the epoch).
+   */
   async partials(): Promise<{ folder: string; sizeBytes: number; usedAt: number }[]> {
     const root = join(this.root, 'partial');
     const found: { folder: string; sizeBytes: number; usedAt: number }[] = [];
@@ -232,7 +245,7 @@ export class Layout {
   }
 }
 
-/** In milliseconds since the epoch; undefined for a file that has gone. */
+/** Returns the modification time of a file in milliseconds since the epoch, or undefined when the file does not exist. */
 async function changedAt(path: string): Promise<number | undefined> {
   try {
     return (await stat(path)).mtimeMs;

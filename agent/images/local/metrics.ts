@@ -3,7 +3,7 @@ import { Counter, Gauge, type Registry } from 'prom-client';
 
 export type ImageMetrics = ReturnType<typeof imageMetrics>;
 
-/** `used`: bytes that images take, asked for at each scrape. */
+/** Creates the metrics. `used` returns the bytes that images take, and is called at each scrape. */
 export function imageMetrics(
   registry: Registry,
   usage: { used: () => Promise<number>; images: () => number },

@@ -1,17 +1,20 @@
-/** Finds pieces of an image that is fetched in the images that are on this host already. */
+/** Finds chunks of an image that is being fetched in the images that are already on this host. */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import type { Catalog, Stored } from './catalog.ts';
 import { lookupIn, readChunkTable } from '../layouts/chunks.ts';
 import type { ContentLookup } from '../layouts/pull.ts';
 
-/** Those used last: more are seldom of the same family, and their tables are read each time. */
+/**
+ * Limit of the images that are searched, those used last. Other images seldom share content, and the table of each image is
+ * read every time.
+ */
 const BASES_LIMIT = 8;
 const TABLE = 'chunks.json';
 
 /**
- * Looks in images of the same repository and in those that everybody may have (`isOpen`): a digest alone must not bring out what
- * somebody else's image holds.
+ * Returns a lookup in images of the same repository and in images that everybody may have (`isOpen`). Other images are not
+ * searched, because a digest alone must not give access to another user's image.
  */
 export async function contentFor(
   repository: string,
@@ -39,7 +42,7 @@ export async function contentFor(
   const find = lookupIn(disks);
   return (...asked) => {
     const place = find(...asked);
-    // It may have been removed since.
+    // The image may have been removed since the search.
     return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
   };
 }
@@ -51,7 +54,7 @@ async function filterAsync<T>(items: readonly T[], test: (item: T) => Promise<bo
   return items.filter((_, index) => passed[index]);
 }
 
-/** Judged by what is known without asking a registry. */
+/** Returns whether an image may give content, as far as known without a request to a registry. */
 function mayGive({ metadata }: Stored, repository: string): boolean {
   return metadata.repositories.some(({ name, open }) => open || name === repository);
 }

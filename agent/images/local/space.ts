@@ -1,4 +1,7 @@
-/** Room for images: asked for before a fetch, watched while it goes on, and made by removing what nobody holds. */
+/**
+ * Manages the room for images: reserves it before a fetch, watches it during the fetch, and removes images without a holder to
+ * free it.
+ */
 import { statfs } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Serial } from '../../../base/serial.ts';
@@ -6,13 +9,16 @@ import type { Catalog } from './catalog.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import type { Layout } from './layout.ts';
 
-/** Machines' disks grow at the same time; in a second the fastest disk writes less than the least that is kept free. */
+/**
+ * Interval of checks of the free room in milliseconds. Machines' disks grow during a fetch. In one second, the fastest disk
+ * writes less than the smallest reserve.
+ */
 const WATCH_MILLISECONDS = 1_000;
-/** A fetch that nobody has gone on with for so long is given up. */
+/** Time in milliseconds after which a fetch without progress is removed. */
 const PARTIAL_LIFE_MILLISECONDS = 24 * 3_600_000;
 
 export interface SpaceLimits {
-  /** Bytes that all images together may take; undefined: what the disk holds. */
+  /** Most bytes that all images together may take. If undefined, only the disk limits them. */
   budget?: number | undefined;
   /** Bytes of the file system that stay free. */
   minimumFree: number;
@@ -24,16 +30,20 @@ export interface SpaceOptions extends SpaceLimits {
   onEviction: () => void;
 }
 
-/** Work under way in a folder, and the room that it will need there in all, as far as is known yet. */
+/** Work under way in a folder, and the total bytes that it will need there, as far as known. */
 interface Claim {
   readonly folder: string;
   bytes: number;
 }
 
 export interface Watched {
-  /** Aborts when the disk gets full all the same. */
+  /** Aborts when the disk becomes full despite the reservation. */
   signal: AbortSignal;
-  /** It is found that the work needs so many bytes in all. @throws ReasonedError `DiskFull` */
+  /**
+   * Reserves room for the whole work when its total number of bytes becomes known.
+   *
+   * @throws ReasonedError `DiskFull` when there is too little room.
+   */
   need: (bytes: number) => Promise<void>;
 }
 
@@ -45,14 +55,18 @@ interface Evictable {
 export class Space {
   readonly #options: SpaceOptions;
   readonly #claims = new Set<Claim>();
-  /** One at a time makes room, or two would reckon with the same bytes. */
+  /** Queue that makes room for one claim at a time, because two claims must not reserve the same bytes. */
   readonly #making = new Serial();
 
   constructor(options: SpaceOptions) {
     this.#options = options;
   }
 
-  /** Does `work` in `folder`, for which there is room of `bytes` when it begins. @throws ReasonedError `DiskFull` */
+  /**
+   * Reserves the room of a claim and then runs `work`.
+   *
+   * @throws ReasonedError `DiskFull` when there is too little room, before or during the work.
+   */
   async within<T>(claim: Claim, signal: AbortSignal, work: (watched: Watched) => Promise<T>): Promise<T> {
     const full = new AbortController();
     const need = async (bytes: number): Promise<void> => {
@@ -75,7 +89,7 @@ export class Space {
     }
   }
 
-  /** Removes fetches that were given up, and what nobody holds when less is free than is to stay so. */
+  /** Frees room as {@link relieve} does. Then removes fetches that nobody has continued for a day. */
   async tidy(): Promise<void> {
     await this.relieve();
     const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
@@ -86,12 +100,12 @@ export class Space {
     }
   }
 
-  /** Removes what nobody holds while less is free than is to stay so. */
+  /** Removes idle fetches and images without a holder while less room is free than the required minimum. */
   async relieve(): Promise<void> {
     await this.#making.run(() => this.#relieve());
   }
 
-  /** Bytes that images take, the unfinished ones among them. */
+  /** Returns the bytes that images take, including unfinished fetches. */
   async used(): Promise<number> {
     const { catalog, layout } = this.#options;
     const partials = await layout.partials();
@@ -120,7 +134,7 @@ export class Space {
     }
   }
 
-  /** How many bytes are too few for it, beside all that others were promised. */
+  /** Returns the bytes that are missing for a claim and the bytes that are free, both after the reservations of all other claims. */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
     const { budget = Number.POSITIVE_INFINITY } = this.#options;
     const others = [...this.#claims].filter((other) => other !== claim);
@@ -131,7 +145,7 @@ export class Space {
     return { lacking: (await remaining(claim)) - Math.min(byDisk, byBudget), free };
   }
 
-  /** Bytes that may still be written. */
+  /** Returns the bytes that may still be written. */
   async #free(): Promise<number> {
     const { layout, minimumFree } = this.#options;
     const { bavail, bsize } = await statfs(layout.root);
@@ -157,7 +171,7 @@ export class Space {
     }
   }
 
-  /** False when more has to stay free than does, with nothing left to remove. */
+  /** Frees room until the required minimum is free. Returns false when nothing more can be removed and the minimum is still not free. */
   async #relieve(): Promise<boolean> {
     if ((await this.#free()) >= 0) {
       return true;
@@ -171,7 +185,7 @@ export class Space {
     return false;
   }
 
-  /** Fetches that nobody goes on with before images that are whole. */
+  /** Returns the content that may be removed, in order of removal: idle fetches first, then complete images. */
   async #evictables(claim: Claim | undefined): Promise<Evictable[]> {
     const { catalog, layout, onEviction } = this.#options;
     const partials = (await this.#idlePartials()).filter(({ folder }) => folder !== claim?.folder);
@@ -180,7 +194,7 @@ export class Space {
       ...catalog.evictable().map((stored) => ({
         sizeBytes: stored.metadata.sizeBytes,
         remove: async () => {
-          // Somebody may have asked for it since.
+          // A caller may have requested the image in the meantime.
           if (!catalog.evictable().includes(stored)) {
             return;
           }

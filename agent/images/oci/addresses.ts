@@ -1,6 +1,7 @@
 /**
- * Which addresses images may come from. Whoever names an image makes the host connect somewhere: never to the host's own
- * services, to a cloud's metadata or to the inside of the cluster, unless an administrator configured it.
+ * Rules for the addresses that images may come from. Users who name an image make the host open a connection. Connections to
+ * the host's own services, a cloud's metadata or the inside of the cluster are refused, unless an administrator configured
+ * them.
  */
 import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
@@ -10,22 +11,22 @@ import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 export interface AddressRules {
-  /** Also from addresses of this host itself and of its link, such as a mirror beside the agent. */
+  /** Allows addresses of this host itself and of its link, for example for a mirror beside the agent. */
   allowLoopback: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. */
   clusterCIDRs?: readonly string[];
-  /** Addresses of this host that none of its interfaces has, since they are translated on the way here. */
+  /** Addresses of this host that none of its interfaces has, because they are translated on the way to the host. */
   ownAddresses?: readonly string[];
-  /** Servers that may be at any address, each as in references: `registry.example:5000`. */
+  /** Servers that may have any address, written as in references: `registry.example:5000`. */
   registries?: readonly { host: string }[];
 }
 
-/** This host and its link. */
+/** Networks of this host and its link. */
 const LOCAL = ['0.0.0.0/8', '127.0.0.0/8', '169.254.0.0/16', '::/128', '::1/128', 'fe80::/10'];
 
 /**
- * Where clouds answer to a machine as to itself: Amazon (also containers' credentials), Google, Azure's WireServer, Alibaba,
- * Oracle, Tencent, Scaleway. From their documentation of instance metadata.
+ * Addresses at which clouds serve instance metadata to their machines: Amazon (also containers' credentials), Google, Azure's
+ * WireServer, Alibaba, Oracle, Tencent, Scaleway. The addresses come from the clouds' documentation of instance metadata.
  */
 const METADATA = [
   '169.254.169.254/32',
@@ -42,14 +43,15 @@ const METADATA = [
   'fd00:42::/32',
 ];
 
-/** The IPv6 addresses of IPv4 hosts behind a NAT64 (RFC 6052): the last four bytes are the IPv4 address. */
+/** Prefix of the IPv6 addresses of IPv4 hosts behind a NAT64 (RFC 6052). The last four bytes are the IPv4 address. */
 const NAT64 = '64:ff9b::';
 const NAT64_BITS = 96;
 
 /**
- * Addresses that belong to no server: groups, reserved ones, and IPv6 addresses that hold an IPv4 address in ways nobody
- * serves images by. Those are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), a network's own NAT64 (RFC 8215), Teredo
- * (RFC 4380), 6to4 (RFC 7526) and site-local (RFC 3879) addresses. An IPv4-mapped address is judged as the IPv4 address.
+ * Addresses that no image server has. They are multicast groups, reserved and site-local (RFC 3879) addresses, and IPv6
+ * addresses that embed an IPv4 address in an unused way. Those ways are IPv4-compatible (RFC 4291), IPv4-translated (RFC
+ * 2765), a network's own NAT64 (RFC 8215), Teredo (RFC 4380) and 6to4 (RFC 7526). An IPv4-mapped address is checked as the
+ * IPv4 address that it contains.
  */
 const SPECIAL = [
   '192.0.0.0/24',
@@ -69,7 +71,7 @@ const OUTSIDE = 'only a server named in images.registries of the agent may be th
 export class Addresses {
   readonly #rules: AddressRules;
   readonly #cluster: BlockList;
-  /** Hosts as they stand in URLs. */
+  /** Hosts of `registries`, written as in URLs. */
   readonly #namedHosts: ReadonlySet<string>;
 
   constructor(rules: AddressRules) {
@@ -79,8 +81,8 @@ export class Addresses {
   }
 
   /**
-   * How undici connects. Names are looked up once, and the addresses that were checked are the ones connected to: a second
-   * look-up could answer otherwise. It fails with a ReasonedError before anything is sent.
+   * Returns a connector for undici. A name is looked up once, and only the checked addresses are used, because a second
+   * look-up could return others. A refused connection fails with a ReasonedError before anything is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
     const connectAnywhere = buildConnector(options);
@@ -90,7 +92,7 @@ export class Addresses {
         connectAnywhere(target, callback);
         return;
       }
-      // Addresses are connected to without a look-up.
+      // undici connects to an IP address without a look-up, so the address is checked here.
       const address = target.hostname.replace(/^\[|\]$/g, '');
       const refusal = isIP(address) === 0 ? undefined : this.refusal(address);
       if (refusal === undefined) {
@@ -101,7 +103,10 @@ export class Addresses {
     };
   }
 
-  /** Why nothing may be fetched from the address, in words that follow "is"; undefined for one that is open. */
+  /**
+   * Returns the reason why nothing may be fetched from the address, as text after the word "is". Returns undefined for an
+   * allowed address.
+   */
   refusal(address: string): string | undefined {
     const [plain = '', zone] = address.split('%');
     const family = isIP(plain);
@@ -121,7 +126,7 @@ export class Addresses {
     return isIn(LISTS.special) ? `no address of a server: ${OUTSIDE}` : undefined;
   }
 
-  /** The host's addresses of this moment: interfaces come and go. */
+  /** Returns the current addresses of the host. They are read each time because interfaces change. */
   #own(): BlockList {
     const { ownAddresses = [] } = this.#rules;
     const interfaces = Object.values(networkInterfaces()).flatMap((each) => each ?? []);
@@ -157,7 +162,7 @@ const LOCAL_WORDS =
 
 const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };
 
-/** A list of networks. IPv4 networks are listed with their addresses behind a NAT64, too. */
+/** Returns a list of the networks. IPv4 networks are also listed with their addresses behind a NAT64. */
 function listOf(networks: readonly string[]): BlockList {
   const list = new BlockList();
   for (const network of networks) {

@@ -1,9 +1,9 @@
-/** Reads the header `WWW-Authenticate`, in which a server asks for credentials (RFC 9110, 11.6.1). */
+/** Reads the header `WWW-Authenticate`, in which a server requests credentials (RFC 9110, 11.6.1). */
 
 export interface Challenge {
-  /** In lower case: `basic`, `bearer`. */
+  /** Name of the scheme in lower case: `basic`, `bearer`. */
   scheme: string;
-  /** Names in lower case; of a name that is there twice the first value. */
+  /** Values by name, with names in lower case. If a name occurs twice, its first value is used. */
   parameters: ReadonlyMap<string, string>;
 }
 
@@ -13,10 +13,10 @@ const SPACE = /[ \t]*/y;
 const SEPARATORS = /[ \t,]*/y;
 const EQUALS = /[ \t]*=[ \t]*/y;
 const QUOTED = /"((?:[^"\\]|\\.)*)"/y;
-/** Schemes like Negotiate carry this in place of parameters. */
+/** Pattern of the value that schemes like Negotiate have in place of parameters. */
 const TOKEN68 = /[\w.~+/-]+=*(?=[ \t]*(?:,|$))/y;
 
-/** Several challenges may stand in one header, and several headers may be there. What cannot be read ends its header. */
+/** Returns the challenges of all headers; one header may contain several challenges. Text that cannot be read ends its header. */
 export function parseChallenges(header: string | string[] | undefined): Challenge[] {
   if (header === undefined) {
     return [];
@@ -65,7 +65,7 @@ class Reader {
     }
   }
 
-  /** `name=value`; a name without a value is the scheme of the next challenge. */
+  /** Reads one `name=value`. Returns undefined for a name without a value, because such a name is the scheme of the next challenge. */
   #parameter(): [string, string] | undefined {
     const name = this.#take(TOKEN)?.[0].toLowerCase();
     if (name === undefined || this.#take(EQUALS) === undefined) {

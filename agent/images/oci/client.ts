@@ -1,4 +1,4 @@
-/** Requests to one repository, with what opens it. */
+/** Sends requests to one repository, with the authorization that its registry requires. */
 import type { Readable } from 'node:stream';
 import { retrying } from './failures.ts';
 import { refusal } from './refusals.ts';
@@ -9,21 +9,21 @@ import type { Exchange, Response, Transport } from './transport.ts';
 
 export interface Ask {
   method: Exchange['method'];
-  /** Below `/v2/REPOSITORY/`, or an address that the registry gave for this. */
+  /** Path below `/v2/REPOSITORY/`, or a URL that the registry returned for this request. */
   at: string | URL;
-  /** What is read or written: a tag, a digest; for messages. */
+  /** Tag or digest that is read or written, for messages. */
   reference?: string;
   headers?: Readonly<Record<string, string>>;
-  /** Called each time it is sent. */
+  /** Returns the body; called each time the request is sent. */
   body?: (() => Buffer | Readable) | undefined;
   writes?: boolean;
   removes?: boolean;
-  /** Statuses that are answers, not failures; those of success always are. */
+  /** Statuses outside 200–299 that are valid answers, not failures. */
   accept?: readonly number[];
 }
 
 export class Session {
-  /** `registry.example/team/image`. */
+  /** Name of the repository: `registry.example/team/image`. */
   readonly name: string;
   readonly #base: URL;
   readonly #repository: string;
@@ -48,17 +48,21 @@ export class Session {
     return this.#credential === undefined;
   }
 
-  /** `registry.example/team/image:tag`. */
+  /** Returns the name with the tag or digest if there is one: `registry.example/team/image:tag`. */
   named(reference: string | undefined): string {
     return reference === undefined ? this.name : join(this.name, reference);
   }
 
-  /** Tries again what may go better; for requests that can be sent twice. @throws ReasonedError */
+  /** Sends a request that can be sent twice, and sends it again after transient failures. @throws ReasonedError when no try succeeds. */
   async ask(ask: Ask, signal: AbortSignal): Promise<Response> {
     return await retrying(() => this.once(ask, signal), signal);
   }
 
-  /** One try, with one renewal of what opens the registry. @throws ReasonedError or TransientError */
+  /**
+   * Sends a request once, or twice if its authorization must be renewed.
+   *
+   * @throws ReasonedError, or TransientError when another try may help.
+   */
   async once(ask: Ask, signal: AbortSignal): Promise<Response> {
     const what = this.named(ask.reference);
     const need = {
@@ -92,7 +96,7 @@ export class Session {
         headers: ask.headers ?? {},
         body: ask.body,
         what: this.named(ask.reference),
-        // An upload may be led to another host from its first answer on.
+        // The registry may direct an upload to another host, which must not receive the authorization.
         authorization: url.origin === this.#base.origin ? authorization : undefined,
       },
       signal,

@@ -1,12 +1,12 @@
-/** Credentials of registries: the content of `kubernetes.io/dockerconfigjson` Secrets. */
+/** Credentials of registries, read from the content of `kubernetes.io/dockerconfigjson` Secrets. */
 import { createHmac, randomBytes } from 'node:crypto';
 import * as z from 'zod';
 
 export type Credential =
   | { type: 'password'; username: string; password: string }
-  /** Given to the registry's token server, which gives tokens for it. */
+  /** Token that is sent to the registry's token server, which returns access tokens for it. */
   | { type: 'identityToken'; token: string }
-  /** Sent to the registry as it is. */
+  /** Token that is sent to the registry unchanged. */
   | { type: 'registryToken'; token: string };
 
 const entrySchema = z.object({
@@ -19,13 +19,13 @@ const entrySchema = z.object({
 
 const configSchema = z.object({ auths: z.record(z.string(), entrySchema) });
 
-/** Names that Docker Hub has in such files. */
+/** Names that stand for Docker Hub in such files. */
 const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.io']);
 
 interface Key {
   host: string;
   port: string;
-  /** Segments. */
+  /** Segments of the path. */
   path: string[];
   credential: Credential;
 }
@@ -37,19 +37,23 @@ export class Keyring {
     this.#keys = keys;
   }
 
-  /** Texts of `.dockerconfigjson`. @throws Error that says which is wrong and how, without a word of its content. */
+  /**
+   * Reads texts of `.dockerconfigjson`. Error messages name the text and its mistake, but quote no content.
+   *
+   * @throws Error when a text is invalid.
+   */
   static parse(texts: readonly string[]): Keyring {
     const keys = texts.flatMap((text, index) => {
       const which =
         texts.length === 1 ? 'the docker config' : `docker config ${index + 1} of ${texts.length}`;
       return readConfig(text, which);
     });
-    // Sorting keeps the order of equals: among them the earlier text goes first.
+    // The sort keeps the order of equal keys, so keys of earlier texts come first among them.
     keys.sort((a, b) => b.path.length - a.path.length || Number(isGlob(a)) - Number(isGlob(b)));
     return new Keyring(keys);
   }
 
-  /** Those for a repository, the most specific first: longest path, then hosts by name before patterns. */
+  /** Returns the credentials that fit a repository, the most specific first: longer paths first, then exact hosts before patterns. */
   candidates(registry: string, repository: string): Credential[] {
     const asked = splitHost(registry.toLowerCase());
     const path = repository.split('/');
@@ -70,7 +74,10 @@ export class Keyring {
 
 const fingerprintKey = randomBytes(32);
 
-/** Tells credentials apart in caches, within this process only: it says nothing to others, and is another one after a restart. */
+/**
+ * Returns a text that distinguishes credentials in caches of this process. The text reveals nothing about the credential and
+ * changes with each start of the process.
+ */
 export function fingerprint(credential: Credential | undefined): string {
   if (credential === undefined) {
     return 'anonymous';
@@ -94,12 +101,12 @@ function readConfig(text: string, which: string): Key[] {
   }
   return Object.entries(result.data.auths).flatMap(([name, entry]) => {
     const credential = readEntry(entry, `${which}, auths["${name}"]`);
-    // Docker writes empty entries for registries whose credentials it keeps elsewhere.
+    // Docker writes empty entries for registries whose credentials it stores in another place.
     return credential === undefined ? [] : [{ ...readKey(name), credential }];
   });
 }
 
-/** Undefined for what is not JSON: the parser's own message quotes the text. */
+/** Parses JSON. Returns undefined for invalid JSON, because the parser's own error would quote the text. */
 function parseJson(text: string): unknown {
   try {
     return JSON.parse(text);
@@ -130,7 +137,10 @@ function readEntry(entry: z.infer<typeof entrySchema>, where: string): Credentia
   return { type: 'password', username: entry.username, password: entry.password };
 }
 
-/** Passwords may have colons, user names not. */
+/**
+ * Decodes the base64 of USER:PASSWORD. The first colon separates the two, because passwords may contain colons and user names
+ * may not.
+ */
 function readAuth(auth: string, where: string): Credential {
   const text = Buffer.from(auth, 'base64').toString('utf8');
   const colon = text.indexOf(':');
@@ -140,7 +150,10 @@ function readAuth(auth: string, where: string): Credential {
   return { type: 'password', username: text.slice(0, colon), password: text.slice(colon + 1) };
 }
 
-/** `host`, `host:port`, `host/path`, with or without `https://` and `/v1` or `/v2` as Docker writes them. */
+/**
+ * Reads a key of `auths`: `host`, `host:port` or `host/path`. Docker may add a prefix (`https://`) or a path (`/v1`, `/v2`),
+ * which is ignored.
+ */
 function readKey(name: string): Omit<Key, 'credential'> {
   const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');
   const path = rest.filter((segment) => segment !== '');
@@ -159,7 +172,7 @@ function isGlob(key: Key): boolean {
   return key.host.includes('*');
 }
 
-/** A star stands for anything within one label of a name. */
+/** Returns whether a key fits a host and its port. A star stands for any text within one label of the host's name. */
 function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
   if (key.port !== asked.port) {
     return false;
@@ -175,7 +188,10 @@ function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
   );
 }
 
-/** Without a regular expression, whose time many stars could make grow without bound. */
+/**
+ * Returns whether a label matches a pattern with stars. A regular expression is not used, because many stars could make its
+ * time grow without bound.
+ */
 function labelMatches(pattern: string, label: string): boolean {
   const [first = '', ...rest] = pattern.split('*');
   const last = rest.pop();

@@ -1,22 +1,25 @@
-/** Why an image cannot be had, which failures another try may mend, and how those tries are made. */
+/** Classifies failures of fetching images, and repeats work that may succeed on another try. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Backoff } from '../../../base/backoff.ts';
 import { pause } from '../../../base/time.ts';
 import { codeOf } from '../../../base/errors.ts';
 
-/** The waits between six tries add up to 8 s: a server that restarts is back by then. What takes longer, the caller begins anew later. */
+/**
+ * Number of tries. The waits between six tries add up to 8 s, in which a restarting server usually returns. After a longer
+ * failure, the caller starts again later.
+ */
 const ATTEMPTS = 6;
 const FIRST_MILLISECONDS = 250;
 const CAP_MILLISECONDS = 4_000;
 const JITTER = 0.2;
-/** The longest `Retry-After` that is waited for; a longer one is told to the caller. */
+/** Longest `Retry-After` that is waited for, in milliseconds. If a server requests a longer wait, the caller receives the failure. */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 30_000;
-/** A transfer that gets this far begins to count tries anew; less would let a server keep one going byte by byte. */
+/** Bytes of progress after which the count of tries restarts. With a smaller number, a server could prolong a transfer byte by byte. */
 const PROGRESS_BYTES = 1024 ** 2;
 
 const TRANSIENT_STATUS = new Set([408, 425, 429, 500, 502, 503, 504]);
 
-/** Codes of failures of the network, which say nothing of the request. */
+/** Codes of network failures, which do not depend on the request. */
 const TRANSIENT_CODES = new Set([
   'ECONNREFUSED',
   'ECONNRESET',
@@ -34,7 +37,7 @@ const TRANSIENT_CODES = new Set([
   'UND_ERR_RES_CONTENT_LENGTH_MISMATCH',
 ]);
 
-/** A failure that another try may mend, with what it is when none does. */
+/** A failure that another try may fix. `final` is the error to report when no try succeeds. */
 export class TransientError extends Error {
   override readonly name = 'TransientError';
   readonly final: ReasonedError;
@@ -52,8 +55,8 @@ export function isTransientStatus(status: number): boolean {
 }
 
 /**
- * What a request ended with, as a ReasonedError or a TransientError; `what` begins its message. An aborted request ends with
- * the reason of its signal.
+ * Returns the failure of a request as ReasonedError or TransientError; `what` begins its message. For an aborted request,
+ * returns the reason of its signal.
  */
 export function networkError(error: unknown, what: string, signal?: AbortSignal): unknown {
   if (signal?.aborted === true) {
@@ -74,7 +77,7 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
   return TRANSIENT_CODES.has(code) ? new TransientError(final) : final;
 }
 
-/** The tries of one piece of work. */
+/** Counts the tries of one piece of work and waits between them. */
 export class Attempts {
   readonly #backoff = new Backoff({
     firstMilliseconds: FIRST_MILLISECONDS,
@@ -84,7 +87,7 @@ export class Attempts {
   #failed = 0;
   #bytes = 0;
 
-  /** Something was got: enough of it, and the tries count anew. */
+  /** Records received bytes. After enough bytes, the count of tries restarts. */
   progress(bytes: number): void {
     this.#bytes += bytes;
     if (this.#bytes < PROGRESS_BYTES) {
@@ -95,7 +98,11 @@ export class Attempts {
     this.#backoff.reset();
   }
 
-  /** Waits until it is time for another try; throws when there is none, or when another would bring nothing. */
+  /**
+   * Waits until the next try.
+   *
+   * @throws Error when another try would not help, no tries remain, or the server requests too long a wait.
+   */
   async failed(error: unknown, signal: AbortSignal): Promise<void> {
     if (!(error instanceof TransientError)) {
       throw error;
@@ -112,7 +119,7 @@ export class Attempts {
   }
 }
 
-/** Does it, again if need be. */
+/** Runs `work`, and runs it again after transient failures. @throws Error when a failure is not transient or no tries remain. */
 export async function retrying<T>(work: () => Promise<T>, signal: AbortSignal): Promise<T> {
   const attempts = new Attempts();
   for (;;) {
@@ -124,7 +131,10 @@ export async function retrying<T>(work: () => Promise<T>, signal: AbortSignal): 
   }
 }
 
-/** `Retry-After`, in seconds or as a date; undefined when there is none that can be read. */
+/**
+ * Returns the wait in milliseconds that `Retry-After` requests, in seconds or as a date. Returns undefined when it is missing
+ * or unreadable.
+ */
 export function retryAfterMilliseconds(header: string | string[] | undefined): number | undefined {
   if (typeof header !== 'string') {
     return undefined;
@@ -136,7 +146,10 @@ export function retryAfterMilliseconds(header: string | string[] | undefined): n
   return Number.isNaN(date) ? undefined : Math.max(0, date - Date.now());
 }
 
-/** An AggregateError, of all addresses of a name, says nothing itself. */
+/**
+ * Returns the message of an error, or `code` if the message is empty. An AggregateError for all addresses of a name has an
+ * empty message.
+ */
 function textOf(error: unknown, code: string): string {
   return error instanceof Error && error.message !== '' ? error.message : code || String(error);
 }
@@ -149,7 +162,7 @@ function causeOf(error: unknown): unknown {
   return error instanceof Error ? error.cause : undefined;
 }
 
-/** The code of the first of all addresses that were tried. */
+/** Returns the code of an error. For an AggregateError, returns the code for the first address that was tried. */
 function firstCodeOf(error: unknown): string | undefined {
   if (error instanceof AggregateError && error.errors.length > 0) {
     return firstCodeOf(error.errors[0]);

@@ -1,4 +1,4 @@
-/** Manifests as registries give them: read with suspicion. */
+/** Reads manifests from registries, and checks them because their content is not trusted. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
@@ -10,9 +10,12 @@ const OCI_INDEX = 'application/vnd.oci.image.index.v1+json';
 const DOCKER_MANIFEST = 'application/vnd.docker.distribution.manifest.v2+json';
 const DOCKER_LIST = 'application/vnd.docker.distribution.manifest.list.v2+json';
 
-/** All of them, always: a registry answers 404 when what it has is not among them. */
+/**
+ * Media types for the header `Accept`. All types are always listed, because a registry answers 404 when its manifest has a
+ * type that is not listed.
+ */
 export const MANIFEST_ACCEPT = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(', ');
-/** Registries take 4 MiB; some count a little differently. */
+/** Size limit of a manifest in bytes. Registries accept 4 MiB, and some measure the size slightly differently. */
 export const MANIFEST_LIMIT_BYTES = 4.25 * 1024 ** 2;
 
 const INDEXES = new Set([OCI_INDEX, DOCKER_LIST]);
@@ -52,7 +55,11 @@ export function digestOf(bytes: Buffer): string {
   return `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
 }
 
-/** `contentType` is the header, `what` begins messages. @throws ReasonedError */
+/**
+ * Parses a manifest or an index. `contentType` is the value of the header; `what` begins messages.
+ *
+ * @throws ReasonedError when it cannot be used.
+ */
 export function parseManifest(bytes: Buffer, contentType: string, what: string): Document {
   const document = parseJson(bytes, what);
   const mediaType = mediaTypeOf(document, contentType, what);
@@ -78,9 +85,13 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
   };
 }
 
-/** The digest of the image for an architecture. @throws ReasonedError when there is none. */
+/**
+ * Returns the digest of the image for an architecture.
+ *
+ * @throws ReasonedError `ImageArchitectureMismatch` when the index has no such image.
+ */
 export function pick({ manifests }: Index, architecture: string, what: string): string {
-  // Attestations are entries as well, of the platform unknown/unknown.
+  // Attestations are entries of the index too; their platform is unknown/unknown.
   const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));
   const found = images.find(({ platform }) => platform?.architecture === architecture);
   if (found !== undefined) {
@@ -96,7 +107,10 @@ export function pick({ manifests }: Index, architecture: string, what: string): 
 
 const mediaTypeSchema = z.looseObject({ mediaType: z.string().optional() });
 
-/** The body says itself what it is, and so does the header: two answers could make two readers see two images. */
+/**
+ * Returns the media type that the body and the header state. If they state different types of manifests, the manifest is
+ * refused, because two readers could see two different images.
+ */
 function mediaTypeOf(document: unknown, contentType: string, what: string): string {
   const header = contentType.split(';', 1).join('').trim().toLowerCase();
   const { mediaType = '' } = check(mediaTypeSchema, document, what);
@@ -136,7 +150,7 @@ function descriptor(from: z.infer<typeof descriptorSchema>): Manifest['config'] 
   return annotations === undefined ? rest : { ...rest, annotations };
 }
 
-/** Text of a stranger's manifest for a message: one line of at most 200 characters. */
+/** Returns text of an untrusted manifest for a message: one line of at most 200 characters. */
 export function printable(text: string): string {
   return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, 200);
 }

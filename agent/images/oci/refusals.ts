@@ -1,13 +1,13 @@
-/** Reads a registry's refusals: the reason, and whether another try may help. */
+/** Converts a registry's refusals to errors with a reason, and decides whether another try may help. */
 import * as z from 'zod';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
 import type { Response } from './transport.ts';
 
-/** A list of errors is small; more than this is something else. */
+/** Size limit of the body of a refusal in bytes. A list of errors is smaller, so a larger body is something different. */
 const ERROR_BODY_BYTES = 64 * 1024;
-/** How much of a server's message is shown. */
+/** Largest number of characters that are shown of a server's message. */
 const MESSAGE_LENGTH = 300;
 
 const errorsSchema = z.object({
@@ -15,14 +15,14 @@ const errorsSchema = z.object({
 });
 
 export interface Asked {
-  /** `registry.example/team/image:tag`, or a part of it: begins the message. */
+  /** Beginning of the message: `registry.example/team/image:tag`, or a part of it. */
   what: string;
-  /** The registry itself, as opposed to the storage that it leads to. */
+  /** URL of the registry itself, not of the storage that it redirects to. */
   registry: URL;
   hasCredential: boolean;
 }
 
-/** An answer that is not what was wanted, as an error; its body is read, or thrown away. */
+/** Returns an unexpected response as an error. The body of the response is read or discarded. */
 export async function refusal(response: Response, asked: Asked): Promise<ReasonedError | TransientError> {
   const { status, url } = response;
   const { code, message } = await readError(response, asked.what);
@@ -36,14 +36,18 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
     words.push(hintFor(status, asked.hasCredential));
   }
   const error = new ReasonedError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', words.join(''));
-  // An address at storage is signed for minutes: the registry gives a new one when it is asked again.
+  // URLs of storage are valid for minutes only. On another try, the registry returns a new URL.
   const isTransient = isTransientStatus(status) || (!isOwn && status < 500);
   return isTransient
     ? new TransientError(error, retryAfterMilliseconds(response.headers['retry-after']))
     : error;
 }
 
-/** Reads a body that is to be small. Undefined when it is larger than `limitBytes`. @throws ReasonedError or TransientError as {@link networkError} says. */
+/**
+ * Reads a body that should be small. Returns undefined when the body is larger than `limitBytes`.
+ *
+ * @throws ReasonedError or TransientError as {@link networkError} returns them, when the transfer fails.
+ */
 export async function readBody(
   response: Response,
   limitBytes: number,
@@ -96,7 +100,7 @@ async function readError(
   try {
     body = await readBody(response, ERROR_BODY_BYTES, what);
   } catch (error) {
-    // The status is known even if the body broke off.
+    // The status is known even if the transfer of the body was interrupted.
     return { message: `its message broke off: ${messageOf(error)}` };
   }
   if (body === undefined || body.length === 0) {

@@ -1,4 +1,4 @@
-/** Repositories of registries (distribution specification 1.1): manifests, and blobs to and from them. */
+/** Reads and writes manifests and blobs in repositories of registries (distribution specification 1.1). */
 import type { Readable } from 'node:stream';
 import { retrying } from './failures.ts';
 import { readBody } from './refusals.ts';
@@ -19,25 +19,25 @@ import { Tokens } from './tokens.ts';
 import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
 import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
 
-/** Indexes that lead to indexes: one more than anybody publishes. */
+/** Limit of nested indexes, one more than any publisher uses. */
 const INDEX_DEPTH = 3;
 
-/** The status of a registry whose configuration lets nobody remove anything. */
+/** Status of a registry whose configuration does not allow anybody to remove anything. */
 const NOT_ALLOWED = 405;
 
-/** The registries that images come from and go to, over one pool of connections. */
+/** The registries that images are pulled from and pushed to, with one shared pool of connections. */
 export class Registries {
-  /** The one pool of connections, also to other servers that images come from. */
+  /** The shared pool of connections, also to other servers that images come from. */
   readonly transport: Transport;
   readonly #tokens: Tokens;
 
-  /** @throws Error when the file of an authority cannot be read. */
+  /** Reads the files of certificate authorities. @throws Error when a file cannot be read. */
   constructor(options: RegistriesOptions) {
     this.transport = new Transport(options);
     this.#tokens = new Tokens(this.transport);
   }
 
-  /** Only the names of the reference count; each method is told a tag or digest. Nothing is asked yet. */
+  /** Returns a repository without sending a request. The repository's methods receive a tag or digest themselves. */
   repository(
     reference: Pick<Reference, 'registry' | 'repository'>,
     credential: Credential | undefined,
@@ -47,7 +47,7 @@ export class Registries {
     );
   }
 
-  /** Requests that are under way fail. */
+  /** Closes all connections. Requests under way fail. */
   async close(): Promise<void> {
     await this.transport.close();
   }
@@ -74,7 +74,7 @@ class HttpRepository implements Repository {
     );
     await response.body.dump();
     const digest = digestHeader(response);
-    // Old registries don't tell it.
+    // Old registries do not send the header with the digest.
     if (digest === undefined) {
       return (await this.#manifest(reference, signal)).digest;
     }
@@ -211,7 +211,7 @@ class HttpRepository implements Repository {
     return { digest, document: parseManifest(bytes, String(response.headers['content-type'] ?? ''), what) };
   }
 
-  /** A reference that is a digest names one content only. */
+  /** Checks the digest of the content if the reference is itself a digest. @throws ReasonedError `DigestMismatch` when they differ. */
   #checkDigest(reference: string, digest: string): void {
     if (!reference.includes(':') || reference === digest) {
       return;
@@ -229,10 +229,10 @@ function digestHeader({ headers }: Response): string | undefined {
 }
 
 /**
- * Sends the blob in one request, which every registry takes. No blob of ours is larger than a compressed chunk of 64 MiB,
- * so little is lost when a request breaks off. The registry verifies the digest.
+ * Sends the blob in one request, which every registry accepts. Berth's blobs are at most a compressed chunk of 64 MiB, so an
+ * interrupted request loses little. The registry verifies the digest.
  *
- * @throws ReasonedError
+ * @throws ReasonedError when no try succeeds.
  */
 async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<void> {
   if (!isSha256(blob.digest)) {
@@ -241,7 +241,7 @@ async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSigna
   await retrying(async () => await put(session, blob, await begin(session, blob, signal), signal), signal);
 }
 
-/** The address for the blob, good for one request. */
+/** Starts an upload. Returns the URL for the blob, which is valid for one request. */
 async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<URL> {
   const response = await session.once(
     { method: 'POST', at: 'blobs/uploads/', reference: blob.digest, writes: true },
@@ -253,7 +253,7 @@ async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): P
 
 async function put(session: Session, blob: UploadBlob, location: URL, signal: AbortSignal): Promise<void> {
   const at = new URL(location);
-  // Appended as text: what is there may be signed as it is written.
+  // The parameter is appended as text, because the registry may have signed the existing query exactly as written.
   at.search += `${at.search === '' ? '?' : '&'}digest=${encodeURIComponent(blob.digest)}`;
   const headers = { 'content-type': 'application/octet-stream', 'content-length': String(blob.size) };
   const response = await session.once(

@@ -1,4 +1,4 @@
-/** Bytes of a blob, taken up again where a transfer broke off. */
+/** Streams the bytes of a blob, and resumes an interrupted transfer at the same byte. */
 import { Readable } from 'node:stream';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Attempts, networkError, TransientError } from './failures.ts';
@@ -6,17 +6,20 @@ import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';
 
-/** How many bytes are read ahead of the reader: a few reads of a socket. */
+/** Bytes that are read before the reader requests them: a few reads of a socket. */
 const READ_AHEAD_BYTES = 256 * 1024;
 
 interface Range {
-  /** Inclusive. */
+  /** Position of the first byte (inclusive). */
   start: number;
-  /** Exclusive. */
+  /** Position after the last byte (exclusive). */
   end: number;
 }
 
-/** Exactly `range`, or a ReasonedError. Not verified. Nothing is asked for before it is read. */
+/**
+ * Returns a stream of exactly the bytes of `range`, not verified. If bytes are missing, the stream fails with a ReasonedError.
+ * Nothing is requested before the stream is read.
+ */
 export function blobStream(
   session: Session,
   descriptor: Descriptor,
@@ -77,7 +80,10 @@ async function* read(
   }
 }
 
-/** The registry is asked each time, also when storage gave the bytes before: addresses there are valid for minutes. */
+/**
+ * Requests the rest of a range. Each try begins at the registry, even if storage sent the earlier bytes, because URLs of
+ * storage are valid for minutes only.
+ */
 async function open(
   session: Session,
   descriptor: Descriptor,
@@ -88,7 +94,7 @@ async function open(
   const isWhole = start === 0 && end === size;
   const headers: Record<string, string> = isWhole ? {} : { range: `bytes=${start}-${end - 1}` };
   const response = await session.once(
-    // Encoded on the way, its bytes would be others than those that the digest is of.
+    // Encodings are excluded, because the digest applies to the bytes without encoding.
     {
       method: 'GET',
       at: `blobs/${digest}`,
@@ -102,12 +108,12 @@ async function open(
   if (mistake === undefined) {
     return { response, skip: response.status === 206 ? 0 : start };
   }
-  // Closes the connection when there is much of it.
+  // If the body is large, this closes the connection.
   await response.body.dump();
   throw new ReasonedError('ImageFetchFailed', `${session.named(digest)}: ${response.url.host} ${mistake}`);
 }
 
-/** Without the first `skip` bytes, and no more than `length`: of an answer that is more than what was asked for. */
+/** Yields at most `length` bytes of the body after the first `skip` bytes, because a server may send more than was requested. */
 async function* cut(response: Response, skip: number, length: number): AsyncGenerator<Buffer> {
   let toSkip = skip;
   let left = length;

@@ -1,12 +1,12 @@
 /**
- * What goes into `Authorization`. A registry says in its refusal what it wants: Basic, or a token of a server that it names
- * (its realm).
+ * Determines the value of the header `Authorization`. A registry states in its refusal which authorization it requires: Basic,
+ * or a token of a server that it names (its realm).
  *
- * The realm gets the credentials that are for this registry, never others; and only over https with a verified certificate,
- * on whatever host, as the token servers of large registries are on hosts of their own. A hostile registry learns nothing
- * by that which it could not ask for itself. A realm with http is refused (nobody on the way is to read credentials or tokens)
- * unless the registry itself is configured for plain http. A realm on an address of this host or its link is refused as
- * everywhere, and a token server's redirects are not followed.
+ * The realm receives only the credentials for this registry, and only over https with a verified certificate. Its host may be
+ * any host, because large registries have token servers on other hosts. A hostile registry gains nothing from this, because it
+ * could request the same credentials itself. A realm with http is refused, because others on the network could read
+ * credentials or tokens. Registries that are configured for plain http are the exception. A realm on an address of this host
+ * or its link is refused as for all connections. Redirects of a token server are not followed.
  */
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
@@ -18,14 +18,17 @@ import { type Challenge, parseChallenges } from './challenge.ts';
 import { type Credential, fingerprint } from './credentials.ts';
 import { checkNoDowngrade, type Exchange, type Response, type Transport } from './transport.ts';
 
-/** The distribution specification's, for servers that do not say. */
+/** Lifetime of a token in seconds when the server states none, from the distribution specification. */
 const EXPIRES_SECONDS = 60;
-/** A token is not used in the last of its seconds: it has to reach the server yet. */
+/**
+ * Share of its lifetime in which a token is used. The rest is a margin, because the token must still be valid when it reaches
+ * the server.
+ */
 const MARGIN = 0.9;
-/** Some are larger than a header may be; none is larger than this. */
+/** Size limit of a token server's answer in bytes. Some tokens are larger than a header may be, but no token is larger than this. */
 const TOKEN_BODY_BYTES = 256 * 1024;
 const CLIENT_ID = 'berth';
-/** Tokens for so many repositories are kept. */
+/** Limit of the tokens that are kept, each for one registry, credential and scope. */
 const CACHE_LIMIT = 1024;
 
 const replySchema = z.object({
@@ -35,18 +38,18 @@ const replySchema = z.object({
 });
 
 export interface Need {
-  /** The registry's API. */
+  /** URL of the registry's API. */
   registry: URL;
-  /** `repository:team/image:pull`. */
+  /** Scope of the request: `repository:team/image:pull`. */
   scope: string;
   credential: Credential | undefined;
-  /** Begins messages. */
+  /** Beginning of messages. */
   what: string;
 }
 
 interface Entry {
   header: string;
-  /** On the clock of `performance.now()`. */
+  /** Time until which the header is used, in milliseconds on the clock of `performance.now()`. */
   expiresAt: number;
   challenge: Challenge;
 }
@@ -60,7 +63,10 @@ export class Tokens {
     this.#transport = transport;
   }
 
-  /** What to send first; undefined: nothing, and see what the registry wants. */
+  /**
+   * Returns the header for the first request. Returns undefined when the first request is sent without it, because only the
+   * answer states the registry's requirement.
+   */
   async current(need: Need, signal: AbortSignal): Promise<string | undefined> {
     if (need.credential?.type === 'registryToken') {
       return bearer(need.credential.token, need.what);
@@ -75,7 +81,7 @@ export class Tokens {
     return await this.#fetch(need, entry.challenge, signal);
   }
 
-  /** What to send after a 401; undefined when there is nothing better than what was `sent`. */
+  /** Returns the header to send after a 401. Returns undefined when there is no better header than `sent`. */
   async answer(
     need: Need,
     response: Response,
@@ -86,7 +92,7 @@ export class Tokens {
       return undefined;
     }
     const known = this.#entries.get(keyOf(need))?.header;
-    // Another request has been through this meanwhile.
+    // Another request has renewed the header in the meantime.
     if (known !== undefined && known !== sent) {
       return known;
     }
@@ -109,7 +115,7 @@ export class Tokens {
     return header;
   }
 
-  /** Once for all who need the same at the same time. */
+  /** Fetches a token. Callers that need the same token at the same time share one request. */
   async #fetch(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
     const waiting = { signal, onProgress: () => undefined };
     const { result } = await this.#flights.join(keyOf(need), waiting, async (shared) => {
@@ -152,7 +158,10 @@ function realmOf(need: Need, challenge: Challenge): URL {
   return realm;
 }
 
-/** Identity tokens are told in a form (OAuth 2), passwords as Basic; without either a token for everybody is asked for. */
+/**
+ * Returns the request for a token. Identity tokens are sent in a form (OAuth 2), passwords as Basic. Without either, an
+ * anonymous token is requested.
+ */
 function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): Exchange {
   const service = challenge.parameters.get('service');
   const asked = challenge.parameters.get('scope')?.split(' ').map(inOrder) ?? [];
@@ -195,7 +204,7 @@ function parseReply(body: Buffer | undefined, what: string): { token: string; se
       throw error;
     }
   }
-  // Its content may be a token in another shape, so it is not told.
+  // The answer may contain a token in another format, so the message does not show it.
   throw new ReasonedError('ImageFetchFailed', `${what} cannot be read`);
 }
 
@@ -210,7 +219,7 @@ function basicOf({ username, password }: { username: string; password: string })
   return `Basic ${Buffer.from(`${username}:${password}`, 'utf8').toString('base64')}`;
 }
 
-/** Registries name the actions of a scope (`repository:team/image:push,pull`) in any order. */
+/** Sorts the actions of a scope (`repository:team/image:push,pull`), because registries name the actions in any order. */
 function inOrder(scope: string): string {
   const at = scope.lastIndexOf(':') + 1;
   return scope.slice(0, at) + scope.slice(at).split(',').toSorted().join(',');

@@ -1,4 +1,7 @@
-/** The one pool of connections to registries, their token servers and where they store blobs. HTTP/1.1: it is twice as fast here as 2. */
+/**
+ * The shared pool of connections to registries, their token servers and their storage. It uses HTTP/1.1, which was twice as
+ * fast here as HTTP/2.
+ */
 import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { Agent, type Dispatcher, Pool, request } from 'undici';
@@ -7,28 +10,31 @@ import { networkError } from './failures.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
-/** Long enough for a handshake with a busy server far away. */
+/** Time limit of connecting, in milliseconds. It is long enough for a handshake with a busy server far away. */
 const CONNECT_TIMEOUT_MILLISECONDS = 15_000;
-/** A registry may have to check a blob of gigabytes before it answers, or fetch one itself. */
+/** Time limit of waiting for an answer's headers, in milliseconds. A registry may first have to check or fetch a blob of gigabytes. */
 const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
-/** A silent transfer is given up, and taken up again. */
+/** Time in milliseconds after which a transfer without data is aborted. The transfer is then resumed. */
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
-/** For each host. Four bring a 2-core host to its limit; several images may come from one registry at once. */
+/**
+ * Limit of the connections to each host. Four connections use a 2-core host fully, and several images may come from one
+ * registry at once.
+ */
 const CONNECTIONS_PER_HOST = 32;
 const REDIRECT_LIMIT = 5;
 const REDIRECTS = new Set([301, 302, 303, 307, 308]);
 
 export interface RegistrySettings {
-  /** As in references: `registry.example:5000`. */
+  /** Name of the registry as in references: `registry.example:5000`. */
   host: string;
-  /** PEM. In place of the public authorities, for this host alone. */
+  /** Path of a PEM file with the authorities for this host. They replace the public authorities. */
   caFile?: string | undefined;
-  /** HTTP without TLS. */
+  /** True for HTTP without TLS. */
   plainHttp?: boolean | undefined;
 }
 
 export interface RegistriesOptions extends AddressRules {
-  /** Only those that need settings; their addresses may be any. */
+  /** Registries that need settings. A registry listed here may have any address. */
   registries: readonly RegistrySettings[];
 }
 
@@ -36,13 +42,13 @@ export interface Exchange {
   method: 'GET' | 'HEAD' | 'POST' | 'PUT' | 'DELETE';
   url: URL;
   headers: Readonly<Record<string, string>>;
-  /** Called each time the request is sent. */
+  /** Returns the body; called each time the request is sent. */
   body?: (() => Buffer | Readable) | undefined;
-  /** Sent to this host only, not to where it redirects. */
+  /** Value of the header `Authorization`. It is sent to the host of `url` only, not to hosts that it redirects to. */
   authorization?: string | undefined;
-  /** True when absent. */
+  /** True, also when absent, if redirects are followed. */
   followsRedirects?: boolean;
-  /** Begins messages. */
+  /** Beginning of messages. */
   what: string;
 }
 
@@ -50,7 +56,7 @@ export interface Response {
   status: number;
   headers: Dispatcher.ResponseData['headers'];
   body: Dispatcher.ResponseData['body'];
-  /** Who answered, after redirects. */
+  /** URL that answered, after redirects. */
   url: URL;
 }
 
@@ -59,7 +65,7 @@ export class Transport {
   readonly #settings = new Map<string, RegistrySettings & { ca?: string }>();
   readonly #addresses: Addresses;
 
-  /** Reads the files of authorities; throws when one cannot be read. */
+  /** Reads the files of certificate authorities. @throws Error when a file cannot be read. */
   constructor(options: RegistriesOptions) {
     this.#addresses = new Addresses(options);
     for (const settings of options.registries) {
@@ -70,13 +76,17 @@ export class Transport {
     this.#agent = new Agent({ factory: (origin) => new Pool(origin, this.#poolOptions(origin)) });
   }
 
-  /** Where the API of a registry is. */
+  /** Returns the base URL of a registry's API. */
   baseUrl(registry: string): URL {
     const secure = baseUrl(registry, false);
     return this.#settings.get(secure.host)?.plainHttp ? baseUrl(registry, true) : secure;
   }
 
-  /** One request with its redirects; whatever is answered. @throws ReasonedError or TransientError */
+  /**
+   * Sends a request, follows its redirects, and returns the answer with any status.
+   *
+   * @throws ReasonedError or TransientError when no answer comes.
+   */
   async send(exchange: Exchange, signal: AbortSignal): Promise<Response> {
     try {
       return await this.#follow(exchange, signal);
@@ -85,7 +95,7 @@ export class Transport {
     }
   }
 
-  /** What is under way breaks off. */
+  /** Closes all connections. Requests under way fail. */
   async close(): Promise<void> {
     await this.#agent.destroy();
   }
@@ -146,7 +156,7 @@ export class Transport {
   }
 }
 
-/** Where a redirect leads. A method that writes is only repeated where the server asks for the same method. */
+/** Returns the URL that a redirect names. A request that writes is repeated only if the status keeps its method (307 and 308). */
 function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): URL {
   const { location } = headers;
   const mayFollow = status >= 307 || exchange.method === 'GET' || exchange.method === 'HEAD';
@@ -157,14 +167,14 @@ function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): U
     );
   }
   const next = new URL(location, url);
-  // Credentials in an address would be a way around the rule that none go to other hosts.
+  // Credentials in a redirect's URL are removed, because credentials must not go to other hosts.
   next.username = '';
   next.password = '';
   checkNoDowngrade(url, next, exchange.what);
   return next;
 }
 
-/** Only http and https, and never from https to http. @throws ReasonedError */
+/** Refuses protocols other than http and https, and a change from https to http. @throws ReasonedError when `to` is refused. */
 export function checkNoDowngrade(from: URL, to: URL, what: string): void {
   if (to.protocol === 'https:' || (to.protocol === 'http:' && from.protocol === 'http:')) {
     return;

@@ -1,16 +1,16 @@
-/** What the rest of the agent needs of an OCI registry (distribution spec 1.1). */
+/** Types of an OCI registry (distribution spec 1.1) that the rest of the agent uses. */
 import type { Readable } from 'node:stream';
 
-/** A piece of content by its digest. */
+/** A piece of content, identified by its digest. */
 export interface Descriptor {
   mediaType: string;
-  /** `sha256:<hex>`. */
+  /** Digest of the content: `sha256:<hex>`. */
   digest: string;
   size: number;
   annotations?: Record<string, string>;
 }
 
-/** A manifest of one image: OCI or Docker schema 2. */
+/** The manifest of one image, in the format of OCI or Docker schema 2. */
 export interface Manifest {
   mediaType: string;
   artifactType?: string;
@@ -20,38 +20,50 @@ export interface Manifest {
 }
 
 export interface ResolvedManifest {
-  /** Of the manifest of one platform, whatever index led to it. */
+  /** Digest of the manifest for one platform, whether or not an index led to it. */
   digest: string;
-  /** Of what the tag itself names: the index's where there is one, else the same. */
+  /** Digest that the tag itself names: that of the index, or the same as `digest` when there is no index. */
   tagDigest: string;
-  /** That was asked for; what the image says of itself is judged by it when its pull is planned, or not at all where it is undefined. */
+  /**
+   * Architecture that was requested. The image's own architecture is checked against it when the pull is planned. If
+   * undefined, nothing is checked.
+   */
   architecture: 'amd64' | 'arm64' | undefined;
   manifest: Manifest;
 }
 
-/** One repository of one registry. All reads are verified against their digest where they are whole. */
+/** One repository of one registry. Content that is read as a whole is verified against its digest. */
 export interface Repository {
-  /** `registry.example/team/image`, for messages. */
+  /** Name for messages: `registry.example/team/image`. */
   readonly name: string;
-  /** What a tag or digest names now, with one HEAD; throws ReasonedError when there is none or it is not open to these credentials. */
+  /**
+   * Returns the digest that a tag or digest names now, with one HEAD request.
+   *
+   * @throws ReasonedError when nothing has that name, or these credentials do not open it.
+   */
   head(reference: string, signal: AbortSignal): Promise<string>;
-  /** The manifest of a tag or digest; of an index the one for this architecture (os linux or darwin). */
+  /** Returns the manifest of a tag or digest. If that is an index, returns its manifest for this architecture (os linux or darwin). */
   resolve(reference: string, architecture: 'amd64' | 'arm64', signal: AbortSignal): Promise<ResolvedManifest>;
-  /** A small blob as a whole, verified; throws when it is larger than `limitBytes`. */
+  /**
+   * Returns a small blob as a whole, verified.
+   *
+   * @throws ReasonedError when the blob is larger than `limitBytes` or its digest differs.
+   */
   blob(descriptor: Descriptor, limitBytes: number, signal: AbortSignal): Promise<Buffer>;
   /**
-   * Bytes `start` (inclusive) to `end` (exclusive) of a blob, not verified; exactly as many or an error. Never begun at the
-   * blob's end. A transfer that breaks off is taken up again where it broke off, with back-off and a limit.
+   * Returns a stream of the bytes from `start` (inclusive) to `end` (exclusive) of a blob, not verified. The stream gives
+   * exactly these bytes or fails. `start` must not be the blob's end. An interrupted transfer resumes at the same byte, with
+   * back-off and a limit of tries.
    */
   stream(descriptor: Descriptor, range: { start: number; end: number }, signal: AbortSignal): Readable;
   has(digest: string, signal: AbortSignal): Promise<boolean>;
-  /** Uploads a blob in one request, unless it is there. */
+  /** Uploads a blob in one request, unless the registry already has it. */
   upload(blob: UploadBlob, signal: AbortSignal): Promise<void>;
-  /** Writes a manifest under a tag; its digest. */
+  /** Writes a manifest under a tag and returns the manifest's digest. */
   putManifest(tag: string, mediaType: string, bytes: Buffer, signal: AbortSignal): Promise<string>;
   /**
-   * Takes a manifest away, with every tag that names it; its blobs are left to the registry's own garbage collection. One that is
-   * not there counts as removed. False: the registry removes nothing at all.
+   * Removes a manifest and every tag that names it; its blobs remain until the registry's own garbage collection. Returns true
+   * also for a missing manifest, and false when the registry does not allow anybody to remove anything.
    */
   removeManifest(digest: string, signal: AbortSignal): Promise<boolean>;
 }
@@ -59,6 +71,6 @@ export interface Repository {
 export interface UploadBlob {
   digest: string;
   size: number;
-  /** Called once for each attempt. */
+  /** Returns the content; called once for each attempt. */
   content: () => Readable | Buffer;
 }

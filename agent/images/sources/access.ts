@@ -1,4 +1,4 @@
-/** Whether somebody may have an image of a registry: what the registry itself says to his own credentials. */
+/** Checks whether a requester may have an image of a registry. The registry's answer to the requester's own credentials decides. */
 import { LRUCache } from 'lru-cache';
 import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
 import type { Registries } from '../oci/repository.ts';
@@ -7,24 +7,32 @@ import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/types.ts';
 
 /**
- * So long an answer counts, also the one that everybody may have it: a secret that was withdrawn and a repository that was made
- * private open what is on the host no longer. A fleet's deployments ask the registry no more often.
+ * Time in milliseconds for which a registry's answer is used, also the answer that everybody may have an image. Afterwards,
+ * withdrawn Secrets and repositories that became private no longer open images on this host. Within this time, deployments of
+ * a fleet do not repeat the request.
  */
 export const REMEMBERED_MILLISECONDS = 5 * 60_000;
-/** The oldest is forgotten, and asked again. */
+/** Limit of the answers that are remembered. The oldest answer is forgotten and requested again. */
 const REMEMBERED_LIMIT = 4_096;
 
-/** How registries answer about what is private to somebody without credentials: some do not admit that it is there. */
+/**
+ * Reasons with which registries refuse a private image to requests without credentials. Some registries do not admit that the
+ * image exists.
+ */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
 export interface Opened<T> {
   answer: T;
   repository: Repository;
-  /** Undefined: everybody may have it. */
+  /** Credential that opened the repository; undefined when everybody may have the image. */
   credential: Credential | undefined;
 }
 
-/** Asks a repository with each of the credentials that fit, until one opens it. */
+/**
+ * Runs `question` with each of the credentials that fit, until the repository accepts one.
+ *
+ * @throws ReasonedError when it accepts none.
+ */
 export async function ask<T>(
   registries: Registries,
   { reference, keyring }: { reference: Reference; keyring: Keyring | undefined },
@@ -48,16 +56,16 @@ export async function ask<T>(
 export class Access {
   readonly #registries: Registries;
   readonly #clock: () => number;
-  /** By repository and credential: when it was seen to be open, on the clock. */
+  /** Times on the clock when a repository opened, by repository and credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
-  /** `clock`: milliseconds since any moment, never going back. */
+  /** `clock` returns milliseconds since any moment, and never goes back. */
   constructor(registries: Registries, clock: () => number = () => performance.now()) {
     this.#registries = registries;
     this.#clock = clock;
   }
 
-  /** As {@link ask}; which credential opened it is remembered. */
+  /** Does the same as {@link ask}, and remembers which credential opened the repository. */
   async ask<T>(
     reference: Reference,
     keyring: Keyring | undefined,
@@ -68,7 +76,7 @@ export class Access {
     return opened;
   }
 
-  /** Whether the registry has lately opened the repository to everybody, or to one of the credentials. */
+  /** Returns whether the registry has recently opened the repository to everybody, or to one of the credentials. */
   isKnown(reference: Reference, keyring?: Keyring): boolean {
     const oldest = this.#clock() - REMEMBERED_MILLISECONDS;
     return [undefined, ...credentialsFor(reference, keyring)].some((credential) => {
@@ -77,8 +85,9 @@ export class Access {
   }
 
   /**
-   * Whether everybody may still have a manifest of a repository that was open when it was last asked. Only an answer of the
-   * registry closes it: while the registry is away, what it said last counts, and it is not asked again at each deployment.
+   * Returns whether everybody may still have a manifest of a repository that was open at the last check. Only an answer of the
+   * registry closes the repository. While the registry cannot be reached, its last answer is used, and deployments do not
+   * repeat the request.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
     if (this.isKnown(reference)) {

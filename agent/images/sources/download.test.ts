@@ -21,14 +21,14 @@ describe('a download', () => {
   let server: Server;
   let url: string;
   let percents: number[];
-  /** What was asked for, as `Range | If-Range`. */
+  /** Headers of the requests, as `Range | If-Range`. */
   let asked: string[];
   let sentBytes: number;
-  /** As the server is now. */
+  /** Content that the server has now. */
   let current: Buffer;
   let etag: string | undefined;
   let knowsRanges: boolean;
-  /** Answers break off after so many bytes, so many times. */
+  /** Numbers of bytes after which the server breaks answers off, one number for each answer. */
   let cuts: number[];
   let refuses: boolean;
   let transport: Transport;
@@ -91,7 +91,7 @@ describe('a download', () => {
     await download(url, digest, path, { signal, transport, onProgress: (at) => percents.push(at) });
   }
 
-  /** `toEqual` takes a second for so much. */
+  /** Compares the buffers directly, because `toEqual` takes a second for so many bytes. */
   async function expectContent(): Promise<void> {
     expect((await readFile(path)).equals(content)).toBe(true);
   }
@@ -127,7 +127,7 @@ describe('a download', () => {
       url = `http://user:hunter2@127.0.0.1:${port}/disk?X-Amz-Signature=hunter2`;
       const error: unknown = await fetch().catch((reason: unknown) => reason);
       expect(error).toMatchObject({ name: 'ReasonedError' });
-      // As the log has it, with its cause and all that it carries.
+      // The log shows the error in this form, with its cause and all its properties.
       expect(inspect(error, { depth: 10 })).not.toContain('hunter2');
     } finally {
       strange.close();
@@ -140,7 +140,7 @@ describe('a download', () => {
     await expectContent();
     expect(asked).toHaveLength(3);
     expect(asked[1]).toMatch(/^bytes=\d+- \| "one"$/);
-    // What was on its way when it broke comes twice.
+    // Bytes that were on their way when the transfer broke off are sent twice.
     expect(sentBytes).toBeLessThan(BYTES + 1024 ** 2);
   });
 
@@ -207,7 +207,7 @@ describe('a download', () => {
 
   it('that fails keeps what came for the next time', async () => {
     cuts = [HALF];
-    // The first answer goes out before the server refuses.
+    // The server sends its first answer before it begins to refuse.
     server.once('request', () => (refuses = true));
     await expect(fetch()).rejects.toMatchObject({
       reason: 'ImageFetchFailed',

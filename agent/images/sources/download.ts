@@ -1,6 +1,6 @@
 /**
- * Downloads over http and https, with the digest known beforehand. A call takes up what an earlier one left, where the server can
- * send the rest.
+ * Downloads files over http and https whose digest is known in advance. If the server can send the rest of a file, a call
+ * continues the download of an earlier call.
  */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, readFile, rm, writeFile } from 'node:fs/promises';
@@ -19,27 +19,27 @@ import {
 } from '../oci/failures.ts';
 import type { Response, Transport } from '../oci/transport.ts';
 
-/** 1 TiB: larger than any image of a desktop system, and a bound for a stream that never ends. */
+/** Size limit of a download: 1 TiB. It is larger than any image of a desktop system, and ends a stream that never ends by itself. */
 const SIZE_LIMIT_BYTES = 1024 ** 4;
-/** How much of a file that is there already is read at a time. */
+/** Bytes of an existing file that are read at a time. */
 const READ_BYTES = 1024 ** 2;
-/** 416: the part that is asked for begins beyond the file's end. */
+/** Statuses that are handled as answers. 416 means that the requested part begins beyond the file's end. */
 const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 
 export interface DownloadOptions {
-  /** 0–100, of the bytes to fetch. */
+  /** Called with the percentage (0–100) of the bytes that are fetched. */
   onProgress: (percent: number) => void;
-  /** Awaited before the first byte is written: how many there will be in all, where the server says it. */
+  /** Called with the total number of bytes, if the server states it. It is awaited before the first byte is written. */
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
   transport: Transport;
 }
 
 /**
- * Fetches `url` to `path` and syncs it. When this rejects, the bytes that have come stay for the next call, with `PATH.source`
- * beside them, unless they are of no use. Nothing may use the file before this resolves.
+ * Fetches `url` to the file `path`, verifies it and syncs it. When this rejects, the fetched bytes and `PATH.source` remain
+ * for the next call, unless the bytes are useless. Nothing may use the file before this resolves.
  *
- * @throws ReasonedError
+ * @throws ReasonedError when the download fails or its digest differs.
  */
 export async function download(
   url: string,
@@ -66,7 +66,7 @@ export async function download(
   }
 }
 
-/** An error of the URL itself would tell the whole of it, and it may hold a password. */
+/** Parses a URL. The parser's own error is not used, because it would show the whole URL, which may contain a password. */
 function readUrl(text: string): URL {
   const url = URL.parse(text);
   if (url === null) {
@@ -88,10 +88,10 @@ interface Parts {
 class Download {
   readonly #file: FileHandle;
   readonly #parts: Parts;
-  /** The address, for people. */
+  /** The URL for messages. */
   readonly #what: string;
   #source: Source;
-  /** Of the first `#at` bytes of the file. */
+  /** Hash of the first `#at` bytes of the file. */
   #hash: Hash = createHash('sha256');
   #at = 0;
   #percent = 0;
@@ -114,7 +114,7 @@ class Download {
     }
     await this.#fetch();
     if (!this.#isRight() && hasOld) {
-      // What was there may have been of another version.
+      // The existing bytes may belong to another version of the file.
       await this.#startOver();
       await this.#fetch();
     }
@@ -168,7 +168,7 @@ class Download {
   }
 
   #headers(): Record<string, string> {
-    // Encoded on the way, it would be other bytes than those that the digest is of.
+    // Encodings are excluded, because the digest applies to the bytes without encoding.
     const identity = { 'accept-encoding': 'identity' };
     if (this.#at === 0) {
       return identity;
@@ -178,7 +178,7 @@ class Download {
     return { ...identity, range: `bytes=${this.#at}-`, ...condition };
   }
 
-  /** Goes on where the answer does: at the end of what is there, or at the beginning. */
+  /** Continues where the answer begins: at the end of the existing bytes, or at the beginning of the file. */
   async #begin({ status, headers, body }: Response): Promise<void> {
     if (status === 206) {
       const [, start, total] = /^bytes (\d+)-\d+\/(\d+)$/.exec(String(headers['content-range'])) ?? [];
@@ -208,7 +208,7 @@ class Download {
     try {
       await this.#parts.options.onTotal?.(total);
     } catch (error) {
-      // Its end is an error of its own, of which nobody need hear.
+      // The destroyed body emits an error of its own, which is ignored because the first error is thrown.
       body.on('error', () => undefined).destroy();
       throw error;
     }
@@ -256,15 +256,15 @@ function refusal({ url, status, headers }: Response): Error {
     : error;
 }
 
-/** Kept beside the bytes that have come of a file, for the next call. */
+/** Facts about a file whose fetch is not finished. They are kept beside its bytes for the next call. */
 const sourceSchema = z.object({
-  /** ETag or time of change: the rest must be of the same version. */
+  /** ETag or time of change. The remaining bytes must be of the same version. */
   validator: z.string().optional(),
   total: z.number().optional(),
 });
 type Source = z.infer<typeof sourceSchema>;
 
-/** A weak ETag says nothing of single bytes. */
+/** Returns the facts in an answer's headers. A weak ETag is not used, because it does not identify single bytes. */
 function sourceOf({ etag, 'last-modified': changed, 'content-length': length }: Response['headers']): Source {
   const validator = typeof etag === 'string' && !etag.startsWith('W/') ? etag : changed;
   return {
@@ -277,7 +277,10 @@ function sourceFile(path: string): string {
   return `${path}.source`;
 }
 
-/** A file that cannot be read is as good as none: the digest decides in the end. */
+/**
+ * Reads the facts about an unfinished fetch. A file with invalid content is treated as missing, because the digest is checked
+ * at the end.
+ */
 async function readSource(path: string): Promise<Source> {
   try {
     return sourceSchema.parse(JSON.parse(await readFile(sourceFile(path), 'utf8')));

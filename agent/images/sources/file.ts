@@ -1,7 +1,7 @@
 /**
- * Files that an administrator put below a configured folder. They are used where they lie, as the read-only base of their clones:
- * that takes no time and no space. They must not be written to afterwards, as with any base image. Their digest is computed at the
- * first use, and again when device, inode, size or time of change differ.
+ * Files that an administrator put below a configured folder. Clones use them in place as a read-only base, which takes no time
+ * and no space. Like any base image, they must not be written to afterwards. Their digest is computed at the first use, and
+ * again when device, inode, size or time of change differ.
  */
 import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
@@ -18,14 +18,14 @@ import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
 import { sharedId } from '../local/layout.ts';
 
-/** How many digests are remembered; others are computed again when they are needed. */
+/** Limit of the digests that are remembered. Other digests are computed again when they are needed. */
 const DIGESTS_LIMIT = 256;
 
 export interface FileRequest extends ImageRequest {
   path: string;
-  /** It lies below one of these folders. */
+  /** Folders that may contain the file, at any depth. */
   roots: readonly string[];
-  /** What it has to be; undefined: any content. */
+  /** Digest that the file must have. If undefined, any content is allowed. */
   sha256: string | undefined;
 }
 
@@ -34,10 +34,10 @@ export class FileSource {
   readonly #file: string;
   readonly #reader: RunAs | undefined;
   readonly #flights = new SingleFlight<string>();
-  /** By the identity of a file. */
+  /** Digests by the identity of their file. */
   readonly #digests = new LRUCache<string, string>({ max: DIGESTS_LIMIT });
 
-  /** `folder`: of the store. `reader`: who reads the files, where the agent is root. */
+  /** `folder` is the folder of the store. `reader` is the user that reads the files when the agent runs as root. */
   constructor(catalog: Catalog, folder: string, reader: RunAs | undefined) {
     this.#catalog = catalog;
     this.#reader = reader;
@@ -93,9 +93,9 @@ export class FileSource {
 }
 
 /**
- * The real path of `path`, which counts from the roots: the first root that has it wins.
+ * Returns the real path of `path`, which is relative to the roots. If several roots contain the file, the first root is used.
  *
- * @throws ReasonedError; a link that leads out of its root is refused.
+ * @throws ReasonedError when no root contains the file, or a link leads out of its root.
  */
 async function resolveBelowRoots(path: string, roots: readonly string[]): Promise<string> {
   if (roots.length === 0) {
@@ -111,7 +111,7 @@ async function resolveBelowRoots(path: string, roots: readonly string[]): Promis
       return await regularFile(real, path);
     }
   }
-  // One message for both: nobody may learn whether a file outside exists.
+  // Missing files and files outside the roots get the same message, so that nobody learns whether a file outside exists.
   throw new ReasonedError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
 }
 
@@ -139,7 +139,7 @@ async function realPathOf(path: string): Promise<string | undefined> {
   }
 }
 
-/** Changes when the file is another or was written to. */
+/** Returns a text that changes when the file is replaced or written to. */
 async function fileIdentity(path: string): Promise<string> {
   const { dev, ino, size, mtimeNs } = await stat(path, { bigint: true });
   return `${dev}:${ino}:${size}:${mtimeNs}`;

@@ -1,6 +1,6 @@
 /**
- * Images over http. An image of this host serves those who name an address that has given it, by its digest. For another address
- * it is fetched again: digests stand in the statuses of Nodes, and knowing one must not bring out somebody else's image.
+ * Images over http. An image on this host is reused only for URLs that it was fetched from before; for another URL, it is
+ * fetched again. Statuses of Nodes show digests, and knowing a digest must not give access to another user's image.
  */
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
@@ -20,12 +20,12 @@ import type { Transport } from '../oci/transport.ts';
 import { download } from './download.ts';
 
 const SHA256 = /^[0-9a-f]{64}$/;
-/** How many addresses of one image are remembered, the latest ones; from others it is fetched again. */
+/** Limit of the URLs that are remembered for one image; the latest URLs are kept. For other URLs, the image is fetched again. */
 const URLS_LIMIT = 64;
 
 export interface HttpRequest extends ImageRequest {
   url: string;
-  /** Of the file as it comes. */
+  /** Digest of the file as it is downloaded. */
   sha256: string;
 }
 
@@ -64,7 +64,7 @@ export class HttpSource {
 
   async #note(stored: Stored, address: string): Promise<void> {
     const { metadata } = stored;
-    // Several may have waited for the same import.
+    // Several requests may have waited for the same import.
     if (metadata.urls.includes(address)) {
       return;
     }
@@ -77,7 +77,7 @@ export class HttpSource {
     return await this.#parts.importing.ensure(`${sha256} ${url}`, request, async (_signal, onProgress) => ({
       id: fileId(sha256),
       what: describeUrl(url),
-      // The server's answer tells it.
+      // The size is known only from the server's answer.
       roomBytes: 0,
       format,
       metadata: { digest: `sha256:${sha256}`, architecture },
@@ -91,7 +91,7 @@ export class HttpSource {
     { signal, need, onProgress }: Watched & Waiting,
   ): Promise<void> {
     const { transport, metrics, logger } = this.#parts;
-    // An earlier attempt has left it: it has its name only when it is whole.
+    // An earlier attempt completed the disk. The disk gets this name only when it is complete.
     if (existsSync(target.disk)) {
       return;
     }
@@ -102,7 +102,7 @@ export class HttpSource {
     const compression = await compressionOf(fetched);
     if (compression !== undefined) {
       const unpacked = join(target.folder, 'unpacked');
-      // Nobody says how large that gets: the disk is watched.
+      // The size of the unpacked disk is not known in advance, so the free room is watched.
       await unpack(compression, { from: fetched, to: unpacked, limitBytes: unpackedLimit(size) }, signal);
       await rename(unpacked, target.disk);
       await rm(fetched);
@@ -111,14 +111,14 @@ export class HttpSource {
     try {
       await digHoles(fetched);
     } catch (error) {
-      // It takes more room than it might, and is as good.
+      // The image takes more room without holes, but works as well.
       logger.debug({ err: error, url: describeUrl(url) }, 'zeros of an image not made into holes');
     }
     await rename(fetched, target.disk);
   }
 }
 
-/** Addresses may hold credentials, so that they are not written down. */
+/** Returns the hash of a URL. URLs themselves are not stored, because they may contain credentials. */
 function hashOf(url: string): string {
   return createHash('sha256').update(url).digest('hex');
 }

@@ -1,4 +1,4 @@
-/** Images of registries: found on the host when the asker may have them, else fetched. */
+/** Images of registries. An image on this host is used if the requester may have it; otherwise it is fetched. */
 import {
   normaliseImageName,
   parseReference,
@@ -17,17 +17,23 @@ import type { Keyring } from '../oci/credentials.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 import type { Access } from './access.ts';
 
-/** How many digests of one repository are remembered: those that its tags named while they named this image. */
+/**
+ * Limit of the digests that are remembered for an image in one repository. They are the digests of tags at the time when the
+ * tags named the image.
+ */
 const DIGESTS_LIMIT = 16;
-/** How many repositories of one image are remembered, the latest ones; for others it is fetched again. */
+/**
+ * Limit of the repositories that are remembered for one image; the latest are kept. For other repositories, the image is
+ * fetched again.
+ */
 const ORIGINS_LIMIT = 64;
 
 export interface RegistryRequest extends ImageRequest {
   reference: string;
   keyring: Keyring | undefined;
-  /** Ask what the tag means now, though an image of that name is here. */
+  /** True to resolve the tag at the registry, even if an image of that name is on this host. */
   refresh: boolean;
-  /** The operator vouches for the asker, and the keyring is the host's own. */
+  /** True when the operator vouches for the requester. The keyring is then the host's own. */
   trusted: boolean;
 }
 
@@ -57,7 +63,10 @@ export class RegistrySource {
     return known ?? (await this.#resolve(reference, request));
   }
 
-  /** What is here under that name, if the asker may have it; undefined when the registry has to be asked what the name means. */
+  /**
+   * Returns the image of that name on this host, if the requester may have it. Returns undefined when the registry must
+   * resolve the name.
+   */
   async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
     const stored = this.#find(reference, request);
     const origin = stored === undefined ? undefined : originOf(stored, repositoryName(reference));
@@ -70,7 +79,7 @@ export class RegistrySource {
         return stored;
       });
     } catch (error) {
-      // Its tag may mean something else by now.
+      // The tag may name another image by now.
       if (error instanceof ReasonedError && error.reason === 'ImageNotFound') {
         return undefined;
       }
@@ -92,7 +101,7 @@ export class RegistrySource {
     });
   }
 
-  /** @throws ReasonedError when the asker may not have it. */
+  /** Checks that the requester may have the image. @throws ReasonedError when the requester may not have it. */
   async #check(
     stored: Stored,
     origin: Origin,
@@ -112,7 +121,7 @@ export class RegistrySource {
     await catalog.save(stored);
   }
 
-  /** Whether everybody may have it from there. */
+  /** Returns whether everybody may have the image from this repository. */
   async #isOpen(stored: Stored, origin: Origin, signal: AbortSignal): Promise<boolean> {
     if (!origin.open) {
       return false;
@@ -135,16 +144,17 @@ export class RegistrySource {
       return one.resolve(reference.digest ?? reference.tag ?? 'latest', architecture, signal);
     });
     const { answer, repository, credential } = opened;
-    // What the image storage has, earlier releases labelled with the architecture of whoever stored it, so it is not judged by that.
+    // Earlier releases labelled images in the image storage with the architecture of the host that stored them. This label is
+    // not checked.
     const resolved = trusted ? { ...answer, architecture: undefined } : answer;
     const open = credential === undefined;
     const id = manifestId(resolved.digest);
     return await request.holding(id, async () => {
       const present = catalog.get(id);
-      // Only what this very repository gave proves that it has the content, and not the digest alone.
+      // A digest alone does not prove that this repository has the content. The image must have come from this repository before.
       const isHere = present !== undefined && originOf(present, repositoryName(reference)) !== undefined;
       const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
-      // Whoever fetched it asked for another architecture, and the image was judged for that one alone.
+      // The image was fetched for another architecture, and was checked for that architecture only.
       if (stored.metadata.architecture !== architecture) {
         await planPull(repository, resolved, signal);
       }
@@ -213,7 +223,7 @@ function digestsOf({ digest, tagDigest }: ResolvedManifest): string[] {
   return digest === tagDigest ? [digest] : [digest, tagDigest];
 }
 
-/** Whether the catalog did not know that yet. */
+/** Adds a repository and its digests to an image. Returns whether any of this was new to the catalog. */
 function noteOrigin(stored: Stored, seen: Origin): boolean {
   const known = originOf(stored, seen.name);
   if (known === undefined) {
