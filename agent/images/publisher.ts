@@ -60,8 +60,8 @@ export class Publisher {
   async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
-          // Each version has a tag of its own. Its manifest contains the tag, so that no two versions share a digest. Each
-          // version can then be removed without another.
+          // Each version has a tag of its own. Its manifest contains the tag, so that no two versions share a digest. If two
+          // versions shared a digest, removing one version would remove both.
           {
             reference: target.reference,
             keyring: this.#options.storageKeyring(),
@@ -129,7 +129,7 @@ export class Publisher {
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
     await this.protectFolder();
     try {
-      // A raw disk cannot name other files, so the conversion reads no others.
+      // A raw disk cannot name other files, so the conversion reads only this disk.
       await convertToQcow2(disk.path, partial, signal);
       await this.#keepFromOthers(partial);
       const digest = `sha256:${await fileDigest(partial, signal)}`;

@@ -61,7 +61,7 @@ export interface ImageStore {
    * An image that machines run from loses its names now, and its file when the last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
-  /** Removes images without a holder while the disk has less free room than it must keep. */
+  /** Removes idle fetches and images without a holder while the disk has less free room than it must keep. */
   relieve(): Promise<void>;
   /** Runs other work that needs `bytes` in `folder`, within the store's limits. @throws ReasonedError `DiskFull` if they do not fit. */
   withRoom<T>(
@@ -136,7 +136,7 @@ export class HostImageStore implements ImageStore {
     };
   }
 
-  /** Opens the store with the images on the disk. A request for an image resumes its unfinished import by an earlier agent. */
+  /** Opens the store with the images on the disk. A request for an image resumes the import that an earlier agent did not finish. */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
     const layout = new Layout(options.dataDirectory, options.reader?.gid);
     await layout.prepare();
@@ -158,7 +158,8 @@ export class HostImageStore implements ImageStore {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // A file may be requested in another format than before. Content that is qcow2 needs no new inspection for `Auto`.
+      // A file may be requested in another format than before, so it is inspected again. Only qcow2 needs no new inspection for
+      // `Auto`.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);

@@ -106,7 +106,10 @@ export class Catalog {
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
   }
 
-  /** Gives the requested names and the holder to this image. Resolves when the change is on the disk, so that it outlasts the agent. */
+  /**
+   * Moves the requested names to this image and records its cache entry. Resolves when both are on the disk, so that they
+   * outlast the agent.
+   */
   async assign(stored: Stored, asked: Asked): Promise<void> {
     stored.usedAt = Date.now();
     const changed = new Set<Stored>();
@@ -117,7 +120,7 @@ export class Catalog {
       this.#enter(asked.holder, stored, changed);
     }
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
-    // The image that gains a name or an entry is saved first. After a crash, two images may then have it, but it is never lost.
+    // The image that gains a name or an entry is saved first. A crash may then leave it in two images, but does not lose it.
     if (changed.delete(stored)) {
       await this.save(stored);
     }
@@ -128,7 +131,7 @@ export class Catalog {
     await this.sweep();
   }
 
-  /** Takes this image from the cache entry. The image loses its names if no other cache entry holds it. */
+  /** Ends the hold of a cache entry on this image. The image loses its names if no other cache entry holds it. */
   async unenter(holder: Holder, stored: Stored): Promise<void> {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);

@@ -11,8 +11,8 @@ import type { DiskFormat } from '../../disks/disk.ts';
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
- * Magic bytes of qcow2, "QFI\xfb". If a guest writes them at the start of a raw disk, the disk is read as qcow2: refused, or
- * used as such.
+ * Magic bytes of qcow2, "QFI\xfb". A raw disk that begins with these bytes, written by a guest, is treated as qcow2. Berth
+ * then refuses the disk, or uses it as the qcow2 image that it contains.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const SECTOR_BYTES = 512;
@@ -116,7 +116,7 @@ async function infoOf(
  * Checks that the user `uid` with the group `gid` may read the file, because an administrator may have restricted the file to
  * root.
  *
- * @throws ReasonedError `ImageInvalid` when they may not read it.
+ * @throws ReasonedError `ImageInvalid` when that user may not read the file.
  */
 async function requireReadable(
   { file, path }: { file: FileHandle; path: string },

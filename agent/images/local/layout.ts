@@ -31,8 +31,8 @@ const METADATA = 'image.json';
 /** Files of a finished image. Other files in its folder remain from its import and are removed. */
 const KEPT = new Set([DISK, METADATA, 'chunks.json', 'nvram.bin']);
 /**
- * Modes of folders and disks, which are not for other users. Hypervisors open disks before they drop their rights; other
- * programs receive the disks already open.
+ * Modes that close the folders and users' disks to other users of the host. Hypervisors open disks before they drop their
+ * rights; other programs receive the disks already open.
  */
 const FOLDER_MODE = 0o700;
 const DISK_MODES = { unfinished: 0o640, finished: 0o440 };

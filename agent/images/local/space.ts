@@ -11,7 +11,7 @@ import type { Layout } from './layout.ts';
 
 /**
  * Interval of checks of the free room in milliseconds. Machines' disks grow during a fetch. In one second, the fastest disk
- * writes less than the smallest reserve.
+ * writes less than the smallest reserve of free room.
  */
 const WATCH_MILLISECONDS = 1_000;
 /** Time in milliseconds after which a fetch without progress is removed. */

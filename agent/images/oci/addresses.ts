@@ -49,9 +49,9 @@ const NAT64_BITS = 96;
 
 /**
  * Addresses that no image server has. They are multicast groups, reserved and site-local (RFC 3879) addresses, and IPv6
- * addresses that embed an IPv4 address in an unused way. Those ways are IPv4-compatible (RFC 4291), IPv4-translated (RFC
- * 2765), a network's own NAT64 (RFC 8215), Teredo (RFC 4380) and 6to4 (RFC 7526). An IPv4-mapped address is checked as the
- * IPv4 address that it contains.
+ * addresses that embed an IPv4 address in unusual ways. Those ways are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765),
+ * a network's own NAT64 (RFC 8215), Teredo (RFC 4380) and 6to4 (RFC 7526). An IPv4-mapped address is checked as the IPv4
+ * address that it contains.
  */
 const SPECIAL = [
   '192.0.0.0/24',

@@ -3,7 +3,7 @@
 export interface Challenge {
   /** Name of the scheme in lower case: `basic`, `bearer`. */
   scheme: string;
-  /** Values by name, with names in lower case. If a name occurs twice, its first value is used. */
+  /** Parameters with their names in lower case. If a name occurs twice, its first value is used. */
   parameters: ReadonlyMap<string, string>;
 }
 

@@ -131,10 +131,7 @@ export async function retrying<T>(work: () => Promise<T>, signal: AbortSignal): 
   }
 }
 
-/**
- * Returns the wait in milliseconds that `Retry-After` requests, in seconds or as a date. Returns undefined when it is missing
- * or unreadable.
- */
+/** Converts a `Retry-After` header (seconds or a date) to milliseconds. Returns undefined when the header is missing or unreadable. */
 export function retryAfterMilliseconds(header: string | string[] | undefined): number | undefined {
   if (typeof header !== 'string') {
     return undefined;

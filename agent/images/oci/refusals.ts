@@ -5,7 +5,7 @@ import { messageOf } from '../../../base/errors.ts';
 import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
 import type { Response } from './transport.ts';
 
-/** Size limit of the body of a refusal in bytes. A list of errors is smaller, so a larger body is something different. */
+/** Size limit of the body of a refusal in bytes. A list of errors is smaller, and a larger body is ignored. */
 const ERROR_BODY_BYTES = 64 * 1024;
 /** Largest number of characters that are shown of a server's message. */
 const MESSAGE_LENGTH = 300;

@@ -5,8 +5,8 @@
  * The realm receives only the credentials for this registry, and only over https with a verified certificate. Its host may be
  * any host, because large registries have token servers on other hosts. A hostile registry gains nothing from this, because it
  * could request the same credentials itself. A realm with http is refused, because others on the network could read
- * credentials or tokens. Registries that are configured for plain http are the exception. A realm on an address of this host
- * or its link is refused as for all connections. Redirects of a token server are not followed.
+ * credentials or tokens. Registries that are configured for plain http are the exception. A realm at an address of this host
+ * or its link is refused, like every connection to such an address. Redirects of a token server are not followed.
  */
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';

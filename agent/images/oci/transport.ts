@@ -46,7 +46,7 @@ export interface Exchange {
   body?: (() => Buffer | Readable) | undefined;
   /** Value of the header `Authorization`. It is sent to the host of `url` only, not to hosts that it redirects to. */
   authorization?: string | undefined;
-  /** True, also when absent, if redirects are followed. */
+  /** False to return redirects instead of following them. The default is true. */
   followsRedirects?: boolean;
   /** Beginning of messages. */
   what: string;

@@ -56,10 +56,10 @@ export async function ask<T>(
 export class Access {
   readonly #registries: Registries;
   readonly #clock: () => number;
-  /** Times on the clock when a repository opened, by repository and credential. */
+  /** Times of the clock at which a repository opened, by repository and credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
-  /** `clock` returns milliseconds since any moment, and never goes back. */
+  /** `clock` returns milliseconds since an arbitrary moment, and never goes back. */
   constructor(registries: Registries, clock: () => number = () => performance.now()) {
     this.#registries = registries;
     this.#clock = clock;
