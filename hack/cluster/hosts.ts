@@ -1,16 +1,16 @@
-/** Simulated hosts: Node objects that KWOK keeps alive. */
+/** Creates simulated hosts: Node objects that KWOK keeps alive. */
 import PQueue from 'p-queue';
 import type { KubeClient } from '../../kube/client.ts';
 import { NODES, type Node } from '../../kube/core.ts';
 
 export interface HostOptions {
   prefix?: string;
-  /** `berth.dev/slot` in capacity and allocatable; undefined leaves it to the operator. */
+  /** Number for `berth.dev/slot` in capacity and allocatable. If it is undefined, the operator sets the number. */
   slots?: number | undefined;
   architecture?: 'arm64' | 'amd64';
 }
 
-/** More at once gain nothing on loopback. */
+/** Limit of requests at once. More have no benefit on loopback. */
 const IN_FLIGHT = 32;
 const DEFAULT_SLOTS = 4;
 
@@ -57,7 +57,7 @@ function hostNode(name: string, options: HostOptions): Node {
     status: {
       capacity: resources,
       allocatable: resources,
-      // Without a condition Ready the node would be tainted, and Pods wait until KWOK has seen it.
+      // Without a condition Ready, the node would get a taint, and Pods would wait until KWOK has seen the node.
       conditions: [
         {
           type: 'Ready',

@@ -1,4 +1,4 @@
-/** A Kubernetes cluster for the demo, the tests and the benchmark, on any machine. */
+/** Starts and stops Kubernetes clusters for the demo, the tests and the benchmark, on any machine. */
 import { existsSync } from 'node:fs';
 import { mkdir, readdir, rm, rmdir } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -44,19 +44,19 @@ const ENDING_SIGNALS = [
   ['SIGTERM', 143],
 ] as const;
 
-/** Starts a cluster with the CRDs, policies and rights of Berth. One of the same name is stopped first. */
+/** Starts a cluster with the CRDs, policies and rights of Berth. An existing cluster of the same name is stopped first. */
 export async function startCluster(options: ClusterOptions): Promise<Cluster> {
   return await begin(options, (directory) => bringUp(options, directory));
 }
 
-/** Starts a cluster with nodes of its own, in which nothing is installed. One of the same name is stopped first. */
+/** Starts a cluster with its own nodes, in which nothing is installed. An existing cluster of the same name is stopped first. */
 export async function startNodeCluster(options: NodeClusterOptions): Promise<NodeCluster> {
   return await begin(options, (directory) => bringUpNodes(options, directory, end));
 }
 
 /**
- * Runs `bringUp` in the folder of that name, after ending what was there. Processes that it records there end with this
- * one at the latest, unless they are to last.
+ * Runs `bringUp` in the folder of that name, after a previous cluster there was stopped. Processes that `bringUp` records in the folder end
+ * with this process at the latest, unless the cluster is lasting.
  */
 export async function begin<C>(
   options: Pick<ClusterOptions, 'name' | 'stateDirectory' | 'lasting'>,
@@ -73,13 +73,13 @@ export async function begin<C>(
   try {
     return await bringUp(directory);
   } catch (error) {
-    // The folder stays: its logs say why. The next start or stop of this name removes it.
+    // The folder stays, because its logs contain the reason. The next start or stop of this name removes it.
     await stopProcesses(directory);
     throw error;
   }
 }
 
-/** A cluster that another process started. */
+/** Opens a cluster that another process started. */
 export async function connectCluster(name: string, stateDirectory?: string): Promise<Cluster> {
   const directory = directoryOf(name, stateDirectory);
   const state = readState(directory);
@@ -89,7 +89,7 @@ export async function connectCluster(name: string, stateDirectory?: string): Pro
   return await RunningCluster.open(directory, state, end);
 }
 
-/** Ends a cluster, whoever started it, and removes its state; one that isn't there is fine. */
+/** Stops a cluster, whichever process started it, and removes its state. A missing cluster is no error. */
 export async function stopCluster(name: string, stateDirectory?: string): Promise<void> {
   await remove(directoryOf(name, stateDirectory));
 }
@@ -145,7 +145,7 @@ async function remove(directory: string): Promise<void> {
   await unmountBelow(directory);
   await rm(directory, { recursive: true, force: true });
   const parent = dirname(directory);
-  // Only the project's own folder of clusters, and only when this was the last one.
+  // Only the project's own folder of clusters is removed, and only when it is empty.
   if (parent === CLUSTERS) {
     await removeIfEmpty(parent);
   }
@@ -159,7 +159,9 @@ async function removeIfEmpty(directory: string): Promise<void> {
   });
 }
 
-/** Operators end cleanly and first; what serves a cluster that is thrown away need not. */
+/**
+ * Stops operators first, because they need the API server for a clean end. Other processes are killed, because the cluster is temporary.
+ */
 async function stopProcesses(directory: string): Promise<void> {
   const records = await listProcesses(directory);
   const isOperator = (record: ProcessRecord): boolean => record.arguments.includes('--config');
@@ -170,7 +172,7 @@ async function stopProcesses(directory: string): Promise<void> {
 
 const killedAtExit = new Set<string>();
 
-/** Whatever ends this process, what it started for itself ends too. */
+/** Ensures that this process kills its own clusters when it ends, whatever the reason. */
 function killAtExit(directory: string): void {
   if (killedAtExit.size === 0) {
     process.once('exit', () => {
@@ -187,7 +189,7 @@ function killAtExit(directory: string): void {
   killedAtExit.add(directory);
 }
 
-/** After a SIGKILL of a test run nothing could clean up: the next start does. */
+/** Removes clusters whose owner no longer runs. After a SIGKILL, a test run could not remove them itself. */
 async function sweep(folder: string): Promise<void> {
   if (!existsSync(folder)) {
     return;

@@ -1,4 +1,4 @@
-/** What Berth puts into a cluster: kinds, policies, namespaces, rights. */
+/** Installs Berth's kinds, policies, namespaces and rights in a cluster. */
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -6,9 +6,9 @@ import type { Kubectl } from './kubectl.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const FILES = join(ROOT, 'charts', 'berth', 'files');
-/** The API server serves a new kind within a second; a busy machine takes several. */
+/** Time limit until the API server serves new kinds. It takes a second, and several on a busy machine. */
 const ESTABLISHED_SECONDS = 60;
-/** Highest DPI that the committed CRDs allow; the other one is generated. */
+/** Highest DPI that the committed CRDs allow. CRDs for the other maximum are generated. */
 const COMMITTED_DPI_MAXIMUM = 240;
 
 export interface InstallOptions {
@@ -16,7 +16,7 @@ export interface InstallOptions {
   displayDpiMaximum: 240 | 320;
 }
 
-/** Applies everything and resolves when the kinds can be used. Safe to repeat. */
+/** Applies all objects and resolves when the kinds can be used. It can be repeated. */
 export async function install(kubectl: Kubectl, options: InstallOptions): Promise<void> {
   const crds = await crdDirectory(options);
   const files = manifests(crds);
@@ -24,13 +24,13 @@ export async function install(kubectl: Kubectl, options: InstallOptions): Promis
   await kubectl(['wait', '--for=condition=Established', `--timeout=${ESTABLISHED_SECONDS}s`, '-f', crds]);
 }
 
-/** Takes everything out again, and the simulated hosts. */
+/** Removes all objects again, and the simulated hosts. */
 export async function uninstall(kubectl: Kubectl): Promise<void> {
   await kubectl(['delete', 'nodes', '--selector=berth.dev/simulated=true', '--ignore-not-found']);
   await kubectl(['delete', '--ignore-not-found', ...manifests(join(ROOT, 'crds')).toReversed()]);
 }
 
-/** Arguments for kubectl, in the order in which things need each other. */
+/** Returns arguments for kubectl. Objects come before the objects that need them. */
 function manifests(crds: string): string[] {
   const rbac = join(FILES, 'rbac');
   const harness = join(import.meta.dirname, 'harness.yaml');

@@ -1,8 +1,8 @@
-/** Kubeconfig files in block YAML, everything inline, as people and simple scripts read them. */
+/** Writes kubeconfig files as block YAML with inline data, which people and simple scripts can read. */
 import { stringify } from 'yaml';
 import { writeWholeSync } from '../../base/files.ts';
 
-/** PEM texts. */
+/** Private key and certificate as PEM texts. */
 export interface KeyAndCertificate {
   key: string;
   certificate: string;
@@ -10,7 +10,7 @@ export interface KeyAndCertificate {
 
 export interface KubeconfigContent {
   server: string;
-  /** PEM. */
+  /** Certificate of the authority as PEM. */
   authority: string;
   user: KubeconfigUser;
 }
@@ -20,7 +20,7 @@ export type KubeconfigUser =
   | { kind: 'tokenFile'; path: string }
   | { kind: 'token'; token: string };
 
-/** Replaces the file at once; readable by its owner alone. */
+/** Replaces the file in one step. Only its owner can read it. */
 export function writeKubeconfig(path: string, content: KubeconfigContent): void {
   const document = {
     apiVersion: 'v1',

@@ -2,7 +2,7 @@ import { spawn } from 'node:child_process';
 
 export interface KubectlOptions {
   input?: string;
-  /** Resolve also when kubectl fails; `code` tells. */
+  /** Whether a failure of kubectl resolves too, with its exit code in `code`. */
   allowFailure?: boolean;
   timeoutMilliseconds?: number;
 }
@@ -15,10 +15,12 @@ export interface KubectlResult {
 
 export type Kubectl = (args: readonly string[], options?: KubectlOptions) => Promise<KubectlResult>;
 
-/** Longer than any wait that a caller gives kubectl itself. */
+/** Time limit of kubectl. It is longer than any time limit that callers pass to kubectl itself. */
 const DEFAULT_TIMEOUT_MILLISECONDS = 120_000;
 
-/** kubectl for one cluster, untouched by the caller's own kubeconfig. @throws Error with its stderr when it fails. */
+/**
+ * Returns a function that runs kubectl for one cluster, without the caller's own kubeconfig. @throws Error with its stderr when it fails.
+ */
 export function kubectlFor(file: string, kubeconfig: string): Kubectl {
   return async (args, options = {}) => {
     const result = await run(file, ['--kubeconfig', kubeconfig, ...args], options);
@@ -41,7 +43,7 @@ function run(file: string, args: readonly string[], options: KubectlOptions): Pr
       output[name] += text;
     });
   }
-  // A kubectl that ends before it has read its input says why on stderr.
+  // This error needs no message. If kubectl ends before it has read its input, stderr contains the reason.
   child.stdin.on('error', () => undefined);
   child.stdin.end(options.input ?? '');
   return new Promise((resolve, reject) => {

@@ -3,7 +3,7 @@ import { isMissing } from '../../base/errors.ts';
 import { isAlive, readRecord, startProcess } from './processes.ts';
 import { resolveSimulationTools } from './toolchain/toolchain.ts';
 
-/** Starts KWOK for this cluster unless it runs. It touches only nodes with its annotation. */
+/** Starts KWOK for this cluster if it does not run yet. KWOK manages only nodes with its annotation. */
 export async function ensureKwok(directory: string): Promise<void> {
   if (await runs(directory)) {
     return;

@@ -1,12 +1,12 @@
 import { type ProcessPlan, type ProcessRecord, startProcess } from './processes.ts';
 
-/** Starts a program as its plan says: as a plain process, or in a container, whose process is recorded just the same. */
+/** Starts a program according to its plan, as a plain process or in a container. The container's process is recorded in the same way. */
 export async function launch(directory: string, plan: ProcessPlan): Promise<ProcessRecord> {
   const { image } = plan;
   if (image === undefined) {
     return await startProcess(directory, plan);
   }
-  // Whoever needs no container need not load what starts them.
+  // This import is dynamic, because callers without containers should not load the code that starts them.
   const { startContainer } = await import('./providers/docker.ts');
   return await startContainer(directory, { ...plan, image });
 }

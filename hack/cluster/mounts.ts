@@ -1,11 +1,11 @@
-/** Disks that tests mount inside a cluster's folder. */
+/** Unmounts disks that tests mount inside a cluster's folder. */
 import { execFile } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
 import { promisify } from 'node:util';
 
 const MOUNTS = '/proc/self/mounts';
 
-/** Unmounts what a test that was killed has left mounted below the folder, the innermost first; else nobody could remove it. */
+/** Unmounts the disks that a killed test left mounted below the folder, the innermost first. A mounted folder could not be removed. */
 export async function unmountBelow(folder: string): Promise<void> {
   if (!existsSync(MOUNTS)) {
     return;

@@ -1,4 +1,4 @@
-/** The operator as a process of its own, outside the cluster, with its ServiceAccount's rights. */
+/** Runs the operator in its own process, outside the cluster, with its ServiceAccount's rights. */
 import { existsSync, writeFileSync } from 'node:fs';
 import { get } from 'node:http';
 import { join } from 'node:path';
@@ -9,10 +9,10 @@ import { isAlive, type ProcessRecord, signalProcess, startProcess, stopProcess }
 
 export interface OperatorOptions {
   config?: Record<string, unknown>;
-  /** Names its files; another one for a second replica. */
+  /** Name of the operator's files. A second replica needs another name. */
   name?: string;
   environment?: Record<string, string>;
-  /** From `dist/operator.js`, which `make bundle` writes. */
+  /** Whether to run `dist/operator.js`, which `make bundle` writes. */
   bundle?: boolean;
 }
 
@@ -21,24 +21,24 @@ export interface OperatorProcess {
   readonly metricsUrl: string;
   readonly healthUrl: string;
   readonly logFile: string;
-  /** Resolves when the process is gone, however it ended. */
+  /** Resolves when the process has ended, for any reason. */
   readonly stopped: Promise<void>;
-  /** Sends a signal; false when it is gone already. */
+  /** Sends a signal. Resolves with false when the process has already ended. */
   kill(signal: NodeJS.Signals): Promise<boolean>;
-  /** SIGTERM, then waits; what is still there after 10 s is killed. */
+  /** Ends the process with SIGTERM and waits for its end. After 10 s the process is killed. */
   stop(): Promise<void>;
 }
 
 const ROOT = join(import.meta.dirname, '..', '..');
-/** Node loads the sources and fills its caches in 2 s; a busy machine takes several times that. */
+/** Time limit until the operator is ready. Node loads the sources in 2 s, and in several times that on a busy machine. */
 const READY_MILLISECONDS = 60_000;
 const PROBE_MILLISECONDS = 2_000;
-/** How often a process that is not our child is looked at. */
+/** Interval between two checks of a process that is not our child. */
 const EXIT_POLL_MILLISECONDS = 25;
-/** A test that waits for an end states its own, shorter deadline. */
+/** Time limit of the wait for an end. Tests have their own, shorter deadlines. */
 const EXIT_WAIT_MILLISECONDS = 24 * 3_600_000;
 
-/** Starts an operator and resolves when it says that it is ready. */
+/** Starts an operator and resolves when it reports that it is ready. */
 export async function startOperator(
   directory: string,
   kubeconfig: string,
@@ -51,7 +51,7 @@ export async function startOperator(
     config,
     stringify({
       ...options.config,
-      // Agents of tests are at loopback addresses.
+      // Agents of tests have loopback addresses.
       hosts: { addressCIDRs: ['127.0.0.0/8', '10.0.0.0/8'], ...section(options.config, 'hosts') },
       metrics: { address: `127.0.0.1:${metricsPort}`, ...section(options.config, 'metrics') },
       health: { address: `127.0.0.1:${healthPort}`, ...section(options.config, 'health') },
@@ -97,7 +97,7 @@ function program(bundle: boolean): string {
 }
 
 async function probe(operator: OperatorProcess, record: ProcessRecord): Promise<'ended' | 'ready'> {
-  // A process that ended will not become ready; the reason is in its log.
+  // A process that ended cannot become ready. Its log contains the reason.
   if (!(await isAlive(record))) {
     return 'ended';
   }

@@ -1,4 +1,4 @@
-/** The keys and certificates of a throw-away control plane: one authority for everything. */
+/** Writes the keys and certificates of a temporary control plane, with one authority for all certificates. */
 import { generateKeyPairSync } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -6,13 +6,13 @@ import { createKey, type Subject } from '../../kube/certificates.ts';
 import { type Authority, createAuthority, issue } from './authority.ts';
 import { type KeyAndCertificate, writeKubeconfig } from './kubeconfig.ts';
 
-/** Users that components are, with a kubeconfig each in `pki/`. */
+/** Users of the components. Each has a kubeconfig in `pki/`. */
 const COMPONENT_USERS = {
   'kube-controller-manager': 'system:kube-controller-manager',
   'kube-scheduler': 'system:kube-scheduler',
 } as const;
 
-/** A node with a kubelet. */
+/** Name and address of a node with a kubelet. */
 export interface NodeIdentity {
   name: string;
   address: string;
@@ -21,12 +21,12 @@ export interface NodeIdentity {
 export interface CredentialsOptions {
   /** Address of the API server in kubeconfigs. */
   server: string;
-  /** Another address that it answers at. */
+  /** Another address of the API server, for its certificate. */
   address?: string;
   nodes?: readonly NodeIdentity[];
 }
 
-/** Fills `DIRECTORY/pki` and writes the administrator's `DIRECTORY/kubeconfig`. */
+/** Writes keys and certificates to `DIRECTORY/pki`, and the administrator's kubeconfig to `DIRECTORY/kubeconfig`. */
 export async function writeCredentials(
   name: string,
   directory: string,
@@ -91,7 +91,7 @@ async function clientPair(
   return { key: key.pem, certificate };
 }
 
-/** The key pair that ServiceAccount tokens are signed with. */
+/** Writes the key pair that signs ServiceAccount tokens. */
 function writeServiceAccountKeys(directory: string): void {
   const keys = generateKeyPairSync('ec', { namedCurve: 'P-256' });
   const secret = keys.privateKey.export({ type: 'pkcs8', format: 'pem' }).toString();

@@ -2,20 +2,26 @@ import { randomInt } from 'node:crypto';
 import { createServer } from 'node:net';
 import { codeOf } from '../../base/errors.ts';
 
-/** Below the range from which systems take ports for outgoing connections, so that none grabs one in between. */
+/** Range of ports. It is below the range for outgoing connections, so that no connection uses a port before its program listens. */
 const FIRST = 20_000;
 const LAST = 29_999;
-/** More failures than this mean that something else is wrong. */
+/** Limit of attempts to find a free port. After more failures, there is another fault. */
 const ATTEMPTS = 200;
-/** Files of tests that run beside one another take from ranges of their own: a port is free until somebody listens on it. */
+/**
+ * Number of parts of the range. Files of tests that run at the same time choose from different parts, because a port stays free until a
+ * program listens on it.
+ */
 const RANGES = 4;
 const SIZE = Math.floor((LAST + 1 - FIRST) / RANGES);
-/** vitest numbers its workers from 1; outside of them there is none. */
+/** First port of this process's part. vitest numbers its workers from 1; other processes have no number. */
 const RANGE_FIRST = FIRST + SIZE * (Number(process.env['VITEST_POOL_ID'] ?? 0) % RANGES);
-/** What this process has given away before, and may not be listened on yet. */
+/** Ports that this process has returned before. Perhaps no program listens on them yet. */
 const given = new Set<number>();
 
-/** Loopback TCP ports that nothing listens on, never the same twice, chosen at random so that two processes don't meet. */
+/**
+ * Finds loopback TCP ports on which no program listens. It returns no port twice, and chooses at random so that two processes rarely
+ * collide.
+ */
 export async function freePorts(count: number): Promise<number[]> {
   const ports: number[] = [];
   for (let attempt = 0; attempt < ATTEMPTS; attempt += 1) {
@@ -33,7 +39,7 @@ export async function freePorts(count: number): Promise<number[]> {
   throw new Error(`no ${count} free ports between ${RANGE_FIRST} and ${RANGE_FIRST + SIZE - 1}`);
 }
 
-/** One of them. */
+/** Returns one free port. */
 export async function freePort(): Promise<number> {
   const [port = 0] = await freePorts(1);
   return port;

@@ -1,6 +1,6 @@
 /**
- * Detached processes with a record on disk, so that any later process can stop or restart them.
- * A record holds the start time too: a process id that meanwhile belongs to somebody else is never killed.
+ * Starts detached processes and records them on disk, so that any later process can stop or restart them. A record also contains the start
+ * time. If another process has the same process id later, that process is never killed.
  */
 import { execFile, spawn } from 'node:child_process';
 import {
@@ -21,29 +21,29 @@ import { waitFor } from '../wait.ts';
 
 export interface ProcessIdentity {
   pid: number;
-  /** As the system tells it; only ever compared. */
+  /** Start time in the system's own format. It is only compared. */
   startTime: string;
 }
 
 export interface ProcessPlan {
-  /** Names the log (`NAME.log`), the pid file (`NAME.pid`) and the record. */
+  /** Name of the log (`NAME.log`), the pid file (`NAME.pid`) and the record. */
   name: string;
   file: string;
   arguments: readonly string[];
-  /** Added to this process's environment. Not for secrets: it is stored. */
+  /** Variables added to this process's environment. They must not be secrets, because the record contains them. */
   environment?: Readonly<Record<string, string>>;
-  /** Runs in a container of this image, where `file` is; absent for a program of this machine. */
+  /** Image of the container in which `file` runs; absent for a program of this machine. */
   image?: string | undefined;
 }
 
 export type ProcessRecord = ProcessPlan & ProcessIdentity;
 
-/** A process that got SIGTERM and is still there after this is killed. */
+/** Time limit after SIGTERM. A process that still runs then is killed. */
 const TERMINATION_MILLISECONDS = 10_000;
-/** The kernel needs no longer to end a killed process, unless it hangs in a device. */
+/** Time limit after SIGKILL. The kernel ends a killed process sooner, unless the process is blocked in a device. */
 const KILL_MILLISECONDS = 10_000;
 
-/** Starts a process of its own session that outlives this one. */
+/** Starts a process in its own session, so that it outlives this process. */
 export async function startProcess(directory: string, plan: ProcessPlan): Promise<ProcessRecord> {
   const log = openSync(join(directory, `${plan.name}.log`), 'a', 0o600);
   try {
@@ -66,7 +66,7 @@ export async function startProcess(directory: string, plan: ProcessPlan): Promis
   }
 }
 
-/** Makes a process that runs already one of this folder. */
+/** Records a running process in this folder. */
 export async function recordProcess(
   directory: string,
   plan: ProcessPlan,
@@ -79,7 +79,7 @@ export async function recordProcess(
   return record;
 }
 
-/** Every process that was started in this folder and not stopped since. */
+/** Returns every process that was started in this folder and not stopped since. */
 export async function listProcesses(directory: string): Promise<ProcessRecord[]> {
   const names = await readdir(join(directory, 'processes')).catch((error: unknown) => {
     if (isMissing(error)) {
@@ -94,7 +94,7 @@ export function readRecord(directory: string, name: string): ProcessRecord {
   return JSON.parse(readFileSync(join(directory, 'processes', `${name}.json`), 'utf8')) as ProcessRecord;
 }
 
-/** Ends a process and resolves when it is gone; one that is gone already is fine. */
+/** Ends a process and resolves when it has ended. A process that has already ended is no error. */
 export async function stopProcess(
   directory: string,
   record: ProcessRecord,
@@ -116,7 +116,7 @@ async function killHard(record: ProcessRecord): Promise<void> {
   });
 }
 
-/** Sends a signal to exactly this process; false when it is gone. */
+/** Sends a signal to exactly this process. Returns false when the process has ended. */
 export async function signalProcess(identity: ProcessIdentity, signal: NodeJS.Signals): Promise<boolean> {
   if (!(await isAlive(identity))) {
     return false;
@@ -135,7 +135,7 @@ export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
   return (await startTimeOf(identity.pid)) === identity.startTime;
 }
 
-/** When a process started; undefined when there is none of that id, or only its zombie. */
+/** Returns the start time of a process; undefined when no process has this id, or only a zombie. */
 export async function startTimeOf(pid: number): Promise<string | undefined> {
   if (process.platform === 'linux') {
     return linuxStartTime(pid);
@@ -159,7 +159,7 @@ function linuxStartTime(pid: number): string | undefined {
   return startTimeIn(text);
 }
 
-/** At the very end of this process, when nothing asynchronous runs any more: kills what is recorded. */
+/** Kills all recorded processes. It runs at the very end of this process, when asynchronous code no longer runs. */
 export function killAllSync(directory: string): void {
   const folder = join(directory, 'processes');
   if (process.platform !== 'linux' || !existsSync(folder)) {

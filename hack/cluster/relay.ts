@@ -1,27 +1,27 @@
 /**
- * Joins loopback TCP ports of two network namespaces. Sockets in the file system belong to no namespace: a process on
- * either side passes connections on through one, and neither namespace needs a way to the other.
+ * Joins loopback TCP ports of two network namespaces. Sockets in the file system belong to no namespace, so a process on each side forwards
+ * connections through such a socket. No route between the namespaces is needed.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { connect, createServer, type Server, type Socket } from 'node:net';
 import { join } from 'node:path';
 
-/** A loopback port, or the path of a socket. */
+/** End of a connection: a loopback port, or the path of a socket. */
 type End = number | string;
 
 export interface RelayOptions {
   /** Name of the other namespace (`ip netns`). */
   namespace: string;
-  /** `in`: processes of the other namespace reach a port of this one. `out`: the other way round. */
+  /** Direction of connections. With `in`, processes of the other namespace reach a port of this namespace; with `out`, the reverse. */
   direction: 'in' | 'out';
-  /** In this namespace. */
+  /** Port in this namespace. */
   port: number;
-  /** In the other one; the same when absent. */
+  /** Port in the other namespace; the same number when absent. */
   portThere?: number;
-  /** The address of that port, for direction `in`; loopback when absent. */
+  /** Address of the port in the other namespace, for direction `in`; loopback when absent. */
   addressThere?: string;
-  /** Holds the socket; short, since a socket's path has 107 characters at most. */
+  /** Folder of the socket. Its path must be short, because a socket's path has at most 107 characters. */
   directory: string;
 }
 
@@ -62,7 +62,7 @@ export class Relay implements AsyncDisposable {
   }
 }
 
-/** Passes every connection that is taken at one end on to the other. */
+/** Accepts connections at one end and forwards them to the other end. */
 class Forwarder {
   readonly #server: Server;
   readonly #sockets = new Set<Socket>();
@@ -76,7 +76,7 @@ class Forwarder {
     });
   }
 
-  /** A port is one of `address`. */
+  /** Listens at `from`. If `from` is a port, it listens at `address`. */
   static async open(from: End, to: End, address = '127.0.0.1'): Promise<Forwarder> {
     const server = createServer();
     const forwarder = new Forwarder(server, to);
@@ -96,7 +96,7 @@ class Forwarder {
     }
   }
 
-  /** One side breaking off is told to the other by breaking off too. */
+  /** Copies data from one socket to the other. When one connection ends or fails, the other is closed too. */
   #pass(from: Socket, to: Socket): void {
     this.#sockets.add(from);
     from.pipe(to);

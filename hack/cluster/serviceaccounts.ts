@@ -1,4 +1,4 @@
-/** ServiceAccounts and their tokens, which the product itself neither makes nor asks for. */
+/** Requests tokens of ServiceAccounts. The product itself makes neither ServiceAccounts nor tokens. */
 import type { KubeClient } from '../../kube/client.ts';
 import { type KubeObject, pathOf, resource } from '../../kube/objects.ts';
 
@@ -9,7 +9,7 @@ export const SERVICE_ACCOUNTS = resource<KubeObject>({
   namespaced: true,
 });
 
-/** A token of the account for so many seconds, at least 600. @throws Error with the API server's refusal. */
+/** Returns a token of the account that is valid for this number of seconds, at least 600. @throws Error with the API server's refusal. */
 export async function requestToken(
   client: KubeClient,
   account: { namespace: string; name: string },

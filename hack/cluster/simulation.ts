@@ -1,21 +1,20 @@
-/** Waiting until KWOK really has the hosts that it was given. */
+/** Waits until KWOK manages the hosts that were created for it. */
 import { randomBytes } from 'node:crypto';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Lease, LEASES, PODS } from '../../kube/core.ts';
 import { SERVICE_ACCOUNTS } from './serviceaccounts.ts';
 import { waitFor } from '../wait.ts';
 
-/** KWOK makes a few hundred Leases a second; a busy machine far fewer. */
+/** Time limit until KWOK has created the Leases. It creates a few hundred a second, and far fewer on a busy machine. */
 const TAKEN_MILLISECONDS = 120_000;
-/** KWOK answers within 50 ms once it can; a Pod that it has passed over it never looks at again. */
+/** Time limit until a Pod runs. KWOK needs 50 ms once it has seen the Lease. A Pod that KWOK skipped is never checked again. */
 const PROBE_MILLISECONDS = 2_000;
-/** The window in which a Pod is passed over lasts for milliseconds. */
+/** Limit of attempts. The time in which KWOK skips a Pod lasts only milliseconds. */
 const PROBES = 20;
 
 /**
- * Resolves when a Pod that is bound to any of these hosts will run. KWOK passes over Pods, for good, of hosts whose
- * Lease it has made but not yet seen in its watch. The watch is in order: once a Pod runs on the host whose Lease came
- * last, KWOK has seen the Leases of all.
+ * Resolves when a Pod that is bound to any of these hosts will run. KWOK never runs a Pod that came after KWOK created the host's Lease,
+ * but before its watch showed the Lease. The watch is in order: if a Pod runs on the host with the last Lease, KWOK has seen all Leases.
  */
 export async function untilSimulated(client: KubeClient, names: readonly string[]): Promise<void> {
   const wanted = new Set(names);
@@ -38,14 +37,17 @@ export async function untilSimulated(client: KubeClient, names: readonly string[
   throw new Error(`KWOK runs no Pod on ${last.metadata.name}`);
 }
 
-/** Pods are refused in a new namespace until the controller-manager has made its ServiceAccount. */
+/** Resolves when a new namespace accepts Pods. The controller-manager must create its ServiceAccount first. */
 export async function untilPodsAllowed(client: KubeClient, namespace: string): Promise<void> {
   await waitFor(`the ServiceAccount of ${namespace}`, () =>
     client.get(SERVICE_ACCOUNTS, { namespace, name: 'default' }),
   );
 }
 
-/** The API server's own order of writes: since Kubernetes 1.35 clients may compare these numbers. */
+/**
+ * Returns the version of a Lease, which is its place in the API server's order of writes. Since Kubernetes 1.35 clients may compare
+ * versions.
+ */
 function version(lease: Lease): bigint {
   return BigInt(lease.metadata.resourceVersion ?? '0');
 }

@@ -1,4 +1,4 @@
-/** What of a cluster is on disk: `cluster.json` in its state folder. */
+/** Reads and writes the state of a cluster on disk: `cluster.json` in its state folder. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
@@ -12,13 +12,13 @@ export interface ClusterState {
   provider: Provider;
   tools: Tools;
   lasting: boolean;
-  /** Network namespaces that were made for it; control groups of the same names belong to its nodes. */
+  /** Network namespaces that were created for the cluster. Control groups of the same names belong to its nodes. */
   namespaces?: string[];
 }
 
-/** Where clusters live unless told otherwise. */
+/** Default folder of clusters. */
 export const CLUSTERS = join(import.meta.dirname, '..', '..', '.berth');
-/** Names are folder names and parts of object names. */
+/** Pattern of names. They are names of folders and parts of object names. */
 const NAME = /^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$/;
 
 export function directoryOf(name: string, stateDirectory: string | undefined): string {
@@ -32,12 +32,12 @@ export function writeState(directory: string, state: ClusterState): void {
   writeWholeSync(join(directory, 'cluster.json'), JSON.stringify(state));
 }
 
-/** Undefined when there is no cluster in this folder, or one that never came up. */
+/** Reads the state of a cluster; undefined when the folder has no cluster, or one that never started completely. */
 export function readState(directory: string): ClusterState | undefined {
   return readJson(join(directory, 'cluster.json')) as ClusterState | undefined;
 }
 
-/** Records the process without which this cluster has no reason to be. */
+/** Records the owner: when this process has ended, the cluster may be removed. */
 export function writeOwner(directory: string, owner: ProcessIdentity): void {
   writeWholeSync(join(directory, 'owner.json'), JSON.stringify(owner));
 }

@@ -1,26 +1,28 @@
 /**
- * Tokens of ServiceAccounts for components outside the cluster, where no kubelet renews them. The harness renews the
- * operator's while its process lives; the process of `make cluster-up` ends at once, and its clusters get a token that
- * outlasts them instead of a process for renewals.
+ * Requests tokens of ServiceAccounts for components outside the cluster, where no kubelet renews tokens. The harness renews the operator's
+ * token while the harness's process lives. The process of `make cluster-up` ends at once, so its clusters get a token with a long validity.
  */
 import type { KubeClient } from '../../kube/client.ts';
 import { requestToken } from './serviceaccounts.ts';
 
 const NAMESPACE = 'berth-system';
-/** What a Pod's projected token has. */
+/** Validity of a token that is renewed, the same as that of a Pod's projected token. */
 const RENEWED_SECONDS = 3600;
-/** For clusters that outlive this process. */
+/** Validity of a token for clusters that outlive this process. */
 const LASTING_SECONDS = 30 * 24 * 3600;
-/** Often enough that several failures in a row do no harm. */
+/** Interval between renewals. It is so short that several consecutive failures do no harm. */
 const RENEWAL_MILLISECONDS = 15 * 60_000;
 
-/** Asks for a token of a ServiceAccount in `berth-system`. */
+/** Requests a token of a ServiceAccount in `berth-system`. */
 export async function componentToken(client: KubeClient, name: string, lasting: boolean): Promise<string> {
   const seconds = lasting ? LASTING_SECONDS : RENEWED_SECONDS;
   return await requestToken(client, { namespace: NAMESPACE, name }, seconds);
 }
 
-/** Calls `renew` now and then until the returned function is called. A failure is told, and tried again. */
+/**
+ * Calls `renew` at each interval until the returned function is called. A failure is reported to `onError`, and the next interval tries
+ * again.
+ */
 export function renewRegularly(renew: () => Promise<void>, onError: (error: unknown) => void): () => void {
   const timer = setInterval(() => {
     renew().catch(onError);

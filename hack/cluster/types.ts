@@ -5,21 +5,21 @@ import type { OperatorOptions, OperatorProcess } from './operator.ts';
 
 export interface ClusterOptions {
   name: string;
-  /** Simulated ARM hosts to begin with. */
+  /** Number of simulated ARM hosts at the start. */
   hosts?: number;
-  /** Start the operator too. */
+  /** Whether to start the operator too. */
   operator?: boolean;
-  /** Run the operator from its bundle, as images do, instead of its sources. */
+  /** Whether to run the operator from its bundle, as images do, instead of its sources. */
   bundle?: boolean;
   displayDpiMaximum?: 240 | 320;
   operatorConfig?: Record<string, unknown>;
-  /** `.berth/NAME` below the project when absent. */
+  /** Folder of the cluster; `.berth/NAME` below the project when absent. */
   stateDirectory?: string;
-  /** How long a node may be silent before it counts as lost; Kubernetes' own value is 50. */
+  /** Time in which a node may be silent before it counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number;
-  /** The API server records every write, with who made it, in `audit.log` of the cluster's folder. */
+  /** Whether the API server records every write with its user in `audit.log` of the cluster's folder. */
   audit?: boolean;
-  /** Goes on when this process ends; otherwise everything is killed then at the latest. */
+  /** Whether the cluster continues when this process ends. Otherwise everything is killed then at the latest. */
   lasting?: boolean;
 }
 
@@ -27,9 +27,9 @@ export type Component = 'kube-apiserver' | 'etcd' | 'kube-controller-manager' | 
 
 export interface ComponentProcess {
   pid: number;
-  /** Ends it with `signal` (SIGKILL when absent), starts it again, resolves when the API server answers. */
+  /** Ends the process with `signal` (SIGKILL when absent) and starts it again. Resolves when the API server answers. */
   restart(signal?: NodeJS.Signals): Promise<void>;
-  /** Sends a signal, e.g. SIGSTOP. */
+  /** Sends a signal, for example SIGSTOP. */
   signal(signal: NodeJS.Signals): Promise<void>;
 }
 
@@ -40,23 +40,23 @@ export interface Cluster {
   readonly server: string;
   /** Path of the administrator's kubeconfig. */
   readonly kubeconfig: string;
-  /** Path of the operator's: a ServiceAccount's token in a file that is renewed. */
+  /** Path of the operator's kubeconfig, with a ServiceAccount's token in a file that is renewed. */
   readonly operatorKubeconfig: string;
   /** Path of the kubectl program. */
   readonly kubectlPath: string;
-  /** kubectl as administrator; rejects with its stderr when it fails. */
+  /** Runs kubectl as administrator. Rejects with its stderr when it fails. */
   kubectl(args: readonly string[], options?: KubectlOptions): Promise<KubectlResult>;
-  /** Client as administrator; the same one at every call. */
+  /** Returns the client of the administrator, the same at every call. */
   client(): KubeClient;
   addHosts(count: number, options?: HostOptions): Promise<string[]>;
   startOperator(options?: OperatorOptions): Promise<OperatorProcess>;
-  /** A namespace that Berth may serve, with Pod Security `privileged`. */
+  /** Creates a namespace that Berth may serve, with Pod Security `privileged`. */
   createNamespace(name: string): Promise<void>;
-  /** Path of a kubeconfig with a fresh bootstrap token for the host of that name. */
+  /** Resolves with the path of a kubeconfig with a new bootstrap token for the host of that name. */
   createAgentBootstrap(hostName: string): Promise<{ kubeconfig: string }>;
   component(name: Component): ComponentProcess;
-  /** Lets go of it: connections and timers of this process end, the cluster does not. */
+  /** Ends the connections and timers of this process. The cluster continues to run. */
   disconnect(): Promise<void>;
-  /** Ends everything and removes the state folder. */
+  /** Ends all processes and removes the state folder. */
   stop(): Promise<void>;
 }

@@ -1,4 +1,4 @@
-/** A control plane with nodes of its own, on a network of their own: a cluster as people have it before Berth comes. */
+/** Starts a control plane with its own nodes on their own network. Users have such a cluster before they install Berth. */
 import { join } from 'node:path';
 import { Relay } from '../relay.ts';
 import { RunningCluster } from '../cluster.ts';
@@ -13,11 +13,11 @@ import { ClusterNode } from './node.ts';
 export interface NodeClusterOptions {
   name: string;
   nodes: number;
-  /** How long a node may be silent before it counts as lost; Kubernetes' own value is 50. */
+  /** Time in which a node may be silent before it counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number;
 }
 
-/** Its nodes are ended with it. */
+/** Cluster with its nodes, which end with the cluster. */
 export interface NodeCluster {
   cluster: Cluster;
   nodes: ClusterNode[];
@@ -36,7 +36,7 @@ export async function bringUpNodes(
   const namespace = controlNamespace(name);
   const namespaces = [namespace, ...addresses.map((one) => one.namespace)];
   const state: ClusterState = { name, provider: 'processes', tools, lasting: false, namespaces };
-  // Before there is anything of it: whoever removes the folder removes them.
+  // The state is written before the namespaces exist, so that they are always removed with the folder.
   writeState(directory, state);
   await createNetwork(name, addresses);
   const relays: Relay[] = [];
@@ -59,7 +59,7 @@ export async function bringUpNodes(
     }
     await end(running);
   });
-  // As distributions do, so that `kubectl logs` reaches the kubelets.
+  // Distributions create this binding too. With it `kubectl logs` reaches the kubelets.
   const role = '--clusterrole=system:kubelet-api-admin';
   const user = 'kube-apiserver-kubelet-client';
   await cluster.kubectl(['create', 'clusterrolebinding', user, role, `--user=${user}`]);

@@ -1,17 +1,17 @@
-/** What the programs of a node are told, in their own files: containerd, kubelet and kube-proxy as a distribution would set them up. */
+/** Writes the configuration files of a node's programs: containerd, kubelet and kube-proxy as in a distribution. */
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
 import type { NodeAddress } from './network.ts';
 
-/** In a node's `/run`, which is its own. */
+/** Socket in the `/run` of a node, which each node has for itself. */
 export const CONTAINERD_SOCKET = '/run/containerd/containerd.sock';
-/** Holds a Pod's namespaces; made by images.ts. */
+/** Image of the container that holds a Pod's namespaces; images.ts makes it. */
 export const PAUSE_IMAGE = 'localhost/berth-pause:1';
-/** Where Debian's containernetworking-plugins are. */
+/** Folder of Debian's containernetworking-plugins. */
 const NETWORK_PLUGINS = '/usr/lib/cni';
 
-/** Writes all of them into the node's folder. `pki` is the folder of the cluster's keys. */
+/** Writes all configuration files to the node's folder. `pki` is the folder of the cluster's keys. */
 export function writeConfiguration(folder: string, node: NodeAddress, pki: string): void {
   const write = (name: string, text: string): void =>
     writeFileSync(join(folder, name), text, { mode: 0o600 });
@@ -84,7 +84,7 @@ function kubelet(node: NodeAddress, pki: string): object {
     imageGCHighThresholdPercent: 100,
     oomScoreAdj: 0,
     failSwapOn: false,
-    // Names are not looked up by anybody here.
+    // No program here resolves names of the cluster.
     clusterDNS: [],
     resolvConf: '',
   };
@@ -97,7 +97,7 @@ function kubeProxy(node: NodeAddress, pki: string): object {
     mode: 'nftables',
     hostnameOverride: node.name,
     clientConnection: { kubeconfig: join(pki, 'kube-proxy.kubeconfig') },
-    // The kernel's limit is the machine's, not the node's.
+    // The limit of the kernel belongs to the machine, not to the node.
     conntrack: { maxPerCore: 0, min: 0 },
   };
 }

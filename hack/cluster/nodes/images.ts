@@ -1,19 +1,19 @@
-/** Images that nodes need besides Berth's own, made here: nothing is pulled. */
+/** Builds images that nodes need besides Berth's own. Nothing is pulled. */
 import { copyFile, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { findBuilder } from '../../images/builder.ts';
 import { PAUSE_IMAGE } from './configuration.ts';
 
-/** Does nothing until it is killed. */
+/** Image that does nothing until its process is killed. */
 const DOCKERFILE = `FROM scratch
 COPY busybox /busybox
 ENTRYPOINT ["/busybox", "sleep", "2147483647"]
 `;
-/** Debian's static build. */
+/** Static build from Debian. */
 const BUSYBOX = '/bin/busybox';
 
-/** Writes the image that holds a Pod's namespaces to `archive`. */
+/** Writes the image of the container that holds a Pod's namespaces to `archive`. */
 export async function makePauseImage(archive: string): Promise<void> {
   const builder = await findBuilder();
   const context = await mkdtemp(join(tmpdir(), 'berth-pause-'));

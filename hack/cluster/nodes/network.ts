@@ -1,35 +1,35 @@
 /**
- * The network of a cluster with nodes of its own: one namespace for the control plane, which is also the world beyond
- * the nodes, and one for each node, joined by a bridge. The machine's own network is not touched.
+ * Creates the network of a cluster with its own nodes. Each node has a namespace, and a bridge joins them. Another namespace is for the
+ * control plane and stands for the world outside of the nodes. The machine's own network stays unchanged.
  */
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
 
-/** The control plane has its first address; nodes count on from 11. */
+/** Network of the nodes. The control plane has its first address; addresses of nodes begin at 11. */
 const NETWORK = '10.200.0';
 const FIRST_NODE = 11;
 const BRIDGE = 'nodes';
-/** Pods of node 0 are in 10.244.1.0/24. */
+/** Network of the Pods. Pods of `node1` are in 10.244.1.0/24. */
 const PODS = '10.244';
 
 export const CONTROL_ADDRESS = `${NETWORK}.1`;
 
 export interface NodeAddress {
-  /** The name of the node and of its folder, and a part of its namespace's name. */
+  /** Name of the node and of its folder, and a part of its namespace's name. */
   name: string;
-  /** As `ip netns` lists it. */
+  /** Name of the namespace in `ip netns`. */
   namespace: string;
   address: string;
-  /** Where its Pods get their addresses. */
+  /** Range of the addresses of its Pods. */
   podRange: string;
 }
 
-/** Where a cluster of this name has its control plane. */
+/** Returns the namespace with the control plane of a cluster. */
 export function controlNamespace(cluster: string): string {
   return `${cluster}-control`;
 }
 
-/** Names and addresses of that many nodes. */
+/** Returns names and addresses for this number of nodes. */
 export function nodeAddresses(cluster: string, count: number): NodeAddress[] {
   return Array.from({ length: count }, (_, index) => ({
     name: `node${index + 1}`,
@@ -39,7 +39,7 @@ export function nodeAddresses(cluster: string, count: number): NodeAddress[] {
   }));
 }
 
-/** Makes the namespaces and what joins them. */
+/** Creates the namespaces and the bridge that joins them. */
 export async function createNetwork(cluster: string, nodes: readonly NodeAddress[]): Promise<void> {
   const control = controlNamespace(cluster);
   await addNamespace(control);
@@ -59,7 +59,7 @@ export async function createNetwork(cluster: string, nodes: readonly NodeAddress
   }
 }
 
-/** Deletes namespaces, and with them all that is in them; nothing may run there any more. Those that are gone are fine. */
+/** Deletes namespaces with all their content. No process may run there any more. Missing namespaces are no error. */
 export async function removeNamespaces(names: readonly string[]): Promise<void> {
   const { stdout } = await run('ip', '-json', 'netns', 'list');
   const there = (stdout.trim() === '' ? [] : JSON.parse(stdout)) as { name: string }[];

@@ -1,6 +1,6 @@
 /**
- * A node as a machine of its own: its processes, mounts, network and control group are its own, its programs this
- * machine's. containerd, kubelet and kube-proxy run on it. Its end is the end of all that runs on it.
+ * Runs a node like a separate machine. It has its own processes, mounts, network and control group, but this machine's programs.
+ * containerd, kubelet and kube-proxy run on the node. When the node ends, all its processes end.
  */
 import { execFile } from 'node:child_process';
 import { mkdir, readFile } from 'node:fs/promises';
@@ -16,18 +16,18 @@ import type { NodeAddress } from './network.ts';
 
 const NODE_SCRIPT = join(import.meta.dirname, 'node.sh');
 const GROUP_SCRIPT = join(import.meta.dirname, 'group.sh');
-/** containerd and kubelet need seconds; a busy machine several times that. */
+/** Time limit until the Node is Ready. containerd and kubelet need seconds, and several times that on a busy machine. */
 const READY_MILLISECONDS = 120_000;
-/** The agent's image has 400 MB; a busy machine's disk is slow. */
+/** Time limit of an import. The agent's image has 400 MB, and a busy machine's disk is slow. */
 const IMPORT_MILLISECONDS = 300_000;
 
 export class ClusterNode {
   readonly name: string;
   readonly address: string;
   readonly namespace: string;
-  /** Its logs, files of configuration, and what it has below `/var/lib`. */
+  /** Folder with the node's logs, its configuration files, and its `/var/lib`. */
   readonly directory: string;
-  /** The pid of its first process in this machine's own process namespace. */
+  /** Id of its first process in this machine's own process namespace. */
   readonly #pid: number;
 
   private constructor(address: NodeAddress, directory: string, pid: number) {
@@ -38,7 +38,7 @@ export class ClusterNode {
     this.#pid = pid;
   }
 
-  /** Starts it and resolves when its Node is Ready. */
+  /** Starts the node and resolves when its Node is Ready. */
   static async start(cluster: Cluster, address: NodeAddress, tools: NodeTools): Promise<ClusterNode> {
     const directory = join(cluster.directory, address.name);
     const pki = join(cluster.directory, 'pki');
@@ -56,20 +56,20 @@ export class ClusterNode {
     return node;
   }
 
-  /** The arguments with which a program of this machine runs there. */
+  /** Returns the arguments that run a program of this machine on the node. */
   command(program: string, ...parameters: string[]): [string, ...string[]] {
     const namespaces = ['--pid', '--mount', '--net', '--uts', '--cgroup'];
     const enter = ['nsenter', `--target=${this.#pid}`, ...namespaces, '--'];
     return ['sh', GROUP_SCRIPT, this.namespace, ...enter, program, ...parameters];
   }
 
-  /** Runs a program there to its end; rejects with what it wrote. */
+  /** Runs a program on the node and resolves with its output; rejects with the program's output when it fails. */
   async run(program: string, ...parameters: string[]): Promise<string> {
     const [file, ...rest] = this.command(program, ...parameters);
     return (await promisify(execFile)(file, rest, { timeout: IMPORT_MILLISECONDS })).stdout;
   }
 
-  /** Takes images from an archive, as a registry would have given them. */
+  /** Imports images from an archive, instead of a pull from a registry. */
   async importImages(archive: string): Promise<void> {
     await this.run(
       'ctr',
@@ -112,7 +112,7 @@ export class ClusterNode {
   }
 }
 
-/** The child of `unshare`, once it has set the node up. */
+/** Resolves with the process id of `unshare`'s child, once the child has set the node up. */
 async function firstProcess({ pid, name }: ProcessRecord): Promise<number> {
   return await waitFor(`the first process of ${name}`, async () => {
     const children = await readFile(`/proc/${pid}/task/${pid}/children`, 'utf8');

@@ -1,7 +1,7 @@
-/** Where nodes can be. */
+/** Checks whether this machine can run nodes. */
 import { existsSync } from 'node:fs';
 
-/** Why there can be none here; undefined when there can. */
+/** Returns the reason why this machine cannot run nodes; undefined when it can. */
 export function whyNoNodes(): string | undefined {
   if (process.platform !== 'linux') {
     return 'nodes of their own need Linux';

@@ -1,7 +1,7 @@
 /**
- * The control plane in containers: its own programs, in an image that is built here, and no distribution. Nothing is
- * pulled. A container shares this machine's network, the cluster's folder and the caller's user, and is gone when its
- * process is, so that for all others it is a process with a record like the rest.
+ * Runs the control plane's own programs in containers, with an image that is built here. There is no distribution, and nothing is pulled. A
+ * container shares this machine's network, the cluster's folder and the caller's user. It is removed when its process ends. Therefore it
+ * has a record like every other process.
  */
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
@@ -15,12 +15,12 @@ import type { Tools } from '../toolchain/toolchain.ts';
 
 const PROGRAMS = ['etcd', 'kube-apiserver', 'kube-controller-manager', 'kube-scheduler'] as const;
 const REPOSITORY = 'localhost/berth-control-plane';
-/** Debian's static build: the programs write no log files themselves. */
+/** Static build from Debian. Its shell writes the log files, because the programs write none. */
 const BUSYBOX = '/bin/busybox';
 const DOCKERFILE = `FROM scratch
 COPY busybox ${PROGRAMS.join(' ')} /
 `;
-/** Goes before the path of the log, the program and its arguments. */
+/** Command before the path of the log, the program and its arguments. */
 const ENTRY = ['/busybox', 'sh', '-c', 'exec "$@" >>"$0" 2>&1'];
 const LAST_WORDS_CHARACTERS = 1_000;
 
@@ -30,13 +30,14 @@ export const PROGRAM_LABEL = 'dev.berth.program';
 
 type Runtime = Awaited<ReturnType<typeof getContainerRuntimeClient>>;
 
-/** The daemon that `DOCKER_HOST` names, else the machine's. @throws Error when none answers. */
+/** Returns the daemon that `DOCKER_HOST` names, or the machine's own daemon. @throws Error when no daemon answers. */
 export async function dockerRuntime(): Promise<Runtime> {
-  // Testcontainers' own helper for what a killed run leaves would have to be pulled; here it is the next start's work.
+  // The helper of Testcontainers that cleans up after killed runs would have to be pulled. Here the next start cleans up.
   process.env['TESTCONTAINERS_RYUK_DISABLED'] = 'true';
-  // Where ports of containers are: they share our network. Asked in a container, it would look for a bridge's gateway.
+  // This is the host of containers' ports, which share our network. Inside a container, Testcontainers would choose a bridge's gateway
+  // instead.
   process.env['TESTCONTAINERS_HOST_OVERRIDE'] ??= '127.0.0.1';
-  // Testcontainers would take the machine's daemon instead of one that was named and is not there.
+  // If a daemon is named but missing, Testcontainers would use the machine's own daemon instead.
   const [, socket] = /^unix:\/\/(.*)$/.exec(process.env['DOCKER_HOST'] ?? '') ?? [];
   if (socket !== undefined && !existsSync(socket)) {
     throw new Error(`DOCKER_HOST: ${socket} is not there`);
@@ -44,7 +45,7 @@ export async function dockerRuntime(): Promise<Runtime> {
   return await getContainerRuntimeClient();
 }
 
-/** Reference of the image with these programs; builds it when the daemon hasn't got it. */
+/** Returns the reference of the image with these programs. Builds the image when the daemon lacks it. */
 export async function controlPlaneImage(tools: Tools): Promise<string> {
   if (process.platform !== 'linux') {
     throw new Error('containers with the network of this machine need Linux');
@@ -83,14 +84,14 @@ async function build(reference: string, files: readonly string[]): Promise<void>
   }
 }
 
-/** A container that its daemon removes when its process has ended, whoever ended it. */
+/** Container that its daemon removes when its process has ended, for any reason. */
 class ProgramContainer extends GenericContainer {
   protected override async beforeContainerCreated(): Promise<void> {
     this.hostConfig.AutoRemove = true;
   }
 }
 
-/** Starts a program of the image. It sees the folder at the same path, and its log is there, as a plain process's is. */
+/** Starts a program of the image. The container has the folder at the same path, and its log is in the folder, as for a plain process. */
 export async function startContainer(
   directory: string,
   plan: ProcessPlan & { image: string },
@@ -115,7 +116,7 @@ export async function startContainer(
   }
 }
 
-/** The container's process as this machine counts; a daemon may count in a namespace of its own. */
+/** Returns the container's process id on this machine. A daemon may count in its own process namespace. */
 async function processOf(container: string): Promise<number> {
   for (const entry of await readdir('/proc')) {
     if (/^\d+$/.test(entry) && (await groupsOf(entry)).includes(container)) {

@@ -1,4 +1,4 @@
-/** A cluster that somebody has: Berth's objects are put into it, and taken out again at the end. */
+/** Uses an existing cluster of the user: Berth's objects are created in it, and removed at the end. */
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';

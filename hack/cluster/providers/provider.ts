@@ -1,7 +1,7 @@
-/** What a cluster runs in. */
+/** Environment in which a cluster runs. */
 export type Provider = 'kubeconfig' | 'docker' | 'processes';
 
-/** The one that `BERTH_CLUSTER` names; plain processes when it names none. */
+/** Returns the provider that `BERTH_CLUSTER` names; plain processes when the variable is empty. */
 export function chooseProvider(asked = process.env['BERTH_CLUSTER'] ?? ''): Provider {
   if (asked === 'kubeconfig' || asked === 'docker' || asked === 'processes') {
     return asked;

@@ -1,26 +1,26 @@
-/** Building the programs from Go modules whose versions and checksums are pinned here (go.mod and go.sum of each group). */
+/** Builds the programs from Go modules. go.mod and go.sum of each group pin versions and checksums. */
 import { spawn } from 'node:child_process';
 import { cp, mkdir, rename } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { moduleDirectory, type Tool, type ToolGroup } from './tools.ts';
 
-/** How often a running build says that it lives. */
+/** Interval between messages of a running build. */
 const PROGRESS_INTERVAL_MILLISECONDS = 15_000;
-/** A cold build of Kubernetes takes 6 min on 2 idle cores; several times that is a build that hangs. */
+/** Time limit of a build. A cold build of Kubernetes takes 6 min on 2 idle cores; a build that takes several times that hangs. */
 const BUILD_MILLISECONDS = 45 * 60_000;
-/** Nobody debugs these programs, and to describe them to a debugger takes the compiler time. */
+/** Leaves out debug information, because nobody debugs these programs and the compiler needs time to write it. */
 export const NO_DEBUG_INFORMATION = '-gcflags=all=-dwarf=false';
-/** The compiler collects its garbage when what it holds has grown by so much; by default 100. It lives for seconds only. */
+/** Growth of the compiler's heap in percent before a garbage collection. The default is 100, but the compiler runs only for seconds. */
 const COLLECTION_PERCENT = '400';
-/** At the end of a package's path; the program is named by what stands before it. */
+/** Major version at the end of a package's path. The part before it is the program's name. */
 const MAJOR_VERSION = /\/v\d+$/;
-/** What is kept of the compiler's words for the error message. */
+/** Length of the end of the compiler's output in the error message. */
 const OUTPUT_TAIL_CHARACTERS = 2_000;
 
-/** Takes a line that says what goes on. */
+/** Reports progress. The argument is one line of text. */
 export type Progress = (line: string) => void;
 
-/** Builds `tools` of the group into `directory`. @throws Error with the compiler's last words. */
+/** Builds `tools` of the group into `directory`. @throws Error with the end of the compiler's output. */
 export async function buildTools(
   group: ToolGroup,
   tools: readonly Tool[],
@@ -28,7 +28,7 @@ export async function buildTools(
   progress: Progress,
 ): Promise<void> {
   progress(`building ${tools.join(', ')} ${group.version} from Go modules (cold: ${group.coldBuild})`);
-  // A copy, because the go command may want to write beside go.mod and the work tree stays untouched.
+  // A copy is used, because the go command may write beside go.mod and the work tree must stay unchanged.
   const source = join(directory, 'source');
   await mkdir(source);
   for (const file of ['go.mod', 'go.sum']) {
@@ -48,9 +48,9 @@ export async function buildTools(
 }
 
 /**
- * All at once: while one program is linked, which takes one processor, the next one's packages are compiled. Without
- * `-trimpath`: with it, the compiler's cache tells packages apart by the version that go.mod asks for, though a
- * replacement gives both groups the same files.
+ * Builds all programs with one command. While one program is linked, which uses one processor, packages of the next are compiled. The build
+ * does not use `-trimpath`. With that flag, the compiler's cache would separate packages by the version in go.mod. Both groups could then
+ * not share packages, although a replacement gives them the same files.
  */
 async function goBuild(
   group: ToolGroup,
@@ -67,7 +67,7 @@ async function goBuild(
   }
 }
 
-/** @throws Error with the last words of the go command. */
+/** Runs the go command. @throws Error with the end of its output. */
 async function go(parameters: readonly string[], directory: string): Promise<void> {
   const child = spawn('go', parameters, {
     cwd: directory,

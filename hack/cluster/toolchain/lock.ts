@@ -1,4 +1,4 @@
-/** A lock between processes: a folder, which the kernel makes for exactly one of them. */
+/** Locks a path between processes with a folder, because the kernel lets only one process create a folder. */
 import { mkdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pause } from '../../../base/time.ts';
@@ -6,12 +6,15 @@ import { codeOf, isMissing } from '../../../base/errors.ts';
 import { isAlive, startTimeOf } from '../processes.ts';
 import type { Progress } from './build.ts';
 
-/** How often a waiting process looks again. */
+/** Interval between two attempts of a waiting process. */
 const RETRY_MILLISECONDS = 500;
-/** A holder writes its name at once after making the folder; one without a name for this long died between. */
+/**
+ * Time after which a lock without a name is removed. A holder writes its name directly after it creates the folder, so this holder has
+ * died.
+ */
 const NAMELESS_MILLISECONDS = 5_000;
 
-/** Runs `work` while holding the lock at `path`; the lock of a process that died is taken over. */
+/** Runs `work` while it holds the lock at `path`. If the process with the lock has died, its lock is removed and acquired again. */
 export async function withLock<T>(path: string, progress: Progress, work: () => Promise<T>): Promise<T> {
   let told = false;
   while (!(await tryLock(path))) {

@@ -1,7 +1,6 @@
 /**
- * Where the programs come from: KUBEBUILDER_ASSETS, the user's cache, or a build from Go modules. Nothing is downloaded
- * ready-made: a checksum that comes from the same host as its file proves nothing, while every module that a build
- * takes is checked against a go.sum of this repository.
+ * Finds the programs in KUBEBUILDER_ASSETS or in the user's cache, or builds them from Go modules. Nothing is downloaded ready-made. A
+ * checksum from the same host as its file proves nothing, while a go.sum of this repository covers every module of a build.
  */
 import { constants } from 'node:fs';
 import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
@@ -29,7 +28,7 @@ export type SimulationTools = Readonly<Record<SimulationTool, string>>;
 export type ChartTools = Readonly<Record<ChartTool, string>>;
 export type NodeTools = Readonly<Record<NodeTool, string>>;
 
-/** Nothing gave the programs. The message says what was tried and what to install. */
+/** Error when there is no source of the programs. The message contains the sources that were tried and the packages to install. */
 class ToolchainError extends Error {
   override readonly name = 'ToolchainError';
 }
@@ -37,33 +36,33 @@ class ToolchainError extends Error {
 export interface ToolchainOptions {
   environment?: Readonly<Record<string, string | undefined>>;
   progress?: Progress;
-  /** What builds; stands in for the go command in tests. */
+  /** Function that builds the programs. Tests replace the go command with it. */
   build?: typeof buildTools;
 }
 
 type How = Required<ToolchainOptions>;
 
-/** `$XDG_CACHE_HOME/berth`, else `~/.cache/berth`. */
+/** Returns `$XDG_CACHE_HOME/berth`, or `~/.cache/berth` without that variable. */
 function cacheDirectory(environment: Readonly<Record<string, string | undefined>> = process.env): string {
   return join(environment['XDG_CACHE_HOME'] || join(homedir(), '.cache'), 'berth');
 }
 
-/** Paths of a cluster's programs; the first call on a machine builds them, which takes minutes. */
+/** Returns paths of a cluster's programs. The first call on a machine builds them, which takes minutes. */
 export async function resolveTools(options: ToolchainOptions = {}): Promise<Tools> {
   return (await resolveGroups(TOOL_GROUPS, options)) as Tools;
 }
 
-/** Paths of what simulates hosts; the first call on a machine builds it. */
+/** Returns the path of the program that simulates hosts. The first call on a machine builds it. */
 export async function resolveSimulationTools(options: ToolchainOptions = {}): Promise<SimulationTools> {
   return (await resolveGroups(SIMULATION_TOOL_GROUPS, options)) as SimulationTools;
 }
 
-/** Paths of what renders and checks the chart; the first call on a machine builds them. */
+/** Returns paths of the programs that render and check the chart. The first call on a machine builds them. */
 export async function resolveChartTools(options: ToolchainOptions = {}): Promise<ChartTools> {
   return (await resolveGroups(CHART_TOOL_GROUPS, options)) as ChartTools;
 }
 
-/** Absolute paths of what makes a machine a node. */
+/** Returns absolute paths of the programs that make a machine a node. */
 export async function resolveNodeTools(options: ToolchainOptions = {}): Promise<NodeTools> {
   return (await resolveGroups(NODE_TOOL_GROUPS, options)) as NodeTools;
 }
@@ -119,7 +118,7 @@ async function isExecutable(path: string): Promise<boolean> {
   );
 }
 
-/** Makes sure that `directory` holds `tools`. Each file arrives by rename, so that none is ever half there. */
+/** Ensures that `directory` contains `tools`. Each file is moved there when complete, so that no partial file is ever visible. */
 async function fill(group: ToolGroup, tools: readonly Tool[], directory: string, how: How): Promise<void> {
   if ((await missingIn(directory, tools)).length === 0) {
     return;

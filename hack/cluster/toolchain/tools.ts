@@ -1,4 +1,4 @@
-/** What a cluster is made of: the programs, their versions, and how each is built. */
+/** Lists the programs of a cluster, their versions, and their builds. */
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -10,30 +10,30 @@ export type ClusterTool =
   | 'kube-scheduler'
   | 'kubectl';
 
-/** What simulates hosts. */
+/** Program that simulates hosts. */
 export type SimulationTool = 'kwok';
 
-/** What renders and checks the chart. */
+/** Programs that render and check the chart. */
 export type ChartTool = 'helm' | 'helm-unittest' | 'kubeconform';
 
-/** What makes a machine a node. */
+/** Programs that make a machine a node. */
 export type NodeTool = 'kubelet' | 'kube-proxy';
 
 export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool;
 
-/** Programs that are released and built together. */
+/** Group of programs that are released and built together. */
 export interface ToolGroup {
   readonly name: 'kubernetes' | 'etcd' | 'kwok' | 'helm' | 'helm-unittest' | 'kubeconform';
   readonly version: string;
   /** Go package of each program. */
   readonly packages: Readonly<Partial<Record<Tool, string>>>;
   readonly ldflags: string;
-  /** Said before a build, so that nobody thinks it hangs. */
+  /** Duration of a cold build, which is printed before a build, so that nobody thinks the build hangs. */
   readonly coldBuild: string;
 }
 
 const KUBERNETES_VERSION = 'v1.36.3';
-/** Without these the server says v0.0.0 and clients refuse features by version. */
+/** Flags that set the version. Without them the server reports v0.0.0, and clients refuse features that need a version. */
 const VERSION_FLAGS = [
   ['gitVersion', KUBERNETES_VERSION],
   ['gitMajor', '1'],
@@ -108,12 +108,12 @@ export const NODE_TOOL_GROUPS: readonly ToolGroup[] = [
   },
 ];
 
-/** The Go module that pins the sources of a group. */
+/** Returns the folder of the Go module that pins the sources of a group. */
 export function moduleDirectory(group: ToolGroup): string {
   return join(import.meta.dirname, group.name);
 }
 
-/** Name of the cache folder of a group: version, plus a hash of everything that decides what is in it. */
+/** Returns the name of a group's cache folder: its version, and a hash of everything that determines the content. */
 export async function cacheKey(group: ToolGroup): Promise<string> {
   const hash = createHash('sha256');
   for (const file of ['go.mod', 'go.sum']) {

@@ -9,15 +9,15 @@ import {
   type ToolGroup,
 } from './tools.ts';
 
-/** In the order in which a whole test run builds them. */
+/** Groups in the order in which a whole test run builds them. */
 const GROUPS = [...TOOL_GROUPS, ...SIMULATION_TOOL_GROUPS, ...CHART_TOOL_GROUPS];
 const REQUIREMENT = /^(?:require )?\t?([\w./~-]+) (v\S+)/gm;
 const REPLACEMENT = /^(?:replace )?\t?([\w./~-]+)(?: v\S+)? => \1 (v\S+)/gm;
-/** Half of what kwok, helm and helm-unittest are made of. */
+/** Modules that make up half of kwok, helm and helm-unittest. */
 const LARGEST = ['k8s.io/api', 'k8s.io/apimachinery', 'k8s.io/client-go'];
 
 interface Versions {
-  /** The version of each module, after replacements. */
+  /** Version of each module, after replacements. */
   taken: ReadonlyMap<string, string>;
   replaced: ReadonlyMap<string, string>;
 }
