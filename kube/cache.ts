@@ -14,7 +14,7 @@ export interface Change<T> {
 export interface Cache<T> {
   get(key: string): Readonly<T> | undefined;
   list(): Readonly<T>[];
-  /** @throws Error when there is no such index. */
+  /** Returns the objects with this value in the index. @throws Error when the index does not exist. */
   byIndex(index: string, value: string): Readonly<T>[];
   /** Version that the watch has reached; empty before the first full read. */
   readonly resourceVersion: string;

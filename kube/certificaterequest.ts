@@ -52,13 +52,13 @@ const PEM =
 
 const COMMON_NAME = identifier('550403');
 const ORGANIZATION = identifier('55040a');
-/** 1.2.840.113549.1.9.14 */
+/** Object identifier 1.2.840.113549.1.9.14, encoded. */
 const EXTENSION_REQUEST = identifier('2a864886f70d01090e');
-/** 2.5.29.17 */
+/** Object identifier 2.5.29.17, encoded. */
 const SUBJECT_ALTERNATIVE_NAME = identifier('551d11');
-/** 1.2.840.10045.2.1 with 1.2.840.10045.3.1.7 */
+/** Algorithm of the public key: object identifiers 1.2.840.10045.2.1 and 1.2.840.10045.3.1.7. */
 const ECDSA_ON_P256 = encode(TAGS.sequence, identifier('2a8648ce3d0201'), identifier('2a8648ce3d030107'));
-/** 1.2.840.10045.4.3.2 */
+/** Algorithm of the signature: object identifier 1.2.840.10045.4.3.2. */
 const ECDSA_WITH_SHA256 = encode(TAGS.sequence, identifier('2a8648ce3d040302'));
 const VERSION = encode(TAGS.integer, Buffer.from([0]));
 const ATTRIBUTES_TAG = 0xa0;
@@ -72,7 +72,7 @@ const IP_ADDRESS_TAG = 0x87;
 const OTHER_NAMES: Readonly<Record<number, string>> = { 0x81: 'an e-mail address', 0x86: 'a URI' };
 const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
-/** ::ffff:0:0/96, which Go writes into certificates as IPv4. */
+/** First bytes of IPv4 addresses in IPv6 (::ffff:0:0/96). Go writes these addresses into certificates as IPv4. */
 const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
 /** Characters of a PrintableString (X.680 41.4). A UTF8String may have the same characters. */
 const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;

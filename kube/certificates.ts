@@ -12,7 +12,7 @@ import type { Extension, JsonGeneralNames, JsonName } from '@peculiar/x509';
 
 export type KeyAlgorithm = 'ECDSA' | 'RSA';
 
-/** A certificate with its key. */
+/** Certificate with its key. */
 export interface Certificate {
   /** Certificate as PEM, with its chain. */
   certificate: string;

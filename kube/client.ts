@@ -76,7 +76,7 @@ export class KubeClient {
       if (!isGone(error)) {
         throw error;
       }
-      // The server compacted the snapshot of the pages between two requests. One answer without pages cannot fail so.
+      // The server compacted the snapshot of the pages between two requests. A single answer without pages cannot lose its snapshot.
       return await this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };

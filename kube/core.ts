@@ -53,7 +53,7 @@ export interface Namespace extends KubeObject {
   status?: { phase?: 'Active' | 'Terminating' };
 }
 
-/** Values of `data` are base64. */
+/** Secret. Values of `data` are base64. */
 export interface Secret extends KubeObject {
   type?: string;
   immutable?: boolean;
@@ -67,7 +67,7 @@ export interface ConfigMap extends KubeObject {
   immutable?: boolean;
 }
 
-/** Times are RFC 3339 with microseconds. */
+/** Lease. Times are RFC 3339 with microseconds. */
 export interface Lease extends KubeObject {
   spec?: {
     holderIdentity?: string;
@@ -87,7 +87,7 @@ export interface ObjectReference {
   resourceVersion?: string;
 }
 
-/** `events.k8s.io/v1`. `eventTime` and `lastObservedTime` are RFC 3339 with microseconds. */
+/** Event of `events.k8s.io/v1`. `eventTime` and `lastObservedTime` are RFC 3339 with microseconds. */
 export interface Event extends KubeObject {
   eventTime: string;
   reportingController: string;
@@ -104,7 +104,7 @@ export interface CertificateSigningRequestCondition extends LooseCondition {
   lastUpdateTime?: string;
 }
 
-/** `request` and `certificate` are base64 of PEM. */
+/** CertificateSigningRequest. `request` and `certificate` are base64 of PEM. */
 export interface CertificateSigningRequest extends KubeObject {
   spec: {
     request: string;

@@ -18,11 +18,11 @@ import { parse } from 'yaml';
 
 /** The address of an API server and the credentials for it. Certificates and keys are PEM text. */
 export interface Connection {
-  /** `https://host:port`, without a trailing slash. */
+  /** URL of the API server, `https://host:port` without a trailing slash. */
   server: string;
   /** Authorities that may sign the server's certificate; the system's authorities when absent. */
   certificateAuthority?: string | undefined;
-  /** Name expected in the server's certificate, when it is not the host of `server`. */
+  /** Name expected in the server's certificate when it differs from the host of `server`. */
   serverName?: string | undefined;
   clientCertificate?: string | undefined;
   clientKey?: string | undefined;

@@ -1,6 +1,6 @@
 /**
  * Reads and writes the part of DER (X.690) that certificate requests use. It is strict, so that no other reader understands the same bytes
- * differently: tags have one byte, lengths are definite and as short as possible, and nothing is cut off.
+ * differently. Tags have one byte, lengths are definite and as short as possible, and nothing is cut off.
  */
 
 /** Tags of the universal class. `0x20` marks elements that consist of other elements. */

@@ -73,8 +73,8 @@ export function isForbidden(error: unknown): error is ApiError {
 }
 
 /**
- * Returns whether an admission refused an object, for example for quota or Pod Security. The message of such a refusal names the object.
- * The authorizer refuses before there is an object: the caller lacks a right, or the server has just started and has no roles yet.
+ * Returns whether an admission refused an object, for example for quota or Pod Security. The message of this refusal names the object.
+ * Refusals by the authorizer do not count: the caller lacks a right, or the server has just started and has no roles yet.
  */
 export function isRefused(error: unknown): error is ApiError {
   return isForbidden(error) && !/^[a-z./]+ is forbidden: User "/.test(error.message);

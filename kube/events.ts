@@ -41,7 +41,7 @@ export interface EventRecorderOptions {
   /** Name of the process that runs the controller. */
   reportingInstance: string;
   logger: Logger;
-  /** Milliseconds since 1970. */
+  /** Returns the current time in milliseconds since 1970. */
   clock?: () => number;
 }
 
@@ -144,7 +144,7 @@ export class EventRecorder<Reason extends string> {
     }
   }
 
-  /** Sends one patch for all repetitions until it is sent. The patch contains the count at that time. */
+  /** Sends a patch with the count. If the Event repeats before the patch is sent, the same patch contains the higher count. */
   #patchSeries(key: string, known: Recorded): void {
     if (known.patching) {
       return;

@@ -50,7 +50,7 @@ class CutError extends Error {
 }
 
 /**
- * Reads all objects with WatchList, which sends them one by one, or in pages if the server has no WatchList. Then it watches. When the
+ * Reads all objects with WatchList, which sends single objects. If the server has no WatchList, it reads pages. Then it watches. When the
  * connection ends, the watch is resumed at the last version. After 410 and other refusals, everything is read again, with back-off, for
  * ever.
  */
@@ -84,7 +84,7 @@ export class Informer<T extends KubeObject> {
     this.#store = new Store<T>(this.#logger, options.indexes);
     this.cache = this.#store;
     this.synced = this.#syncedResolvers.promise;
-    // Callers that wait for the first read get the rejection. Without such a caller it must not be an unhandled error.
+    // Callers that wait for the first read get the rejection. If nobody waits, the rejection must not become an unhandled error.
     this.synced.catch((error: unknown) =>
       this.#logger.debug({ err: error }, 'stopped before the first read'),
     );
@@ -283,7 +283,7 @@ export class Informer<T extends KubeObject> {
   }
 }
 
-/** Returns the reason for a full read. After a lost connection, the watch only resumes. A refusal or malformed data needs a full read. */
+/** Returns the reason for a full read; undefined when the watch can resume: after a lost connection, a 429 or a 503. */
 function relistReasonOf(error: unknown): string | undefined {
   if (error instanceof ApiError) {
     return error.status === 429 || error.status === 503 ? undefined : String(error.status);

@@ -1,6 +1,6 @@
 /** Parses JSON that the API server sends. */
 
-/** Begin of a list of managed fields. A JSON string cannot contain unescaped quotes, so this text is always a key. */
+/** Start of a list of managed fields. A JSON string cannot contain unescaped quotes, so this text is always a key. */
 const MANAGED_FIELDS = '"managedFields":[';
 
 const QUOTE = 0x22;
@@ -10,8 +10,8 @@ const CLOSE = 0x5d;
 const COMMA = 0x2c;
 
 /**
- * Parses JSON without the lists named `managedFields`, for one object or a list of objects. Parsed, such a list takes 5 to 15 times the
- * heap of its object, and nothing here reads it. To cut it out of the text costs only a scan.
+ * Parses JSON without the lists named `managedFields`, for one object or a list of objects. A parsed list takes 5 to 15 times the heap of
+ * its object, and nothing here reads it. A scan that cuts it out of the text is cheaper.
  *
  * @throws SyntaxError as JSON.parse does.
  */

@@ -18,10 +18,10 @@ export interface LeaseTimings {
   retry: number;
 }
 
-/** Default times. client-go's 15, 10 and 2 s, with jitter, need up to 24 s to replace a killed leader; these need at most 11 s. */
+/** Default times: at most 11 s until a killed leader is replaced. client-go's times of 15, 10 and 2 s with jitter take up to 24 s. */
 const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
-/** Time limit of a request in retries. After a dead connection, the next attempt on another connection must still be in time. */
+/** Time limit of a request, as a number of retry intervals. After a dead connection, the next attempt must still be in time. */
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
@@ -50,7 +50,7 @@ export interface LeaderElection {
   readonly done: Promise<void>;
 }
 
-/** Stands for election until it leads or the signal aborts. It times another's lease from the changes that it saw, by its own clock. */
+/** Stands for election until it leads or the signal aborts. It measures another's lease by its own clock, from the last change seen. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
   const candidate = new Candidate(options);
   return {

@@ -11,7 +11,9 @@ const QUEUE_BUCKETS = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 10
 /** Buckets of client-go's `rest_client_request_duration_seconds`. */
 const REQUEST_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
-/** Gauges of prom-client with names of counters, to which `promtool check metrics` objects. Each has a twin with labels. */
+/**
+ * Gauges of prom-client with names of counters, to which `promtool check metrics` objects. Other gauges have the same numbers with labels.
+ */
 const MISNAMED = [
   'nodejs_active_handles_total',
   'nodejs_active_requests_total',

@@ -40,7 +40,7 @@ export function parkedStatus(
   };
 }
 
-/** Returns the status of a Pod that ends without a machine on this host, or without one that this agent remembers. */
+/** Returns the status of a Pod that ends and never had a machine on this host, or whose machine this agent does not remember. */
 export function refusedStatus(
   pod: Pod,
   why: { reason: string; message: string; exitCode: number },

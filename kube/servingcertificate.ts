@@ -8,7 +8,7 @@ import { rest } from '../base/time.ts';
 
 /** Interval between two reads of the certificate. It can be short, because reading two small files costs nothing. */
 const LOOK_MILLISECONDS = 10_000;
-/** Validity of a certificate that this process made. Readers that pin the certificate would have to renew their pin about once a month. */
+/** Validity of a certificate that this process made. Readers that pin the certificate would have to check it about once a month. */
 const SELF_MADE_DAYS = 90;
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /** Share of its life after which a certificate that this process made is replaced. The kubelet uses the same share. */
@@ -17,7 +17,7 @@ const RENEW_AFTER = 2 / 3;
 /** Returns the certificate to serve. It is called at every interval, and its result may change. */
 export type CertificateProvider = () => Promise<Certificate>;
 
-/** Reads a certificate and its key from two files, such as those of a mounted Secret. RSA and ECDSA are both allowed. */
+/** Reads a certificate and its key from two files, for example those of a mounted Secret. RSA and ECDSA are both allowed. */
 export function certificateFromFiles(o: { certificateFile: string; keyFile: string }): CertificateProvider {
   return async () => {
     const [certificate, key] = await Promise.all([
@@ -35,7 +35,7 @@ export function selfMadeCertificate(o: {
   ipAddresses?: readonly string[];
   algorithm?: KeyAlgorithm;
   days?: number;
-  /** Milliseconds since 1970. */
+  /** Returns the current time in milliseconds since 1970. */
   clock?: () => number;
 }): CertificateProvider {
   const { days = SELF_MADE_DAYS, clock = Date.now } = o;
@@ -95,8 +95,8 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
 }
 
 /**
- * Gives this certificate to new connections. If the server requests certificates of callers, `clientAuthorities` (PEM) must have signed
- * them.
+ * Gives this certificate to new connections. If the server requests certificates of callers, an authority of `clientAuthorities` (PEM) must
+ * have signed those certificates.
  *
  * @throws Error when key and certificate do not belong together; the old certificate stays.
  */

@@ -27,7 +27,7 @@ const IDLE_CONNECTION_MILLISECONDS = 60_000;
 const CONNECTIONS = 64;
 /** Limit of attempts of one request, as in client-go. With waits of 1 s the attempts fit into the deadline of a request. */
 const ATTEMPTS = 10;
-/** Longest Retry-After that a request waits for. The caller handles a longer one. */
+/** Longest Retry-After that a request waits for. If the value is longer, the caller gets the answer at once. */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 10_000;
 /** First wait before another attempt after 429 or 503 without Retry-After. Retry-After itself is in whole seconds. */
 const RETRY_FIRST_MILLISECONDS = 250;
@@ -40,9 +40,9 @@ export interface Request {
   method: Method;
   /** Path with its query. */
   path: string;
-  /** Sent as JSON. */
+  /** Body, which is sent as JSON. */
   body?: unknown;
-  /** `application/json` when absent. */
+  /** Content type of the body; `application/json` when absent. */
   contentType?: string | undefined;
   signal?: AbortSignal | undefined;
   /** Time limit of the whole request: the wait for a connection, sending, retries and reading the answer. */

@@ -35,7 +35,7 @@ export interface ComponentProcess {
 
 export interface Cluster {
   readonly name: string;
-  /** Folder of its state. */
+  /** Folder with the state of the cluster. */
   readonly directory: string;
   readonly server: string;
   /** Path of the administrator's kubeconfig. */

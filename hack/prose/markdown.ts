@@ -1,4 +1,4 @@
-/** The parts of a Markdown page that the prose linter reads: sentences for people, headings and links. */
+/** Reads the parts of a Markdown page that the prose linter checks: sentences for people, headings and links. */
 import type { Nodes } from 'mdast';
 import { fromMarkdown } from 'mdast-util-from-markdown';
 import { gfmTableFromMarkdown } from 'mdast-util-gfm-table';

@@ -1,7 +1,7 @@
 /**
- * Runs the control plane's own programs in containers, with an image that is built here. There is no distribution, and nothing is pulled. A
- * container shares this machine's network, the cluster's folder and the caller's user. It is removed when its process ends. Therefore it
- * has a record like every other process.
+ * Runs the control plane's own programs in containers, with an image that is built here. No Kubernetes distribution is used, and nothing is
+ * pulled. A container shares this machine's network, the cluster's folder and the caller's user. It is removed when its process ends.
+ * Therefore its process is recorded like every other process.
  */
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
@@ -32,10 +32,10 @@ type Runtime = Awaited<ReturnType<typeof getContainerRuntimeClient>>;
 
 /** Returns the daemon that `DOCKER_HOST` names, or the machine's own daemon. @throws Error when no daemon answers. */
 export async function dockerRuntime(): Promise<Runtime> {
-  // The helper of Testcontainers that cleans up after killed runs would have to be pulled. Here the next start cleans up.
+  // The helper of Testcontainers that cleans up after killed runs would have to be pulled. The next start of a cluster cleans up instead.
   process.env['TESTCONTAINERS_RYUK_DISABLED'] = 'true';
-  // This is the host of containers' ports, which share our network. Inside a container, Testcontainers would choose a bridge's gateway
-  // instead.
+  // Ports of containers are on loopback, because containers share our network. If this program runs in a container itself, Testcontainers
+  // would choose a bridge's gateway.
   process.env['TESTCONTAINERS_HOST_OVERRIDE'] ??= '127.0.0.1';
   // If a daemon is named but missing, Testcontainers would use the machine's own daemon instead.
   const [, socket] = /^unix:\/\/(.*)$/.exec(process.env['DOCKER_HOST'] ?? '') ?? [];

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { writeWholeSync } from '../../../base/files.ts';
 
-/** Writes the current context of KUBECONFIG, with everything inline, to `DIRECTORY/kubeconfig`. */
+/** Writes the current context of KUBECONFIG to `DIRECTORY/kubeconfig`, with certificates and keys inside the file. */
 export async function copyKubeconfig(kubectl: string, directory: string): Promise<void> {
   const args = ['config', 'view', '--raw', '--flatten', '--minify', '--output=yaml'];
   const { stdout } = await promisify(execFile)(kubectl, args);

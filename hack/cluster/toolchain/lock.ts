@@ -1,4 +1,4 @@
-/** Locks a path between processes with a folder, because the kernel lets only one process create a folder. */
+/** Lock between processes. The lock is a folder, because the kernel lets only one process create a folder. */
 import { mkdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pause } from '../../../base/time.ts';
@@ -9,8 +9,8 @@ import type { Progress } from './build.ts';
 /** Interval between two attempts of a waiting process. */
 const RETRY_MILLISECONDS = 500;
 /**
- * Time after which a lock without a name is removed. A holder writes its name directly after it creates the folder, so this holder has
- * died.
+ * Time after which a lock without its holder's id is removed. A holder writes its id directly after it creates the folder. If the id is
+ * missing for longer, the holder has died.
  */
 const NAMELESS_MILLISECONDS = 5_000;
 
