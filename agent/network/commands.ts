@@ -1,14 +1,18 @@
-/** Runs the host's own network programs, without a shell and with a deadline. */
+/** Runs the host's network programs, without a shell and with a time limit. */
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
 import { ProgramError, run as runProgram } from '../../base/exec.ts';
 
-/** All of these answer in milliseconds; a longer wait means a lock held by something broken. */
+/** Time limit of a program. All programs answer in milliseconds; a longer wait means that a broken process holds a lock. */
 const COMMAND_TIMEOUT_MILLISECONDS = 10_000;
-/** A ruleset with ten thousand rules of others is about 5 MB as JSON. */
+/** Limit of a program's output. A ruleset with ten thousand foreign rules is about 5 MB as JSON. */
 const MAXIMUM_OUTPUT_BYTES = 64 * 1024 * 1024;
 
-/** Its standard output. @throws ProgramError with the program's last words, ReasonedError `NetworkUnavailable` where it is not installed. */
+/**
+ * Runs a program and resolves with its standard output.
+ *
+ * @throws ProgramError with the program's last output when it fails; ReasonedError `NetworkUnavailable` when it is not installed.
+ */
 export async function run(program: string, parameters: readonly string[], input?: string): Promise<string> {
   try {
     return await runProgram(program, parameters, {
@@ -24,7 +28,7 @@ export async function run(program: string, parameters: readonly string[], input?
   }
 }
 
-/** Runs `ip` once for all the commands, in order; stops at the first that fails. */
+/** Runs `ip` once for all commands, in order, and stops at the first command that fails. */
 export async function ip(commands: readonly string[]): Promise<void> {
   if (commands.length === 0) {
     return;
@@ -32,10 +36,10 @@ export async function ip(commands: readonly string[]): Promise<void> {
   await run('ip', ['-batch', '-'], `${commands.join('\n')}\n`);
 }
 
-/** An entry that ends while conntrack goes through the list makes it give up; the next pass does not meet it. */
+/** Limit of passes. conntrack fails if an entry ends while it reads the list; the next pass no longer finds that entry. */
 const FORGET_PASSES = 5;
 
-/** Forgets every tracked connection that matches; finding none is no error. */
+/** Deletes every tracked connection that matches the filter. No match is no error. */
 export async function forgetConnections(filter: readonly string[]): Promise<void> {
   for (let pass = 1; ; pass++) {
     try {

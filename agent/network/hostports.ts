@@ -1,6 +1,6 @@
 /**
- * The ports of this host that machines reserve: which of them are allowed, whether one is free, and who else listens there. A free
- * port is found by binding it; other listeners are read from the kernel's own lists.
+ * Checks the host ports that machines reserve: whether a port is allowed, whether it is free, and whether another process listens on it.
+ * A bind shows whether a port is free. The kernel's lists show other listeners.
  */
 import { createSocket } from 'node:dgram';
 import { open } from 'node:fs/promises';
@@ -31,7 +31,11 @@ function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
 }
 
-/** @throws ReasonedError `PortNotReservable` with every port that this host keeps from machines, and the setting that does. */
+/**
+ * Checks that this host's configuration allows all ports.
+ *
+ * @throws ReasonedError `PortNotReservable` when some are not allowed; the message names each such port and the setting.
+ */
 export function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
   const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
@@ -41,10 +45,10 @@ export function requireReservable(rules: PortRules, ports: readonly MachinePort[
 }
 
 /**
- * Binds each port once and lets go of it.
+ * Checks that each port is free: binds the port and releases it at once.
  *
- * @throws ReasonedError `PortTaken` naming the port when something holds it, ReasonedError `NetworkUnavailable` when it cannot be bound for
- * another reason (address not of this host, no right).
+ * @throws ReasonedError `PortTaken` with the port when another process holds it; ReasonedError `NetworkUnavailable` when the bind fails for
+ * another reason (address of another host, missing right).
  */
 export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
   if (!isIPv4(address)) {
@@ -78,15 +82,15 @@ export async function requireFreePorts(address: string, ports: readonly MachineP
   }
 }
 
-/** A socket that would receive packets to a reserved port. */
+/** Socket that would receive packets to a reserved port. */
 interface Listener {
-  /** As {@link portName} has it. */
+  /** Name of the port in the form of {@link portName}. */
   name: string;
-  /** The same for as long as the socket is open. */
+  /** Inode of the socket. The number stays the same while the socket is open. */
   inode: string;
 }
 
-/** Files of /proc/net (`proc_net_tcp` of the kernel's documentation), with the state of a socket that waits for whoever comes. */
+/** Files of /proc/net (`proc_net_tcp` in the kernel's documentation), with the state of a socket that waits for any peer. */
 const LISTS = [
   { file: 'tcp', protocol: 'TCP', state: '0A' },
   { file: 'tcp6', protocol: 'TCP', state: '0A' },
@@ -94,23 +98,27 @@ const LISTS = [
   { file: 'udp6', protocol: 'UDP', state: '07' },
 ] as const;
 
-/** Some hundred sockets. */
+/** Bytes per read of a list, about a hundred sockets. */
 const CHUNK_BYTES = 16 * 1024;
 
 const EVERY_IPV4 = '00000000';
 const EVERY_IPV6 = '0'.repeat(32);
-/** Before the IPv4 address that an IPv6 socket listens on. */
+/** Prefix of an IPv4 address on which an IPv6 socket listens. */
 const MAPPED_IPV4 = '0000000000000000FFFF0000';
-/** The last byte as it stands there is the first of the address. */
+/** Last two digits of a loopback address (127.…) in the lists, which write the first byte of an address last. */
 const LOOPBACK_END = '7F';
 
-/** An IPv4 address as the lists have it: hexadecimal, the last byte first. */
+/** Writes an IPv4 address as the lists do: in hexadecimal, with the last byte first. */
 function listed(address: string): string {
   const bytes = address.split('.').map((byte) => Number(byte).toString(16).padStart(2, '0'));
   return bytes.toReversed().join('').toUpperCase();
 }
 
-/** @param reached where reserved ports are reached; undefined: every address but loopback. */
+/**
+ * Returns whether a socket on the local address would receive packets to reserved ports.
+ *
+ * @param reached address at which reserved ports are reached; undefined means every address except loopback.
+ */
 function isInTheWay(local: string, reached: string | undefined): boolean {
   if (local === EVERY_IPV4 || local === EVERY_IPV6) {
     return true;
@@ -129,7 +137,7 @@ interface Line {
   inode: string;
 }
 
-/** Undefined for the heading. */
+/** Parses a line of a list. Returns undefined for the heading. */
 function parseLine(line: string): Line | undefined {
   const [, local = '', , state = '', , , , , , inode = ''] = line.trim().split(/\s+/);
   const [address = '', port] = local.split(':');
@@ -137,8 +145,8 @@ function parseLine(line: string): Line | undefined {
 }
 
 /**
- * The sockets of one list that listen. The kernel lists all TCP sockets that listen before the first that is connected, so that no
- * more is read than needed: a host may have many thousands.
+ * Reads the listening sockets of one list. The kernel lists all listening TCP sockets before the first connected socket. So the read
+ * stops there, because a host may have thousands of connections.
  */
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);
@@ -147,7 +155,7 @@ async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
     for (;;) {
       const { bytesRead, buffer } = await file.read({ buffer: Buffer.alloc(CHUNK_BYTES) });
       text += buffer.toString('latin1', 0, bytesRead);
-      // The last line may be half of one.
+      // The last line may be incomplete.
       const lines = text.split('\n').slice(0, -1).map(parseLine);
       const found = lines.filter((one) => one?.state === list.state);
       const isComplete = list.protocol === 'TCP' && found.length < lines.length - 1;
@@ -173,13 +181,13 @@ export class PortWatch {
   readonly #rules: PortRules;
   #seen: ReadonlySet<string> = new Set();
 
-  /** @param reached where reserved ports are reached; undefined: every address but loopback. */
+  /** @param reached address at which reserved ports are reached; undefined means every address except loopback. */
   constructor(reached: string | undefined, rules: PortRules) {
     this.#reached = reached;
     this.#rules = rules;
   }
 
-  /** What is wrong with which of the ports, by {@link portName}. Linux alone has these lists. */
+  /** Returns the faults of the ports, by {@link portName}. Works on Linux only, because no other system has these lists. */
   async look(ports: readonly MachinePort[]): Promise<Map<string, string>> {
     if (ports.length === 0) {
       return new Map();
@@ -197,7 +205,7 @@ export class PortWatch {
     return faults;
   }
 
-  /** A UDP socket counts when it is there for the second time: whoever only asks somebody has one for a moment. */
+  /** Returns the names of held ports. A UDP socket must be found twice, because each client of a UDP server has a socket for a moment. */
   async #held(): Promise<Set<string>> {
     const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));
     const all = lists.flat();
@@ -207,7 +215,7 @@ export class PortWatch {
     return new Set(lasting.map(({ name }) => name));
   }
 
-  /** Asked of the kernel, which alone knows whether an IPv6 socket takes IPv4 too. */
+  /** Returns the fault if the port is in use. A bind decides, because only the kernel knows whether an IPv6 socket accepts IPv4. */
   async #whyTaken(port: MachinePort): Promise<string | undefined> {
     try {
       await requireFreePorts(this.#reached ?? '0.0.0.0', [port]);

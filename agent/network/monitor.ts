@@ -1,4 +1,4 @@
-/** Checks the host's network again and again, which repairs it, and passes on each report. */
+/** Checks and thereby repairs the host's network at a fixed interval, and passes on each report. */
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
@@ -48,7 +48,7 @@ export class NetworkMonitor {
     }
   }
 
-  /** The host-wide part as last seen; undefined before the first look. */
+  /** Health of the network's host-wide part at the last check; undefined before the first check. */
   get host(): NetworkHealth | undefined {
     const report = this.#report;
     return report === undefined
@@ -59,12 +59,12 @@ export class NetworkMonitor {
         };
   }
 
-  /** Looks in a row that found the host-wide part beyond repair. */
+  /** Number of checks in a row that could not repair the host-wide part. */
   get faultyChecks(): number {
     return this.#faultyChecks;
   }
 
-  /** One check now, or the one that is under way. Never rejects: a check that breaks is a fault. */
+  /** Starts a check, or joins the check under way. Never rejects, because a check that fails is reported as a fault. */
   async check(): Promise<NetworkReport> {
     this.#running ??= this.#check().finally(() => {
       this.#running = undefined;
@@ -72,7 +72,7 @@ export class NetworkMonitor {
     return await this.#running;
   }
 
-  /** A check that has looked at this machine too: the one under way may have begun before it was attached. */
+  /** Resolves with a check that includes this machine. A check under way may have started before the machine was attached. */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();
     return report.machines[uid] === undefined ? await this.check() : report;
@@ -111,7 +111,7 @@ export class NetworkMonitor {
     }
     this.#countRefused(report);
     const faults = report.faults.length > 0;
-    // A fault lasts for many checks; it is told when it comes and when it changes.
+    // A fault lasts for many checks. It is logged only when it begins and when it changes.
     if (faults && !isDeepStrictEqual(report.faults, this.#report?.faults)) {
       logger.error({ faults: report.faults }, 'network faulty');
     }
@@ -119,7 +119,7 @@ export class NetworkMonitor {
     this.#checks.inc({ result: faults ? 'faulty' : fine });
   }
 
-  /** A guest that goes on trying is told once, until it has rested for a check. */
+  /** Counts the refused packets. A guest is logged once, and again only after a check without refused packets. */
   #countRefused({ refusedConnections }: NetworkReport): void {
     for (const [uid, packets] of Object.entries(refusedConnections)) {
       this.#refused.inc(packets);

@@ -1,90 +1,97 @@
 /**
- * The network of a host's machines: one driver per way of connecting a guest. A driver owns its host-wide part
- * (bridge, rules, helpers) and one attachment per machine, keyed by Pod uid.
+ * Defines the network of a host's machines. Each way to connect guests has a driver. A driver owns its host-wide part
+ * (bridge, rules, helper programs) and one attachment per machine, by the Pod's uid.
  */
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { RunAs } from '../../base/exec.ts';
 
 interface GuestCard {
-  /** Lower case, colon-separated. */
+  /** MAC address in lower case, separated by colons. */
   macAddress: string;
-  /** The guest's IPv4 address as others on the host see it; undefined where it has none of its own (`user`). */
+  /** The guest's IPv4 address as other programs on the host see it. Undefined if the guest has no own address (`user`). */
   address: string | undefined;
 }
 
-/** A reserved port, for a hypervisor that listens on it itself. */
+/** Reserved port on which the hypervisor itself listens. */
 export interface Forward {
   protocol: MachinePort['protocol'];
-  /** IPv4 address of this host; 0.0.0.0 for all. */
+  /** IPv4 address of this host; 0.0.0.0 means all addresses. */
   hostAddress: string;
   hostPort: number;
   guestPort: number;
 }
 
-/** How one guest is connected. The driver of its machine makes the arguments of its hypervisor from this. */
+/** Connection of one guest. The machine's driver derives the hypervisor's arguments from it. */
 export type GuestNetwork =
-  /** A tap of this host, which the hypervisor opens by its name. */
+  /** Tap of this host, which the hypervisor opens by its name. */
   | (GuestCard & { kind: 'tap'; device: string })
-  /** A network inside the hypervisor. */
+  /** Network inside the hypervisor. */
   | (GuestCard & { kind: 'user'; forwards: Forward[] });
 
 export interface AttachOptions {
-  /** Colon-separated, lower or upper case. */
+  /** MAC address in lower or upper case, separated by colons. */
   macAddress: string;
   ports: MachinePort[];
-  /** The machine's own user, which QEMU runs as; a tap belongs to it. Absent where the agent is not root, or an earlier agent made the process. */
+  /**
+   * The machine's own user. QEMU runs as this user, and the tap belongs to this user. Absent if the agent is not root, or if an
+   * earlier agent started the process.
+   */
   runAs?: RunAs;
-  /** The hypervisor already runs (found after a restart of the agent): reserved ports in use are its own. */
+  /** Whether the hypervisor already runs, as found after a restart of the agent. It then holds the reserved ports itself. */
   running?: boolean;
 }
 
-/** Whether packets go through. */
+/** Health of a network: whether packets go through. */
 export interface NetworkHealth {
   healthy: boolean;
-  /** For people. */
+  /** Message for people. */
   message: string;
 }
 
-/** The result of one {@link Network.check}. */
+/** Result of one {@link Network.check}. */
 export interface NetworkReport {
-  /** No fault that touches every machine. */
+  /** Whether no fault affects every machine. */
   healthy: boolean;
-  /** What differed and was put right, one text each; empty when nothing was wrong. */
+  /** Repaired differences, one text each; empty if there was no difference. */
   repaired: string[];
-  /** What is wrong still, with the name of what is in the way. */
+  /** Remaining faults, each with the name of its cause. */
   faults: string[];
-  /** By machine uid. A machine can be cut off alone. */
+  /** Health by machine uid. A fault can affect a single machine. */
   machines: Record<string, NetworkHealth>;
-  /** Packets dropped since the last check because a guest has all the connections that it may have, by machine uid. */
+  /** Packets dropped since the last check because a guest has reached its limit of connections, by machine uid. */
   refusedConnections: Record<string, number>;
 }
 
 export interface Network {
   readonly name: 'user' | 'nat';
-  /** Makes the host-wide part; idempotent. @throws ReasonedError `NetworkUnavailable` where the host lacks something. */
+  /** Creates the host-wide part. Idempotent. @throws ReasonedError `NetworkUnavailable` when the host lacks a requirement. */
   setUp(): Promise<void>;
   /**
-   * Idempotent.
+   * Attaches a machine to the network. Idempotent.
    *
-   * @throws ReasonedError `PortNotReservable` for a port that this host keeps from machines, ReasonedError `PortTaken` when something else
-   * holds one of the ports.
+   * @throws ReasonedError `PortNotReservable` when this host's configuration does not allow a port; ReasonedError `PortTaken` when
+   * another holder has one of the ports.
    */
   attach(uid: string, options: AttachOptions): Promise<GuestNetwork>;
-  /** Afterwards nothing of the attachment remains: tap, rules, lease, connection-tracking state. Idempotent. */
+  /** Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent. */
   detach(uid: string): Promise<void>;
   address(uid: string): Promise<string | undefined>;
-  /** Compares what should be with what is, repairs the difference, and sends packets through. */
+  /** Compares the wanted with the actual state, repairs the difference, and sends test packets through the network. */
   check(): Promise<NetworkReport>;
-  /** Uids attached. A driver whose attachments leave traces on the host (`nat`) knows them after a restart of the agent too. */
+  /** Returns the uids of attached machines. The `nat` driver saves its attachments, so it also returns those of an earlier agent. */
   attached(): Promise<string[]>;
-  /** Lets go of what lives in this process. Machines keep their network; where there are none, nothing of it is left on the host. */
+  /** Releases the resources of this process. Attached machines keep their network. Without machines, it is removed from the host. */
   close(): Promise<void>;
 }
 
 const MAC_ADDRESS = /^([0-9a-f]{2}:){5}[0-9a-f]{2}$/;
 
-/** Lower-cased and checked, so that it can stand in a rule or an argument. */
+/**
+ * Returns the MAC address in lower case and checked, so that it is safe in a rule or an argument.
+ *
+ * @throws ReasonedError `NetworkUnavailable` when the text is not a MAC address.
+ */
 export function normaliseMacAddress(text: string): string {
   const mac = text.toLowerCase();
   if (!MAC_ADDRESS.test(mac)) {

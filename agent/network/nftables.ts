@@ -1,10 +1,10 @@
-/** The rules of nftables, as the kernel has them. */
+/** Reads the nftables rules of the kernel. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { ProgramError } from '../../base/exec.ts';
 import { run } from './commands.ts';
 
-/** One entry of `nft --json list ruleset`: `{table: …}`, `{chain: …}`, `{rule: …}`, `{set: …}`, `{map: …}`. */
+/** Entry of `nft --json list ruleset`: `{table: …}`, `{chain: …}`, `{rule: …}`, `{set: …}`, `{map: …}`. */
 export type RulesetEntry = Record<
   string,
   { family?: string; table?: string; name?: string; [key: string]: unknown }
@@ -19,7 +19,7 @@ export async function readRuleset(): Promise<RulesetEntry[]> {
   return rulesetSchema.parse(JSON.parse(text)).nftables;
 }
 
-/** One table, named as nft does: `inet berth`; empty when it is not there. */
+/** Reads one table by its name in nft, for example `inet berth`. Returns an empty list if the table does not exist. */
 export async function readTable(name: string): Promise<RulesetEntry[]> {
   try {
     const text = await run('nft', ['--json', 'list', 'table', ...name.split(' ')]);
@@ -32,7 +32,7 @@ export async function readTable(name: string): Promise<RulesetEntry[]> {
   }
 }
 
-/** The table an entry stands in, `inet berth`; undefined for the list's own header. */
+/** Returns the name of the entry's table, for example `inet berth`; undefined for the header of the list. */
 export function tableOf(entry: RulesetEntry): string | undefined {
   const [kind, body] = Object.entries(entry)[0] ?? [];
   const family = body?.['family'];
@@ -40,7 +40,7 @@ export function tableOf(entry: RulesetEntry): string | undefined {
   return typeof family === 'string' && typeof table === 'string' ? `${family} ${table}` : undefined;
 }
 
-/** Packets that counters of a table have counted, by the counter's name. */
+/** Returns the number of packets of each counter in a table, by the counter's name. */
 export function countedPackets(ruleset: readonly RulesetEntry[], table: string): Map<string, number> {
   const counters = ruleset.flatMap((entry) =>
     'counter' in entry && tableOf(entry) === table ? [entry] : [],
@@ -48,10 +48,10 @@ export function countedPackets(ruleset: readonly RulesetEntry[], table: string):
   return new Map(counters.map(({ counter }) => [String(counter?.name), Number(counter?.['packets'])]));
 }
 
-/** What differs although nobody has changed a rule: handles are counted up, counters count. */
+/** Names of properties that differ even if no rule has changed: new handles have higher numbers, and counters increase. */
 const VOLATILE = new Set(['handle', 'index', 'packets', 'bytes']);
 
-/** Sets have no order of their own. */
+/** Returns a comparable form of the value: without volatile properties, and with sorted sets, because sets have no order. */
 function canonical(value: unknown): unknown {
   if (Array.isArray(value)) {
     return value.map(canonical);
@@ -72,7 +72,7 @@ function byText(values: unknown[]): unknown[] {
   return values.toSorted((a, b) => JSON.stringify(a).localeCompare(JSON.stringify(b)));
 }
 
-/** One value for the content of the given tables: equal exactly when their chains, rules, sets and maps are. */
+/** Returns a hash of the given tables. Two hashes are equal exactly if all chains, rules, sets and maps are equal. */
 export function fingerprint(ruleset: readonly RulesetEntry[], tables: readonly string[]): string {
   const ours = ruleset.filter((entry) => tables.includes(tableOf(entry) ?? ''));
   return createHash('sha256')

@@ -1,9 +1,9 @@
-/** What guests may not reach, whichever driver connects them: said in the agent's configuration, held by rules of the host. */
+/** Defines the networks that guests may not reach, for every driver. The agent's configuration names them; rules of the host block them. */
 import * as z from 'zod';
 
 /**
- * Where clouds tell a host of its identity and its secrets: link-local (AWS, Google, Azure, Oracle and most others), Azure's
- * WireServer, Alibaba's, AWS' and Google's over IPv6.
+ * Addresses of the metadata services of clouds, which give a host its identity and its secrets. In order: link-local (AWS, Google, Azure,
+ * Oracle and most others), Azure's WireServer, Alibaba, link-local over IPv6, AWS over IPv6, Google over IPv6.
  */
 export const METADATA_NETWORKS = [
   '169.254.0.0/16',
@@ -17,14 +17,14 @@ export const METADATA_NETWORKS = [
 const networks = z.array(z.union([z.cidrv4(), z.cidrv6()])).max(256);
 
 /**
- * Networks of the cluster's Pods, Services and Nodes, which an agent has no right to read. Guests may not reach them, and no
- * image is fetched from there but from servers named in `images.registries`.
+ * Networks of the cluster's Pods, Services and Nodes. They are configured because an agent has no right to read them. Guests may not
+ * reach these networks. Images come from there only if `images.registries` names the server.
  */
 export const clusterNetworks = networks.meta({ examples: [['10.244.0.0/16', 'fd00:10:244::/56']] });
 
-/** Of the section `network`, for every driver. */
+/** Settings of the section `network` that apply to every driver. */
 export const reachSettings = {
-  /** Replaced as a whole by another list; by default a cloud's metadata services. */
+  /** Networks that guests may not reach; by default the metadata services of clouds. A configured list replaces the whole default. */
   guestsMayNotReach: networks
     .default(METADATA_NETWORKS)
     .meta({ examples: [['192.0.2.0/24', '2001:db8::/32']] }),
@@ -35,7 +35,7 @@ export interface Reach {
   clusterCIDRs: readonly string[];
 }
 
-/** Everything that guests may not reach, as nftables takes it. */
+/** Returns all networks that guests may not reach, separated by IP version as nftables needs them. */
 export function forbiddenNetworks({ guestsMayNotReach, clusterCIDRs }: Reach): {
   ipv4: string[];
   ipv6: string[];

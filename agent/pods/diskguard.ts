@@ -7,9 +7,9 @@ import { rest } from '../../base/time.ts';
 
 /** Time between two checks. In this time, writes of 2 GiB/s use up half of the default `images.minimumFree`. */
 const LOOK_MILLISECONDS = 500;
-/** Multiple of `minimumFree`. With more free room, the guard does not measure disk sizes because it will pause no machine soon. */
+/** Multiple of `minimumFree`. With more free room, the guard does not measure disk sizes, because no pause is near. */
 const NEAR_FACTOR = 2;
-/** Part of `minimumFree`, as a divisor, that must be used after a pause before the next pause. Other machines write a little, too. */
+/** Divisor of `minimumFree`. After a pause, that part must be used before the next pause, because other machines write a little, too. */
 const STEPS = 16;
 /** Multiple of `minimumFree` that must be free before machines continue. With less, they would soon be paused again. */
 const ROOM_FACTOR = 1.25;

@@ -1,4 +1,4 @@
-/** Drives machines: inspects each machine, plans one step and starts it. Long steps run in the background and call `changed` at their end. */
+/** Drives machines: inspects each machine, plans one step and starts it. Long steps run in the background and call `changed` at the end. */
 import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
 import type { GuardedMachine } from './diskguard.ts';

@@ -12,7 +12,7 @@ import type { DiskWish } from './diskguard.ts';
 import { failed } from './failure.ts';
 import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
 
-/** Wait before the second restart of a machine that ends repeatedly. The value and the cap are a kubelet's. The first restart is immediate. */
+/** Wait before the second restart of a machine that ends repeatedly. Value and cap are a kubelet's. The first restart is immediate. */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
 const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;
 /** Time until the next check if the disk has no room to suspend a machine. No event announces free room. */

@@ -1,4 +1,4 @@
-/** Reads credentials from the pull secrets of a Pod. The agent has the rights of a Node: it may read only secrets that its own Pods name. */
+/** Reads credentials from the pull secrets of a Pod. The agent has a Node's rights: it may read only secrets that its own Pods name. */
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import { Backoff } from '../../base/backoff.ts';
@@ -10,7 +10,7 @@ import { Keyring } from '../images/oci/credentials.ts';
 
 const TYPE = 'kubernetes.io/dockerconfigjson';
 const KEY = '.dockerconfigjson';
-/** Time limit for retries after a refusal. The API server's Node authorizer may learn of a Pod later than the host, mostly by milliseconds. */
+/** Time limit for retries after a refusal. The API server's Node authorizer may learn of a Pod milliseconds after the host. */
 const LAG_MILLISECONDS = 10_000;
 const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;

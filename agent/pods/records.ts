@@ -51,7 +51,11 @@ export class RecordStore {
   readonly #directory: string;
   readonly #records = new Map<string, MachineRecord>();
 
-  /** Creates the folder and reads its records. Unreadable files are in {@link damaged}. @throws Error when the folder cannot be created or listed. */
+  /**
+   * Creates the folder and reads its records. Unreadable files are in {@link damaged}.
+   *
+   * @throws Error when the folder cannot be created or listed.
+   */
   constructor(directory: string) {
     this.#directory = directory;
     mkdirSync(directory, { recursive: true, mode: 0o700 });

@@ -133,7 +133,7 @@ export class StatusWriter {
     }
   }
 
-  /** Sends the final delete with grace 0. A Pod with finalizers still exists afterwards. Grace 0 on a Pod means that the delete was sent. */
+  /** Sends the final delete with grace 0. A Pod with finalizers exists afterwards. Grace 0 on a Pod means that the delete was sent. */
   async #finish(pod: Readonly<Pod>): Promise<void> {
     const { uid = '', deletionGracePeriodSeconds } = pod.metadata;
     if (deletionGracePeriodSeconds === 0 || this.#finished.has(uid)) {

@@ -1,4 +1,4 @@
-/** The attachments that should be, kept in one file so that they outlive the agent. */
+/** Stores the wanted attachments in one file, so that they outlive the agent. */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
@@ -26,7 +26,11 @@ export class AttachmentFile {
     this.#path = join(directory, 'attachments.json');
   }
 
-  /** undefined before the first {@link save}. @throws Error on a file that is not ours: guessing would cut off machines. */
+  /**
+   * Reads the attachments; undefined before the first {@link save}. An invalid file is not ignored, because a guess could cut off machines.
+   *
+   * @throws Error when the file is invalid.
+   */
   async load(): Promise<Attachment[] | undefined> {
     let text: string;
     try {

@@ -1,6 +1,6 @@
 /**
- * DHCP and DNS for the guests: one dnsmasq per NAT network. It outlives the agent, which finds it by its pid file.
- * It keeps no lease file: each machine's address is fixed, so that a restarted dnsmasq hands out the same ones.
+ * Provides DHCP and DNS for the guests by one dnsmasq per NAT network. dnsmasq outlives the agent, and a new agent finds it by its pid
+ * file. It has no lease file because each machine's address is fixed. A restarted dnsmasq gives the same addresses.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -12,13 +12,13 @@ import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 
-/** A name that only our dnsmasq knows, asked for by the probe. */
+/** Name that the probe queries. Only Berth's dnsmasq knows this name. */
 export const PROBE_NAME = 'probe.berth.internal';
 
-/** dnsmasq ends within milliseconds of SIGTERM; afterwards it is killed. */
+/** Time limit after SIGTERM, and again after SIGKILL. dnsmasq normally ends within milliseconds of SIGTERM. */
 const STOP_TIMEOUT_MILLISECONDS = 2_000;
 const STOP_POLL_MILLISECONDS = 20;
-/** Guests renew at half of it; short enough that one that missed a change finds it the same day. */
+/** Lease time of addresses. Guests renew after half of this time, so a guest that missed a change finds it on the same day. */
 const LEASE_TIME = '12h';
 
 function netmask(layout: Layout): string {
@@ -40,7 +40,10 @@ export class Dnsmasq {
     this.#hostsFile = join(directory, 'dhcp-hosts');
   }
 
-  /** The running one's pid; undefined when none runs. The pid file's path in the command line tells it from a stranger with the same pid. */
+  /**
+   * Returns the pid of the running dnsmasq; undefined if dnsmasq does not run. The pid file's path in the command line distinguishes
+   * dnsmasq from another process that has the same pid.
+   */
   async pid(): Promise<number | undefined> {
     try {
       const pid = Number.parseInt(await readFile(this.#pidFile, 'utf8'), 10);
@@ -55,7 +58,7 @@ export class Dnsmasq {
     }
   }
 
-  /** Whether dnsmasq's list of machines is the one that should be. */
+  /** Returns whether dnsmasq's list of machines contains exactly these attachments. */
   async knows(attachments: readonly Attachment[]): Promise<boolean> {
     try {
       return (await readFile(this.#hostsFile, 'utf8')) === hostsText(attachments);
@@ -67,7 +70,7 @@ export class Dnsmasq {
     }
   }
 
-  /** Writes the list and has a running dnsmasq read it. */
+  /** Writes the list of machines. If dnsmasq runs, this also makes dnsmasq read the list. */
   async tell(attachments: readonly Attachment[]): Promise<void> {
     await mkdir(this.#directory, { recursive: true, mode: 0o755 });
     await writeWhole(this.#hostsFile, hostsText(attachments), 0o644);
@@ -77,7 +80,7 @@ export class Dnsmasq {
     }
   }
 
-  /** Resolves once it serves; throws with dnsmasq's own words. */
+  /** Starts dnsmasq and resolves when dnsmasq serves. @throws ProgramError with dnsmasq's own message when the start fails. */
   async start(): Promise<void> {
     await run('dnsmasq', this.#arguments());
   }
@@ -109,7 +112,7 @@ export class Dnsmasq {
       '--conf-file=/dev/null',
       `--pid-file=${this.#pidFile}`,
       '--user=nobody',
-      // Follows the bridge when it is taken away and made again.
+      // With this option dnsmasq serves the bridge again after the bridge was deleted and created again.
       '--bind-dynamic',
       `--interface=${bridge}`,
       '--except-interface=lo',
@@ -130,7 +133,7 @@ function hostsText(attachments: readonly Attachment[]): string {
   return attachments.map((one) => `${one.macAddress},${one.address}\n`).join('');
 }
 
-/** One that ended meanwhile needs no signal. */
+/** Sends a signal. A process that has ended meanwhile is no error. */
 function signal(pid: number, name: NodeJS.Signals): void {
   try {
     process.kill(pid, name);

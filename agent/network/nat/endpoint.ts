@@ -1,7 +1,7 @@
 /**
- * One far end of the probe: a network namespace without a name, holding one device and one UDP socket. The socket is
- * made by a short-lived child inside the namespace and handed to this process, which then sends and receives there
- * without starting anything. The namespace lives as long as the socket, so that an agent that dies leaves nothing.
+ * Creates one end of the probe: an unnamed network namespace with one device and one UDP socket. A short-lived child process in the
+ * namespace creates the socket and passes it to this process. This process then sends and receives there without another child. The
+ * namespace exists as long as the socket, so an agent that dies leaves nothing.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { Socket } from 'node:dgram';
@@ -9,7 +9,7 @@ import { once } from 'node:events';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { ip, run } from '../commands.ts';
 
-/** A child that starts Node and binds one socket needs well under a second, even on a busy host. */
+/** Time limit for the child process. It starts Node.js and binds one socket in less than a second, even on a busy host. */
 const HANDOVER_TIMEOUT_MILLISECONDS = 10_000;
 
 const CHILD_SCRIPT = `
@@ -19,20 +19,24 @@ socket.bind(Number(process.argv[1]), () => process.send('socket', socket));
 `;
 
 export interface EndpointOptions {
-  /** The device's name in this process' own namespace. */
+  /** Name of the device in the namespace of this process. */
   device: string;
-  /** What follows `ip` inside the namespace; the device is called eth0 there. */
+  /** Commands of `ip` inside the namespace, without the word `ip`. The device is called eth0 there. */
   configuration: string[];
   macAddress?: string;
-  /** UDP port that the socket is bound to, on every address. */
+  /** UDP port of the socket, which is bound on every address. */
   port: number;
 }
 
-/** Makes namespace, device pair and socket; the device in this namespace is left down and unconnected. */
+/**
+ * Creates namespace, device pair and socket. The device in the namespace of this process stays down and unconnected.
+ *
+ * @throws ReasonedError `NetworkUnavailable` when the child does not pass a socket; ProgramError when a network command fails.
+ */
 export async function openEndpoint(options: EndpointOptions): Promise<Socket> {
   const child = spawn('unshare', ['--net', process.execPath, '--eval', CHILD_SCRIPT, String(options.port)], {
     stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
-    // Not NODE_OPTIONS: what the agent was started with is nothing to its child.
+    // NODE_OPTIONS is omitted because the agent's options do not apply to its child.
     env: { PATH: process.env['PATH'] },
   });
   const ended = once(child, 'exit');

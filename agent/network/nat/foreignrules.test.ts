@@ -16,7 +16,7 @@ const saddr = (right: unknown, op = '==') => match(field('ip', 'saddr'), right, 
 const DROP = { drop: null };
 const ACCEPT = { accept: null };
 
-/** The ruleset as nft prints it: one table of others with one base chain and perhaps more. */
+/** Returns a ruleset in the form of nft: one foreign table with one base chain, and the entries of `more`. */
 function ruleset(
   rules: object[][],
   o: { hook?: string; family?: string; policy?: string; more?: RulesetEntry[] } = {},

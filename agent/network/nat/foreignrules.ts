@@ -1,15 +1,14 @@
 /**
- * Rules of others that stop a machine's packets. They cannot be overruled (an accept in one table does not outvote a
- * drop in another) and are never touched, only found and named. A rule counts only when it stops all of a machine's
- * packets in one direction: one with a condition that is not about device or address (a port, a connection's state)
- * is a filter somebody wants.
+ * Finds and names foreign rules that stop a machine's packets, but never changes them. Berth cannot overrule them, because an accept in
+ * one table does not cancel a drop in another. A rule is reported only if it stops all packets of a machine in one direction. A rule
+ * with another condition than device or address (a port, a connection's state) is an intended filter.
  */
 import { type Answer, matchExpression, type Packet } from './rulematch.ts';
 import { type RulesetEntry, tableOf } from '../nftables.ts';
 
 interface Chain {
   name: string;
-  /** Only base chains have one. */
+  /** Hook of a base chain; undefined for all other chains. */
   hook: string | undefined;
   devices: string[];
   policy: string | undefined;
@@ -25,7 +24,7 @@ interface Table {
   sets: Map<string, unknown[]>;
 }
 
-/** A machine, or the probe, as rules see it. */
+/** Machine or probe, with the properties that rules can match. */
 export interface Subject {
   address: string;
   macAddress: string;
@@ -35,7 +34,7 @@ export interface Subject {
 
 type Verdict = 'drop' | 'accept' | 'next';
 
-/** Deeper than the kernel lets chains nest, so that a reading error cannot run for ever. */
+/** Limit of nested chains. The kernel allows less, so the limit only ends an endless loop after a parsing error. */
 const MAXIMUM_DEPTH = 20;
 
 function textList(value: unknown): string[] {
@@ -58,7 +57,7 @@ function addEntry(table: Table, kind: string, body: Record<string, unknown>): vo
   }
 }
 
-/** The ruleset without our own tables. */
+/** Returns the tables of the ruleset without Berth's own tables. */
 export function foreignTables(ruleset: readonly RulesetEntry[], ours: readonly string[]): Table[] {
   const tables = new Map<string, Table>();
   for (const entry of ruleset) {
@@ -79,7 +78,7 @@ export function foreignTables(ruleset: readonly RulesetEntry[], ours: readonly s
   return [...tables.values()];
 }
 
-/** The packets of a subject that pass a hook: what it sends and what is sent to it. */
+/** Returns example packets of a subject at a hook: packets that the subject sends and packets that it receives. */
 function packetsAt(family: string, hook: string, subject: Subject): Packet[] {
   const sent: Packet = { saddr: subject.address, etherSource: subject.macAddress };
   const received: Packet = { daddr: subject.address };
@@ -135,7 +134,7 @@ function ruleMatches(table: Table, expressions: readonly Expression[], packet: P
   return answer;
 }
 
-/** What a matching rule does; `undefined` to go on with the next one. */
+/** Returns the verdict of a matching rule; undefined if the next rule decides. */
 function follow(table: Table, found: Outcome, packet: Packet, depth: number): Verdict | undefined {
   if (found.verdict === 'drop' || found.verdict === 'reject') {
     return 'drop';
@@ -151,7 +150,7 @@ function follow(table: Table, found: Outcome, packet: Packet, depth: number): Ve
   return verdict === 'next' && found.verdict === 'jump' ? undefined : verdict;
 }
 
-/** What becomes of the packet for certain; rules that may or may not match are passed over. */
+/** Returns the certain verdict of a chain for the packet. Rules that only may match are skipped. */
 function walk(table: Table, chain: Chain, packet: Packet, depth = 0): Verdict {
   for (const expressions of chain.rules) {
     const found = verdictOf(expressions);
@@ -181,7 +180,7 @@ function stops(table: Table, chain: Chain, subject: Subject): boolean {
   });
 }
 
-/** Names of the base chains that stop the subject, `table inet other, chain forward`. */
+/** Returns the names of the base chains that stop the subject, for example `table inet other, chain forward`. */
 export function chainsStopping(tables: readonly Table[], subject: Subject): string[] {
   return tables.flatMap((table) =>
     [...table.chains.values()]

@@ -1,9 +1,9 @@
-/** IPv4 subnets as numbers, as far as the NAT network needs them. */
+/** Calculates with IPv4 subnets as numbers, as far as the NAT network needs this. */
 import { isIPv4 } from 'node:net';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 export interface Subnet {
-  /** The network's own address as an unsigned 32-bit number. */
+  /** First address of the network as an unsigned 32-bit number. */
   base: number;
   prefix: number;
 }
@@ -16,7 +16,7 @@ export function toAddress(value: number): string {
   return [24, 16, 8, 0].map((shift) => (value >>> shift) & 255).join('.');
 }
 
-/** Reads `10.0.0.0/20`. @throws ReasonedError `NetworkUnavailable` */
+/** Parses a subnet such as `10.0.0.0/20`. @throws ReasonedError `NetworkUnavailable` when the text is not a subnet from /8 to /28. */
 export function parseSubnet(text: string): Subnet {
   const [address = '', length = ''] = text.split('/');
   const prefix = Number(length);
@@ -38,7 +38,7 @@ export function sizeOf(subnet: Subnet): number {
   return 2 ** (32 - subnet.prefix);
 }
 
-/** The n-th address of the subnet. */
+/** Returns the n-th address of the subnet; 0 is the network's own address. */
 export function addressAt(subnet: Subnet, n: number): string {
   return toAddress(subnet.base + n);
 }

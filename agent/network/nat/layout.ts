@@ -1,31 +1,34 @@
-/** Everything a NAT network's names and addresses follow from: a pure function of its options. */
+/** Derives all names and addresses of a NAT network from its options. Pure. */
 import { createHash } from 'node:crypto';
 import type { PortRules } from '../../../api/v1alpha1/reservable.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
 
 export interface NatOptions {
-  /** Folder for the attachments, which outlive a reboot; made when missing. */
+  /** Folder for the attachments, which outlive a reboot. The network creates the folder if it is missing. */
   directory: string;
-  /** Folder for dnsmasq's files, made and removed. dnsmasq reads it as an unprivileged user, so that its parents must be open to all. */
+  /**
+   * Folder for dnsmasq's files. The network creates and removes the folder. Its parent folders must be readable for all users, because
+   * dnsmasq runs as an unprivileged user.
+   */
   runtimeDirectory: string;
-  /** Name of the bridge; every other device's name follows from it. At most 15 characters. */
+  /** Name of the bridge, at most 15 characters. The names of all other devices derive from this name. */
   bridge: string;
   /** Name of the nftables tables (`inet` and `bridge`). */
   table: string;
-  /** The guests' network, e.g. 10.213.0.0/20. */
+  /** Subnet of the guests, for example 10.213.0.0/20. */
   subnet: string;
-  /** A /24 used between the host and the outer end of the probe only. */
+  /** Subnet of size /24 between the host and the outer end of the probe. It has no other use. */
   probeSubnet: string;
-  /** IPv4 address of the host on which reservations are reached; undefined: every one but loopback. */
+  /** IPv4 address of the host at which reserved ports are reached; undefined means every address except loopback. */
   hostAddress?: string;
-  /** IPv4 networks that guests may not reach, besides each other and the host. */
+  /** IPv4 networks that guests may not reach. Guests can never reach each other or the host. */
   forbidden: readonly string[];
-  /** How many connections one guest may have open at once, counted as the kernel tracks them. */
+  /** Limit of one guest's connections at one time, as the kernel tracks connections. */
   connectionsPerGuest: number;
-  /** Which ports machines may reserve. */
+  /** Rules for the ports that machines may reserve. */
   ports: PortRules;
-  /** Upstream DNS servers; empty: those of the host's resolv.conf. */
+  /** Upstream DNS servers. If the list is empty, the servers of the host's resolv.conf are used. */
   dnsServers: string[];
 }
 
@@ -42,19 +45,19 @@ export interface Layout {
   probe: ProbeLayout;
 }
 
-/** The probe's two ends: an inner one connected like a guest, an outer one like the world beyond the host. */
+/** Names and addresses of the probe's two ends. The inner end is connected like a guest, the outer end like a computer beyond the host. */
 export interface ProbeLayout {
   innerPort: string;
   innerMac: string;
   innerAddress: string;
   outerPort: string;
   outerSubnet: Subnet;
-  /** The host's address on the outer link: what the outer end must see as the sender. */
+  /** Address of the host on the outer link. The outer end must see this address as the sender. */
   outerGateway: string;
   outerAddress: string;
 }
 
-/** Where a guest's address may start: below are the gateway and the probe. */
+/** Number of the first guest address in the subnet. Lower numbers are for the gateway and the probe. */
 const FIRST_GUEST = 16;
 const INTERFACE_NAME = /^[a-zA-Z][a-zA-Z0-9-]{0,14}$/;
 
@@ -62,13 +65,13 @@ function hash(text: string, length: number): string {
   return createHash('sha256').update(text).digest('hex').slice(0, length);
 }
 
-/** A locally administered unicast address that stays the same for the same text. */
+/** Returns a locally administered unicast MAC address. The same text always gives the same address. */
 function stableMac(text: string): string {
   const bytes = hash(text, 10).match(/../g) ?? [];
   return ['02', ...bytes].join(':');
 }
 
-/** @throws ReasonedError `NetworkUnavailable` for a name or subnet that cannot be used. */
+/** Returns the names and addresses of a NAT network. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
 export function layoutOf(options: NatOptions): Layout {
   for (const name of [options.bridge, options.table]) {
     if (!INTERFACE_NAME.test(name)) {
@@ -106,13 +109,13 @@ export function layoutOf(options: NatOptions): Layout {
   };
 }
 
-/** Device name of a machine's tap: at most 15 characters, the same for the same uid. */
+/** Returns the device name of a machine's tap, at most 15 characters. The same uid always gives the same name. */
 export function tapName(layout: Layout, uid: string): string {
   return layout.tapPrefix + hash(uid, 8);
 }
 
 /**
- * An address for a machine that none of the others has, the same for the same uid as long as it is free.
+ * Returns a free address for a machine. The same uid gives the same address if that address is free.
  *
  * @throws ReasonedError `NetworkUnavailable` when the subnet is full.
  */

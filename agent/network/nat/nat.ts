@@ -1,8 +1,8 @@
 /**
- * The `nat` network on Linux: a bridge of isolated ports, a tap per machine, translation and reservations by nftables,
- * DHCP and DNS by dnsmasq. It lives in whichever network namespace the agent runs in and needs the rights of root there.
+ * Implements the `nat` network on Linux: a bridge with isolated ports, a tap per machine, address translation and reserved ports by
+ * nftables, DHCP and DNS by dnsmasq. It works in the agent's network namespace and needs the rights of root there.
  *
- * What should be is in one file; what is, the kernel says. {@link NatNetwork.check} compares both and repairs.
+ * One file contains the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares and repairs.
  */
 import { mkdir } from 'node:fs/promises';
 import type { Logger } from 'pino';
@@ -42,18 +42,18 @@ export class NatNetwork implements Network {
   readonly #logger: Logger;
   readonly #attachments = new Map<string, Attachment>();
   #isLoaded = false;
-  /** Taps that a hypervisor held when last looked at. */
+  /** Taps that a hypervisor held at the last check. */
   #heldTaps = new Set<string>();
   readonly #lostTaps = new Set<string>();
   readonly #ports: PortWatch;
-  /** Reserved ports that lead nowhere for now, by name, and why: they are somebody else's, and not hijacked. */
+  /** Reserved ports that are not forwarded for now, and the reason, by name. Their packets belong to another process on the host. */
   #withheld: ReadonlyMap<string, string> = new Map();
-  /** What the rules had counted when last looked at, by counter. */
+  /** Numbers of refused packets at the last check, by counter. */
   #refused: ReadonlyMap<string, number> = new Map();
-  /** One operation at a time: two repairs at once would undo each other. */
+  /** Queue that runs one operation at a time, because two repairs at once would undo each other. */
   readonly #serial = new Serial();
 
-  /** @throws ReasonedError `NetworkUnavailable` for names or subnets that cannot be used. */
+  /** Takes the options without changes of the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
   constructor(options: NatOptions, logger: Logger) {
     this.#options = options;
     this.#logger = logger;
@@ -122,7 +122,7 @@ export class NatNetwork implements Network {
       if (!attachment) {
         return;
       }
-      // Saved last: an agent that dies in between finds the attachment and detaches again.
+      // The file is saved last. If the agent dies before, the next agent finds the attachment and detaches it again.
       this.#attachments.delete(uid);
       this.#lostTaps.delete(attachment.tap);
       await this.#converge();
@@ -144,7 +144,7 @@ export class NatNetwork implements Network {
       try {
         return await this.#check();
       } catch (error) {
-        // What cannot be looked at cannot be vouched for.
+        // Without a check the state is unknown, so every machine is reported as faulty.
         return reportUnknown(this.#all(), `the network could not be checked: ${(error as Error).message}`);
       }
     });
@@ -172,7 +172,7 @@ export class NatNetwork implements Network {
         this.#state.close();
         return;
       }
-      // Nobody else will clean up: this may be the host's last agent. Forwarding stays on, since others may rely on it by now.
+      // This may be the host's last agent, so the network is removed now. Forwarding stays on because other programs may need it.
       await this.#state.remove();
       await this.#file.remove();
     });
@@ -185,7 +185,7 @@ export class NatNetwork implements Network {
     }
   }
 
-  /** Counters begin again at nothing when the rules are loaded anew. */
+  /** Returns the refused packets since the last check. Counters start at 0 again when the rules are reloaded. */
   #countRefused(ruleset: readonly RulesetEntry[]): Record<string, number> {
     const before = this.#refused;
     this.#refused = countedPackets(ruleset, `inet ${this.#layout.table}`);
@@ -201,7 +201,7 @@ export class NatNetwork implements Network {
     return refused;
   }
 
-  /** A hypervisor that held a tap which had to be made again holds a dead one now. */
+  /** Finds lost taps. If a tap was created again while a hypervisor held the old tap, that hypervisor is cut off. */
   #noticeTaps(done: readonly Repair[], links: Links): void {
     for (const repair of done) {
       if (repair.kind === 'createTap' && this.#heldTaps.has(repair.device)) {
@@ -233,7 +233,7 @@ export class NatNetwork implements Network {
     return [...this.#attachments.values()];
   }
 
-  /** With those reserved ports that lead into the guest. */
+  /** Returns the attachments without reserved ports that are withheld. */
   #reachable(): Attachment[] {
     const leads = (port: MachinePort): boolean => !this.#withheld.has(portName(port));
     return this.#all().map((one) => ({ ...one, ports: one.ports.filter(leads) }));
@@ -263,13 +263,13 @@ export class NatNetwork implements Network {
   }
 
   /**
-   * Connections of whoever had the address before; and UDP senders that tried a reserved port before it led anywhere,
-   * whose packets would go on missing the new rule for as long as they keep sending.
+   * Deletes tracked connections of earlier owners of the address. Also deletes those of UDP senders that used a reserved port before
+   * its rule existed. While they continue to send, the new rule would not apply to their packets.
    */
   async #forget({ address, ports }: Attachment): Promise<void> {
     const onHost = this.#options.hostAddress === undefined ? [] : ['--orig-dst', this.#options.hostAddress];
     const udp = ports.filter((port) => port.protocol === 'UDP');
-    // One after the other: two that delete the same entry at once both fail.
+    // The deletions run one after another, because two deletions of the same entry at once both fail.
     for (const flag of ['--orig-src', '--orig-dst', '--reply-src']) {
       await forgetConnections([flag, address]);
     }

@@ -1,19 +1,19 @@
-/** The network devices of this host and its switch for forwarding, as the kernel has them. */
+/** Reads the network devices of this host and its setting for IPv4 forwarding from the kernel. */
 import { readFile } from 'node:fs/promises';
 import * as z from 'zod';
 import { run } from '../commands.ts';
 
 export interface Link {
-  /** `bridge`, `tun`, `veth`, …; empty for a physical device. */
+  /** Kind of device: `bridge`, `tun`, `veth`, …; empty for a physical device. */
   kind: string;
   up: boolean;
   master: string | undefined;
   isolated: boolean;
-  /** `a.b.c.d/len`, IPv4 only. */
+  /** IPv4 addresses in the form `a.b.c.d/len`. */
   addresses: string[];
-  /** The host has an IPv6 address there; the kernel gives every device one, also a bridge's ports. */
+  /** Whether the host has an IPv6 address on the device. By default the kernel gives each device an address, also a bridge's ports. */
   ipv6: boolean;
-  /** A process holds the other end (of a tap), or the other end is up (of a veth). */
+  /** Whether the other end is in use: a process holds it (tap), or it is up (veth). */
   carrier: boolean;
 }
 
@@ -54,7 +54,7 @@ function toLink(raw: z.infer<typeof linkSchema>): Link {
   };
 }
 
-/** Every network device of this namespace by name. */
+/** Reads all network devices of this namespace, by name. */
 export async function readLinks(): Promise<Links> {
   const raw = z
     .array(linkSchema)

@@ -38,7 +38,7 @@ const FRESH: Link = {
   carrier: false,
 };
 
-/** What the kernel makes of a repair. */
+/** Model of a host. It applies repairs as the kernel does. */
 class Host {
   readonly links: Map<string, Link>;
   state: Omit<Observed, 'links'>;
@@ -123,7 +123,7 @@ const link = (kind: string) =>
     carrier: fc.boolean(),
   });
 
-/** Any state the host can be in: each of our devices there or not, in any condition; strays; devices of others. */
+/** Returns any possible state of the host: each of Berth's devices missing or in any condition, stray devices, and foreign devices. */
 function anyHost(names: readonly string[]): fc.Arbitrary<Observed> {
   const kinds = new Map([
     [layout.bridge, 'bridge'],

@@ -1,4 +1,4 @@
-/** The difference between what should be and what is, as a list of repairs. Pure. */
+/** Plans the repairs that bring the actual state to the wanted state. Pure. */
 import type { Attachment } from './attachments.ts';
 import { overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
@@ -7,12 +7,12 @@ import type { Link, Links } from './observe.ts';
 export interface Observed {
   links: Links;
   forwarding: boolean;
-  /** This process holds the probe's two far ends. */
+  /** Whether this process holds both ends of the probe. */
   probeEnds: boolean;
-  /** Our tables hold exactly what was loaded for these attachments. */
+  /** Whether Berth's tables contain exactly the rules that were loaded for these attachments. */
   rulesCurrent: boolean;
   dnsmasqRuns: boolean;
-  /** dnsmasq's list of machines is the one that should be. */
+  /** Whether dnsmasq's list of machines is as wanted. */
   dnsmasqKnows: boolean;
 }
 
@@ -38,7 +38,7 @@ function outerGatewayWithPrefix(layout: Layout): string {
   return `${layout.probe.outerGateway}/${layout.probe.outerSubnet.prefix}`;
 }
 
-/** Somebody else's device has the name of one of ours. Nothing but making ours is planned then: it fails, and the failure is reported. */
+/** Returns whether a foreign device has the name of a Berth device. Then only the creation is planned, which fails and is reported. */
 function isOthers(link: Link | undefined, kind: string): boolean {
   return link !== undefined && link.kind !== kind;
 }
@@ -53,7 +53,7 @@ function planBridge(layout: Layout, links: Links): Repair[] {
   ];
 }
 
-/** With an address of its own the host would show itself on the guests' link, and be one more neighbour there. */
+/** Plans to disable IPv6 on a device. With an IPv6 address, the host would be visible to guests as a neighbour on their link. */
 function planWithoutIPv6(device: string, link: Link | undefined): Repair[] {
   return link === undefined || link.ipv6 ? [{ kind: 'disableIPv6', device }] : [];
 }
@@ -69,7 +69,7 @@ function planAddressed(device: string, address: string, link: Link | undefined):
   return repairs;
 }
 
-/** A port of the bridge, connected and isolated from the other ports. A bridge made anew has none. */
+/** Plans to connect a port to the bridge, isolated from the other ports. A bridge that was created again has no ports. */
 function planPort(layout: Layout, device: string, link: Link | undefined): Repair[] {
   const repairs: Repair[] = [];
   if (link?.master !== layout.bridge || !link.isolated) {
@@ -112,7 +112,7 @@ function planStrays(layout: Layout, attachments: readonly Attachment[], links: L
   return strays.map((device) => ({ kind: 'removeDevice', device }));
 }
 
-/** In the order in which they must be done; empty when all is as it should be. */
+/** Returns the repairs in the order in which they must be done; empty if no repair is necessary. */
 export function planRepairs(
   layout: Layout,
   attachments: readonly Attachment[],
@@ -143,7 +143,7 @@ export function planRepairs(
   return repairs;
 }
 
-/** The `ip` commands of a repair; empty for those that are not `ip`'s. */
+/** Returns the `ip` commands of a repair; empty if the repair does not use `ip`. */
 export function ipCommands(layout: Layout, repair: Repair): string[] {
   switch (repair.kind) {
     case 'createBridge':
@@ -168,7 +168,7 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
   }
 }
 
-/** One line for people. */
+/** Describes a repair in one line for people. */
 export function describeRepair(layout: Layout, repair: Repair): string {
   switch (repair.kind) {
     case 'removeDevice':
@@ -198,7 +198,7 @@ const DESCRIPTIONS = {
   startDnsmasq: 'started dnsmasq',
 } as const;
 
-/** Names the device whose network overlaps one of ours: the host would not know which of both an address is in. */
+/** Returns a message that names a foreign device whose network overlaps Berth's. The host could not route addresses in both networks. */
 export function findOverlap(layout: Layout, links: Links): string | undefined {
   const ours = [
     { device: layout.bridge, subnet: layout.subnet },

@@ -1,10 +1,10 @@
 /**
- * Packets that really go through: an inner end connected to the bridge like a guest, an outer end beyond the host's
- * routing like the rest of the world. Each probe is a new connection to the rules, never one let through because it
- * is known:
+ * Tests the network with real packets between two ends. The inner end is connected to the bridge like a guest. The outer end is beyond
+ * the host's routing, like any computer outside. Each test packet is a new connection for the rules, so that no rule for known
+ * connections accepts it. The paths:
  * - out: inner → forward → masquerade → outer, which must see the host's address as the sender;
- * - in: outer → reserved port → DNAT → forward → inner, and the answer all the way back;
- * - dns: inner asks dnsmasq on the gateway.
+ * - in: outer → reserved port → DNAT → forward → inner, and the answer on the same way back;
+ * - dns: inner queries dnsmasq on the gateway.
  */
 import { randomBytes, randomInt } from 'node:crypto';
 import type { RemoteInfo, Socket } from 'node:dgram';
@@ -15,17 +15,17 @@ import { addressAt } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
 
-/** Packets stay within this machine; what takes longer than this is lost. A busy host gets {@link ATTEMPTS} of them. */
+/** Time after which a packet is treated as lost. Packets never leave the host. A busy host gets {@link ATTEMPTS} attempts. */
 const ANSWER_TIMEOUT_MILLISECONDS = 500;
 const ATTEMPTS = 4;
 const DNS_PORT = 53;
-/** The outer end answers to this half of its /24, so that each packet out can have an address of its own. */
+/** First host number of the upper half of the outer /24. The outer end owns that half, so that each packet can have its own target. */
 const OUTER_FIRST = 128;
 const OUTER_LAST = 254;
 
 export type ProbePath = 'out' | 'in' | 'dns';
 
-/** What each path means to people. */
+/** Descriptions of the paths for people. */
 export const PATHS: Record<ProbePath, string> = {
   out: 'from a guest to the outside',
   in: 'from the outside through a reserved port to a guest',
@@ -52,7 +52,7 @@ export class Probe {
     return this.#inner !== undefined && this.#outer !== undefined;
   }
 
-  /** Makes both ends anew. The ports in this namespace still have to be connected, addressed and set up. */
+  /** Creates both ends again. Afterwards the devices in this namespace must still be connected, addressed and set up. */
   async rebuild(existingDevices: ReadonlySet<string>): Promise<void> {
     const { probe, gateway, subnet } = this.#layout;
     this.close();
@@ -70,7 +70,7 @@ export class Probe {
     this.#outer = await openEndpoint({
       device: probe.outerPort,
       port: PROBE_PORT,
-      // No route to the guests: an answer finds its way only when the sender was translated.
+      // There is no route to the guests. So an answer arrives only if the sender's address was translated.
       configuration: [
         `address add ${probe.outerAddress}/${probe.outerSubnet.prefix} dev eth0`,
         `route add local ${addressAt(probe.outerSubnet, OUTER_FIRST)}/25 dev lo`,
@@ -80,7 +80,7 @@ export class Probe {
     this.#listen(this.#outer, this.#outerWaiters);
   }
 
-  /** The paths on which nothing came through. */
+  /** Resolves with the paths on which all packets were lost. */
   async failures(): Promise<ProbePath[]> {
     const paths: ProbePath[] = ['out', 'in', 'dns'];
     const results = await Promise.all(paths.map((path) => this.#attempts(path)));
@@ -129,7 +129,7 @@ export class Probe {
     return this.#sent(this.#inner, { payload: query, port: DNS_PORT, address: gateway }, answered);
   }
 
-  /** The inner end sends the token back to wherever it came from. */
+  /** Makes the inner end send the token back to its sender once. */
   #answerOnce(token: Buffer): void {
     const waiters = this.#innerWaiters;
     const waiter: Waiter = {
@@ -160,7 +160,7 @@ export class Probe {
         waiters.delete(waiter);
         resolve(false);
       };
-      // After a time in which this process was busy, timers come before packets: those that have come count first.
+      // If this process was busy, Node.js runs timers before it reads packets. setImmediate gives packets that have arrived a chance.
       const timer = setTimeout(() => setImmediate(giveUp), ANSWER_TIMEOUT_MILLISECONDS);
       waiters.add(waiter);
     });
@@ -171,7 +171,7 @@ export class Probe {
     packet: { payload: Buffer; port: number; address: string },
     answered: Promise<boolean>,
   ): Promise<boolean> {
-    // No route or a rule that rejects at once: the packet did not come through, which the waiting shows.
+    // Errors (no route, or a rule that rejects) are ignored here, because the missing answer shows the loss.
     socket?.send(packet.payload, packet.port, packet.address, () => undefined);
     return answered;
   }
@@ -184,13 +184,13 @@ export class Probe {
         }
       }
     });
-    // Reported by the packet that does not arrive.
+    // Errors are ignored here, because the missing packet shows the loss.
     socket.on('error', () => undefined);
     socket.unref();
   }
 }
 
-/** A question for the address of a name. */
+/** Returns a DNS query for the IPv4 address of a name. */
 function dnsQuery(id: number, name: string): Buffer {
   const labels = name.split('.').map((label) => Buffer.from([label.length, ...Buffer.from(label)]));
   const header = Buffer.alloc(12);
@@ -200,7 +200,7 @@ function dnsQuery(id: number, name: string): Buffer {
   return Buffer.concat([header, ...labels, Buffer.from([0, 0, 1, 0, 1])]); // type A, class IN
 }
 
-/** An answer to this question with no error and at least one address. */
+/** Returns whether the payload answers this query without an error and with at least one record. */
 function isDnsAnswer(payload: Buffer, query: Buffer): boolean {
   if (payload.length < 12 || payload.readUInt16BE(0) !== query.readUInt16BE(0)) {
     return false;

@@ -1,4 +1,4 @@
-/** What the evidence means, for the Node and for each machine. Pure. */
+/** Derives the health of the network and of each machine from the evidence of a check. Pure. */
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import type { NetworkReport } from '../network.ts';
 import type { Attachment } from './attachments.ts';
@@ -7,14 +7,14 @@ import type { Layout } from './layout.ts';
 import { PATHS, type ProbePath } from './probe.ts';
 
 export interface Evidence {
-  /** Why a repair could not be made. */
+  /** Reason why a repair failed. */
   failedRepair: string | undefined;
-  /** Where the probe's packets did not come through. */
+  /** Paths on which the probe's packets were lost. */
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
-  /** Taps made anew under a running hypervisor. */
+  /** Taps that were created again while a hypervisor held the old tap. */
   lostTaps: ReadonlySet<string>;
-  /** Why reserved ports lead nowhere, by their names. */
+  /** Reasons why reserved ports are not forwarded, by the port's name. */
   withheldPorts: ReadonlyMap<string, string>;
 }
 
@@ -23,7 +23,10 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
   return culprits.length === 0 ? lost : `${lost}; dropped by ${culprits.join(' and ')}`;
 }
 
-/** A rule that also stops the probe is judged by whether the probe came through; one that does not is all there is to know. */
+/**
+ * Returns the fault of one machine. Chains that also stop the probe are ignored, because the probe's own result shows their effect. For
+ * all other chains, the rules are the only evidence.
+ */
 function machineFault(
   one: Attachment,
   layout: Layout,
@@ -45,7 +48,7 @@ function machineFault(
     : `packets of ${one.address} are dropped by ${culprits.join(' and ')}`;
 }
 
-/** Without what the caller knows. */
+/** Returns the report, without the repairs and refused packets, which the caller adds. */
 export function reportOn(
   layout: Layout,
   attachments: readonly Attachment[],
@@ -74,7 +77,7 @@ export function reportOn(
   return { healthy: general.length === 0, faults: [...general, ...single], machines };
 }
 
-/** When looking itself failed. */
+/** Returns the report of a check that itself failed. */
 export function reportUnknown(attachments: readonly Attachment[], message: string): NetworkReport {
   const machines = attachments.map((one) => [one.uid, { healthy: false, message }] as const);
   const nothing = { repaired: [], refusedConnections: {} };

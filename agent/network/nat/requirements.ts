@@ -1,9 +1,9 @@
-/** What the NAT network needs of its host, all of it said at once. */
+/** Checks the NAT network's requirements on its host, and reports all missing requirements at once. */
 import { access, constants } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
-/** Programs and the Debian packages they come from. */
+/** Required programs, with their Debian packages. */
 const PROGRAMS: Record<string, string> = {
   ip: 'iproute2',
   nft: 'nftables',
@@ -28,7 +28,7 @@ async function isInstalled(program: string): Promise<boolean> {
   return found.includes(true);
 }
 
-/** @throws ReasonedError `NetworkUnavailable` with everything that is missing. */
+/** Checks all requirements. @throws ReasonedError `NetworkUnavailable` with all missing requirements when some are missing. */
 export async function requireHost(): Promise<void> {
   const missing: string[] = [];
   if (process.geteuid?.() !== 0) {

@@ -1,10 +1,10 @@
-/** Whether a rule's condition, as nft prints it in JSON, holds for a packet of which only some things are known. */
+/** Evaluates a rule's condition, in the JSON form of nft, for a packet with some unknown properties. */
 import { isIPv4 } from 'node:net';
 import { toNumber } from './ipv4.ts';
 
 export type Answer = 'yes' | 'no' | 'maybe';
 
-/** What is undefined is not known. */
+/** Packet with its known properties. An undefined property is unknown. */
 export interface Packet {
   iifname?: string;
   oifname?: string;
@@ -16,7 +16,7 @@ export interface Packet {
 
 type Sets = ReadonlyMap<string, readonly unknown[]>;
 
-/** Expressions that say nothing about which packets match. */
+/** Kinds of expressions that do not restrict the matching packets. */
 const NEUTRAL = new Set(['counter', 'log', 'comment', 'accept', 'drop', 'reject', 'return', 'jump', 'goto']);
 
 const FIELDS: Record<string, keyof Packet> = {
@@ -138,7 +138,7 @@ function compare({ left, right }: Comparison, packet: Packet, sets: Sets): Answe
   return isAboutIPv4(selector, right) ?? 'maybe';
 }
 
-/** `yes` for what is no condition at all, `maybe` for every condition on something not known. */
+/** Returns whether the packet matches: `yes` also for an expression that is no condition, `maybe` for conditions on unknown properties. */
 export function matchExpression(expression: Record<string, unknown>, packet: Packet, sets: Sets): Answer {
   const [kind, body] = Object.entries(expression)[0] ?? [];
   if (kind === undefined || NEUTRAL.has(kind)) {

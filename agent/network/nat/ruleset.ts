@@ -1,17 +1,17 @@
 /**
- * The nftables script for a NAT network: two tables, replaced whole in one transaction. Tracked connections keep
- * their translation meanwhile, so that replacing costs no connection.
+ * Makes the nftables script of a NAT network. The script replaces two complete tables in one transaction. Tracked connections keep
+ * their translation, so that a replacement breaks no connection.
  */
 import type { Attachment } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 
-/** The outer end's ports that lead to the inner end; many, so that each probe is a new connection to the rules. */
+/** Range of ports that forward from the outer to the inner end. The range is large so that each probe is a new connection for the rules. */
 export const PROBE_PORTS = { first: 20_000, last: 29_999 };
 /** UDP port on which both ends of the probe listen. */
 export const PROBE_PORT = 20_000;
 
-/** Name of the counter of connections that a machine was refused, by its tap. */
+/** Returns the name of the counter of a machine's refused packets, by its tap. */
 export function refusalCounter(tap: string): string {
   return `refused_${tap}`;
 }
@@ -28,7 +28,7 @@ function reservations(attachments: readonly Attachment[]): string[] {
   );
 }
 
-/** Each reservation by its ports on both sides: a translation that somebody else made to a guest's address is not one. */
+/** Returns a rule for each reserved port, which matches host and guest port. So a foreign translation to a guest is not accepted. */
 function admissions(attachments: readonly Attachment[]): string[] {
   return attachments.flatMap((one) =>
     one.ports.map(
@@ -39,12 +39,12 @@ function admissions(attachments: readonly Attachment[]): string[] {
 }
 
 /**
- * New connections of a guest in a second, once it has opened as many as it may have. For each of them the kernel goes through the
- * guest's list, and forgets only some of those that came to nothing: without a rate, a flood would make that list grow without end.
+ * Limit of a guest's new connections per second after an initial burst of its maximum number of connections. For each new connection the
+ * kernel reads the guest's list, and removes only some failed connections. Without a rate, a flood would make that list grow endlessly.
  */
 const NEW_CONNECTIONS_PER_SECOND = 200;
 
-/** A guest's tracked connections; those of the table before, when rules are loaded anew, are not counted again. */
+/** Returns the rules that limit each guest's tracked connections. After a reload, connections from before the reload are not counted. */
 function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachment[]): string[] {
   const rate = `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
   return attachments.flatMap(({ address, tap }) =>
@@ -54,7 +54,7 @@ function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachmen
   );
 }
 
-/** What a reservation listens on. Never loopback: an answer could not find its way back to 127.0.0.1. */
+/** Returns the match for destinations of reserved ports. Loopback is excluded because an answer could not return to 127.0.0.1. */
 function reservedDestination(layout: Layout): string {
   if (layout.hostAddress !== undefined) {
     return `ip daddr ${layout.hostAddress}`;
@@ -155,7 +155,10 @@ function portsOf(layout: Layout, attachments: readonly Attachment[]): Port[] {
   ];
 }
 
-/** A DHCP message speaks of the card that it stands for, after 36 bytes of its datagram (RFC 2131): a machine speaks of its own. */
+/**
+ * Returns the rules that accept a machine's DHCP messages. A message contains the MAC address of its card after 36 bytes of the
+ * datagram (RFC 2131). The rule requires the machine's own card there.
+ */
 function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): string[] {
   return attachments.map(({ tap, macAddress, address }) => {
     const card = `@th,288,48 0x${macAddress.replaceAll(':', '')}`;
@@ -164,8 +167,9 @@ function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): 
 }
 
 /**
- * Nothing leaves a port but ARP and packets to the gateway with its own card's and its own machine's address, and DHCP requests.
- * What a bridge passes on to several, the kernel tracks as a connection even where it is dropped later: no limit would count it.
+ * Returns the table that filters packets of guests at the bridge. A guest may send only ARP, DHCP requests and packets to the gateway, with
+ * its own MAC and IP address. Packets to several ports are dropped here: the kernel tracks them as connections even if a later rule
+ * drops them, and no limit counts them.
  */
 function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);
@@ -209,12 +213,12 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
 }`;
 }
 
-/** Makes the tables anew; nothing of others is touched. */
+/** Returns the script that replaces Berth's tables. Foreign tables stay unchanged. */
 export function rulesetScript(layout: Layout, attachments: readonly Attachment[]): string {
   return [removalScript(layout), routed(layout, attachments), bridged(layout, attachments), ''].join('\n');
 }
 
-/** Removes both tables, whether they are there or not. */
+/** Returns the script that removes both tables. The script also works if a table does not exist. */
 export function removalScript(layout: Layout): string {
   return ['inet', 'bridge']
     .flatMap((family) => [`add table ${family} ${layout.table}`, `delete table ${family} ${layout.table}`])

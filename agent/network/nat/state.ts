@@ -1,4 +1,4 @@
-/** Brings the host to what should be: looks, plans, repairs, and looks again. */
+/** Brings the host to the wanted state: observes, plans, repairs, and observes again. */
 import { writeFile } from 'node:fs/promises';
 import { isMissing } from '../../../base/errors.ts';
 import type { Attachment } from './attachments.ts';
@@ -11,23 +11,23 @@ import { describeRepair, ipCommands, type Observed, planRepairs, type Repair } f
 import { Probe, type ProbePath } from './probe.ts';
 import { removalScript, rulesetScript } from './ruleset.ts';
 
-/** A repair can make another necessary (a probe made anew has to be connected), never more often than this. */
+/** Limit of repair rounds. A repair can make another repair necessary: a new probe must be connected. More rounds are never necessary. */
 const MAXIMUM_ROUNDS = 3;
 
 export interface Convergence {
   done: Repair[];
-  /** Why it could not be completed. */
+  /** Reason why some repairs failed; undefined if all succeeded. */
   failed: string | undefined;
   observed: Observed & { ruleset: RulesetEntry[] };
 }
 
 export class NatState {
-  /** As nft names them: `inet berth`. */
+  /** Names of Berth's tables in nft, for example `inet berth`. */
   readonly tables: readonly string[];
   readonly #layout: Layout;
   readonly #dnsmasq: Dnsmasq;
   readonly #probe: Probe;
-  /** The script last loaded and what the kernel made of it; read back, since versions of nft print a rule differently. */
+  /** Script that was loaded last, with the fingerprint read back from the kernel, because versions of nft print rules differently. */
   #loaded: { script: string; fingerprint: string } | undefined;
 
   constructor(layout: Layout, runtimeDirectory: string, dnsServers: readonly string[]) {
@@ -59,7 +59,7 @@ export class NatState {
     };
   }
 
-  /** Never throws for a repair that fails: the others are done all the same. */
+  /** Repairs all differences. A failed repair does not throw and does not prevent the other repairs. */
   async converge(attachments: readonly Attachment[]): Promise<Convergence> {
     const done: Repair[] = [];
     for (let round = 0; ; round++) {
@@ -85,7 +85,7 @@ export class NatState {
     }
   }
 
-  /** Paths on which the probe's packets do not come through. */
+  /** Resolves with the paths on which the probe's packets are lost. */
   async lostPaths(): Promise<ProbePath[]> {
     return await this.#probe.failures();
   }
@@ -94,7 +94,7 @@ export class NatState {
     this.#probe.close();
   }
 
-  /** Removes devices, tables and dnsmasq, whatever of them is there. */
+  /** Removes all devices and tables, and stops dnsmasq. Missing parts are no error. */
   async remove(): Promise<void> {
     this.#probe.close();
     await this.#dnsmasq.stop();
@@ -104,7 +104,7 @@ export class NatState {
     const links = await readLinks();
     const fixed = [bridge, probe.innerPort, probe.outerPort];
     const ours = [...links.keys()].filter((name) => fixed.includes(name) || name.startsWith(tapPrefix));
-    // The kernel takes the probe's devices away by itself, a moment after its sockets are closed.
+    // The kernel may delete the probe's devices meanwhile, because the probe's sockets are closed. A missing device is no error.
     for (const device of ours) {
       await this.#deleteDevice(device);
     }
@@ -151,7 +151,7 @@ async function disableIPv6(device: string): Promise<void> {
   try {
     await writeFile(`/proc/sys/net/ipv6/conf/${device}/disable_ipv6`, '1');
   } catch (error) {
-    // A kernel without IPv6.
+    // A missing file means that the kernel has no IPv6.
     if (!isMissing(error)) {
       throw error;
     }

@@ -1,6 +1,6 @@
 /**
- * Keeps guests of the `user` network from their host, where the agent is root: what a hypervisor sends is told from
- * everything else by the user that it runs as. 10.0.2.2 would else be the host's loopback, with all that listens there.
+ * Keeps guests of the `user` network from their host if the agent is root. The rules recognise packets of a hypervisor by the user that
+ * it runs as. Without the guard, a guest reaches the host's loopback as 10.0.2.2, with all programs that listen there.
  */
 import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';
@@ -10,25 +10,25 @@ import { run } from '../commands.ts';
 import { fingerprint, readTable } from '../nftables.ts';
 
 export interface UserGuardOptions {
-  /** Name of the nftables table; one for each agent of a host. */
+  /** Name of the nftables table. Each agent of a host has its own table. */
   table: string;
-  /** Numbers of the users of all machines of this agent, and of nothing else: as nftables takes them, `7`, `10-19`. */
+  /** User numbers of this agent's machines in the form of nftables: `7`, `10-19`. No other process may use these users. */
   users: readonly string[];
   forbidden: { ipv4: readonly string[]; ipv6: readonly string[] };
-  /** The resolv.conf that hypervisors read: they ask its servers for guests, often at 127.0.0.53. */
+  /** Path of the resolv.conf that hypervisors read. They send the guests' DNS queries to its servers, often at 127.0.0.53. */
   resolvConf: string;
 }
 
 export class UserGuard {
   readonly #options: UserGuardOptions;
-  /** The script last loaded and what the kernel made of it. */
+  /** Script that was loaded last, with the fingerprint of the resulting rules in the kernel. */
   #loaded: { script: string; fingerprint: string } | undefined;
 
   constructor(options: UserGuardOptions) {
     this.#options = options;
   }
 
-  /** Looks, and loads the rules where they are not as they should be: whether that was needed. @throws Error where it cannot be done. */
+  /** Checks the rules and loads them if they differ. Returns whether they differed. @throws Error when a check or the load fails. */
   async hold(): Promise<boolean> {
     const script = guardScript(this.#options, await this.#resolvers());
     if (this.#loaded?.script === script && this.#loaded.fingerprint === (await this.#fingerprint())) {
@@ -39,7 +39,11 @@ export class UserGuard {
     return true;
   }
 
-  /** {@link hold} for the first time. @throws ReasonedError `NetworkUnavailable` that names the setting which does without. */
+  /**
+   * Loads the rules for the first time.
+   *
+   * @throws ReasonedError `NetworkUnavailable` when the load fails; the message names the setting that switches the guard off.
+   */
   async setUp(): Promise<void> {
     try {
       await this.hold();
@@ -82,7 +86,7 @@ function removal(table: string): string {
   return `add table inet ${table}\ndelete table inet ${table}\n`;
 }
 
-/** Answers go out: reserved ports are asked for over loopback too. */
+/** Returns the script of the rules. Replies are accepted because clients reach reserved ports over loopback, too. */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [
     `meta skuid != { ${users.join(', ')} } accept`,

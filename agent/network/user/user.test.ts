@@ -58,7 +58,7 @@ test.each([
     reason: 'PortTaken',
     message: expect.stringContaining(`${held.port}/${protocol}`) as string,
   });
-  // A machine found running holds the port itself.
+  // A machine that already runs holds the port itself.
   await expect(network.attach('a', { macAddress: MAC, ports, running: true })).resolves.toBeDefined();
   held.release();
 });

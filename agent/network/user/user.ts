@@ -1,9 +1,10 @@
 /**
- * QEMU's user-mode network: no root, nothing on the host but QEMU's own sockets. For a first try on a laptop.
+ * Connects guests by QEMU's user-mode network. It needs no root and uses only QEMU's own sockets on the host. It is meant for a first
+ * try on a laptop.
  *
- * It is no boundary towards the host by itself: a guest reaches whatever the user running QEMU reaches, and 10.0.2.2 is
- * the host's loopback (QEMU has no switch for that short of cutting the guest off). Where the agent is root, the
- * {@link UserGuard} draws one. Hosts shared by tenants use `nat`.
+ * The user-mode network alone does not protect the host. A guest reaches everything that QEMU's user reaches, and 10.0.2.2 is the host's
+ * loopback. QEMU can prevent this only if it cuts off the guest completely. If the agent is root, the {@link UserGuard} protects the
+ * host. Hosts with several tenants use `nat`.
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../../api/v1alpha1/reservable.ts';
@@ -21,11 +22,11 @@ import { requireFreePorts, requireReservable } from '../hostports.ts';
 import type { UserGuard } from './guard.ts';
 
 export interface UserNetworkOptions {
-  /** IPv4 address of this host on which reserved ports listen; 0.0.0.0 for all. */
+  /** IPv4 address of this host on which reserved ports listen; 0.0.0.0 means all addresses. */
   hostAddress: string;
-  /** Which ports machines may reserve. */
+  /** Rules for the ports that machines may reserve. */
   ports: PortRules;
-  /** What keeps guests from the host; undefined where nothing can. */
+  /** Guard that keeps guests from the host; undefined if no guard is possible. */
   guard: UserGuard | undefined;
 }
 
@@ -67,8 +68,8 @@ export class UserNetwork implements Network {
   }
 
   /**
-   * But for the rules that keep guests from the host there is nothing of ours that could break: QEMU's process is the
-   * network. It holds its reserved ports itself, so that nothing else can take them.
+   * Checks the guard's rules. No other part of the network can break, because the network is inside QEMU's process. QEMU holds the
+   * reserved ports itself, so no other process can take them.
    */
   async check(): Promise<NetworkReport> {
     const machines = [...this.#ports].map(([uid, ports]) => [uid, this.#health(ports)] as const);
@@ -94,7 +95,7 @@ export class UserNetwork implements Network {
     return [...this.#ports.keys()];
   }
 
-  /** The rules stay for machines that run on. */
+  /** Removes the guard's rules if no machine is attached. Otherwise the rules stay for machines that continue to run. */
   async close(): Promise<void> {
     if (this.#ports.size === 0) {
       await this.#guard?.remove();
@@ -106,7 +107,7 @@ export class UserNetwork implements Network {
     return { protocol, hostAddress: this.#hostAddress, hostPort, guestPort };
   }
 
-  /** A machine being started does not listen yet, so that binding alone would not show it. */
+  /** Refuses a port that another machine reserves. A bind does not show this conflict while the other machine is still starting. */
   #refuseOverlap(uid: string, ports: readonly MachinePort[]): void {
     for (const [other, held] of this.#ports) {
       if (other === uid) {
