@@ -29,7 +29,8 @@ export interface HostToken {
 /**
  * Makes a token and its Secret.
  *
- * @param lifetimeMilliseconds time until the token expires @throws Error when no host can have that name
+ * @param lifetimeMilliseconds time until the token expires
+ * @throws Error when no host can have that name
  */
 export async function createHostToken(
   client: KubeClient,

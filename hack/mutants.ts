@@ -68,7 +68,7 @@ async function judge(copy: MutantCopy, mutant: Mutant, patience: number): Promis
     const args = ['--bail=1'];
     return await copy.with(mutant, async () => {
       const summary = await runTests(copy, [mutant], { log: mutant.id, args, late });
-      // This is read at once, because `late` may still abort while remaining processes of the tests are ended.
+      // The limit is checked here, because it may still expire while remaining processes of the tests are ended.
       return late.aborted ? { killed: true, why: 'the tests stood still' } : verdictOf(mutant, summary);
     });
   } catch (error) {

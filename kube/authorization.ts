@@ -31,7 +31,7 @@ class Answers<V> {
     this.#turns = turns;
   }
 
-  /** @throws HttpError 429 when too many questions wait. */
+  /** Returns the stored answer, or calls `ask` when no answer is stored. @throws HttpError 429 when too many questions wait. */
   async ask(question: string, ask: () => Promise<V>): Promise<V> {
     const known = this.#known.get(question);
     if (known !== undefined) {

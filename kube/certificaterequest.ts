@@ -17,7 +17,7 @@ export interface SigningRequest {
   readonly ipAddresses: readonly string[];
 }
 
-/** The request does not have the one accepted form. The message contains the fault and the right form. */
+/** Error when a request does not have the one accepted form. The message contains the fault and the right form. */
 export class InvalidSigningRequestError extends Error {
   override readonly name = 'InvalidSigningRequestError';
 }
@@ -273,7 +273,7 @@ function childrenOf<N extends keyof Lists>(element: Element, count: N, what: str
   return listOf(readElements(element.content), count, what);
 }
 
-/** @throws InvalidSigningRequestError when there are more or fewer elements */
+/** Checks the number of elements. @throws InvalidSigningRequestError when there are more or fewer elements */
 function listOf<N extends keyof Lists>(found: Element[], count: N, what: string): Lists[N] {
   if (found.length !== count) {
     throw invalid(`${what} must have exactly ${count} part${count === 1 ? '' : 's'}, not ${found.length}`);
@@ -281,7 +281,9 @@ function listOf<N extends keyof Lists>(found: Element[], count: N, what: string)
   return found as Lists[N];
 }
 
-/** Returns the bits without the first byte, the number of unused bits. The comparison with the encoded request checks that byte. */
+/**
+ * Returns the bits without the first byte, which is the number of unused bits. The comparison with the encoded request checks this byte.
+ */
 function bitsOf(bitString: Element): Buffer {
   return bitString.content.subarray(NO_UNUSED_BITS.length);
 }

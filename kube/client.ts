@@ -108,9 +108,7 @@ export class KubeClient {
     });
   }
 
-  /**
-   * Applies an object on the server's side. Name and namespace are in `object.metadata`. Without a uid there, a missing object is created.
-   */
+  /** Sends a server-side apply. Name and namespace are in `object.metadata`. Unless it also has the uid, a missing object is created. */
   async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
     const { metadata } = object as { metadata: Ref };
     const path = pathOf(type, metadata, options.subresource);

@@ -47,11 +47,11 @@ const SERVICE_ACCOUNT_FOLDER = '/var/run/secrets/kubernetes.io/serviceaccount';
 const OWN_NAME = 'kubernetes.default.svc';
 
 /**
- * Finds the cluster as kubectl does. The order is: the given file, the first file of `KUBECONFIG`, the Pod's service account, and
- * `~/.kube/config`.
+ * Finds the cluster as kubectl does. The first of these that exists is used: the given file, the first file of `KUBECONFIG`, the Pod's
+ * service account, and `~/.kube/config`.
  *
- * In a Pod, the address that the kubelet gives to every Pod replaces a kubeconfig's `https://kubernetes.default.svc`. The reason is that a
- * Pod in its host's network may not be able to resolve names of the cluster.
+ * In a Pod, a kubeconfig's `https://kubernetes.default.svc` is replaced by the address that the kubelet gives to every Pod, because a Pod
+ * in its host's network may be unable to resolve names of the cluster.
  *
  * @throws Error with the path in the message when something is missing or wrong.
  */

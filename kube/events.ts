@@ -189,7 +189,7 @@ export class EventRecorder<Reason extends string> {
   #forget(key: string, error: unknown): void {
     this.#recorded.delete(key);
     this.#count('failed');
-    // An Event that has expired needs no warning, and neither does an Event in a namespace that is deleted or being deleted.
+    // No warning is needed if the Event has expired, or if its namespace is deleted or being deleted.
     const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
     this.#options.logger[level]({ err: error }, 'event not recorded');
   }

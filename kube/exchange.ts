@@ -13,8 +13,8 @@ export interface Exchanged {
 }
 
 /**
- * Sends a request. Rejects with the signal's reason as soon as it aborts, even while the request waits for a connection, or with the
- * network's error.
+ * Sends a request. Rejects with the network's error, or with the signal's reason as soon as the signal aborts, even while the request waits
+ * for a connection.
  */
 export async function exchange(
   dispatcher: Dispatcher,

@@ -23,7 +23,9 @@ const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
 /** Limit of connections. It is enough for scrapers, probes, the API server's streams of logs, and a person. More is an attack. */
 const CONNECTIONS = 128;
 
-/** Answers one request. An error that it throws is logged and answered with 500. `url` has the path and the query of the request. */
+/**
+ * Answers one request. An error that the handler throws is logged and answered with 500. `url` has the path and the query of the request.
+ */
 export type Handler = (request: IncomingMessage, response: ServerResponse, url: URL) => void | Promise<void>;
 
 /** Error of a {@link Handler} that becomes an answer with this status and this message for people. It is not logged. */
@@ -43,7 +45,7 @@ export interface RunningServer {
   close(): Promise<void>;
 }
 
-/** @param tls makes an HTTPS server. */
+/** Creates a server that answers each request with `handle`. With `tls` it is an HTTPS server. */
 export function createServer(handle: Handler, { logger, tls }: { logger: Logger; tls?: undefined }): Server;
 export function createServer(
   handle: Handler,
@@ -78,7 +80,7 @@ export function createServer(
   return server;
 }
 
-/** @param address `host:port`, `[v6]:port` or `:port`, which means every address. Port 0 chooses a free port. */
+/** Starts to listen. `address` is `host:port`, `[v6]:port`, or `:port`, which means every address. Port 0 chooses a free port. */
 export async function listen(server: Server | HttpsServer, address: string): Promise<RunningServer> {
   const { host, port } = parseAddress(address);
   const { promise, resolve, reject } = Promise.withResolvers<void>();
@@ -150,7 +152,7 @@ function urlOf(target: string): URL | null {
   return URL.parse(target.startsWith('/') ? `http://localhost${target}` : target);
 }
 
-/** @throws Error when the text has none of the forms `host:port`, `[v6]:port` and `:port`. */
+/** Splits an address into host and port. @throws Error when the text has none of the forms `host:port`, `[v6]:port` and `:port`. */
 function parseAddress(address: string): { host: string; port: number } {
   const match = /^(?:\[([^\]]+)\]|([^:]*)):(\d{1,5})$/.exec(address);
   const port = Number(match?.[3]);

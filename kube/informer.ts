@@ -94,7 +94,7 @@ export class Informer<T extends KubeObject> {
     void this.#run(signal);
   }
 
-  /** Cuts the watch when an own write has not come back. The watch then resumes. A watch that has only just begun stays. */
+  /** Cuts the watch when an own write has not come back. The watch then resumes. A watch that began less than 5 s ago is not cut. */
   cutIfStale(resourceVersion: string): void {
     const behind = compareResourceVersions(this.#store.resourceVersion, resourceVersion) < 0;
     if (behind && performance.now() - this.#watchStarted > BEHIND_MILLISECONDS) {

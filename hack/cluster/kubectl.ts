@@ -2,7 +2,7 @@ import { spawn } from 'node:child_process';
 
 export interface KubectlOptions {
   input?: string;
-  /** Whether a failure of kubectl resolves too, with its exit code in `code`. */
+  /** True if a failed kubectl should resolve with its exit code in `code`, instead of reject. */
   allowFailure?: boolean;
   timeoutMilliseconds?: number;
 }
