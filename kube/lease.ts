@@ -278,7 +278,7 @@ class Candidate {
       if (!isConflict(error)) {
         throw error;
       }
-      // If the answer to an earlier write was lost, the conflict looks the same as another's write. Therefore the holder is checked.
+      // If the answer to an earlier write was lost, the conflict looks like a write by another process. Therefore the holder is checked.
       runtimeMetrics(this.#options.metrics).slowPath.inc({ name: this.#options.name });
       await this.#read();
       if (this.#lease?.spec?.holderIdentity !== this.#options.identity) {

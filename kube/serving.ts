@@ -19,7 +19,7 @@ export interface MetricsServerOptions {
   lookMilliseconds?: number;
 }
 
-/** Returns the reason of a fault as text for the log, or undefined when there is no fault. It must be cheap and use no network. */
+/** Returns the reason of a fault as text for the log, or undefined without a fault. It must be cheap and contact no other machine. */
 export type Check = () => string | undefined;
 
 export interface HealthServerOptions {

@@ -1,6 +1,6 @@
 /**
- * Creates the network of a cluster with its own nodes. Each node has a namespace, and a bridge joins them. Another namespace is for the
- * control plane and stands for the world outside of the nodes. The machine's own network stays unchanged.
+ * Creates the network of a cluster with its own nodes. Each node has a namespace, and a bridge joins the namespaces. Another namespace is
+ * for the control plane, and represents the world outside of the nodes. The machine's own network stays unchanged.
  */
 import { execFile } from 'node:child_process';
 import { promisify } from 'node:util';
