@@ -75,6 +75,28 @@ test('a program that is killed is not waited for longer because one that it star
   }
 });
 
+test('a program that has ended is not waited for past its deadline because one that it started holds its output', async () => {
+  const { output, ended } = start('sh', ['-c', 'sleep 60 & echo $!'], { timeoutMilliseconds: 200 });
+  const [pid] = (await once(output, 'data')) as [Buffer];
+  try {
+    await expect(ended).resolves.toBeUndefined();
+  } finally {
+    process.kill(Number(pid.toString()), 'SIGKILL');
+  }
+});
+
+test('a process without descriptors left is told so, and goes on', async () => {
+  const script = `
+    import { openSync } from 'node:fs';
+    import { run } from '${import.meta.dirname}/exec.ts';
+    const limits = { timeoutMilliseconds: 30_000 };
+    try { for (;;) openSync('/dev/null'); } catch {}
+    await run('true', [], limits).catch((error) => process.stdout.write(error.message));
+  `;
+  const limited = ['-c', 'ulimit -n 64; exec "$0" --input-type=module -e "$1"', process.execPath, script];
+  expect(await run('sh', limited, SECONDS_30)).toMatch(/^true cannot be executed: spawn (true )?EMFILE/);
+});
+
 test('reads the files that it is given, while its output is read', async () => {
   const file = await open(import.meta.filename);
   try {

@@ -1,7 +1,7 @@
 /** Runs other programs without a shell. The caller limits their time and their output. */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import type { FileHandle } from 'node:fs/promises';
-import type { Readable, Writable } from 'node:stream';
+import { Readable, type Writable } from 'node:stream';
 import { codeOf } from './errors.ts';
 
 /**
@@ -84,54 +84,62 @@ export interface RunningProgram {
   end: () => void;
 }
 
-type Child = ChildProcessByStdio<Writable | null, Readable, Readable>;
+/** When this process has no descriptors left, it gets a child without pipes, which then fails. */
+type Child = Omit<ChildProcessByStdio<Writable | null, Readable, Readable>, 'stdout' | 'stderr'> & {
+  stdout: Readable | undefined;
+  stderr: Readable | undefined;
+};
 
-/** Starts a program whose output the caller reads while the program runs. The caller waits for `ended`. */
+/** For a program whose output is read while it runs. The caller waits for `ended`. */
 export function start(program: string, parameters: readonly string[], o: StartOptions = {}): RunningProgram {
-  const { signal, timeoutMilliseconds, input, files = [] } = o;
-  const child = spawn(program, parameters, {
-    cwd: o.folder,
-    env: o.environment,
-    ...o.as,
-    stdio: [input === undefined ? 'ignore' : 'pipe', 'pipe', 'pipe', ...files.map(({ fd }) => fd)],
-  }) as Child;
-  const end = (): void => void child.kill('SIGKILL');
+  const { signal, timeoutMilliseconds, input } = o;
+  const child = spawnProgram(program, parameters, o);
+  const end = (): void => void kill(child);
   signal?.addEventListener('abort', end);
   const ended = endOf(child, o.name ?? program, timeoutMilliseconds).finally(() => {
     signal?.removeEventListener('abort', end);
   });
-  // The caller may read the output to its end before it waits for `ended`. Until then a rejection has no handler.
+  // The caller may first read the output to its end.
   ended.catch(() => undefined);
-  // A program may end before it has read its whole input. Its standard error then gives the reason, and the error of the broken
-  // pipe adds nothing.
+  // A program that ends before it has read everything says why on its standard error; the broken pipe says nothing.
   child.stdin?.on('error', () => undefined);
   child.stdin?.end(input);
   if (signal?.aborted === true) {
     end();
   }
-  return { pid: child.pid, output: child.stdout, ended, end };
+  return { pid: child.pid, output: child.stdout ?? Readable.from([]), ended, end };
+}
+
+function spawnProgram(program: string, parameters: readonly string[], o: StartOptions): Child {
+  const { input, files = [] } = o;
+  return spawn(program, parameters, {
+    cwd: o.folder,
+    env: o.environment,
+    ...o.as,
+    stdio: [input === undefined ? 'ignore' : 'pipe', 'pipe', 'pipe', ...files.map(({ fd }) => fd)],
+  }) as ChildProcessByStdio<Writable | null, Readable, Readable>;
 }
 
 async function endOf(child: Child, name: string, timeoutMilliseconds: number | undefined): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  child.once('error', (cause) =>
+    reject(new ProgramError(`${name} cannot be executed: ${cause.message}`, { cause })),
+  );
   let words = '';
-  let isLate = false;
-  const kill = (): void => {
-    isLate = child.kill('SIGKILL');
-  };
-  const timer = timeoutMilliseconds === undefined ? undefined : setTimeout(kill, timeoutMilliseconds);
-  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+  child.stderr?.setEncoding('utf8').on('data', (text: string) => {
     words = `${words}${text}`.slice(-WORDS_LIMIT_CHARACTERS);
   });
+  let isLate = false;
   let draining: NodeJS.Timeout | undefined;
+  const expire = (): void => {
+    isLate = kill(child);
+  };
+  const timer = timeoutMilliseconds === undefined ? undefined : setTimeout(expire, timeoutMilliseconds);
   child.once('exit', () => {
     if (child.killed) {
       draining = setTimeout(() => closePipes(child), DRAIN_MILLISECONDS);
     }
   });
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  child.once('error', (cause) =>
-    reject(new ProgramError(`${name} cannot be executed: ${cause.message}`, { cause })),
-  );
   child.once('close', (code, killedBy) => {
     if (code === 0) {
       resolve();
@@ -152,9 +160,18 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
   }
 }
 
+/** Whether the program was still there. If it has ended, only a program that it started can hold its pipes: they are closed. */
+function kill(child: Child): boolean {
+  const isKilled = child.kill('SIGKILL');
+  if (!isKilled) {
+    closePipes(child);
+  }
+  return isKilled;
+}
+
 function closePipes({ stdout, stderr }: Child): void {
-  stdout.destroy();
-  stderr.destroy();
+  stdout?.destroy();
+  stderr?.destroy();
 }
 
 /**
@@ -179,15 +196,17 @@ export async function run(
       pieces.push(piece);
     }
   });
-  try {
-    await ended;
-  } catch (error) {
-    signal?.throwIfAborted();
-    throw bytes > outputLimitBytes
-      ? new ProgramError(`${options.name ?? program} wrote more than ${outputLimitBytes} bytes`, {
-          cause: error,
-        })
-      : error;
+  const failure: unknown = await ended.then(
+    () => undefined,
+    (error: unknown) => error,
+  );
+  signal?.throwIfAborted();
+  if (bytes > outputLimitBytes) {
+    const message = `${options.name ?? program} wrote more than ${outputLimitBytes} bytes`;
+    throw new ProgramError(message, { cause: failure });
+  }
+  if (failure !== undefined) {
+    throw failure;
   }
   return Buffer.concat(pieces).toString('utf8');
 }
