@@ -30,7 +30,7 @@ import {
   queuedHosts,
 } from './imagecache/observe.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
-import { ownersOf, TASKS_BY_OWNER } from './tasks/owner.ts';
+import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
@@ -122,7 +122,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
     taskPods: new Informer(client, PODS, {
       ...base,
       labelSelector: TASKS,
-      indexes: { [TASKS_BY_OWNER]: ownersOf },
+      indexes: { [TASKS_BY_OWNER]: ownersOfPod },
     }),
     entries: new Informer(client, IMAGE_CACHE_ENTRIES, {
       ...base,

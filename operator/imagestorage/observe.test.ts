@@ -8,7 +8,7 @@ import type { Job } from '../../kube/job.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { removalRecord } from '../image/removalrecord.ts';
-import { IMAGE_UID_LABEL, ownersOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { IMAGE_UID_LABEL, ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { observeRemovals, type RemovalSources } from './observe.ts';
 
 const IMAGE = {
@@ -19,7 +19,7 @@ const IMAGE = {
 };
 
 function holding<T extends KubeObject>(objects: readonly T[]): Informer<T> {
-  const cache = new Store<T>(pino({ level: 'silent' }), { [TASKS_BY_OWNER]: ownersOf });
+  const cache = new Store<T>(pino({ level: 'silent' }), { [TASKS_BY_OWNER]: ownersOfPod });
   objects.forEach((object) => cache.put(object));
   return { cache } as unknown as Informer<T>;
 }

@@ -4,13 +4,20 @@ import { Store } from '../../kube/cache.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
-import type { KubeObject } from '../../kube/objects.ts';
-import { ENTRY_UID_LABEL, IMAGE_UID_LABEL, jobOf, ownersOf, podsOf, TASKS_BY_OWNER } from './owner.ts';
+import {
+  ENTRY_UID_LABEL,
+  IMAGE_UID_LABEL,
+  jobOf,
+  ownersOf,
+  ownersOfPod,
+  podsOf,
+  TASKS_BY_OWNER,
+} from './owner.ts';
 
-function holding<T extends KubeObject>(...objects: T[]): Informer<T> {
-  const cache = new Store<T>(pino({ level: 'silent' }), { [TASKS_BY_OWNER]: ownersOf });
+function holding(...objects: (Job & Pod)[]): Informer<Job & Pod> {
+  const cache = new Store<Job & Pod>(pino({ level: 'silent' }), { [TASKS_BY_OWNER]: ownersOfPod });
   objects.forEach((object) => cache.put(object));
-  return { cache } as unknown as Informer<T>;
+  return { cache } as unknown as Informer<Job & Pod>;
 }
 
 /** Returns a Job or Pod with this name that `owner` controls. */
@@ -23,15 +30,21 @@ function task(name: string, uid: string, owner?: { name: string; uid: string }, 
 
 const JOB = task('pull', 'job', undefined, { [IMAGE_UID_LABEL]: 'image' });
 
-it('tasks are found by the uids of their Image, entry and Job', () => {
+it('a Job is found by the labels for its Image or entry, a Pod also by its Job', () => {
   const pod = task('pull-x', 'pod', { name: 'pull', uid: 'job' }, { [ENTRY_UID_LABEL]: 'entry' });
   expect(ownersOf(JOB)).toEqual(['image']);
-  expect(ownersOf(pod)).toEqual(['entry', 'job']);
-  const { cache } = holding(pod);
-  expect([cache.byIndex(TASKS_BY_OWNER, 'entry'), cache.byIndex(TASKS_BY_OWNER, 'job')]).toEqual([
-    [pod],
-    [pod],
-  ]);
+  expect(ownersOfPod(pod)).toEqual(['entry', 'ci/job']);
+});
+
+it('an owner reference makes no Job one of the Image that it names', () => {
+  const forged = task('forged', 'j2', { name: 'golden', uid: 'image' }, { [IMAGE_UID_LABEL]: 'own' });
+  expect(ownersOf(forged)).toEqual(['own']);
+});
+
+it('a Pod of another namespace is of no Job that its owner reference names', () => {
+  const forged = task('forged', 'p3', { name: 'pull', uid: 'job' });
+  const elsewhere = { ...forged, metadata: { ...forged.metadata, namespace: 'other' } };
+  expect(podsOf(JOB, holding(elsewhere))).toEqual([]);
 });
 
 it('a Pod is of a Job if the Job controller made it, whatever its labels say', () => {

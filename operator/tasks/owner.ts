@@ -11,14 +11,26 @@ export const ENTRY_UID_LABEL = 'berth.dev/cache-entry-uid';
 /** Label with the name of that ImageCacheEntry, for people. */
 export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
 
-/** Index of Jobs and their Pods by the uids that {@link ownersOf} returns. */
+/** Index of Jobs by {@link ownersOf}, and of their Pods by {@link ownersOfPod}. */
 export const TASKS_BY_OWNER = 'owner';
 
-/** Returns the uids of all owners of a Job or Pod: the object that the task is for, and the Job of a Pod. */
-export function ownersOf(task: Readonly<KubeObject>): string[] {
-  const { labels = {} } = task.metadata;
-  const uids = [labels[IMAGE_UID_LABEL], labels[ENTRY_UID_LABEL], controllerOf(task)?.uid];
-  return [...new Set(uids.filter((uid) => uid !== undefined))];
+/**
+ * Returns the uids of the objects that a Job or Pod works for. Only labels count, because admission lets nobody but the operator
+ * write them. An owner reference proves nothing: a tenant may write any uid into the reference of a Job or Pod of its own.
+ */
+export function ownersOf({ metadata: { labels = {} } }: Readonly<KubeObject>): string[] {
+  return [labels[IMAGE_UID_LABEL], labels[ENTRY_UID_LABEL]].filter((uid) => uid !== undefined);
+}
+
+/** Returns {@link ownersOf} the Pod, and the key of the Job that created it. */
+export function ownersOfPod(pod: Readonly<KubeObject>): string[] {
+  const job = controllerOf(pod)?.uid;
+  return [...ownersOf(pod), ...(job === undefined ? [] : [jobKey(pod, job)])];
+}
+
+/** Joins the uid of a Job and a namespace, so that a Pod of another namespace cannot pass as one of the Job. */
+function jobKey({ metadata }: Readonly<KubeObject>, uid: string): string {
+  return `${metadata.namespace}/${uid}`;
 }
 
 /** Returns the owner reference of the object whose controller created the Job or Pod; undefined without such an owner. */
@@ -29,12 +41,11 @@ export function controllerOf({
 }
 
 /**
- * Returns the Pods that the Job controller created for the Job. The label alone is not enough. A host can create Pods of its own
- * (mirror Pods) with any label, but only with its own Node as owner.
+ * Returns the Pods of the Job's namespace that name the Job as their controller. A label would not be enough, because a host can
+ * create Pods of its own (mirror Pods) with any label, but only with its own Node as owner.
  */
-export function podsOf({ metadata: { uid = '' } }: Job, taskPods: Pick<Informer<Pod>, 'cache'>): Pod[] {
-  const found = taskPods.cache.byIndex(TASKS_BY_OWNER, uid);
-  return found.filter((pod) => controllerOf(pod)?.uid === uid);
+export function podsOf(job: Job, taskPods: Pick<Informer<Pod>, 'cache'>): Pod[] {
+  return taskPods.cache.byIndex(TASKS_BY_OWNER, jobKey(job, job.metadata.uid ?? ''));
 }
 
 /** Returns the Job of a Pod; undefined when it no longer exists. */
