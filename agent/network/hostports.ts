@@ -205,7 +205,7 @@ export class PortWatch {
     return faults;
   }
 
-  /** Returns the names of held ports. A UDP socket must be found twice, because each client of a UDP server has a socket for a moment. */
+  /** Returns the names of held ports. A UDP socket must be found twice, because a UDP client also has such a socket for a moment. */
   async #held(): Promise<Set<string>> {
     const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));
     const all = lists.flat();

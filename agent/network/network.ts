@@ -51,7 +51,7 @@ export interface NetworkHealth {
 
 /** Result of one {@link Network.check}. */
 export interface NetworkReport {
-  /** Whether no fault affects every machine. */
+  /** Whether the network has no fault that affects all machines. */
   healthy: boolean;
   /** Repaired differences, one text each; empty if there was no difference. */
   repaired: string[];

@@ -128,7 +128,7 @@ export class Machines {
       : `its memory takes ${needed} bytes, which the host's disk does not have beside what is to stay free (images.minimumFree)`;
   }
 
-  /** Starts or evaluates a step. Returns undefined if the step only saved facts or a failure, so that the caller plans again. */
+  /** Carries out a planned step. Returns undefined if the step only saved facts or a failure, so that the caller plans again. */
   #take(runtime: Runtime, wanted: Wanted, step: Step, now: number): Progress | undefined {
     const { record } = runtime;
     const activeDeadline = ahead(record, wanted, now);

@@ -1,4 +1,4 @@
-/** Adopts the machines of an earlier agent on this host, and removes folders and attachments that belong to no Pod. */
+/** Adopts the machines of an earlier agent. Folders and attachments without a Pod get a record, too, so that they are removed. */
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';

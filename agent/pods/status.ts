@@ -211,7 +211,7 @@ function containerState({ runtime }: MachineView, phase: MachinePhase): Containe
   if (WITH_PROCESS.has(phase) && record.startedAt !== undefined) {
     return { running: { startedAt: record.startedAt } };
   }
-  // If the image is not available yet, the state shows the reason of that failure.
+  // If the image cannot be fetched yet, the container's state shows the cause.
   const reason = (phase === 'Pulling' ? trouble?.reason : undefined) ?? phase;
   return waiting(reason, messageOf(runtime, phase) ?? percent(operation?.progressPercent));
 }

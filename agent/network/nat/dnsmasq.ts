@@ -1,6 +1,6 @@
 /**
  * Provides DHCP and DNS for the guests by one dnsmasq per NAT network. dnsmasq outlives the agent, and a new agent finds it by its pid
- * file. It has no lease file because each machine's address is fixed. A restarted dnsmasq gives the same addresses.
+ * file. dnsmasq has no lease file because each machine's address is fixed. A restarted dnsmasq gives the same addresses.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';

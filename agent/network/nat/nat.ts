@@ -1,6 +1,6 @@
 /**
- * Implements the `nat` network on Linux: a bridge with isolated ports, a tap per machine, address translation and reserved ports by
- * nftables, DHCP and DNS by dnsmasq. It works in the agent's network namespace and needs the rights of root there.
+ * Implements the `nat` network on Linux: a bridge with isolated ports, and a tap per machine. nftables translates addresses and forwards
+ * reserved ports, and dnsmasq provides DHCP and DNS. The network works in the agent's network namespace and needs the rights of root there.
  *
  * One file contains the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares and repairs.
  */

@@ -15,7 +15,7 @@ import { addressAt } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
 
-/** Time after which a packet is treated as lost. Packets never leave the host. A busy host gets {@link ATTEMPTS} attempts. */
+/** Time after which a packet is lost. The time is short because packets never leave the host. A busy host gets {@link ATTEMPTS} attempts. */
 const ANSWER_TIMEOUT_MILLISECONDS = 500;
 const ATTEMPTS = 4;
 const DNS_PORT = 53;
@@ -160,7 +160,7 @@ export class Probe {
         waiters.delete(waiter);
         resolve(false);
       };
-      // If this process was busy, Node.js runs timers before it reads packets. setImmediate gives packets that have arrived a chance.
+      // If this process was busy, Node.js runs timers before it reads packets. setImmediate lets it read waiting packets first.
       const timer = setTimeout(() => setImmediate(giveUp), ANSWER_TIMEOUT_MILLISECONDS);
       waiters.add(waiter);
     });

@@ -156,8 +156,8 @@ function portsOf(layout: Layout, attachments: readonly Attachment[]): Port[] {
 }
 
 /**
- * Returns the rules that accept a machine's DHCP messages. A message contains the MAC address of its card after 36 bytes of the
- * datagram (RFC 2131). The rule requires the machine's own card there.
+ * Returns the rules that accept a machine's DHCP messages. A message contains the sender's MAC address at byte 36 of the UDP
+ * datagram (RFC 2131). The rule requires the machine's own address there.
  */
 function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): string[] {
   return attachments.map(({ tap, macAddress, address }) => {

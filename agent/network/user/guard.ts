@@ -15,7 +15,7 @@ export interface UserGuardOptions {
   /** User numbers of this agent's machines in the form of nftables: `7`, `10-19`. No other process may use these users. */
   users: readonly string[];
   forbidden: { ipv4: readonly string[]; ipv6: readonly string[] };
-  /** Path of the resolv.conf that hypervisors read. They send the guests' DNS queries to its servers, often at 127.0.0.53. */
+  /** Path of the resolv.conf that hypervisors read. Hypervisors send the guests' DNS queries to its servers, often at 127.0.0.53. */
   resolvConf: string;
 }
 
