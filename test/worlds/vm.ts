@@ -190,8 +190,9 @@ export async function hypervisorsBelow(folder: string): Promise<number[]> {
 
 async function isHypervisorBelow(pid: string, folder: string): Promise<boolean> {
   try {
-    const command = await readFile(`/proc/${pid}/cmdline`, 'utf8');
-    return command.includes('qemu-system-') && (await readlink(`/proc/${pid}/cwd`)).startsWith(`${folder}/`);
+    // A starter of a hypervisor has the hypervisor's name in its parameters, and is two processes for a moment.
+    const [program = ''] = (await readFile(`/proc/${pid}/cmdline`, 'utf8')).split('\0');
+    return program.includes('qemu-system-') && (await readlink(`/proc/${pid}/cwd`)).startsWith(`${folder}/`);
   } catch (error) {
     if (isMissing(error) || codeOf(error) === 'ESRCH') {
       return false;
