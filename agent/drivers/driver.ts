@@ -12,7 +12,7 @@ export interface MachineFolder {
   uid: string;
 }
 
-/** A virtual machine. A new kind of guest would be a new member of {@link MachinePlan.guest}, with another first key. */
+/** A virtual machine as the guest of a plan. The key `vm` tells this kind of guest from others that {@link MachinePlan.guest} may get. */
 export interface VmGuest {
   vm: Machine;
   /**

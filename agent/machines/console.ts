@@ -39,7 +39,7 @@ const CATCH_UP_MILLISECONDS = 5_000;
  * Limit of one follower's queue. A reader that is too slow loses the oldest records, so that it does not fill the agent's memory.
  */
 const FOLLOW_QUEUE_BYTES = 256 * 1024;
-/** Memory of a record beside its text, in bytes. */
+/** Memory that a record uses in addition to its text, in bytes. */
 const RECORD_OVERHEAD_BYTES = 64;
 
 export interface ConsoleLog {

@@ -10,8 +10,8 @@ import { type HostFacts, KUBELET_VERSION } from './facts.ts';
 /** Number of Pods that the Node offers, as in a kubelet. Slots are the effective limit for machines. */
 const PODS = 110;
 /**
- * Largest number of listed images; 200 images need about 50 KiB. A kubelet lists 50, but then an image of a cache entry could be
- * missing.
+ * Largest number of images in the status of the Node. This many need about 50 KiB. A kubelet lists 50, which could leave out an image of
+ * a cache entry.
  */
 const IMAGES_LISTED = 200;
 /** Longest time without a write of an unchanged status, in milliseconds. It is a kubelet's period. */

@@ -50,7 +50,7 @@ export interface DiskGuardOptions {
 const WINDOW_MILLISECONDS = 10_000;
 
 interface Sample {
-  /** Time in milliseconds, as of `performance.now()`. */
+  /** Time in milliseconds, on the clock of `performance.now()`. */
   readonly at: number;
   /** Sizes of the machines in bytes, by uid. */
   readonly sizes: ReadonlyMap<string, number>;
@@ -84,7 +84,7 @@ export class DiskGuard {
   readonly #options: DiskGuardOptions;
   readonly #wishes = new Map<string, DiskWish>();
   readonly #growth = new Growth();
-  /** Time at which each machine was first seen paused, by uid, as of `performance.now()`. */
+  /** Time at which each machine was first seen paused, by uid, on the clock of `performance.now()`. */
   #pausedSince: ReadonlyMap<string, number> = new Map();
   #roomBytes = 0;
   /** Number of free bytes below which the next machine is paused. */
@@ -128,7 +128,7 @@ export class DiskGuard {
     }
   }
 
-  /** Checks the disk once. `now` is in milliseconds, as of `performance.now()`. */
+  /** Checks the disk once. `now` is in milliseconds, on the clock of `performance.now()`. */
   async look(now: number): Promise<void> {
     const { minimumFree, freeBytes, relieve, machines: list } = this.#options;
     let free = await freeBytes();

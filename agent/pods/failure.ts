@@ -1,4 +1,4 @@
-/** Decides the consequence of a failed step: try again, treat the failure as an end of the machine, or give up the machine. Pure. */
+/** Decides the consequence of a failed step: the step is tried again, the machine counts as crashed, or the machine fails for good. Pure. */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { classOf, isOfHost, type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';

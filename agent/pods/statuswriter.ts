@@ -151,7 +151,7 @@ export class StatusWriter {
   }
 }
 
-/** Returns whether a retry cannot help. The API server answers 500 if the body does not fit the schema, and 422 if the uid differs. */
+/** Returns true if the request itself is wrong, so that a retry fails too. The API server then answers 500 (schema) or 422 (uid). */
 function isOurMistake(error: unknown): error is Error {
   const untyped = error instanceof ApiError && error.message.includes('failed to create typed patch object');
   return isInvalid(error) || untyped;

@@ -17,7 +17,7 @@ import { type ObservedImage, OPERATION_LABEL } from './observe.ts';
 import { type Place, placeKey, placeOf } from './place.ts';
 
 const OPERATION = 'remove';
-/** Annotation with the object that the content belonged to. Events about the removal name this object. */
+/** Annotation with the object that the content belonged to. The Events of the removal belong to this object. */
 const OWNER_ANNOTATION = 'berth.dev/content-of';
 /**
  * Number of retries of a removal: the default of Kubernetes. The Job controller waits 10 s before the first retry and doubles

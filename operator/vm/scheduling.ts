@@ -17,8 +17,8 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/untolerated taint.*unschedulable|were unschedulable/, '% cordoned'],
 ];
 /**
- * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. These reasons are not shown when a host was
- * considered.
+ * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. They are not shown if the scheduler also names a
+ * reason about a host that matches the VM.
  */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /**

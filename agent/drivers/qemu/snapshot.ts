@@ -50,7 +50,7 @@ interface Drive {
   sizeBytes: number;
 }
 
-/** Does all steps that take time. The snapshot's moment comes later, with {@link takeSnapshot}. */
+/** Does all steps that take time. {@link takeSnapshot} then decides which moment of the disk the snapshot shows. */
 export async function prepareSnapshot(
   qmp: QmpConnection,
   folder: string,

@@ -95,7 +95,7 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
 
 interface Work {
   repository: Repository;
-  /** The disk is not fresh if an earlier call may have written to it, for example a copy that was not yet verified. */
+  /** The disk that is written. An earlier call may have left unverified content on it. */
   disk: SparseFile;
   path: string;
   /** Offsets of contents that are already on the disk, by the digest of their layers. Later chunks with the same content are copied. */

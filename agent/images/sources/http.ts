@@ -111,7 +111,7 @@ export class HttpSource {
     try {
       await digHoles(fetched);
     } catch (error) {
-      // The image takes more room without holes, but works as well.
+      // Without sparse regions the image uses more disk space, but its content is the same.
       logger.debug({ err: error, url: describeUrl(url) }, 'zeros of an image not made into holes');
     }
     await rename(fetched, target.disk);

@@ -52,7 +52,7 @@ export class Probe {
     return this.#inner !== undefined && this.#outer !== undefined;
   }
 
-  /** Creates both ends again. Afterwards the devices in this namespace must still be connected, addressed and set up. */
+  /** Creates both ends again. The caller then connects, addresses and raises the devices of this namespace. */
   async rebuild(existingDevices: ReadonlySet<string>): Promise<void> {
     const { probe, gateway, subnet } = this.#layout;
     this.close();

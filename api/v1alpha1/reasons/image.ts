@@ -1,6 +1,6 @@
 /** Reasons of Images and ISOs, and of the tasks that hosts do for them. */
 
-/** Places where a reason appears if a host fetches an image for a VM, for an Image or for the cache. */
+/** Places where a reason appears when a host cannot fetch an image for a VM, an Image or the cache. */
 const FETCH = {
   VM: ['ImageReady', 'Ready', 'Stalled', 'Event'],
   Image: ['Ready', 'Stalled', 'Event'],
