@@ -4,6 +4,7 @@
  */
 import { join } from 'node:path';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
+import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineFolder, MachineState } from '../drivers/driver.ts';
@@ -132,19 +133,8 @@ export interface Wanted {
   graceMilliseconds: number;
 }
 
-/** Phase of a machine. The STATUS column and the VM's phase show it. */
-export type MachinePhase =
-  | 'Pulling'
-  | 'Cloning'
-  | 'Starting'
-  | 'Running'
-  | 'Stopping'
-  | 'Stopped'
-  | 'Suspending'
-  | 'Suspended'
-  | 'Resuming'
-  | 'Failed'
-  | 'Terminating';
+/** Phase of a machine: one of the phases of a VM that has reached its host. The STATUS column and the VM's phase show it. */
+export type MachinePhase = Exclude<VMPhase, 'Pending' | 'Scheduled'>;
 
 /** Next action for a machine. */
 export type Step =

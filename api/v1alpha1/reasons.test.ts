@@ -69,6 +69,7 @@ describe('what a reason means', () => {
     expect([classOf('ImageNotFound', 'VM'), classOf('ImageNotFound', 'Image')]).toEqual(['final', 'passing']);
     expect(classOf('ImageInvalid', 'Image')).toBe('final');
     expect(classOf('Unheard', 'VM')).toBeUndefined();
+    expect([classOf('DiskLost', 'VM'), classOf('DiskLost', 'Image')]).toEqual(['final', undefined]);
   });
 
   it('tells the faults of a host from those of a machine', () => {

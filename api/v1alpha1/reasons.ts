@@ -78,12 +78,15 @@ export function saidReason(word: string | undefined, otherwise: Reason): SaidRea
   return word !== undefined && WORD.test(word) ? (word as UnknownReason) : otherwise;
 }
 
-/** Returns the class of a word. The result is undefined if the word is not in the catalogue. */
+/** Returns the class of a word. The result is undefined if the catalogue does not have the word, or objects of the kind never show it. */
 export function classOf(word: string | undefined, kind: ReasonKind): ReasonClass | undefined {
   if (!isReason(word)) {
     return undefined;
   }
-  const { class: known }: ReasonEntry = REASONS[word];
+  const { class: known, seen }: ReasonEntry = REASONS[word];
+  if (seen[kind] === undefined) {
+    return undefined;
+  }
   return typeof known === 'string' ? known : known[kind];
 }
 
