@@ -2,7 +2,7 @@
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
-import type { ConsoleLog } from '../machines/console.ts';
+import type { ConsoleLog } from '../console/store.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { GuestNetwork } from '../network/network.ts';
 

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/httpserver.ts';
-import type { ConsoleLog } from '../machines/console.ts';
+import type { ConsoleLog } from '../console/store.ts';
 import { driverOf, type Host } from '../pods/host.ts';
 import type { Runtimes } from '../pods/machine.ts';
 import type { TaskRunner } from '../tasks/runner.ts';

@@ -9,8 +9,8 @@ import type { Logger } from 'pino';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import { type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
-import { type ConsoleLog, ConsoleStore } from '../machines/console.ts';
-import { appendedLog } from '../machines/logwriter.ts';
+import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
+import { appendedLog } from '../console/logwriter.ts';
 import { messageOf } from '../../base/errors.ts';
 
 /** Shortest time between two reports of progress, because every report is a write to the API server. */

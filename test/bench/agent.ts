@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { pino } from 'pino';
 import { FILES } from '../../agent/drivers/qemu/state.ts';
-import { segmentName } from '../../agent/machines/logwriter.ts';
+import { segmentName } from '../../agent/console/logwriter.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { VMS } from '../../operator/objects/resources.ts';

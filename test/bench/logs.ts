@@ -3,8 +3,8 @@ import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { pino } from 'pino';
-import { ConsoleStore } from '../../agent/machines/console.ts';
-import { STORE_FILES } from '../../agent/machines/consolerecords.ts';
+import { ConsoleStore } from '../../agent/console/store.ts';
+import { STORE_FILES } from '../../agent/console/records.ts';
 import { format, milliseconds } from './report.ts';
 import type { Verdict } from './verdicts.ts';
 

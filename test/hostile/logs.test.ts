@@ -10,7 +10,7 @@ import { delimiter, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
-import { type LogName, listSegments } from '../../agent/machines/logwriter.ts';
+import { type LogName, listSegments } from '../../agent/console/logwriter.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { freePort } from '../../hack/cluster/ports.ts';

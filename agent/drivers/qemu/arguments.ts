@@ -1,5 +1,5 @@
 /** QEMU's command line for a machine. No shell reads it; values from outside are quoted for QEMU's own parser. */
-import { SERIAL_DESCRIPTOR } from '../../machines/logwriter.ts';
+import { SERIAL_DESCRIPTOR } from '../../console/logwriter.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { LaunchPlan } from '../driver.ts';

@@ -3,7 +3,7 @@ import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../../base/errors.ts';
-import { appendedLog, listSegments, logsWritten } from '../../machines/logwriter.ts';
+import { appendedLog, listSegments, logsWritten } from '../../console/logwriter.ts';
 import { type StartReason } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
 

@@ -7,7 +7,7 @@ import { run } from '../../../base/exec.ts';
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { MachineCgroups, MachineLimits } from '../../machines/cgroup.ts';
-import { forgetLastWords, logsWritten, segmentName, withLogWriter } from '../../machines/logwriter.ts';
+import { forgetLastWords, logsWritten, segmentName, withLogWriter } from '../../console/logwriter.ts';
 import type { OwnRoot } from '../../machines/ownroot.ts';
 import { identify, type ProcessIdentity } from '../../machines/process.ts';
 import { type LaunchPlan, type MachineFolder } from '../driver.ts';

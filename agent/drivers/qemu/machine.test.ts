@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { segmentName } from '../../machines/logwriter.ts';
+import { segmentName } from '../../console/logwriter.ts';
 import { identify } from '../../machines/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';

@@ -1,5 +1,5 @@
 /**
- * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (consoleinput.ts). This store moves them
+ * The console of a machine or a task. The log writer keeps the guest's bytes unchanged (input.ts). This store moves them
  * into two files of bounded size, and gives each line the time at which the agent read it.
  *
  * A stored line is `TIME F|P TEXT`, the format of container runtimes. F means a line that the guest has ended; P means a piece of a
@@ -10,7 +10,7 @@ import { appendFileSync, mkdirSync, renameSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
-import { CONSOLE_FOLDER, ConsoleInput } from './consoleinput.ts';
+import { CONSOLE_FOLDER, ConsoleInput } from './input.ts';
 import {
   ConsoleLines,
   type ConsoleReadOptions,
@@ -18,7 +18,7 @@ import {
   ConsoleText,
   consoleTurns,
   StoredRecords,
-} from './consolerecords.ts';
+} from './records.ts';
 import type { LogName } from './logwriter.ts';
 
 /** Limit of one file in bytes. The store keeps two files, the current one and the one before. */

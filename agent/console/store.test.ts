@@ -4,8 +4,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { ConsoleStore } from './console.ts';
-import { type ConsoleReadOptions, STORE_FILES } from './consolerecords.ts';
+import { ConsoleStore } from './store.ts';
+import { type ConsoleReadOptions, STORE_FILES } from './records.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './logwriter.ts';
 
 const MEBIBYTE = 1024 * 1024;

@@ -11,7 +11,7 @@ import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pause } from '../../base/time.ts';
 import { isMissing } from '../../base/errors.ts';
-import { identify } from './process.ts';
+import { identify } from '../machines/process.ts';
 
 /**
  * Names of the two logs. `serial` is the guest's console over all starts; `hypervisor` is the output of the hypervisor's last
