@@ -19,7 +19,7 @@ import {
   type CertificateProvider,
   certificateFromFiles,
   selfMadeCertificate,
-} from '../kube/servingcertificate.ts';
+} from '../kube/certificates/serving.ts';
 import { Transport } from '../kube/transport.ts';
 import type { OperatorConfig } from './config/config.ts';
 import { type Controllers, createControllers } from './index.ts';

@@ -4,11 +4,16 @@ import { existsSync, mkdirSync, readFileSync } from 'node:fs';
 import path from 'node:path';
 import { Backoff } from '../../base/backoff.ts';
 import { writeWholeSync } from '../../base/files.ts';
-import { type Certificate, createKey, createSigningRequest, type Key } from '../../kube/certificates.ts';
+import {
+  type Certificate,
+  createKey,
+  createSigningRequest,
+  type Key,
+} from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
 import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
-import { selfMadeCertificate } from '../../kube/servingcertificate.ts';
+import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { pause } from '../../base/time.ts';
 
 /**

@@ -12,7 +12,7 @@ import type { TLSSocket } from 'node:tls';
 import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { stringify } from 'yaml';
-import { type Certificate, createKey } from '../../kube/certificates.ts';
+import { type Certificate, createKey } from '../../kube/certificates/certificate.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { identityFiles, readPair, writePair } from './certificates.ts';

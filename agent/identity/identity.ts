@@ -5,7 +5,7 @@ import type { Registry } from 'prom-client';
 import { stringify } from 'yaml';
 import { Backoff } from '../../base/backoff.ts';
 import { AGENT_NAME, FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
-import { type Certificate, createKey, type Key, readKey } from '../../kube/certificates.ts';
+import { type Certificate, createKey, type Key, readKey } from '../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { pause } from '../../base/time.ts';

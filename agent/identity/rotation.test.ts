@@ -1,6 +1,6 @@
 import { pino } from 'pino';
 import { beforeAll, describe, expect, test } from 'vitest';
-import { type Certificate, createKey, selfSigned, validityOf } from '../../kube/certificates.ts';
+import { type Certificate, createKey, selfSigned, validityOf } from '../../kube/certificates/certificate.ts';
 import { keepRenewed, renewalTime } from './rotation.ts';
 
 const logger = pino({ level: 'silent' });

@@ -7,7 +7,7 @@ import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
 import { Backoff } from '../../base/backoff.ts';
 import { pause } from '../../base/time.ts';
-import { type Certificate, validityOf } from '../../kube/certificates.ts';
+import { type Certificate, validityOf } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { runtimeMetrics } from '../../kube/metrics.ts';

@@ -8,7 +8,7 @@ import { pipeline } from 'node:stream/promises';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from '../../kube/authorization.ts';
-import type { Certificate } from '../../kube/certificates.ts';
+import type { Certificate } from '../../kube/certificates/certificate.ts';
 import {
   createServer,
   holdOpen,
@@ -17,7 +17,7 @@ import {
   reply,
   type RunningServer,
 } from '../../kube/httpserver.ts';
-import { useCertificate } from '../../kube/servingcertificate.ts';
+import { useCertificate } from '../../kube/certificates/serving.ts';
 import { LogReaders, type LogSource, parseLogRequest } from './logs.ts';
 
 /** Subresource of a Node: `metrics`, or `proxy` for all access to machines. */

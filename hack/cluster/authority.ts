@@ -1,7 +1,7 @@
 /** Certificate authorities of a cluster, a registry or a stranger. The product itself signs only its own requests and certificates. */
 import { createPrivateKey, createPublicKey, type KeyObject, webcrypto } from 'node:crypto';
 import type { Extension } from '@peculiar/x509';
-import { createKey, type Key, type Subject, type Validity } from '../../kube/certificates.ts';
+import { createKey, type Key, type Subject, type Validity } from '../../kube/certificates/certificate.ts';
 
 export interface Authority {
   key: Key;

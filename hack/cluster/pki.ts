@@ -2,7 +2,7 @@
 import { generateKeyPairSync } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { createKey, type Subject } from '../../kube/certificates.ts';
+import { createKey, type Subject } from '../../kube/certificates/certificate.ts';
 import { type Authority, createAuthority, issue } from './authority.ts';
 import { type KeyAndCertificate, writeKubeconfig } from './kubeconfig.ts';
 

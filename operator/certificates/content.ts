@@ -1,7 +1,7 @@
 /** Checks the names, usages and lifetime of a certificate request. Pure. */
 import { FIRST_CERTIFICATE_SECONDS, isHostName } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import type { SigningRequest } from '../../kube/certificaterequest.ts';
+import type { SigningRequest } from '../../kube/certificates/request.ts';
 import type { CertificateSigningRequest } from '../../kube/core.ts';
 
 export const CLIENT_SIGNER = 'kubernetes.io/kube-apiserver-client-kubelet';

@@ -2,7 +2,7 @@
 import type { Logger } from 'pino';
 import type { IndexFunctions } from '../../kube/cache.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import { InvalidSigningRequestError, readSigningRequest } from '../../kube/certificaterequest.ts';
+import { InvalidSigningRequestError, readSigningRequest } from '../../kube/certificates/request.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import {

@@ -1,6 +1,6 @@
 import { assert, constantFrom, oneof, option, property, record, subarray } from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificaterequest.ts';
+import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
 import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
 import type { Surroundings } from './addresses.ts';

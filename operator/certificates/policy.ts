@@ -6,7 +6,7 @@
  * Only requests of Berth's hosts are judged, because other nodes of the cluster have their own approver, or a person.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificaterequest.ts';
+import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
 import { isHost } from '../host/observe.ts';
 import { refusalOfAddresses, type Surroundings } from './addresses.ts';

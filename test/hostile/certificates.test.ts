@@ -12,9 +12,9 @@ import {
   SERVICES,
 } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
-import { TAGS } from '../../kube/der.ts';
+import { TAGS } from '../../kube/certificates/der.ts';
 import { ApiError } from '../../kube/errors.ts';
-import { readSigningRequest } from '../../kube/certificaterequest.ts';
+import { readSigningRequest } from '../../kube/certificates/request.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';

@@ -4,7 +4,7 @@ import { requestCertificate } from '../../agent/identity/certificates.ts';
 import { parse } from 'yaml';
 import { BOOTSTRAP_GROUP, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { createHostToken } from '../../hack/host-token.ts';
-import { createKey } from '../../kube/certificates.ts';
+import { createKey } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, EVENTS, type Node, NODES, PODS, SECRETS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';

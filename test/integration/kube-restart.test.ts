@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { createKey } from '../../kube/certificates.ts';
+import { createKey } from '../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';

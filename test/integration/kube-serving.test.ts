@@ -8,7 +8,7 @@ import type { TLSSocket } from 'node:tls';
 import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { Authorizer } from '../../kube/authorization.ts';
-import { createKey, type KeyAlgorithm } from '../../kube/certificates.ts';
+import { createKey, type KeyAlgorithm } from '../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import type { RunningServer } from '../../kube/httpserver.ts';
@@ -18,7 +18,7 @@ import {
   type CertificateProvider,
   certificateFromFiles,
   selfMadeCertificate,
-} from '../../kube/servingcertificate.ts';
+} from '../../kube/certificates/serving.ts';
 import { Transport } from '../../kube/transport.ts';
 import { VMS } from '../../operator/objects/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';

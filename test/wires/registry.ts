@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { Agent, request } from 'undici';
 import { stringify } from 'yaml';
-import { createKey } from '../../kube/certificates.ts';
+import { createKey } from '../../kube/certificates/certificate.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { Wire } from './tcp.ts';

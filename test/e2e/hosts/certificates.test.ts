@@ -11,7 +11,7 @@ import {
   requestCertificate,
   writePair,
 } from '../../../agent/identity/certificates.ts';
-import { type Certificate, createKey, readKey, validityOf } from '../../../kube/certificates.ts';
+import { type Certificate, createKey, readKey, validityOf } from '../../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../../kube/client.ts';
 import {
   CERTIFICATE_SIGNING_REQUESTS,

@@ -1,7 +1,7 @@
 /** Clients of a test's cluster under identities that an attacker may hold. */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { createKey, readKey } from '../../../kube/certificates.ts';
+import { createKey, readKey } from '../../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../../kube/client.ts';
 import { type Connection, loadConnection } from '../../../kube/credentials.ts';
 import { createMetrics } from '../../../kube/metrics.ts';

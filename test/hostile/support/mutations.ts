@@ -1,6 +1,6 @@
 /** Changes to DER and PEM that keep it close to what it was, so that a lenient reader still takes it. */
 import { type Arbitrary, array, constantFrom, nat, record } from 'fast-check';
-import { encode, readElements } from '../../../kube/der.ts';
+import { encode, readElements } from '../../../kube/certificates/der.ts';
 
 interface Tree {
   tag: number;

@@ -1,7 +1,7 @@
 /** Certificate requests as nobody's library makes them: any parts, well signed. */
 import { createPrivateKey, createPublicKey, sign } from 'node:crypto';
-import { createKey, type Key } from '../../../kube/certificates.ts';
-import { encode, TAGS } from '../../../kube/der.ts';
+import { createKey, type Key } from '../../../kube/certificates/certificate.ts';
+import { encode, TAGS } from '../../../kube/certificates/der.ts';
 
 export const OIDS = {
   commonName: '550403',

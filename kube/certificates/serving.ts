@@ -3,8 +3,8 @@ import { readFile } from 'node:fs/promises';
 import type { Server } from 'node:https';
 import { createSecureContext } from 'node:tls';
 import type { Logger } from 'pino';
-import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificates.ts';
-import { rest } from '../base/time.ts';
+import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificate.ts';
+import { rest } from '../../base/time.ts';
 
 /** Interval between two reads of the certificate. It can be short, because reading two small files costs nothing. */
 const LOOK_MILLISECONDS = 10_000;

@@ -1,6 +1,6 @@
 import { X509Certificate } from 'node:crypto';
 import { describe, expect, it } from 'vitest';
-import { createKey, type KeyAlgorithm, readKey, selfSigned, validityOf } from './certificates.ts';
+import { createKey, type KeyAlgorithm, readKey, selfSigned, validityOf } from './certificate.ts';
 
 const ALGORITHMS: KeyAlgorithm[] = ['ECDSA', 'RSA'];
 
