@@ -64,3 +64,19 @@ test('begins nothing when its signal has aborted', async () => {
   );
   await expect(work).rejects.toThrow('over');
 });
+
+test('a failure of the items themselves is thrown when all calls under way have heard of it and ended', async () => {
+  const ended: number[] = [];
+  function* items(): Generator<number> {
+    yield* [0, 1, 2];
+    throw new Error('no more items');
+  }
+  const all = inParallel(items(), 2, never, async (item, signal) => {
+    await new Promise<void>((resolve) => {
+      signal.addEventListener('abort', () => setTimeout(resolve, 10));
+    });
+    ended.push(item);
+  });
+  await expect(all).rejects.toThrow('no more items');
+  expect(ended).toEqual([0, 1]);
+});

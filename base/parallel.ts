@@ -6,7 +6,7 @@ import PQueue from 'p-queue';
  * `width` - 1. No two calls under way have the same number, so that each worker can have its own memory. After the first failure
  * no further call begins, and the signal of the calls under way aborts.
  *
- * @throws Error that is the reason of `signal`, or else the first failure, when all calls under way have ended.
+ * @throws Error that is the reason of `signal`, or else the first failure of `work` or `items`, when all calls under way have ended.
  */
 export async function inParallel<T>(
   items: Iterable<T>,
@@ -31,13 +31,17 @@ export async function inParallel<T>(
       idle.push(worker);
     }
   };
-  for (const item of items) {
-    // An item is read from `items` only when its turn is near, because there may be very many items.
-    await queue.onSizeLessThan(1);
-    if (joined.aborted) {
-      break;
+  try {
+    for (const item of items) {
+      // An item is read from `items` only when its turn is near, because there may be very many items.
+      await queue.onSizeLessThan(1);
+      if (joined.aborted) {
+        break;
+      }
+      void queue.add(async () => await run(item));
     }
-    void queue.add(async () => await run(item));
+  } catch (error) {
+    failed.abort(error);
   }
   await queue.onIdle();
   signal.throwIfAborted();
