@@ -237,7 +237,7 @@ async function fitDrivers(
   const found = new Map<string, HostDriver>();
   const problems: string[] = [];
   for (const driver of drivers) {
-    const accelerators = await tryProbe(driver, problems);
+    const accelerators = await tryProbe(driver, problems, logger);
     found.set(driver.name, { driver, accelerators });
     if (accelerators.length > 0 && !accelerators.some(({ architecture }) => architecture === wanted)) {
       const names = accelerators.map((one) => `${one.architecture} (${one.accelerator})`).join(', ');
@@ -254,7 +254,7 @@ async function fitDrivers(
 }
 
 /** Returns the accelerators of a driver. If the driver cannot run, the list is empty and `problems` gets the reason. */
-async function tryProbe(driver: Driver, problems: string[]): Promise<readonly Accelerator[]> {
+async function tryProbe(driver: Driver, problems: string[], logger: Logger): Promise<readonly Accelerator[]> {
   try {
     const accelerators = await driver.probe();
     if (accelerators.length === 0) {
@@ -262,6 +262,7 @@ async function tryProbe(driver: Driver, problems: string[]): Promise<readonly Ac
     }
     return accelerators;
   } catch (error) {
+    logger.error({ err: error, driver: driver.name }, 'The driver could not check this host');
     problems.push(`${driver.name}: ${messageOf(error)}`);
     return [];
   }

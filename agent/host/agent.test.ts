@@ -1,0 +1,23 @@
+import { expect, test, vi } from 'vitest';
+import { pino } from 'pino';
+import { Registry } from 'prom-client';
+import { HostUnfitError, type HostParts, runAgent } from './agent.ts';
+import { configSchema } from './config.ts';
+
+test('a driver that cannot check the host is logged with its stack, and is named when no other driver can run', async () => {
+  const config = configSchema.parse({
+    nodeName: 'mac1',
+    dataDirectory: '/nowhere',
+    address: '192.0.2.7',
+    bootstrapKubeconfig: '/nowhere/kubeconfig',
+    network: { driver: 'user' },
+  });
+  const failure = new Error('the hypervisor gave no answer');
+  const driver = { name: 'qemu', probe: () => Promise.reject(failure) };
+  const parts = { drivers: [driver], metrics: new Registry() } as unknown as HostParts;
+  const logger = pino({ enabled: false });
+  const error = vi.spyOn(logger, 'error');
+  const running = runAgent(config, parts, logger, new AbortController().signal);
+  await expect(running).rejects.toThrow(new HostUnfitError('qemu: the hypervisor gave no answer'));
+  expect(error).toHaveBeenCalledWith({ err: failure, driver: 'qemu' }, expect.any(String));
+});
