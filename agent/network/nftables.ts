@@ -1,4 +1,4 @@
-/** Reads the nftables rules of the kernel. */
+/** Reads the nftables rules of the kernel, for the `nat` network and for the guard of the `user` network. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { ProgramError } from '../../base/exec.ts';

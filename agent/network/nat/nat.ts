@@ -25,7 +25,14 @@ import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from '
 import { foreignTables } from './foreignrules.ts';
 import type { Links } from './observe.ts';
 import { countedPackets, type RulesetEntry } from '../nftables.ts';
-import { describeRepair, findOverlap, type Repair } from './plan.ts';
+import {
+  describeRepair,
+  findOverlap,
+  foreignDevices,
+  type Observed,
+  type Repair,
+  sharedDevices,
+} from './plan.ts';
 import { requireHost } from './requirements.ts';
 import { reportOn, reportUnknown } from './report.ts';
 import { refusalCounter } from './ruleset.ts';
@@ -80,6 +87,7 @@ export class NatNetwork implements Network {
       if (overlap !== undefined) {
         throw new ReasonedError('NetworkUnavailable', `the network for guests cannot be used: ${overlap}`);
       }
+      this.#requireOwn(sharedDevices(this.#layout), observed.links);
       await this.#save();
       await this.#converge();
       const { bridge, subnet } = this.#options;
@@ -104,7 +112,8 @@ export class NatNetwork implements Network {
       };
       this.#attachments.set(uid, attachment);
       await this.#save();
-      await this.#converge();
+      const { links } = await this.#converge();
+      this.#requireOwn([...sharedDevices(this.#layout), attachment.tap], links);
       if (!options.running) {
         this.#lostTaps.delete(attachment.tap);
       }
@@ -158,6 +167,7 @@ export class NatNetwork implements Network {
     const repaired = done.map((repair) => describeRepair(this.#layout, repair));
     const report = reportOn(this.#layout, attachments, {
       failedRepair: failed,
+      foreignDevices: foreignDevices(this.#layout, observed.links),
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
       lostTaps: this.#lostTaps,
@@ -178,10 +188,19 @@ export class NatNetwork implements Network {
     });
   }
 
-  async #converge(): Promise<void> {
-    const { failed } = await this.#state.converge(this.#reachable());
+  async #converge(): Promise<Observed> {
+    const { failed, observed } = await this.#state.converge(this.#reachable());
     if (failed !== undefined) {
       throw new ReasonedError('NetworkUnavailable', failed);
+    }
+    return observed;
+  }
+
+  #requireOwn(devices: readonly string[], links: Links): void {
+    const foreign = foreignDevices(this.#layout, links);
+    const faults = devices.flatMap((device) => foreign.get(device) ?? []);
+    if (faults.length > 0) {
+      throw new ReasonedError('NetworkUnavailable', faults.join('; '));
     }
   }
 

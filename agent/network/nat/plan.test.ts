@@ -4,7 +4,15 @@ import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
 import type { Attachment } from './attachments.ts';
 import { chooseAddress, type Layout, layoutOf, tapName } from './layout.ts';
 import type { Link } from './observe.ts';
-import { findOverlap, ipCommands, type Observed, planRepairs, type Repair } from './plan.ts';
+import {
+  findOverlap,
+  foreignDevices,
+  ipCommands,
+  type Observed,
+  ownDevices,
+  planRepairs,
+  type Repair,
+} from './plan.ts';
 
 const layout: Layout = layoutOf({
   directory: '/nowhere',
@@ -205,16 +213,47 @@ test('one thing broken is one repair', () => {
   ]);
 });
 
-test('a name that a device of another kind holds is left to its owner', () => {
-  const wanted = attachments(['a', 'b']);
-  const host = new Host({ links: new Map(), forwarding: true } as unknown as Observed);
-  converge(host, wanted);
-  const [tap = ''] = wanted.map((one) => one.tap);
-  host.links.set(tap, { ...FRESH, kind: 'veth', ipv6: true });
-  const owner = undefined;
-  expect(planRepairs(layout, wanted, host.observe())).toEqual([{ kind: 'createTap', device: tap, owner }]);
-  host.links.set(layout.bridge, { ...FRESH, kind: 'bond', ipv6: true });
-  expect(planRepairs(layout, wanted, host.observe())).toEqual([{ kind: 'createBridge' }]);
+test('foreign devices with the names of our devices are left alone, and everything else is repaired', () => {
+  const foreign = fc.constantFrom('bond', 'dummy', '');
+  const [a = '', b = ''] = attachments(['a', 'b']).map((one) => one.tap);
+  const [stray, { bridge, probe }] = [tapName(layout, 'long gone'), layout];
+  const names = [bridge, probe.innerPort, probe.outerPort, a, stray];
+  fc.assert(
+    fc.property(
+      anyHost(['a', 'b']),
+      fc.subarray(names, { minLength: 1 }),
+      foreign,
+      (observed, taken, kind) => {
+        const host = new Host(observed);
+        const theirs = { ...FRESH, kind, ipv6: true };
+        for (const name of taken) {
+          host.links.set(name, { ...theirs });
+        }
+        const before = new Set(host.links.keys());
+        converge(host, attachments(['a', 'b']));
+        for (const name of taken) {
+          expect(host.links.get(name)).toEqual(theirs);
+        }
+        expect([...foreignDevices(layout, host.links).keys()].sort()).toEqual([...taken].sort());
+        expect(ownDevices(layout, host.links).filter((name) => taken.includes(name))).toEqual([]);
+        const { dnsmasqRuns, probeEnds, ...others } = host.state;
+        expect(Object.values(others)).not.toContain(false);
+        expect(host.links.get(b)).toMatchObject({ kind: 'tun', up: true, ipv6: false });
+        // dnsmasq must not serve on a device of others, but one that runs is not stopped.
+        expect(dnsmasqRuns).toBe(!taken.includes(bridge) || observed.dnsmasqRuns);
+        expect(probeEnds || taken.some((name) => name.startsWith('bp'))).toBe(true);
+        expect(host.links.has(stray)).toBe(taken.includes(stray) && before.has(stray));
+      },
+    ),
+    { numRuns: 500 },
+  );
+});
+
+test('the fault of a foreign device names the device, both kinds and the next step', () => {
+  const links = new Map([[layout.bridge, { ...FRESH, kind: 'bond' }]]);
+  expect(foreignDevices(layout, links).get(layout.bridge)).toBe(
+    'Device berth0 is of kind "bond", but the network needs this name for a device of kind "bridge"; rename or delete the device',
+  );
 });
 
 test('addresses are within the subnet, never twice, and stay the same for the same machine', () => {

@@ -38,9 +38,54 @@ function outerGatewayWithPrefix(layout: Layout): string {
   return `${layout.probe.outerGateway}/${layout.probe.outerSubnet.prefix}`;
 }
 
-/** Returns whether a foreign device has the name of a Berth device. Then only the creation is planned, which fails and is reported. */
-function isOthers(link: Link | undefined, kind: string): boolean {
-  return link !== undefined && link.kind !== kind;
+/** Returns the kind of Berth's device with this name; undefined if no device of Berth has such a name. */
+function kindOf({ bridge, probe, tapPrefix }: Layout, name: string): string | undefined {
+  if (name === bridge) {
+    return 'bridge';
+  }
+  if (name === probe.innerPort || name === probe.outerPort) {
+    return 'veth';
+  }
+  return name.startsWith(tapPrefix) ? 'tun' : undefined;
+}
+
+/** Returns the names of Berth's devices. */
+export function ownDevices(layout: Layout, links: Links): string[] {
+  return [...links].flatMap(([name, link]) => (link.kind === kindOf(layout, name) ? [name] : []));
+}
+
+/** Returns a message for each foreign device that has the name of a Berth device, by that name. */
+export function foreignDevices(layout: Layout, links: Links): Map<string, string> {
+  const faults = new Map<string, string>();
+  for (const [name, { kind }] of links) {
+    const own = kindOf(layout, name);
+    if (own !== undefined && own !== kind) {
+      const is = `Device ${name} is of kind "${kind === '' ? 'physical' : kind}"`;
+      const needs = `the network needs this name for a device of kind "${own}"`;
+      faults.set(name, `${is}, but ${needs}; rename or delete the device`);
+    }
+  }
+  return faults;
+}
+
+/** Returns the devices that all machines need. */
+export function sharedDevices({ bridge, probe }: Layout): string[] {
+  return [bridge, probe.innerPort, probe.outerPort];
+}
+
+/** Returns the devices that a repair changes or uses. */
+function devicesOf({ bridge, probe }: Layout, repair: Repair): string[] {
+  switch (repair.kind) {
+    case 'createBridge':
+    case 'startDnsmasq':
+      return [bridge];
+    case 'connectPort':
+      return [bridge, repair.device];
+    case 'rebuildProbe':
+      return [probe.innerPort, probe.outerPort];
+    default:
+      return 'device' in repair ? [repair.device] : [];
+  }
 }
 
 function planBridge(layout: Layout, links: Links): Repair[] {
@@ -84,11 +129,7 @@ function planPort(layout: Layout, device: string, link: Link | undefined): Repai
 function planTap(layout: Layout, attachment: Attachment, links: Links): Repair[] {
   const device = attachment.tap;
   const tap = links.get(device);
-  const create: Repair = { kind: 'createTap', device, owner: attachment.owner };
-  if (isOthers(tap, 'tun')) {
-    return [create];
-  }
-  const repairs = tap ? [] : [create];
+  const repairs: Repair[] = tap ? [] : [{ kind: 'createTap', device, owner: attachment.owner }];
   return [...repairs, ...planWithoutIPv6(device, tap), ...planPort(layout, device, tap)];
 }
 
@@ -112,16 +153,13 @@ function planStrays(layout: Layout, attachments: readonly Attachment[], links: L
   return strays.map((device) => ({ kind: 'removeDevice', device }));
 }
 
-/** Returns the repairs in the order in which they must be done; empty if no repair is necessary. */
+/** Returns the repairs in the order in which they must be done; empty if no repair is necessary. No repair touches a foreign device. */
 export function planRepairs(
   layout: Layout,
   attachments: readonly Attachment[],
   observed: Observed,
 ): Repair[] {
   const { links } = observed;
-  if (isOthers(links.get(layout.bridge), 'bridge')) {
-    return [{ kind: 'createBridge' }];
-  }
   const repairs: Repair[] = [
     ...planStrays(layout, attachments, links),
     ...planBridge(layout, links),
@@ -140,7 +178,8 @@ export function planRepairs(
   if (!observed.dnsmasqRuns) {
     repairs.push({ kind: 'startDnsmasq' });
   }
-  return repairs;
+  const foreign = foreignDevices(layout, links);
+  return repairs.filter((repair) => !devicesOf(layout, repair).some((device) => foreign.has(device)));
 }
 
 /** Returns the `ip` commands of a repair; empty if the repair does not use `ip`. */

@@ -4,11 +4,14 @@ import type { NetworkReport } from '../network.ts';
 import type { Attachment } from './attachments.ts';
 import { chainsStopping, type ForeignTables, type Subject } from './foreignrules.ts';
 import type { Layout } from './layout.ts';
+import { sharedDevices } from './plan.ts';
 import { PATHS, type ProbePath } from './probe.ts';
 
 export interface Evidence {
   /** Reason why a repair failed. */
   failedRepair: string | undefined;
+  /** Messages about foreign devices that have the names of Berth's devices, by name. */
+  foreignDevices: ReadonlyMap<string, string>;
   /** Paths on which the probe's packets were lost. */
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
@@ -36,6 +39,10 @@ function machineFault(
   if (evidence.lostTaps.has(one.tap)) {
     return `its tap ${one.tap} was deleted under it; it needs a restart`;
   }
+  const foreign = evidence.foreignDevices.get(one.tap);
+  if (foreign !== undefined) {
+    return foreign;
+  }
   const withheld = one.ports.map((port) => evidence.withheldPorts.get(portName(port)));
   const ports = withheld.filter((fault) => fault !== undefined).join('; ');
   if (ports !== '') {
@@ -58,6 +65,7 @@ export function reportOn(
   const probe: Subject = { address, macAddress, port, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, probe);
   const general = [
+    ...sharedDevices(layout).flatMap((device) => evidence.foreignDevices.get(device) ?? []),
     ...(evidence.failedRepair === undefined ? [] : [evidence.failedRepair]),
     ...evidence.lostPaths.map((path) => explainLoss(path, culprits)),
   ];

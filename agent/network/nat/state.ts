@@ -7,7 +7,7 @@ import { Dnsmasq } from './dnsmasq.ts';
 import type { Layout } from './layout.ts';
 import { FORWARDING_SWITCH, readForwarding, readLinks } from './observe.ts';
 import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
-import { describeRepair, ipCommands, type Observed, planRepairs, type Repair } from './plan.ts';
+import { describeRepair, ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
 import { removalScript, rulesetScript } from './ruleset.ts';
 
@@ -94,18 +94,14 @@ export class NatState {
     this.#probe.close();
   }
 
-  /** Removes all devices and tables, and stops dnsmasq. Missing parts are no error. */
+  /** Removes all tables and all own devices, and stops dnsmasq. Missing parts are no error. */
   async remove(): Promise<void> {
     this.#probe.close();
     await this.#dnsmasq.stop();
     await run('nft', ['-f', '-'], `${removalScript(this.#layout)}\n`);
     this.#loaded = undefined;
-    const { bridge, probe, tapPrefix } = this.#layout;
-    const links = await readLinks();
-    const fixed = [bridge, probe.innerPort, probe.outerPort];
-    const ours = [...links.keys()].filter((name) => fixed.includes(name) || name.startsWith(tapPrefix));
     // The kernel may delete the probe's devices meanwhile, because the probe's sockets are closed. A missing device is no error.
-    for (const device of ours) {
+    for (const device of ownDevices(this.#layout, await readLinks())) {
       await this.#deleteDevice(device);
     }
   }

@@ -269,6 +269,29 @@ describe('nat', unless(missing), () => {
     await echoes('to the guest again');
   });
 
+  test('a device of others with the name of the bridge is told and left alone, while the rest is repaired', async () => {
+    const told = 'Device berth0 is of kind "veth"';
+    const refused = { reason: 'NetworkUnavailable', message: expect.stringContaining(told) as string };
+    await guest('a', []);
+    net.inHost('ip', 'link', 'delete', 'berth0');
+    net.inHost('ip', 'link', 'add', 'berth0', 'type', 'veth', 'peer', 'name', 'theirs');
+    net.inHost('nft', 'flush', 'ruleset');
+    const report = await host.do('check');
+    expect(report).toMatchObject({ healthy: false, repaired: ['loaded the rules'] });
+    expect(report.faults[0]).toContain(told);
+    await expect(host.do('attach', 'b', { macAddress: MACS.b, ports: [] })).rejects.toMatchObject(refused);
+    for (const name of ['a', 'b']) {
+      await host.do('detach', name);
+    }
+    expect(net.inHost('ip', '-brief', 'link')).not.toContain(taps.a);
+    await host.do('close');
+    expect(net.inHost('ip', '-brief', 'link')).toContain('berth0@theirs');
+    await expect(host.do('open', net.natOptions())).rejects.toMatchObject(refused);
+    net.inHost('ip', 'link', 'delete', 'berth0');
+    await host.do('open', net.natOptions());
+    expect(await host.do('check')).toMatchObject({ healthy: true, faults: [] });
+  });
+
   test('machines keep network and address over the death of the agent', async () => {
     await guest('a', [reservation('UDP', 5353, 53)]);
     const address = await host.do('address', 'a');
