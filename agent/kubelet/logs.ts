@@ -3,7 +3,8 @@ import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/httpserver.ts';
 import type { ConsoleLog } from '../console/store.ts';
-import { driverOf, type Host } from '../pods/host.ts';
+import { driverOf } from '../drivers/hostdrivers.ts';
+import type { Host } from '../pods/host.ts';
 import type { Runtimes } from '../pods/machine.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 

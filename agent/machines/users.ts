@@ -60,6 +60,31 @@ export class MachineUsers {
   }
 }
 
+interface UserRecord {
+  readonly uid: string;
+  runAs: RunAs | undefined;
+}
+
+interface UserRecords {
+  list(): readonly UserRecord[];
+  update(record: UserRecord, change: Pick<UserRecord, 'runAs'>): void;
+}
+
+/**
+ * Returns the machine's own user, and chooses a user if the record has none. A machine of an earlier agent gets a user at its next start.
+ * The user stays in the record until the machine is removed. Undefined if the agent is not root.
+ */
+export function ownUser(
+  { users, records }: { users?: MachineUsers | undefined; records: UserRecords },
+  record: UserRecord,
+): RunAs | undefined {
+  if (record.runAs === undefined && users !== undefined) {
+    const taken = new Set(records.list().flatMap(({ runAs }) => runAs?.uid ?? []));
+    records.update(record, { runAs: users.choose(record.uid, taken) });
+  }
+  return record.runAs;
+}
+
 /** Roots of the folders with users and groups: the agent's container and its host. A missing file lists no users. */
 const ROOTS = ['', '/proc/1/root'];
 

@@ -1,9 +1,12 @@
 /** Drives machines: inspects each machine, plans one step and starts it. Long steps run in the background and call `changed` at the end. */
+import { join } from 'node:path';
 import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
+import { driverOf } from '../drivers/hostdrivers.ts';
+import type { MachineOnHost } from '../tasks/disks.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { consequenceOf } from './failure.ts';
-import { driverOf, type Host } from './host.ts';
+import type { Host } from './host.ts';
 import {
   type MachineFailure,
   type MachinePhase,
@@ -267,4 +270,21 @@ function ahead(
   return failure === undefined && activeDeadline !== undefined && activeDeadline > now
     ? activeDeadline
     : undefined;
+}
+
+/** Returns the machine of the VM with this uid; undefined if this host has none. */
+export function machineOf(
+  host: Pick<Host, 'drivers' | 'records' | 'machinesDirectory'>,
+  vmUid: string,
+): MachineOnHost | undefined {
+  const record = host.records.list().find(({ machine }) => machine?.vm.uid === vmUid);
+  if (record?.machine === undefined) {
+    return undefined;
+  }
+  const { uid, machine } = record;
+  return {
+    folder: { uid, path: join(host.machinesDirectory, uid) },
+    machine,
+    driver: driverOf(host, record),
+  };
 }

@@ -4,7 +4,8 @@ import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts'
 import { pause } from '../../base/time.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { GuestNetwork, NetworkReport } from '../network/network.ts';
-import { type Host, ownUser } from './host.ts';
+import { ownUser } from '../machines/users.ts';
+import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
 
 /** Number of further checks before a start fails because of the network. Each check repairs. The pause between them follows. */

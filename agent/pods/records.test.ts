@@ -2,6 +2,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'n
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { MachineUsers, ownUser } from '../machines/users.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { RecordStore } from './records.ts';
 
@@ -88,5 +89,43 @@ describe('records of machines', () => {
     expect(new RecordStore(directory)).toMatchObject({ damaged: [] });
     records.remove('a');
     expect(readdirSync(directory)).toEqual([]);
+  });
+});
+
+describe('users of machines', () => {
+  function recordOf(uid: string, records: RecordStore): MachineRecord {
+    const record = newRecord({
+      uid,
+      driver: 'qemu',
+      key: `default/${uid}`,
+      machine: undefined,
+      claim: CLAIM,
+    });
+    records.save(record);
+    return record;
+  }
+
+  it('a machine keeps its user over restarts of the agent, and no other machine gets it before the record is gone', () => {
+    // A range of three numbers has two users for machines.
+    const users = new MachineUsers({ first: 1_900_000_000, count: 3 });
+    const earlier = new RecordStore(directory);
+    const given = ['a', 'b'].map((uid) => ownUser({ users, records: earlier }, recordOf(uid, earlier))?.uid);
+    expect(new Set(given)).toEqual(new Set([1_900_000_001, 1_900_000_002]));
+
+    const records = new RecordStore(directory);
+    const kept = ['a', 'b'].flatMap((uid) => {
+      const record = records.get(uid);
+      return record === undefined ? [] : ownUser({ users, records }, record)?.uid;
+    });
+    expect(kept).toEqual(given);
+    const third = recordOf('c', records);
+    expect(() => ownUser({ users, records }, third)).toThrow('machines.users: all 2 users are taken');
+    records.remove('a');
+    expect(ownUser({ users, records }, third)?.uid).toBe(given[0]);
+  });
+
+  it('an agent that is not root gives no users', () => {
+    const records = new RecordStore(directory);
+    expect(ownUser({ records }, recordOf('a', records))).toBeUndefined();
   });
 });

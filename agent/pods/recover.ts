@@ -2,7 +2,8 @@
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
-import { chooseDriver, driverOf, type Host } from './host.ts';
+import { chooseDriver, driverOf } from '../drivers/hostdrivers.ts';
+import type { Host } from './host.ts';
 import { claimOf } from './admission.ts';
 import { recordDamaged } from './failure.ts';
 import { type MachineRecord, newRecord, type Runtimes } from './machine.ts';

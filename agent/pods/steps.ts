@@ -13,7 +13,9 @@ import type { ImageFormat } from '../images/local/inspect.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import { driverOf, type Host, ownUser } from './host.ts';
+import { driverOf } from '../drivers/hostdrivers.ts';
+import { ownUser } from '../machines/users.ts';
+import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { grantedSize } from './resize.ts';
 

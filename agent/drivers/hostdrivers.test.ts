@@ -1,0 +1,27 @@
+import { describe, expect, it } from 'vitest';
+import type { Accelerator, Driver } from './driver.ts';
+import { acceleratorOf, chooseDriver, driverOf, type HostDriver } from './hostdrivers.ts';
+
+describe('a host with several drivers', () => {
+  function named(name: string, ...architectures: Accelerator['architecture'][]): [string, HostDriver] {
+    const accelerators = architectures.map((architecture) => ({ architecture, accelerator: `by ${name}` }));
+    return [name, { driver: { name } as Driver, accelerators }];
+  }
+
+  const drivers = new Map([named('broken'), named('one', 'amd64'), named('other', 'amd64', 'arm64')]);
+  const host = { drivers, architecture: 'amd64' } as const;
+
+  it('makes a machine with the first driver that runs its architecture', () => {
+    expect(chooseDriver(host, undefined)).toBe('one');
+    expect(chooseDriver({ ...host, architecture: 'arm64' }, undefined)).toBe('other');
+    const none = new Map([...drivers].slice(0, 1));
+    expect(chooseDriver({ ...host, drivers: none }, undefined)).toBe('broken');
+  });
+
+  it('leaves a machine with the driver that made it', () => {
+    expect(driverOf(host, { driver: 'broken' }).name).toBe('broken');
+    expect(acceleratorOf(host, { driver: 'broken', machine: undefined })).toBeUndefined();
+    expect(acceleratorOf(host, { driver: 'other', machine: undefined })).toBe('by other');
+    expect(() => driverOf(host, { driver: 'gone' })).toThrow('this agent has no driver "gone"');
+  });
+});

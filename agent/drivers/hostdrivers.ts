@@ -1,0 +1,66 @@
+/** The drivers of one host, and the choice among them. A machine stays with the driver that created it. */
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import type { Accelerator, Driver } from './driver.ts';
+
+export interface HostDriver {
+  driver: Driver;
+  /** Accelerator for each guest architecture that the driver can run here. Empty if the driver cannot run any guest. */
+  accelerators: readonly Accelerator[];
+}
+
+export interface HostDrivers {
+  /** Drivers by name, the preferred driver first. */
+  readonly drivers: ReadonlyMap<string, HostDriver>;
+  /** Architecture of machines that do not name an architecture. */
+  readonly architecture: Accelerator['architecture'];
+}
+
+type MachineWithDriver = Readonly<{ driver: string; machine: Machine | undefined }>;
+
+/** Returns the driver that created the machine. @throws Error when this agent has no driver of that name. */
+export function driverOf(
+  { drivers }: Pick<HostDrivers, 'drivers'>,
+  { driver }: Pick<MachineWithDriver, 'driver'>,
+): Driver {
+  const found = drivers.get(driver);
+  if (found === undefined) {
+    throw new Error(`this agent has no driver "${driver}"`);
+  }
+  return found.driver;
+}
+
+/** Calls `changed` with the uid of a machine when its state may have changed without the agent's doing. */
+export function onMachineChange(
+  { drivers }: Pick<HostDrivers, 'drivers'>,
+  changed: (uid: string) => void,
+): void {
+  for (const { driver } of drivers.values()) {
+    driver.onChange(changed);
+  }
+}
+
+/**
+ * Returns the name of the driver for a new machine: the first driver that can run the machine's architecture. If no driver can, the
+ * first driver is returned, because its error then gives the reason.
+ */
+export function chooseDriver({ drivers, architecture }: HostDrivers, machine: Machine | undefined): string {
+  const wanted = machine?.architecture ?? architecture;
+  const names = [...drivers.keys()];
+  const [first = ''] = names;
+  return names.find((name) => acceleratorIn(drivers.get(name), wanted) !== undefined) ?? first;
+}
+
+/** Returns the accelerator with which the machine's driver runs the machine; undefined if the driver cannot run it. */
+export function acceleratorOf(
+  { drivers, architecture }: HostDrivers,
+  { driver, machine }: MachineWithDriver,
+): string | undefined {
+  return acceleratorIn(drivers.get(driver), machine?.architecture ?? architecture);
+}
+
+function acceleratorIn(
+  driver: HostDriver | undefined,
+  architecture: Accelerator['architecture'],
+): string | undefined {
+  return driver?.accelerators.find((one) => one.architecture === architecture)?.accelerator;
+}
