@@ -6,7 +6,7 @@ import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { mkdir, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { installRuntime, removeUnused } from './ownroot.ts';
 
@@ -78,11 +78,14 @@ test('is another one for another image, and the old one goes when no machine run
   expect(existsSync(keep)).toBe(true);
 });
 
-test('is kept while a machine runs from it', async ({ skip }) => {
+test('is kept while a machine runs from it, and another one beside it goes', async ({ skip }) => {
   if (process.platform !== 'linux' || process.getuid?.() !== 0) {
     skip('only root can mount');
   }
   const old = await installRuntime(list, runtimes);
+  await writeFile(join(folder, 'image', 'hypervisor'), 'next');
+  await writeList();
+  const next = await installRuntime(list, runtimes);
   const mounted = join(folder, 'mounted');
   await mkdir(mounted);
   const program = [
@@ -95,6 +98,6 @@ test('is kept while a machine runs from it', async ({ skip }) => {
   ];
   sleeper = spawn('unshare', ['--mount', ...program], { stdio: ['ignore', 'pipe', 'inherit'] });
   await new Promise((resolve) => sleeper?.stdout?.once('data', resolve));
-  expect(await removeUnused(runtimes, join(runtimes, 'other'))).toEqual([]);
+  expect(await removeUnused(runtimes, join(runtimes, 'other'))).toEqual([basename(next)]);
   expect(existsSync(copyOf(old, 'hypervisor'))).toBe(true);
 });

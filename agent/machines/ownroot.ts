@@ -5,10 +5,11 @@
  */
 import { listFolders } from '../../base/files.ts';
 import { createHash } from 'node:crypto';
-import { copyFile, mkdir, readdir, readFile, readlink, rename, rm } from 'node:fs/promises';
+import { copyFile, mkdir, readFile, readlink, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from 'pino';
-import { codeOf, isMissing } from '../../base/errors.ts';
+import { isMissing } from '../../base/errors.ts';
+import { processFiles } from './process.ts';
 
 export interface OwnRoot {
   /**
@@ -133,32 +134,13 @@ async function readIfThere(path: string): Promise<Buffer | undefined> {
  * keep their folders.
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
-  const mounts = await mountTables();
-  const unused = (await listFolders(runtimes)).filter(
-    (name) => join(runtimes, name) !== keep && !mounts.some((table) => table.includes(`/runtime/${name}/`)),
-  );
+  let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);
+  // The processes of machines are among those of the host. Without another folder no mount table is read.
+  for await (const { text } of unused.length > 0 ? processFiles('mountinfo') : []) {
+    unused = unused.filter((name) => !text.includes(`/runtime/${name}/`));
+  }
   for (const name of unused) {
     await rm(join(runtimes, name), { recursive: true });
   }
   return unused;
-}
-
-/** Returns the mounts of every process of this host, one text for each process. The processes of machines are among them. */
-async function mountTables(): Promise<string[]> {
-  if (process.platform !== 'linux') {
-    return [];
-  }
-  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
-  const tables: string[] = [];
-  for (const pid of pids) {
-    try {
-      tables.push(await readFile(`/proc/${pid}/mountinfo`, 'utf8'));
-    } catch (error) {
-      // The process has ended: a file of a zombie returns EINVAL.
-      if (!isMissing(error) && codeOf(error) !== 'ESRCH' && codeOf(error) !== 'EINVAL') {
-        throw error;
-      }
-    }
-  }
-  return tables;
 }

@@ -49,16 +49,8 @@ export async function identify(pid: number): Promise<ProcessIdentity | undefined
 }
 
 async function startTimeFromProc(pid: number): Promise<string | undefined> {
-  let text: string;
-  try {
-    text = await readFile(`/proc/${pid}/stat`, 'utf8');
-  } catch (error) {
-    if (isMissing(error) || isGone(error)) {
-      return undefined;
-    }
-    throw error;
-  }
-  return startTimeIn(text);
+  const text = await readIfAlive(`/proc/${pid}/stat`);
+  return text === undefined ? undefined : startTimeIn(text);
 }
 
 /**
@@ -128,28 +120,38 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
  * it had stored the pid. Only hosts with /proc support this.
  */
 export async function findByArgument(argument: string): Promise<ProcessIdentity | undefined> {
-  if (process.platform !== 'linux') {
-    return undefined;
-  }
-  const pids = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
-  for (const pid of pids) {
-    const parameters = await commandLine(pid);
-    if (parameters.includes(argument)) {
-      const identity = await identify(Number(pid));
-      if (identity !== undefined) {
-        return identity;
-      }
+  for await (const { pid, text } of processFiles('cmdline')) {
+    const identity = text.split('\0').includes(argument) ? await identify(pid) : undefined;
+    if (identity !== undefined) {
+      return identity;
     }
   }
   return undefined;
 }
 
-async function commandLine(pid: string): Promise<string[]> {
+/**
+ * Yields a file of each process of this host from /proc. The files are read one at a time, because a host may have thousands of
+ * processes. Yields nothing on hosts without /proc.
+ */
+export async function* processFiles(
+  name: 'cmdline' | 'mountinfo',
+): AsyncGenerator<{ pid: number; text: string }> {
+  const pids = process.platform === 'linux' ? await readdir('/proc') : [];
+  for (const pid of pids.filter((entry) => /^\d+$/.test(entry))) {
+    const text = await readIfAlive(`/proc/${pid}/${name}`);
+    if (text !== undefined) {
+      yield { pid: Number(pid), text };
+    }
+  }
+}
+
+/** Reads a file of a process; undefined if the process has ended. The file `mountinfo` of a zombie returns EINVAL. */
+async function readIfAlive(path: string): Promise<string | undefined> {
   try {
-    return (await readFile(`/proc/${pid}/cmdline`, 'utf8')).split('\0');
+    return await readFile(path, 'utf8');
   } catch (error) {
-    if (isMissing(error) || isGone(error)) {
-      return [];
+    if (isMissing(error) || isGone(error) || codeOf(error) === 'EINVAL') {
+      return undefined;
     }
     throw error;
   }
