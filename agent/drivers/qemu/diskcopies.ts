@@ -9,7 +9,6 @@ import { SHARED_RUN_AS } from '../../machines/users.ts';
 import { Serial } from '../../../base/serial.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { diskNode } from './arguments.ts';
-import { type CopyNote, readCopyNote, removeCopyNote, writeCopyNote } from './copystate.ts';
 import { diskReader, requireOwnData } from './disk.ts';
 import { type Freeze, thaw, whileFrozen } from './guestagent.ts';
 import type { MachineContext } from './launch.ts';
@@ -21,7 +20,14 @@ import {
   serveSnapshot,
   takeSnapshot,
 } from './snapshot.ts';
-import { FILES, type MachineFile } from './state.ts';
+import {
+  type CopyNote,
+  FILES,
+  type MachineFile,
+  readCopyNote,
+  removeCopyNote,
+  writeCopyNote,
+} from './state.ts';
 
 /** Time between two attempts to clean up. Inspections of the machine start the attempts, and each attempt may take seconds. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;

@@ -9,7 +9,6 @@ import { MachineCgroups } from '../../machines/cgroup.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
-import { makeMachineFolder } from '../../machines/folder.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import type { OwnRoot } from '../../machines/ownroot.ts';
 import { killForCertain } from '../../machines/process.ts';
@@ -32,7 +31,7 @@ import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { pauseGuest, type StopOptions, unpauseGuest } from './runstate.ts';
-import { FILES, type MachineFile, readMachineFile } from './state.ts';
+import { FILES, type MachineFile, makeMachineFolder, readMachineFile } from './state.ts';
 
 export interface QemuDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */

@@ -1,9 +1,10 @@
-/** The files in the folder of a QEMU machine, and its state file. */
-import { readFile, rm } from 'node:fs/promises';
+/** The folder of a QEMU machine: its files, its state file, and the note of a copy under way. */
+import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
+import { keepReserve } from '../../../base/reserve.ts';
 import { Serial } from '../../../base/serial.ts';
 
 /**
@@ -12,6 +13,8 @@ import { Serial } from '../../../base/serial.ts';
  */
 export const FILES = {
   state: 'state.json',
+  /** Only the agent may write this file, because it removes the file that the note names. */
+  copyNote: 'copy.json',
   disk: 'disk.qcow2',
   /** Variables of the firmware (UEFI). */
   variables: 'variables.fd',
@@ -22,6 +25,19 @@ export const FILES = {
   /** Memory and devices of a suspended machine. */
   memory: 'memory',
 } as const;
+
+/**
+ * Mode that lets the hypervisor, which has no rights of its own, reach sockets in the folder. The parent folder keeps all other
+ * users out.
+ */
+const MACHINE_FOLDER_MODE = 0o711;
+const PARENT_MODE = 0o700;
+
+export async function makeMachineFolder(root: string, folder: string): Promise<void> {
+  await mkdir(root, { recursive: true, mode: PARENT_MODE });
+  keepReserve(root);
+  await mkdir(folder, { recursive: true, mode: MACHINE_FOLDER_MODE });
+}
 
 const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
 
@@ -63,16 +79,18 @@ export type MachineFile = z.infer<typeof stateSchema>;
  * Reads the state file. Returns undefined if the file is missing, because the folder is missing or its creation was not finished.
  */
 export async function readMachineFile(folder: string): Promise<MachineFile | undefined> {
-  let text: string;
+  return await readParsed(join(folder, FILES.state), stateSchema);
+}
+
+async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise<T | undefined> {
   try {
-    text = await readFile(join(folder, FILES.state), 'utf8');
+    return schema.parse(JSON.parse(await readFile(path, 'utf8')));
   } catch (error) {
     if (isMissing(error)) {
       return undefined;
     }
     throw error;
   }
-  return stateSchema.parse(JSON.parse(text));
 }
 
 export async function writeMachineFile(folder: string, state: MachineFile): Promise<void> {
@@ -125,4 +143,27 @@ export class StateFile {
   async removeFolder(): Promise<void> {
     await this.#serial.run(async () => await rm(this.#folder, { recursive: true, force: true }));
   }
+}
+
+const copyNoteSchema = z.object({
+  /** Path of the incomplete copy; undefined once the copy is complete. */
+  target: z.string().optional(),
+  /** Whether the guest's file systems may be frozen. */
+  frozen: z.boolean(),
+  /** Number of requests to thaw that the guest did not confirm, to all agents since the freeze. */
+  thawsFailed: z.number().int().min(0).default(0),
+});
+export type CopyNote = z.infer<typeof copyNoteSchema>;
+
+export async function readCopyNote(folder: string): Promise<CopyNote | undefined> {
+  return await readParsed(join(folder, FILES.copyNote), copyNoteSchema);
+}
+
+/** Writes the note of a copy. It is written before the copy makes its first file, so that the next agent can clean up. */
+export async function writeCopyNote(folder: string, note: CopyNote): Promise<void> {
+  await writeWhole(join(folder, FILES.copyNote), JSON.stringify(note));
+}
+
+export async function removeCopyNote(folder: string): Promise<void> {
+  await rm(join(folder, FILES.copyNote), { force: true });
 }
