@@ -37,7 +37,7 @@ const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
 export function nativeArchitecture(): Architecture {
   const found = ARCHITECTURES[machine()];
   if (found === undefined) {
-    throw new Error(`machines of architecture ${machine()} cannot be hosts`);
+    throw new Error(`A computer of architecture ${machine()} cannot be a host; use amd64 or arm64`);
   }
   return found;
 }

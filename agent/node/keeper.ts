@@ -125,7 +125,10 @@ export class NodeKeeper {
       if (!isNotFound(error) && !isConflict(error)) {
         throw error;
       }
-      this.#options.logger.info({ nodeName: config.nodeName }, 'the Node has changed hands or is gone');
+      this.#options.logger.info(
+        { nodeName: config.nodeName },
+        'The Node was deleted or replaced; its status is not written now',
+      );
     }
     return { requeueAfterMilliseconds: LOOK_MILLISECONDS };
   }
@@ -135,7 +138,7 @@ export class NodeKeeper {
     try {
       const node = newNode(config, facts, this.#state, timestamp(Date.now()));
       this.#wrote(await client.create(NODES, node, { fieldManager: AGENT_NAME }));
-      logger.info({ nodeName: config.nodeName }, 'registered as a node');
+      logger.info({ nodeName: config.nodeName }, 'The Node of this host was created');
     } catch (error) {
       if (!isAlreadyExists(error)) {
         throw error;

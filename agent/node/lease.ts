@@ -112,7 +112,7 @@ export class NodeLease {
       });
     } catch (error) {
       if (!signal.aborted) {
-        logger.warn({ err: error }, 'lease not renewed');
+        logger.warn({ err: error }, 'The Lease of this host could not be renewed');
       }
       return false;
     }
@@ -131,7 +131,7 @@ export class NodeLease {
       }
     } catch (error) {
       if (!signal.aborted) {
-        logger.warn({ err: error }, 'what became of the Pods meanwhile is not known yet');
+        logger.warn({ err: error }, 'The Pods of this host could not be read; the host stays fenced');
       }
       return false;
     }

@@ -81,3 +81,12 @@ test('the disk is offered without what is to stay free and the images that someb
   expect(allocatable).toMatchObject({ 'ephemeral-storage': `${1024 - 2 - 30}Gi` });
   expect(offered(1023 * gib).allocatable).toMatchObject({ 'ephemeral-storage': '0' });
 });
+
+test('a Node that takes no VMs because of its disk says so in words', () => {
+  const { conditions } = status({ diskPressure: true }, undefined, NOW);
+  expect(conditions?.find(({ type }) => type === 'DiskPressure')).toMatchObject({
+    status: 'True',
+    reason: 'DiskNearlyFull',
+    message: 'The disk of the host is nearly full, and the host takes no new VMs',
+  });
+});

@@ -2,7 +2,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
-import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { type HostFacts, KUBELET_VERSION } from './facts.ts';
@@ -134,30 +134,25 @@ function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
 }
 
 function conditions(state: HostState): NodeCondition[] {
-  const list: (NodeCondition & { reason: Reason })[] = [
-    { type: 'Ready', status: 'True', reason: 'AgentReady', message: 'The agent runs' },
-    pressure('MemoryPressure', false, 'SufficientMemory'),
-    pressure('DiskPressure', state.diskPressure, 'SufficientDisk', 'DiskNearlyFull'),
-    pressure('PIDPressure', false, 'SufficientPIDs'),
+  const { nat, diskPressure } = state;
+  const natReason = nat?.healthy ? 'Healthy' : 'SelfHealFailed';
+  return [
+    conditionOf('Ready', true, 'AgentReady'),
+    conditionOf('MemoryPressure', false, 'SufficientMemory'),
+    conditionOf('DiskPressure', diskPressure, diskPressure ? 'DiskNearlyFull' : 'SufficientDisk'),
+    conditionOf('PIDPressure', false, 'SufficientPIDs'),
+    ...(nat === undefined ? [] : [conditionOf(NAT_READY_CONDITION, nat.healthy, natReason, nat.message)]),
   ];
-  if (state.nat !== undefined) {
-    list.push({
-      type: NAT_READY_CONDITION,
-      status: state.nat.healthy ? 'True' : 'False',
-      reason: state.nat.healthy ? 'Healthy' : 'SelfHealFailed',
-      message: state.nat.message,
-    });
-  }
-  return list;
 }
 
-function pressure(
+/** Returns a condition. Its message is the sentence of its reason if there is no other message. */
+function conditionOf(
   type: string,
-  pressed: boolean,
-  fine: Reason,
-  bad = fine,
-): NodeCondition & { reason: Reason } {
-  return { type, status: pressed ? 'True' : 'False', reason: pressed ? bad : fine, message: '' };
+  holds: boolean,
+  reason: Reason,
+  message: string = REASONS[reason].says,
+): NodeCondition {
+  return { type, status: holds ? 'True' : 'False', reason, message };
 }
 
 function stamped(condition: NodeCondition, current: Readonly<Node> | undefined, now: string): NodeCondition {
