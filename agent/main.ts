@@ -23,7 +23,7 @@ const EXIT_MISUSE = 2;
 function readArguments(): string {
   const { values } = parseArgs({ options: { config: { type: 'string' } } });
   if (values.config === undefined) {
-    throw new ConfigError('the command line', ['--config FILE is needed']);
+    throw new ConfigError('The command line', ['--config FILE is missing']);
   }
   return values.config;
 }
@@ -39,8 +39,8 @@ async function run(config: AgentConfig): Promise<number> {
   const stop = new AbortController();
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     process.once(signal, () => {
-      logger.info({ signal }, 'stopping, machines run on');
-      stop.abort(new Error(`stopped by ${signal}`));
+      logger.info({ signal }, 'The agent stops; its machines continue to run');
+      stop.abort(new Error(`Stopped by ${signal}`));
     });
   }
   try {

@@ -49,7 +49,7 @@ export class LineSplitter {
   #count(part: Buffer): void {
     this.#partsBytes += part.length;
     if (this.#partsBytes > this.#limitBytes) {
-      throw new Error(`a line of the stream is longer than ${this.#limitBytes} bytes`);
+      throw new Error(`A line of the stream is longer than ${this.#limitBytes} bytes`);
     }
   }
 }

@@ -18,6 +18,8 @@ test('a driver that cannot check the host is logged with its stack, and is named
   const logger = pino({ enabled: false });
   const error = vi.spyOn(logger, 'error');
   const running = runAgent(config, parts, logger, new AbortController().signal);
-  await expect(running).rejects.toThrow(new HostUnfitError('qemu: the hypervisor gave no answer'));
+  await expect(running).rejects.toThrow(
+    new HostUnfitError('The driver qemu could not check this host: the hypervisor gave no answer'),
+  );
   expect(error).toHaveBeenCalledWith({ err: failure, driver: 'qemu' }, expect.any(String));
 });

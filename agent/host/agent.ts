@@ -138,7 +138,7 @@ export async function runAgent(
       tasks,
       podOf: (key) => pods.informer.cache.get(key),
     }),
-    unready: () => (lease.fenced ? 'the host is cut off from the cluster' : undefined),
+    unready: () => (lease.fenced ? 'This host is cut off from the cluster' : undefined),
     metrics,
     logger,
   });
@@ -164,7 +164,9 @@ export async function runAgent(
     fenceAfterMilliseconds: config.fenceAfterSeconds * 1000,
     isUpToDate: (ended) => pods.isUpToDate(ended),
     onFenced: (fenced) => {
-      logger.warn(fenced ? 'cut off for longer than the fence allows' : 'no longer cut off');
+      logger.warn(
+        fenced ? 'This host is cut off from the cluster' : 'This host is connected to the cluster again',
+      );
       pods.touchAll();
     },
     logger,
@@ -243,14 +245,14 @@ async function fitDrivers(
     found.set(driver.name, { driver, accelerators });
     if (accelerators.length > 0 && !accelerators.some(({ architecture }) => architecture === wanted)) {
       const names = accelerators.map((one) => `${one.architecture} (${one.accelerator})`).join(', ');
-      problems.push(`${driver.name} runs no ${wanted} guests on this host; it runs: ${names}`);
+      problems.push(`The driver ${driver.name} runs no ${wanted} guests on this host; it runs ${names}`);
     }
   }
   if (problems.length === drivers.length) {
     throw new HostUnfitError(problems.join('; '));
   }
   if (problems.length > 0) {
-    logger.warn({ problems }, 'not every driver can run machines here');
+    logger.warn({ problems }, 'Some drivers cannot run machines on this host');
   }
   return found;
 }
@@ -260,12 +262,12 @@ async function tryProbe(driver: Driver, problems: string[], logger: Logger): Pro
   try {
     const accelerators = await driver.probe();
     if (accelerators.length === 0) {
-      problems.push(`${driver.name} runs no guests on this host`);
+      problems.push(`The driver ${driver.name} runs no guests on this host`);
     }
     return accelerators;
   } catch (error) {
     logger.error({ err: error, driver: driver.name }, 'The driver could not check this host');
-    problems.push(`${driver.name}: ${messageOf(error)}`);
+    problems.push(`The driver ${driver.name} could not check this host: ${messageOf(error)}`);
     return [];
   }
 }

@@ -75,7 +75,7 @@ test('paths of images count from the file, quantities are bytes', () => {
     ],
   });
   expect(mistakes(`${LEAST}images: { registries: [{ host: "https://registry.example" }] }\n`)[0]).toMatch(
-    /^images\.registries\.0\.host: a host name/,
+    /^images\.registries\.0\.host: Use a host name/,
   );
 });
 
@@ -116,7 +116,7 @@ describe("the network's driver", () => {
       const found = mistakes(`${LEAST}network: { driver: ${driver}, clusterCIDRs: [10.244.0.0/16] }\n`, ROOT);
       expect(found).toEqual([
         expect.stringMatching(
-          /^network\.clusterCIDRs: write .* clusterCIDRs at the top level.*images\.registries/,
+          /^network\.clusterCIDRs: Write .* clusterCIDRs at the top level.*images\.registries/,
         ),
       ]);
     },
@@ -125,7 +125,7 @@ describe("the network's driver", () => {
 
 describe('who the agent is', () => {
   test('must be said in exactly one way', () => {
-    const wanted = ['bootstrapKubeconfig: exactly one of bootstrapKubeconfig and kubeconfig is needed'];
+    const wanted = ['bootstrapKubeconfig: Set exactly one of bootstrapKubeconfig and kubeconfig'];
     expect(mistakes(`${LEAST}kubeconfig: own\n`)).toEqual(wanted);
     expect(mistakes(LEAST.replace('bootstrapKubeconfig: boot\n', ''))).toEqual(wanted);
   });
@@ -154,7 +154,7 @@ test('name and address from the environment where the file leaves them out, as a
 });
 
 describe('folders of shared files hold nothing of the agent', () => {
-  const WHY = 'overlap: whoever may make Images could read what the agent keeps there';
+  const WHY = 'overlap. Users who make Images could read files of the agent there';
   const images = (roots: string, rest = ''): readonly string[] =>
     mistakes(`${LEAST}images: { sharedRoots: [${roots}]${rest} }\n`);
 

@@ -30,16 +30,21 @@ const LAST_MACHINE_USER = 2 ** 31 - 1;
 const LEAST_MACHINE_USERS = 2;
 
 const MOVED_CIDRS =
-  'write these networks as clusterCIDRs at the top level of the file. Images are then fetched from them only where images.registries names the server';
+  'Write these networks as clusterCIDRs at the top level of the file. Images come from there only if images.registries names the server';
 
 const nodeName = z
   .string()
-  .refine(isHostName, 'a lower-case DNS label of at most 63 characters, such as "mac1"');
-const address = z.string().refine((text) => isIP(text) !== 0, 'an IP address that the API server can reach');
+  .refine(isHostName, 'Use a lower-case DNS label of at most 63 characters, such as "mac1"');
+const address = z
+  .string()
+  .refine((text) => isIP(text) !== 0, 'Use an IP address that the API server can reach');
 const tag = z
   .string()
   .max(63)
-  .regex(/^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$/, 'letters, digits, "-", "_" and "."');
+  .regex(
+    /^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$/,
+    'Use letters, digits, "-", "_" and ".", with a letter or digit first and last',
+  );
 const path = z.string().min(1);
 const bytes = z.string().transform((text, context) => {
   try {
@@ -53,7 +58,7 @@ const certificateSeconds = z.int().min(SHORTEST_CERTIFICATE_SECONDS).default(CER
 
 const registry = z.strictObject({
   /** Registry as in references: `registry.example:5000`. */
-  host: z.string().regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'a host name, with a port where it has one'),
+  host: z.string().regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'Use a host name, with a port if the registry has one'),
   /** PEM file with the authorities of this registry, which replace the public authorities. */
   caFile: path.optional(),
   plainHttp: z.boolean().default(false),
@@ -126,7 +131,7 @@ export const configSchema = z
             count: z.int().min(LEAST_MACHINE_USERS).max(LAST_MACHINE_USER).default(10_000),
           })
           .refine(({ first, count }) => first + count - 1 <= LAST_MACHINE_USER, {
-            message: `first + count is beyond ${LAST_MACHINE_USER}`,
+            message: `The last user, first + count - 1, must be at most ${LAST_MACHINE_USER}`,
           })
           .prefault({}),
       })
@@ -152,7 +157,7 @@ export const configSchema = z
   })
   .refine((config) => (config.kubeconfig === undefined) !== (config.bootstrapKubeconfig === undefined), {
     path: ['bootstrapKubeconfig'],
-    message: 'exactly one of bootstrapKubeconfig and kubeconfig is needed',
+    message: 'Set exactly one of bootstrapKubeconfig and kubeconfig',
   });
 
 export type AgentConfig = z.infer<typeof configSchema>;
@@ -266,7 +271,7 @@ function sharedRootMistakes({ dataDirectory, images }: AgentConfig): string[] {
       )
       .map(
         ([setting, folder]) =>
-          `images.sharedRoots: ${root} and ${setting} (${folder}) overlap: whoever may make Images could read what the agent keeps there`,
+          `images.sharedRoots: ${root} and ${setting} (${folder}) overlap. Users who make Images could read files of the agent there`,
       ),
   );
 }

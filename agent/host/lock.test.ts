@@ -20,7 +20,7 @@ afterEach(() => {
 test('a second agent in the same data directory is refused, with the pid of the first', () => {
   const unlock = lockDataDirectory(directory);
   expect(() => lockDataDirectory(directory)).toThrow(
-    new LockedError(`an agent with pid ${process.pid} already uses ${directory}`),
+    new LockedError(`An agent with pid ${process.pid} already uses the data directory ${directory}`),
   );
   unlock();
   lockDataDirectory(directory)();
@@ -72,7 +72,7 @@ test('an agent of which a thread still lives holds the lock, though its process 
     await expect.poll(state, { timeout: ENDED_MILLISECONDS }).toBe('Z');
     const startTime = startTimeIn(readFileSync(stat, 'utf8'));
     writeFileSync(join(directory, 'agent.lock'), JSON.stringify({ pid: child.pid, startTime }));
-    expect(() => lockDataDirectory(directory)).toThrow(`an agent with pid ${child.pid} already uses`);
+    expect(() => lockDataDirectory(directory)).toThrow(`An agent with pid ${child.pid} already uses`);
   } finally {
     child.kill('SIGKILL');
   }

@@ -26,12 +26,12 @@ export function lockDataDirectory(directory: string): () => void {
     if (!tryLink(own, file)) {
       const holder = readHolder(file);
       if (holder !== undefined && isAlive(holder)) {
-        throw new LockedError(`an agent with pid ${holder.pid} already uses ${directory}`);
+        throw new LockedError(`An agent with pid ${holder.pid} already uses the data directory ${directory}`);
       }
       renameSync(file, `${own}.stale`);
       rmSync(`${own}.stale`);
       if (!tryLink(own, file)) {
-        throw new LockedError(`another agent has just started in ${directory}`);
+        throw new LockedError(`Another agent has just started with the data directory ${directory}`);
       }
     }
   } finally {

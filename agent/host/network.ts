@@ -20,8 +20,7 @@ const hostAddress = z.ipv4().optional();
  */
 const CONNECTIONS_PER_GUEST = 2048;
 
-const WHICH_DRIVER =
-  'an agent that runs as root needs one: nat, or user for guests you trust (without root it is user)';
+const WHICH_DRIVER = 'An agent that runs as root needs one. Set nat, or set user if you trust all guests';
 
 /** Schema of the section. It accepts unknown keys, because the agent's configuration adds keys of its own to this section. */
 export const networkSchema = z.discriminatedUnion(
@@ -121,7 +120,9 @@ function userGuard(
   table: string,
 ): UserGuard | undefined {
   if (machineUsers === undefined || process.platform !== 'linux' || settings.guestsMayReachHost) {
-    logger.warn("guests reach what this host reaches, its loopback too: 'user' is for guests you trust");
+    logger.warn(
+      'Guests can reach every address that this host reaches, also its loopback; run only guests you trust',
+    );
     return undefined;
   }
   const forbidden = forbiddenNetworks({ ...settings, clusterCIDRs });

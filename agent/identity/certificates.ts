@@ -185,7 +185,7 @@ function outcome(request: CertificateSigningRequest): string | undefined {
       .filter((text) => text !== undefined && text !== '')
       .join(': ');
     throw new CertificateRefusedError(
-      `certificate request ${request.metadata.name} was ${refusal.type === 'Denied' ? 'denied' : 'not signed'}: ${why}`,
+      `The certificate request ${request.metadata.name} was ${refusal.type === 'Denied' ? 'denied' : 'not signed'}: ${why}`,
     );
   }
   const certificate = request.status?.certificate;

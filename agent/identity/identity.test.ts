@@ -172,7 +172,7 @@ describe('a host that has joined', () => {
     expect(readPair(files().client)?.key).not.toBe(stored.key);
     expect(existsSync(files().serving)).toBe(false);
     expect(asked).toContain(`${REQUEST} as Bearer abcdef.secret`);
-    expect(warnings()).toEqual([expect.stringContaining("does not know this host's certificate")]);
+    expect(warnings()).toEqual([expect.stringContaining('refuses the certificate of this host')]);
   });
 
   test('keeps what it has when it is not let in again', async () => {
@@ -189,7 +189,7 @@ describe('a host that has joined', () => {
     rmSync(join(directory, 'bootstrap'));
     answers = { [REVIEW]: { status: 401 } };
     expect(await take()).toMatchObject({ isNode: true, connection: { server: url } });
-    expect(warnings()).toEqual([expect.stringContaining('nothing to join with')]);
+    expect(warnings()).toEqual([expect.stringContaining('give the agent a bootstrap kubeconfig')]);
   });
 
   test.each([403, 404, 500])('goes on where the question is answered with %i', async (status) => {
@@ -206,7 +206,9 @@ describe('a host that has joined', () => {
     writeBootstrap(place());
     expect(await take()).toMatchObject({ isNode: true, connection: { server: place().server } });
     expect(asked).toEqual([]);
-    expect(warnings()).toEqual(['the cluster does not answer, going on without it']);
+    expect(warnings()).toEqual([
+      'The cluster does not answer; the agent continues with its stored certificate',
+    ]);
   });
 
   test('goes on as before with a bootstrap kubeconfig that makes no sense, and says so', async () => {
@@ -214,7 +216,7 @@ describe('a host that has joined', () => {
     await take();
     writeFileSync(join(directory, 'bootstrap'), 'clusters: []\n');
     expect(await take()).toMatchObject({ isNode: true, connection: { server: url } });
-    expect(warnings()).toEqual(['no bootstrap kubeconfig to read']);
+    expect(warnings()).toEqual(['The bootstrap kubeconfig could not be read']);
   });
 });
 

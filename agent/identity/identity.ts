@@ -76,10 +76,13 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   }
   const why = { nodeName: config.nodeName, server: stored.server };
   if (bootstrap === undefined) {
-    logger.warn(why, "the cluster does not know this host's certificate, and there is nothing to join with");
+    logger.warn(
+      why,
+      'The cluster refuses the certificate of this host; give the agent a bootstrap kubeconfig',
+    );
     return { connection: stored, isNode: true };
   }
-  logger.warn(why, "the cluster does not know this host's certificate: joining again");
+  logger.warn(why, 'The cluster refuses the certificate of this host; the host joins again');
   return await joinWith(bootstrap, o);
 }
 
@@ -93,7 +96,7 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
   } catch (error) {
     logger[isMissing(error) ? 'info' : 'warn'](
       { reason: messageOf(error) },
-      'no bootstrap kubeconfig to read',
+      'The bootstrap kubeconfig could not be read',
     );
     return undefined;
   }
@@ -138,7 +141,7 @@ async function isRefused(connection: Connection, o: IdentityOptions): Promise<bo
     o.signal.throwIfAborted();
     o.logger.warn(
       { err: error, server: connection.server },
-      'the cluster does not answer, going on without it',
+      'The cluster does not answer; the agent continues with its stored certificate',
     );
     return false;
   } finally {
@@ -149,7 +152,7 @@ async function isRefused(connection: Connection, o: IdentityOptions): Promise<bo
 async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Identity> {
   const { nodeName, dataDirectory } = o.config;
   const files = identityFiles(dataDirectory);
-  o.logger.info({ nodeName, server: bootstrap.server }, 'asking to join the cluster');
+  o.logger.info({ nodeName, server: bootstrap.server }, 'This host asks to join the cluster');
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const pair = await join(new KubeClient(transport), o);
@@ -162,7 +165,7 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   } finally {
     await transport.close();
   }
-  o.logger.info({ user: nodeUser(nodeName) }, 'joined the cluster');
+  o.logger.info({ user: nodeUser(nodeName) }, 'This host has joined the cluster');
   return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
 }
 
@@ -191,7 +194,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
         throw new JoinError(messageOf(error), { cause: error });
       }
       o.signal.throwIfAborted();
-      o.logger.warn({ err: error }, 'the cluster does not answer, trying again');
+      o.logger.warn({ err: error }, 'The cluster does not answer; the agent tries again');
     }
     await pause(backoff.next(), o.signal);
   }

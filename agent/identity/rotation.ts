@@ -83,13 +83,13 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
       await options.use(certificate);
       renewAt = renewalTime(certificate.certificate, random());
       backoff.reset();
-      logger.info({ renewAt: new Date(renewAt).toISOString() }, 'certificate renewed');
+      logger.info({ renewAt: new Date(renewAt).toISOString() }, 'The certificate was renewed');
     } catch (error) {
       if (signal.aborted) {
         return;
       }
       const wait = backoff.next();
-      logger.error({ err: error, retryInMilliseconds: wait }, 'certificate not renewed');
+      logger.error({ err: error, retryInMilliseconds: wait }, 'The certificate could not be renewed');
       renewAt = now() + wait;
     }
   }

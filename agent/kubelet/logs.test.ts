@@ -19,7 +19,7 @@ describe('readers of logs', () => {
     const { all, end } = startReaders(readers, Array<string>(POD_READERS).fill('default/busy'));
     await expect(readers.count('default/busy', async () => undefined)).rejects.toMatchObject({
       status: 429,
-      message: 'Too many logs of Pod default/busy are being read, 16 at most: try again later',
+      message: 'Pod default/busy has 16 open logs, the maximum; try again later',
     });
     await readers.count('default/other', async () => undefined);
     end();
@@ -33,7 +33,7 @@ describe('readers of logs', () => {
     const { all, end } = startReaders(readers, pods);
     await expect(readers.count('default/one-more', async () => undefined)).rejects.toMatchObject({
       status: 429,
-      message: 'Too many logs of this host are being read, 64 at most: try again later',
+      message: 'This host has 64 open logs, the maximum; try again later',
     });
     end();
     await Promise.all(all);

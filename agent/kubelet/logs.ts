@@ -54,9 +54,8 @@ export class LogReaders {
   async count(pod: string, work: () => Promise<void>): Promise<void> {
     const ofPod = this.#pods.get(pod) ?? 0;
     if (ofPod >= POD_READERS || this.#all >= HOST_READERS) {
-      const [where, limit] = ofPod >= POD_READERS ? [`Pod ${pod}`, POD_READERS] : ['this host', HOST_READERS];
-      const message = `Too many logs of ${where} are being read, ${limit} at most: try again later`;
-      throw new LogRefusedError(message, 429);
+      const [where, limit] = ofPod >= POD_READERS ? [`Pod ${pod}`, POD_READERS] : ['This host', HOST_READERS];
+      throw new LogRefusedError(`${where} has ${limit} open logs, the maximum; try again later`, 429);
     }
     this.#pods.set(pod, ofPod + 1);
     this.#all += 1;
@@ -143,7 +142,7 @@ function consoleOf(pod: Readonly<Pod>, { host, machines, tasks }: ConsoleSources
   }
   const record = host.records.get(uid);
   if (record?.created !== true) {
-    throw new LogRefusedError(`Pod ${name} has no console yet: it has not been started`);
+    throw new LogRefusedError(`Pod ${name} has no console yet, because its machine has not been created`);
   }
   return driverOf(host, record).console(machines.runtime(record).folder);
 }
@@ -158,10 +157,12 @@ function ownPod(
   }
   const containers = pod.spec.containers.map((one) => one.name);
   if (!containers.includes(container)) {
-    throw new LogRefusedError(`Pod ${name} has no console "${container}", only "${containers.join('", "')}"`);
+    throw new LogRefusedError(
+      `Pod ${name} has no container "${container}"; use "${containers.join('" or "')}"`,
+    );
   }
   if (previous) {
-    throw new LogRefusedError('there is one console over all runs: leave out --previous');
+    throw new LogRefusedError(`Pod ${name} has one log for all its runs; leave out --previous`);
   }
   return pod;
 }

@@ -105,7 +105,7 @@ export class KubeletServer {
 
   async #answer({ request, response, url, signal }: Call): Promise<void> {
     if (url.pathname === '/readyz') {
-      const reason = this.hasJoined ? this.#options.unready() : 'the host has not joined the cluster yet';
+      const reason = this.hasJoined ? this.#options.unready() : 'This host has not joined the cluster yet';
       endWith(response, reason === undefined ? 200 : 503, reason ?? 'ok');
       return;
     }
@@ -186,7 +186,7 @@ function authoritiesIn(file: string | undefined): Buffer[] {
 }
 
 function notForMachines(verb: string): string {
-  return `${verb} is not available for a machine: use its console by kubectl logs, or its reserved ports`;
+  return `A machine does not support ${verb}; read its console with kubectl logs, or connect to a reserved port`;
 }
 
 /** Sends a text for a person, and ends the response. */

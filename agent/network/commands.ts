@@ -23,7 +23,7 @@ export async function run(program: string, parameters: readonly string[], input?
     });
   } catch (error) {
     throw isMissing(error)
-      ? new ReasonedError('NetworkUnavailable', `the program ${program} is not installed`)
+      ? new ReasonedError('NetworkUnavailable', `The program ${program} is not installed on this host`)
       : error;
   }
 }

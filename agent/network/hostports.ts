@@ -9,7 +9,7 @@ import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { type PortRules, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
-import { codeOf } from '../../base/errors.ts';
+import { codeOf, messageOf } from '../../base/errors.ts';
 
 function bindTcp(address: string, port: number): Promise<void> {
   const server = createServer();
@@ -40,7 +40,10 @@ export function requireReservable(rules: PortRules, ports: readonly MachinePort[
   const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
   if (message !== '') {
-    throw new ReasonedError('PortNotReservable', `this host's configuration: ${message}`);
+    throw new ReasonedError(
+      'PortNotReservable',
+      `The configuration of this host does not allow the reserved ports: ${message}`,
+    );
   }
 }
 
@@ -54,18 +57,17 @@ export async function requireFreePorts(address: string, ports: readonly MachineP
   if (!isIPv4(address)) {
     throw new ReasonedError(
       'NetworkUnavailable',
-      `the host address ${JSON.stringify(address)} is not an IPv4 address`,
+      `The address ${JSON.stringify(address)} is not an IPv4 address; set network.hostAddress to one of this host`,
     );
   }
   for (const port of ports) {
     try {
       await (port.protocol === 'TCP' ? bindTcp : bindUdp)(address, port.hostPort);
     } catch (error) {
-      const code = codeOf(error);
-      if (code === 'EADDRINUSE') {
+      if (codeOf(error) === 'EADDRINUSE') {
         throw new ReasonedError(
           'PortTaken',
-          `port ${describePort(port)} on ${address} is in use on this host`,
+          `Port ${describePort(port)} on ${address} is in use on this host`,
           {
             cause: error,
           },
@@ -73,11 +75,31 @@ export async function requireFreePorts(address: string, ports: readonly MachineP
       }
       throw new ReasonedError(
         'NetworkUnavailable',
-        `port ${describePort(port)} on ${address} cannot be bound: ${String(code)}`,
+        `This host cannot listen on port ${describePort(port)} of ${address}: ${messageOf(error)}`,
         {
           cause: error,
         },
       );
+    }
+  }
+}
+
+/**
+ * Checks that no other machine reserves one of the ports. A bind does not show this conflict while the other machine is starting.
+ *
+ * @param reserved reserved ports of all machines, by uid.
+ * @throws ReasonedError `PortTaken` with the port and the other machine.
+ */
+export function requireUnreserved(
+  uid: string,
+  ports: readonly MachinePort[],
+  reserved: Iterable<readonly [string, readonly MachinePort[]]>,
+): void {
+  for (const [other, held] of reserved) {
+    const clash = ports.find((port) => held.some((one) => portName(one) === portName(port)));
+    if (other !== uid && clash) {
+      const message = `Machine ${other} on this host already reserves port ${describePort(clash)}`;
+      throw new ReasonedError('PortTaken', message);
     }
   }
 }

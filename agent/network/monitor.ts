@@ -55,7 +55,7 @@ export class NetworkMonitor {
       ? undefined
       : {
           healthy: report.healthy,
-          message: report.healthy ? 'packets go through' : report.faults.join('; '),
+          message: report.healthy ? 'Test packets come through' : report.faults.join('; '),
         };
   }
 
@@ -91,7 +91,7 @@ export class NetworkMonitor {
     try {
       report = await network.check();
     } catch (error) {
-      logger.error({ err: error }, 'network check failed');
+      logger.error({ err: error }, 'The check of the network failed');
       const message = messageOf(error);
       const nothing = { repaired: [], refusedConnections: {} };
       report = { ...nothing, healthy: false, faults: [message], machines: this.#report?.machines ?? {} };
@@ -107,13 +107,13 @@ export class NetworkMonitor {
     this.#faultyChecks = report.healthy ? 0 : this.#faultyChecks + 1;
     this.#repairs.inc(report.repaired.length);
     if (report.repaired.length > 0) {
-      logger.warn({ repaired: report.repaired }, 'network repaired');
+      logger.warn({ repaired: report.repaired }, 'The network was repaired');
     }
     this.#countRefused(report);
     const faults = report.faults.length > 0;
     // A fault lasts for many checks. It is logged only when it begins and when it changes.
     if (faults && !isDeepStrictEqual(report.faults, this.#report?.faults)) {
-      logger.error({ faults: report.faults }, 'network faulty');
+      logger.error({ faults: report.faults }, 'The network has faults');
     }
     const fine = report.repaired.length > 0 ? 'repaired' : 'healthy';
     this.#checks.inc({ result: faults ? 'faulty' : fine });
@@ -124,8 +124,9 @@ export class NetworkMonitor {
     for (const [uid, packets] of Object.entries(refusedConnections)) {
       this.#refused.inc(packets);
       if (this.#report?.refusedConnections[uid] === undefined) {
-        const setting = 'network.connectionsPerGuest';
-        this.#options.logger.warn({ uid, setting }, 'a guest has all the connections it may have');
+        const told =
+          'A guest lost packets, because it has as many connections as network.connectionsPerGuest';
+        this.#options.logger.warn({ uid }, told);
       }
     }
   }

@@ -95,7 +95,7 @@ const MAC_ADDRESS = /^([0-9a-f]{2}:){5}[0-9a-f]{2}$/;
 export function normaliseMacAddress(text: string): string {
   const mac = text.toLowerCase();
   if (!MAC_ADDRESS.test(mac)) {
-    throw new ReasonedError('NetworkUnavailable', `not a MAC address: ${JSON.stringify(text)}`);
+    throw new ReasonedError('NetworkUnavailable', `${JSON.stringify(text)} is not a MAC address`);
   }
   return mac;
 }

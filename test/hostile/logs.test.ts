@@ -209,7 +209,7 @@ describe('a console of 8 MiB and its readers', () => {
       expect(refused.map(({ statusCode }) => statusCode)).toEqual(refused.map(() => 429));
       expect(await askAgent('lines')).toEqual({
         status: 429,
-        said: `Too many logs of Pod ${world.vms.namespace}/lines are being read, ${POD_READERS} at most: try again later\n`,
+        said: `Pod ${world.vms.namespace}/lines has ${POD_READERS} open logs, the maximum; try again later\n`,
       });
       expect(await read(logOf('empty', 'tailLines=1'))).toEqual({ status: 200, said: 'the end\n' });
       await renewed(world, NODE);

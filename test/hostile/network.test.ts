@@ -382,7 +382,7 @@ describe('a guest of the nat network', unless(missing), () => {
     }
     const answers = a.frames.filter((frame) => isIPv6(frame) && macText(frame.subarray(0, 6)) === MACS.a);
     expect(answers).toEqual([]);
-    expect((await host.do('check')).repaired).toEqual(['switched IPv6 off on berth0']);
+    expect((await host.do('check')).repaired).toEqual(['Device berth0 had IPv6']);
     expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
   });
 

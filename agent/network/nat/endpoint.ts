@@ -56,18 +56,20 @@ export async function openEndpoint(options: EndpointOptions): Promise<Socket> {
 function handedOver(child: ChildProcess): Promise<Socket> {
   return new Promise((resolve, reject) => {
     const fail = (why: string, cause?: unknown) =>
-      reject(new ReasonedError('NetworkUnavailable', `the probe's end could not be made: ${why}`, { cause }));
-    const timer = setTimeout(() => fail('timed out'), HANDOVER_TIMEOUT_MILLISECONDS);
+      reject(
+        new ReasonedError('NetworkUnavailable', `An end of the probe could not be made: ${why}`, { cause }),
+      );
+    const timer = setTimeout(() => fail('unshare did not answer in time'), HANDOVER_TIMEOUT_MILLISECONDS);
     child.once('error', (error) => fail(error.message, error));
     child.once('exit', (code) =>
-      fail(`unshare ended with ${code}; it needs the right to make network namespaces`),
+      fail(`unshare ended with code ${code}; the agent needs the right to make network namespaces`),
     );
     child.once('message', (_message, handle) => {
       clearTimeout(timer);
       if (handle instanceof Socket) {
         resolve(handle);
       } else {
-        fail('no socket came');
+        fail('unshare sent no socket');
       }
     });
   });

@@ -21,10 +21,8 @@ export function parseSubnet(text: string): Subnet {
   const [address = '', length = ''] = text.split('/');
   const prefix = Number(length);
   if (!isIPv4(address) || !/^\d{1,2}$/.test(length) || prefix < 8 || prefix > 28) {
-    throw new ReasonedError(
-      'NetworkUnavailable',
-      `not an IPv4 subnet between /8 and /28: ${JSON.stringify(text)}`,
-    );
+    const message = `${JSON.stringify(text)} is not an IPv4 network from /8 to /28`;
+    throw new ReasonedError('NetworkUnavailable', message);
   }
   const size = 2 ** (32 - prefix);
   return { base: Math.floor(toNumber(address) / size) * size, prefix };

@@ -75,16 +75,23 @@ function stableMac(text: string): string {
 export function layoutOf(options: NatOptions): Layout {
   for (const name of [options.bridge, options.table]) {
     if (!INTERFACE_NAME.test(name)) {
-      throw new ReasonedError('NetworkUnavailable', `not a name for a bridge or table: ${name}`);
+      const rule = 'use up to 15 letters, digits and dashes, with a letter first';
+      throw new ReasonedError('NetworkUnavailable', `"${name}" cannot name a bridge or table; ${rule}`);
     }
   }
   const subnet = parseSubnet(options.subnet);
   const outerSubnet = parseSubnet(options.probeSubnet);
   if (outerSubnet.prefix !== 24) {
-    throw new ReasonedError('NetworkUnavailable', 'the probe subnet must be a /24');
+    throw new ReasonedError(
+      'NetworkUnavailable',
+      `network.probeSubnet must be a /24, not ${options.probeSubnet}`,
+    );
   }
   if (subnet.prefix > 26) {
-    throw new ReasonedError('NetworkUnavailable', 'the guests need a subnet of /26 or larger');
+    throw new ReasonedError(
+      'NetworkUnavailable',
+      `network.subnet must be a /26 or larger, not ${options.subnet}`,
+    );
   }
   const id = hash(options.bridge, 4);
   return {
@@ -128,5 +135,8 @@ export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<st
       return address;
     }
   }
-  throw new ReasonedError('NetworkUnavailable', `no free address in the guests' subnet of ${room}`);
+  throw new ReasonedError(
+    'NetworkUnavailable',
+    `All ${room} addresses of network.subnet for guests are in use`,
+  );
 }

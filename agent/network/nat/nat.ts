@@ -16,8 +16,9 @@ import {
   type NetworkReport,
   normaliseMacAddress,
 } from '../network.ts';
+import { messageOf } from '../../../base/errors.ts';
 import { Serial } from '../../../base/serial.ts';
-import { PortWatch, requireFreePorts, requireReservable } from '../hostports.ts';
+import { PortWatch, requireFreePorts, requireReservable, requireUnreserved } from '../hostports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
 import { forgetConnections } from '../commands.ts';
 import { contains } from './ipv4.ts';
@@ -26,7 +27,7 @@ import { foreignTables } from './foreignrules.ts';
 import type { Links } from './observe.ts';
 import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import {
-  describeRepair,
+  describeDifference,
   findOverlap,
   foreignDevices,
   type Observed,
@@ -78,20 +79,18 @@ export class NatNetwork implements Network {
       const observed = await this.#state.observe(this.#all());
       const outside = this.#all().find((one) => !contains(this.#layout.subnet, one.address));
       if (outside) {
-        throw new ReasonedError(
-          'NetworkUnavailable',
-          `machine ${outside.uid} has ${outside.address}, outside of the guests' subnet`,
-        );
+        const message = `Machine ${outside.uid} has the address ${outside.address}, which is not in network.subnet`;
+        throw new ReasonedError('NetworkUnavailable', `${message} (${this.#options.subnet})`);
       }
       const overlap = findOverlap(this.#layout, observed.links);
       if (overlap !== undefined) {
-        throw new ReasonedError('NetworkUnavailable', `the network for guests cannot be used: ${overlap}`);
+        throw new ReasonedError('NetworkUnavailable', overlap);
       }
       this.#requireOwn(sharedDevices(this.#layout), observed.links);
       await this.#save();
       await this.#converge();
       const { bridge, subnet } = this.#options;
-      this.#logger.info({ bridge, subnet, machines: this.#attachments.size }, 'nat network is set up');
+      this.#logger.info({ bridge, subnet, machines: this.#attachments.size }, 'The nat network is set up');
     });
   }
 
@@ -154,7 +153,7 @@ export class NatNetwork implements Network {
         return await this.#check();
       } catch (error) {
         // Without a check the state is unknown, so every machine is reported as faulty.
-        return reportUnknown(this.#all(), `the network could not be checked: ${(error as Error).message}`);
+        return reportUnknown(this.#all(), `The network could not be checked: ${messageOf(error)}`);
       }
     });
   }
@@ -164,7 +163,7 @@ export class NatNetwork implements Network {
     this.#withheld = await this.#ports.look(attachments.flatMap(({ ports }) => ports));
     const { done, failed, observed } = await this.#state.converge(this.#reachable());
     this.#noticeTaps(done, observed.links);
-    const repaired = done.map((repair) => describeRepair(this.#layout, repair));
+    const repaired = done.map((repair) => describeDifference(this.#layout, repair));
     const report = reportOn(this.#layout, attachments, {
       failedRepair: failed,
       foreignDevices: foreignDevices(this.#layout, observed.links),
@@ -243,7 +242,7 @@ export class NatNetwork implements Network {
 
   async #save(): Promise<void> {
     if (!this.#isLoaded) {
-      throw new ReasonedError('NetworkUnavailable', 'the network is not set up');
+      throw new ReasonedError('NetworkUnavailable', 'The nat network is not set up yet');
     }
     await this.#file.save(this.#all());
   }
@@ -264,20 +263,8 @@ export class NatNetwork implements Network {
 
   async #requireFree(uid: string, ports: readonly MachinePort[]): Promise<void> {
     requireReservable(this.#options.ports, ports);
-    for (const other of this.#all()) {
-      if (other.uid === uid) {
-        continue;
-      }
-      const clash = ports.find((port) =>
-        other.ports.some((held) => held.hostPort === port.hostPort && held.protocol === port.protocol),
-      );
-      if (clash) {
-        throw new ReasonedError(
-          'PortTaken',
-          `port ${clash.hostPort}/${clash.protocol} is reserved by machine ${other.uid} on this host`,
-        );
-      }
-    }
+    const reserved = this.#all().map((one) => [one.uid, one.ports] as const);
+    requireUnreserved(uid, ports, reserved);
     await requireFreePorts(this.#options.hostAddress ?? '0.0.0.0', ports);
   }
 

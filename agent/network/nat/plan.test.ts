@@ -274,7 +274,9 @@ test('a network of the host that overlaps is named', () => {
     ['eth0', { ...FRESH, addresses: ['10.213.4.9/24'] }],
     [layout.bridge, { ...FRESH, kind: 'bridge', addresses: ['10.213.0.1/20'] }],
   ]);
-  expect(findOverlap(layout, links)).toBe('10.213.0.0/20 overlaps 10.213.4.9/24 on eth0');
+  expect(findOverlap(layout, links)).toBe(
+    'The setting network.subnet (10.213.0.0/20) overlaps 10.213.4.9/24 on device eth0; choose a network that this host does not use',
+  );
   links.delete('eth0');
   expect(findOverlap(layout, links)).toBeUndefined();
 });

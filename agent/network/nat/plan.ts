@@ -207,47 +207,48 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
   }
 }
 
-/** Describes a repair in one line for people. */
-export function describeRepair(layout: Layout, repair: Repair): string {
+/** Describes in one sentence for people the difference that a repair ends. */
+export function describeDifference(layout: Layout, repair: Repair): string {
   switch (repair.kind) {
     case 'removeDevice':
-      return `removed device ${repair.device}`;
+      return `Device ${repair.device} was left over`;
     case 'createBridge':
-      return `made bridge ${layout.bridge}`;
+      return `Bridge ${layout.bridge} was missing`;
     case 'addressDevice':
-      return `gave ${repair.device} the address ${repair.address}`;
+      return `Device ${repair.device} did not have the address ${repair.address}`;
     case 'raiseDevice':
-      return `set ${repair.device} up`;
+      return `Device ${repair.device} was down`;
     case 'createTap':
-      return `made tap ${repair.device}`;
+      return `Tap ${repair.device} was missing`;
     case 'connectPort':
-      return `connected ${repair.device} to ${layout.bridge}, isolated`;
+      return `Device ${repair.device} was not an isolated port of ${layout.bridge}`;
     case 'disableIPv6':
-      return `switched IPv6 off on ${repair.device}`;
+      return `Device ${repair.device} had IPv6`;
     default:
-      return DESCRIPTIONS[repair.kind];
+      return DIFFERENCES[repair.kind];
   }
 }
 
-const DESCRIPTIONS = {
-  rebuildProbe: 'made the probe anew',
-  loadRules: 'loaded the rules',
-  enableForwarding: 'switched IPv4 forwarding on',
-  informDnsmasq: 'gave dnsmasq the list of machines',
-  startDnsmasq: 'started dnsmasq',
+const DIFFERENCES = {
+  rebuildProbe: 'The probe was incomplete',
+  loadRules: 'The nftables rules were missing or changed',
+  enableForwarding: 'IPv4 forwarding was off',
+  informDnsmasq: 'The list of machines for dnsmasq was not current',
+  startDnsmasq: 'The program dnsmasq did not run',
 } as const;
 
 /** Returns a message that names a foreign device whose network overlaps Berth's. The host could not route addresses in both networks. */
 export function findOverlap(layout: Layout, links: Links): string | undefined {
   const ours = [
-    { device: layout.bridge, subnet: layout.subnet },
-    { device: layout.probe.outerPort, subnet: layout.probe.outerSubnet },
+    { setting: 'network.subnet', device: layout.bridge, subnet: layout.subnet },
+    { setting: 'network.probeSubnet', device: layout.probe.outerPort, subnet: layout.probe.outerSubnet },
   ];
   for (const [name, link] of links) {
-    for (const { device, subnet } of ours) {
+    for (const { setting, device, subnet } of ours) {
       const clash = link.addresses.find((one) => name !== device && overlapsSubnet(subnet, one));
       if (clash !== undefined) {
-        return `${formatSubnet(subnet)} overlaps ${clash} on ${name}`;
+        const both = `${setting} (${formatSubnet(subnet)}) overlaps ${clash} on device ${name}`;
+        return `The setting ${both}; choose a network that this host does not use`;
       }
     }
   }

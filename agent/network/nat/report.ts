@@ -22,8 +22,10 @@ export interface Evidence {
 }
 
 function explainLoss(path: ProbePath, culprits: readonly string[]): string {
-  const lost = `packets are lost ${PATHS[path]}`;
-  return culprits.length === 0 ? lost : `${lost}; dropped by ${culprits.join(' and ')}`;
+  const lost = `Packets ${PATHS[path]} are lost`;
+  return culprits.length === 0
+    ? lost
+    : `${lost}; other programs drop packets in ${culprits.join(' and in ')}`;
 }
 
 /**
@@ -37,7 +39,7 @@ function machineFault(
   probed: Set<string>,
 ): string | undefined {
   if (evidence.lostTaps.has(one.tap)) {
-    return `its tap ${one.tap} was deleted under it; it needs a restart`;
+    return `The tap ${one.tap} of the running machine was deleted; restart the machine`;
   }
   const foreign = evidence.foreignDevices.get(one.tap);
   if (foreign !== undefined) {
@@ -46,13 +48,13 @@ function machineFault(
   const withheld = one.ports.map((port) => evidence.withheldPorts.get(portName(port)));
   const ports = withheld.filter((fault) => fault !== undefined).join('; ');
   if (ports !== '') {
-    return `not reached through a reserved port: ${ports}`;
+    return `Reserved ports do not lead to the guest: ${ports}`;
   }
   const subject = { address: one.address, macAddress: one.macAddress, port: one.tap, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, subject).filter((chain) => !probed.has(chain));
   return culprits.length === 0
     ? undefined
-    : `packets of ${one.address} are dropped by ${culprits.join(' and ')}`;
+    : `Other programs drop packets of ${one.address} in ${culprits.join(' and in ')}`;
 }
 
 /** Returns the report, without the repairs and refused packets, which the caller adds. */
@@ -75,11 +77,13 @@ export function reportOn(
   for (const one of attachments) {
     const fault = machineFault(one, layout, evidence, probed);
     if (fault !== undefined) {
-      single.push(`machine ${one.uid}: ${fault}`);
+      single.push(`Machine ${one.uid}: ${fault}`);
     }
     const faults = [...general, ...(fault === undefined ? [] : [fault])];
     const message =
-      faults.length === 0 ? `connected as ${one.address}; probe packets came through` : faults.join('; ');
+      faults.length === 0
+        ? `The guest is connected as ${one.address}; test packets come through`
+        : faults.join('; ');
     machines[one.uid] = { healthy: faults.length === 0, message };
   }
   return { healthy: general.length === 0, faults: [...general, ...single], machines };

@@ -43,6 +43,9 @@ export async function requireHost(): Promise<void> {
     missing.push(`the device ${TUN_DEVICE}`);
   }
   if (missing.length > 0) {
-    throw new ReasonedError('NetworkUnavailable', `the nat network needs: ${missing.join(', ')}`);
+    throw new ReasonedError(
+      'NetworkUnavailable',
+      `The network driver nat needs ${missing.join(', ')} on this host`,
+    );
   }
 }

@@ -1,13 +1,20 @@
 /** Brings the host to the wanted state: observes, plans, repairs, and observes again. */
 import { writeFile } from 'node:fs/promises';
-import { isMissing } from '../../../base/errors.ts';
+import { isMissing, messageOf } from '../../../base/errors.ts';
 import type { Attachment } from './attachments.ts';
 import { ip, run } from '../commands.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import type { Layout } from './layout.ts';
 import { FORWARDING_SWITCH, readForwarding, readLinks } from './observe.ts';
 import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
-import { describeRepair, ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
+import {
+  describeDifference,
+  ipCommands,
+  type Observed,
+  ownDevices,
+  planRepairs,
+  type Repair,
+} from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
 import { removalScript, rulesetScript } from './ruleset.ts';
 
@@ -68,15 +75,18 @@ export class NatState {
       if (repairs.length === 0) {
         return { done, failed: undefined, observed };
       }
-      const failures = round === MAXIMUM_ROUNDS ? ['repairs do not last'] : [];
-      for (const repair of round === MAXIMUM_ROUNDS ? [] : repairs) {
+      const failures: string[] = [];
+      for (const repair of repairs) {
+        const difference = describeDifference(this.#layout, repair);
+        if (round === MAXIMUM_ROUNDS) {
+          failures.push(`${difference}, and the repair does not last`);
+          continue;
+        }
         try {
           await this.#perform(repair, attachments, observed);
           done.push(repair);
         } catch (error) {
-          failures.push(
-            `could not be done: ${describeRepair(this.#layout, repair)}: ${(error as Error).message}`,
-          );
+          failures.push(`${difference}, and the repair failed: ${messageOf(error)}`);
         }
       }
       if (failures.length > 0) {

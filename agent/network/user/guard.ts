@@ -48,13 +48,11 @@ export class UserGuard {
     try {
       await this.hold();
     } catch (error) {
-      const needs = 'nftables (package nftables) and the right to administer the network';
-      throw new ReasonedError(
-        'NetworkUnavailable',
-        `guests cannot be kept from this host's own addresses, which needs ${needs}: ${messageOf(error)}; ` +
-          'set network.guestsMayReachHost to true only for guests you trust',
-        { cause: error },
-      );
+      const message =
+        'The agent cannot load the rules that keep guests from the addresses of this host. ' +
+        'It needs nftables (package nftables) and the right to administer the network. ' +
+        `If you trust all guests, set network.guestsMayReachHost to true. Error: ${messageOf(error)}`;
+      throw new ReasonedError('NetworkUnavailable', message, { cause: error });
     }
   }
 

@@ -8,7 +8,6 @@
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { type PortRules, whyNotReservable } from '../../../api/v1alpha1/reservable.ts';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import {
   type AttachOptions,
   type Forward,
@@ -18,7 +17,7 @@ import {
   normaliseMacAddress,
 } from '../network.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { requireFreePorts, requireReservable } from '../hostports.ts';
+import { requireFreePorts, requireReservable, requireUnreserved } from '../hostports.ts';
 import type { UserGuard } from './guard.ts';
 
 export interface UserNetworkOptions {
@@ -50,7 +49,7 @@ export class UserNetwork implements Network {
   async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
     if (!options.running) {
       requireReservable(this.#rules, options.ports);
-      this.#refuseOverlap(uid, options.ports);
+      requireUnreserved(uid, options.ports, this.#ports);
       await requireFreePorts(this.#hostAddress, options.ports);
     }
     const macAddress = normaliseMacAddress(options.macAddress);
@@ -75,10 +74,10 @@ export class UserNetwork implements Network {
     const machines = [...this.#ports].map(([uid, ports]) => [uid, this.#health(ports)] as const);
     const report = { machines: Object.fromEntries(machines), refusedConnections: {} };
     try {
-      const repaired = (await this.#guard?.hold()) ? ['loaded the rules'] : [];
+      const repaired = (await this.#guard?.hold()) ? ['The nftables rules were missing or changed'] : [];
       return { ...report, healthy: true, repaired, faults: [] };
     } catch (error) {
-      const fault = `guests may reach this host's own addresses: ${messageOf(error)}`;
+      const fault = `Guests may reach the addresses of this host, because its rules could not be checked: ${messageOf(error)}`;
       return { ...report, healthy: false, repaired: [], faults: [fault] };
     }
   }
@@ -87,8 +86,11 @@ export class UserNetwork implements Network {
     const faults = ports.map(({ hostPort }) => whyNotReservable(this.#rules, hostPort));
     const message = faults.filter((fault) => fault !== undefined).join('; ');
     return message === ''
-      ? { healthy: true, message: 'user-mode network inside the hypervisor; nothing on the host to check' }
-      : { healthy: false, message: `reserved before this host's configuration changed: ${message}` };
+      ? { healthy: true, message: 'The hypervisor provides the network; the host has nothing to check' }
+      : {
+          healthy: false,
+          message: `The configuration of this host no longer allows the reserved ports: ${message}`,
+        };
   }
 
   async attached(): Promise<string[]> {
@@ -105,23 +107,5 @@ export class UserNetwork implements Network {
 
   #forward({ protocol, hostPort, guestPort }: MachinePort): Forward {
     return { protocol, hostAddress: this.#hostAddress, hostPort, guestPort };
-  }
-
-  /** Refuses a port that another machine reserves. A bind does not show this conflict while the other machine is still starting. */
-  #refuseOverlap(uid: string, ports: readonly MachinePort[]): void {
-    for (const [other, held] of this.#ports) {
-      if (other === uid) {
-        continue;
-      }
-      const clash = ports.find((port) =>
-        held.some((one) => one.hostPort === port.hostPort && one.protocol === port.protocol),
-      );
-      if (clash) {
-        throw new ReasonedError(
-          'PortTaken',
-          `port ${clash.hostPort}/${clash.protocol} is reserved by machine ${other} on this host`,
-        );
-      }
-    }
   }
 }

@@ -126,7 +126,7 @@ test('a machine that nobody saw run is destroyed when the host is cut off, and r
     await waitFor('the machine to be fenced', () => host.driver.machines.get(unseen)?.kind === 'stopped');
     // Its network and ports are given back once it is off.
     await waitFor('its network to be gone', () => !host.network.attachments.has(unseen));
-    expect(await readiness(port)).toEqual({ status: 503, said: 'the host is cut off from the cluster' });
+    expect(await readiness(port)).toEqual({ status: 503, said: 'This host is cut off from the cluster' });
     expect(host.driver.machines.get(seen.metadata.uid ?? '')?.kind).toBe('running');
   } finally {
     await server.signal('SIGCONT');

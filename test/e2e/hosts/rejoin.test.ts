@@ -72,7 +72,7 @@ test(
     expect(isFrom(cluster, 'client')).toBe(true);
     await waitFor('a serving certificate of this cluster', () => isFrom(cluster, 'serving'), STEP);
     expect(readFileSync(agent.logFile, 'utf8')).toContain(
-      "the cluster does not know this host's certificate: joining again",
+      'The cluster refuses the certificate of this host; the host joins again',
     );
   },
   TEST_MILLISECONDS,

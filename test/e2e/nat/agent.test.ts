@@ -132,12 +132,12 @@ describe('nat from the agent to the VM', unless(missing), () => {
   }
 
   test.each([
-    ['the table flushed', ['nft', 'flush', 'ruleset'], 'loaded the rules'],
-    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'set berth0 up'],
+    ['the table flushed', ['nft', 'flush', 'ruleset'], 'The nftables rules were missing or changed'],
+    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'Device berth0 was down'],
     [
       'forwarding switched off',
       ['sysctl', '--quiet', '--write', 'net.ipv4.ip_forward=0'],
-      'switched IPv4 forwarding on',
+      'IPv4 forwarding was off',
     ],
   ])(
     '%s while Running: repaired by the agent within 5 s, counted, told, and the guest reachable again',

@@ -117,13 +117,13 @@ describe('nat with real guests', unless(missing), () => {
   });
 
   test.each([
-    ['the table flushed', ['nft', 'flush', 'ruleset'], 'loaded the rules'],
-    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'set berth0 up'],
-    ['the bridge deleted', ['ip', 'link', 'delete', 'berth0'], 'made bridge berth0'],
+    ['the table flushed', ['nft', 'flush', 'ruleset'], 'The nftables rules were missing or changed'],
+    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'Device berth0 was down'],
+    ['the bridge deleted', ['ip', 'link', 'delete', 'berth0'], 'Bridge berth0 was missing'],
     [
       'forwarding switched off',
       ['sysctl', '--quiet', '--write', 'net.ipv4.ip_forward=0'],
-      'switched IPv4 forwarding on',
+      'IPv4 forwarding was off',
     ],
   ])(
     '%s while Running: repaired, counted, reachable again within 5 s',

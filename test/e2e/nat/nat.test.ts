@@ -112,26 +112,30 @@ describe('nat', unless(missing), () => {
   }, 60_000);
 
   test.each([
-    ['all rules flushed', ['nft', 'flush', 'ruleset'], 'loaded the rules'],
-    ['a rule of ours removed', ['nft', 'flush', 'chain', 'inet', 'berth', 'postrouting'], 'loaded the rules'],
-    ['a reservation removed', ['nft', 'flush', 'map', 'inet', 'berth', 'reservations'], 'loaded the rules'],
+    ['all rules flushed', ['nft', 'flush', 'ruleset'], 'The nftables rules were missing or changed'],
+    [
+      'a rule of ours removed',
+      ['nft', 'flush', 'chain', 'inet', 'berth', 'postrouting'],
+      'The nftables rules were missing or changed',
+    ],
+    [
+      'a reservation removed',
+      ['nft', 'flush', 'map', 'inet', 'berth', 'reservations'],
+      'The nftables rules were missing or changed',
+    ],
     [
       'a rule added to ours',
       ['nft', 'insert', 'rule', 'inet', 'berth', 'forward', 'drop'],
-      'loaded the rules',
+      'The nftables rules were missing or changed',
     ],
-    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'set berth0 up'],
-    ['the bridge deleted', ['ip', 'link', 'delete', 'berth0'], 'made bridge berth0'],
+    ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'Device berth0 was down'],
+    ['the bridge deleted', ['ip', 'link', 'delete', 'berth0'], 'Bridge berth0 was missing'],
     [
       'the bridge without its address',
       ['ip', 'address', 'flush', 'dev', 'berth0'],
-      'gave berth0 the address 10.213.0.1/20',
+      'Device berth0 did not have the address 10.213.0.1/20',
     ],
-    [
-      'forwarding switched off',
-      ['sysctl', '--write', 'net.ipv4.ip_forward=0'],
-      'switched IPv4 forwarding on',
-    ],
+    ['forwarding switched off', ['sysctl', '--write', 'net.ipv4.ip_forward=0'], 'IPv4 forwarding was off'],
   ])('%s: repaired, counted once, guest reachable', async (_what, [file = '', ...args], repair) => {
     await guest('a', [reservation('UDP', 5353, 53)]);
     await echoes('before');
@@ -148,9 +152,9 @@ describe('nat', unless(missing), () => {
     expect(a.received).toEqual([]);
     const tap = taps.a;
     net.inHost('ip', 'link', 'set', tap, 'nomaster');
-    expect((await host.do('check')).repaired).toContain(`connected ${tap} to berth0, isolated`);
+    expect((await host.do('check')).repaired).toContain(`Device ${tap} was not an isolated port of berth0`);
     net.inHost('ip', 'link', 'set', tap, 'type', 'bridge_slave', 'isolated', 'off');
-    expect((await host.do('check')).repaired).toEqual([`connected ${tap} to berth0, isolated`]);
+    expect((await host.do('check')).repaired).toEqual([`Device ${tap} was not an isolated port of berth0`]);
     await echoes('after');
   });
 
@@ -160,7 +164,7 @@ describe('nat', unless(missing), () => {
     const tap = taps.a;
     net.inHost('ip', 'link', 'delete', tap);
     const report = await host.do('check');
-    expect(report.repaired).toContain(`made tap ${tap}`);
+    expect(report.repaired).toContain(`Tap ${tap} was missing`);
     expect(report.machines['a']).toMatchObject({
       healthy: false,
       message: expect.stringContaining('restart') as string,
@@ -175,7 +179,7 @@ describe('nat', unless(missing), () => {
       const one = await host.do('check');
       return one.repaired.length > 0 && one;
     });
-    expect(report).toMatchObject({ healthy: true, repaired: ['started dnsmasq'] });
+    expect(report).toMatchObject({ healthy: true, repaired: ['The program dnsmasq did not run'] });
   });
 
   test.each([
@@ -210,7 +214,7 @@ describe('nat', unless(missing), () => {
     expect(report.healthy).toBe(true);
     expect(report.machines['a']).toMatchObject({
       healthy: false,
-      message: `packets of ${address} are dropped by table inet other, chain theirs`,
+      message: `Other programs drop packets of ${address} in table inet other, chain theirs`,
     });
     expect(report.machines['b']?.healthy).toBe(true);
     net.inHost('nft', 'delete', 'table', 'inet', 'other');
@@ -257,7 +261,7 @@ describe('nat', unless(missing), () => {
       const { healthy, message } = report.machines['a'] ?? {};
       return healthy === false && message?.includes('5353/UDP') && report;
     });
-    expect(told.machines['a']?.message).toContain('port 8080/TCP on 192.0.2.1 is in use');
+    expect(told.machines['a']?.message).toContain('Port 8080/TCP on 192.0.2.1 is in use');
     expect(told.healthy).toBe(true);
     // The world's own address: who answers is the service, not the guest.
     expect(await world.do('httpGet', `http://${HOST_ADDRESS}:8080/`)).toBe(WORLD_ADDRESS);
@@ -277,7 +281,10 @@ describe('nat', unless(missing), () => {
     net.inHost('ip', 'link', 'add', 'berth0', 'type', 'veth', 'peer', 'name', 'theirs');
     net.inHost('nft', 'flush', 'ruleset');
     const report = await host.do('check');
-    expect(report).toMatchObject({ healthy: false, repaired: ['loaded the rules'] });
+    expect(report).toMatchObject({
+      healthy: false,
+      repaired: ['The nftables rules were missing or changed'],
+    });
     expect(report.faults[0]).toContain(told);
     await expect(host.do('attach', 'b', { macAddress: MACS.b, ports: [] })).rejects.toMatchObject(refused);
     for (const name of ['a', 'b']) {

@@ -157,7 +157,7 @@ test(
     }
     expect((await world.vms.get('moves')).status).toMatchObject({ nodeName: 'two', attempt: 2 });
     expect((await fetch(`http://${HOSTS.two}:${port}/`)).status).toBe(200);
-    const words = `Attempt 1 on host one was given up: port ${port}/TCP on ${HOSTS.one} is in use`;
+    const words = `Attempt 1 on host one was given up: Port ${port}/TCP on ${HOSTS.one} is in use`;
     await world.expectStory('moves', new RegExp(`Warning +PortTaken .*${words}`));
     await world.expectStory('moves', /Normal +Scheduled .*placed on host one \(attempt 1\)/);
     await world.expectStory('moves', /Normal +Scheduled .*placed on host two \(attempt 2\)/);
@@ -173,7 +173,7 @@ test(
     const port = await freePort();
     const servers = await Promise.all(Object.values(HOSTS).map((address) => listen(port, address)));
     try {
-      const message = new RegExp(`port ${port}/TCP on 127\\.0\\.0\\.\\d is in use on this host`);
+      const message = new RegExp(`Port ${port}/TCP on 127\\.0\\.0\\.\\d is in use on this host`);
       await expectFailure('nowhere', { ports: [`${port}:80`] }, { reason: 'PortTaken', message });
     } finally {
       await Promise.all(servers.map(close));
