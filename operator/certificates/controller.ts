@@ -1,4 +1,5 @@
 /** Approves or denies the certificate requests of hosts. The rules are in policy.ts. */
+import { timestamp } from '../../base/time.ts';
 import type { Logger } from 'pino';
 import type { IndexFunctions } from '../../kube/cache.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -121,7 +122,7 @@ export class CertificateReconciler {
       status: 'True' as const,
       reason: reasonFor(decision),
       message: decision.message,
-      lastUpdateTime: new Date(this.#options.clock()).toISOString(),
+      lastUpdateTime: timestamp(this.#options.clock()),
     };
     const judged = {
       ...csr,

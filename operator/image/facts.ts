@@ -1,4 +1,5 @@
 /** Gathers the facts of an Image or ISO, which are written once and kept, from finished Jobs and from other objects. Pure. */
+import { timestamp } from '../../base/time.ts';
 import { describeSource, describeUrl } from '../../api/v1alpha1/describe.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -51,7 +52,7 @@ function firstContent(observed: ObservedImage): Partial<ImageFacts> {
   const { source } = object.spec;
   if ('empty' in source && source.empty !== undefined) {
     const content = contentOf(object)?.source;
-    return { content, size: String(source.empty.size), storageSize: '0', lastUpdateTime: iso(now) };
+    return { content, size: String(source.empty.size), storageSize: '0', lastUpdateTime: timestamp(now) };
   }
   if (source.copyOf !== undefined) {
     return origin === undefined || isKeptFromCopies(origin, object) ? {} : copied(origin, now);
@@ -76,7 +77,7 @@ function copied(origin: Image | ISO, now: number): Partial<ImageFacts> {
         digest,
         consistency,
         origin: `copy of ${namespace}/${name}`,
-        lastUpdateTime: iso(now),
+        lastUpdateTime: timestamp(now),
       };
 }
 
@@ -105,7 +106,7 @@ function unrecorded(
 }
 
 function actionResult({ requestedAt = '', outcome }: ImageJob, now: number) {
-  const finishedAt = iso(now);
+  const finishedAt = timestamp(now);
   if (outcome.kind === 'succeeded') {
     const { digest, reference, message } = outcome.report;
     return { requestedAt, finishedAt, result: 'Succeeded', reference: reference ?? digest, message };
@@ -123,7 +124,7 @@ function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: numbe
     storageSize: quantity(report.storageBytes),
     consistency: taskOf(job)?.type === 'save' ? report.consistency : undefined,
     origin: originOf(job),
-    lastUpdateTime: iso(now),
+    lastUpdateTime: timestamp(now),
   };
 }
 
@@ -170,8 +171,4 @@ export function latest(
 
 function quantity(bytes: number | undefined): string | undefined {
   return bytes === undefined ? undefined : formatQuantity(BigInt(bytes));
-}
-
-function iso(milliseconds: number): string {
-  return new Date(milliseconds).toISOString();
 }

@@ -1,4 +1,5 @@
 /** Plans the next work for an Image or ISO, and computes its whole status. Pure. */
+import { timestamp } from '../../base/time.ts';
 import { createHash } from 'node:crypto';
 import { waitAfter } from '../../base/backoff.ts';
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
@@ -80,7 +81,7 @@ function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
     return facts;
   }
   const { requestedAt, reason, message } = due;
-  const finishedAt = new Date(observed.now).toISOString();
+  const finishedAt = timestamp(observed.now);
   const lastCommit = { requestedAt, finishedAt, result: 'Failed', message: `${reason}: ${message}` };
   return { ...facts, lastCommit };
 }

@@ -1,4 +1,5 @@
 /** Computes the whole status of an Image or ISO. Pure. */
+import { timestamp } from '../../base/time.ts';
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
@@ -39,7 +40,7 @@ export function imageStatus(observed: ObservedImage, facts: ImageFacts, progress
     phase,
     progressPercent: runningReport(progress.job)?.progressPercent,
     conditions: stampConditions(drafts, object.status?.conditions, {
-      now: new Date(now).toISOString(),
+      now: timestamp(now),
       generation,
     }),
   };
@@ -85,7 +86,7 @@ function underWay({ job, retryAt, refused }: Progress, now: number): Summary {
 
 /** Returns the time of the next attempt for a message. Remaining seconds would change the status while nothing happens. */
 function retryNote(retryAt: number | undefined, now: number): string {
-  return retryAt === undefined || retryAt <= now ? '' : `; tried again at ${new Date(retryAt).toISOString()}`;
+  return retryAt === undefined || retryAt <= now ? '' : `; tried again at ${timestamp(retryAt)}`;
 }
 
 function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phase'>): ConditionDraft {

@@ -1,9 +1,10 @@
 /** Determines the state of the last attempt on a host, and when the next attempt follows a failure. Pure. */
+import { timestamp } from '../../base/time.ts';
 import { waitAfter } from '../../base/backoff.ts';
 import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { type CacheJob, iso, type Observed } from './observed.ts';
+import { type CacheJob, type Observed } from './observed.ts';
 
 /** Longest wait in milliseconds between attempts. If a registry is unreachable for a night, each host sends about ten requests. */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
@@ -72,7 +73,7 @@ export function failedRow(
     state,
     message: shortened(message),
     failures,
-    retryAt: iso(now + wait),
+    retryAt: timestamp(now + wait),
     ...(row.refresh === true && { refresh: true }),
   };
 }

@@ -2,6 +2,7 @@
  * Plans the work for one host of an ImageCacheEntry. A target should have the image. Any other host here keeps the image for an
  * entry that no longer wants it there. Pure.
  */
+import { timestamp } from '../../base/time.ts';
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import {
   type Attempt,
@@ -14,7 +15,7 @@ import {
   overdue,
 } from './attempt.ts';
 import { digestsIn, namesOn } from './image.ts';
-import { type CacheJob, type Host, isCached, iso, type Observed, type TaskType } from './observed.ts';
+import { type CacheJob, type Host, isCached, type Observed, type TaskType } from './observed.ts';
 
 /** Time in milliseconds that a host may take to list a fetched image. An agent writes its list within seconds of a change. */
 const LISTED_MILLISECONDS = 60_000;
@@ -86,7 +87,7 @@ function hostFull(context: HostContext, row: NodeCacheState): HostPlan {
   if (isLate(row, context.observed)) {
     return cachingFailed(context, row, message);
   }
-  const tried: NodeCacheState = { ...row, state: 'Queued', triedAt: iso(now), message };
+  const tried: NodeCacheState = { ...row, state: 'Queued', triedAt: timestamp(now), message };
   return { row: tried, isHeld: true, deletes: context.jobs, ended: { type: 'cache', result: 'unscheduled' } };
 }
 
@@ -167,7 +168,7 @@ function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean
   const fresh: NodeCacheState = {
     node: host.name,
     state: isTarget ? 'Queued' : 'Removing',
-    queuedAt: iso(observed.now),
+    queuedAt: timestamp(observed.now),
     ...(failures !== undefined && { failures }),
   };
   return { row: withRefresh(fresh, refresh), isHeld: true, wakeAt: observed.now };
@@ -188,20 +189,20 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): P
   };
 }
 
-/** Returns why no work can begin on the host; undefined when work can begin. */
-function obstacle({ host, observed }: HostContext): string | undefined {
+/** Returns why no work can begin on the host; undefined when work can begin. A cordoned host gets no image, but it is cleaned. */
+function obstacle({ host, observed, isTarget }: HostContext): string | undefined {
   if (host.notReadySince !== undefined) {
-    return 'the host is not Ready';
+    return 'The host is not Ready';
   }
-  if (host.isCordoned) {
-    return 'the host is cordoned';
+  if (host.isCordoned && isTarget) {
+    return 'The host is cordoned';
   }
-  return observed.lingering.has(host.name) ? 'the Pod of an earlier job is still ending' : undefined;
+  return observed.lingering.has(host.name) ? 'The Pod of an earlier Job is still ending' : undefined;
 }
 
 /** Returns a message when the host has no free slot, because a Job would only wait. A freed slot triggers a reconcile of the entry. */
 function fullness({ host, observed }: HostContext): string | undefined {
-  return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: no place of the host is free';
+  return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: no slot of the host is free';
 }
 
 function cachingFailed(context: HostContext, row: NodeCacheState, why: string): HostPlan {
@@ -249,7 +250,7 @@ function planLeaver(context: HostContext): HostPlan {
       return { row: next, isHeld: true, ...ended('failed'), wakeAt: Date.parse(next.retryAt ?? '') };
     }
     case 'full':
-      return { row: { ...row, triedAt: iso(observed.now) }, isHeld: true, ...ended('unscheduled') };
+      return { row: { ...row, triedAt: timestamp(observed.now) }, isHeld: true, ...ended('unscheduled') };
     case 'none':
     default:
       return { ...leaverAtRest(context, row), deletes: jobs };

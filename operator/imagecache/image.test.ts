@@ -102,6 +102,14 @@ describe('an image that says its digest itself', () => {
     expect('task' in image && namesOn(image, host('a', 'other'))).toBeUndefined();
   });
 
+  it('in a form that no host can fetch: the mistake is told, and no host is asked', () => {
+    const reference = `${REPOSITORY}@sha512:${'0'.repeat(128)}`;
+    expect(resolveImage(entry({ reference }), undefined)).toEqual({
+      reason: 'ImageSourceUnsupported',
+      message: `"${reference}" is no image reference: digests of sha512 are not supported, only sha256`,
+    });
+  });
+
   it('an Image: by the name of its object and its digest, once it has content', () => {
     const of = entry({ imageRef: { namespace: 'platform-a', name: 'guest' } });
     const object: Image = {

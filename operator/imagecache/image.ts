@@ -39,11 +39,16 @@ export function resolveImage(
   );
 }
 
-function registryImage(reference: string): CachedImage {
+function registryImage(reference: string): CachedImage | WaitingForImage {
   const parts = readReference(reference);
-  const digest = typeof parts === 'string' ? undefined : parts.digest;
-  const pinned =
-    typeof parts === 'string' || digest === undefined ? [] : [`${repositoryName(parts)}@${digest}`];
+  if (typeof parts === 'string') {
+    return {
+      reason: 'ImageSourceUnsupported',
+      message: `"${reference}" is no image reference: ${parts}`,
+    };
+  }
+  const { digest } = parts;
+  const pinned = digest === undefined ? [] : [`${repositoryName(parts)}@${digest}`];
   return {
     task: { source: { type: 'registry', reference }, format: 'Auto' },
     containerImage: reference,

@@ -56,6 +56,7 @@ export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undef
     pullSecrets: isCaching && pullSecretName !== undefined ? [pullSecretName] : [],
     placement: { nodeName: start.host, dedicatedTo: '*' },
     takesSlot: isCaching,
+    toleratesCordon: !isCaching,
     activeDeadlineSeconds: isCaching ? remaining(observed, start) : removal(start),
     ttlSecondsAfterFinished: TTL_SECONDS,
     priorityClassName: config.priorityClassName,

@@ -42,7 +42,7 @@ export interface CachedImage {
 }
 
 export interface WaitingForImage {
-  readonly reason: 'ImageNotFound' | 'ImageNotReady';
+  readonly reason: 'ImageNotFound' | 'ImageNotReady' | 'ImageSourceUnsupported';
   readonly message: string;
 }
 
@@ -66,8 +66,4 @@ export interface Observed {
 
 export function isCached(image: Observed['image']): image is CachedImage {
   return 'task' in image;
-}
-
-export function iso(milliseconds: number): string {
-  return new Date(milliseconds).toISOString();
 }

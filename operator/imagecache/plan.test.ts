@@ -2,6 +2,7 @@
  * Checks the promises of an ImageCacheEntry over thousands of interleavings. Hosts, the scheduler, people and crashes of the
  * operator act in any order against the pure plan. The world here is a model of the API server and of agents for one entry.
  */
+import { timestamp } from '../../base/time.ts';
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import {
@@ -13,11 +14,10 @@ import {
   World,
 } from '../../test/worlds/imagecache.ts';
 import { assertHistories } from '../../test/support/properties.ts';
-import { iso } from './observed.ts';
 import { plan } from './plan.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
 
-const FULL = 'HostFull: no place of the host is free';
+const FULL = 'HostFull: no slot of the host is free';
 const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLength: 150 };
 /** Number of rounds of one minute. Retries wait up to an hour. */
 const ROUNDS = 400;
@@ -159,7 +159,7 @@ describe('one host', () => {
     act(world, 'host-0', 'reconcile', 'reconcile', 'fill');
     const { queuedAt } = world.row('host-0') ?? {};
     minutes(world, 1);
-    expect(world.row('host-0')).toMatchObject({ state: 'Queued', queuedAt, triedAt: iso(world.now) });
+    expect(world.row('host-0')).toMatchObject({ state: 'Queued', queuedAt, triedAt: timestamp(world.now) });
     expect(world.row('host-0')?.message).toMatch(/^HostFull: its job was not scheduled/);
     minutes(world, 2);
     expect([world.jobs, world.row('host-0')?.message]).toEqual([[], FULL]);
@@ -169,7 +169,7 @@ describe('one host', () => {
     const world = new World(1);
     for (const [failures, wait] of [1, 2, 4].map((time, index) => [index + 1, time * 60_000] as const)) {
       act(world, 'host-0', 'reconcile', 'reconcile', 'schedule', 'fail', 'reconcileAndCrash', 'reconcile');
-      const retryAt = iso(world.now + wait);
+      const retryAt = timestamp(world.now + wait);
       expect(world.row('host-0')).toMatchObject({
         state: 'Failed',
         failures,
@@ -199,7 +199,7 @@ describe('one host', () => {
     minutes(world, 2);
     act(world, 'host-0', 'schedule', 'succeed');
     minutes(world, 1);
-    expect(world.row('host-1')).toMatchObject({ state: 'Removing', message: 'the host is not Ready' });
+    expect(world.row('host-1')).toMatchObject({ state: 'Removing', message: 'The host is not Ready' });
     expect(world.row('host-0')).toBeUndefined();
     minutes(world, 5);
     expect(world.isReleased).toBe(true);
@@ -207,6 +207,19 @@ describe('one host', () => {
     act(world, 'host-1', 'comeBack');
     act(world, 'host-1', 'schedule', 'succeed');
     expect(world.hosts.get('host-1')?.holds).toBe(false);
+  });
+
+  it('that is cordoned gets no image, but is cleaned: a deleted entry does not wait for it', () => {
+    const world = new World(1);
+    act(world, 'host-0', 'cordon');
+    minutes(world, 3);
+    expect([world.jobs, world.row('host-0')?.message]).toEqual([[], 'The host is cordoned']);
+    act(world, 'host-0', 'pullByVM', 'reconcile');
+    expect(world.entry.status).toMatchObject({ cached: 1, holders: ['host-0'] });
+    world.delete();
+    minutes(world, 2);
+    act(world, 'host-0', 'schedule', 'succeed', 'reconcile', 'reconcile');
+    expect(world.isReleased).toBe(true);
   });
 
   it('whose Node was deleted and is back with its disk is cleaned with the entry', () => {

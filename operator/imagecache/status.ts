@@ -1,4 +1,5 @@
 /** Computes the whole status of an ImageCacheEntry. */
+import { timestamp } from '../../base/time.ts';
 import {
   type ImageCacheEntryStatus,
   imageCacheEntryStatusSchema,
@@ -8,7 +9,7 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import { equal } from '../objects/mergepatch.ts';
-import { isCached, iso, type Observed } from './observed.ts';
+import { isCached, type Observed } from './observed.ts';
 
 export interface Findings {
   readonly targets: ReadonlySet<string>;
@@ -40,7 +41,7 @@ export function summarize(observed: Observed, findings: Findings): ImageCacheEnt
     failing: failed.length === 0 ? undefined : names(failed),
     holders: holders.length === 0 ? undefined : [...holders],
     conditions: stampConditions(conditions(observed, findings), entry.status?.conditions, {
-      now: iso(observed.now),
+      now: timestamp(observed.now),
       generation: entry.metadata.generation ?? 0,
     }),
   });

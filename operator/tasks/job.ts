@@ -23,6 +23,8 @@ export interface TaskJobOptions {
   readonly placement: Placement;
   /** Whether the task uses one of the host's slots for machines. */
   readonly takesSlot: boolean;
+  /** Whether the task may begin on a cordoned host, because it only frees what the host keeps. */
+  readonly toleratesCordon?: boolean;
   readonly activeDeadlineSeconds: number;
   readonly ttlSecondsAfterFinished: number;
   readonly priorityClassName: string;
@@ -49,13 +51,19 @@ export function taskJob(options: TaskJobOptions): Unsaved<Job> {
 /** Toleration of hosts with broken NAT. Images use the host's own network, so such a host can still fetch and remove them. */
 const BROKEN_NAT: Toleration = { key: NAT_TAINT, operator: 'Exists', effect: 'NoSchedule' };
 
+const CORDON: Toleration = {
+  key: 'node.kubernetes.io/unschedulable',
+  operator: 'Exists',
+  effect: 'NoSchedule',
+};
+
 function podSpec(options: TaskJobOptions): PodSpec {
   const { containerImage, pullSecrets, placement, takesSlot, priorityClassName } = options;
   const slot = { [SLOT_RESOURCE]: '1' };
   return {
     ...hostPodSpec({
       placement,
-      tolerations: [BROKEN_NAT],
+      tolerations: options.toleratesCordon === true ? [BROKEN_NAT, CORDON] : [BROKEN_NAT],
       pullSecrets: pullSecrets.map((name) => ({ name })),
       priorityClassName,
     }),

@@ -214,12 +214,19 @@ function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
   }
   const { reason, message = '' } = waitingState(pod);
-  if (isReason(reason) && isSeen(reason, 'VM', type) && classOf(reason, 'VM') !== 'state') {
-    return { type, status: 'False', reason, message };
+  if (reason !== undefined && isOfImage(reason)) {
+    return { type, status: 'False', reason: saidReason(reason, 'ImageFetchFailed'), message };
   }
   return pod?.status?.phase === 'Running'
     ? { type, status: 'True', reason: 'Deployed', message: '' }
     : undefined;
+}
+
+/** Returns true for a wait for the image. A newer agent may have reasons that this version does not know. */
+function isOfImage(reason: string): boolean {
+  return isReason(reason)
+    ? isSeen(reason, 'VM', 'ImageReady') && classOf(reason, 'VM') !== 'state'
+    : /^Image\w*$/.test(reason);
 }
 
 function networkReady({ pod }: Observed): Draft | undefined {

@@ -2,13 +2,14 @@
  * A model of the API server and of agents for one ImageCacheEntry. The model executes the plans that the operator's pure
  * functions compute.
  */
+import { timestamp } from '../../base/time.ts';
 import { expect } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { parseConfig } from '../../operator/config/config.ts';
 import { resolveImage } from '../../operator/imagecache/image.ts';
 import { buildJob, PARKED_SECONDS } from '../../operator/imagecache/job.ts';
-import { type CacheJob, type Host, iso, type Observed } from '../../operator/imagecache/observed.ts';
+import { type CacheJob, type Host, type Observed } from '../../operator/imagecache/observed.ts';
 import { plan, type Start } from '../../operator/imagecache/plan.ts';
 import { bringsFacts } from '../../operator/imagecache/status.ts';
 import { attemptKey } from '../../operator/imagecache/attempt.ts';
@@ -178,7 +179,10 @@ export class World {
   }
 
   delete(): void {
-    this.entry = { ...this.entry, metadata: { ...this.entry.metadata, deletionTimestamp: iso(this.now) } };
+    this.entry = {
+      ...this.entry,
+      metadata: { ...this.entry.metadata, deletionTimestamp: timestamp(this.now) },
+    };
   }
 
   isTarget(name: string): boolean {
@@ -263,7 +267,7 @@ export class World {
         this.tagDigest = `sha256:${Number(this.tagDigest.slice(7)) + 1}`;
         break;
       case 'refresh':
-        this.entry = { ...this.entry, spec: { ...spec, refreshRequestedAt: iso(this.now) } };
+        this.entry = { ...this.entry, spec: { ...spec, refreshRequestedAt: timestamp(this.now) } };
         break;
       case 'addNode':
         if (this.hosts.size < 8) {
@@ -296,7 +300,7 @@ export class World {
     const isOver = job.outcome.kind === 'succeeded' || job.outcome.kind === 'failed';
     switch (action) {
       case 'schedule':
-        if (answers && !host.isCordoned && !(host.isFull && job.type === 'cache')) {
+        if (answers && !((host.isCordoned || host.isFull) && job.type === 'cache')) {
           this.#replace(job, { isScheduled: true });
         }
         break;
@@ -307,7 +311,7 @@ export class World {
           if (action === 'succeed' || job.type === 'uncache') {
             this.#work(host, job);
           }
-          const outcome = { kind: 'succeeded', report: {}, finishedAt: iso(this.now) } as const;
+          const outcome = { kind: 'succeeded', report: {}, finishedAt: timestamp(this.now) } as const;
           this.#replace(job, { outcome });
         }
         break;

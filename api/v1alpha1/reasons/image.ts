@@ -27,11 +27,11 @@ export const IMAGE_REASONS = {
     todo: 'Look at the status of the Image or ISO',
   },
   ImageSourceUnsupported: {
-    seen: FETCH,
+    seen: { ...FETCH, ImageCacheEntry: ['Ready', 'Event', 'status.nodes'] },
     class: 'final',
-    by: 'agent',
-    says: 'The source of the image is no reference or URL that the host can fetch',
-    todo: 'Correct the source',
+    by: 'agent and operator',
+    says: 'The source of the image is no reference or URL that a host can fetch',
+    todo: 'Correct the source; the message names the mistake',
   },
   ImageArchitectureMismatch: {
     seen: FETCH,
