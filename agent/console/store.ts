@@ -182,7 +182,7 @@ export class ConsoleStore implements ConsoleLog {
     try {
       return this.#move();
     } catch (error) {
-      this.#logger.warn({ err: error, folder: this.#folder }, 'console not kept');
+      this.#logger.warn({ err: error, folder: this.#folder }, 'Output of a console was not stored');
       return false;
     }
   }

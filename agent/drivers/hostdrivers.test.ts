@@ -22,6 +22,6 @@ describe('a host with several drivers', () => {
     expect(driverOf(host, { driver: 'broken' }).name).toBe('broken');
     expect(acceleratorOf(host, { driver: 'broken', machine: undefined })).toBeUndefined();
     expect(acceleratorOf(host, { driver: 'other', machine: undefined })).toBe('by other');
-    expect(() => driverOf(host, { driver: 'gone' })).toThrow('this agent has no driver "gone"');
+    expect(() => driverOf(host, { driver: 'gone' })).toThrow('This agent has no driver "gone"');
   });
 });

@@ -24,7 +24,7 @@ export function driverOf(
 ): Driver {
   const found = drivers.get(driver);
   if (found === undefined) {
-    throw new Error(`this agent has no driver "${driver}"`);
+    throw new Error(`This agent has no driver "${driver}"`);
   }
   return found.driver;
 }

@@ -99,7 +99,7 @@ export class MachineCgroups {
         await this.#limit(hierarchy, machineUid, limits);
         await writeFile(join(group, 'cgroup.procs'), String(pid));
       } catch (error) {
-        this.#logger.warn({ err: error, group }, 'machine runs outside its control group');
+        this.#logger.warn({ err: error, group }, 'A machine runs outside its control group');
       }
     }
   }
@@ -135,7 +135,7 @@ export class MachineCgroups {
           }
           await writeFile(target, value);
         } catch (error) {
-          this.#logger.warn({ err: error, file: target, value }, 'machine runs without this limit');
+          this.#logger.warn({ err: error, file: target, value }, 'A machine runs without this limit');
         }
       }
     }
@@ -153,7 +153,10 @@ export class MachineCgroups {
     const found = await findHierarchies(this.#search);
     const missing = CONTROLLERS.filter((one) => !found.some(({ controllers }) => controllers.includes(one)));
     if (missing.length > 0) {
-      this.#logger.warn({ missing }, 'no control groups for these: machines run without limits of them');
+      this.#logger.warn(
+        { missing },
+        'The host has no control groups for these resources, so machines run without these limits',
+      );
     }
     return found;
   }

@@ -50,14 +50,14 @@ async function canOutlive(logger: Logger): Promise<boolean> {
   try {
     const [own, host] = await Promise.all([readlink('/proc/self/ns/mnt'), readlink('/proc/1/ns/mnt')]);
     if (own === host) {
-      logger.warn(`the container has process ids of its own: ${consequence}`);
+      logger.warn(`The container has process ids of its own, so ${consequence}`);
     }
     return own !== host;
   } catch (error) {
     if (!(error instanceof Error && 'code' in error)) {
       throw error;
     }
-    logger.warn({ err: error }, `the container may not look at its host: ${consequence}`);
+    logger.warn({ err: error }, `The container may not look at its host, so ${consequence}`);
     return false;
   }
 }
@@ -67,7 +67,7 @@ async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): P
   const runtimes = join(dataDirectory, 'runtime');
   const runtime = await installRuntime(list, runtimes);
   const removed = await removeUnused(runtimes, runtime);
-  logger.info({ runtime, removed }, 'machines have a root of their own');
+  logger.info({ runtime, removed }, 'Machines have a root file system of their own');
   return {
     enclose: ({ folder, files }, command) => [
       'unshare',

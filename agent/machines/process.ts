@@ -111,7 +111,7 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
     }
   }
   if (!(await waitForExit(identity, KILL_TIMEOUT_MILLISECONDS))) {
-    throw new Error(`process ${identity.pid} did not end after SIGKILL`);
+    throw new Error(`Process ${identity.pid} did not end after SIGKILL`);
   }
 }
 

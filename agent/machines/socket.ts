@@ -19,7 +19,7 @@ export async function withSocketPath<T>(
   }
   if (process.platform !== 'linux') {
     throw new Error(
-      `${path} is too long for a socket: choose a data directory with a shorter path (the limit is ${SOCKET_PATH_LIMIT_BYTES} bytes)`,
+      `The path ${path} is too long for a socket. The limit is ${SOCKET_PATH_LIMIT_BYTES} bytes: choose a shorter data directory`,
     );
   }
   const descriptor = openSync(folder, 'r');

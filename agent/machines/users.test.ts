@@ -43,7 +43,7 @@ describe('users of machines', () => {
       skip('only root has users to give');
     }
     await expect(machineUsers({ first: 0, count: 2 }, logger)).rejects.toThrow(
-      /^machines\.users: the numbers 0 to 1 overlap with "root:.*" in \/etc\/passwd: choose another first$/,
+      /^The users 0 to 1 of machines\.users overlap with "root:.*" in \/etc\/passwd\. Set another machines\.users\.first$/,
     );
     expect(await machineUsers(RANGE, logger)).toBeInstanceOf(MachineUsers);
   });

@@ -24,10 +24,6 @@ export const SHARED_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 /** Error for a range that cannot be used on this host. */
 export class UserRangeError extends Error {
   override readonly name = 'UserRangeError';
-
-  constructor(what: string) {
-    super(`machines.users: ${what}`);
-  }
 }
 
 export class MachineUsers {
@@ -56,7 +52,7 @@ export class MachineUsers {
         return { uid: number, gid: number };
       }
     }
-    throw new UserRangeError(`all ${offered} users are taken by machines of this host: make count larger`);
+    throw new UserRangeError(`Machines use all ${offered} users. Set a larger machines.users.count`);
   }
 }
 
@@ -96,7 +92,7 @@ const ROOTS = ['', '/proc/1/root'];
 export async function machineUsers(range: UserRange, logger: Logger): Promise<MachineUsers | undefined> {
   if (process.getuid?.() !== 0) {
     logger.warn(
-      'the agent is not root: machines run as its own user, without limits of memory, processes and cpu',
+      'The agent is not root, so machines run as its user and without limits of memory, processes and CPU',
     );
     return undefined;
   }
@@ -106,7 +102,9 @@ export async function machineUsers(range: UserRange, logger: Logger): Promise<Ma
       const file = `${root}/etc/${name}`;
       const clash = overlapIn(name, await textOf(file), range);
       if (clash !== undefined) {
-        throw new UserRangeError(`${shown(range)} overlap with "${clash}" in ${file}: choose another first`);
+        throw new UserRangeError(
+          `${shown(range)} overlap with "${clash}" in ${file}. Set another machines.users.first`,
+        );
       }
     }
   }
@@ -143,7 +141,7 @@ async function requireMapped(range: UserRange): Promise<void> {
 }
 
 function shown({ first, count }: UserRange): string {
-  return `the numbers ${first} to ${first + count - 1}`;
+  return `The users ${first} to ${first + count - 1} of machines.users`;
 }
 
 async function textOf(file: string): Promise<string> {

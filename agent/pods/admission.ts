@@ -64,17 +64,20 @@ const AMOUNTS: readonly {
   {
     amount: 'cpuMillis',
     reason: 'OutOfcpu',
-    words: (wanted, taken, all) => `${wanted}m cpu wanted, ${all - taken}m of ${all}m left`,
+    words: (wanted, taken, all) =>
+      `The Pod requests ${wanted}m of CPU, and the host has only ${all - taken}m of ${all}m left`,
   },
   {
     amount: 'memoryBytes',
     reason: 'OutOfmemory',
-    words: (wanted, taken, all) => `${wanted} bytes of memory wanted, ${all - taken} left`,
+    words: (wanted, taken, all) =>
+      `The Pod requests ${wanted} bytes of memory, and the host has only ${all - taken} left`,
   },
   {
     amount: 'diskBytes',
     reason: 'OutOfDisk',
-    words: (wanted, taken, all) => `${wanted} bytes of disk (ephemeral-storage) wanted, ${all - taken} left`,
+    words: (wanted, taken, all) =>
+      `The Pod requests ${wanted} bytes of disk (ephemeral-storage), and the host has only ${all - taken} left`,
   },
 ];
 
@@ -106,7 +109,7 @@ export function admit(
   capacity: HostCapacity,
 ): Admission {
   if (claim.slots > 0 && capacity.slots === undefined) {
-    return { kind: 'wait', message: 'the operator has not yet given this host its slots' };
+    return { kind: 'wait', message: 'The operator has not given this host its slots yet' };
   }
   const refusal = refuse(claim, alive, capacity);
   if (refusal !== undefined) {
@@ -115,7 +118,7 @@ export function admit(
   const later = refuse(claim, [...alive, ...leaving], capacity);
   return later === undefined
     ? { kind: 'admitted' }
-    : { kind: 'wait', message: `${later.message}; waiting for a machine that is being removed` };
+    : { kind: 'wait', message: `${later.message}. The Pod waits for a machine that is being removed` };
 }
 
 function refuse(
@@ -133,7 +136,7 @@ function refuse(
   const taken = claim.ports.find((port) => others.some((other) => other.ports.includes(port)));
   return taken === undefined
     ? undefined
-    : refused('PortTaken', `port ${taken} belongs to another machine on this host`);
+    : refused('PortTaken', `Another machine of this host has the port ${taken}`);
 }
 
 function refused(reason: RefusalReason, message: string): Admission & { kind: 'refused' } {

@@ -20,7 +20,7 @@ const UNPAUSE_MILLISECONDS = 5_000;
 
 /** Message for people that gives the reason of a pause. */
 export const PAUSED_MESSAGE =
-  "the machine is paused: its disk grew while less of the host's is free than is to stay so (images.minimumFree); it goes on when there is room";
+  'The machine is paused: its disk grew while the host had less than images.minimumFree free. It continues when there is room';
 
 export type DiskWish = 'pause' | 'unpause';
 
@@ -120,7 +120,7 @@ export class DiskGuard {
         this.#isFailing = false;
       } catch (error) {
         if (!this.#isFailing) {
-          this.#options.logger.error({ err: error }, 'disk of the machines not looked at');
+          this.#options.logger.error({ err: error }, 'The disk of the machines was not checked');
         }
         this.#isFailing = true;
       }
@@ -204,7 +204,10 @@ export class DiskGuard {
     }
     const { minimumFree, logger } = this.#options;
     const grownBytes = this.#growth.of(worst.uid);
-    logger.warn({ uid: worst.uid, grownBytes, free, minimumFree }, 'disk nearly full, pausing a machine');
+    logger.warn(
+      { uid: worst.uid, grownBytes, free, minimumFree },
+      'The disk is nearly full, so a machine is paused',
+    );
     this.#pauseBelow = this.#afterPause(free);
     this.#ask(worst.uid, 'pause');
   }
@@ -218,7 +221,7 @@ export class DiskGuard {
       return;
     }
     this.#nextUnpause = now + UNPAUSE_MILLISECONDS;
-    logger.info({ uid: next, free }, 'disk has room again, a machine goes on');
+    logger.info({ uid: next, free }, 'The disk has room again, so a machine continues');
     this.#ask(next, 'unpause');
   }
 

@@ -89,7 +89,7 @@ export function recordDamaged(path: string, message: string): MachineFailure {
 /** Failure of a machine whose Pod was ended by the control plane. There is no grace because another Pod may have its slot and ports. */
 export const ENDED_FROM_OUTSIDE: MachineFailure = {
   reason: 'PodEnded',
-  message: 'The Pod was ended from outside',
+  message: 'The Pod was set to ended, and not by the agent of its host',
   exitCode: 137,
   graceMilliseconds: 0,
 };

@@ -239,7 +239,7 @@ export function suspendedBytes({ startedWith, claim }: Readonly<MachineRecord>):
 /** Returns the value. The planner plans long steps only for machines with a document. @throws TypeError when the value is undefined. */
 export function needed<T>(value: T | undefined): T {
   if (value === undefined) {
-    throw new TypeError('a machine without description cannot be worked on');
+    throw new TypeError('The machine has no description, so this step is not possible');
   }
   return value;
 }

@@ -103,7 +103,7 @@ export class Machines {
         return progress;
       }
     }
-    throw new Error(`machine ${runtime.record.uid}: no step found in ${ROUNDS} rounds`);
+    throw new Error(`No step was found for machine ${runtime.record.uid} in ${ROUNDS} rounds`);
   }
 
   #situation({ record, state, unseen }: Runtime, wanted: Wanted): Situation {
@@ -128,7 +128,7 @@ export class Machines {
     const needed = suspendedBytes(record);
     return needed <= this.#host.disk.roomBytes - promised
       ? undefined
-      : `its memory takes ${needed} bytes, which the host's disk does not have beside what is to stay free (images.minimumFree)`;
+      : `its memory needs ${needed} bytes, and the disk of the host has less than that above images.minimumFree`;
   }
 
   /** Carries out a planned step. Returns undefined if the step only saved facts or a failure, so that the caller plans again. */
@@ -162,7 +162,7 @@ export class Machines {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
     if (operation.kind === 'create' && step.kind !== 'create') {
-      operation.abort.abort(new Error('no longer wanted'));
+      operation.abort.abort(new Error('The machine is no longer wanted'));
     }
     const until = this.#hurry(runtime.record, wanted, operation);
     return { step: { kind: 'wait', until }, again: soonest(until, ahead(runtime.record, wanted, now)) };
@@ -209,7 +209,7 @@ export class Machines {
         (error: unknown) => this.#failed(runtime, wanted, operation, error),
       )
       .catch((error: unknown) => {
-        this.#host.logger.error({ err: error, uid }, 'failure not written down');
+        this.#host.logger.error({ err: error, uid }, 'The failure of a step was not saved');
       })
       .finally(() => {
         runtime.operation = undefined;
@@ -227,7 +227,7 @@ export class Machines {
     const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
     this.#host.logger.warn(
       { err: error, uid: record.uid, pod: record.key, step: kind, consequence: consequence.kind },
-      'step failed',
+      'A step of a machine failed',
     );
     switch (consequence.kind) {
       case 'retry':

@@ -66,7 +66,10 @@ async function attach(host: Host, record: MachineRecord): Promise<GuestNetwork> 
     if (isAboutPorts(error)) {
       throw error;
     }
-    host.logger.warn({ err: error, uid: record.uid }, 'network attachment failed, checking the network');
+    host.logger.warn(
+      { err: error, uid: record.uid },
+      'A machine was not attached to the network, so the network is checked',
+    );
   }
   await host.monitor.check();
   try {
@@ -89,7 +92,7 @@ export function followNetwork(host: Host, followers: Followers, report: NetworkR
   for (const record of host.records.list()) {
     if (!record.released) {
       follow(host, record, followers, report).catch((error: unknown) => {
-        host.logger.warn({ err: error, uid: record.uid }, 'address of a machine not found out');
+        host.logger.warn({ err: error, uid: record.uid }, 'The address of a machine was not found');
       });
     }
   }

@@ -140,11 +140,11 @@ function endOf(situation: Situation, now: number): MachineEnd {
     const words = state.kind === 'exited' ? `: ${state.message}` : '';
     return {
       how: 'HostLost',
-      message: `the machine ended together with the host or its agent${words}`,
+      message: `The machine ended while its host or the agent was down${words}`,
       at: now,
     };
   }
-  const message = state.kind === 'exited' ? state.message : 'the hypervisor is gone';
+  const message = state.kind === 'exited' ? state.message : 'The hypervisor has ended';
   return { how: 'Crashed', message, at: now };
 }
 

@@ -57,7 +57,10 @@ function taskRole(text: string): PodRole {
   const task = taskSchema.safeParse(document);
   return task.success
     ? { kind: 'task', task: task.data }
-    : { kind: 'invalid', message: `${TASK_ANNOTATION}: ${describe(task.error.issues)}` };
+    : {
+        kind: 'invalid',
+        message: `The annotation ${TASK_ANNOTATION} is not valid: ${describe(task.error.issues)}`,
+      };
 }
 
 function machineRole(machineText: string, desiredText: string): PodRole {
@@ -68,11 +71,17 @@ function machineRole(machineText: string, desiredText: string): PodRole {
   }
   const machine = machineSchema.safeParse(document);
   if (!machine.success) {
-    return { kind: 'invalid', message: `${MACHINE_ANNOTATION}: ${describe(machine.error.issues)}` };
+    return {
+      kind: 'invalid',
+      message: `The annotation ${MACHINE_ANNOTATION} is not valid: ${describe(machine.error.issues)}`,
+    };
   }
   const desired = desiredSchema.safeParse(parseDocument(desiredText));
   if (!desired.success) {
-    return { kind: 'invalid', message: `${DESIRED_ANNOTATION}: ${describe(desired.error.issues)}` };
+    return {
+      kind: 'invalid',
+      message: `The annotation ${DESIRED_ANNOTATION} is not valid: ${describe(desired.error.issues)}`,
+    };
   }
   return {
     kind: 'machine',
@@ -103,7 +112,7 @@ function versionOf(document: unknown): string {
 }
 
 function describe(issues: readonly { path: PropertyKey[]; message: string }[]): string {
-  return issues.map((issue) => `${issue.path.join('.')}: ${issue.message}`).join('; ');
+  return issues.map((issue) => `${issue.path.join('.') || 'document'}: ${issue.message}`).join('; ');
 }
 
 /** Returns whether the Pod's status shows that its machine has ended. A terminated container can never leave that state. */

@@ -29,7 +29,7 @@ export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promi
     return Keyring.parse(texts);
   } catch (error) {
     // Messages of these errors contain nothing of the secret.
-    throw missing(`a pull secret is not usable: ${messageOf(error)}`);
+    throw missing(`A pull secret cannot be used: ${messageOf(error)}`);
   }
 }
 
@@ -37,7 +37,9 @@ async function read(client: KubeClient, ref: { name: string; namespace: string }
   const { type, data } = await get(client, ref);
   const text = data?.[KEY];
   if (type !== TYPE || text === undefined) {
-    throw missing(`secret ${ref.name} in ${ref.namespace} is of type ${type ?? 'none'}, not ${TYPE}`);
+    throw missing(
+      `The pull secret ${ref.name} in ${ref.namespace} needs the type ${TYPE} and the key ${KEY}; its type is ${type ?? 'none'}`,
+    );
   }
   return Buffer.from(text, 'base64').toString('utf8');
 }
@@ -56,7 +58,7 @@ async function get(client: KubeClient, ref: { name: string; namespace: string })
         throw error;
       }
       if (isNotFound(error) || performance.now() - began >= LAG_MILLISECONDS) {
-        throw missing(`there is no pull secret ${ref.name} in ${ref.namespace} that this host may read`);
+        throw missing(`There is no pull secret ${ref.name} in ${ref.namespace} that this host may read`);
       }
     }
     await pause(tries.next());

@@ -79,7 +79,7 @@ test('a port that nobody listens on says so', async () => {
   servers.splice(0).forEach((server) => server.close());
   expect(await ask(port, false)).toEqual({
     ready: false,
-    message: `nothing answers on 127.0.0.1:${port}`,
+    message: `The guest does not answer on 127.0.0.1:${port}`,
   });
 });
 

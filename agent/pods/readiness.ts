@@ -42,7 +42,7 @@ export function questionFor(
     return { kind: 'answer', readiness: READY };
   }
   if (readiness.type === 'GuestAgent' || readiness.port === undefined) {
-    return unready('this host cannot ask a guest agent; readiness by port is available');
+    return unready('This host cannot ask a guest agent. Set readiness.type to Port');
   }
   const { port } = readiness;
   if (guestAddress !== undefined) {
@@ -51,7 +51,7 @@ export function questionFor(
   const reserved = ports.find((one) => one.guestPort === port && one.protocol === 'TCP');
   return reserved === undefined
     ? unready(
-        `guest port ${port} can be asked only by the guest's own address, which is not known yet, or by a reserved port`,
+        `The guest port ${port} cannot be checked: no reserved port leads to it, and the address of the guest is not known yet`,
       )
     : { kind: 'probe', target: { host: forwardAddress, port: reserved.hostPort, forwarded: true } };
 }
@@ -132,7 +132,7 @@ export class ReadinessProber {
   }
 
   #tell(runtime: Runtime, ready: boolean, target: Target): void {
-    const message = ready ? '' : `nothing answers on ${target.host}:${target.port}`;
+    const message = ready ? '' : `The guest does not answer on ${target.host}:${target.port}`;
     if (runtime.readiness?.ready !== ready || runtime.readiness.message !== message) {
       runtime.readiness = { ready, message };
       this.#changed(runtime.folder.uid);

@@ -67,7 +67,7 @@ describe('records of machines', () => {
     [
       'the record of another machine',
       (text: string) => text.replace('"uid":"a"', '"uid":"z"'),
-      /record of z/,
+      /record of machine z/,
     ],
   ])('%s is told, and keeps no other from being read', (_, damage, message) => {
     saved('a');
@@ -119,7 +119,9 @@ describe('users of machines', () => {
     });
     expect(kept).toEqual(given);
     const third = recordOf('c', records);
-    expect(() => ownUser({ users, records }, third)).toThrow('machines.users: all 2 users are taken');
+    expect(() => ownUser({ users, records }, third)).toThrow(
+      'Machines use all 2 users. Set a larger machines.users.count',
+    );
     records.remove('a');
     expect(ownUser({ users, records }, third)?.uid).toBe(given[0]);
   });

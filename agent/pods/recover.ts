@@ -18,7 +18,10 @@ const STRAY_PREFIX = '/stray-';
  */
 export async function adoptMachines(host: Host, machines: Runtimes): Promise<void> {
   for (const { uid, path, message } of host.records.damaged) {
-    host.logger.error({ uid, path, message }, 'the record of a machine cannot be read, leaving it alone');
+    host.logger.error(
+      { uid, path, message },
+      'The record of a machine cannot be read, so the machine stays as it is',
+    );
   }
   const found = await findMachines(host);
   await adoptStrays(host, found);
@@ -38,7 +41,10 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {
       // The machine continues to run. Later checks repair its network, and its next start attaches the machine again.
-      host.logger.error({ err: error, uid }, 'network of a machine found on this host not attached');
+      host.logger.error(
+        { err: error, uid },
+        'A machine that was found on this host was not attached to the network',
+      );
     }
   }
 }
@@ -49,7 +55,7 @@ async function adoptStrays(host: Host, found: Found): Promise<void> {
   const uids = [...found.keys(), ...(await host.network.attached())];
   for (const uid of new Set(uids)) {
     if (host.records.get(uid) === undefined && !damaged.has(uid)) {
-      host.logger.warn({ uid }, 'a machine without a record, removing it');
+      host.logger.warn({ uid }, 'A machine has no record, so it is removed');
       host.records.save(foundRecord(host, { uid, ...strayIdentity(uid) }, found));
     }
   }

@@ -130,9 +130,9 @@ describe('a machine that runs', () => {
   });
 
   test.each([
-    [9, 1, 'Infeasible', '9000m cpu wanted, 8000m of 8000m left'],
-    [1, 9, 'Infeasible', 'bytes of memory wanted'],
-    [8, 1, 'Deferred', '8000m cpu wanted, 7000m of 8000m left'],
+    [9, 1, 'Infeasible', 'The Pod requests 9000m of CPU, and the host has only 8000m of 8000m left'],
+    [1, 9, 'Infeasible', 'bytes of memory, and the host has only'],
+    [8, 1, 'Deferred', 'The Pod requests 8000m of CPU, and the host has only 7000m of 8000m left'],
   ])('is not promised %i processors and %i GiB: %s', (cpu, gibibytes, reason, words) => {
     const model = new Model(2);
     const pending = model.resize(0, cpu, gibibytes);

@@ -108,7 +108,7 @@ export function resizeConditions(
   const { claim } = record;
   const actual = actualClaim(record);
   const waits = actual.cpuMillis !== claim.cpuMillis || actual.memoryBytes !== claim.memoryBytes;
-  const words = 'the machine has its new size from its next start on';
+  const words = 'The machine gets its new size at its next start';
   return [
     ...(pending === undefined
       ? []

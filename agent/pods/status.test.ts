@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { DISK_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
-import { newRecord, newRuntime, type Step } from './machine.ts';
+import { type MachineRecord, newRecord, newRuntime, type Step } from './machine.ts';
 import { machineStatus } from './status.ts';
 
 const POD: Pod = {
@@ -14,11 +14,12 @@ const POD: Pod = {
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
 
 /** Returns the conditions of a Pod whose machine has a ready guest. */
-function conditions(state: MachineState, step: Step) {
+function conditions(state: MachineState, step: Step, end?: MachineRecord['end']) {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = {
     ...newRecord({ uid: 'u', driver: 'qemu', key: 'ns/x', machine: undefined, claim }),
     everRan: true,
+    end,
   };
   const runtime = { ...newRuntime(record, '/none'), state, readiness: { ready: true, message: '' } };
   const wanted = { deletion: undefined, desiredHash: undefined };
@@ -46,6 +47,16 @@ test('a machine whose memory has no room is ready, and says why it is not suspen
   const step = { kind: 'wait', until: 1, noRoomToSuspend: 'its memory is too large' } as const;
   const { ready, disk } = conditions(RUNNING, step);
   expect(ready?.status).toBe('True');
-  const message = 'the machine is not suspended: its memory is too large';
+  const message = 'The machine is not suspended: its memory is too large';
   expect(disk).toMatchObject({ status: 'False', reason: 'NoRoomToSuspend', message });
+});
+
+test('a machine that waits for its next start says how it ended, in whole sentences', () => {
+  const message = 'The hypervisor was ended by SIGKILL';
+  const { ready } = conditions(
+    { kind: 'stopped' },
+    { kind: 'wait', until: 1 },
+    { how: 'Crashed', message, at: 0 },
+  );
+  expect(ready).toMatchObject({ status: 'False', reason: 'Starting', message });
 });

@@ -127,7 +127,7 @@ function diskTrouble({ runtime: { state }, step }: MachineView): DiskTrouble | u
     return { reason: HOST_DISK_FULL, message: PAUSED_MESSAGE };
   }
   return step.kind === 'wait' && step.noRoomToSuspend !== undefined
-    ? { reason: NO_ROOM_TO_SUSPEND, message: `the machine is not suspended: ${step.noRoomToSuspend}` }
+    ? { reason: NO_ROOM_TO_SUSPEND, message: `The machine is not suspended: ${step.noRoomToSuspend}` }
     : undefined;
 }
 
@@ -136,13 +136,7 @@ function messageOf({ record, trouble }: Readonly<Runtime>, phase: MachinePhase):
   if (trouble !== undefined) {
     return trouble.message;
   }
-  const { end } = record;
-  if (end === undefined || phase === 'Running') {
-    return undefined;
-  }
-  return end.how === 'GuestShutdown'
-    ? 'GuestShutdown: the guest powered itself off'
-    : `${end.how}: ${end.message}`;
+  return phase === 'Running' ? undefined : record.end?.message;
 }
 
 function readinessOf(
@@ -161,7 +155,7 @@ function readinessOf(
   if (disk?.reason === HOST_DISK_FULL) {
     return { ready: false, ...disk };
   }
-  const { readiness = { ready: false, message: 'not yet probed' } } = runtime;
+  const { readiness = { ready: false, message: 'The guest has not been checked yet' } } = runtime;
   return { ...readiness, reason: readiness.ready ? undefined : 'GuestNotReady' };
 }
 

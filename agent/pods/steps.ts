@@ -150,7 +150,7 @@ async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: 
     operation,
     'Unpaused',
     'Unpause',
-    'The disk of the host has room again, and the machine runs on',
+    'The disk of the host has room again, and the machine continues',
   );
 }
 
@@ -166,14 +166,14 @@ async function resume(host: Host, runtime: Runtime, operation: Operation): Promi
   await driverOf(host, record).resume(folder, launchPlan(host, record, operation, network));
   runtime.unseen = false;
   host.records.update(record, { running: true });
-  tell(host, operation, 'Resumed', 'Resume', 'The machine runs on from where it was suspended');
+  tell(host, operation, 'Resumed', 'Resume', 'The machine continues from its suspended state');
 }
 
 async function revert(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const revertedAt = needed(operation.desired).revertRequestedAt;
   await driverOf(host, record).revert(folder, machinePlan(host, record, operation), record.base);
   host.records.update(record, { revertedAt, end: undefined });
-  tell(host, operation, 'Reverted', 'Revert', 'The disk is as it was when the machine was made');
+  tell(host, operation, 'Reverted', 'Revert', 'The disk is again as it was when the machine was created');
 }
 
 /** Ends the process and releases network and ports. The disk stays. */

@@ -59,7 +59,7 @@ export async function withImage(
   };
   // A compressed image needs more than its own bytes; `withRoom` then checks the free space during the copy.
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
-    context.log('unpacking the image');
+    context.log('Unpacking the image');
     const mark = `berth-task-${context.uid}`;
     const as = host.users?.reader;
     await convertToRaw(source, path, { ...options.copying, folder: context.folder, mark, as });
@@ -81,7 +81,7 @@ export async function withMachine(
   const { folder, machine, driver } = found;
   const bytes = await driver.copyBytes(folder);
   return await withCopy(host, { bytes, context }, async (target, options) => {
-    context.log(`copying the disk of VM ${vm.namespace}/${vm.name}`);
+    context.log(`Copying the disk of VM ${vm.namespace}/${vm.name}`);
     const { consistency, virtualSizeBytes } = await driver.copyDisk(folder, {
       target,
       ...options.copying,
@@ -94,9 +94,9 @@ export async function withMachine(
 }
 
 const CONSISTENCIES = {
-  FileSystem: "copied while the guest's agent held its file systems still",
-  Crash: 'copied as after a power cut: no agent in the guest could hold its file systems still',
-  Stopped: 'copied while the machine was off',
+  FileSystem: 'The disk was copied while the guest agent held its file systems frozen',
+  Crash: 'The copy is like a disk after a power cut, because no guest agent could freeze its file systems',
+  Stopped: 'The disk was copied while the machine was off',
 } as const;
 
 interface Halves {

@@ -62,7 +62,7 @@ test('so many tasks are under way at once, the others wait in their order, and s
   await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'b']));
   expect(kinds('a', 'b', 'c', 'd')).toEqual(['running', 'running', 'waiting', 'waiting']);
   const log = await readFile(join(directory, 'c', 'serial.log'), 'utf8');
-  expect(log).toBe('uncache waits: this host does 2 tasks at once\n');
+  expect(log).toBe('The task uncache waits, because the host does 2 tasks at once\n');
   underWay.get('b')?.resolve({});
   await vi.waitFor(() => expect(kinds('b', 'c', 'd')).toEqual(['succeeded', 'running', 'waiting']));
 });
@@ -78,7 +78,7 @@ test('a waiting task whose Pod is deleted ends at once; one under way keeps its 
   start('a', 'b', 'c', 'd');
   runner.abort('c');
   await vi.waitFor(() =>
-    expect(runner.state('c')).toMatchObject({ kind: 'failed', message: 'the Pod was deleted' }),
+    expect(runner.state('c')).toMatchObject({ kind: 'failed', message: 'The Pod of the task was deleted' }),
   );
   runner.abort('a');
   await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE));
@@ -88,7 +88,10 @@ test('a waiting task whose Pod is deleted ends at once; one under way keeps its 
 test('the Pod of a waiting task is Pending with a reason, or Running where it was so before the agent was started anew', () => {
   start('a', 'b', 'c');
   const state = runner.state('c') ?? { kind: 'waiting', message: '' };
-  const waiting = { reason: 'TaskQueued', message: 'this host does 2 tasks at once (tasksAtOnce)' };
+  const waiting = {
+    reason: 'TaskQueued',
+    message: 'The host already does 2 tasks, which is its limit (tasksAtOnce)',
+  };
   const now = '2030-01-01T00:00:00Z';
   expect(taskStatus(podOf('c'), state, '127.0.0.1', now)).toMatchObject({
     phase: 'Pending',

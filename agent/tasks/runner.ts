@@ -89,7 +89,10 @@ export class TaskRunner {
     const folder = join(directory, uid);
     mkdirSync(folder, { recursive: true, mode: 0o700 });
     const running: Running = {
-      state: { kind: 'waiting', message: `this host does ${atOnce} tasks at once (tasksAtOnce)` },
+      state: {
+        kind: 'waiting',
+        message: `The host already does ${atOnce} tasks, which is its limit (tasksAtOnce)`,
+      },
       key,
       abort: new AbortController(),
       leave: new AbortController(),
@@ -98,7 +101,7 @@ export class TaskRunner {
     const log = (line: string): void =>
       appendFileSync(join(folder, appendedLog('serial')), `${line}\n`, { mode: 0o600 });
     if (this.#turns.pending >= atOnce) {
-      log(`${task.type} waits: this host does ${atOnce} tasks at once`);
+      log(`The task ${task.type} waits, because the host does ${atOnce} tasks at once`);
     }
     running.console.start();
     this.#running.set(uid, running);
@@ -112,7 +115,7 @@ export class TaskRunner {
   /** Requests the end of a task; its state shows when it has ended. */
   abort(uid: string): void {
     const running = this.#running.get(uid);
-    const reason = new Error('the Pod was deleted');
+    const reason = new Error('The Pod of the task was deleted');
     // A task that has begun keeps its turn until it has really ended.
     if (running?.state.kind === 'waiting') {
       running.leave.abort(reason);
@@ -145,11 +148,11 @@ export class TaskRunner {
   async #run(running: Running, task: Task, context: TaskContext): Promise<void> {
     const startedAt = Date.now();
     running.state = { kind: 'running', startedAt, report: {} };
-    context.log(`${task.type} begins`);
+    context.log(`The task ${task.type} begins`);
     this.#options.changed(running.key);
     try {
       const report = await this.#options.work(task, context);
-      context.log(`${task.type} done`);
+      context.log(`The task ${task.type} is done`);
       this.#end(running, { kind: 'succeeded', startedAt, finishedAt: Date.now(), report });
     } catch (error) {
       this.#failed(running, { task, context, startedAt }, error);
@@ -163,9 +166,9 @@ export class TaskRunner {
   ): void {
     const reason = reasonIn(error) ?? 'TaskFailed';
     const message = messageOf(error);
-    this.#options.logger.warn({ err: error, pod: running.key, task: task.type }, 'task failed');
+    this.#options.logger.warn({ err: error, pod: running.key, task: task.type }, 'A task failed');
     if (this.#running.has(context.uid)) {
-      context.log(`${task.type} failed: ${reason}: ${message}`);
+      context.log(`The task ${task.type} failed: ${reason}: ${message}`);
     }
     this.#end(running, { kind: 'failed', startedAt, finishedAt: Date.now(), reason, message });
   }

@@ -77,9 +77,9 @@ async function push(
   return await held(host, image, context, async (base, keyring) => {
     const { architecture } = image;
     return await withImage(host, { base, architecture }, context, async (disk, options) => {
-      context.log(`publishing as ${reference}`);
+      context.log(`Publishing as ${reference}`);
       const published = await host.publisher.push({ reference, keyring }, disk, options);
-      context.log(`published: ${published.reference}`);
+      context.log(`Published as ${published.reference}`);
       return { ...published, sizeBytes: disk.virtualSizeBytes };
     });
   });
@@ -90,9 +90,9 @@ async function store(
   { target, disk, context }: { target: StorageTarget; disk: RawDisk; context: TaskContext },
   options: PublishingOptions,
 ): Promise<TaskReport> {
-  context.log(`storing as ${target.type === 'registry' ? target.reference : target.path}`);
+  context.log(`Storing as ${target.type === 'registry' ? target.reference : target.path}`);
   const published = await host.publisher.store(target, disk, options);
-  context.log(`stored: ${published.digest}, ${published.storageBytes} bytes`);
+  context.log(`Stored ${published.digest}, ${published.storageBytes} bytes`);
   return { ...published, sizeBytes: disk.virtualSizeBytes };
 }
 
@@ -101,12 +101,12 @@ async function remove(
   { place }: Task & { type: 'remove' },
   context: TaskContext,
 ): Promise<TaskReport> {
-  context.log(`removing ${place.type === 'registry' ? place.reference : place.path}`);
+  context.log(`Removing ${place.type === 'registry' ? place.reference : place.path}`);
   const kept = await host.publisher.remove(place, context.signal);
   if (kept === undefined) {
     return {};
   }
-  context.log(`kept: ${kept}`);
+  context.log(`Not removed: ${kept}`);
   return { kept };
 }
 
@@ -158,13 +158,13 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
   const { context, holder, refresh, keyring } = ensuring;
   const { source, format, architecture, name } = image;
   if (source.type === 'empty') {
-    throw new ReasonedError('ImageSourceUnsupported', 'an empty disk needs no fetching');
+    throw new ReasonedError('ImageSourceUnsupported', 'An empty disk cannot be fetched');
   }
-  context.log(`fetching ${describeSource(source)}`);
+  context.log(`Fetching ${describeSource(source)}`);
   const { signal, progress: onProgress } = context;
   const options = { format, architecture, name, keyring, holder, refresh, signal, onProgress };
   const base = await host.images.ensure(source, options);
-  context.log(`is on the host as ${base.digest}, a disk of ${base.virtualSizeBytes} bytes`);
+  context.log(`The image is on the host as ${base.digest}, a disk of ${base.virtualSizeBytes} bytes`);
   return base;
 }
 

@@ -173,10 +173,12 @@ it('what the host itself has no room for says so, in its words', async () => {
     bare.setPodCondition(ref('crowded'), { type: 'PodResizePending', status: 'True', reason, message });
   await vms.patch('crowded', { cpu: 3 });
   await waitUntilTold('crowded', { cpu: 3 });
-  await pending('Deferred', '3000m cpu wanted, 500m of 8000m left');
+  await pending('Deferred', 'The Pod requests 3000m of CPU, and the host has only 500m of 8000m left');
   const deferred = await vms.waitForCondition('crowded', 'RestartRequired', { reason: 'ResizeDeferred' });
-  expect(deferred.message).toContain('3000m cpu wanted, 500m of 8000m left');
-  await pending('Infeasible', '3000m cpu wanted, 2000m of 2000m left');
+  expect(deferred.message).toContain(
+    'The Pod requests 3000m of CPU, and the host has only 500m of 8000m left',
+  );
+  await pending('Infeasible', 'The Pod requests 3000m of CPU, and the host has only 2000m of 2000m left');
   await vms.waitForCondition('crowded', 'RestartRequired', { reason: 'ResizeRefused' });
 });
 

@@ -103,7 +103,7 @@ export class StandInDriver implements Driver {
 
   async suspend(folder: MachineFolder): Promise<void> {
     if (this.machines.get(folder.uid)?.kind !== 'running') {
-      throw new Error('only a running machine can be suspended');
+      throw new Error('Only a running machine can be suspended');
     }
     this.#set('suspend', folder, { kind: 'suspended' });
   }
@@ -127,10 +127,10 @@ export class StandInDriver implements Driver {
     const state = this.machines.get(folder.uid);
     const guest = this.#disks.get(folder.uid);
     if (state === undefined) {
-      throw new ReasonedError('NoMachine', `there is no machine ${folder.uid}`);
+      throw new ReasonedError('NoMachine', `There is no machine ${folder.uid}`);
     }
     if (guest === undefined) {
-      throw new ReasonedError('NoDisk', 'the machine has no disk');
+      throw new ReasonedError('NoDisk', 'The machine has no disk');
     }
     const disk = Buffer.alloc(IMAGE.virtualSizeBytes);
     disk.write(guest.marker);

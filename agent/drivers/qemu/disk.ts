@@ -126,7 +126,7 @@ export async function requireOwnData(path: string): Promise<void> {
   try {
     const verdict = await readQcow2(file, { backingIgnored: true });
     if ('refusal' in verdict) {
-      throw new ReasonedError('DiskInvalid', `the disk of the machine ${verdict.refusal}`);
+      throw new ReasonedError('DiskInvalid', `The disk of the machine ${verdict.refusal}`);
     }
   } finally {
     await file.close();

@@ -102,11 +102,15 @@ export class DiskCopies {
       return;
     }
     this.#nextTidy = Date.now() + TIDY_INTERVAL_MILLISECONDS;
+    await this.#tidyOrLog();
+  }
+
+  async #tidyOrLog(): Promise<void> {
     try {
       await this.tidy();
     } catch (error) {
       const { uid } = this.#folder;
-      this.#context.logger.warn({ uid, err: error }, 'remains of a copy of the disk not removed');
+      this.#context.logger.warn({ uid, err: error }, 'The cleanup after a copy of a disk failed');
     }
   }
 
@@ -138,10 +142,10 @@ export class DiskCopies {
     const { uid } = this.#folder;
     const file = await this.#machine.state.read();
     if (file === undefined) {
-      throw new ReasonedError('NoMachine', `there is no machine ${uid}`);
+      throw new ReasonedError('NoMachine', `There is no machine ${uid}`);
     }
     if (file.diskBytes === undefined) {
-      throw new ReasonedError('NoDisk', 'the machine has no disk');
+      throw new ReasonedError('NoDisk', 'The machine has no disk');
     }
     const state = await this.#machine.inspect();
     const running = state.kind === 'running';
@@ -156,18 +160,9 @@ export class DiskCopies {
     } catch (error) {
       throw await this.#explained(error, running, options.signal);
     } finally {
-      await this.#finish();
-    }
-  }
-
-  /** Cleans up in the same way as after an agent's death. If a step fails, later inspections of the machine repeat it. */
-  async #finish(): Promise<void> {
-    this.#tidied = false;
-    try {
-      await this.tidy();
-    } catch (error) {
-      const { uid } = this.#folder;
-      this.#context.logger.warn({ uid, err: error }, 'a copy of the disk left something behind');
+      // The cleanup is the same as after an agent's death. If it fails, later inspections of the machine repeat it.
+      this.#tidied = false;
+      await this.#tidyOrLog();
     }
   }
 
@@ -185,14 +180,14 @@ export class DiskCopies {
     const { isRoot, logger } = this.#context;
     const qmp = await this.#machine.connect();
     if (qmp === undefined) {
-      throw new Error('the hypervisor has ended');
+      throw new Error('The hypervisor has ended');
     }
     const runAs = isRoot ? (launched?.runAs ?? SHARED_RUN_AS) : undefined;
     const drive = await prepareSnapshot(qmp, path, runAs);
     const take = async () => await takeSnapshot(qmp, drive);
     const { frozen, problems } = await this.#whileFrozen(signal, take);
     if (problems.length > 0) {
-      logger.warn({ uid, problems }, 'file systems not frozen for a copy in order');
+      logger.warn({ uid, problems }, 'The freeze of a guest for a copy of its disk had problems');
     }
     const source = await serveSnapshot(qmp);
     onProgress(0);
@@ -206,7 +201,10 @@ export class DiskCopies {
     const { path } = this.#folder;
     if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {
       await work();
-      return { frozen: false, problems: ['the guest did not thaw earlier, so it is not frozen again'] };
+      return {
+        frozen: false,
+        problems: ['The guest did not confirm earlier thaws, so it is not frozen again'],
+      };
     }
     const remember = async (frozen: boolean) => await this.#note({ frozen });
     return await whileFrozen({ folder: path, signal, remember }, work);
@@ -233,10 +231,10 @@ export class DiskCopies {
       return signal.reason;
     }
     if (running && (await this.#machine.process()) === undefined) {
-      return new ReasonedError('Interrupted', 'the machine ended while its disk was copied');
+      return new ReasonedError('Interrupted', 'The machine ended while its disk was copied');
     }
     const message = messageOf(error);
-    return new ReasonedError('CopyFailed', `the disk was not copied: ${message}`);
+    return new ReasonedError('CopyFailed', `The disk was not copied: ${message}`);
   }
 
   async #clear(): Promise<void> {
@@ -282,7 +280,7 @@ export class DiskCopies {
     } catch (error) {
       this.#context.logger.error(
         { uid, err: error, attempt: thawsFailed + 1, attempts: THAW_LIMIT },
-        'file systems of the guest not thawed',
+        'The guest did not confirm the thaw of its file systems',
       );
       return false;
     }

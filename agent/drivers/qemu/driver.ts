@@ -165,7 +165,7 @@ export class QemuDriver implements Driver {
   /** Interrupts the copies and runs `work`, because a copy reads from the process that will end or stand still. */
   async #ending(folder: MachineFolder, what: string, work: () => Promise<void>): Promise<void> {
     const copies = this.#of(folder).copies;
-    await copies.interrupt(`the machine was ${what} while its disk was copied`);
+    await copies.interrupt(`The machine was ${what} while its disk was copied`);
     await copies.exclusively(work);
   }
 
@@ -243,7 +243,7 @@ export class QemuDriver implements Driver {
       return { ...folder, runAs: state?.launched?.runAs, base: state?.base?.path };
     } catch (error) {
       // Every later step of this machine reports the same error.
-      this.#context.logger.error({ err: error, uid: folder.uid }, 'the state of a machine cannot be read');
+      this.#context.logger.error({ err: error, uid: folder.uid }, 'The state of a machine cannot be read');
       return { ...folder, runAs: undefined, base: undefined };
     }
   }
@@ -258,7 +258,9 @@ export class QemuDriver implements Driver {
 
   async close(): Promise<void> {
     const held = [...this.#held.values()];
-    await Promise.all(held.map(async ({ copies }) => await copies.interrupt('the agent ended')));
+    await Promise.all(
+      held.map(async ({ copies }) => await copies.interrupt('The agent ended during the copy')),
+    );
     for (const { machine, console } of held) {
       machine.close();
       console.close();
@@ -291,7 +293,7 @@ export class QemuDriver implements Driver {
 async function requireState(folder: MachineFolder): Promise<MachineFile> {
   const state = await readMachineFile(folder.path);
   if (state === undefined) {
-    throw new ReasonedError('StartFailed', 'the machine was not created completely');
+    throw new ReasonedError('StartFailed', 'The machine was not created completely');
   }
   return state;
 }

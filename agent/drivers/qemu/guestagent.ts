@@ -38,7 +38,7 @@ const SYNC_ID_LIMIT = 2 ** 48 - 1;
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
 /** Limit of an error's text. An error of an agent is a sentence; a longer text is cut before it gets into a log. */
 const ERROR_LIMIT_CHARACTERS = 500;
-const SILENT = 'the guest agent does not answer: file systems may be frozen';
+const SILENT = 'The guest agent does not answer, and file systems may be frozen';
 
 export interface FreezeOptions {
   folder: string;
@@ -142,12 +142,15 @@ class Port {
 
   private constructor(socket: Socket) {
     this.#socket = socket;
-    socket.on('error', (error) => this.#end(`the connection was closed: ${error.message}`));
-    socket.on('end', () => this.#end('the connection was closed'));
-    socket.on('close', () => this.#end('the connection was closed'));
+    socket.on('error', (error) =>
+      this.#end(`The connection to the guest agent was closed: ${error.message}`),
+    );
+    for (const event of ['end', 'close']) {
+      socket.on(event, () => this.#end('The connection to the guest agent was closed'));
+    }
     socket.on('data', () => {
       if (socket.bytesRead > RECEIVE_LIMIT_BYTES) {
-        socket.destroy(new Error('the guest writes without end'));
+        socket.destroy(new Error(`the guest sent more than ${RECEIVE_LIMIT_BYTES} bytes`));
       }
     });
     readLines(socket, RECEIVE_LIMIT_BYTES, (line) => this.#receive(line));
@@ -182,17 +185,17 @@ class Port {
    */
   async execute(command: string, timeoutMilliseconds: number, signal?: AbortSignal): Promise<unknown> {
     if (this.#closed !== undefined) {
-      throw new Error(`${command}: ${this.#closed}`);
+      throw new Error(`${command} was not sent: ${this.#closed}`);
     }
     const { promise, resolve } = Promise.withResolvers<Answer>();
     this.#expected.push(resolve);
     this.#send({ execute: command });
     const answer = await within(promise, timeoutMilliseconds, signal);
     if (answer === undefined) {
-      throw new Error(`${command}: no answer within ${timeoutMilliseconds} ms`);
+      throw new Error(`The guest agent did not answer ${command} within ${timeoutMilliseconds} ms`);
     }
     if ('error' in answer) {
-      throw new Error(`${command}: ${answer.error}`);
+      throw new Error(`${command} failed: ${answer.error}`);
     }
     return answer.value;
   }
@@ -236,7 +239,7 @@ class Port {
     }
     const message = parse(line);
     if (message === undefined) {
-      throw new Error('the guest agent answered with what is no answer');
+      throw new Error('the guest agent sent a line that is no answer');
     }
     const take = this.#expected.shift();
     const { error } = message;

@@ -75,7 +75,7 @@ export class HostPlatforms {
     const wanted = architecture ?? native;
     const platform = (await this.all()).find((candidate) => candidate.architecture === wanted);
     if (platform === undefined) {
-      throw new ReasonedError('StartFailed', `this host cannot run ${wanted} guests with qemu`);
+      throw new ReasonedError('StartFailed', `This host cannot run ${wanted} guests with QEMU`);
     }
     return platform;
   }
@@ -159,7 +159,10 @@ async function probeArchitecture(
 ): Promise<Platform | undefined> {
   const firmware = architecture === 'arm64' ? await findArmFirmware() : undefined;
   if (architecture === 'arm64' && firmware === undefined) {
-    logger.warn({ architecture }, 'no uefi firmware found: such guests cannot run here');
+    logger.warn(
+      { architecture },
+      'No UEFI firmware was found, so guests of this architecture cannot run here',
+    );
     return undefined;
   }
   await mkdir(dataDirectory, { recursive: true });
@@ -171,7 +174,7 @@ async function probeArchitecture(
       if (refusal === undefined) {
         return { architecture, binary, machineType, accelerator, firmware };
       }
-      logger.warn({ architecture, accelerator, refusal }, 'accelerator does not work here');
+      logger.warn({ architecture, accelerator, refusal }, 'An accelerator does not work on this host');
     }
     return undefined;
   } finally {
@@ -197,7 +200,7 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
     .sort((left, right) => right.order - left.order);
   const [newest] = versions;
   if (newest === undefined) {
-    throw new Error(`${binary} has no versioned machine type`);
+    throw new Error(`${binary} offers no machine type with a version`);
   }
   return newest.name;
 }

@@ -101,7 +101,7 @@ export class Hypervisor {
     const qmp = await QmpConnection.connect(this.folder.path, FILES.qmp, options);
     if (this.#closed) {
       qmp.close();
-      throw new QmpError('the machine was let go of');
+      throw new QmpError('The agent closed the connection to QEMU');
     }
     qmp.on('event', (event) => this.#handlers.onEvent(event));
     qmp.on('close', () => this.#check());

@@ -55,16 +55,16 @@ async function tailOf(path: string): Promise<string> {
 
 /** Message for a hypervisor that used more memory than the guest and the overhead together. */
 export const OUT_OF_MEMORY =
-  'the hypervisor reached the memory limit of its machine and was ended by the kernel of the host';
+  'The hypervisor reached the memory limit of its machine, and the kernel of the host ended it';
 
 export function describeExit(status: ExitStatus | undefined): string {
   if (status?.signal) {
-    return `the hypervisor was ended by ${status.signal}`;
+    return `The hypervisor was ended by ${status.signal}`;
   }
   if (typeof status?.code === 'number') {
-    return `the hypervisor ended with code ${status.code}`;
+    return `The hypervisor ended with code ${status.code}`;
   }
-  return 'the hypervisor ended';
+  return 'The hypervisor ended';
 }
 
 const SIGNAL = /terminating on signal \d+/;
@@ -92,7 +92,7 @@ const REASONS: [RegExp, StartReason][] = [
 
 /** Returns the error of a failed start, with the hypervisor's last words and the reason that they show. */
 export async function startError(folder: string, what: string): Promise<ReasonedError> {
-  const words = await lastWords(folder);
-  const reason = REASONS.find(([pattern]) => pattern.test(words))?.[1] ?? 'StartFailed';
-  return new ReasonedError(reason, words === '' ? what : `${what}: ${words}`);
+  const message = await exitMessage(folder, what);
+  const reason = REASONS.find(([pattern]) => pattern.test(message))?.[1] ?? 'StartFailed';
+  return new ReasonedError(reason, message);
 }

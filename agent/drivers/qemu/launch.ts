@@ -64,7 +64,7 @@ export async function requireLogWriter(): Promise<void> {
     const timeoutMilliseconds = INTERPRETER_TIMEOUT_MILLISECONDS;
     await run(interpreter, ['-e', '1'], { environment: ENVIRONMENT, timeoutMilliseconds });
   } catch (error) {
-    const why = `the log writer of machines cannot run, it needs ${interpreter} in ${ENVIRONMENT.PATH}`;
+    const why = `The log writer of machines cannot run and needs ${interpreter} in ${ENVIRONMENT.PATH}`;
     throw new Error(`${why}: ${messageOf(error)}`, { cause: error });
   }
 }
@@ -131,7 +131,7 @@ async function launch(
     const pid = await pidOf(child);
     const identity = await identify(pid);
     if (identity === undefined) {
-      throw new ReasonedError('StartFailed', 'the hypervisor ended at once');
+      throw new ReasonedError('StartFailed', 'The hypervisor ended at once');
     }
     await Promise.all([cgroups.add(folder.uid, pid, limits), forgetOomScore(pid)]);
     child.stdin?.end('\n');
@@ -145,7 +145,7 @@ async function launch(
 async function pidOf(child: ChildProcess): Promise<number> {
   return await new Promise((resolve, reject) => {
     child.once('error', (error) =>
-      reject(new ReasonedError('StartFailed', `the hypervisor cannot be executed: ${error.message}`)),
+      reject(new ReasonedError('StartFailed', `The hypervisor cannot be executed: ${error.message}`)),
     );
     child.once('spawn', () => resolve(child.pid ?? 0));
   });

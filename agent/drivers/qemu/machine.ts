@@ -2,6 +2,7 @@
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { messageOf } from '../../../base/errors.ts';
 import { findByArgument, isAlive, killForCertain, waitForExit } from '../../machines/process.ts';
 import type { ProcessIdentity } from '../../machines/process.ts';
 import { type LaunchPlan, type MachineFolder, type MachineState } from '../driver.ts';
@@ -132,7 +133,7 @@ export class QemuMachine {
   async suspend(): Promise<void> {
     const identity = await this.process();
     if (identity === undefined) {
-      throw new Error('only a running machine can be suspended');
+      throw new Error('Only a running machine can be suspended');
     }
     const hypervisor = this.#adopt(identity);
     const qmp = await hypervisor.qmp();
@@ -161,7 +162,7 @@ export class QemuMachine {
   async #bringUp(plan: LaunchPlan, platform: Platform, incoming: boolean): Promise<QmpConnection> {
     const state = await this.state.read();
     if (state === undefined) {
-      throw new Error(`machine ${this.#folder.uid} has no state`);
+      throw new Error(`Machine ${this.#folder.uid} has no state file`);
     }
     const start = { plan, state, platform, incoming };
     const { exited, identity } = await launchMachine(this.#folder, start, this.#context);
@@ -197,7 +198,7 @@ export class QemuMachine {
     // The notice of the exit may have come first, and may have recorded a crash.
     await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
-    return cause instanceof ReasonedError ? cause : await startError(this.#folder.path, String(cause));
+    return cause instanceof ReasonedError ? cause : await startError(this.#folder.path, messageOf(cause));
   }
 
   /** Returns the state of a live process, or undefined if it has ended. */
@@ -218,7 +219,10 @@ export class QemuMachine {
       if (!(await isAlive(identity))) {
         return undefined;
       }
-      this.#context.logger.warn({ uid: this.#folder.uid, err: error }, 'hypervisor does not answer');
+      this.#context.logger.warn(
+        { uid: this.#folder.uid, err: error },
+        'The hypervisor of a machine does not answer',
+      );
       const paused = (await this.state.read())?.paused === true;
       return { kind: 'running', pid: identity.pid, guestStarted: false, paused };
     }
@@ -290,7 +294,7 @@ export class QemuMachine {
         return;
       }
       const { uid } = this.#folder;
-      this.#context.logger.error({ uid, err: error }, 'machine event not handled');
+      this.#context.logger.error({ uid, err: error }, 'An event of a machine was not handled');
     });
   }
 }

@@ -79,5 +79,5 @@ test('a hypervisor that hangs up once it has read all has the memory', async () 
 });
 
 test('a hypervisor that has ended has not', async () => {
-  await expect(restore(undefined)).rejects.toThrow('the connection was closed');
+  await expect(restore(undefined)).rejects.toThrow('The connection to QEMU was closed');
 });

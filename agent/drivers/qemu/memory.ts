@@ -70,7 +70,9 @@ export async function restoreMemory(folder: string, qmp: QmpConnection): Promise
 async function receive(server: Server, file: string, signal: AbortSignal): Promise<void> {
   const socket = await new Promise<Socket>((resolve, reject) => {
     server.once('connection', resolve);
-    signal.addEventListener('abort', () => reject(new Error('QEMU did not send its memory in time')));
+    signal.addEventListener('abort', () =>
+      reject(new Error('QEMU did not send the memory of the machine in time')),
+    );
   });
   await pipeline(socket, createWriteStream(file, { mode: 0o600 }), { signal });
 }
@@ -84,7 +86,9 @@ async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
       return;
     }
     if (answer.status === 'failed' || answer.status === 'cancelled') {
-      throw new Error(`the memory was not saved: ${answer['error-desc'] ?? answer.status}`);
+      throw new Error(
+        `QEMU did not save the memory of the machine: ${answer['error-desc'] ?? answer.status}`,
+      );
     }
     signal.throwIfAborted();
     await pause(STATUS_INTERVAL_MILLISECONDS);

@@ -65,14 +65,14 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   readonly #pending = new Map<number, Pending>();
   #nextId = 1;
   #closed = false;
-  #whyClosed = 'the connection was closed';
+  #whyClosed = 'The connection to QEMU was closed';
   #unasked = { characters: 0, until: 0 };
 
   private constructor(socket: Socket) {
     super();
     this.#socket = socket;
     socket.on('error', (error) => {
-      this.#whyClosed = `the connection was closed: ${error.message}`;
+      this.#whyClosed = `The connection to QEMU was closed: ${error.message}`;
       socket.destroy();
     });
     socket.on('close', () => this.#end());
@@ -104,14 +104,14 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
 
   async execute(command: string, parameters: Record<string, unknown> = {}): Promise<unknown> {
     if (this.#closed) {
-      throw new QmpError(`${command}: the connection is closed`);
+      throw new QmpError(`${command} was not sent, because the connection to QEMU is closed`);
     }
     const id = this.#nextId;
     this.#nextId += 1;
     return await new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
         this.#pending.delete(id);
-        reject(new QmpError(`${command}: no answer within ${COMMAND_TIMEOUT_MILLISECONDS} ms`));
+        reject(new QmpError(`QEMU did not answer ${command} within ${COMMAND_TIMEOUT_MILLISECONDS} ms`));
       }, COMMAND_TIMEOUT_MILLISECONDS);
       this.#pending.set(id, { resolve, reject, timer });
       this.#socket.write(`${JSON.stringify({ execute: command, arguments: parameters, id })}\n`);
@@ -125,7 +125,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   async ask<T>(command: string, schema: z.ZodType<T>, parameters: Record<string, unknown> = {}): Promise<T> {
     const answer = schema.safeParse(await this.execute(command, parameters));
     if (!answer.success) {
-      throw new QmpError(`${command}: not an answer: ${z.prettifyError(answer.error)}`);
+      throw new QmpError(`QEMU gave an invalid answer to ${command}: ${z.prettifyError(answer.error)}`);
     }
     return answer.data;
   }
@@ -205,7 +205,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     }
     this.#unasked.characters += characters;
     if (this.#unasked.characters > UNASKED_LIMIT_CHARACTERS) {
-      throw new Error('too much that nobody asked for');
+      throw new Error('QEMU sent too many messages that answer no command');
     }
   }
 
@@ -223,7 +223,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
 async function connectSocket(folder: string, name: string, signal: AbortSignal): Promise<Socket> {
   for (;;) {
     if (signal.aborted) {
-      throw new QmpError(`${name}: no connection`);
+      throw new QmpError(`QEMU did not accept a connection to ${name}`);
     }
     try {
       return await withSocketPath(folder, name, connectTo);

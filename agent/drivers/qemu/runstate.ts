@@ -87,7 +87,10 @@ export async function pressPowerButton(
     }
   } catch (error) {
     const { uid } = hypervisor.folder;
-    logger.warn({ uid, err: error }, 'power button not pressed, power is taken away');
+    logger.warn(
+      { uid, err: error },
+      'The power button of a machine could not be pressed, so its power is cut',
+    );
   }
 }
 
@@ -101,7 +104,7 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
     }
   } catch (error) {
     const { uid } = hypervisor.folder;
-    logger.debug({ uid, err: error }, 'hypervisor did not take quit');
+    logger.debug({ uid, err: error }, 'The hypervisor of a machine did not follow the command quit');
   }
   await killForCertain(hypervisor.identity);
 }
@@ -164,6 +167,6 @@ export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
 /** Records that the guest powered off, unless the end was requested. */
 export async function guestPoweredOff(file: StateFile): Promise<void> {
   await file.change(({ intent, live }) =>
-    live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'the guest powered off' } } : {},
+    live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'The guest powered off' } } : {},
   );
 }

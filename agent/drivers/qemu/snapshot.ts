@@ -153,7 +153,7 @@ async function requireDrive(qmp: QmpConnection): Promise<Drive> {
       return { path: qdev, node, sizeBytes: inserted.image['virtual-size'] };
     }
   }
-  throw new Error('the hypervisor knows no drive with the disk of the machine');
+  throw new Error('QEMU has no drive with the disk of the machine');
 }
 
 async function attach(qmp: QmpConnection, drive: Drive, node: string): Promise<void> {
@@ -167,7 +167,7 @@ async function endExport(qmp: QmpConnection): Promise<void> {
   const deadline = Date.now() + EXPORT_END_TIMEOUT_MILLISECONDS;
   while (await isExported(qmp)) {
     if (Date.now() >= deadline) {
-      throw new Error('the hypervisor does not let go of the snapshot');
+      throw new Error('QEMU did not end the export of the snapshot in time');
     }
     await pause(EXPORT_END_INTERVAL_MILLISECONDS);
   }

@@ -128,7 +128,7 @@ export class StateFile {
     return await this.#serial.run(async () => {
       const state = await readMachineFile(this.#folder);
       if (state === undefined) {
-        throw new Error(`${this.#folder} has no state file`);
+        throw new Error(`The folder ${this.#folder} has no state file`);
       }
       const change = decide(state);
       const next = { ...state, ...change } as MachineFile;

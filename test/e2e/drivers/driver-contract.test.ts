@@ -83,7 +83,7 @@ async function standIn(): Promise<Subject> {
     guest: async () => ({ ...driver.guest(UID) }),
     note: async (marker) => void Object.assign(driver.guest(UID), { marker }),
     noteIn: async (copy) => await driver.markerOn(copy),
-    powerOff: async () => driver.end(UID, 'GuestShutdown', 'the guest powered off'),
+    powerOff: async () => driver.end(UID, 'GuestShutdown', 'The guest powered off'),
     kill: async () => driver.end(UID, 'Crashed', 'killed'),
     prints: 'a line of the console',
     end: async () => await rm(path, { recursive: true }),
@@ -219,7 +219,7 @@ describe.each([
       message: expect.stringMatching(/./) as string,
     });
     await expect(subject.driver.suspend(subject.folder)).rejects.toThrow(
-      'only a running machine can be suspended',
+      'Only a running machine can be suspended',
     );
     await start();
     expect(await subject.guest()).toMatchObject({ boots: '3', marker: 'after' });

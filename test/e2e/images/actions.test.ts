@@ -123,7 +123,7 @@ test(
     const jobs = await world.kubectl('get', 'jobs', '-o', 'name');
     const job = jobs.split('\n').find((name) => name.includes('image-save')) ?? '';
     expect(await world.kubectl('logs', job)).toMatch(
-      /copying the disk of VM platform-default\/source[^]*stored: sha256:/,
+      /Copying the disk of VM platform-default\/source[^]*Stored sha256:/,
     );
     await world.kubectl('delete', 'vm', 'copy');
   },

@@ -138,7 +138,7 @@ describe('a start that fails', { timeout: BOOT_DEADLINE_MILLISECONDS }, () => {
     const spoil = async () => await writeFile(join(folder().path, 'disk.qcow2'), 'this is no disk');
     expect(await failure({}, spoil)).toMatchObject({
       reason: 'DiskInvalid',
-      message: expect.stringContaining('the disk of the machine ends within its header') as string,
+      message: expect.stringContaining('The disk of the machine ends within its header') as string,
     });
   });
 
