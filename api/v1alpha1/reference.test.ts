@@ -8,6 +8,7 @@ import {
   parseReference,
   readReference,
   repositoryName,
+  shortImageName,
 } from './reference.ts';
 
 const DIGEST = `sha256:${'0123456789abcdef'.repeat(4)}`;
@@ -28,6 +29,14 @@ describe('names of images', () => {
     [`ghcr.io/team/image:1@${DIGEST}`, `ghcr.io/team/image:1@${DIGEST}`],
   ] as const)('%j is normally %j', ([written, normal]) => {
     expect(normaliseImageName(written)).toBe(normal);
+  });
+
+  it.for([
+    ['docker.io/library/ubuntu:24.04', 'ubuntu:24.04'],
+    [`ghcr.io/team/image@${DIGEST}`, 'team/image'],
+    [`registry:5000/image:1@${DIGEST}`, 'image:1'],
+  ] as const)('%j is %j for people', ([name, short]) => {
+    expect(shortImageName(name)).toBe(short);
   });
 
   it('stay as they are once normalised', () => {

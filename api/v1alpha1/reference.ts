@@ -74,6 +74,13 @@ function canonicalRegistry(registry: string): string {
   return host === 'index.docker.io' ? REGISTRY_DEFAULT : host;
 }
 
+/** Returns the short name of an image for people, without registry, digest and the prefix `library/` of Docker Hub. */
+export function shortImageName(name: string): string {
+  const [named] = split(name.trim(), '@');
+  const [registry, rest] = splitRegistry(named);
+  return registry === REGISTRY_DEFAULT ? rest.replace(/^library\//, '') : rest;
+}
+
 /** Returns the text before and after the first `separator`. The second part is absent if the text has no separator. */
 function split(text: string, separator: string): [string, string?] {
   const at = text.indexOf(separator);

@@ -162,6 +162,12 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
     rules: [nameRule(63, { dots: false })],
     columns: [
       PHASE_COLUMN,
+      {
+        name: 'Progress',
+        type: 'string',
+        description: 'Progress of the pull in percent.',
+        jsonPath: '.status.progress',
+      },
       conditionColumn('Ready', 'Ready', 'status'),
       conditionColumn('Reason', 'Ready', 'reason'),
       {
@@ -180,8 +186,14 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
       wide({
         name: 'Image',
         type: 'string',
-        description: 'Resolved image.',
-        jsonPath: '.status.image.reference',
+        description: 'Short name of the image.',
+        jsonPath: '.status.image.name',
+      }),
+      wide({
+        name: 'Accelerator',
+        type: 'string',
+        description: 'Accelerator of the machine.',
+        jsonPath: '.status.accelerator',
       }),
       wide({
         name: 'CPU',

@@ -27,7 +27,10 @@ export const vmStatusSchema = z
     addresses: z
       .array(report('An IP address.', 64))
       .max(16)
-      .meta({ description: 'Addresses of the guest.', 'x-kubernetes-list-type': 'atomic' })
+      .meta({
+        description: 'Addresses of the guest, if it has addresses of its own.',
+        'x-kubernetes-list-type': 'atomic',
+      })
       .optional(),
     endpoints: z
       .array(endpointSchema)
@@ -42,6 +45,10 @@ export const vmStatusSchema = z
     serialNumber: report('Serial number in the guest.', 64).optional(),
     image: z
       .object({
+        name: report(
+          'Short name: of the Image or ISO, or a reference without registry and digest.',
+          IMAGE_NAME_LENGTH,
+        ).optional(),
         reference: report('Resolved reference or name.', IMAGE_NAME_LENGTH).optional(),
         digest: report('Digest of the deployed content.', 256).optional(),
       })
@@ -86,6 +93,8 @@ export const vmStatusSchema = z
       })
       .meta({ description: 'Reason for the end of the VM, written once.' })
       .optional(),
+    accelerator: report('Accelerator of the machine: KVM, HVF, or TCG for emulation.', 64).optional(),
+    progress: report('For people: the work of the host, for example `Pulling 42 %`.', 64).optional(),
     progressPercent: count('Progress of the pull or clone in percent.', 100).optional(),
     restartedAt: timestamp('Value of restartRequestedAt that was last fulfilled.').optional(),
     revertedAt: timestamp('Value of revertRequestedAt that was last fulfilled.').optional(),

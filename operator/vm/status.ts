@@ -1,27 +1,17 @@
 /** Computes the whole status of a VM from the observed state and the facts that are written once. */
 import { timestamp } from '../../base/time.ts';
 import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
-import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { classOf, isReason, isSeen, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
-import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import { desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
 import type { Facts } from './facts.ts';
-import type { Pod } from '../../kube/core.ts';
 import { pausedByDisk, unsuspendedByDisk } from './disktrouble.ts';
 import type { Observed } from './observe.ts';
 import { phasesIn } from '../../api/v1alpha1/phases.ts';
 import { type Phase, PENDING_PHASES, phaseOf } from './phase.ts';
-import {
-  containerState,
-  desiredText,
-  machineOf,
-  machineReport,
-  podCondition,
-  waitingState,
-} from './podstate.ts';
+import { machineStatus, nonEmpty } from './machinestatus.ts';
+import { machineReport, podCondition, waitingState } from './podstate.ts';
 import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
@@ -42,7 +32,7 @@ export function summarize(observed: Observed, facts: Facts, findings: Findings):
     phase: phase.name,
     nodeName: pod?.spec.nodeName,
     hostAddress: hostAddress(observed),
-    ...machineStatus(observed),
+    ...machineStatus(observed, phase.name),
     attempt: facts.attempt,
     firstRunningTime: facts.firstRunningTime,
     avoidedNodes: nonEmpty([...facts.avoidedNodes]),
@@ -58,54 +48,6 @@ function hostAddress({ pod, node }: Observed): string | undefined {
   }
   const internal = node?.status?.addresses?.find(({ type }) => type === 'InternalIP');
   return pod.status?.hostIP ?? internal?.address;
-}
-
-/** Returns the machine's part of the status. After the Pod's deletion, the values of the last status are kept as the VM's record. */
-function machineStatus({ vm, pod }: Observed): Partial<VMStatus> {
-  const machine = pod === undefined ? undefined : machineOf(pod);
-  const kept = vm.status ?? {};
-  if (pod === undefined || machine === undefined) {
-    const { image, config, hardwareUUID, serialNumber, resources, startTime } = kept;
-    return { image, config, hardwareUUID, serialNumber, resources, startTime };
-  }
-  return {
-    hardwareUUID: machine.hardware.uuid,
-    serialNumber: machine.hardware.serialNumber,
-    image: imageStatus(pod),
-    config: machine.config,
-    resources: resources(pod, vm),
-    addresses: addresses(pod),
-    endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
-    startTime: containerState(pod)?.running?.startedAt ?? kept.startTime,
-    progressPercent: machineReport(pod).progressPercent,
-  };
-}
-
-function addresses({ status = {} }: Pod): string[] | undefined {
-  return nonEmpty((status.podIPs ?? []).map(({ ip }) => ip));
-}
-
-function nonEmpty<T>(list: T[]): T[] | undefined {
-  return list.length === 0 ? undefined : list;
-}
-
-function imageStatus(pod: Pod): VMStatus['image'] {
-  const digest = machineReport(pod).imageDigest ?? digestOf(pod.status?.containerStatuses?.[0]?.imageID);
-  return { reference: pod.spec.containers[0]?.image ?? '', digest };
-}
-
-function digestOf(imageID: string | undefined): string | undefined {
-  return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
-}
-
-function resources(pod: Pod, vm: VM): VMStatus['resources'] {
-  const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
-  if (!desired.success) {
-    return vm.status?.resources;
-  }
-  const { cpu, memoryBytes, diskSizeBytes } = desired.data;
-  const diskSize = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));
-  return { cpu, memory: formatQuantity(BigInt(memoryBytes)), diskSize };
 }
 
 function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {

@@ -66,7 +66,8 @@ describe('a VM with kubectl', () => {
       return /Normal\s+Scheduled.*placed on host host-\d/.test(text) && /Normal\s+Running/.test(text);
     });
     const { stdout } = await cluster.kubectl(['get', 'vm', 'story', '-n', vms.namespace, '-o', 'wide']);
-    expect(stdout).toMatch(/story\s+Running/);
+    expect(stdout).toMatch(/^NAME\s+PHASE\s+PROGRESS\s.*\sIMAGE\s+ACCELERATOR\s/);
+    expect(stdout).toMatch(/story\s+Running.*\sguest:1\s/);
     await cluster.kubectl(['delete', 'vm', 'story', '-n', vms.namespace, '--timeout=30s']);
     await vms.waitUntilGone('story');
   });
@@ -140,8 +141,12 @@ describe('a VM that has not run yet', () => {
   it('is placed again when its Pod is deleted', async () => {
     await vms.create('twice', onBare);
     await bare.waitForPod(ref('twice'));
-    await bare.waiting(ref('twice'), 'Pulling');
-    await vms.waitForPhase('twice', 'Pulling');
+    await bare.waiting(ref('twice'), 'Pulling', '42%');
+    const message = JSON.stringify({ progressPercent: 42, accelerator: 'kvm' });
+    const report = { type: MACHINE_CONDITION, status: 'False', reason: 'Pulling', message } as const;
+    await bare.setPodCondition(ref('twice'), report);
+    await vms.waitForVM('twice', 'progress', ({ status }) => status?.progress === 'Pulling 42 %');
+    expect((await vms.get('twice')).status).toMatchObject({ phase: 'Pulling', accelerator: 'KVM' });
     await vms.deletePod('twice');
     await bare.end(ref('twice'));
     await waitFor('the second Pod', async () => {

@@ -1,0 +1,81 @@
+/** Reports the machine of a VM as its Pod and its host describe it. */
+import {
+  desiredSchema,
+  type Machine,
+  type MachineReport,
+  parseDocument,
+} from '../../api/v1alpha1/machine.ts';
+import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { shortImageName } from '../../api/v1alpha1/reference.ts';
+import type { VMPhase } from '../../api/v1alpha1/phases.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { Observed } from './observe.ts';
+import { PENDING_PHASES } from './phase.ts';
+import { containerState, desiredText, machineOf, machineReport } from './podstate.ts';
+
+/** Returns the machine's part of the status. After the Pod's deletion, the values of the last status are kept as the VM's record. */
+export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VMStatus> {
+  const machine = pod === undefined ? undefined : machineOf(pod);
+  const kept = vm.status ?? {};
+  if (pod === undefined || machine === undefined) {
+    const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = kept;
+    return { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
+  }
+  const report = machineReport(pod);
+  return {
+    hardwareUUID: machine.hardware.uuid,
+    serialNumber: machine.hardware.serialNumber,
+    image: imageStatus(pod, machine, report),
+    config: machine.config,
+    resources: resources(pod, vm),
+    accelerator: report.accelerator?.toUpperCase(),
+    addresses: guestAddresses(pod),
+    endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
+    startTime: containerState(pod)?.running?.startedAt ?? kept.startTime,
+    progressPercent: report.progressPercent,
+    progress: progress(phase, report),
+  };
+}
+
+function progress(phase: VMPhase, { progressPercent }: MachineReport): string | undefined {
+  return progressPercent === undefined || !PENDING_PHASES.has(phase)
+    ? undefined
+    : `${phase} ${progressPercent} %`;
+}
+
+/** Returns the addresses of the guest. A guest without an address of its own has the address of its host in its Pod. */
+function guestAddresses({ status = {} }: Pod): string[] | undefined {
+  const addresses = (status.podIPs ?? []).map(({ ip }) => ip);
+  return nonEmpty(addresses.filter((address) => address !== status.hostIP));
+}
+
+export function nonEmpty<T>(list: T[]): T[] | undefined {
+  return list.length === 0 ? undefined : list;
+}
+
+function imageStatus(
+  pod: Pod,
+  { imageName, isoName }: Machine,
+  { imageDigest }: MachineReport,
+): VMStatus['image'] {
+  const reference = pod.spec.containers[0]?.image ?? '';
+  const object = imageName ?? isoName;
+  const digest = imageDigest ?? digestOf(pod.status?.containerStatuses?.[0]?.imageID);
+  return { name: object?.slice(object.lastIndexOf('/') + 1) ?? shortImageName(reference), reference, digest };
+}
+
+function digestOf(imageID: string | undefined): string | undefined {
+  return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
+}
+
+function resources(pod: Pod, vm: VM): VMStatus['resources'] {
+  const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
+  if (!desired.success) {
+    return vm.status?.resources;
+  }
+  const { cpu, memoryBytes, diskSizeBytes } = desired.data;
+  const diskSize = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));
+  return { cpu, memory: formatQuantity(BigInt(memoryBytes)), diskSize };
+}
