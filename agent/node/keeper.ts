@@ -9,8 +9,7 @@ import { Controller, type Result } from '../../kube/controller.ts';
 import { type Node, NODES } from '../../kube/core.ts';
 import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
-import { isDiskPressed } from './diskpressure.ts';
-import { freeDisk, type HostFacts } from './facts.ts';
+import { type FreeDisk, freeDisk, type HostFacts } from './facts.ts';
 import {
   type HostState,
   labelsDiffer,
@@ -23,10 +22,17 @@ import {
 
 /** Time between two checks of the disk and of the heartbeat's age, in milliseconds. */
 const LOOK_MILLISECONDS = 30_000;
-/**
- * Time between two checks whether the Node exists, in milliseconds. The host waits for its Node at start, so the time is short.
- */
+/** Time between two checks whether the Node exists, in milliseconds. The host waits for its Node at start, so the time is short. */
 const REGISTERED_LOOK_MILLISECONDS = 20;
+
+/**
+ * Share of free disk below which there is pressure (a kubelet's threshold for evictions), and a higher share that ends the
+ * pressure. The difference prevents frequent changes of the condition.
+ */
+const PRESSED_BELOW = 0.05;
+const FINE_ABOVE = 0.08;
+/** Multiple of `minimumFree` that must be free before the pressure ends. */
+const FINE_FACTOR = 1.25;
 
 export interface KeeperOptions {
   client: KubeClient;
@@ -174,4 +180,11 @@ export class NodeKeeper {
     const { dataDirectory, images } = this.#options.config;
     return isDiskPressed(await freeDisk(dataDirectory), images.minimumFree, this.#state.diskPressure);
   }
+}
+
+/** Reports whether the host has disk pressure. `minimumFree` is the number of bytes that images leave free for growing disks. */
+export function isDiskPressed({ share, bytes }: FreeDisk, minimumFree: number, wasPressed: boolean): boolean {
+  return wasPressed
+    ? share < FINE_ABOVE || bytes < minimumFree * FINE_FACTOR
+    : share < PRESSED_BELOW || bytes < minimumFree;
 }

@@ -6,11 +6,13 @@
  * - in: outer → reserved port → DNAT → forward → inner, and the answer on the same way back;
  * - dns: inner queries dnsmasq on the gateway.
  */
+import { type ChildProcess, spawn } from 'node:child_process';
 import { randomBytes, randomInt } from 'node:crypto';
-import type { RemoteInfo, Socket } from 'node:dgram';
-import { ip } from '../commands.ts';
+import { type RemoteInfo, Socket } from 'node:dgram';
+import { once } from 'node:events';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { ip, run } from '../commands.ts';
 import { PROBE_NAME } from './dnsmasq.ts';
-import { openEndpoint } from './endpoint.ts';
 import { addressAt } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
@@ -22,6 +24,15 @@ const DNS_PORT = 53;
 /** First host number of the upper half of the outer /24. The outer end owns that half, so that each packet can have its own target. */
 const OUTER_FIRST = 128;
 const OUTER_LAST = 254;
+
+/** Time limit for the child process. It starts Node.js and binds one socket in less than a second, even on a busy host. */
+const HANDOVER_TIMEOUT_MILLISECONDS = 10_000;
+
+const CHILD_SCRIPT = `
+const socket = require('node:dgram').createSocket('udp4');
+process.on('disconnect', () => process.exit());
+socket.bind(Number(process.argv[1]), () => process.send('socket', socket));
+`;
 
 export type ProbePath = 'out' | 'in' | 'dns';
 
@@ -61,7 +72,6 @@ export class Probe {
     this.#inner = await openEndpoint({
       device: probe.innerPort,
       macAddress: probe.innerMac,
-      port: PROBE_PORT,
       configuration: [
         `address add ${probe.innerAddress}/${subnet.prefix} dev eth0`,
         `route add default via ${gateway}`,
@@ -69,7 +79,6 @@ export class Probe {
     });
     this.#outer = await openEndpoint({
       device: probe.outerPort,
-      port: PROBE_PORT,
       // There is no route to the guests. So an answer arrives only if the sender's address was translated.
       configuration: [
         `address add ${probe.outerAddress}/${probe.outerSubnet.prefix} dev eth0`,
@@ -188,6 +197,63 @@ export class Probe {
     socket.on('error', () => undefined);
     socket.unref();
   }
+}
+
+interface EndpointOptions {
+  /** Name of the device in the namespace of this process. */
+  device: string;
+  /** Commands of `ip` inside the namespace, without the word `ip`. The device is called eth0 there. */
+  configuration: string[];
+  macAddress?: string;
+}
+
+/**
+ * Creates one end of the probe: an unnamed network namespace with one device and one UDP socket. A short-lived child process in the
+ * namespace creates the socket and passes it to this process, which then needs no other child to send and receive there. The namespace
+ * exists as long as the socket, so an agent that dies leaves nothing. The device in the namespace of this process stays down.
+ *
+ * @throws ReasonedError `NetworkUnavailable` when the child does not pass a socket; ProgramError when a network command fails.
+ */
+async function openEndpoint(options: EndpointOptions): Promise<Socket> {
+  const child = spawn('unshare', ['--net', process.execPath, '--eval', CHILD_SCRIPT, String(PROBE_PORT)], {
+    stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
+    // NODE_OPTIONS is omitted because the agent's options do not apply to its child.
+    env: { PATH: process.env['PATH'] },
+  });
+  const ended = once(child, 'exit');
+  try {
+    const socket = await handedOver(child);
+    const mac = options.macAddress === undefined ? '' : ` address ${options.macAddress}`;
+    await ip([`link add ${options.device} type veth peer name eth0${mac} netns ${child.pid}`]);
+    const inside = ['link set lo up', 'link set eth0 up', ...options.configuration].join('\n');
+    await run('nsenter', [`--net=/proc/${child.pid}/ns/net`, 'ip', '-batch', '-'], `${inside}\n`);
+    return socket;
+  } finally {
+    child.kill('SIGKILL');
+    await ended;
+  }
+}
+
+function handedOver(child: ChildProcess): Promise<Socket> {
+  return new Promise((resolve, reject) => {
+    const fail = (why: string, cause?: unknown) =>
+      reject(
+        new ReasonedError('NetworkUnavailable', `An end of the probe could not be made: ${why}`, { cause }),
+      );
+    const timer = setTimeout(() => fail('unshare did not answer in time'), HANDOVER_TIMEOUT_MILLISECONDS);
+    child.once('error', (error) => fail(error.message, error));
+    child.once('exit', (code) =>
+      fail(`unshare ended with code ${code}; the agent needs the right to make network namespaces`),
+    );
+    child.once('message', (_message, handle) => {
+      clearTimeout(timer);
+      if (handle instanceof Socket) {
+        resolve(handle);
+      } else {
+        fail('unshare sent no socket');
+      }
+    });
+  });
 }
 
 /** Returns a DNS query for the IPv4 address of a name. */

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { isDiskPressed } from './diskpressure.ts';
+import { isDiskPressed } from './keeper.ts';
 
 const GIB = 1024 ** 3;
 
