@@ -92,9 +92,8 @@ export class NetworkMonitor {
       report = await network.check();
     } catch (error) {
       logger.error({ err: error }, 'The check of the network failed');
-      const message = messageOf(error);
-      const nothing = { repaired: [], refusedConnections: {} };
-      report = { ...nothing, healthy: false, faults: [message], machines: this.#report?.machines ?? {} };
+      const faults = [`The network could not be checked: ${messageOf(error)}`];
+      report = { healthy: false, repaired: [], faults, machines: {}, refusedConnections: {} };
     }
     this.#count(report);
     this.#report = report;

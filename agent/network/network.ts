@@ -33,10 +33,7 @@ export interface AttachOptions {
   /** MAC address in lower or upper case, separated by colons. */
   macAddress: string;
   ports: MachinePort[];
-  /**
-   * The machine's own user. QEMU runs as this user, and the tap belongs to this user. Absent if the agent is not root, or if an
-   * earlier agent started the process.
-   */
+  /** The machine's own user, for QEMU and the tap. Absent if the agent is not root, or if an earlier agent started the process. */
   runAs?: RunAs;
   /** Whether the hypervisor already runs, as found after a restart of the agent. It then holds the reserved ports itself. */
   running?: boolean;
@@ -77,7 +74,7 @@ export interface Network {
   /** Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent. */
   detach(uid: string): Promise<void>;
   address(uid: string): Promise<string | undefined>;
-  /** Compares the wanted with the actual state, repairs the difference, and sends test packets through the network. */
+  /** Compares the wanted with the actual state, repairs the difference, and tests with packets. @throws Error when this fails. */
   check(): Promise<NetworkReport>;
   /** Returns the uids of attached machines. The `nat` driver saves its attachments, so it also returns those of an earlier agent. */
   attached(): Promise<string[]>;

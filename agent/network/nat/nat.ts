@@ -16,7 +16,6 @@ import {
   type NetworkReport,
   normaliseMacAddress,
 } from '../network.ts';
-import { messageOf } from '../../../base/errors.ts';
 import { Serial } from '../../../base/serial.ts';
 import { PortWatch, requireFreePorts, requireReservable, requireUnreserved } from '../hostports.ts';
 import { type Attachment, AttachmentFile } from './attachments.ts';
@@ -35,7 +34,7 @@ import {
   sharedDevices,
 } from './plan.ts';
 import { requireHost } from './requirements.ts';
-import { reportOn, reportUnknown } from './report.ts';
+import { reportOn } from './report.ts';
 import { refusalCounter } from './ruleset.ts';
 import { NatState } from './state.ts';
 
@@ -148,14 +147,7 @@ export class NatNetwork implements Network {
   }
 
   check(): Promise<NetworkReport> {
-    return this.#serial.run(async () => {
-      try {
-        return await this.#check();
-      } catch (error) {
-        // Without a check the state is unknown, so every machine is reported as faulty.
-        return reportUnknown(this.#all(), `The network could not be checked: ${messageOf(error)}`);
-      }
-    });
+    return this.#serial.run(async () => await this.#check());
   }
 
   async #check(): Promise<NetworkReport> {

@@ -88,10 +88,3 @@ export function reportOn(
   }
   return { healthy: general.length === 0, faults: [...general, ...single], machines };
 }
-
-/** Returns the report of a check that itself failed. */
-export function reportUnknown(attachments: readonly Attachment[], message: string): NetworkReport {
-  const machines = attachments.map((one) => [one.uid, { healthy: false, message }] as const);
-  const nothing = { repaired: [], refusedConnections: {} };
-  return { ...nothing, healthy: false, faults: [message], machines: Object.fromEntries(machines) };
-}
