@@ -1,7 +1,4 @@
-/**
- * `node agent/main.ts --config FILE`: makes this machine a host until a signal stops the agent. Machines continue to run
- * afterwards.
- */
+/** `node agent/main.ts --config FILE`: makes this machine a host until a signal stops the agent. Machines continue to run afterwards. */
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';

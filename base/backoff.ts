@@ -1,9 +1,6 @@
 /** Waits between attempts, which become longer with each failure. */
 
-/**
- * Returns the wait after `failures` failures in a row, in milliseconds. The wait is `first` after one failure, doubles with each
- * further failure, and is at most `cap`.
- */
+/** Returns the wait after `failures` failures in a row, in milliseconds: `first`, then doubled for each further one, at most `cap`. */
 export function waitAfter(failures: number, firstMilliseconds: number, capMilliseconds: number): number {
   return Math.min(firstMilliseconds * 2 ** (failures - 1), capMilliseconds);
 }

@@ -16,10 +16,7 @@ export class ConfigError extends Error {
   }
 }
 
-/**
- * Reads and parses a file. An empty file yields an empty document. @throws ConfigError when the file cannot be read or is not
- * YAML.
- */
+/** Reads and parses a file. An empty file yields an empty document. @throws ConfigError when the file cannot be read or is not YAML. */
 export function readConfig(file: string): unknown {
   try {
     return parse(readFileSync(file, 'utf8')) ?? {};
@@ -31,10 +28,7 @@ export function readConfig(file: string): unknown {
   }
 }
 
-/**
- * Checks a document and returns it with the defaults of its schema. @throws ConfigError with every mistake, when the document
- * does not match the schema.
- */
+/** Checks a document and returns it with the defaults of its schema. @throws ConfigError with every mistake in the document. */
 export function checkConfig<T>(schema: z.ZodType<T>, document: unknown, file: string): T {
   const result = schema.safeParse(document);
   if (!result.success) {

@@ -1,9 +1,6 @@
 /** Facts that errors carry, for statuses, logs and decisions. */
 
-/**
- * Returns the machine-readable reason that errors of drivers, images and networks carry. The result is undefined for other
- * errors.
- */
+/** Returns the machine-readable reason that errors of drivers, images and networks carry. The result is undefined for other errors. */
 export function reasonOf(error: unknown): string | undefined {
   return error instanceof Error && 'reason' in error && typeof error.reason === 'string'
     ? error.reason

@@ -4,10 +4,7 @@ import type { FileHandle } from 'node:fs/promises';
 import { Readable, type Writable } from 'node:stream';
 import { codeOf } from './errors.ts';
 
-/**
- * Number of characters that are kept from the end of a program's standard error. The reason for a failure comes last and fits
- * into this length.
- */
+/** Number of characters that are kept from the end of a program's standard error. The reason for a failure comes last and fits. */
 const WORDS_LIMIT_CHARACTERS = 2_000;
 /** Default limit of a program's output, in bytes. It is enough for a program that answers one question. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
@@ -50,10 +47,7 @@ export interface RunOptions extends StartOptions {
   outputLimitBytes?: number;
 }
 
-/**
- * Error of a program that could not be started, or that did not end with exit code 0. The message contains the end of the
- * program's standard error.
- */
+/** Error of a program that could not be started or did not end with exit code 0. The message has the end of its standard error. */
 export class ProgramError extends Error {
   override readonly name = 'ProgramError';
   /** Exit code. It is undefined if the program was killed or was not started. */
@@ -75,10 +69,7 @@ export interface RunningProgram {
   pid: number | undefined;
   /** Standard output. The caller has to read this stream, because a program waits while nobody reads its output. */
   output: Readable;
-  /**
-   * Resolves when the program has ended with exit code 0 and its whole output was read. @throws ProgramError when the program
-   * failed or was killed.
-   */
+  /** Resolves when the program has ended well and its output was read. @throws ProgramError when it failed or was killed. */
   ended: Promise<void>;
   /** Kills the program. */
   end: () => void;

@@ -97,10 +97,7 @@ function replaceSync(path: string, text: string, mode: number): void {
   }
 }
 
-/**
- * Returns the path of the temporary file. Each path has only one temporary file, so that killed processes leave at most one
- * behind.
- */
+/** Returns the path of the temporary file. Each path has only one temporary file, so that killed processes leave at most one behind. */
 function temporaryOf(path: string): string {
   return `${path}.tmp`;
 }

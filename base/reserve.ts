@@ -43,10 +43,7 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
   }
 }
 
-/**
- * Refills the reserve. The bytes are random, because some file systems compress files. On a full disk a partial reserve is better
- * than no reserve.
- */
+/** Refills the reserve as far as the disk has room. The bytes are random, because some file systems compress files. */
 function fill(path: string): void {
   const missing = RESERVE_BYTES - (statSync(path, { throwIfNoEntry: false })?.size ?? 0);
   if (missing <= 0) {

@@ -35,10 +35,7 @@ export function soonest(...moments: readonly (number | undefined)[]): number | u
   return first;
 }
 
-/**
- * Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server drops fractions, so a finer time would differ
- * from the API server's answer.
- */
+/** Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server would drop fractions, and its answer would differ. */
 export function timestamp(millisecondsSince1970: number): string {
   return `${new Date(millisecondsSince1970).toISOString().slice(0, 19)}Z`;
 }

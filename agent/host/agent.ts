@@ -39,10 +39,7 @@ import { RecordStore } from '../pods/records.ts';
 import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
-/**
- * Time limit for sending the last Events, which give the reasons why machines ended. A kubelet allows the agent's Pod 30 s in
- * all.
- */
+/** Time limit for sending the last Events, which give the reasons why machines ended. A kubelet allows the agent's Pod 30 s in all. */
 const LAST_EVENTS_MILLISECONDS = 5_000;
 
 /** The parts that run machines on this host. */
@@ -198,10 +195,7 @@ async function takeUpWork(
   kubelet.hasJoined = true;
 }
 
-/**
- * Writes the result of a check of the network to the Node. The driver `user` has no host-wide part, so the Node then gets no
- * condition.
- */
+/** Writes the result of a check of the network to the Node. The driver `user` has no host-wide part, so the Node then gets no condition. */
 function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): void {
   const { network, monitor } = host;
   if (network.name !== 'nat' || monitor.host === undefined) {
@@ -214,10 +208,7 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
   }
 }
 
-/**
- * Waits for the last writes, sends the last Events, and closes all parts. The Events are sent after the writes, because they
- * report on the writes.
- */
+/** Waits for the last writes, sends the last Events, which report on those writes, and closes all parts. */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],
   recorder: EventRecorder<SaidReason>,
@@ -228,10 +219,7 @@ async function drainAndClose(
   await Promise.all(open.map((one) => one.close()));
 }
 
-/**
- * Returns all drivers, including those that cannot run, because they remove machines that they made earlier. @throws
- * HostUnfitError when no driver can run.
- */
+/** Returns all drivers, because drivers that cannot run still remove old machines. @throws HostUnfitError when no driver can run. */
 async function fitDrivers(
   config: AgentConfig,
   drivers: readonly Driver[],

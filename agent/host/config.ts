@@ -1,6 +1,4 @@
-/**
- * The agent's configuration in one YAML file. The whole file is checked at start, so that a person sees every mistake at once.
- */
+/** The agent's configuration in one YAML file. The whole file is checked at start, so that a person sees every mistake at once. */
 import { realpathSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { basename, dirname, join, relative, resolve } from 'node:path';
@@ -218,38 +216,25 @@ function isObject(value: unknown): value is Record<string, unknown> {
 }
 
 function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
+  const { kubelet, images } = config;
   const absolute = (path: string): string => resolve(folder, path);
+  const absoluteIfSet = (path: string | undefined): string | undefined => path && absolute(path);
   return {
     ...config,
     dataDirectory: absolute(config.dataDirectory),
-    ...(config.kubeconfig === undefined ? {} : { kubeconfig: absolute(config.kubeconfig) }),
-    ...(config.bootstrapKubeconfig === undefined
-      ? {}
-      : { bootstrapKubeconfig: absolute(config.bootstrapKubeconfig) }),
-    kubelet: {
-      ...config.kubelet,
-      ...(config.kubelet.clientCAFile === undefined
-        ? {}
-        : { clientCAFile: absolute(config.kubelet.clientCAFile) }),
+    kubeconfig: absoluteIfSet(config.kubeconfig),
+    bootstrapKubeconfig: absoluteIfSet(config.bootstrapKubeconfig),
+    kubelet: { ...kubelet, clientCAFile: absoluteIfSet(kubelet.clientCAFile) },
+    images: {
+      ...images,
+      sharedRoots: images.sharedRoots.map(absolute),
+      storageFolder: absoluteIfSet(images.storageFolder),
+      registries: images.registries.map(({ caFile, credentialsFile, ...rest }) => ({
+        ...rest,
+        caFile: absoluteIfSet(caFile),
+        credentialsFile: absoluteIfSet(credentialsFile),
+      })),
     },
-    images: absoluteImages(config.images, absolute),
-  };
-}
-
-function absoluteImages(
-  images: AgentConfig['images'],
-  absolute: (path: string) => string,
-): AgentConfig['images'] {
-  const { sharedRoots, storageFolder, registries } = images;
-  return {
-    ...images,
-    sharedRoots: sharedRoots.map(absolute),
-    ...(storageFolder === undefined ? {} : { storageFolder: absolute(storageFolder) }),
-    registries: registries.map(({ caFile, credentialsFile, ...rest }) => ({
-      ...rest,
-      ...(caFile === undefined ? {} : { caFile: absolute(caFile) }),
-      ...(credentialsFile === undefined ? {} : { credentialsFile: absolute(credentialsFile) }),
-    })),
   };
 }
 

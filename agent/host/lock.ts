@@ -7,10 +7,7 @@ import { startTimeIn } from '../machines/process.ts';
 
 interface Holder {
   pid: number;
-  /**
-   * Start time of the process. It distinguishes the process from a later process with the same pid. The text is empty if the
-   * system does not report start times.
-   */
+  /** Start time of the process, which a later process with the same pid does not have. Empty if the system reports no start times. */
   startTime: string;
 }
 

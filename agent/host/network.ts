@@ -81,10 +81,7 @@ export interface NetworkSurroundings {
   logger: Logger;
 }
 
-/**
- * Creates the driver and changes nothing on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet cannot be
- * used.
- */
+/** Creates the driver and changes nothing on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet cannot be used. */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, logger } = surroundings;
   const directory = join(dataDirectory, 'network');

@@ -58,10 +58,7 @@ class CertificateRefusedError extends Error {
   override readonly name = 'CertificateRefusedError';
 }
 
-/**
- * Lifetime of the self-signed certificate, in days. The agent makes a new one at each start and uses it until the operator
- * approves a serving certificate.
- */
+/** Lifetime of the self-signed certificate, in days. It is made at each start and used until a serving certificate is approved. */
 const SELF_SIGNED_DAYS = 365;
 
 const SIGNERS = {
@@ -132,19 +129,13 @@ async function submit(
   }
 }
 
-/**
- * Returns a part of a request's name that identifies the key, as in a kubelet's requests. The same key therefore never makes two
- * requests.
- */
+/** Returns the part of a request's name that identifies the key, as in a kubelet. The same key therefore never makes two requests. */
 function fingerprint(key: Key): string {
   const publicKey = createPublicKey(key.pem).export({ type: 'spki', format: 'der' });
   return createHash('sha256').update(publicKey).digest('hex').slice(0, FINGERPRINT_DIGITS);
 }
 
-/**
- * Waits until the certificate is issued. The result is undefined if the request no longer exists. The control plane deletes
- * requests that nobody decided within a day.
- */
+/** Waits for the certificate. Undefined if the request is gone: the control plane deletes requests that stay open for a day. */
 async function waitForCertificate(
   client: KubeClient,
   name: string,
@@ -194,9 +185,7 @@ function outcome(request: CertificateSigningRequest): string | undefined {
     : Buffer.from(certificate, 'base64').toString('utf8');
 }
 
-/**
- * Returns the paths of the files with a node's identity. Certificate and key are in one file, so that both are replaced at once.
- */
+/** Returns the paths of the files with a node's identity. Certificate and key are in one file, so that both are replaced at once. */
 export function identityFiles(dataDirectory: string): {
   kubeconfig: string;
   client: string;

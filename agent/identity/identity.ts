@@ -48,10 +48,7 @@ const RETRY_CAP_MILLISECONDS = 30_000;
  * wait no longer for an unreachable API server.
  */
 const REVIEW_MILLISECONDS = 10_000;
-/**
- * Request for the caller's own identity. Only the authentication matters, and the API server authenticates a caller before it
- * checks permissions.
- */
+/** Request for the own identity. Only the authentication matters, which the API server does before it checks permissions. */
 const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
 const UNAUTHORIZED = 401;
 
@@ -86,10 +83,7 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   return await joinWith(bootstrap, o);
 }
 
-/**
- * Reads the bootstrap kubeconfig. The result is undefined if the file cannot be read. An administrator may remove the token of a
- * host that has joined.
- */
+/** Reads the bootstrap kubeconfig; undefined if it cannot be read. An administrator may remove the token of a host that has joined. */
 async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
   try {
     return await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig });
@@ -102,10 +96,7 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
   }
 }
 
-/**
- * Returns a connection with the certificate of an earlier start, to the server of the present bootstrap kubeconfig. The result is
- * undefined without a usable certificate.
- */
+/** Returns a connection with the stored certificate, to the server of the present bootstrap kubeconfig; undefined without a certificate. */
 async function storedConnection(
   config: IdentitySettings,
   bootstrap: Connection | undefined,
@@ -216,21 +207,16 @@ async function joiningKey(file: string): Promise<Key> {
 function kubeconfigText(bootstrap: Connection, clientFile: string): string {
   const name = 'berth';
   const authority = bootstrap.certificateAuthority;
+  const cluster = {
+    server: bootstrap.server,
+    'certificate-authority-data':
+      authority === undefined ? undefined : Buffer.from(authority).toString('base64'),
+    'tls-server-name': bootstrap.serverName,
+  };
   return stringify({
     apiVersion: 'v1',
     kind: 'Config',
-    clusters: [
-      {
-        name,
-        cluster: {
-          server: bootstrap.server,
-          ...(authority === undefined
-            ? {}
-            : { 'certificate-authority-data': Buffer.from(authority).toString('base64') }),
-          ...(bootstrap.serverName === undefined ? {} : { 'tls-server-name': bootstrap.serverName }),
-        },
-      },
-    ],
+    clusters: [{ name, cluster }],
     users: [{ name, user: { 'client-certificate': clientFile, 'client-key': clientFile } }],
     contexts: [{ name, context: { cluster: name, user: name } }],
     'current-context': name,

@@ -1,7 +1,4 @@
-/**
- * Renews the agent's certificates. The agent requests a new certificate after 70 to 90 % of the old one's lifetime, like a
- * kubelet.
- */
+/** Renews the agent's certificates. The agent requests a new certificate after 70 to 90 % of the old one's lifetime, like a kubelet. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
@@ -31,10 +28,7 @@ const RENEW_SPREAD_SHARE = 0.2;
 /** Longest single wait, in milliseconds. Timers of Node.js hold at most 24.8 days. */
 const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
-/**
- * Longest wait between two attempts, in milliseconds. In most cases a person refused the request and wants to see the next
- * attempt within minutes.
- */
+/** Longest wait between two attempts, in milliseconds. Usually a person has to act first, and wants to see the result within minutes. */
 const RETRY_CAP_MILLISECONDS = 60_000;
 /** Full lifetime of a first certificate, in milliseconds. Signers set the begin of a certificate 5 minutes back, so 5 minutes are added. */
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
@@ -53,20 +47,14 @@ export interface RotationOptions {
   sleep?: (milliseconds: number, signal: AbortSignal) => Promise<void>;
 }
 
-/**
- * Returns the time at which the agent requests the next certificate, in milliseconds since the epoch. `random` is between 0 and
- * 1.
- */
+/** Returns the time at which the agent requests the next certificate, in milliseconds since the epoch. `random` is between 0 and 1. */
 export function renewalTime(certificate: string, random: number): number {
   const { notBefore, notAfter } = validityOf(certificate);
   const life = notAfter.getTime() - notBefore.getTime();
   return notBefore.getTime() + life * (RENEW_FROM_SHARE + RENEW_SPREAD_SHARE * random);
 }
 
-/**
- * Renews a certificate until the signal aborts. Failures are retried without limit, because an expired certificate cuts the host
- * off.
- */
+/** Renews a certificate until the signal aborts. Failures are retried without limit, because an expired certificate cuts the host off. */
 export async function keepRenewed(options: RotationOptions): Promise<void> {
   const { logger, signal, now = Date.now, random = Math.random, sleep = pause } = options;
   const backoff = new Backoff({
@@ -106,10 +94,7 @@ export interface CertificateUsers {
   signal: AbortSignal;
 }
 
-/**
- * Renews both certificates until the signal aborts. The Node must exist in the cluster, because the operator compares serving
- * certificates with the Node's addresses.
- */
+/** Renews both certificates until the signal aborts. The Node must exist, because the operator compares the addresses of both. */
 export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   const { config, transport, server, metrics, logger, signal } = users;
   const { nodeName, certificates, address } = config;

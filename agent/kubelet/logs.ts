@@ -15,10 +15,7 @@ export interface LogRequest {
   container: string;
   follow: boolean;
   timestamps: boolean;
-  /**
-   * Whether the caller wants the log of the previous container. There is no such log, because a machine has one console for all
-   * its runs.
-   */
+  /** Whether the caller wants the log of the previous container. There is no such log: a machine has one console for all its runs. */
   previous: boolean;
   tailLines: number | undefined;
   limitBytes: number | undefined;
@@ -34,10 +31,7 @@ class LogRefusedError extends HttpError {
   }
 }
 
-/**
- * Largest number of open logs on this host. Each open log holds a connection, two files and less than 1 MiB, whether it is
- * followed or not.
- */
+/** Largest number of open logs on this host. Each one holds a connection, two files and less than 1 MiB. */
 const HOST_READERS = 64;
 /** Largest number of open logs of one Pod, so that readers of one VM do not block readers of other VMs. */
 const POD_READERS = 16;

@@ -32,10 +32,7 @@ export interface KubeletServerOptions {
   certificate: Certificate;
   authorizer: Authorizer;
   logs: LogSource;
-  /**
-   * Returns the reason why a host that has joined accepts no VMs. The result is undefined if the host accepts VMs. Every caller
-   * may read the reason.
-   */
+  /** Returns the reason why a host that has joined accepts no VMs; undefined if it accepts VMs. Every caller may read the reason. */
   unready: () => string | undefined;
   metrics: Registry;
   logger: Logger;

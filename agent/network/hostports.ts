@@ -40,10 +40,8 @@ export function requireReservable(rules: PortRules, ports: readonly MachinePort[
   const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
   if (message !== '') {
-    throw new ReasonedError(
-      'PortNotReservable',
-      `The configuration of this host does not allow the reserved ports: ${message}`,
-    );
+    const refusal = 'The configuration of this host does not allow the reserved ports';
+    throw new ReasonedError('PortNotReservable', `${refusal}: ${message}`);
   }
 }
 
@@ -55,31 +53,19 @@ export function requireReservable(rules: PortRules, ports: readonly MachinePort[
  */
 export async function requireFreePorts(address: string, ports: readonly MachinePort[]): Promise<void> {
   if (!isIPv4(address)) {
-    throw new ReasonedError(
-      'NetworkUnavailable',
-      `The address ${JSON.stringify(address)} is not an IPv4 address; set network.hostAddress to one of this host`,
-    );
+    const message = `The address "${address}" is not an IPv4 address; set network.hostAddress to one of this host`;
+    throw new ReasonedError('NetworkUnavailable', message);
   }
   for (const port of ports) {
     try {
       await (port.protocol === 'TCP' ? bindTcp : bindUdp)(address, port.hostPort);
     } catch (error) {
-      if (codeOf(error) === 'EADDRINUSE') {
-        throw new ReasonedError(
-          'PortTaken',
-          `Port ${describePort(port)} on ${address} is in use on this host`,
-          {
-            cause: error,
-          },
-        );
-      }
-      throw new ReasonedError(
-        'NetworkUnavailable',
-        `This host cannot listen on port ${describePort(port)} of ${address}: ${messageOf(error)}`,
-        {
-          cause: error,
-        },
-      );
+      const where = `${describePort(port)} on ${address}`;
+      const [reason, message] =
+        codeOf(error) === 'EADDRINUSE'
+          ? (['PortTaken', `Port ${where} is in use on this host`] as const)
+          : (['NetworkUnavailable', `This host cannot use port ${where}: ${messageOf(error)}`] as const);
+      throw new ReasonedError(reason, message, { cause: error });
     }
   }
 }

@@ -21,10 +21,7 @@ export interface HostFacts {
 }
 
 const AGENT_VERSION = '0.1.0';
-/**
- * Version that the Node reports: the version of the kubelet API that the agent follows, then the agent's own version. Tools parse
- * this text as a version.
- */
+/** Version that the Node reports: that of the kubelet API which the agent follows, and the agent's own. Tools parse this text. */
 export const KUBELET_VERSION = `v1.36.3-berth.${AGENT_VERSION}`;
 
 const ARCHITECTURES: Readonly<Record<string, Architecture>> = {

@@ -15,10 +15,7 @@ const RETRY_MILLISECONDS = 2_000;
  * Otherwise the host would be fenced between two renewals.
  */
 const RENEWALS_PER_FENCE = 4;
-/**
- * Time limit of a request, in milliseconds. It is shorter than the time between renewals, so that a hanging request does not
- * delay the next renewal.
- */
+/** Time limit of a request, in milliseconds. It is shorter than the time between renewals, so that no request delays the next one. */
 const REQUEST_MILLISECONDS = 8_000;
 /** Time between two checks of the time since the last renewal, in milliseconds. */
 const FENCE_LOOK_MILLISECONDS = 500;
@@ -34,10 +31,7 @@ export interface LeaseOptions {
    * the result is true the host stays fenced, because another host may already run the VM of a machine here.
    */
   isUpToDate: (signal: AbortSignal) => Promise<boolean>;
-  /**
-   * Called at every change. `fenced` is true if the Lease was not renewed for so long that the cluster may treat this host as
-   * lost.
-   */
+  /** Called at every change. `fenced` is true if the Lease was not renewed for so long that the cluster may treat this host as lost. */
   onFenced: (fenced: boolean) => void;
   logger: Logger;
   /** Clock in milliseconds that never goes backwards. */

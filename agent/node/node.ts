@@ -9,10 +9,7 @@ import { type HostFacts, KUBELET_VERSION } from './facts.ts';
 
 /** Number of Pods that the Node offers, as in a kubelet. Slots are the effective limit for machines. */
 const PODS = 110;
-/**
- * Largest number of images in the status of the Node. This many need about 50 KiB. A kubelet lists 50, which could leave out an image of
- * a cache entry.
- */
+/** Largest number of images in the status, about 50 KiB. The 50 of a kubelet could leave out an image of a cache entry. */
 const IMAGES_LISTED = 200;
 /** Longest time without a write of an unchanged status, in milliseconds. It is a kubelet's period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
@@ -125,10 +122,7 @@ export function nodeStatus(o: {
   };
 }
 
-/**
- * Returns an image for the Node's list. A file that is used in place has the size 0. The API server leaves out this value, so the
- * list would differ at each comparison.
- */
+/** Returns an image for the Node's list, without a size of 0 (a file used in place), because the API server leaves that value out. */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };
 }
@@ -181,10 +175,7 @@ export function labelsDiffer(node: Readonly<Node>, wanted: Record<string, string
   return Object.entries(wanted).some(([key, value]) => node.metadata.labels?.[key] !== value);
 }
 
-/**
- * Reports whether the status must be written. This is so if a value differs, because the control plane may have overwritten the
- * status, or if the heartbeat is old.
- */
+/** Reports whether the status must be written: a value differs, perhaps because others overwrote it, or the heartbeat is old. */
 export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: number): boolean {
   const { conditions = [], capacity = {}, allocatable = {}, nodeInfo = {}, ...rest } = wanted;
   const current = node.status ?? {};

@@ -105,9 +105,7 @@ interface Outcome {
   target: string | undefined;
 }
 
-function verdictOf(
-  expressions: readonly Expression[],
-): { verdict: string; target: string | undefined } | undefined {
+function verdictOf(expressions: readonly Expression[]): Outcome | undefined {
   for (const expression of expressions) {
     const [kind, body] = Object.entries(expression)[0] ?? [];
     if (kind === undefined) {

@@ -64,10 +64,8 @@ export async function readLinks(): Promise<Links> {
   );
 }
 
-const FORWARDING = '/proc/sys/net/ipv4/ip_forward';
+export const FORWARDING_SWITCH = '/proc/sys/net/ipv4/ip_forward';
 
 export async function readForwarding(): Promise<boolean> {
-  return (await readFile(FORWARDING, 'utf8')).trim() === '1';
+  return (await readFile(FORWARDING_SWITCH, 'utf8')).trim() === '1';
 }
-
-export { FORWARDING as FORWARDING_SWITCH };
