@@ -16,6 +16,16 @@ export function codeOf(error: unknown): string | undefined {
   return error instanceof Error && 'code' in error && typeof error.code === 'string' ? error.code : undefined;
 }
 
+/** Reports whether the error comes from the operating system or from a module of Node.js. */
+export function isOfSystem(error: unknown): boolean {
+  return codeOf(error) !== undefined;
+}
+
+/** Returns a function that reports whether an error has one of these codes. */
+export function hasCode(...codes: readonly string[]): (error: unknown) => boolean {
+  return (error) => codes.includes(codeOf(error) ?? '');
+}
+
 /** Reports whether the error means that a file or folder does not exist. */
 export function isMissing(error: unknown): boolean {
   return codeOf(error) === 'ENOENT';
@@ -25,4 +35,31 @@ export function isMissing(error: unknown): boolean {
 export function isDiskFull(error: unknown): boolean {
   const code = codeOf(error);
   return code === 'ENOSPC' || code === 'EDQUOT';
+}
+
+/** Returns the result of `work`, or undefined if it fails with an expected error. @throws the error when it is not expected. */
+export async function undefinedIf<T>(
+  isExpected: (error: unknown) => boolean,
+  work: Promise<T>,
+): Promise<T | undefined> {
+  try {
+    return await work;
+  } catch (error) {
+    if (isExpected(error)) {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+/** Does the same as {@link undefinedIf} for a synchronous function. */
+export function undefinedIfSync<T>(isExpected: (error: unknown) => boolean, work: () => T): T | undefined {
+  try {
+    return work();
+  } catch (error) {
+    if (isExpected(error)) {
+      return undefined;
+    }
+    throw error;
+  }
 }

@@ -17,7 +17,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { isMissing } from '../../base/errors.ts';
+import { isMissing, undefinedIfSync } from '../../base/errors.ts';
 import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
 
 /**
@@ -226,14 +226,9 @@ function readSegment(segments: readonly Segment[], position: number, length: num
  * Reads a piece of a file. If the file was removed meanwhile, the piece is empty, and the next call lists the remaining files.
  */
 function readPiece(path: string, offset: number, length: number): Buffer {
-  let descriptor: number;
-  try {
-    descriptor = openSync(path, 'r');
-  } catch (error) {
-    if (isMissing(error)) {
-      return NOTHING.bytes;
-    }
-    throw error;
+  const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));
+  if (descriptor === undefined) {
+    return NOTHING.bytes;
   }
   try {
     const buffer = Buffer.alloc(length);
@@ -244,14 +239,7 @@ function readPiece(path: string, offset: number, length: number): Buffer {
 }
 
 function textOf(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    if (isMissing(error)) {
-      return '';
-    }
-    throw error;
-  }
+  return undefinedIfSync(isMissing, () => readFileSync(path, 'utf8')) ?? '';
 }
 
 function sizeOf(path: string): number {

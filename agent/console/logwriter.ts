@@ -10,7 +10,7 @@ import { readdirSync } from 'node:fs';
 import { readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pause } from '../../base/time.ts';
-import { isMissing } from '../../base/errors.ts';
+import { isMissing, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
 import { identify } from '../machines/process.ts';
 
 /**
@@ -143,15 +143,8 @@ export async function logsWritten(folder: string): Promise<void> {
 }
 
 async function isWriting(folder: string): Promise<boolean> {
-  try {
-    const pid = Number(await readFile(join(folder, LOGGING), 'utf8'));
-    return (await identify(pid)) !== undefined;
-  } catch (error) {
-    if (isMissing(error)) {
-      return false;
-    }
-    throw error;
-  }
+  const pid = await undefinedIf(isMissing, readFile(join(folder, LOGGING), 'utf8'));
+  return pid !== undefined && (await identify(Number(pid))) !== undefined;
 }
 
 /** Removes the hypervisor's output of the last start, also the file of an agent of an earlier version. */
@@ -176,21 +169,11 @@ export function segmentName(log: LogName, start: number): string {
 
 /** Returns the files of one log, the oldest first. The list is empty if the folder or the log is missing. */
 export function listSegments(folder: string, log: LogName): Segment[] {
-  return namesIn(folder)
+  const names = undefinedIfSync(isMissing, () => readdirSync(folder)) ?? [];
+  return names
     .flatMap((name) => {
       const [, of, start] = SEGMENT.exec(name) ?? [];
       return of === log ? [{ start: Number(start), path: join(folder, name) }] : [];
     })
     .sort((one, other) => one.start - other.start);
-}
-
-function namesIn(folder: string): string[] {
-  try {
-    return readdirSync(folder);
-  } catch (error) {
-    if (isMissing(error)) {
-      return [];
-    }
-    throw error;
-  }
 }

@@ -8,7 +8,7 @@ import { StringDecoder } from 'node:string_decoder';
 import { promisify } from 'node:util';
 import PQueue from 'p-queue';
 import { LineSplitter } from '../../base/lines.ts';
-import { isMissing } from '../../base/errors.ts';
+import { isMissing, undefinedIfSync } from '../../base/errors.ts';
 
 /** A line of the console, or a piece of a line if `ended` is false. */
 export interface ConsoleRecord {
@@ -288,13 +288,6 @@ function* recordsBackwards(bytes: Buffer, first: number): Iterable<number> {
 }
 
 function openIfThere(path: string): { descriptor: number; size: number } | undefined {
-  try {
-    const descriptor = openSync(path, 'r');
-    return { descriptor, size: fstatSync(descriptor).size };
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
+  const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));
+  return descriptor === undefined ? undefined : { descriptor, size: fstatSync(descriptor).size };
 }

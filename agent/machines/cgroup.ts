@@ -7,7 +7,7 @@ import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { pause } from '../../base/time.ts';
-import { codeOf, isMissing } from '../../base/errors.ts';
+import { hasCode, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 
 /**
  * Possible paths of the host's tree, tried in this order. In a privileged container with the host's process ids, /sys/fs/cgroup
@@ -198,37 +198,15 @@ async function delegate(root: string, controller: Controller): Promise<void> {
 }
 
 async function textOf(file: string): Promise<string> {
-  try {
-    return await readFile(file, 'utf8');
-  } catch (error) {
-    if (codeOf(error) !== undefined) {
-      return '';
-    }
-    throw error;
-  }
+  return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';
 }
 
 async function namesIn(folder: string): Promise<string[]> {
-  try {
-    return await readdir(folder);
-  } catch (error) {
-    if (isMissing(error) || isRefused(error)) {
-      return [];
-    }
-    throw error;
-  }
+  return (await undefinedIf(hasCode('ENOENT', 'EACCES', 'EPERM'), readdir(folder))) ?? [];
 }
 
 async function isHierarchy(path: string): Promise<boolean> {
-  try {
-    await readFile(join(path, 'cgroup.procs'));
-    return true;
-  } catch (error) {
-    if (codeOf(error) !== undefined) {
-      return false;
-    }
-    throw error;
-  }
+  return (await undefinedIf(isOfSystem, readFile(join(path, 'cgroup.procs')))) !== undefined;
 }
 
 /**
@@ -261,17 +239,5 @@ async function removeGroup(group: string): Promise<void> {
 
 /** Removes the common group if the last machine's group was removed. */
 async function removeIfEmpty(group: string): Promise<void> {
-  try {
-    await rmdir(group);
-  } catch (error) {
-    const code = codeOf(error);
-    if (code !== 'EBUSY' && code !== 'ENOTEMPTY' && code !== 'ENOENT') {
-      throw error;
-    }
-  }
-}
-
-function isRefused(error: unknown): boolean {
-  const code = codeOf(error);
-  return code === 'EACCES' || code === 'EPERM';
+  await undefinedIf(hasCode('EBUSY', 'ENOTEMPTY', 'ENOENT'), rmdir(group));
 }

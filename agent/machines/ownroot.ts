@@ -8,7 +8,7 @@ import { createHash } from 'node:crypto';
 import { copyFile, mkdir, readFile, readlink, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from 'pino';
-import { isMissing } from '../../base/errors.ts';
+import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { processFiles } from './process.ts';
 
 export interface OwnRoot {
@@ -110,23 +110,12 @@ export async function installRuntime(list: string, runtimes: string): Promise<st
 /** Compares the contents with their checksums, because a crash of the host may keep the names and lose the contents. */
 async function isWhole(target: string, files: readonly { sum: string; path: string }[]): Promise<boolean> {
   for (const { sum, path } of files) {
-    const content = await readIfThere(join(target, path));
+    const content = await undefinedIf(isMissing, readFile(join(target, path)));
     if (content === undefined || createHash('sha256').update(content).digest('hex') !== sum) {
       return false;
     }
   }
   return true;
-}
-
-async function readIfThere(path: string): Promise<Buffer | undefined> {
-  try {
-    return await readFile(path);
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
 }
 
 /**

@@ -3,7 +3,7 @@
  * reused pid for a machine.
  */
 import { readdir, readFile } from 'node:fs/promises';
-import { codeOf, isMissing } from '../../base/errors.ts';
+import { hasCode, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
 import { ProgramError, run } from '../../base/exec.ts';
 import { pause } from '../../base/time.ts';
 
@@ -66,15 +66,10 @@ export function startTimeIn(text: string): string | undefined {
 }
 
 async function startTimeFromPs(pid: number): Promise<string | undefined> {
-  try {
-    return (await run('ps', ['-o', 'lstart=', '-p', String(pid)], PROGRAM)).trim() || undefined;
-  } catch (error) {
-    // ps exits with 1 if no such process exists.
-    if (error instanceof ProgramError && error.exitCode === 1) {
-      return undefined;
-    }
-    throw error;
-  }
+  // ps exits with 1 if no such process exists.
+  const isNone = (error: unknown): boolean => error instanceof ProgramError && error.exitCode === 1;
+  const text = await undefinedIf(isNone, run('ps', ['-o', 'lstart=', '-p', String(pid)], PROGRAM));
+  return text?.trim() || undefined;
 }
 
 export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
@@ -103,13 +98,7 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
   if (!(await isAlive(identity))) {
     return;
   }
-  try {
-    process.kill(identity.pid, 'SIGKILL');
-  } catch (error) {
-    if (!isGone(error)) {
-      throw error;
-    }
-  }
+  undefinedIfSync(hasCode('ESRCH'), () => process.kill(identity.pid, 'SIGKILL'));
   if (!(await waitForExit(identity, KILL_TIMEOUT_MILLISECONDS))) {
     throw new Error(`Process ${identity.pid} did not end after SIGKILL`);
   }
@@ -147,16 +136,5 @@ export async function* processFiles(
 
 /** Reads a file of a process; undefined if the process has ended. The file `mountinfo` of a zombie returns EINVAL. */
 async function readIfAlive(path: string): Promise<string | undefined> {
-  try {
-    return await readFile(path, 'utf8');
-  } catch (error) {
-    if (isMissing(error) || isGone(error) || codeOf(error) === 'EINVAL') {
-      return undefined;
-    }
-    throw error;
-  }
-}
-
-function isGone(error: unknown): boolean {
-  return codeOf(error) === 'ESRCH';
+  return await undefinedIf(hasCode('ENOENT', 'ESRCH', 'EINVAL'), readFile(path, 'utf8'));
 }

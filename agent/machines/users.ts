@@ -5,7 +5,7 @@
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import type { Logger } from 'pino';
-import { codeOf } from '../../base/errors.ts';
+import { isOfSystem, undefinedIf } from '../../base/errors.ts';
 import type { RunAs } from '../../base/exec.ts';
 
 export interface UserRange {
@@ -145,13 +145,6 @@ function shown({ first, count }: UserRange): string {
 }
 
 async function textOf(file: string): Promise<string> {
-  try {
-    return await readFile(file, 'utf8');
-  } catch (error) {
-    // The file is missing, or it belongs to the host and the container may not read it.
-    if (codeOf(error) !== undefined) {
-      return '';
-    }
-    throw error;
-  }
+  // The file may be missing, or it may belong to the host while the container may not read it.
+  return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';
 }

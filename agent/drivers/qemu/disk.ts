@@ -6,7 +6,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
-import { isMissing } from '../../../base/errors.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { SHARED_RUN_AS } from '../../machines/users.ts';
 import { type MachineFolder, type MachinePlan } from '../driver.ts';
 import { FILES } from './state.ts';
@@ -67,15 +67,9 @@ export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs
  */
 export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<void> {
   for (const name of [FILES.disk, FILES.variables]) {
-    try {
-      await chmod(join(folder, name), 0o600);
-      await lchown(join(folder, name), uid, gid);
-    } catch (error) {
-      // A machine may lack either file.
-      if (!isMissing(error)) {
-        throw error;
-      }
-    }
+    // A machine may lack either file.
+    await undefinedIf(isMissing, chmod(join(folder, name), 0o600));
+    await undefinedIf(isMissing, lchown(join(folder, name), uid, gid));
   }
 }
 
@@ -114,14 +108,9 @@ export async function copySparse(from: string, to: string): Promise<void> {
  * headers.
  */
 export async function requireOwnData(path: string): Promise<void> {
-  let file: Awaited<ReturnType<typeof open>>;
-  try {
-    file = await open(path, 'r');
-  } catch (error) {
-    if (isMissing(error)) {
-      return;
-    }
-    throw error;
+  const file = await undefinedIf(isMissing, open(path, 'r'));
+  if (file === undefined) {
+    return;
   }
   try {
     const verdict = await readQcow2(file, { backingIgnored: true });

@@ -4,7 +4,7 @@ import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { isMissing } from '../../../base/errors.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { MachineCgroups } from '../../machines/cgroup.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
@@ -220,13 +220,8 @@ export class QemuDriver implements Driver {
   }
 
   async inspect(folder: MachineFolder): Promise<MachineState> {
-    try {
-      await stat(folder.path);
-    } catch (error) {
-      if (isMissing(error)) {
-        return { kind: 'absent' };
-      }
-      throw error;
+    if ((await undefinedIf(isMissing, stat(folder.path))) === undefined) {
+      return { kind: 'absent' };
     }
     await this.#of(folder).copies.tryTidy();
     return await this.#of(folder).machine.inspect();

@@ -8,7 +8,7 @@ import { delimiter, join } from 'node:path';
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { writeWhole } from '../../../base/files.ts';
-import { isMissing } from '../../../base/errors.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 import { hostBootId } from '../../machines/process.ts';
 import { options } from './arguments.ts';
@@ -121,15 +121,8 @@ async function findBinaries(): Promise<Map<Architecture, string>> {
 }
 
 async function fileStamp(path: string): Promise<string | undefined> {
-  try {
-    const { size, mtimeMs } = await stat(path);
-    return `${path}:${size}:${mtimeMs}`;
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
+  const found = await undefinedIf(isMissing, stat(path));
+  return found && `${path}:${found.size}:${found.mtimeMs}`;
 }
 
 async function cacheKey(binaries: Map<Architecture, string>): Promise<string> {
@@ -141,15 +134,9 @@ async function cacheKey(binaries: Map<Architecture, string>): Promise<string> {
 }
 
 async function readCache(file: string, key: string): Promise<Platform[] | undefined> {
-  try {
-    const cached = JSON.parse(await readFile(file, 'utf8')) as { key: string; platforms: Platform[] };
-    return cached.key === key ? cached.platforms : undefined;
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
+  const text = (await undefinedIf(isMissing, readFile(file, 'utf8'))) ?? '{}';
+  const cached = JSON.parse(text) as Partial<{ key: string; platforms: Platform[] }>;
+  return cached.key === key ? cached.platforms : undefined;
 }
 
 async function probeArchitecture(

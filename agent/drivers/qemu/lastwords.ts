@@ -2,7 +2,7 @@
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { isMissing } from '../../../base/errors.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { appendedLog, listSegments, logsWritten } from '../../console/logwriter.ts';
 import { type StartReason } from '../driver.ts';
 import type { ExitStatus } from './launch.ts';
@@ -34,14 +34,9 @@ function logFiles(folder: string): string[] {
 }
 
 async function tailOf(path: string): Promise<string> {
-  let handle: Awaited<ReturnType<typeof open>>;
-  try {
-    handle = await open(path, 'r');
-  } catch (error) {
-    if (isMissing(error)) {
-      return '';
-    }
-    throw error;
+  const handle = await undefinedIf(isMissing, open(path, 'r'));
+  if (handle === undefined) {
+    return '';
   }
   try {
     const { size } = await handle.stat();

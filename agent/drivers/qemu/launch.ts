@@ -2,7 +2,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { codeOf, messageOf } from '../../../base/errors.ts';
+import { hasCode, messageOf, undefinedIf } from '../../../base/errors.ts';
 import { run } from '../../../base/exec.ts';
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -159,15 +159,11 @@ async function forgetOomScore(pid: number): Promise<void> {
   if (process.platform !== 'linux') {
     return;
   }
-  try {
-    await writeFile(`/proc/${pid}/oom_score_adj`, '0');
-  } catch (error) {
-    const code = codeOf(error);
-    // Only root may lower the score. If the process has just ended, the caller notices this because the process does not answer.
-    if (code !== 'EACCES' && code !== 'EPERM' && code !== 'ENOENT' && code !== 'ESRCH') {
-      throw error;
-    }
-  }
+  // Only root may lower the score. If the process has just ended, the caller notices this because the process does not answer.
+  await undefinedIf(
+    hasCode('EACCES', 'EPERM', 'ENOENT', 'ESRCH'),
+    writeFile(`/proc/${pid}/oom_score_adj`, '0'),
+  );
 }
 
 const MEBIBYTE = 1024 ** 2;

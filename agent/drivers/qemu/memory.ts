@@ -7,7 +7,7 @@ import { pipeline } from 'node:stream/promises';
 import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
 import { sync } from '../../../base/files.ts';
-import { codeOf } from '../../../base/errors.ts';
+import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 import type { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
@@ -20,7 +20,6 @@ const STATUS_INTERVAL_MILLISECONDS = 10;
 /** Time limit of a transfer: 64 GiB at 200 MB/s, rounded up. */
 const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
 const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
-const HUNG_UP = new Set(['ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET']);
 
 /**
  * Saves the memory of a machine that was stopped. QMP `stop` also flushes the machine's disks, so the memory fits the disk. The
@@ -51,15 +50,10 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
 export async function restoreMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
-  try {
-    await pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
-  } catch (error) {
-    // QEMU closes the connection at the last byte, possibly before this side does. QEMU's run state shows whether it has read all
-    // bytes.
-    if (!HUNG_UP.has(codeOf(error) ?? '')) {
-      throw error;
-    }
-  }
+  const sent = pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
+  // QEMU closes the connection at the last byte, possibly before this side does. QEMU's run state shows whether it has read all
+  // bytes.
+  await undefinedIf(hasCode('ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET'), sent);
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();
     await pause(STATUS_INTERVAL_MILLISECONDS);

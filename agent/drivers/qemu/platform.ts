@@ -1,6 +1,6 @@
 /** Differences between the guests' architectures. */
-import { access } from 'node:fs/promises';
-import { codeOf } from '../../../base/errors.ts';
+import { stat } from 'node:fs/promises';
+import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
 
 export type Architecture = 'amd64' | 'arm64';
 
@@ -51,7 +51,7 @@ const ARM_FIRMWARE: Firmware[] = [
 
 export async function findArmFirmware(): Promise<Firmware | undefined> {
   for (const firmware of ARM_FIRMWARE) {
-    if ((await readable(firmware.code)) && (await readable(firmware.variables))) {
+    if ((await exists(firmware.code)) && (await exists(firmware.variables))) {
       return firmware;
     }
   }
@@ -69,14 +69,6 @@ export function cpuModel(platform: Pick<Platform, 'architecture' | 'accelerator'
   return platform.architecture === 'amd64' ? 'max' : 'cortex-a72';
 }
 
-async function readable(path: string): Promise<boolean> {
-  try {
-    await access(path);
-    return true;
-  } catch (error) {
-    if (codeOf(error) !== undefined) {
-      return false;
-    }
-    throw error;
-  }
+async function exists(path: string): Promise<boolean> {
+  return (await undefinedIf(isOfSystem, stat(path))) !== undefined;
 }

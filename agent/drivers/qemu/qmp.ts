@@ -7,7 +7,7 @@ import type { Socket } from 'node:net';
 import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
 import { readLines } from '../../../base/lines.ts';
-import { codeOf } from '../../../base/errors.ts';
+import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../machines/socket.ts';
 
 /**
@@ -225,13 +225,10 @@ async function connectSocket(folder: string, name: string, signal: AbortSignal):
     if (signal.aborted) {
       throw new QmpError(`QEMU did not accept a connection to ${name}`);
     }
-    try {
-      return await withSocketPath(folder, name, connectTo);
-    } catch (error) {
-      const code = codeOf(error);
-      if (code !== 'ENOENT' && code !== 'ECONNREFUSED' && code !== 'EAGAIN') {
-        throw error;
-      }
+    const attempt = withSocketPath(folder, name, connectTo);
+    const socket = await undefinedIf(hasCode('ENOENT', 'ECONNREFUSED', 'EAGAIN'), attempt);
+    if (socket !== undefined) {
+      return socket;
     }
     await pause(CONNECT_INTERVAL_MILLISECONDS);
   }

@@ -8,7 +8,7 @@ import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
-import { isMissing } from '../../../base/errors.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { DISK_NODE } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
@@ -116,13 +116,7 @@ export async function removeSnapshotFiles(folder: string): Promise<void> {
   for (const name of [OLD, SOCKET]) {
     await rm(join(folder, name), { force: true });
   }
-  try {
-    await rmdir(join(folder, FOLDER));
-  } catch (error) {
-    if (!isMissing(error)) {
-      throw error;
-    }
-  }
+  await undefinedIf(isMissing, rmdir(join(folder, FOLDER)));
 }
 
 async function makeFiles(folder: string, sizeBytes: number, runAs: RunAs | undefined): Promise<void> {
@@ -171,14 +165,10 @@ async function endExport(qmp: QmpConnection): Promise<void> {
     }
     await pause(EXPORT_END_INTERVAL_MILLISECONDS);
   }
-  try {
-    await qmp.execute('nbd-server-stop');
-  } catch (error) {
-    // QEMU has no command that shows whether the server runs.
-    if (!(error instanceof QmpError) || !error.message.includes('not running')) {
-      throw error;
-    }
-  }
+  // QEMU has no command that shows whether the server runs.
+  const isNone = (error: unknown): boolean =>
+    error instanceof QmpError && error.message.includes('not running');
+  await undefinedIf(isNone, qmp.execute('nbd-server-stop'));
 }
 
 async function isExported(qmp: QmpConnection): Promise<boolean> {

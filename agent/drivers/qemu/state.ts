@@ -2,7 +2,7 @@
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
-import { isMissing } from '../../../base/errors.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { keepReserve } from '../../../base/reserve.ts';
 import { Serial } from '../../../base/serial.ts';
@@ -83,14 +83,8 @@ export async function readMachineFile(folder: string): Promise<MachineFile | und
 }
 
 async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise<T | undefined> {
-  try {
-    return schema.parse(JSON.parse(await readFile(path, 'utf8')));
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
+  const text = await undefinedIf(isMissing, readFile(path, 'utf8'));
+  return text === undefined ? undefined : schema.parse(JSON.parse(text));
 }
 
 export async function writeMachineFile(folder: string, state: MachineFile): Promise<void> {
