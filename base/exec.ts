@@ -9,10 +9,7 @@ const WORDS_LIMIT_CHARACTERS = 2_000;
 /** Default limit of a program's output, in bytes. It is enough for a program that answers one question. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
-/**
- * Longest time for which the pipes of a killed program are still read, in milliseconds. A program that it started may hold the
- * pipes open, but the killed program writes nothing new.
- */
+/** Time limit for reading the pipes of a killed program, in milliseconds. A program that it started may hold them open. */
 const DRAIN_MILLISECONDS = 1_000;
 
 /** Numbers of a user and a group of this system. */

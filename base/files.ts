@@ -1,6 +1,6 @@
 /** Files that are either complete or absent, even if the process is killed or the host loses power. */
 import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
-import { open, readdir, rename, rm, writeFile } from 'node:fs/promises';
+import { open, readdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { isMissing } from './errors.ts';
 import { withReserve } from './reserve.ts';
@@ -50,6 +50,18 @@ export async function sync(path: string): Promise<void> {
     await handle.sync();
   } finally {
     await handle.close();
+  }
+}
+
+/** Returns the text of a file; undefined if the file does not exist. @throws Error of the system when the file cannot be read. */
+export async function readIfThere(path: string): Promise<string | undefined> {
+  try {
+    return await readFile(path, 'utf8');
+  } catch (error) {
+    if (isMissing(error)) {
+      return undefined;
+    }
+    throw error;
   }
 }
 

@@ -13,10 +13,7 @@ export class LineSplitter {
     this.#limitBytes = limitBytes;
   }
 
-  /**
-   * Returns the lines that this chunk completes, without their line ends. Empty lines are left out.
-   * @throws Error when a line is longer than the limit.
-   */
+  /** Returns the lines that this chunk completes, without line ends and empty lines. @throws Error when a line is longer than the limit. */
   push(chunk: Buffer): string[] {
     const lines: string[] = [];
     let start = 0;

@@ -199,10 +199,7 @@ function withEnvironment(document: unknown, environment: Environment): unknown {
   };
 }
 
-/**
- * Adds the driver `user` if the agent does not run as root, because `nat` needs root. Root must choose a driver, because guests
- * with `user` would reach more than root may expect.
- */
+/** Adds the driver `user` without root, because `nat` needs root. Root must choose: guests with `user` reach more than root may expect. */
 function withDriver(document: unknown, isRoot: boolean): unknown {
   if (!isObject(document)) {
     return document;

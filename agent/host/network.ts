@@ -107,10 +107,7 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
   return new NatNetwork(options, logger);
 }
 
-/**
- * Returns the rules for guests of the driver `user`. The result is undefined without root, because only root can filter by user.
- * It is also undefined on systems other than Linux, because only Linux has nftables.
- */
+/** Returns the rules for guests of the driver `user`; undefined without root, which alone can filter by user, and outside of Linux. */
 function userGuard(
   settings: Extract<NetworkSettings, { driver: 'user' }>,
   { machineUsers, resolvConf, clusterCIDRs, logger }: NetworkSurroundings,

@@ -16,10 +16,7 @@ import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
 import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { pause } from '../../base/time.ts';
 
-/**
- * Wait between two checks of a request, in milliseconds. The wait is short at first, because a running operator approves within
- * milliseconds. It becomes long, because the operator may be absent for any time.
- */
+/** Wait between two checks of a request, in milliseconds: short for a running operator, longer for one that is absent. */
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
 

@@ -43,10 +43,7 @@ export class JoinError extends Error {
 
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
-/**
- * Time limit of the check of the certificate, in milliseconds. A busy API server answers within this time. The host's machines
- * wait no longer for an unreachable API server.
- */
+/** Time limit of the check of the certificate, in milliseconds. Machines wait no longer for an unreachable API server. */
 const REVIEW_MILLISECONDS = 10_000;
 /** Request for the own identity. Only the authentication matters, which the API server does before it checks permissions. */
 const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
@@ -191,10 +188,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
   }
 }
 
-/**
- * Returns the key for joining. The key is stored on the disk before its first use. After a restart the agent can therefore
- * continue its request; a second request for the host's name would be denied.
- */
+/** Returns the key for joining, which is stored before its first use. A request with another key would be denied after a restart. */
 async function joiningKey(file: string): Promise<Key> {
   if (existsSync(file)) {
     return readKey(readFileSync(file, 'utf8'));

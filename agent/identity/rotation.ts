@@ -19,10 +19,7 @@ import {
   writePair,
 } from './certificates.ts';
 
-/**
- * Earliest renewal and its random spread, as shares of a certificate's lifetime. These are a kubelet's values. The spread
- * prevents hosts that joined together from renewing at the same time.
- */
+/** Earliest renewal and its spread, as shares of a lifetime (those of a kubelet). Hosts that joined together renew at different times. */
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;
 /** Longest single wait, in milliseconds. Timers of Node.js hold at most 24.8 days. */

@@ -41,10 +41,7 @@ export class LogReaders {
   readonly #pods = new Map<string, number>();
   #all = 0;
 
-  /**
-   * Runs `work` as one reader of the Pod's log.
-   * @throws LogRefusedError 429 when the Pod or the host has too many readers.
-   */
+  /** Runs `work` as one reader of the Pod's log. @throws LogRefusedError 429 when the Pod or the host has too many readers. */
   async count(pod: string, work: () => Promise<void>): Promise<void> {
     const ofPod = this.#pods.get(pod) ?? 0;
     if (ofPod >= POD_READERS || this.#all >= HOST_READERS) {

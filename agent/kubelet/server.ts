@@ -174,10 +174,7 @@ export class KubeletServer {
   }
 }
 
-/**
- * Returns the authorities for callers' certificates. Without a file the list is empty and no certificate is trusted. An absent
- * option would make Node.js trust the public authorities.
- */
+/** Returns the authorities for callers' certificates. An absent option would make Node.js trust the public authorities. */
 function authoritiesIn(file: string | undefined): Buffer[] {
   return file === undefined ? [] : [readFileSync(file)];
 }

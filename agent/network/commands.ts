@@ -8,11 +8,7 @@ const COMMAND_TIMEOUT_MILLISECONDS = 10_000;
 /** Limit of a program's output. A ruleset with ten thousand foreign rules is about 5 MB as JSON. */
 const MAXIMUM_OUTPUT_BYTES = 64 * 1024 * 1024;
 
-/**
- * Runs a program and resolves with its standard output.
- *
- * @throws ProgramError with the program's last output when it fails; ReasonedError `NetworkUnavailable` when it is not installed.
- */
+/** Runs a program and returns its output. @throws ProgramError when it fails; ReasonedError `NetworkUnavailable` when it is missing. */
 export async function run(program: string, parameters: readonly string[], input?: string): Promise<string> {
   try {
     return await runProgram(program, parameters, {

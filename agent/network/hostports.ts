@@ -31,18 +31,19 @@ function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
 }
 
-/**
- * Checks that this host's configuration allows all ports.
- *
- * @throws ReasonedError `PortNotReservable` when some are not allowed; the message names each such port and the setting.
- */
+/** Checks that this host's configuration allows all ports. @throws ReasonedError `PortNotReservable` when it denies some. */
 export function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
-  const faults = ports.map(({ hostPort }) => whyNotReservable(rules, hostPort));
-  const message = faults.filter((fault) => fault !== undefined).join('; ');
-  if (message !== '') {
-    const refusal = 'The configuration of this host does not allow the reserved ports';
-    throw new ReasonedError('PortNotReservable', `${refusal}: ${message}`);
+  const message = whyDenied(rules, ports);
+  if (message !== undefined) {
+    throw new ReasonedError('PortNotReservable', message);
   }
+}
+
+/** Returns a message with each port that this host's configuration denies, and its setting; undefined if it allows all ports. */
+export function whyDenied(rules: PortRules, ports: readonly MachinePort[]): string | undefined {
+  const faults = ports.flatMap(({ hostPort }) => whyNotReservable(rules, hostPort) ?? []);
+  const denied = 'The configuration of this host does not allow the reserved ports';
+  return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
 }
 
 /**

@@ -84,11 +84,7 @@ export interface Network {
 
 const MAC_ADDRESS = /^([0-9a-f]{2}:){5}[0-9a-f]{2}$/;
 
-/**
- * Returns the MAC address in lower case and checked, so that it is safe in a rule or an argument.
- *
- * @throws ReasonedError `NetworkUnavailable` when the text is not a MAC address.
- */
+/** Returns the MAC address in lower case, safe for rules and arguments. @throws ReasonedError `NetworkUnavailable` when it is invalid. */
 export function normaliseMacAddress(text: string): string {
   const mac = text.toLowerCase();
   if (!MAC_ADDRESS.test(mac)) {

@@ -1,7 +1,7 @@
 /** Keeps this host's Node in the cluster up to date. A missing Node is created. If others overwrite the Node, it is written again. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { timestamp } from '../../base/time.ts';
+import { pause, timestamp } from '../../base/time.ts';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
@@ -25,10 +25,7 @@ const LOOK_MILLISECONDS = 30_000;
 /** Time between two checks whether the Node exists, in milliseconds. The host waits for its Node at start, so the time is short. */
 const REGISTERED_LOOK_MILLISECONDS = 20;
 
-/**
- * Share of free disk below which there is pressure (a kubelet's threshold for evictions), and a higher share that ends the
- * pressure. The difference prevents frequent changes of the condition.
- */
+/** Share of free disk below which there is pressure (a kubelet's threshold), and a higher one that ends it, to prevent frequent changes. */
 const PRESSED_BELOW = 0.05;
 const FINE_ABOVE = 0.08;
 /** Multiple of `minimumFree` that must be free before the pressure ends. */
@@ -82,7 +79,10 @@ export class NodeKeeper {
     await this.informer.synced;
     this.#controller.start(signal);
     this.#controller.enqueue(this.#options.config.nodeName);
-    await this.#registered(signal);
+    while (this.node === undefined) {
+      await pause(REGISTERED_LOOK_MILLISECONDS, signal);
+    }
+    signal.throwIfAborted();
   }
 
   /** Changes the state of the host. The Node is written if it shows another state. */
@@ -93,21 +93,6 @@ export class NodeKeeper {
 
   async drained(): Promise<void> {
     await this.#controller.drained();
-  }
-
-  async #registered(signal: AbortSignal): Promise<void> {
-    await new Promise<void>((resolve, reject) => {
-      const timer = setInterval(() => {
-        if (this.node !== undefined || signal.aborted) {
-          clearInterval(timer);
-          if (signal.aborted) {
-            reject(signal.reason as Error);
-          } else {
-            resolve();
-          }
-        }
-      }, REGISTERED_LOOK_MILLISECONDS);
-    });
   }
 
   async #reconcile(): Promise<Result> {

@@ -10,10 +10,7 @@ const LEASE_NAMESPACE = 'kube-node-lease';
 const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
-/**
- * Least number of renewals within the time of the fence, as in a kubelet. With a shorter fence the Lease is renewed more often.
- * Otherwise the host would be fenced between two renewals.
- */
+/** Least number of renewals within the time of the fence, as in a kubelet, so that no host is fenced between two renewals. */
 const RENEWALS_PER_FENCE = 4;
 /** Time limit of a request, in milliseconds. It is shorter than the time between renewals, so that no request delays the next one. */
 const REQUEST_MILLISECONDS = 8_000;

@@ -40,12 +40,14 @@ export interface HostState {
   heldImageBytes: number;
 }
 
+interface Amounts {
+  cpuMillis: number;
+  memoryBytes: number;
+  diskBytes: number;
+}
+
 /** Returns the resources for machines on this host. The disk is reduced by `minimumFree` and by images that are held. */
-export function allocatable(
-  config: NodeSettings,
-  facts: HostFacts,
-  heldImageBytes: number,
-): { cpuMillis: number; memoryBytes: number; diskBytes: number } {
+export function allocatable(config: NodeSettings, facts: HostFacts, heldImageBytes: number): Amounts {
   const { offered, reserved, images } = config;
   const cpus = Math.min(facts.cpus, offered.cpu ?? Infinity) * config.cpuOvercommit;
   const memoryBytes = facts.memoryBytes - reserved.memory;
@@ -98,20 +100,9 @@ export function nodeStatus(o: {
   now: string;
 }): NodeStatus {
   const { config, facts, state } = o;
-  const free = allocatable(config, facts, state.heldImageBytes);
   return {
-    capacity: {
-      cpu: formatMillis(facts.cpus * config.cpuOvercommit * 1000),
-      memory: formatQuantity(facts.memoryBytes),
-      'ephemeral-storage': formatQuantity(facts.diskBytes),
-      pods: String(PODS),
-    },
-    allocatable: {
-      cpu: formatMillis(free.cpuMillis),
-      memory: formatQuantity(free.memoryBytes),
-      'ephemeral-storage': formatQuantity(free.diskBytes),
-      pods: String(PODS),
-    },
+    capacity: resourceList({ ...facts, cpuMillis: facts.cpus * config.cpuOvercommit * 1000 }),
+    allocatable: resourceList(allocatable(config, facts, state.heldImageBytes)),
     conditions: conditions(state).map((condition) => stamped(condition, o.current, o.now)),
     // The only address is an IP address that the API server can reach. A host name is left out, because the API server does not
     // try a second address when the first address fails.
@@ -119,6 +110,15 @@ export function nodeStatus(o: {
     daemonEndpoints: { kubeletEndpoint: { Port: state.kubeletPort } },
     nodeInfo: systemInfo(facts),
     images: state.images.slice(0, IMAGES_LISTED).map(listed),
+  };
+}
+
+function resourceList(amounts: Amounts): Record<string, string> {
+  return {
+    cpu: formatMillis(amounts.cpuMillis),
+    memory: formatQuantity(amounts.memoryBytes),
+    'ephemeral-storage': formatQuantity(amounts.diskBytes),
+    pods: String(PODS),
   };
 }
 

@@ -1,9 +1,8 @@
 /** Stores the wanted attachments in one file, so that they outlive the agent. */
-import { mkdir, readFile, rm } from 'node:fs/promises';
+import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
-import { isMissing } from '../../../base/errors.ts';
-import { writeWhole } from '../../../base/files.ts';
+import { readIfThere, writeWhole } from '../../../base/files.ts';
 import { machinePortSchema } from '../../../api/v1alpha1/machine.ts';
 
 const attachmentSchema = z.object({
@@ -32,16 +31,8 @@ export class AttachmentFile {
    * @throws Error when the file is invalid.
    */
   async load(): Promise<Attachment[] | undefined> {
-    let text: string;
-    try {
-      text = await readFile(this.#path, 'utf8');
-    } catch (error) {
-      if (isMissing(error)) {
-        return undefined;
-      }
-      throw error;
-    }
-    return fileSchema.parse(JSON.parse(text)).attachments;
+    const text = await readIfThere(this.#path);
+    return text === undefined ? undefined : fileSchema.parse(JSON.parse(text)).attachments;
   }
 
   async save(attachments: Attachment[]): Promise<void> {

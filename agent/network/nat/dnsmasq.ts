@@ -5,8 +5,8 @@
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pause } from '../../../base/time.ts';
-import { codeOf, isMissing } from '../../../base/errors.ts';
-import { writeWhole } from '../../../base/files.ts';
+import { codeOf } from '../../../base/errors.ts';
+import { readIfThere, writeWhole } from '../../../base/files.ts';
 import type { Attachment } from './attachments.ts';
 import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
@@ -60,14 +60,7 @@ export class Dnsmasq {
 
   /** Returns whether dnsmasq's list of machines contains exactly these attachments. */
   async knows(attachments: readonly Attachment[]): Promise<boolean> {
-    try {
-      return (await readFile(this.#hostsFile, 'utf8')) === hostsText(attachments);
-    } catch (error) {
-      if (isMissing(error)) {
-        return false;
-      }
-      throw error;
-    }
+    return (await readIfThere(this.#hostsFile)) === hostsText(attachments);
   }
 
   /** Writes the list of machines. If dnsmasq runs, this also makes dnsmasq read the list. */

@@ -121,11 +121,7 @@ export function tapName(layout: Layout, uid: string): string {
   return layout.tapPrefix + hash(uid, 8);
 }
 
-/**
- * Returns a free address for a machine. The same uid gives the same address if that address is free.
- *
- * @throws ReasonedError `NetworkUnavailable` when the subnet is full.
- */
+/** Returns a free address, for the same uid the same if possible. @throws ReasonedError `NetworkUnavailable` when the subnet is full. */
 export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
   const room = sizeOf(layout.subnet) - FIRST_GUEST - 1;
   const start = Number.parseInt(hash(uid, 8), 16) % room;

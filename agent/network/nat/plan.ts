@@ -30,14 +30,6 @@ export type Repair =
   | { kind: 'informDnsmasq' }
   | { kind: 'startDnsmasq' };
 
-function gatewayWithPrefix(layout: Layout): string {
-  return `${layout.gateway}/${layout.subnet.prefix}`;
-}
-
-function outerGatewayWithPrefix(layout: Layout): string {
-  return `${layout.probe.outerGateway}/${layout.probe.outerSubnet.prefix}`;
-}
-
 /** Returns the kind of Berth's device with this name; undefined if no device of Berth has such a name. */
 function kindOf({ bridge, probe, tapPrefix }: Layout, name: string): string | undefined {
   if (name === bridge) {
@@ -94,7 +86,7 @@ function planBridge(layout: Layout, links: Links): Repair[] {
   return [
     ...repairs,
     ...planWithoutIPv6(layout.bridge, bridge),
-    ...planAddressed(layout.bridge, gatewayWithPrefix(layout), bridge),
+    ...planAddressed(layout.bridge, `${layout.gateway}/${layout.subnet.prefix}`, bridge),
   ];
 }
 
@@ -135,7 +127,7 @@ function planTap(layout: Layout, attachment: Attachment, links: Links): Repair[]
 
 function planProbe(layout: Layout, observed: Observed): Repair[] {
   const { links } = observed;
-  const { innerPort, outerPort } = layout.probe;
+  const { innerPort, outerPort, outerGateway, outerSubnet } = layout.probe;
   const inner = links.get(innerPort);
   const outer = links.get(outerPort);
   if (!observed.probeEnds || inner?.kind !== 'veth' || outer?.kind !== 'veth') {
@@ -143,7 +135,7 @@ function planProbe(layout: Layout, observed: Observed): Repair[] {
   }
   return [
     ...planPort(layout, innerPort, inner),
-    ...planAddressed(outerPort, outerGatewayWithPrefix(layout), outer),
+    ...planAddressed(outerPort, `${outerGateway}/${outerSubnet.prefix}`, outer),
   ];
 }
 

@@ -7,17 +7,16 @@
  * host. Hosts with several tenants use `nat`.
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
-import { type PortRules, whyNotReservable } from '../../../api/v1alpha1/reservable.ts';
+import type { PortRules } from '../../../api/v1alpha1/reservable.ts';
 import {
   type AttachOptions,
-  type Forward,
   type GuestNetwork,
   type Network,
   type NetworkReport,
   normaliseMacAddress,
 } from '../network.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { requireFreePorts, requireReservable, requireUnreserved } from '../hostports.ts';
+import { requireFreePorts, requireReservable, requireUnreserved, whyDenied } from '../hostports.ts';
 import type { UserGuard } from './guard.ts';
 
 export interface UserNetworkOptions {
@@ -54,7 +53,12 @@ export class UserNetwork implements Network {
     }
     const macAddress = normaliseMacAddress(options.macAddress);
     this.#ports.set(uid, options.ports);
-    const forwards = options.ports.map((port) => this.#forward(port));
+    const forwards = options.ports.map(({ protocol, hostPort, guestPort }) => ({
+      protocol,
+      hostAddress: this.#hostAddress,
+      hostPort,
+      guestPort,
+    }));
     return { kind: 'user', macAddress, address: undefined, forwards };
   }
 
@@ -83,14 +87,9 @@ export class UserNetwork implements Network {
   }
 
   #health(ports: readonly MachinePort[]): { healthy: boolean; message: string } {
-    const faults = ports.map(({ hostPort }) => whyNotReservable(this.#rules, hostPort));
-    const message = faults.filter((fault) => fault !== undefined).join('; ');
-    return message === ''
-      ? { healthy: true, message: 'The hypervisor provides the network; the host has nothing to check' }
-      : {
-          healthy: false,
-          message: `The configuration of this host no longer allows the reserved ports: ${message}`,
-        };
+    const denied = whyDenied(this.#rules, ports);
+    const message = denied ?? 'The hypervisor provides the network; the host has nothing to check';
+    return { healthy: denied === undefined, message };
   }
 
   async attached(): Promise<string[]> {
@@ -103,9 +102,5 @@ export class UserNetwork implements Network {
       await this.#guard?.remove();
     }
     this.#ports.clear();
-  }
-
-  #forward({ protocol, hostPort, guestPort }: MachinePort): Forward {
-    return { protocol, hostAddress: this.#hostAddress, hostPort, guestPort };
   }
 }
