@@ -1,7 +1,6 @@
 /** A guest that plays with its agent port, and a hypervisor that a guest took over: saves fail or are crash-consistent, the agent lives. */
-import { once } from 'node:events';
 import { mkdir, mkdtemp, readFile, rm } from 'node:fs/promises';
-import { createServer, type Server, type Socket } from 'node:net';
+import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import * as fc from 'fast-check';
@@ -13,6 +12,7 @@ import { whileFrozen } from '../../agent/drivers/qemu/guestagent.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor } from '../worlds/qemuguest.ts';
+import { afterSync, type Play, ScriptedPeer } from '../wires/scriptedpeer.ts';
 import { hostileRuns, scaled, tried } from './support/attempts.ts';
 
 const MEBIBYTE = 1024 * 1024;
@@ -23,50 +23,6 @@ const FLOOD_BYTES = scaled(1024) * MEBIBYTE;
 const TAKEN_LIMIT_BYTES = 8 * MEBIBYTE;
 /** As `copies.ts` has it: how often a guest is asked to thaw, beside three attempts of the copy itself. */
 const THAW_LIMIT = 10;
-
-type Play = (socket: Socket, command: { execute: string; arguments?: { id?: number } }) => void;
-
-/** Somebody else behind a socket of a machine. */
-class Peer {
-  readonly commands: string[] = [];
-  readonly #server: Server;
-  readonly #sockets = new Set<Socket>();
-
-  private constructor(server: Server) {
-    this.#server = server;
-  }
-
-  static async listen(path: string, play: Play): Promise<Peer> {
-    await rm(path, { force: true });
-    const server = createServer();
-    const peer = new Peer(server);
-    server.on('connection', (socket) => peer.#play(socket, play));
-    server.listen(path);
-    await once(server, 'listening');
-    return peer;
-  }
-
-  #play(socket: Socket, play: Play): void {
-    this.#sockets.add(socket);
-    // A peer that the agent hangs up on goes on as it was told to.
-    socket.on('error', () => undefined);
-    socket.on('data', (data: Buffer) => {
-      for (const line of data.toString().trim().split('\n')) {
-        const command = JSON.parse(line) as Parameters<Play>[1];
-        this.commands.push(command.execute);
-        play(socket, command);
-      }
-    });
-  }
-
-  async close(): Promise<void> {
-    for (const socket of this.#sockets) {
-      socket.destroy();
-    }
-    this.#server.close();
-    await once(this.#server, 'close');
-  }
-}
 
 /** Sends until all is sent or the other side hangs up; tells how much that was. */
 function flood(socket: Socket, piece: string, sent: (bytes: number) => void): void {
@@ -83,17 +39,6 @@ function flood(socket: Socket, piece: string, sent: (bytes: number) => void): vo
     }
   };
   go();
-}
-
-/** A guest agent that answers a sync as it should, and then so. */
-function afterSync(answer: (socket: Socket) => void): Play {
-  return (socket, command) => {
-    if (command.execute === 'guest-sync') {
-      socket.write(`{"return":${command.arguments?.id}}\n`);
-    } else {
-      answer(socket);
-    }
-  };
 }
 
 function saying(text: string): Play {
@@ -125,7 +70,7 @@ const GUESTS: [name: string, play: Play][] = [
 describe('a guest that plays the guest agent, beside a real hypervisor', { timeout: 120_000 }, () => {
   let host: Host;
   let plan: LaunchPlan;
-  let peer: Peer | undefined;
+  let peer: ScriptedPeer | undefined;
   let target: string;
   const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0044';
   const folder = () => folderOf(host, uid);
@@ -175,7 +120,7 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
   }
 
   it.for(GUESTS)('(%s): over a restart of the agent', async ([name, play], context) => {
-    peer = await Peer.listen(join(folder().path, 'ga.sock'), play);
+    peer = await ScriptedPeer.listen(join(folder().path, 'ga.sock'), play);
     const outcome = await save();
     tried(context, `guest agent: ${name}`, outcome);
     expect(outcome).toMatch(/^(Crash|Failed)$/);
@@ -186,7 +131,7 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
   });
 
   it('is asked to thaw so often and no more, whatever becomes of the agent, until it starts anew', async () => {
-    peer = await Peer.listen(join(folder().path, 'ga.sock'), saying('{"error":null}\n'));
+    peer = await ScriptedPeer.listen(join(folder().path, 'ga.sock'), saying('{"error":null}\n'));
     const thaws = () => peer?.commands.filter((one) => one === 'guest-fsfreeze-thaw').length ?? 0;
     expect(await save()).toBe('Crash');
     expect(await mayBeFrozen()).toBe(true);
@@ -207,7 +152,7 @@ describe('a guest that plays the guest agent, beside a real hypervisor', { timeo
 
 describe('whatever comes', () => {
   let folder: string;
-  let peer: Peer | undefined;
+  let peer: ScriptedPeer | undefined;
 
   beforeEach(async () => {
     folder = await mkdtemp(join(tmpdir(), 'berth-peer-'));
@@ -238,7 +183,7 @@ describe('whatever comes', () => {
   it('from a guest agent: the work is done', async (context) => {
     const run = async (answers: readonly string[]): Promise<void> => {
       const text = answers.map((one) => `${one}\n`).join('');
-      peer = await Peer.listen(
+      peer = await ScriptedPeer.listen(
         join(folder, 'ga.sock'),
         afterSync((socket) => socket.end(text)),
       );
@@ -260,7 +205,7 @@ describe('whatever comes', () => {
   it('from a hypervisor: a command is answered or fails', async (context) => {
     const run = async (answers: readonly string[]): Promise<void> => {
       const text = answers.map((one) => `${one}\n`).join('');
-      peer = await Peer.listen(join(folder, 'qmp.sock'), (socket, command) => {
+      peer = await ScriptedPeer.listen(join(folder, 'qmp.sock'), (socket, command) => {
         if (command.execute === 'qmp_capabilities') {
           socket.write('{"QMP":{}}\n{"id":1,"return":{}}\n');
         } else {
@@ -288,7 +233,7 @@ describe('whatever comes', () => {
   ] as [string, (socket: Socket) => void][])(
     'from a hypervisor (%s): a command fails',
     async ([name, play], context) => {
-      peer = await Peer.listen(join(folder, 'qmp.sock'), (socket, command) => {
+      peer = await ScriptedPeer.listen(join(folder, 'qmp.sock'), (socket, command) => {
         if (command.execute === 'qmp_capabilities') {
           socket.write('{"id":1,"return":{}}\n');
         } else {
