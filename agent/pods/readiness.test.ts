@@ -39,7 +39,7 @@ async function ask(port: number, forwarded: boolean, until?: 'ready'): Promise<R
       }
     });
     probers.push(prober);
-    prober.watch(runtime, { kind: 'probe', target: { host: '127.0.0.1', port, forwarded } });
+    prober.watch(runtime, { kind: 'probe', target: { host: '127.0.0.1', port, guestPort: 22, forwarded } });
   });
   return runtime.readiness;
 }
@@ -57,7 +57,7 @@ describe('a guest behind the hypervisor’s forwarding', () => {
 
   test('is ready when it speaks first', async () => {
     const port = await listen((socket) => socket.write('SSH-2.0\r\n'));
-    expect(await ask(port, true, 'ready')).toEqual({ ready: true, message: '' });
+    expect(await ask(port, true, 'ready')).toEqual({ ready: true, message: 'Port 22 of the guest answers' });
   });
 
   test('is ready when it closes after its client', async () => {
@@ -65,13 +65,13 @@ describe('a guest behind the hypervisor’s forwarding', () => {
       socket.on('end', () => socket.end());
       socket.resume();
     });
-    expect(await ask(port, true, 'ready')).toEqual({ ready: true, message: '' });
+    expect(await ask(port, true, 'ready')).toEqual({ ready: true, message: 'Port 22 of the guest answers' });
   });
 });
 
 test('a guest with an address of its own is ready as soon as it takes a connection', async () => {
   const port = await listen((socket) => socket.resume());
-  expect(await ask(port, false, 'ready')).toEqual({ ready: true, message: '' });
+  expect(await ask(port, false, 'ready')).toEqual({ ready: true, message: 'Port 22 of the guest answers' });
 });
 
 test('a port that nobody listens on says so', async () => {
@@ -129,7 +129,7 @@ describe('a guest that has answered', () => {
           resolve();
         },
       );
-      const target = { host: '127.0.0.1', port: guest.port, forwarded: false };
+      const target = { host: '127.0.0.1', port: guest.port, guestPort: 22, forwarded: false };
       prober.watch(runtime, { kind: 'probe', target });
     });
     return told;

@@ -22,6 +22,8 @@ const ANSWER_MILLISECONDS = 2_000;
 export interface Target {
   host: string;
   port: number;
+  /** Port in the guest, for messages. */
+  guestPort: number;
   /** Whether the hypervisor forwards the connection. It then accepts connections even if no program in the guest does. */
   forwarded: boolean;
 }
@@ -46,14 +48,17 @@ export function questionFor(
   }
   const { port } = readiness;
   if (guestAddress !== undefined) {
-    return { kind: 'probe', target: { host: guestAddress, port, forwarded: false } };
+    return { kind: 'probe', target: { host: guestAddress, port, guestPort: port, forwarded: false } };
   }
   const reserved = ports.find((one) => one.guestPort === port && one.protocol === 'TCP');
   return reserved === undefined
     ? unready(
         `The guest port ${port} cannot be checked: no reserved port leads to it, and the address of the guest is not known yet`,
       )
-    : { kind: 'probe', target: { host: forwardAddress, port: reserved.hostPort, forwarded: true } };
+    : {
+        kind: 'probe',
+        target: { host: forwardAddress, port: reserved.hostPort, guestPort: port, forwarded: true },
+      };
 }
 
 function unready(message: string): Question {
@@ -132,7 +137,9 @@ export class ReadinessProber {
   }
 
   #tell(runtime: Runtime, ready: boolean, target: Target): void {
-    const message = ready ? '' : `The guest does not answer on ${target.host}:${target.port}`;
+    const message = ready
+      ? `Port ${target.guestPort} of the guest answers`
+      : `The guest does not answer on ${target.host}:${target.port}`;
     if (runtime.readiness?.ready !== ready || runtime.readiness.message !== message) {
       runtime.readiness = { ready, message };
       this.#changed(runtime.folder.uid);

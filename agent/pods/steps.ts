@@ -2,7 +2,7 @@
 import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
-import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
+import { API_VERSION, HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { LaunchPlan, MachinePlan } from '../drivers/driver.ts';
@@ -13,7 +13,7 @@ import type { ImageFormat } from '../images/local/inspect.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import { driverOf } from '../drivers/hostdrivers.ts';
+import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
 import { ownUser } from '../machines/users.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
@@ -54,7 +54,11 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   }
   const isoPath = iso?.path;
   record.isoPath = isoPath;
+  const began = performance.now();
   await driverOf(host, record).create(folder, machinePlan(host, record, operation), base);
+  if (base !== undefined) {
+    tell(host, record, 'Cloned', 'Clone', `The host cloned the image in ${secondsSince(began)} s`);
+  }
   host.records.update(record, { created: true, base, isoPath });
 }
 
@@ -80,7 +84,7 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
     }
     let toldAt = performance.now();
     const began = toldAt;
-    tell(host, operation, 'Pulling', 'Pull', `The host fetches ${describeSource(source)}`);
+    tell(host, record, 'Pulling', 'Pull', `The host fetches ${describeSource(source)}`);
     const image = await host.images.ensure(source, {
       ...options,
       architecture: record.machine?.architecture,
@@ -94,8 +98,8 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
         }
       },
     });
-    const seconds = ((performance.now() - began) / 1000).toFixed(1);
-    tell(host, operation, 'Pulled', 'Pull', `The image is on the host as ${image.digest} after ${seconds} s`);
+    const words = `The image is on the host as ${image.digest} after ${secondsSince(began)} s`;
+    tell(host, record, 'Pulled', 'Pull', words);
     return image;
   };
 }
@@ -120,7 +124,8 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
     startedAt: timestamp(Date.now()),
     restarts: record.restarts + (restart ? 1 : 0),
   });
-  tell(host, operation, 'Started', 'Start', 'The machine runs');
+  const accelerator = acceleratorOf(host, record)?.toUpperCase() ?? 'an unknown accelerator';
+  tell(host, record, 'Started', 'Start', `The machine runs with ${accelerator}`);
 }
 
 /** Stops the guest. The intent is saved first, so that an end during the stop is not treated as a crash. */
@@ -130,7 +135,7 @@ async function stop(host: Host, { record, folder }: Runtime, operation: Operatio
   operation.deadline = Date.now() + graceMilliseconds;
   await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
   host.records.update(record, { startedWith: undefined });
-  tell(host, operation, 'Stopped', 'Stop', 'The machine is stopped');
+  tellPod(host, operation, 'Stopped', 'Stop', 'The machine is stopped');
 }
 
 async function pauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
@@ -145,7 +150,7 @@ async function pauseGuest(host: Host, { record, folder }: Runtime, operation: Op
 
 async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   await driverOf(host, record).unpause(folder);
-  tell(
+  tellPod(
     host,
     operation,
     'Unpaused',
@@ -157,7 +162,7 @@ async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: 
 async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   host.records.update(record, { running: false });
   await driverOf(host, record).suspend(folder);
-  tell(host, operation, 'Suspended', 'Suspend', 'The machine is suspended to disk');
+  tellPod(host, operation, 'Suspended', 'Suspend', 'The machine is suspended to disk');
 }
 
 async function resume(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
@@ -166,14 +171,14 @@ async function resume(host: Host, runtime: Runtime, operation: Operation): Promi
   await driverOf(host, record).resume(folder, launchPlan(host, record, operation, network));
   runtime.unseen = false;
   host.records.update(record, { running: true });
-  tell(host, operation, 'Resumed', 'Resume', 'The machine continues from its suspended state');
+  tell(host, record, 'Resumed', 'Resume', 'The machine continues from its suspended state');
 }
 
 async function revert(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const revertedAt = needed(operation.desired).revertRequestedAt;
   await driverOf(host, record).revert(folder, machinePlan(host, record, operation), record.base);
   host.records.update(record, { revertedAt, end: undefined });
-  tell(host, operation, 'Reverted', 'Revert', 'The disk is again as it was when the machine was created');
+  tell(host, record, 'Reverted', 'Revert', 'The disk is again as it was when the machine was created');
 }
 
 /** Ends the process and releases network and ports. The disk stays. */
@@ -227,8 +232,19 @@ function launchPlan(
   return { ...machinePlan(host, record, operation), ...size, network };
 }
 
-/** Sends a `Normal` Event for the machine's Pod. */
-function tell(host: Host, operation: Operation, reason: Reason, action: string, message: string): void {
+/** Returns the seconds since a moment of `performance.now()`. */
+function secondsSince(began: number): string {
+  return ((performance.now() - began) / 1000).toFixed(1);
+}
+
+/** Sends a `Normal` Event for the machine's VM. */
+function tell(host: Host, { machine }: MachineRecord, reason: Reason, action: string, message: string): void {
+  const vm = { apiVersion: API_VERSION, kind: 'VM', metadata: needed(machine).vm };
+  host.event(vm, { type: 'Normal', reason, action, message });
+}
+
+/** Sends a `Normal` Event for the machine's Pod. The operator sends the Event for the VM when it sees the new state of the Pod. */
+function tellPod(host: Host, operation: Operation, reason: Reason, action: string, message: string): void {
   event(host, operation, { type: 'Normal', reason, action, message });
 }
 

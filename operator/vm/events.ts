@@ -25,6 +25,7 @@ export function recordTransition(
     ...heldUp(last, next),
     ...troubledByDisk(last, next),
     ...moved(last, next),
+    ...becameReady(last, next),
   ];
   for (const story of stories) {
     recorder.event(vm, story);
@@ -104,6 +105,13 @@ function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
   return next.phase === last?.phase ? [] : phaseStory(next);
 }
 
+/** Returns the Event of a VM that became Ready for a reason, for example because a port answers. */
+function becameReady(last: VMStatus | undefined, next: VMStatus): Story[] {
+  const { status, message = '' } = condition(next, 'Ready') ?? {};
+  const isNew = status === 'True' && condition(last, 'Ready')?.status !== 'True';
+  return isNew && message !== '' ? [normal('Ready', 'Running', message)] : [];
+}
+
 const STORIES: Partial<Record<Reason, string>> = {
   Running: 'The machine runs',
   Stopped: 'The machine is stopped',
@@ -117,7 +125,7 @@ function phaseStory(next: VMStatus): Story[] {
     return [normal(phase, 'Running', message)];
   }
   if (next.phase === 'Failed') {
-    const ready = next.conditions?.find(({ type }) => type === 'Ready');
+    const ready = condition(next, 'Ready');
     return [
       {
         type: 'Warning',
@@ -128,6 +136,10 @@ function phaseStory(next: VMStatus): Story[] {
     ];
   }
   return [];
+}
+
+function condition(status: VMStatus | undefined, type: string): Condition | undefined {
+  return status?.conditions?.find((one) => one.type === type);
 }
 
 function normal(reason: Reason, action: string, message: string): Story {

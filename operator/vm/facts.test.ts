@@ -1,4 +1,5 @@
 import { describe, expect, it } from 'vitest';
+import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Node, Pod } from '../../kube/core.ts';
@@ -67,6 +68,12 @@ function attempt(number: number, status: NonNullable<Pod['status']>): Partial<Po
 function deadline(look: Observed): string | undefined {
   const found = nextDeadline(look, gatherFacts(look));
   return found && `${found.reason} ${new Date(found.at).toISOString().slice(11, 19)}`;
+}
+
+/** Returns the message of the deployment's end for a Pod. */
+function timeout(pod: Partial<Pod>): string | undefined {
+  const look = observed({}, {}, pod);
+  return nextDeadline(look, gatherFacts(look))?.message;
 }
 
 describe('a VM that hosts refuse before it ran', () => {
@@ -180,8 +187,25 @@ describe('deadlines of a VM', () => {
     const scheduled = { type: 'PodScheduled', status: 'True' as const, lastTransitionTime: BOUND };
     const pending: Partial<Pod> = { status: { phase: 'Pending', conditions: [scheduled] } };
     expect(deadline(observed({ deployTimeoutSeconds: 60 }, {}, pending))).toBe('DeployTimeout 01:01:00');
+    expect(timeout(pending)).toMatch(/ to host host$/);
     const unbound = { ...pending, spec: { containers: [] } };
     expect(deadline(observed({ deployTimeoutSeconds: 60 }, {}, unbound))).toBeUndefined();
     expect(deadline(observed({ deployTimeoutSeconds: 60 }, { firstRunningTime: FIRST_RAN }))).toBeUndefined();
+  });
+
+  it('name the step that the host last reported, with its percent', () => {
+    const state = { waiting: { reason: 'Pulling', message: '42%' } };
+    const container = {
+      name: MACHINE_CONTAINER,
+      image: '',
+      imageID: '',
+      ready: false,
+      restartCount: 0,
+      state,
+    };
+    const pulling: Partial<Pod> = { status: { phase: 'Pending', containerStatuses: [container] } };
+    expect(timeout(pulling)).toBe(
+      'The VM was not Running 600 s after it was bound to host host; the host last reported Pulling: 42%',
+    );
   });
 });

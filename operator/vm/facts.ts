@@ -8,7 +8,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Pod } from '../../kube/core.ts';
 import { isOutOfService, silentSince } from '../host/observe.ts';
 import type { Observed } from './observe.ts';
-import { containerState, hasEnded, hasRun, podAttempt, terminated } from './podstate.ts';
+import { containerState, hasEnded, hasRun, podAttempt, terminated, waitingState } from './podstate.ts';
 
 export interface Facts {
   readonly firstRunningTime: string | undefined;
@@ -207,8 +207,15 @@ function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
   return {
     at: Date.parse(bound) + seconds * 1000,
     reason: 'DeployTimeout',
-    message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}`,
+    message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`,
   };
+}
+
+/** Returns the step that the host last reported, with its percent or fault, as the end of a message. */
+function lastReport(pod: Pod | undefined): string {
+  const { reason, message = '' } = waitingState(pod);
+  const step = message === '' ? reason : `${reason}: ${message}`;
+  return step === undefined ? '' : `; the host last reported ${step}`;
 }
 
 function boundTime(pod: Pod): string | undefined {

@@ -99,7 +99,7 @@ function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
   }
   const podReady = podCondition(pod, 'Ready');
   return podReady === undefined || podReady.status === 'True'
-    ? { type, status: 'True', reason: 'Running', message: '' }
+    ? { type, status: 'True', reason: 'Running', message: podReady?.message ?? '' }
     : {
         type,
         status: podReady.status,

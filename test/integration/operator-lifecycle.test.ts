@@ -174,10 +174,10 @@ describe('a VM that has not run yet', () => {
   it('is Failed/DeployTimeout when its host does not get it to run in time', async () => {
     await vms.create('slow', { ...onBare, deployTimeoutSeconds: 2 });
     await bare.waitForPod(ref('slow'));
-    await bare.waiting(ref('slow'), 'Cloning');
+    await bare.waiting(ref('slow'), 'Pulling', '42%');
     await bare.end(ref('slow'));
     const vm = await vms.waitForPhase('slow', 'Failed', 'DeployTimeout');
-    expect(vm.status?.failure?.message).toContain('bare');
+    expect(vm.status?.failure?.message).toMatch(/to host bare; the host last reported Pulling: 42%$/);
     await vms.waitUntilPodGone('slow');
     expect(await history.createdAs(vms.namespace, 'slow')).toBe(1);
   });

@@ -83,7 +83,12 @@ export const IMAGE_REASONS = {
     todo: 'Free room on the disk of the host, or add a larger disk',
   },
   Available: { seen: { Image: ['Ready'] }, class: 'state', by: 'operator', says: 'The image has content' },
-  Ready: { seen: { Image: ['Event'] }, class: 'state', by: 'operator', says: 'The image has content' },
+  Ready: {
+    seen: { Image: ['Event'], VM: ['Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The image has content, or the guest of the VM is ready',
+  },
   Updating: {
     seen: { Image: ['Reconciling'] },
     class: 'state',

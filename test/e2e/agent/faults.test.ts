@@ -210,6 +210,7 @@ test('an agent that is stopped tells the Events of its machines first', async ()
   );
   await host.stop();
   const { items } = await cluster.client().list(EVENTS, { namespace: NAMESPACE });
-  const started = items.filter(({ reason }) => reason === 'Started').map(({ regarding }) => regarding.name);
+  const ofVMs = items.filter(({ reason, regarding }) => reason === 'Started' && regarding.kind === 'VM');
+  const started = ofVMs.map(({ regarding }) => regarding.name);
   expect(names.filter((name) => !started.includes(name))).toEqual([]);
 });

@@ -1,0 +1,64 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, it, onTestFinished } from 'vitest';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { EventText } from '../../kube/events.ts';
+import type { KubeObject } from '../../kube/objects.ts';
+import type { Host } from './host.ts';
+import { newRecord, newRuntime, type Operation } from './machine.ts';
+import { RecordStore } from './records.ts';
+import { STEPS } from './steps.ts';
+
+const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
+const VM = { namespace: 'platform-ci', name: 'x', uid: 'vm' };
+const NETWORK = { kind: 'user', address: undefined };
+
+/** Returns a host whose parts do nothing. `told` collects the kind, name and words of its Events. */
+function hostOf(directory: string, told: string[]): Host {
+  const driver = { create: () => undefined, start: () => undefined, suspend: () => undefined };
+  const host = {
+    records: new RecordStore(directory),
+    drivers: new Map([['qemu', { driver, accelerators: [{ architecture: 'amd64', accelerator: 'kvm' }] }]]),
+    images: { ensure: async () => ({ digest: 'sha256:0' }), cloned: () => undefined },
+    network: { attach: () => NETWORK, address: () => undefined },
+    monitor: { checkOf: () => ({ healthy: true, faults: [], machines: {} }) },
+    disk: { startsAnew: () => undefined },
+    event: ({ kind, metadata }: KubeObject, { reason, message }: EventText<string>) =>
+      told.push(`${kind} ${metadata.name} ${reason}: ${message.replace(/\d+\.\d/, 'N')}`),
+  };
+  return host as unknown as Host;
+}
+
+it('tells the VM how its machine was made and started, and leaves to the operator what the Pod shows', async () => {
+  const directory = mkdtempSync(join(tmpdir(), 'berth-steps-'));
+  onTestFinished(() => rmSync(directory, { recursive: true }));
+  const machine = {
+    vm: VM,
+    architecture: 'amd64',
+    image: { type: 'http', url: 'https://images.example/a.qcow2', sha256: '0' },
+    hardware: { macAddress: '' },
+    ports: [],
+  } as unknown as Machine;
+  const record = newRecord({ uid: 'pod', key: 'platform-ci/x', driver: 'qemu', machine, claim: CLAIM });
+  const told: string[] = [];
+  const host = hostOf(directory, told);
+  const operation = {
+    pod: { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'x', namespace: 'platform-ci' } } as Pod,
+    desired: { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
+    abort: new AbortController(),
+    changed: () => undefined,
+  } as unknown as Operation;
+  const runtime = newRuntime(record, directory);
+  await STEPS.create(host, runtime, operation);
+  await STEPS.start(host, runtime, operation);
+  await STEPS.suspend(host, runtime, operation);
+  expect(told).toEqual([
+    'VM x Pulling: The host fetches https://images.example/a.qcow2',
+    'VM x Pulled: The image is on the host as sha256:0 after N s',
+    'VM x Cloned: The host cloned the image in N s',
+    'VM x Started: The machine runs with KVM',
+    'Pod x Suspended: The machine is suspended to disk',
+  ]);
+});

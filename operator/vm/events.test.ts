@@ -1,0 +1,47 @@
+import { expect, it } from 'vitest';
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import type { EventRecorder } from '../../kube/events.ts';
+import { recordTransition } from './events.ts';
+
+function running(ready: 'True' | 'False', message: string): VMStatus {
+  const time = '2030-01-01T00:00:00Z';
+  return {
+    phase: 'Running',
+    nodeName: 'host',
+    conditions: [{ type: 'Ready', status: ready, reason: 'Running', message, lastTransitionTime: time }],
+  };
+}
+
+/** Returns the Events of a change between two statuses. */
+function told(before: VMStatus | undefined, after: VMStatus): string[] {
+  const events: string[] = [];
+  const event: EventRecorder<SaidReason>['event'] = (_vm, { reason, message }) =>
+    events.push(`${reason}: ${message}`);
+  const vm: VM = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'VM',
+    metadata: { name: 'x', namespace: 'platform-ci' },
+    spec: {},
+    ...(before && { status: before }),
+  };
+  recordTransition({ event } as EventRecorder<SaidReason>, vm, after, undefined);
+  return events;
+}
+
+const ANSWERS = running('True', 'Port 22 of the guest answers');
+
+it('a VM that becomes Ready says why, once', () => {
+  expect(told(running('False', 'The guest does not answer'), ANSWERS)).toEqual([
+    'Ready: Port 22 of the guest answers',
+  ]);
+  expect(told(ANSWERS, ANSWERS)).toEqual([]);
+});
+
+it('a VM that is Ready as soon as it runs has the Events of its host and its run alone', () => {
+  expect(told(undefined, running('True', ''))).toEqual([
+    'Scheduled: The VM was placed on host host (attempt 1)',
+    'Running: The machine runs',
+  ]);
+});
