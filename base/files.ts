@@ -1,8 +1,8 @@
 /** Files that are either complete or absent, even if the process is killed or the host loses power. */
 import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
-import { open, readdir, readFile, rename, rm, writeFile } from 'node:fs/promises';
+import { open, readdir, rename, rm, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
-import { isMissing } from './errors.ts';
+import { isMissing, undefinedIf } from './errors.ts';
 import { withReserve } from './reserve.ts';
 
 /** File mode: only the owner may read and write the file. */
@@ -53,29 +53,10 @@ export async function sync(path: string): Promise<void> {
   }
 }
 
-/** Returns the text of a file; undefined if the file does not exist. @throws Error of the system when the file cannot be read. */
-export async function readIfThere(path: string): Promise<string | undefined> {
-  try {
-    return await readFile(path, 'utf8');
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
-}
-
 /** Returns the names of the folders in `root`. The list is empty if `root` does not exist. */
 export async function listFolders(root: string): Promise<string[]> {
-  try {
-    const entries = await readdir(root, { withFileTypes: true });
-    return entries.filter((entry) => entry.isDirectory()).map((entry) => entry.name);
-  } catch (error) {
-    if (isMissing(error)) {
-      return [];
-    }
-    throw error;
-  }
+  const entries = (await undefinedIf(isMissing, readdir(root, { withFileTypes: true }))) ?? [];
+  return entries.filter((entry) => entry.isDirectory()).map((entry) => entry.name);
 }
 
 async function replace(path: string, text: string, mode: number): Promise<void> {

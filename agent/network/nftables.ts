@@ -1,6 +1,7 @@
 /** Reads the nftables rules of the kernel, for the `nat` network and for the guard of the `user` network. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
+import { undefinedIf } from '../../base/errors.ts';
 import { ProgramError } from '../../base/exec.ts';
 import { run } from './commands.ts';
 
@@ -21,15 +22,10 @@ export async function readRuleset(): Promise<RulesetEntry[]> {
 
 /** Reads one table by its name in nft, for example `inet berth`. Returns an empty list if the table does not exist. */
 export async function readTable(name: string): Promise<RulesetEntry[]> {
-  try {
-    const text = await run('nft', ['--json', 'list', 'table', ...name.split(' ')]);
-    return rulesetSchema.parse(JSON.parse(text)).nftables;
-  } catch (error) {
-    if (error instanceof ProgramError && error.words.includes('No such file or directory')) {
-      return [];
-    }
-    throw error;
-  }
+  const isAbsent = (error: unknown): boolean =>
+    error instanceof ProgramError && error.words.includes('No such file or directory');
+  const text = await undefinedIf(isAbsent, run('nft', ['--json', 'list', 'table', ...name.split(' ')]));
+  return text === undefined ? [] : rulesetSchema.parse(JSON.parse(text)).nftables;
 }
 
 /** Returns the name of the entry's table, for example `inet berth`; undefined for the header of the list. */

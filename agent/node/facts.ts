@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, machine, platform, release, totalmem } from 'node:os';
-import { codeOf, isMissing } from '../../base/errors.ts';
+import { hasCode, undefinedIfSync } from '../../base/errors.ts';
 
 export type Architecture = 'amd64' | 'arm64';
 
@@ -82,12 +82,5 @@ function firstLine(file: string): string {
 }
 
 function readIfThere(file: string): string {
-  try {
-    return readFileSync(file, 'utf8');
-  } catch (error) {
-    if (isMissing(error) || codeOf(error) === 'EACCES') {
-      return '';
-    }
-    throw error;
-  }
+  return undefinedIfSync(hasCode('ENOENT', 'EACCES'), () => readFileSync(file, 'utf8')) ?? '';
 }

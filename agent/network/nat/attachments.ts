@@ -1,8 +1,9 @@
 /** Stores the wanted attachments in one file, so that they outlive the agent. */
-import { mkdir, rm } from 'node:fs/promises';
+import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
-import { readIfThere, writeWhole } from '../../../base/files.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { writeWhole } from '../../../base/files.ts';
 import { machinePortSchema } from '../../../api/v1alpha1/machine.ts';
 
 const attachmentSchema = z.object({
@@ -31,7 +32,7 @@ export class AttachmentFile {
    * @throws Error when the file is invalid.
    */
   async load(): Promise<Attachment[] | undefined> {
-    const text = await readIfThere(this.#path);
+    const text = await undefinedIf(isMissing, readFile(this.#path, 'utf8'));
     return text === undefined ? undefined : fileSchema.parse(JSON.parse(text)).attachments;
   }
 

@@ -5,8 +5,8 @@
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pause } from '../../../base/time.ts';
-import { codeOf } from '../../../base/errors.ts';
-import { readIfThere, writeWhole } from '../../../base/files.ts';
+import { hasCode, isMissing, undefinedIf, undefinedIfSync } from '../../../base/errors.ts';
+import { writeWhole } from '../../../base/files.ts';
 import type { Attachment } from './attachments.ts';
 import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
@@ -45,22 +45,15 @@ export class Dnsmasq {
    * dnsmasq from another process that has the same pid.
    */
   async pid(): Promise<number | undefined> {
-    try {
-      const pid = Number.parseInt(await readFile(this.#pidFile, 'utf8'), 10);
-      const commandLine = await readFile(`/proc/${pid}/cmdline`, 'utf8');
-      return commandLine.split('\0').includes(`--pid-file=${this.#pidFile}`) ? pid : undefined;
-    } catch (error) {
-      const code = codeOf(error);
-      if (code === 'ENOENT' || code === 'ESRCH') {
-        return undefined;
-      }
-      throw error;
-    }
+    const isGone = hasCode('ENOENT', 'ESRCH');
+    const pid = Number.parseInt((await undefinedIf(isGone, readFile(this.#pidFile, 'utf8'))) ?? '', 10);
+    const commandLine = await undefinedIf(isGone, readFile(`/proc/${pid}/cmdline`, 'utf8'));
+    return commandLine?.split('\0').includes(`--pid-file=${this.#pidFile}`) ? pid : undefined;
   }
 
   /** Returns whether dnsmasq's list of machines contains exactly these attachments. */
   async knows(attachments: readonly Attachment[]): Promise<boolean> {
-    return (await readIfThere(this.#hostsFile)) === hostsText(attachments);
+    return (await undefinedIf(isMissing, readFile(this.#hostsFile, 'utf8'))) === hostsText(attachments);
   }
 
   /** Writes the list of machines. If dnsmasq runs, this also makes dnsmasq read the list. */
@@ -128,11 +121,5 @@ function hostsText(attachments: readonly Attachment[]): string {
 
 /** Sends a signal. A process that has ended meanwhile is no error. */
 function signal(pid: number, name: NodeJS.Signals): void {
-  try {
-    process.kill(pid, name);
-  } catch (error) {
-    if (codeOf(error) !== 'ESRCH') {
-      throw error;
-    }
-  }
+  undefinedIfSync(hasCode('ESRCH'), () => process.kill(pid, name));
 }

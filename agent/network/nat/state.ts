@@ -1,6 +1,6 @@
 /** Brings the host to the wanted state: observes, plans, repairs, and observes again. */
 import { writeFile } from 'node:fs/promises';
-import { isMissing, messageOf } from '../../../base/errors.ts';
+import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import type { Attachment } from './attachments.ts';
 import { ip, run } from '../commands.ts';
 import { Dnsmasq } from './dnsmasq.ts';
@@ -153,13 +153,7 @@ export class NatState {
   }
 }
 
+/** Switches IPv6 off for a device. A missing file means that the kernel has no IPv6. */
 async function disableIPv6(device: string): Promise<void> {
-  try {
-    await writeFile(`/proc/sys/net/ipv6/conf/${device}/disable_ipv6`, '1');
-  } catch (error) {
-    // A missing file means that the kernel has no IPv6.
-    if (!isMissing(error)) {
-      throw error;
-    }
-  }
+  await undefinedIf(isMissing, writeFile(`/proc/sys/net/ipv6/conf/${device}/disable_ipv6`, '1'));
 }

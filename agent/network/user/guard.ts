@@ -2,10 +2,10 @@
  * Keeps guests of the `user` network from their host if the agent is root. The rules recognise packets of a hypervisor by the user that
  * it runs as. Without the guard, a guest reaches the host's loopback as 10.0.2.2, with all programs that listen there.
  */
+import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { messageOf } from '../../../base/errors.ts';
-import { readIfThere } from '../../../base/files.ts';
+import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import { run } from '../commands.ts';
 import { fingerprint, readTable } from '../nftables.ts';
 
@@ -67,7 +67,7 @@ export class UserGuard {
   }
 
   async #resolvers(): Promise<string[]> {
-    const text = (await readIfThere(this.#options.resolvConf)) ?? '';
+    const text = (await undefinedIf(isMissing, readFile(this.#options.resolvConf, 'utf8'))) ?? '';
     const named = [...text.matchAll(/^\s*nameserver\s+(\S+)/gm)].map(([, address = '']) => address);
     return named.filter((address) => isIPv4(address));
   }
