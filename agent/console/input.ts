@@ -242,6 +242,7 @@ function textOf(path: string): string {
   return undefinedIfSync(isMissing, () => readFileSync(path, 'utf8')) ?? '';
 }
 
-function sizeOf(path: string): number {
+/** Returns the size of a file in bytes; 0 if the file does not exist. */
+export function sizeOf(path: string): number {
   return statSync(path, { throwIfNoEntry: false })?.size ?? 0;
 }

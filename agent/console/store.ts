@@ -6,11 +6,11 @@
  * line that the guest had not yet ended.
  */
 import { EventEmitter } from 'node:events';
-import { appendFileSync, mkdirSync, renameSync, statSync } from 'node:fs';
+import { appendFileSync, mkdirSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
-import { CONSOLE_FOLDER, ConsoleInput } from './input.ts';
+import { CONSOLE_FOLDER, ConsoleInput, sizeOf } from './input.ts';
 import {
   ConsoleLines,
   type ConsoleReadOptions,
@@ -291,8 +291,4 @@ async function* pieces(
       return;
     }
   }
-}
-
-function sizeOf(path: string): number {
-  return statSync(path, { throwIfNoEntry: false })?.size ?? 0;
 }

@@ -6,6 +6,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
+import { undefinedIf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
 import { type Pod, type PodCondition, PODS, type PodStatus } from '../../kube/core.ts';
@@ -139,14 +140,9 @@ export class StatusWriter {
     if (deletionGracePeriodSeconds === 0 || this.#finished.has(uid)) {
       return;
     }
-    try {
-      await this.#options.client.delete(PODS, refOf(keyOf(pod)), { gracePeriodSeconds: 0, uid });
-    } catch (error) {
-      // A conflict means that another Pod has the name now, so the old Pod no longer exists.
-      if (!isConflict(error)) {
-        throw error;
-      }
-    }
+    const deletion = this.#options.client.delete(PODS, refOf(keyOf(pod)), { gracePeriodSeconds: 0, uid });
+    // A conflict means that another Pod has the name now, so the old Pod no longer exists.
+    await undefinedIf(isConflict, deletion);
     this.#finished.add(uid);
   }
 }
