@@ -8,7 +8,7 @@ import { killForCertain, type ProcessIdentity } from '../../agent/machines/proce
 import { NODES } from '../../kube/core.ts';
 import { waitFor } from '../wait.ts';
 import { isAlive, type ProcessRecord, startProcess, stopProcess } from './processes.ts';
-import type { Cluster } from './types.ts';
+import type { Cluster } from './cluster.ts';
 
 export interface AgentOptions {
   /** Name of the Node, and of the agent's files. */

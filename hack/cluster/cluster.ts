@@ -18,22 +18,26 @@ import { type ProcessRecord, readRecord, signalProcess, stopProcess } from './pr
 import { untilPodsAllowed, untilSimulated } from './simulation.ts';
 import type { ClusterState } from './state.ts';
 import { componentToken, renewRegularly } from './tokens.ts';
-import type { Cluster, Component, ComponentProcess } from './types.ts';
+import type { Component, ComponentProcess } from './types.ts';
 
 /** Cluster that is described by its state folder. It makes no difference which process started it. */
-export class RunningCluster implements Cluster {
+export class Cluster {
   readonly name: string;
+  /** Folder with the state of the cluster. */
   readonly directory: string;
   readonly server: string;
+  /** Path of the administrator's kubeconfig. */
   readonly kubeconfig: string;
+  /** Path of the operator's kubeconfig, with a ServiceAccount's token in a file that is renewed. */
   readonly operatorKubeconfig: string;
+  /** Path of the kubectl program. */
   readonly kubectlPath: string;
   readonly #state: ClusterState;
   readonly #kubectl: Kubectl;
   readonly #connection: Connection;
   readonly #transport: Transport;
   readonly #client: KubeClient;
-  readonly #end: (cluster: RunningCluster) => Promise<void>;
+  readonly #end: (cluster: Cluster) => Promise<void>;
   readonly #hosts = new Map<string, number>();
   #stopRenewal: (() => void) | undefined;
 
@@ -41,7 +45,7 @@ export class RunningCluster implements Cluster {
     directory: string,
     state: ClusterState,
     connection: Connection,
-    end: (cluster: RunningCluster) => Promise<void>,
+    end: (cluster: Cluster) => Promise<void>,
   ) {
     this.#state = state;
     this.#connection = connection;
@@ -60,16 +64,18 @@ export class RunningCluster implements Cluster {
   static async open(
     directory: string,
     state: ClusterState,
-    end: (cluster: RunningCluster) => Promise<void>,
-  ): Promise<RunningCluster> {
+    end: (cluster: Cluster) => Promise<void>,
+  ): Promise<Cluster> {
     const connection = await loadConnection({ kubeconfigPath: join(directory, 'kubeconfig') });
-    return new RunningCluster(directory, state, connection, end);
+    return new Cluster(directory, state, connection, end);
   }
 
+  /** Runs kubectl as administrator. Rejects with its stderr when it fails. */
   kubectl(args: readonly string[], options?: KubectlOptions): Promise<KubectlResult> {
     return this.#kubectl(args, options);
   }
 
+  /** Returns the client of the administrator, the same at every call. */
   client(): KubeClient {
     return this.#client;
   }
@@ -91,6 +97,7 @@ export class RunningCluster implements Cluster {
     return startOperator(this.directory, this.operatorKubeconfig, options);
   }
 
+  /** Creates a namespace that Berth may serve, with Pod Security `privileged`. */
   async createNamespace(name: string): Promise<void> {
     await this.#client.create(NAMESPACES, {
       apiVersion: 'v1',
@@ -100,6 +107,7 @@ export class RunningCluster implements Cluster {
     await untilPodsAllowed(this.#client, name);
   }
 
+  /** Resolves with the path of a kubeconfig with a new bootstrap token for the host of that name. */
   async createAgentBootstrap(hostName: string): Promise<{ kubeconfig: string }> {
     const token = await createHostToken(this.#client, this.#connection, hostName);
     const kubeconfig = join(this.directory, `bootstrap-${token.id}.kubeconfig`);
@@ -147,11 +155,13 @@ export class RunningCluster implements Cluster {
     await waitUntilReady(this.directory, this.server);
   }
 
+  /** Ends the connections and timers of this process. The cluster continues to run. */
   async disconnect(): Promise<void> {
     this.#stopRenewal?.();
     await this.#transport.close();
   }
 
+  /** Ends all processes and removes the state folder. */
   async stop(): Promise<void> {
     await this.disconnect();
     await this.#end(this);

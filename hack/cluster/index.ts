@@ -3,7 +3,7 @@ import { existsSync } from 'node:fs';
 import { mkdir, readdir, rm, rmdir } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
-import { RunningCluster } from './cluster.ts';
+import { Cluster } from './cluster.ts';
 import { removeGroups } from './controlgroups.ts';
 import { startControlPlane } from './controlplane.ts';
 import { install, uninstall } from './install.ts';
@@ -31,12 +31,13 @@ import {
   writeState,
 } from './state.ts';
 import { resolveTools, type Tools } from './toolchain/toolchain.ts';
-import type { Cluster, ClusterOptions } from './types.ts';
+import type { ClusterOptions } from './types.ts';
 
 export type { NodeCluster } from './nodes/cluster.ts';
 export type { ClusterNode } from './nodes/node.ts';
 export type { OperatorProcess } from './operator.ts';
-export type { Cluster, ClusterOptions } from './types.ts';
+export type { Cluster } from './cluster.ts';
+export type { ClusterOptions } from './types.ts';
 
 const ENDING_SIGNALS = [
   ['SIGHUP', 129],
@@ -86,7 +87,7 @@ export async function connectCluster(name: string, stateDirectory?: string): Pro
   if (state === undefined) {
     throw new Error(`no cluster "${name}" in ${directory}`);
   }
-  return await RunningCluster.open(directory, state, end);
+  return await Cluster.open(directory, state, end);
 }
 
 /** Stops a cluster, whichever process started it, and removes its state. A missing cluster is no error. */
@@ -104,7 +105,7 @@ async function bringUp(options: ClusterOptions, directory: string): Promise<Clus
     await startControlPlane({ ...options, directory, tools, image: await imageFor(provider, tools) });
   }
   writeState(directory, state);
-  const cluster = await RunningCluster.open(directory, state, end);
+  const cluster = await Cluster.open(directory, state, end);
   await install(kubectlFor(tools.kubectl, cluster.kubeconfig), {
     directory,
     displayDpiMaximum: options.displayDpiMaximum ?? 240,
@@ -128,7 +129,7 @@ async function imageFor(provider: Provider, tools: Tools): Promise<string | unde
   return await controlPlaneImage(tools);
 }
 
-async function end(cluster: RunningCluster): Promise<void> {
+async function end(cluster: Cluster): Promise<void> {
   await remove(cluster.directory);
 }
 

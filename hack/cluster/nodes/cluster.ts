@@ -1,11 +1,10 @@
 /** Starts a control plane with its own nodes on their own network. Users have such a cluster before they install Berth. */
 import { join } from 'node:path';
 import { Relay } from '../relay.ts';
-import { RunningCluster } from '../cluster.ts';
+import { Cluster } from '../cluster.ts';
 import { startControlPlane } from '../controlplane.ts';
 import { type ClusterState, writeState } from '../state.ts';
 import { resolveNodeTools, resolveTools } from '../toolchain/toolchain.ts';
-import type { Cluster } from '../types.ts';
 import { makePauseImage } from './images.ts';
 import { CONTROL_ADDRESS, controlNamespace, createNetwork, nodeAddresses } from './network.ts';
 import { ClusterNode } from './node.ts';
@@ -28,7 +27,7 @@ export interface NodeCluster {
 export async function bringUpNodes(
   options: NodeClusterOptions,
   directory: string,
-  end: (cluster: RunningCluster) => Promise<void>,
+  end: (cluster: Cluster) => Promise<void>,
 ): Promise<NodeCluster> {
   const { name } = options;
   const [tools, nodeTools] = [await resolveTools(), await resolveNodeTools()];
@@ -53,7 +52,7 @@ export async function bringUpNodes(
       },
     },
   });
-  const cluster = await RunningCluster.open(directory, state, async (running) => {
+  const cluster = await Cluster.open(directory, state, async (running) => {
     for (const relay of relays) {
       await relay[Symbol.asyncDispose]();
     }

@@ -10,7 +10,7 @@ import { NODES } from '../../../kube/core.ts';
 import { waitFor } from '../../wait.ts';
 import { type ProcessRecord, startProcess } from '../processes.ts';
 import type { NodeTools } from '../toolchain/toolchain.ts';
-import type { Cluster } from '../types.ts';
+import type { Cluster } from '../cluster.ts';
 import { CONTAINERD_SOCKET, writeConfiguration } from './configuration.ts';
 import type { NodeAddress } from './network.ts';
 
