@@ -41,6 +41,14 @@ export interface MachineEnd {
   at: number;
 }
 
+/** Size with which a machine was started. */
+export interface StartedSize {
+  cpu: number;
+  memoryBytes: number;
+  /** Undefined if the machine has no disk, or an earlier agent started it. */
+  diskSizeBytes?: number;
+}
+
 /** Failure after which a machine never runs again. */
 export interface MachineFailure {
   reason: SaidReason;
@@ -81,7 +89,7 @@ export interface MachineRecord {
   /** Whether the release of the machine used up its grace or had none. */
   killed: boolean;
   /** Size of a machine that runs or is suspended. It may differ from the size that is claimed for the next start. */
-  startedWith: { cpu: number; memoryBytes: number } | undefined;
+  startedWith: StartedSize | undefined;
   end: MachineEnd | undefined;
   /** Number of unrequested ends in a row. The back-off between starts depends on it. */
   endsInARow: number;

@@ -21,7 +21,10 @@ function hostOf(directory: string, told: string[]): Host {
   const host = {
     records: new RecordStore(directory),
     drivers: new Map([['qemu', { driver, accelerators: [{ architecture: 'amd64', accelerator: 'kvm' }] }]]),
-    images: { ensure: async () => ({ digest: 'sha256:0' }), cloned: () => undefined },
+    images: {
+      ensure: async () => ({ digest: 'sha256:0', virtualSizeBytes: 2 ** 30 }),
+      cloned: () => undefined,
+    },
     network: { attach: () => NETWORK, address: () => undefined },
     monitor: { checkOf: () => ({ healthy: true, faults: [], machines: {} }) },
     disk: { startsAnew: () => undefined },
@@ -54,6 +57,7 @@ it('tells the VM how its machine was made and started, and leaves to the operato
   await STEPS.create(host, runtime, operation);
   await STEPS.start(host, runtime, operation);
   await STEPS.suspend(host, runtime, operation);
+  expect(record.startedWith).toEqual({ cpu: 1, memoryBytes: 2 ** 27, diskSizeBytes: 2 ** 30 });
   expect(told).toEqual([
     'VM x Pulling: The host fetches https://images.example/a.qcow2',
     'VM x Pulled: The image is on the host as sha256:0 after N s',

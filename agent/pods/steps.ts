@@ -16,7 +16,14 @@ import { PAUSED_MESSAGE } from './diskguard.ts';
 import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
 import { ownUser } from '../machines/users.ts';
 import type { Host } from './host.ts';
-import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
+import {
+  type MachineRecord,
+  needed,
+  type Operation,
+  type OperationKind,
+  type Runtime,
+  type StartedSize,
+} from './machine.ts';
 import { grantedSize } from './resize.ts';
 
 /** Shortest time between two progress reports of a download, because each report is a write to the API server. */
@@ -106,16 +113,13 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
 
 async function start(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const { record } = runtime;
-  const { restartRequestedAt: restartedAt, ...size } = needed(operation.desired);
+  const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
   const network = await connect(host, runtime);
-  host.records.update(record, {
-    released: false,
-    startedWith: grantedSize(record.claim, size),
-    restartedAt,
-  });
+  const plan = launchPlan(host, record, operation, network);
+  host.records.update(record, { released: false, startedWith: sizeOf(plan, record), restartedAt });
   host.disk.startsAnew(record.uid);
-  await driverOf(host, record).start(runtime.folder, launchPlan(host, record, operation, network));
+  await driverOf(host, record).start(runtime.folder, plan);
   runtime.unseen = false;
   host.records.update(record, {
     running: true,
@@ -230,6 +234,12 @@ function launchPlan(
 ): LaunchPlan {
   const size = grantedSize(record.claim, needed(operation.desired));
   return { ...machinePlan(host, record, operation), ...size, network };
+}
+
+/** Returns the size of a machine that is started. Its disk is never smaller than its image. */
+function sizeOf({ cpu, memoryBytes, guest }: LaunchPlan, { base }: MachineRecord): StartedSize {
+  const diskSizeBytes = Math.max(guest.diskSizeBytes ?? 0, base?.virtualSizeBytes ?? 0);
+  return { cpu, memoryBytes, ...(diskSizeBytes > 0 && { diskSizeBytes }) };
 }
 
 /** Returns the seconds since a moment of `performance.now()`. */

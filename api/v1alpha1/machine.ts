@@ -98,6 +98,7 @@ export const machineReportSchema = z.object({
   /** Values with which the running machine was started. They may differ from `desired` until the next start. */
   cpu: z.number().int().optional(),
   memoryBytes: z.number().int().optional(),
+  diskSizeBytes: z.number().int().optional(),
   /** Percentage from 0 to 100 during a pull or clone. */
   progressPercent: z.number().int().optional(),
   accelerator: z.string().optional(),

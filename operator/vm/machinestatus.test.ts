@@ -63,6 +63,12 @@ it('has a short name of the image beside its reference', () => {
   expect(statusOf('Running', { spec: { image: 'ubuntu' } }).image).toMatchObject({ name: 'ubuntu' });
 });
 
+it('shows the disk that the running machine has, and without a machine the disk that it will have', () => {
+  const spec = { diskSize: '20Gi' };
+  expect(statusOf('Running', { spec, report: { diskSizeBytes: 2 ** 33 } }).resources?.diskSize).toBe('8Gi');
+  expect(statusOf('Running', { spec }).resources?.diskSize).toBe('20Gi');
+});
+
 it('shows addresses of the guest, and no address of the host', () => {
   const hostIP = '192.0.2.1';
   const at = (...ips: string[]) =>

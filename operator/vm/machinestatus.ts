@@ -29,7 +29,7 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
     serialNumber: machine.hardware.serialNumber,
     image: imageStatus(pod, machine, report),
     config: machine.config,
-    resources: resources(pod, vm),
+    resources: resources(pod, vm, report),
     accelerator: report.accelerator?.toUpperCase(),
     addresses: guestAddresses(pod),
     endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
@@ -70,12 +70,14 @@ function digestOf(imageID: string | undefined): string | undefined {
   return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
 }
 
-function resources(pod: Pod, vm: VM): VMStatus['resources'] {
+/** Returns the size of the machine. A running machine keeps the disk with which it was started. */
+function resources(pod: Pod, vm: VM, report: MachineReport): VMStatus['resources'] {
   const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
   if (!desired.success) {
     return vm.status?.resources;
   }
-  const { cpu, memoryBytes, diskSizeBytes } = desired.data;
+  const { cpu, memoryBytes, diskSizeBytes: wanted } = desired.data;
+  const { diskSizeBytes = wanted } = report;
   const diskSize = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));
   return { cpu, memory: formatQuantity(BigInt(memoryBytes)), diskSize };
 }

@@ -1,6 +1,8 @@
 import { describe, expect, it } from 'vitest';
+import { MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
-import { diskRequest } from './size.ts';
+import type { Observed } from './observe.ts';
+import { diskRequest, restartRequired } from './size.ts';
 
 const GIB = 2n ** 30n;
 const NOTHING = { diskSizeBytes: undefined, imageSizeBytes: undefined };
@@ -25,5 +27,24 @@ describe('the disk that a VM requests of its host', () => {
   it('all of it, or a size of its own for unknown ones, where the operator is configured so', () => {
     const strict = parseConfig({ diskRequestRatio: 1, defaults: { diskRequest: '64Gi' } }, 'test');
     expect(diskRequest(NOTHING, strict)).toBe('64Gi');
+  });
+});
+
+describe('a VM whose machine runs with cpu 2, memory 2Gi and a disk of 8Gi', () => {
+  const message = JSON.stringify({ cpu: 2, memoryBytes: Number(2n * GIB), diskSizeBytes: Number(8n * GIB) });
+  const status = { conditions: [{ type: MACHINE_CONDITION, status: 'True', message }] };
+
+  it.each([
+    ['needs no restart for the same disk', '8Gi', '2', undefined],
+    ['needs no restart for a disk below the size of its image', '1Gi', '2', undefined],
+    ['needs one for a larger disk', '9Gi', '2', 'diskSize 8Gi; diskSize 9Gi'],
+    ['says all that changes', '9Gi', '4', 'cpu 2, memory 2Gi, diskSize 8Gi; cpu 4, memory 2Gi, diskSize 9Gi'],
+  ])('%s', (_, diskSize, cpu, sizes) => {
+    const requests = { cpu, memory: '2176Mi' };
+    const pod = { spec: { containers: [{ name: MACHINE_CONTAINER, resources: { requests } }] }, status };
+    const observed = { vm: { spec: { cpu: Number(cpu), diskSize } }, pod } as unknown as Observed;
+    expect(restartRequired(observed)?.message).toBe(
+      sizes && `The machine runs with ${sizes} takes effect at the next start`,
+    );
   });
 });

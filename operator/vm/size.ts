@@ -6,6 +6,7 @@ import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { divideUp, formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -132,7 +133,7 @@ export function restartRequired(observed: Observed): ConditionDraft | undefined 
         }
       : { ...draft, reason: 'ResizeRefused', message: keeps(pod, counted, message) };
   }
-  const message = differs(pod, counted);
+  const message = differs(observed.vm, pod, counted);
   return message === undefined ? undefined : { ...draft, reason: 'ResourcesChanged', message };
 }
 
@@ -142,11 +143,22 @@ function keeps(pod: Pod, wanted: Size, words: string): string {
   return `The machine keeps ${size} at every start, because ${inWords(wanted)} was refused: ${words}`;
 }
 
-function differs(pod: Pod, counted: Size | undefined): string | undefined {
+/** Returns the sizes that the machine has and gets at its next start; undefined if they are the same or unknown. */
+function differs(vm: VM, pod: Pod, counted: Size | undefined): string | undefined {
   const started = startedSize(pod);
-  return started === undefined || counted === undefined || isSameSize(started, counted)
+  const changes: (readonly [string, string])[] = [];
+  if (started !== undefined && counted !== undefined && !isSameSize(started, counted)) {
+    changes.push([inWords(started), inWords(counted)]);
+  }
+  const { diskSizeBytes } = machineReport(pod);
+  const { diskSize = '0' } = vm.spec;
+  if (diskSizeBytes !== undefined && parseQuantity(diskSize) > BigInt(diskSizeBytes)) {
+    changes.push([`diskSize ${formatQuantity(BigInt(diskSizeBytes))}`, `diskSize ${diskSize}`]);
+  }
+  const [before, after] = [0, 1].map((side) => changes.map((change) => change[side]).join(', '));
+  return changes.length === 0
     ? undefined
-    : `The machine runs with ${inWords(started)}; ${inWords(counted)} takes effect at the next start`;
+    : `The machine runs with ${before}; ${after} takes effect at the next start`;
 }
 
 /** Returns the size that the running or suspended machine was started with, as its host reports it. */

@@ -126,6 +126,26 @@ it('a size within the quota is counted there, and the host hears of it; RestartR
   expect(status?.resources).toMatchObject({ cpu: 4, memory: '4Gi' });
 });
 
+it('a larger disk waits for the next start too, and until then the status shows the disk that the machine has', async () => {
+  const report = (diskSizeBytes: number): Promise<void> => {
+    const message = JSON.stringify({ cpu: 4, memoryBytes: 2 ** 32, diskSizeBytes });
+    const condition = { type: MACHINE_CONDITION, status: 'True', reason: 'Running', message } as const;
+    return bare.setPodCondition(ref('grows'), condition);
+  };
+  await report(2 ** 33);
+  await vms.patch('grows', { diskSize: '10Gi' });
+  const { message } = await vms.waitForCondition('grows', 'RestartRequired', { reason: 'ResourcesChanged' });
+  expect(message).toBe('The machine runs with diskSize 8Gi; diskSize 10Gi takes effect at the next start');
+  expect((await vms.get('grows')).status?.resources).toMatchObject({ diskSize: '8Gi' });
+  await report(10 * 2 ** 30);
+  const { status } = await vms.waitForVM(
+    'grows',
+    'RestartRequired to be gone',
+    (vm) => conditionOf(vm, 'RestartRequired') === undefined,
+  );
+  expect(status?.resources).toMatchObject({ diskSize: '10Gi' });
+});
+
 it("a size past the quota is refused in the server's words, the host never hears of it, and it comes once there is room", async () => {
   await vms.patch('grows', { memory: '16Gi', powerState: 'Stopped' });
   const { message } = await vms.waitForCondition('grows', 'RestartRequired', {
