@@ -38,12 +38,12 @@ function machineFault(
   evidence: Evidence,
   probed: Set<string>,
 ): string | undefined {
-  if (evidence.lostTaps.has(one.tap)) {
-    return `The tap ${one.tap} of the running machine was deleted; restart the machine`;
-  }
   const foreign = evidence.foreignDevices.get(one.tap);
   if (foreign !== undefined) {
     return foreign;
+  }
+  if (evidence.lostTaps.has(one.tap)) {
+    return `The tap ${one.tap} of the running machine was deleted; restart the machine`;
   }
   const withheld = one.ports.map((port) => evidence.withheldPorts.get(portName(port)));
   const ports = withheld.filter((fault) => fault !== undefined).join('; ');
