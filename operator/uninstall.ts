@@ -135,8 +135,8 @@ function refusal(left: readonly string[]): RefusedError {
   const more = left.length > NAMES_SHOWN ? ` and ${left.length - NAMES_SHOWN} more` : '';
   return new RefusedError(
     `Berth is not removed while these exist: ${left.slice(0, NAMES_SHOWN).join(', ')}${more}. ` +
-      'Delete them and uninstall again. To go on with the release instead, or to upgrade it with uninstall.drain=true, ' +
-      'which has them deleted, disks and all: helm rollback RELEASE REVISION first, since Helm takes the release for half gone.',
+      'Delete them and uninstall again. To keep the release, run: helm rollback RELEASE REVISION. ' +
+      'If you then upgrade it with uninstall.drain=true, the uninstallation deletes these objects with their disks.',
   );
 }
 
@@ -215,7 +215,7 @@ async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
   for (const { metadata, status } of items) {
     await client.delete(NODES, metadata, { uid: metadata.uid });
     const runs = status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True');
-    const note = runs ? 'host removed; where its agent is not stopped it comes back' : 'host removed';
+    const note = runs ? 'host removed; it returns if its agent still runs' : 'host removed';
     logger.info({ node: metadata.name }, note);
   }
 }
@@ -265,7 +265,7 @@ async function release(client: KubeClient, one: Resource<KubeObject>, object: Ku
 async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Promise<void> {
   for (let left = await look(); left.length > 0; left = await look()) {
     if (signal.aborted) {
-      throw new RefusedError(`not gone in time: ${left.slice(0, NAMES_SHOWN).join(', ')}`);
+      throw new RefusedError(`these objects did not end in time: ${left.slice(0, NAMES_SHOWN).join(', ')}`);
     }
     await pause(LOOK_MILLISECONDS);
   }

@@ -17,10 +17,12 @@ export type ReasonKind = 'VM' | 'Image' | 'ImageCacheEntry' | 'Pod' | 'Node' | '
 export type ReasonClass = keyof typeof REASON_CLASSES;
 
 export const REASON_CLASSES = {
-  state: 'No fault: it says how the object stands',
-  final: 'The same work would fail again, so nothing is tried again; change or remake the object',
-  passing: 'The fault may pass by itself; the work is tried again, for a VM before its first run a few times',
-  mendable: 'Somebody can fix it without remaking the object; the work is tried again until then',
+  state: 'The reason describes the state of the object and is no fault',
+  final:
+    'The same work would fail again, so there is no further attempt; change the object or create it again',
+  passing:
+    'The fault may pass by itself, and the work is tried again; for a VM before its first run a few times',
+  mendable: 'You can fix the fault without creating the object again; the work is tried again until then',
   elsewhere: 'Another host may take the VM; before its first run the VM is placed again up to three times',
 } as const;
 

@@ -77,9 +77,9 @@ describe('parseReference', () => {
     ['ghcr.io/../image', '"../image"'],
     ['ghcr.io/team/image?x=1', '"team/image?x=1"'],
     ['ghcr.io/team/image:ta g', '"ta g"'],
-    [`ghcr.io/image:${'t'.repeat(129)}`, 'is no tag'],
+    [`ghcr.io/image:${'t'.repeat(129)}`, 'is not a tag'],
     ['ghcr.io/image:', '""'],
-    ['user@ghcr.io/image', 'is no digest'],
+    ['user@ghcr.io/image', 'is not a digest'],
     ['ghcr.io:port/image', '"ghcr.io:port"'],
     ['gh_cr.io/image', '"gh_cr.io"'],
     ['ghcr.io/image@sha256:1234', 'sha256:1234'],
@@ -150,7 +150,7 @@ it('joins names with tags and digests', () => {
 
 it('reads the same parts without throwing, or says why there are none', () => {
   expect(readReference('Ghcr.io/team/image')).toEqual(parseReference('ghcr.io/team/image:latest'));
-  expect(readReference('ghcr.io/Team/image')).toBe('"Team/image" is no name of a repository');
+  expect(readReference('ghcr.io/Team/image')).toBe('"Team/image" is not the name of a repository');
 });
 
 it('names a repository without tag and digest', () => {

@@ -95,7 +95,7 @@ export function parseReference(text: string): Reference {
   const reference = readReference(text);
   if (typeof reference === 'string') {
     const quoted = text.length > IMAGE_NAME_LENGTH ? text.slice(0, QUOTED_LENGTH) : text;
-    throw new ReasonedError('ImageSourceUnsupported', `"${quoted}" is no image reference: ${reference}`);
+    throw new ReasonedError('ImageSourceUnsupported', `"${quoted}" is not an image reference: ${reference}`);
   }
   return reference;
 }
@@ -106,13 +106,13 @@ export function parseReference(text: string): Reference {
  */
 export function readReference(text: string): Reference | string {
   if (text.length > IMAGE_NAME_LENGTH) {
-    return `longer than ${IMAGE_NAME_LENGTH}`;
+    return `it is longer than ${IMAGE_NAME_LENGTH} characters`;
   }
   const [named = '', digest, ...more] = normaliseImageName(text).split('@');
   const slash = named.indexOf('/');
   const [repository = '', tag, ...rest] = named.slice(slash + 1).split(':');
   if (more.length > 0 || rest.length > 0) {
-    return 'more than one tag or digest';
+    return 'it has more than one tag or digest';
   }
   const reference: Reference = {
     registry: named.slice(0, slash),
@@ -125,13 +125,13 @@ export function readReference(text: string): Reference | string {
 
 function mistakeIn({ registry, repository, tag, digest }: Reference): string | undefined {
   if (!isRegistry(registry)) {
-    return `"${registry}" is no name of a registry`;
+    return `"${registry}" is not the name of a registry`;
   }
   if (!REPOSITORY.test(repository)) {
-    return `"${repository}" is no name of a repository`;
+    return `"${repository}" is not the name of a repository`;
   }
   if (tag !== undefined && !TAG.test(tag)) {
-    return `"${tag}" is no tag`;
+    return `"${tag}" is not a tag`;
   }
   return digest === undefined || isSha256(digest) ? undefined : digestMistake(digest);
 }
@@ -152,7 +152,7 @@ function isRegistry(text: string): boolean {
 function digestMistake(digest: string): string {
   const algorithm = digest.split(':')[0] ?? '';
   return algorithm === 'sha256' || !digest.includes(':')
-    ? `"${digest}" is no digest (sha256: and 64 digits of 0-9a-f)`
+    ? `"${digest}" is not a digest (sha256: and 64 digits of 0-9a-f)`
     : `digests of ${algorithm} are not supported, only sha256`;
 }
 

@@ -20,7 +20,7 @@ export function downloadSchema(description: string) {
         documented('Address of the file, http or https, without a user name or password.', {
           rule: "!self.matches('^https?://[^/?#]*@')",
           message:
-            'url must not hold a user name or password: everybody who may read this object would see them, and hosts do not send them. Use a registry with imagePullSecrets, or a URL that needs none',
+            'url must not contain a user name or password, because every reader of this object would see them. Use a registry with imagePullSecrets, or a URL without credentials',
         }),
       ),
       sha256: sha256('SHA-256 of the file, 64 lower-case hexadecimal digits.'),
@@ -33,7 +33,7 @@ export const sharedFileSchema = z
     path: text('Path below a shared root of the agent, without a leading slash.', 1024).meta(
       documented('Path below a shared root of the agent, without a leading slash or `..`.', {
         rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
-        message: 'path must be relative, without ..',
+        message: 'path must be relative and must not contain ..',
       }),
     ),
   })

@@ -95,7 +95,7 @@ const readinessSchema = z
   .meta(
     documented('Condition under which a running machine is Ready.', {
       rule: "has(self.port) == (self.type == 'Port')",
-      message: 'readiness.port is required with type Port and not allowed with any other',
+      message: 'readiness.port is required with type Port, and must not be set with any other type',
     }),
   );
 

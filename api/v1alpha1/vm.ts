@@ -32,7 +32,7 @@ const MAXIMUM_SECONDS = 2_147_483_647;
 const guestMetadataSchema = z.record(z.string(), z.string().max(1024)).meta({
   ...documented('Values for the guest: at most 64, each of at most 1024 characters.', {
     rule: "self.all(key, key.matches('^[-._a-zA-Z0-9]{1,253}$'))",
-    message: 'guestMetadata: keys are 1 to 253 letters, digits, dots, dashes and underscores',
+    message: 'keys of guestMetadata must have 1 to 253 letters, digits, dots, dashes and underscores',
   }),
   maxProperties: 64,
 });
@@ -105,12 +105,12 @@ const MUTABLE = new Set([
 
 const HAS_SOURCE: CelRule = {
   rule: 'has(self.image) || has(self.iso) || has(self.configRef)',
-  message: 'one of image, iso and configRef is required',
+  message: 'one of image, iso and configRef must be set',
   reason: 'FieldValueRequired',
 };
 const PORTS_NEED_NAT: CelRule = {
   rule: "!has(self.ports) || self.ports.size() == 0 || !has(self.network) || !has(self.network.mode) || self.network.mode == 'NAT'",
-  message: 'ports need network mode NAT',
+  message: 'ports may be set only with network mode NAT',
   fieldPath: '.ports',
 };
 const ONE_USER_DATA: CelRule = {
@@ -120,9 +120,8 @@ const ONE_USER_DATA: CelRule = {
 /** Rule for growing disks. It is on `spec` and not on the field, because a rule on the field would allow 10Gi → unset → 5Gi. */
 const DISK_GROWS: CelRule = {
   rule: `!has(oldSelf.diskSize) || (has(self.diskSize) && ${atLeast('self.diskSize', 'oldSelf.diskSize')})`,
-  message: 'diskSize may be added or grown, never made smaller or removed',
-  messageExpression:
-    "'diskSize may be added or grown, never made smaller or removed: it was ' + string(oldSelf.diskSize)",
+  message: 'diskSize must not be reduced or removed',
+  messageExpression: "'diskSize must not be reduced or removed; it was ' + string(oldSelf.diskSize)",
   reason: 'FieldValueForbidden',
   fieldPath: '.diskSize',
 };

@@ -65,19 +65,19 @@ export function refusalOfAddresses(
 function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refusal | undefined {
   const { name } = host.metadata;
   if (!addressesOf(host).includes(address)) {
-    return { reason: 'ForeignAddress', message: `not an address of Node ${name}: ${address}` };
+    return { reason: 'ForeignAddress', message: `Node ${name} does not have the address ${address}` };
   }
   const { addressCIDRs, nodeNameSuffix } = o.settings;
   if (!isAllowed(address, addressCIDRs)) {
     return {
       reason: 'AddressNotAllowed',
-      message: `no host may have the address ${address}: hosts.addressCIDRs of the operator's configuration allows ${addressCIDRs.join(', ')} (loopback, link-local and multicast addresses only where a CIDR of it lies within those)`,
+      message: `No host may have the address ${address}. The configuration hosts.addressCIDRs allows ${addressCIDRs.join(', ')}. Loopback, link-local and multicast addresses need a CIDR within their range`,
     };
   }
   if (o.apiServer.includes(address) || o.serviceCIDRs.some((cidr) => contains(cidr, address))) {
     return {
       reason: 'AddressOfService',
-      message: `${address} is an address of the API server or of a Service, which no host has`,
+      message: `The address ${address} belongs to the API server or a Service`,
     };
   }
   const others = o
@@ -87,7 +87,7 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
     ? undefined
     : {
         reason: 'AddressTaken',
-        message: `${address} is an address of Node ${others.join(', ')} too: a host shares it only with the kubelet's Node it is named after (NODE${nodeNameSuffix}, hosts.nodeNameSuffix of the operator's configuration)`,
+        message: `Node ${others.join(', ')} has the address ${address} too. A host may share an address only with the Node of the kubelet on the same machine, and its name must then be that of the Node with "${nodeNameSuffix}" added (hosts.nodeNameSuffix)`,
       };
 }
 

@@ -53,7 +53,7 @@ function refusalOfSubject(request: SigningRequest): Refusal | undefined {
   return nodeNameOf(request) === undefined
     ? {
         reason: 'InvalidSubject',
-        message: `the subject must be O=${NODES_GROUP}, CN=${NODE_USER_PREFIX}NAME, with a lower-case DNS label of at most 63 characters for NAME`,
+        message: `The subject must be O=${NODES_GROUP}, CN=${NODE_USER_PREFIX}NAME, with a lower-case DNS label of at most 63 characters for NAME`,
       }
     : undefined;
 }
@@ -65,7 +65,7 @@ function refusalOfUsages({ signerName, usages = [] }: Spec): Refusal | undefined
     ? undefined
     : {
         reason: 'InvalidUsages',
-        message: `spec.usages must be exactly ${right.join(', ')} for ${signerName}, not ${asked.join(', ')}`,
+        message: `The usages for ${signerName} must be exactly ${right.join(', ')}, but the request has ${asked.join(', ')}`,
       };
 }
 
@@ -76,20 +76,20 @@ function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal 
       ? undefined
       : {
           reason: 'InvalidNames',
-          message: `a client certificate may have no subject alternative names: ${names.join(', ')}`,
+          message: `A client certificate must not have subject alternative names, but the request has ${names.join(', ')}`,
         };
   }
   if (request.dnsNames.length > 0) {
     return {
       reason: 'InvalidNames',
-      message: `a serving certificate may be for IP addresses only, not for ${request.dnsNames.join(', ')}`,
+      message: `A serving certificate may name only IP addresses, but the request names ${request.dnsNames.join(', ')}`,
     };
   }
   return names.length > 0
     ? undefined
     : {
         reason: 'InvalidNames',
-        message: 'a serving certificate must be for at least one address of the host (subjectAltName)',
+        message: 'A serving certificate must name at least one address of the host (subjectAltName)',
       };
 }
 
@@ -102,6 +102,6 @@ function refusalOfLifetime({ expirationSeconds }: Spec): Refusal | undefined {
     ? undefined
     : {
         reason: 'InvalidLifetime',
-        message: `the first certificate of a host is for ${FIRST_CERTIFICATE_SECONDS} seconds at most, not ${expirationSeconds ?? 'as long as the signer likes'}: set spec.expirationSeconds; the host itself may then ask for longer`,
+        message: `The first certificate of a host must have spec.expirationSeconds of at most ${FIRST_CERTIFICATE_SECONDS}, but the request has ${expirationSeconds ?? 'none'}`,
       };
 }

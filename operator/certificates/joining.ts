@@ -44,7 +44,7 @@ export function joiningOf(
 
 const NOT_FOR_ONE: Refusal = {
   reason: 'TokenNotForOneHost',
-  message: `a bootstrap token of hosts is for one host, named by its group ${bootstrapGroupOf('NAME')}: make one with "make host-token NAME=…" (docs/operate/hosts.md)`,
+  message: `A bootstrap token must have exactly one group ${bootstrapGroupOf('NAME')}, for one host. To make a token, run: make host-token NAME=HOST`,
 };
 
 const NOT_FOR_A_NODE: Refusal = {

@@ -88,7 +88,7 @@ export function decide(
     return { kind: 'ignore' };
   }
   if (request instanceof InvalidSigningRequestError) {
-    return deny('InvalidRequest', `spec.request is refused: ${request.message}`);
+    return deny('InvalidRequest', `The field spec.request is refused: ${request.message}`);
   }
   const refusal = refusalOfContent(spec, request, requester.kind === 'joining');
   return refusal === undefined ? decideOurs(requester, spec, request, known) : { kind: 'deny', ...refusal };
@@ -105,14 +105,14 @@ function decideOurs(
   if (signerName === SERVING_SIGNER) {
     return isOwn && known.node !== undefined
       ? { kind: 'serving', addresses: request.ipAddresses, node: known.node }
-      : notItself(`${username} may ask for its own serving certificate only`, name);
+      : notItself(`${username} may request only its own serving certificate`, name);
   }
   if (requester.kind === 'joining') {
     return decideFirst(requester, name, known);
   }
   return isOwn
-    ? { kind: 'approve', message: 'renewal by the host itself' }
-    : notItself(`${username} may renew its own certificate only`, name);
+    ? { kind: 'approve', message: 'The host renews its own certificate' }
+    : notItself(`${username} may renew only its own certificate`, name);
 }
 
 function notItself(rule: string, name: string): Decision {
@@ -124,26 +124,26 @@ function decideFirst({ host }: Joining, name: string, { node, rival }: Known): D
     return { kind: 'deny', ...host };
   }
   if (host !== name) {
-    return notItself(`this credential is for the host ${host} only`, name);
+    return notItself(`This credential is only for the certificate of host ${host}`, name);
   }
   if (node !== undefined) {
     return deny(
       'NodeExists',
-      `a Node named ${name} exists already: delete the Node first (kubectl delete node ${name})`,
+      `Node ${name} exists already. If its host is to join again, run: kubectl delete node ${name}`,
     );
   }
   return rival === undefined
-    ? { kind: 'approve', message: `${name} joins as a new host` }
+    ? { kind: 'approve', message: `Host ${name} joins` }
     : deny(
         'RequestOpen',
-        `the request ${rival} for ${name} is open or approved: if nobody else made it, delete it (kubectl delete csr ${rival}) and ask again`,
+        `Request ${rival} for host ${name} is open or approved. If it is not from the host, run: kubectl delete csr ${rival}`,
       );
 }
 
 export function decideServing({ addresses, node }: ServingQuestion, surroundings: Surroundings): Decision {
   const refusal = refusalOfAddresses(addresses, node, surroundings);
   return refusal === undefined
-    ? { kind: 'approve', message: `serving certificate for ${addresses.join(', ')}` }
+    ? { kind: 'approve', message: `The host may serve at ${addresses.join(', ')}` }
     : { kind: 'deny', ...refusal };
 }
 

@@ -37,7 +37,7 @@ describe('the configuration', () => {
   it.each(['certificateFile', 'keyFile'])('refuses %s alone', (field) => {
     const half = { metrics: { [field]: '/etc/berth/tls/file.pem' } };
     expect(messageFrom(() => parseConfig(half, 'config.yaml'))).toBe(
-      'config.yaml is not usable:\n  metrics: certificateFile and keyFile belong together: give both, or neither',
+      'config.yaml is not usable:\n  metrics: certificateFile and keyFile must be set together',
     );
   });
 });

@@ -51,7 +51,7 @@ const metricsSchema = z
     certificateLifetimeSeconds: seconds(1, 90 * 24 * 3600),
   })
   .refine(({ certificateFile, keyFile }) => (certificateFile === undefined) === (keyFile === undefined), {
-    error: 'certificateFile and keyFile belong together: give both, or neither',
+    error: 'certificateFile and keyFile must be set together',
   })
   .prefault({});
 
@@ -72,7 +72,7 @@ const imageStorageSchema = z
     keepSeconds: seconds(1, 600),
   })
   .refine(({ registry, folder }) => (registry === undefined) !== (folder === undefined), {
-    error: 'exactly one of registry and folder is needed',
+    error: 'exactly one of registry and folder must be set',
   });
 
 /** Rules for all hosts. A host cannot change them. */

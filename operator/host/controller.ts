@@ -62,7 +62,7 @@ export class HostReconciler {
   async #mark(node: Node, logger: Logger): Promise<void> {
     const { name, uid } = node.metadata;
     if (!this.#options.approvals.has(name)) {
-      const message = `${name} says that it is a host, but Berth has approved no certificate for this name. To make it one: kubectl label node ${name} ${HOST_MARK}=${HOST_VALUE}`;
+      const message = `Node ${name} claims to be a host, but Berth approved no certificate for its name. If it is a host, run: kubectl label node ${name} ${HOST_MARK}=${HOST_VALUE}`;
       this.#options.recorder.event(node, {
         type: 'Warning',
         reason: 'NotMarkedAsHost',

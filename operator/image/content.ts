@@ -94,6 +94,6 @@ export function directSource(source: AnySource): MachineImageSource | undefined 
     return { type: 'empty', sizeBytes: Number(parseQuantity(source.empty.size)) };
   }
   return 'ipsw' in source && source.ipsw !== undefined
-    ? { type: 'unsupported', description: 'an IPSW needs an Apple host' }
+    ? { type: 'unsupported', description: 'An IPSW is not supported yet' }
     : undefined;
 }

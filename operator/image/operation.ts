@@ -68,7 +68,7 @@ function first(observed: ObservedImage): Operation | Blocked {
   }
   const direct = directSource(source);
   return direct === undefined || direct.type === 'unsupported'
-    ? blocked('SourceUnsupported', direct?.description ?? 'The image names no source')
+    ? blocked('SourceUnsupported', direct?.description ?? 'The image has no source')
     : pull(observed, direct);
 }
 
@@ -81,7 +81,7 @@ function noCopy({ kind, object, origin, config }: ObservedImage): Blocked {
   return isKeptFromCopies(origin, object)
     ? blocked(
         'CopyWouldShowURL',
-        `${kind} ${name} comes from a URL with a query, which may hold credentials and would be shown here: with image storage (imageStorage in the operator's configuration) what comes from a URL is stored, and can be copied`,
+        `${kind} ${name} has a URL with a query, which may contain credentials, and a copy would show it. Set imageStorage in the configuration of the operator, so that the content is stored`,
       )
     : blocked('CopySourceNotReady', `${kind} ${name} has no content yet`);
 }
@@ -128,7 +128,7 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): O
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);
   if (target === undefined) {
-    const message = "There is no image storage: set imageStorage in the operator's configuration";
+    const message = 'There is no image storage. Set imageStorage in the configuration of the operator';
     return { ...blocked('NoImageStorage', message), ...action };
   }
   const vm = observed.vm(vmName);

@@ -125,7 +125,7 @@ describe('an image', () => {
       world.fail('ImageFetchFailed');
       world.step();
       expect(world.object.status?.phase).toBe('Failed');
-      expect(world.condition('Ready')?.message).toContain('tried again at');
+      expect(world.condition('Ready')?.message).toContain('the next attempt is at');
       world.now += wait - 1;
       world.step();
       expect(world.open).toHaveLength(0);

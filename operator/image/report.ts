@@ -28,7 +28,7 @@ export function checkedOutcome(
   if (fault === undefined) {
     return outcome;
   }
-  const message = `host ${host ?? 'unknown'} ${fault}; nothing of its report is used`;
+  const message = `Host ${host ?? 'unknown'} ${fault}; the operator uses nothing of the report`;
   return { kind: 'failed', reason: REPORT_REFUSED, message, finishedAt: outcome.finishedAt };
 }
 
@@ -58,7 +58,7 @@ function importFault({ image, target }: Task & { type: 'import' }, report: TaskR
     return digestFault(report) ?? repositoryFault(source.reference, report);
   }
   if (source.type === 'http' && report.digest !== `sha256:${source.sha256.toLowerCase()}`) {
-    return `reported ${said(report.digest)}, not the sha256 that the source names`;
+    return `reported ${said(report.digest)}, but the source has another sha256`;
   }
   return digestFault(report) ?? noReferenceFault(report);
 }
@@ -77,7 +77,10 @@ function storedFault(target: StorageTarget, report: TaskReport): string | undefi
 function pinnedFault(asked: string, report: TaskReport): string | undefined {
   const { reference = '', digest } = report;
   const isSame = digest === undefined || reference.endsWith(`@${digest}`);
-  return repositoryFault(asked, report) ?? (isSame ? undefined : `reported two digests: ${said(digest)} too`);
+  return (
+    repositoryFault(asked, report) ??
+    (isSame ? undefined : `reported another digest in its reference than ${said(digest)}`)
+  );
 }
 
 /**
@@ -87,26 +90,30 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
 function repositoryFault(asked: string, { reference }: TaskReport): string | undefined {
   const parts = readReference(asked);
   if (typeof parts === 'string') {
-    return 'did a task whose reference cannot be read';
+    return 'did a task with a reference that cannot be read';
   }
   const repository = repositoryName(parts);
   const pinned = parts.digest;
   const start = `${repository}@`;
   const digest = reference?.startsWith(start) === true ? reference.slice(start.length) : '';
   if (!isSha256(digest)) {
-    return `reported ${said(reference)}, not ${repository} with a digest`;
+    return `reported ${said(reference)}, but the result must be ${repository} with a digest`;
   }
   return pinned === undefined || pinned === digest
     ? undefined
-    : `reported ${said(digest)}, not ${pinned} that was asked for`;
+    : `reported ${said(digest)}, but the task names ${pinned}`;
 }
 
 function digestFault({ digest }: TaskReport): string | undefined {
-  return digest !== undefined && isSha256(digest) ? undefined : `reported ${said(digest)} as the digest`;
+  return digest !== undefined && isSha256(digest)
+    ? undefined
+    : `reported ${said(digest)} instead of a digest`;
 }
 
 function noReferenceFault({ reference }: TaskReport): string | undefined {
-  return reference === undefined ? undefined : `reported ${said(reference)}, where there is no registry`;
+  return reference === undefined
+    ? undefined
+    : `reported the reference ${said(reference)}, but the task has no registry`;
 }
 
 function sizeFault({ sizeBytes = 0, storageBytes = 0 }: TaskReport): string | undefined {

@@ -86,7 +86,7 @@ function underWay({ job, retryAt, refused }: Progress, now: number): Summary {
 
 /** Returns the time of the next attempt for a message. Remaining seconds would change the status while nothing happens. */
 function retryNote(retryAt: number | undefined, now: number): string {
-  return retryAt === undefined || retryAt <= now ? '' : `; tried again at ${timestamp(retryAt)}`;
+  return retryAt === undefined || retryAt <= now ? '' : `; the next attempt is at ${timestamp(retryAt)}`;
 }
 
 function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phase'>): ConditionDraft {

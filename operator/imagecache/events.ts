@@ -21,7 +21,7 @@ function failures(
   return (next.nodes ?? [])
     .filter((row) => (row.failures ?? 0) > (before.get(row.node) ?? 0))
     .map(({ node, message = '', state, retryAt = '' }) => {
-      const told = `Host ${node}: ${message}; tried again at ${retryAt}`;
+      const told = `Host ${node}: ${message}; the next attempt is at ${retryAt}`;
       return state === 'Removing'
         ? { type: 'Warning', reason: 'RemovingFailed', action: 'Removing', message: told }
         : { type: 'Warning', reason: 'CachingFailed', action: 'Caching', message: told };

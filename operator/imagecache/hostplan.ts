@@ -83,7 +83,7 @@ function planTarget(context: HostContext): HostPlan {
 
 function hostFull(context: HostContext, row: NodeCacheState): HostPlan {
   const { now, config } = context.observed;
-  const message = `HostFull: its job was not scheduled within ${config.cacheTurnSeconds} s`;
+  const message = `HostFull: the Job was not scheduled within ${config.cacheTurnSeconds} s`;
   if (isLate(row, context.observed)) {
     return cachingFailed(context, row, message);
   }
@@ -119,7 +119,7 @@ function cachingSucceeded(
   const end = at + LISTED_MILLISECONDS;
   return context.observed.now < end
     ? { row: { ...row, state: 'Caching' }, isHeld: true, deletes: [], wakeAt: end }
-    : cachingFailed(context, row, 'the job succeeded, but the host does not list the image');
+    : cachingFailed(context, row, 'The Job succeeded, but the host does not list the image');
 }
 
 /**
@@ -202,7 +202,7 @@ function obstacle({ host, observed, isTarget }: HostContext): string | undefined
 
 /** Returns a message when the host has no free slot, because a Job would only wait. A freed slot triggers a reconcile of the entry. */
 function fullness({ host, observed }: HostContext): string | undefined {
-  return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: no slot of the host is free';
+  return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: the host has no free slot';
 }
 
 function cachingFailed(context: HostContext, row: NodeCacheState, why: string): HostPlan {

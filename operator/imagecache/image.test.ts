@@ -106,7 +106,7 @@ describe('an image that says its digest itself', () => {
     const reference = `${REPOSITORY}@sha512:${'0'.repeat(128)}`;
     expect(resolveImage(entry({ reference }), undefined)).toEqual({
       reason: 'ImageSourceUnsupported',
-      message: `"${reference}" is no image reference: digests of sha512 are not supported, only sha256`,
+      message: `"${reference}" is not an image reference: digests of sha512 are not supported, only sha256`,
     });
   });
 

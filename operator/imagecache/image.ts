@@ -35,7 +35,10 @@ export function resolveImage(
     return { reason: 'ImageNotFound', message: `${name} was not found` };
   }
   return (
-    objectImage(image) ?? { reason: 'ImageNotReady', message: `${name} has no content yet: see its status` }
+    objectImage(image) ?? {
+      reason: 'ImageNotReady',
+      message: `${name} has no content yet; look at its status`,
+    }
   );
 }
 
@@ -44,7 +47,7 @@ function registryImage(reference: string): CachedImage | WaitingForImage {
   if (typeof parts === 'string') {
     return {
       reason: 'ImageSourceUnsupported',
-      message: `"${reference}" is no image reference: ${parts}`,
+      message: `"${reference}" is not an image reference: ${parts}`,
     };
   }
   const { digest } = parts;

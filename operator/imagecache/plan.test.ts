@@ -17,7 +17,7 @@ import { assertHistories } from '../../test/support/properties.ts';
 import { plan } from './plan.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
 
-const FULL = 'HostFull: no slot of the host is free';
+const FULL = 'HostFull: the host has no free slot';
 const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLength: 150 };
 /** Number of rounds of one minute. Retries wait up to an hour. */
 const ROUNDS = 400;
@@ -160,7 +160,7 @@ describe('one host', () => {
     const { queuedAt } = world.row('host-0') ?? {};
     minutes(world, 1);
     expect(world.row('host-0')).toMatchObject({ state: 'Queued', queuedAt, triedAt: timestamp(world.now) });
-    expect(world.row('host-0')?.message).toMatch(/^HostFull: its job was not scheduled/);
+    expect(world.row('host-0')?.message).toMatch(/^HostFull: the Job was not scheduled/);
     minutes(world, 2);
     expect([world.jobs, world.row('host-0')?.message]).toEqual([[], FULL]);
   });

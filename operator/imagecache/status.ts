@@ -82,7 +82,7 @@ function accepted({ duplicateOf, reference }: Observed): ConditionDraft {
         type,
         status: 'False',
         reason: 'DuplicateOf',
-        message: `The entry ${duplicateOf} keeps ${reference}; this one takes over when that one is gone`,
+        message: `Entry ${duplicateOf} keeps ${reference}; this entry takes over when that entry is deleted`,
       };
 }
 
@@ -97,7 +97,7 @@ function ready({ entry, image, duplicateOf }: Observed, findings: Findings): Con
     return no('Removing', 'Hosts remove the image that they keep for this entry');
   }
   if (duplicateOf !== undefined) {
-    return no('DuplicateOf', `The entry ${duplicateOf} is for the same image`);
+    return no('DuplicateOf', `Entry ${duplicateOf} keeps the same image`);
   }
   return isCached(image) ? readiness(findings, no) : no(image.reason, image.message);
 }
@@ -111,13 +111,16 @@ function readiness(
   const [first] = failed;
   const count = `${targets.size - wanted.length} of ${targets.size} hosts have the image`;
   if (first !== undefined) {
-    return no('CacheFailed', `${count}; failed on ${names(failed)}: ${first.node}: ${first.message ?? ''}`);
+    return no(
+      'CacheFailed',
+      `${count}; fetching failed on ${names(failed)}. Host ${first.node}: ${first.message ?? ''}`,
+    );
   }
   const outdated = wanted.filter(({ state }) => state === 'Outdated');
   if (outdated.length === wanted.length && outdated.length > 0) {
     return no(
       'Outdated',
-      `${count}, ${outdated.length} an older one; set spec.refreshRequestedAt to fetch it`,
+      `${count}; ${outdated.length} have an older one. Set spec.refreshRequestedAt to fetch the newer one`,
     );
   }
   if (wanted.length > 0) {

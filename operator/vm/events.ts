@@ -43,7 +43,7 @@ export function recordDoubledIdentity(
     type: 'Warning',
     reason: 'IdentityMayBeDoubled',
     action: 'Deploying',
-    message: `Its MAC address ${macAddress}, UUID and serial number are those of an earlier VM of this name, which was given up on the silent host ${hosts.join(', ')}. If that machine still runs, the network has both`,
+    message: `The VM has the MAC address ${macAddress} of an earlier VM of this name, which may still run on the silent host ${hosts.join(', ')}. Bring that host back or switch it off`,
   });
 }
 

@@ -66,7 +66,7 @@ function vanished(facts: Facts): End | undefined {
     ? undefined
     : {
         reason: 'PodDeleted',
-        message: 'The Pod of the VM was removed from outside; its disk is gone with it',
+        message: 'Somebody removed the Pod of the VM; its disk is lost',
       };
 }
 
@@ -126,7 +126,7 @@ function deletedBy(pod: Pod): End {
       message: `The Pod of the VM was evicted (${disruption.reason}): ${disruption.message ?? ''}`.trim(),
     };
   }
-  return { reason: 'PodDeleted', message: 'The Pod of the VM was deleted; its disk is gone with it' };
+  return { reason: 'PodDeleted', message: 'The Pod of the VM was deleted; its disk is lost' };
 }
 
 /**

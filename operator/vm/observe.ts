@@ -95,7 +95,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
     nameTakenBy:
       named === undefined || isOurs
         ? undefined
-        : 'the Pod of a deleted VM of the same name, which is still ending',
+        : 'the Pod of a deleted VM of the same name. That Pod is still ending',
     node: await nodeOf(sources, pod),
     resizeRefused: undefined,
     lookups: lookups(sources, vm.metadata.namespace ?? ''),

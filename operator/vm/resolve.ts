@@ -127,7 +127,7 @@ function portsNeedNAT({ ports = [] }: VMSpec, { networkMode }: Resolved): Unreso
   if (networkMode === 'NAT' || ports.length === 0) {
     return undefined;
   }
-  const message = `The field spec.ports needs network mode NAT, but the mode resolved to ${networkMode}`;
+  const message = `The field spec.ports needs network mode NAT, but the VM has mode ${networkMode}`;
   return { kind: 'terminal', reason: 'PortsNeedNAT', message };
 }
 
@@ -200,10 +200,10 @@ function resolvedImage(
     return { source: { type: 'registry', reference }, containerImage: reference, format: 'Auto' };
   }
   if (object === undefined) {
-    const message = `${kind} ${name} was not found in the VM's namespace or ${defaultNamespace}`;
+    const message = `${kind} ${name} was not found in the namespace of the VM or in ${defaultNamespace}`;
     return { kind: 'wait', reason: 'ImageNotFound', message };
   }
-  const message = `${kind} ${name} has no content yet: see its status`;
+  const message = `${kind} ${name} has no content yet; look at its status`;
   return contentOf(object) ?? { kind: 'wait', reason: 'ImageNotReady', message };
 }
 

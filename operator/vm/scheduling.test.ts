@@ -6,30 +6,30 @@ describe("the scheduler's reasons, condensed", () => {
   it.each([
     [
       '0/1 nodes are available: 1 Insufficient berth.dev/slot. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.',
-      'no free host: 1 full (no free berth)',
+      'No host is free: 1 without a free berth',
     ],
     [
       "0/9 nodes are available: 2 Insufficient memory, 3 Insufficient berth.dev/slot, 4 node(s) didn't match Pod's node affinity/selector. preemption: 0/9 nodes are available: 9 No preemption victims found.",
-      'no free host: 2 short of memory, 3 full (no free berth)',
+      'No host is free: 2 short of memory, 3 without a free berth',
     ],
     [
       '0/2 nodes are available: 1 node(s) had untolerated taint {berth.dev/nat-unready: true}, 1 node(s) were unschedulable.',
-      'no free host: 1 with broken NAT, 1 cordoned',
+      'No host is free: 1 with broken NAT, 1 cordoned',
     ],
     [
       '0/2 nodes are available: 1 node(s) had untolerated taint(s), 1 Insufficient cpu.',
-      'no free host: 1 with broken NAT, 1 short of CPU',
+      'No host is free: 1 with broken NAT, 1 short of CPU',
     ],
     [
       "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector. preemption: 0/3 nodes are available.",
-      'no host matches: none has the architecture, node or tag that was asked for',
+      'No host has the architecture, name or tag that the VM requests',
     ],
     [
       "0/4 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, 3 node(s) didn't satisfy plugin(s) [NodeAffinity]. preemption: 0/4 nodes are available.",
-      'no free host: 1 with a reserved port in use',
+      'No host is free: 1 with a reserved port in use',
     ],
     ['something the scheduler never said before', 'something the scheduler never said before'],
-    ['', 'no host was found'],
+    ['', 'No host was found'],
   ])('%s', (message, expected) => {
     expect(condense(message, () => ['1 with broken NAT'])).toBe(expected);
   });
@@ -57,7 +57,7 @@ describe("the scheduler's reasons, condensed", () => {
     });
     expect(view).toEqual({
       reason: 'Unschedulable',
-      message: 'no free host: 1 with a reserved port in use (8822/TCP is held by platform-ci/web)',
+      message: 'No host is free: 1 with a reserved port in use (8822/TCP is held by platform-ci/web)',
     });
   });
 

@@ -4,7 +4,7 @@ import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
 
 /** Patterns of the scheduler's reasons, each with the text for people; `%` is the number of hosts. */
 const REASONS: readonly (readonly [RegExp, string])[] = [
-  [/^Insufficient berth\.dev\/slot$/, '% full (no free berth)'],
+  [/^Insufficient berth\.dev\/slot$/, '% without a free berth'],
   [/^Insufficient berth\.dev\/macos-guest$/, '% with two macOS guests already'],
   [/^Insufficient berth\.dev\/shared-disk$/, '% whose shared disk is in use'],
   [/^Insufficient cpu$/, '% short of CPU'],
@@ -62,16 +62,16 @@ export function condense(message: string, taints: () => string[]): string {
   const [head = ''] = message.split(AFTER_REASONS);
   const match = HEADER.exec(head.trim().replace(/\.$/, ''));
   if (match === null) {
-    return head.trim() || 'no host was found';
+    return head.trim() || 'No host was found';
   }
   const items = splitReasons(match[3] ?? '').map(parseReason);
   const hosts = items
     .filter(({ text }) => !NO_MATCH.test(text))
     .flatMap((reason) => (UNNAMED_TAINTS.test(reason.text) ? taints() : [describe(reason)]));
   if (hosts.length === 0) {
-    return 'no host matches: none has the architecture, node or tag that was asked for';
+    return 'No host has the architecture, name or tag that the VM requests';
   }
-  return `no free host: ${hosts.join(', ')}`;
+  return `No host is free: ${hosts.join(', ')}`;
 }
 
 interface Reason {

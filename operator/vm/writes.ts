@@ -141,8 +141,8 @@ export class VMWriter {
       return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
     }
     const owner = pod.metadata.ownerReferences?.[0];
-    const whose = owner === undefined ? "somebody else's Pod" : `a Pod of ${owner.kind} ${owner.name}`;
-    const message = `The Pod name ${observed.vm.metadata.name} is taken by ${whose}`;
+    const whose = owner === undefined ? 'a Pod without a controller' : `a Pod of ${owner.kind} ${owner.name}`;
+    const message = `The name of the VM, ${observed.vm.metadata.name}, is used by ${whose}`;
     return { observed, blocked: { condition: 'Scheduled', reason: 'PodNameTaken', message } };
   }
 

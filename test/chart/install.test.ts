@@ -347,7 +347,9 @@ describe('uninstall', () => {
     const remove = (node: string) =>
       cluster.kubectl(['delete', 'node', node, '--dry-run=server', ...AS_HOOK], { allowFailure: true });
     const { stderr } = await remove('somebody-elses');
-    expect(stderr).toContain('uninstalling Berth removes only Nodes with the label berth.dev/host=true');
+    expect(stderr).toContain(
+      'the uninstallation of Berth may remove only Nodes with the label berth.dev/host=true',
+    );
     expect(await remove('former-host')).toMatchObject({ code: 0 });
   });
 
@@ -392,7 +394,7 @@ describe('uninstall', () => {
     await cluster.client().mergePatch(VMS, at, finalizers);
     const { code, said } = await runHook({ uninstall: { drain: true } }, '--timeout-seconds=2');
     await cluster.client().mergePatch(VMS, at, { metadata: { finalizers: [] } });
-    expect(said).toContain('not gone in time: VM platform-default/stuck');
+    expect(said).toContain('these objects did not end in time: VM platform-default/stuck');
     expect(code).toBe(1);
   });
 

@@ -130,7 +130,7 @@ describe('what hosts join with', () => {
       "a token for one host, another's name",
       () => asToken('mine'),
       'yours',
-      /NotItself: this credential is for the host mine only/,
+      /NotItself: This credential is only for the certificate of host mine/,
     ],
     ['a token for no host in particular', asOldToken, 'any', /TokenNotForOneHost: .*make host-token NAME=/],
     [

@@ -141,15 +141,15 @@ const NEVER: [string, Parts, string][] = [
   ['a mounted token', { spec: { automountServiceAccountToken: true } }, 'automountServiceAccountToken'],
   ['a token by default', { spec: { automountServiceAccountToken: null } }, 'automountServiceAccountToken'],
   ['a projected token', volume({ projected: { sources: [token] } }), 'projected'],
-  ['any node', { spec: { affinity: null } }, 'hosts'],
+  ['any node', { spec: { affinity: null } }, 'node affinity'],
   [
     'a term for any node',
     affinity(requires(MARK, 'In', ['true']), requires('kubernetes.io/os', 'In', ['linux'])),
-    'hosts',
+    'node affinity',
   ],
-  ['nodes that are no hosts', affinity(requires(MARK, 'NotIn', ['true'])), 'hosts'],
-  ['nodes that are no hosts, too', affinity(requires(MARK, 'In', ['true', 'false'])), 'hosts'],
-  ['nodes that call themselves hosts', affinity(requires('berth.dev/host', 'In', ['true'])), 'hosts'],
+  ['nodes that are no hosts', affinity(requires(MARK, 'NotIn', ['true'])), 'node affinity'],
+  ['nodes that are no hosts, too', affinity(requires(MARK, 'In', ['true', 'false'])), 'node affinity'],
+  ['nodes that call themselves hosts', affinity(requires('berth.dev/host', 'In', ['true'])), 'node affinity'],
 ];
 
 describe('Pods and Jobs', () => {

@@ -107,7 +107,7 @@ it('a fetch whose report does not fit its task is Failed, and gives the Image no
     expect.soft(image.status, kind).not.toHaveProperty('content');
     expect.soft(image.status?.phase, kind).toBe('Failed');
     expect.soft(ready, kind).toMatchObject({ status: 'False', reason: 'ReportRefused' });
-    expect.soft(ready?.message, kind).toMatch(/^host mac1 reported /);
+    expect.soft(ready?.message, kind).toMatch(/^Host mac1 reported /);
   }
 });
 

@@ -116,7 +116,7 @@ describe('the API server refuses, names the field and the bounds, and creates no
   });
 
   it('a VM with neither image, iso nor configRef', async () => {
-    await expectRefused('VM', 'refused', { cpu: 2 }, 'spec', 'one of image, iso and configRef is required');
+    await expectRefused('VM', 'refused', { cpu: 2 }, 'spec', 'one of image, iso and configRef must be set');
   });
 
   it('a VM without spec', async () => {
@@ -158,7 +158,7 @@ describe('the API server refuses, names the field and the bounds, and creates no
     [
       'a URL with a password',
       { http: { url: 'https://user:secret@x.example/a', sha256: 'a'.repeat(64) } },
-      'url must not hold a user name or password',
+      'url must not contain a user name or password',
     ],
     ['a download without a checksum', { http: { url: 'https://x.example/a' } }, 'spec.source.http.sha256'],
     [

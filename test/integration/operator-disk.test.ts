@@ -32,7 +32,7 @@ it('a VM whose disk no host has room for stays Pending and says so, until there 
   const condition = { status: 'False', reason: 'Unschedulable' } as const;
   const { message } = await vms.waitForCondition('larger', 'Scheduled', condition);
   expect((await vms.get('larger')).status?.phase).toBe('Pending');
-  expect(message).toContain('no free host: 1 short of disk (ephemeral-storage)');
+  expect(message).toContain('No host is free: 1 short of disk (ephemeral-storage)');
   await vms.delete('large');
   await vms.waitForPhase('larger', 'Running');
 });

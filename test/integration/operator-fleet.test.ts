@@ -58,11 +58,11 @@ describe('40 VMs on 8 hosts of 4 berths', () => {
       await vms.waitForCondition(name, 'Scheduled', {
         status: 'False',
         reason: 'Unschedulable',
-        message: `no free host: ${HOSTS} full (no free berth)`,
+        message: `No host is free: ${HOSTS} without a free berth`,
       });
     }
     const { stdout } = await cluster.kubectl(['get', 'vms', '-n', vms.namespace, '-o', 'wide']);
-    const rows = stdout.split('\n').filter((row) => row.includes('no free berth'));
+    const rows = stdout.split('\n').filter((row) => row.includes('without a free berth'));
     expect(new Set(rows.map((row) => row.split(/\s+/)[0]))).toEqual(new Set(waiting));
   });
 

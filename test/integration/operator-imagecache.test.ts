@@ -204,7 +204,7 @@ describe('hosts that hold things up', () => {
     const free = hosts.length - full.length;
     await entries.waitFor('busy', 'all free hosts to have it', ({ status }) => status?.cached === free);
     const entry = await entries.waitFor('busy', 'each full host to be known as full', (candidate) =>
-      full.every((host) => rowOf(candidate, host)?.message === 'HostFull: no place of the host is free'),
+      full.every((host) => rowOf(candidate, host)?.message === 'HostFull: the host has no free slot'),
     );
     expect(new Set(full.map((host) => rowOf(entry, host)?.state))).toEqual(new Set(['Queued']));
     expect(readyOf(entry)).toMatchObject({ status: 'False', reason: 'Caching' });

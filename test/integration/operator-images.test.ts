@@ -162,7 +162,7 @@ describe('an Image of a registry', () => {
     await host.failTask(first, 'ImageAccessDenied', 'registry.example: wrong password');
     const failed = await untilPhase('locked', 'Failed');
     expect(condition(failed, 'Ready')).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
-    expect(condition(failed, 'Ready')?.message).toMatch(/wrong password; tried again at /);
+    expect(condition(failed, 'Ready')?.message).toMatch(/wrong password; the next attempt is at /);
     const second = await host.beginTask(ref(await jobOf('locked', 'pull', 2)));
     const reference = `registry.example/team/locked@${DIGEST}`;
     await host.finishTask(second, { ...REPORT, reference });

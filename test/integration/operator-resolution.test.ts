@@ -229,7 +229,7 @@ describe('a VM that cannot be placed yet says why, and goes on when it can', () 
       reason: 'Unschedulable',
     });
     expect(message).toBe(
-      'no free host: 1 with a reserved port in use (9953/UDP is held by platform-default/holder)',
+      'No host is free: 1 with a reserved port in use (9953/UDP is held by platform-default/holder)',
     );
     await vms.delete('holder');
     await teamVms.waitForPhase('wants', 'Running');

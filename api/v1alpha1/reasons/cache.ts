@@ -11,7 +11,7 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Accepted', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'Another entry keeps the same image; this one takes over when that one is gone',
+    says: 'Another entry keeps the same image; this entry takes over when the other is deleted',
     todo: 'Delete one of the two entries',
   },
   Caching: {
@@ -43,7 +43,7 @@ export const CACHE_REASONS = {
     class: 'passing',
     by: 'operator',
     says: 'Some hosts failed to fetch the image and try again',
-    todo: 'Read status.nodes: it says why on each host',
+    todo: 'Read status.nodes for the cause on each host',
   },
   CachingFailed: {
     seen: { ImageCacheEntry: ['Event'] },
@@ -63,8 +63,8 @@ export const CACHE_REASONS = {
     seen: { ImageCacheEntry: ['Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'Some hosts have an older image than the newest known one of the tag',
-    todo: 'Set spec.refreshRequestedAt to fetch the newer one',
+    says: 'Some hosts have an older image of the tag than other hosts',
+    todo: 'Set spec.refreshRequestedAt to fetch the newer image',
   },
   TaskQueued: {
     seen: { Pod: ['waiting', 'Ready'] },
@@ -96,6 +96,6 @@ export const CACHE_REASONS = {
     seen: { Pod: ['berth.dev/Task'] },
     class: 'state',
     by: 'agent',
-    says: 'The task failed; the container of the Pod says why',
+    says: 'The task failed; the state of the container has the cause',
   },
 } as const;

@@ -20,7 +20,7 @@ export const STATES = {
     seen: { VM: ['Scheduled'] },
     class: 'state',
     by: 'operator',
-    says: 'The VM has no Pod, so nothing is known of its host',
+    says: 'The VM has no Pod, so its host is unknown',
   },
   WaitingForScheduler: {
     seen: { VM: ['Scheduled'] },
@@ -44,7 +44,7 @@ export const STATES = {
     seen: PHASE,
     class: 'state',
     by: 'agent',
-    says: 'The host starts the machine, or waits until the machine before it has ended',
+    says: 'The host starts the machine, or waits for the end of an earlier machine',
   },
   Running: {
     seen: { VM: ['Ready', 'Event'], Pod: ['berth.dev/Machine'] },
@@ -94,7 +94,7 @@ export const STATES = {
     class: 'state',
     by: 'agent',
     says: 'The guest powered itself off',
-    todo: 'Set spec.restartRequestedAt to start it again; restartPolicy Always does so by itself',
+    todo: 'To start it again, set spec.restartRequestedAt; restartPolicy Always starts it by itself',
   },
   Cloned: {
     seen: { VM: ['Event'] },
@@ -113,7 +113,7 @@ export const STATES = {
     seen: { VM: ['Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine runs on from where it was suspended',
+    says: 'The machine continues from where it was suspended',
   },
   Reverted: {
     seen: { VM: ['Event'] },
@@ -125,7 +125,7 @@ export const STATES = {
     seen: { Pod: ['Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The disk of the host has room again, and the machine runs on',
+    says: 'The disk of the host has room again, and the machine continues',
   },
   HostDiskHasRoom: {
     seen: { VM: ['Event'] },
@@ -168,13 +168,13 @@ export const STATES = {
     class: 'state',
     by: 'operator',
     says: 'The VM gets its new size at its next start',
-    todo: 'Restart the VM when it suits you',
+    todo: 'Restart the VM at a convenient time',
   },
   PodFailed: {
     seen: { Pod: ['Ready'] },
     class: 'state',
     by: 'agent',
-    says: 'The Pod has ended; status.reason of the Pod says why',
+    says: 'The Pod has ended; status.reason of the Pod has the cause',
   },
   Unused: {
     seen: { Pod: ['waiting'] },

@@ -20,7 +20,7 @@ export function deploy(observed: Observed, facts: Facts): StepResult {
     return NOTHING;
   }
   if (nameTakenBy !== undefined) {
-    const message = `The Pod name ${vm.metadata.name} is taken by ${nameTakenBy}`;
+    const message = `The name of the VM, ${vm.metadata.name}, is used by ${nameTakenBy}`;
     return {
       ...requeueAfter(NAME_TAKEN_RECHECK_MILLISECONDS),
       blocked: { condition: 'Scheduled', reason: 'PodNameTaken', message },

@@ -12,7 +12,7 @@ const TEST_MILLISECONDS = 600_000;
 /** Far less than a machine's start takes, so that none comes and goes unseen. */
 const COUNT_INTERVAL_MILLISECONDS = 100;
 const NAMES = ['a', 'b', 'c', 'd', 'e'];
-const FULL = 'no free host: 1 full (no free berth)';
+const FULL = 'No host is free: 1 without a free berth';
 
 let world: World;
 let counter: HypervisorCounter;

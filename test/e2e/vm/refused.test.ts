@@ -122,7 +122,7 @@ test(
   'more memory than any host has: Pending, with the reason',
   async () => {
     await world.makeVM('vast', { memory: '4Ti' });
-    const message = 'no free host: 4 short of memory';
+    const message = 'No host is free: 4 short of memory';
     const reason = 'Unschedulable';
     await world.vms.waitForCondition('vast', 'Scheduled', { status: 'False', reason, message }, STEP);
     await world.expectStory('vast', /Warning +Unschedulable .*4 short of memory/);
