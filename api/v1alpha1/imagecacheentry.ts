@@ -22,6 +22,14 @@ import { TAG } from './template.ts';
  */
 const MAXIMUM_NODES = 4096;
 
+function tagNames(description: string) {
+  return z
+    .array(text('A tag of hosts.', 63, TAG))
+    .max(64)
+    .meta({ description, 'x-kubernetes-list-type': 'set' })
+    .optional();
+}
+
 function nodeNames(description: string) {
   return z
     .array(text('Name of a Node.', 253))
@@ -46,12 +54,9 @@ const imageCacheEntrySpecSchema = z
       .object({
         all: z.boolean().meta({ description: 'Every host.' }).optional(),
         nodes: nodeNames('Hosts by name.'),
-        tags: z
-          .array(text('A tag of hosts.', 63, TAG))
-          .max(64)
-          .meta({ description: 'Hosts with any of these tags.', 'x-kubernetes-list-type': 'set' })
-          .optional(),
+        tags: tagNames('Hosts with any of these tags.'),
         excludeNodes: nodeNames('Hosts that are left out, even if other fields name them.'),
+        excludeTags: tagNames('Hosts with any of these tags are left out, even if other fields name them.'),
       })
       .meta({ description: 'Hosts that keep the image. The fields add up.' })
       .optional(),

@@ -67,9 +67,10 @@ function targetsOf({ entry, duplicateOf, hosts }: Observed): ReadonlySet<string>
 }
 
 function isTargeted(host: Host, targets: NonNullable<ImageCacheEntrySpec['targets']>): boolean {
-  const { all = false, nodes = [], tags = [], excludeNodes = [] } = targets;
-  const isNamed = all || nodes.includes(host.name) || tags.some((tag) => host.tags.has(tag));
-  return isNamed && !excludeNodes.includes(host.name);
+  const { all = false, nodes = [], tags = [], excludeNodes = [], excludeTags = [] } = targets;
+  const has = (tag: string): boolean => host.tags.has(tag);
+  const isNamed = all || nodes.includes(host.name) || tags.some(has);
+  return isNamed && !excludeNodes.includes(host.name) && !excludeTags.some(has);
 }
 
 /** Parts of the entry's status, by host. */

@@ -266,14 +266,14 @@ describe('hosts that hold things up', () => {
 
 describe('removal', () => {
   it('cleans the hosts that leave the targets, and all of them when the entry is deleted', async () => {
-    for (const host of hosts.slice(0, 4)) {
-      await cluster.kubectl(['label', 'node', host, 'tag.berth.dev/ci=']);
-    }
+    await cluster.kubectl(['label', 'node', ...hosts.slice(0, 5), 'tag.berth.dev/ci=']);
+    await cluster.kubectl(['label', 'node', hosts[4] ?? '', 'tag.berth.dev/old=']);
     const created = await entries.create('tagged', {
       reference: 'registry.example/tagged:1',
-      targets: { tags: ['ci'] },
+      targets: { tags: ['ci'], excludeTags: ['old'] },
     });
     await entries.waitUntilCached('tagged', 4);
+    expect(simulator.holds(hosts[4] ?? '')).toEqual([]);
     simulator.conduct('host-0', { hangs: true });
     await cluster.kubectl(['label', 'node', 'host-0', 'host-1', 'tag.berth.dev/ci-']);
     await waitFor('host-1 to be clean', () => simulator.holds('host-1').length === 0);
@@ -302,7 +302,7 @@ describe('removal', () => {
     ]);
     await entries.waitUntilGone('tagged');
     expect(simulator.holds('host-0')).toEqual([]);
-    await cluster.kubectl(['label', 'nodes', '--all', 'tag.berth.dev/ci-']);
+    await cluster.kubectl(['label', 'nodes', '--all', 'tag.berth.dev/ci-', 'tag.berth.dev/old-']);
   });
 });
 

@@ -44,6 +44,7 @@ const OF_WORLD = [
   'wait',
   'targetAll',
   'targetTag',
+  'targetOthers',
   'moveTag',
   'refresh',
   'addNode',
@@ -63,6 +64,12 @@ const OF_HOSTS = [
 const OFTEN = ['reconcile', 'reconcile', 'reconcile', 'reconcileAndCrash', 'schedule', 'succeed'] as const;
 export const ACTIONS = [...OFTEN, ...OF_WORLD, ...OF_JOBS, ...OF_HOSTS];
 export type Action = (typeof ACTIONS)[number];
+
+const TARGETS = {
+  targetAll: { all: true },
+  targetTag: { tags: ['a'] },
+  targetOthers: { all: true, excludeTags: ['a'] },
+};
 
 export class World {
   now = Date.parse('2030-01-01T00:00:00Z');
@@ -186,9 +193,10 @@ export class World {
   }
 
   isTarget(name: string): boolean {
-    const { all, tags = [] } = this.entry.spec.targets ?? {};
-    const isTagged = tags.some((tag) => this.hosts.get(name)?.tags.has(tag));
-    return this.entry.metadata.deletionTimestamp === undefined && (all === true || isTagged);
+    const { all = false, tags = [], excludeTags = [] } = this.entry.spec.targets ?? {};
+    const has = (tag: string): boolean => this.hosts.get(name)?.tags.has(tag) === true;
+    const isNamed = (all || tags.some(has)) && !excludeTags.some(has);
+    return this.entry.metadata.deletionTimestamp === undefined && isNamed;
   }
 
   #waitsForRetry(): boolean {
@@ -258,10 +266,8 @@ export class World {
         break;
       case 'targetAll':
       case 'targetTag':
-        this.entry = {
-          ...this.entry,
-          spec: { ...spec, targets: action === 'targetAll' ? { all: true } : { tags: ['a'] } },
-        };
+      case 'targetOthers':
+        this.entry = { ...this.entry, spec: { ...spec, targets: TARGETS[action] } };
         break;
       case 'moveTag':
         this.tagDigest = `sha256:${Number(this.tagDigest.slice(7)) + 1}`;
