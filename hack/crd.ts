@@ -70,7 +70,7 @@ export function customResourceDefinition(kind: KindDefinition): JsonSchema {
           name: API_VERSION.split('/')[1],
           served: true,
           storage: true,
-          subresources: { status: {} },
+          ...(kind.status && { subresources: { status: {} } }),
           additionalPrinterColumns: kind.columns.map(printerColumn),
           schema: { openAPIV3Schema: objectSchema(kind) },
         },
@@ -90,7 +90,7 @@ function objectSchema(kind: KindDefinition): JsonSchema {
       kind: { type: 'string', description: 'Kind of this object.' },
       metadata: { type: 'object', properties: { name: { type: 'string', maxLength: NAME_LENGTH } } },
       spec: structuralSchema(kind.spec),
-      status: structuralSchema(kind.status),
+      ...(kind.status && { status: structuralSchema(kind.status) }),
     },
   };
 }

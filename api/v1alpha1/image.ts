@@ -18,6 +18,7 @@ import {
   downloadSchema,
   registrySchema,
   SOURCE_IMMUTABLE,
+  STORAGE_COLUMN,
   sharedFileSchema,
   storedStatus,
 } from './source.ts';
@@ -122,12 +123,7 @@ export const IMAGE_KIND: KindDefinition = {
       jsonPath: '.status.progressPercent',
     },
     AGE_COLUMN,
-    wide({
-      name: 'Storage',
-      type: 'string',
-      description: 'Space of the image in storage.',
-      jsonPath: '.status.storageSize',
-    }),
+    STORAGE_COLUMN,
     wide({ name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' }),
     wide({ name: 'Description', type: 'string', description: 'Description.', jsonPath: '.spec.description' }),
     wide(conditionColumn('Message', 'Ready', 'message')),

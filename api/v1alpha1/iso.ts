@@ -17,6 +17,7 @@ import {
   downloadSchema,
   registrySchema,
   SOURCE_IMMUTABLE,
+  STORAGE_COLUMN,
   sharedFileSchema,
   storedStatus,
 } from './source.ts';
@@ -69,6 +70,7 @@ export const ISO_KIND: KindDefinition = {
       jsonPath: '.status.progressPercent',
     },
     AGE_COLUMN,
+    STORAGE_COLUMN,
     wide({ name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' }),
     wide({ name: 'Description', type: 'string', description: 'Description.', jsonPath: '.spec.description' }),
     wide(conditionColumn('Message', 'Ready', 'message')),

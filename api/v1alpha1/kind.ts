@@ -19,7 +19,8 @@ export interface KindDefinition {
   namespaced: boolean;
   description: string;
   spec: z.ZodType;
-  status: z.ZodType;
+  /** Absent for a kind that is only read. */
+  status?: z.ZodType;
   /** Rules for the whole object. They may read `self.metadata.name`. */
   rules: readonly CelRule[];
   columns: readonly PrinterColumn[];

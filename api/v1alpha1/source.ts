@@ -1,5 +1,6 @@
 /** Fields that Images and ISOs share: their source and their reported state. */
 import * as z from 'zod';
+import { wide } from './kind.ts';
 import { count, documented, report, sha256, text, timestamp } from './schema.ts';
 import { imageName, objectReferenceSchema } from './template.ts';
 
@@ -62,6 +63,13 @@ const contentSchema = z
     sizeBytes: count('Size of an empty disk.', Number.MAX_SAFE_INTEGER).optional(),
   })
   .meta({ description: 'Source from which hosts get the content.' });
+
+export const STORAGE_COLUMN = wide({
+  name: 'Storage',
+  type: 'string',
+  description: 'Space of the content in storage.',
+  jsonPath: '.status.storageSize',
+});
 
 /** Returns the fields that the operator reports for a stored Image or ISO. */
 export function storedStatus() {

@@ -71,7 +71,7 @@ export const placementSchema = z
   .meta({ description: 'Allowed hosts of the machine.' });
 export const vmPlacementSchema = z
   .object({ node: objectName('The only allowed host.').optional(), ...placementFields })
-  .meta({ description: 'Allowed hosts of the machine.' });
+  .meta({ description: 'Allowed hosts of the machine. Each omitted field has the value of the VMConfig.' });
 
 const networkSchema = z
   .object({ mode: choice('NAT or Bridge. Bridge has no effect yet.', ['NAT', 'Bridge']).optional() })

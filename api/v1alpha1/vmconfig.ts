@@ -1,8 +1,7 @@
 /** VMConfig: values that many VMs share. The values of a VM win over the values of its VMConfig. */
 import * as z from 'zod';
-import { commonStatus } from './conditions.ts';
 import type { DisplayDpiMaximum } from './display.ts';
-import { AGE_COLUMN, conditionColumn, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';
+import { AGE_COLUMN, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { documented } from './schema.ts';
 import { IMAGE_OR_ISO, machineFields, placementSchema } from './template.ts';
@@ -15,12 +14,7 @@ function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
 }
 
 export type VMConfigSpec = z.infer<ReturnType<typeof vmConfigSpec>>;
-
-const vmConfigStatusSchema = z
-  .object(commonStatus())
-  .meta({ description: 'Last observed state of the VMConfig, written by the operator.' });
-export type VMConfigStatus = z.infer<typeof vmConfigStatusSchema>;
-export type VMConfig = ApiObject<VMConfigSpec, VMConfigStatus>;
+export type VMConfig = ApiObject<VMConfigSpec, never>;
 
 export const VM_CONFIG_RESOURCE = kindResource('VMConfig', 'vmconfigs');
 
@@ -31,7 +25,6 @@ export function vmConfigKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
     shortNames: ['vmc'],
     description: 'Values for many VMs. It is read once, when a VM is deployed.',
     spec: vmConfigSpec(dpiMaximum),
-    status: vmConfigStatusSchema,
     rules: [nameRule(50, { dots: true })],
     columns: [
       { name: 'Image', type: 'string', description: 'Image of its VMs.', jsonPath: '.spec.image' },
@@ -46,7 +39,6 @@ export function vmConfigKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
         description: 'Architecture.',
         jsonPath: '.spec.architecture',
       }),
-      wide(conditionColumn('Ready', 'Ready', 'status')),
     ],
   };
 }

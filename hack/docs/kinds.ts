@@ -22,7 +22,7 @@ export function kindsPage(): string {
 
 interface Definition {
   spec: {
-    versions: { schema: { openAPIV3Schema: { properties: { spec: JsonSchema; status: JsonSchema } } } }[];
+    versions: { schema: { openAPIV3Schema: { properties: { spec: JsonSchema; status?: JsonSchema } } } }[];
   };
 }
 
@@ -38,11 +38,7 @@ ${kind.description} ${scope} Names for \`kubectl\`: ${names}.
 ### ${kind.kind} spec
 
 ${specTable(spec ?? {})}
-
-### ${kind.kind} status
-
-${statusTable(status ?? {})}
-`;
+${status === undefined ? '' : `\n### ${kind.kind} status\n\n${statusTable(status)}\n`}`;
 }
 
 function specTable(spec: JsonSchema): string {

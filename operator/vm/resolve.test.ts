@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import type { VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parseConfig } from '../config/config.ts';
 import type { Observed } from './observe.ts';
 import { isUnresolved, type Resolved, resolve } from './resolve.ts';
@@ -19,7 +20,7 @@ const INSTALLER: ISO = {
   },
 };
 
-function resolved(spec: VMSpec): Resolved {
+function resolved(spec: VMSpec, vmConfig?: VMConfigSpec): Resolved {
   const vm = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
@@ -27,7 +28,8 @@ function resolved(spec: VMSpec): Resolved {
     spec,
   };
   const iso = (name: string) => (name === 'installer' ? INSTALLER : undefined);
-  const lookups = { vmConfig: () => undefined, image: () => undefined, iso };
+  const metadata = { name: 'shared', namespace: 'platform-ci' };
+  const lookups = { vmConfig: () => vmConfig && { metadata, spec: vmConfig }, image: () => undefined, iso };
   const result = resolve({ vm, lookups, config } as unknown as Observed);
   if (isUnresolved(result)) {
     throw new Error(result.message);
@@ -53,4 +55,12 @@ describe('a VM that names an ISO', () => {
       imagePullSecrets: [],
     });
   });
+});
+
+it('each field of the placement comes from the VM, and else from its VMConfig', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer' };
+  const shared = { placement: { tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' } } as const;
+  expect(resolved(spec, shared).placement).toEqual(shared.placement);
+  const own: VMSpec = { ...spec, placement: { node: 'rack1-7', strategy: 'Default' } };
+  expect(resolved(own, shared).placement).toEqual({ ...shared.placement, ...own.placement });
 });

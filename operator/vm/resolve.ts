@@ -246,7 +246,11 @@ function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved
 function resolveRest(layers: readonly Layer[]) {
   return {
     imagePullSecrets: pick(layers, 'imagePullSecrets') ?? [],
-    placement: pick(layers, 'placement') ?? {},
+    // Its fields say different things, so each comes from the first source that has it.
+    placement: layers.reduceRight<Resolved['placement']>(
+      (merged, { placement }) => ({ ...merged, ...placement }),
+      {},
+    ),
     networkMode: pick(layers, 'network')?.mode ?? 'NAT',
     vncEnabled: pick(layers, 'vnc')?.enabled ?? true,
     readiness: pick(layers, 'readiness') ?? { type: 'None' as const },
