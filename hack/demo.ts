@@ -86,7 +86,7 @@ function whatNext(cluster: Cluster): string {
 
   export KUBECONFIG=${cluster.kubeconfig} PATH=$PATH:${join(cluster.kubectlPath, '..')}
   kubectl -n ${NAMESPACE} logs ${VM}            # the guest's serial console
-  kubectl -n ${NAMESPACE} describe vm ${VM}     # its story
+  kubectl -n ${NAMESPACE} describe vm ${VM}     # its conditions and events
   kubectl -n ${NAMESPACE} patch vm ${VM} --type merge -p '{"spec":{"powerState":"Stopped"}}'
   kubectl explain vm.spec
   make demo-down
