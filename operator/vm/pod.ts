@@ -90,8 +90,8 @@ function identity({ metadata: { name, namespace = '', uid = '' } }: VM): Machine
   return { namespace, name, uid };
 }
 
-/** Returns the machine document. Its JSON omits fields without a value. */
-function buildMachine(options: PodOptions): Machine {
+/** Returns the machine document, in which no field is forgotten. Its JSON omits fields without a value. */
+function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]: Machine[Field] } {
   const { vm, resolved, attempt } = options;
   const { spec } = vm;
   const { diskSizeBytes, readiness } = resolved;
