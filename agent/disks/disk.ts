@@ -2,6 +2,11 @@
 
 export type DiskFormat = 'qcow2' | 'raw';
 
+/** Disks have whole sectors. */
+export const SECTOR_BYTES = 512;
+/** Limit of the size of a disk. It is far above any disk of a desktop system; an image may claim 2^63 bytes. */
+export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
+
 /** A disk that machines are cloned from. */
 export interface BaseImage {
   /** Path of the file, which is never written to while it is in use. */

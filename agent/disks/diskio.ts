@@ -27,15 +27,16 @@ export async function allocatedBytes(path: string): Promise<number> {
 /** Returns the bytes that the files of a folder use on their disk. A file that is deleted meanwhile adds 0. */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;
-  for (const name of (await unlessMissing(() => readdir(folder, { recursive: true }))) ?? []) {
-    bytes += (await unlessMissing(() => allocatedBytes(join(folder, name)))) ?? 0;
+  for (const name of (await unlessMissing(readdir(folder, { recursive: true }))) ?? []) {
+    bytes += (await unlessMissing(allocatedBytes(join(folder, name)))) ?? 0;
   }
   return bytes;
 }
 
-async function unlessMissing<T>(work: () => Promise<T>): Promise<T | undefined> {
+/** Returns the result of work on a file or folder, or undefined if that does not exist. */
+export async function unlessMissing<T>(work: Promise<T>): Promise<T | undefined> {
   try {
-    return await work();
+    return await work;
   } catch (error) {
     if (isMissing(error)) {
       return undefined;
@@ -61,6 +62,37 @@ export function freeBuffer({ buffer, byteLength }: Buffer): void {
   const isOwn = buffer instanceof ArrayBuffer && buffer.byteLength === byteLength;
   if (isOwn && byteLength >= OWN_MEMORY_BYTES) {
     buffer.transfer(0);
+  }
+}
+
+/**
+ * Gathers bytes in `piece`, and yields it each time it is full, and the rest at the end. Without `piece`, yields the bytes as they
+ * come. Bytes that were yielded or gathered are released.
+ */
+export async function* gathered(
+  pieces: AsyncIterable<Buffer>,
+  piece: Buffer | undefined,
+): AsyncGenerator<Buffer, void, undefined> {
+  let filled = 0;
+  for await (const bytes of pieces) {
+    if (piece === undefined) {
+      yield bytes;
+    } else {
+      for (let at = 0; at < bytes.length; ) {
+        const copied = bytes.copy(piece, filled, at);
+        filled += copied;
+        at += copied;
+        if (filled < piece.length) {
+          continue;
+        }
+        yield piece;
+        filled = 0;
+      }
+    }
+    freeBuffer(bytes);
+  }
+  if (piece !== undefined && filled > 0) {
+    yield piece.subarray(0, filled);
   }
 }
 

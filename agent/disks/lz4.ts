@@ -71,10 +71,10 @@ export class AppleLz4Decoder {
   /** Returns the last piece, which may be empty. @throws DiskError when the stream is not at its end or gave too few bytes. */
   end(): Buffer {
     if (this.#state !== END) {
-      throw invalid('it ends in the middle');
+      throw invalid('its end mark is missing');
     }
     if (this.#left > 0) {
-      throw invalid(`it gives ${this.#left} bytes less than it should`);
+      throw invalid(`its content is ${this.#left} bytes too short`);
     }
     return this.#out.subarray(WINDOW_BYTES, this.#position);
   }
@@ -103,7 +103,7 @@ export class AppleLz4Decoder {
       case HEADER:
         return this.#readHeader();
       case END:
-        throw invalid('something follows its end');
+        throw invalid('bytes follow its end mark');
       default:
         return this.#length();
     }
@@ -111,7 +111,7 @@ export class AppleLz4Decoder {
 
   #byte(): number {
     if (this.#blockInput === 0) {
-      throw invalid('a block ends in the middle');
+      throw invalid('a block is cut off');
     }
     this.#blockInput -= 1;
     const byte = this.#input[this.#at] ?? 0;
@@ -175,7 +175,7 @@ export class AppleLz4Decoder {
     if (this.#state === LITERAL_LENGTH) {
       this.#literals += byte;
       if (this.#literals > this.#blockOutput) {
-        throw invalid('a block gives more than it says');
+        throw invalid('a block contains more than its header states');
       }
       if (byte !== 255) {
         this.#state = LITERALS;
@@ -183,7 +183,7 @@ export class AppleLz4Decoder {
     } else {
       this.#match += byte;
       if (this.#match > this.#blockOutput) {
-        throw invalid('a block gives more than it says');
+        throw invalid('a block contains more than its header states');
       }
       if (byte !== 255) {
         this.#state = MATCH;
@@ -194,7 +194,7 @@ export class AppleLz4Decoder {
   /** Copies literals of a block, or the bytes of a stored block. */
   #copy(): void {
     if (this.#literals > this.#blockInput) {
-      throw invalid('a block ends in the middle');
+      throw invalid('a block is cut off');
     }
     const room = this.#out.length - this.#position;
     const count = Math.min(this.#literals, this.#input.length - this.#at, room);
@@ -215,7 +215,7 @@ export class AppleLz4Decoder {
 
   #give(count: number): void {
     if (count > this.#blockOutput) {
-      throw invalid('a block gives more than it says');
+      throw invalid('a block contains more than its header states');
     }
     this.#position += count;
     this.#blockOutput -= count;
@@ -233,7 +233,7 @@ export class AppleLz4Decoder {
 
   #afterBlock(): void {
     if (this.#blockOutput > 0 || this.#blockInput > 0) {
-      throw invalid('a block gives less than it says');
+      throw invalid('a block contains less than its header states');
     }
     this.#state = HEADER;
     this.#header = new BlockHeader();
@@ -242,7 +242,7 @@ export class AppleLz4Decoder {
   #offsetHigh(): void {
     this.#offset += this.#byte() * 256;
     if (this.#offset === 0 || this.#offset > this.#size - this.#left) {
-      throw invalid('it refers to what lies before its beginning');
+      throw invalid('it refers to bytes before its beginning');
     }
     this.#state = this.#match === LONG ? MATCH_LENGTH : MATCH;
     this.#match += MIN_MATCH;
@@ -277,7 +277,7 @@ export class AppleLz4Decoder {
     }
     this.#blockOutput = block.output;
     if (this.#blockOutput > this.#left) {
-      throw invalid('it gives more than it should');
+      throw invalid('its content is longer than the image states');
     }
     this.#blockInput = block.input;
     if (block.kind === 'lz4') {

@@ -51,12 +51,12 @@ export class BlockHeader {
     const magic = this.#bytes.readUInt32LE(0);
     const size = { [MAGIC_LZ4]: 12, [MAGIC_STORED]: 8, [MAGIC_END]: MAGIC_BYTES }[magic];
     if (size === undefined) {
-      throw invalid('a block has no known beginning');
+      throw invalid('a block begins with an unknown magic number');
     }
     return size;
   }
 }
 
 export function invalid(what: string): DiskError {
-  return new DiskError('invalid', `the LZ4 stream is broken: ${what}`);
+  return new DiskError('invalid', `The LZ4 stream is broken: ${what}`);
 }

@@ -3,6 +3,7 @@
  * format is in QEMU's docs/interop/qcow2.txt.
  */
 import type { FileHandle } from 'node:fs/promises';
+import { DISK_LIMIT_BYTES, SECTOR_BYTES } from './disk.ts';
 
 /** Magic number at the start of the file, "QFI\xfb". */
 const MAGIC = 0x514649fb;
@@ -13,9 +14,6 @@ const LONG_HEADER_BYTES = 104;
 const COMPRESSION_TYPE_AT = 104;
 /** Exponents of the cluster sizes that QEMU reads, 512 bytes to 2 MiB. */
 const CLUSTER_BITS = { least: 9, most: 21 };
-/** Limit of the virtual size. It is far above any disk of a desktop system; a header may claim 2^63 bytes. */
-const VIRTUAL_SIZE_LIMIT_BYTES = 64 * 1024 ** 4;
-const SECTOR_BYTES = 512;
 const TABLE_ENTRY_BYTES = 8;
 /** Limits of QEMU itself (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE), because QEMU reads both tables whole into memory. */
 const L1_LIMIT_BYTES = 32 * 1024 ** 2;
@@ -98,20 +96,23 @@ function refusalOfForm(head: Buffer, header: Header): string | undefined {
   const compression = hasType ? head.readUInt8(COMPRESSION_TYPE_AT) : 0;
   const expected = (header.incompatible & INCOMPATIBLE.compression) === 0n ? 0 : 1;
   return firstOf([
-    [header.magic !== MAGIC, 'does not begin as one'],
-    [header.version !== 2 && header.version !== 3, `is of version ${header.version}, not 2 or 3`],
+    [header.magic !== MAGIC, 'does not begin with the magic number of qcow2'],
+    [header.version !== 2 && header.version !== 3, `has version ${header.version} instead of 2 or 3`],
     [header.version === 3 && !header.isLong, 'ends within its header'],
     [
       clusterBits < CLUSTER_BITS.least || clusterBits > CLUSTER_BITS.most,
-      `claims clusters of 2^${clusterBits} bytes`,
+      `claims clusters of 2^${clusterBits} bytes; 2^${CLUSTER_BITS.least} to 2^${CLUSTER_BITS.most} are allowed`,
     ],
-    [header.isLong && length < LONG_HEADER_BYTES, `claims a header of ${length} bytes`],
-    [length > 2 ** clusterBits || length % 8 !== 0, `claims a header of ${length} bytes`],
+    [header.isLong && length < LONG_HEADER_BYTES, `claims an invalid header length of ${length} bytes`],
+    [length > 2 ** clusterBits || length % 8 !== 0, `claims an invalid header length of ${length} bytes`],
     [
       header.refcountOrder > LARGEST_REFCOUNT_ORDER,
-      `claims reference counts of 2^${header.refcountOrder} bits`,
+      `claims reference counts of 2^${header.refcountOrder} bits; at most 2^${LARGEST_REFCOUNT_ORDER} are allowed`,
     ],
-    [compression !== expected, `claims a compression of type ${compression}`],
+    [
+      compression !== expected,
+      `claims compression type ${compression}, but its features require type ${expected}`,
+    ],
   ]);
 }
 
@@ -126,7 +127,7 @@ function refusalOfNames(head: Buffer, header: Header, { backingIgnored }: Qcow2R
     [header.encryption !== 0, 'is encrypted'],
     [header.snapshots !== 0, 'holds snapshots'],
     [(incompatible & INCOMPATIBLE.corrupt) !== 0n, 'is marked as corrupt'],
-    [unknown !== 0n, `needs features that are not known (0x${unknown.toString(16)})`],
+    [unknown !== 0n, `needs unknown features (0x${unknown.toString(16)})`],
   ]);
 }
 
@@ -143,14 +144,14 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
     offset % cluster === 0n && offset + bytes <= BigInt(fileBytes);
   return firstOf([
     [
-      header.size > BigInt(VIRTUAL_SIZE_LIMIT_BYTES) || header.size % BigInt(SECTOR_BYTES) !== 0n,
-      `claims ${header.size} bytes`,
+      header.size > BigInt(DISK_LIMIT_BYTES) || header.size % BigInt(SECTOR_BYTES) !== 0n,
+      `claims a size of ${header.size} bytes, which is too large or not a multiple of ${SECTOR_BYTES}`,
     ],
-    [l1Bytes > L1_LIMIT_BYTES, `claims a first table of ${header.l1Entries} entries`],
-    [!isWithin(header.l1Offset, BigInt(l1Bytes)), 'claims a first table beyond its end'],
+    [l1Bytes > L1_LIMIT_BYTES, `claims ${header.l1Entries} entries in its L1 table, more than QEMU reads`],
+    [!isWithin(header.l1Offset, BigInt(l1Bytes)), 'claims an L1 table beyond its end'],
     [
       refcountBytes > BigInt(REFCOUNT_TABLE_LIMIT_BYTES),
-      `claims ${header.refcountClusters} clusters of reference counts`,
+      `claims ${header.refcountClusters} clusters of reference counts, more than QEMU reads`,
     ],
     [!isWithin(header.refcountOffset, refcountBytes), 'claims reference counts beyond its end'],
   ]);
@@ -172,7 +173,7 @@ function refusalOfExtensions(
       [type === EXTENSION.encryption, 'is encrypted'],
       [
         type !== EXTENSION.end && at + EXTENSION_HEADER_BYTES + bytes > limit,
-        'has an extension beyond its header',
+        'has a header extension that ends beyond its header',
       ],
     ]);
     if (refusal !== undefined || type === EXTENSION.end) {

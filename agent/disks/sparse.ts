@@ -57,16 +57,17 @@ async function isHole(target: SparseFile, block: Buffer, position: number): Prom
     return true;
   }
   // An earlier attempt may have written bytes other than zeros here.
-  const there = Buffer.alloc(block.length);
+  const there = Buffer.allocUnsafe(block.length);
   await readAll(target.file, there, position);
   return isZero(there);
 }
 
-/** Fills `into` from the file. Bytes beyond the file's end are zeros, so the caller passes `into` with zeros. */
-async function readAll(file: FileHandle, into: Buffer, position: number): Promise<void> {
+/** Fills `into` from the file. Bytes beyond the end of the file are read as zeros. */
+export async function readAll(file: FileHandle, into: Buffer, position: number): Promise<void> {
   for (let at = 0; at < into.length; ) {
     const { bytesRead } = await file.read(into, at, into.length - at, position + at);
     if (bytesRead === 0) {
+      into.fill(0, at);
       return;
     }
     at += bytesRead;

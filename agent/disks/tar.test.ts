@@ -134,34 +134,38 @@ describe('a tar archive', () => {
   broken[0] = 0x41;
   it.each([
     ['leads out of its folder', entry({ name: 'disk/../../x' }), 'leads out of its folder'],
-    ['is absolute', entry({ name: '/disk/x' }), 'absolute name'],
+    ['is absolute', entry({ name: '/disk/x' }), 'is absolute'],
     [
       'is absolute by an attribute',
       Buffer.concat([entry({ name: 'p', type: 'x', content: pax({ path: '/x' }) }), entry({ name: 'x' })]),
-      'absolute name',
+      'is absolute',
     ],
     [
       'has a NUL byte',
       Buffer.concat([entry({ name: 'p', type: 'x', content: pax({ path: 'a\0b' }) }), entry({ name: 'x' })]),
-      'NUL byte',
+      'contains a NUL byte',
     ],
     [
       'is given to all entries',
       entry({ name: 'p', type: 'g', content: pax({ path: 'disk/x' }) }),
-      'all its entries one name',
+      'one name or size for all entries',
     ],
     [
       'is 10 MiB long',
       entry({ name: 'p', type: 'x', size: Buffer.from('00050000000\0') }),
       'has 10485760 bytes',
     ],
-    ['has broken attributes', entry({ name: 'p', type: 'x', content: '99 path=x\n' }), 'broken attributes'],
+    [
+      'has broken attributes',
+      entry({ name: 'p', type: 'x', content: '99 path=x\n' }),
+      'PAX attributes cannot be read',
+    ],
     ['has a wrong checksum', broken, 'wrong checksum'],
-    ['has no number', entry({ name: 'a', size: Buffer.from('zzzzzzzzzzz\0') }), 'no number'],
+    ['has no number', entry({ name: 'a', size: Buffer.from('zzzzzzzzzzz\0') }), 'is not octal'],
     ['has a negative number', entry({ name: 'a', size: Buffer.alloc(12, 0xff) }), 'out of range'],
-    ['is not followed by an end', entry({ name: 'a' }), 'ends in the middle'],
-    ['is cut', archive.subarray(0, 1200), '524 bytes before its file does'],
-    ['is no header', Buffer.from('short'), 'ends in the middle'],
+    ['is not followed by an end', entry({ name: 'a' }), 'is cut off'],
+    ['is cut', archive.subarray(0, 1200), '524 bytes of a file are missing'],
+    ['is no header', Buffer.from('short'), 'is cut off'],
   ])('is refused when a name or header %s', async (_what, content, message) => {
     await expect(read(content)).rejects.toThrow(message);
     await expect(read(content)).rejects.toMatchObject({ kind: 'invalid' });

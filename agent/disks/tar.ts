@@ -47,7 +47,7 @@ export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<Ta
   for (;;) {
     const block = await reader.read(BLOCK_BYTES);
     if (block.length < BLOCK_BYTES) {
-      throw invalid('it ends in the middle');
+      throw invalid('it is cut off');
     }
     if (isEnd(block)) {
       break;
@@ -89,7 +89,7 @@ class Content {
     while (this.#left > 0) {
       const bytes = await this.#reader.some(this.#left);
       if (bytes.length === 0) {
-        throw invalid(`it ends ${this.#left} bytes before its file does`);
+        throw invalid(`it is cut off, and ${this.#left} bytes of a file are missing`);
       }
       this.#left -= bytes.length;
       yield bytes;
@@ -102,7 +102,7 @@ class Content {
     }
     const padding = await this.#reader.read(this.#padding);
     if (padding.length < this.#padding) {
-      throw invalid('it ends in the middle');
+      throw invalid('it is cut off');
     }
   }
 }
@@ -150,13 +150,13 @@ function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();
     if (!/^[0-7]*$/.test(digits)) {
-      throw invalid('a header has no number where one must be');
+      throw invalid('a number in a header is not octal');
     }
     return digits === '' ? 0 : Number.parseInt(digits, 8);
   }
   const value = field.subarray(1).reduce((sum, byte) => sum * 256 + byte, 0);
   if (field[0] !== 0x80 || !Number.isSafeInteger(value)) {
-    throw invalid('a header has a number out of range');
+    throw invalid('a number in a header is out of range');
   }
   return value;
 }
@@ -168,12 +168,12 @@ function text(field: Buffer): string {
 
 async function readExtension(reader: ByteReader, { type, size }: Header): Promise<Extension> {
   if (size > EXTENSION_LIMIT_BYTES) {
-    throw invalid(`a name or attribute has ${size} bytes`);
+    throw invalid(`a name or attribute has ${size} bytes, more than the allowed ${EXTENSION_LIMIT_BYTES}`);
   }
   const padded = Math.ceil(size / BLOCK_BYTES) * BLOCK_BYTES;
   const bytes = await reader.read(padded);
   if (bytes.length < padded) {
-    throw invalid('it ends in the middle');
+    throw invalid('it is cut off');
   }
   const content = bytes.subarray(0, size);
   if (type === 'L') {
@@ -185,7 +185,7 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
   const extension = paxExtension(content);
   // Git and other programs store comments for all entries here. A common name or size for all entries makes no sense.
   if (type === 'g' && Object.keys(extension).length > 0) {
-    throw invalid('it gives all its entries one name or size');
+    throw invalid('it sets one name or size for all entries');
   }
   return extension;
 }
@@ -198,7 +198,7 @@ function paxExtension(content: Buffer): Extension {
     const length = Number(content.toString('latin1', at, space));
     const end = at + length;
     if (space < 0 || !Number.isInteger(length) || end <= space + 1 || end > content.length) {
-      throw invalid('it has broken attributes');
+      throw invalid('its PAX attributes cannot be read');
     }
     const record = content.toString('utf8', space + 1, end - 1);
     const equals = record.indexOf('=');
@@ -220,17 +220,17 @@ function paxAttribute(key: string, value: string): Extension {
   }
   const size = Number(value);
   if (!/^\d+$/.test(value) || !Number.isSafeInteger(size)) {
-    throw invalid('an attribute has a number out of range');
+    throw invalid('a size in its PAX attributes is invalid');
   }
   return { size };
 }
 
 function safePath(path: string): string {
   if (path.includes('\0')) {
-    throw invalid('a name has a NUL byte');
+    throw invalid('the name of an entry contains a NUL byte');
   }
   if (path.startsWith('/')) {
-    throw invalid(`an entry has an absolute name (${shown(path)})`);
+    throw invalid(`the name of an entry is absolute (${shown(path)})`);
   }
   const parts = path.split('/').filter((part) => part !== '' && part !== '.');
   if (parts.includes('..')) {
@@ -245,7 +245,7 @@ export function shown(path: string): string {
 }
 
 function invalid(what: string): DiskError {
-  return new DiskError('invalid', `the layer is not a usable tar archive: ${what}`);
+  return new DiskError('invalid', `The layer is not a usable tar archive: ${what}`);
 }
 
 /** Reader of a given number of bytes at a time, from a source with pieces of any size. */

@@ -4,9 +4,10 @@
  */
 import { createReadStream } from 'node:fs';
 import { open } from 'node:fs/promises';
+import type { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { createGunzip } from 'node:zlib';
-import { codeOf, isMissing } from '../../base/errors.ts';
+import { codeOf, isMissing, messageOf } from '../../base/errors.ts';
 import { ProgramError, run, start } from '../../base/exec.ts';
 import { DiskError } from './disk.ts';
 import { writeSparse } from './sparse.ts';
@@ -23,11 +24,11 @@ const MAGIC_BYTES = 6;
 
 const PIECE_BYTES = 1024 * 1024;
 /**
- * Size that every unpacked disk may have. Most of a disk is empty, so a small file may become a large disk. A disk of this size
- * does no harm, because its zeros use no space.
+ * Size that all content may have unpacked: a file from a web server, and a layer of a container image. Most of a disk is empty, so
+ * a small file may become a large disk. A disk of this size does no harm, because its zeros use no space.
  */
 const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
-/** Limit of larger disks, as a multiple of the file's size. Compressed desktop systems unpack to 2 to 30 times their size. */
+/** Limit of larger content, as a multiple of its compressed size. Compressed desktop systems unpack to 2 to 30 times their size. */
 const EXPANSION_LIMIT = 400;
 /** Memory limit of xz. The highest preset needs 65 MiB; only files made for an attack need more. */
 const XZ_MEMORY_LIMIT_BYTES = 512 * 1024 * 1024;
@@ -46,7 +47,7 @@ export async function compressionOf(path: string): Promise<Compression | undefin
   }
 }
 
-/** Returns the largest unpacked size in bytes that is accepted for a file of `bytes` bytes. */
+/** Returns the largest unpacked size in bytes that is accepted for `bytes` compressed bytes. */
 export function unpackedLimit(bytes: number): number {
   return Math.max(EXPANSION_FREE_BYTES, EXPANSION_LIMIT * bytes);
 }
@@ -55,6 +56,14 @@ interface Unpacking {
   from: string;
   to: string;
   limitBytes: number;
+}
+
+/** Returns the error for content that unpacks to more than {@link unpackedLimit} allows. */
+export function tooLarge(limitBytes: number): DiskError {
+  return new DiskError(
+    'invalid',
+    `The content unpacks to more than ${limitBytes} bytes, which is too much for its compressed size`,
+  );
 }
 
 /**
@@ -66,25 +75,35 @@ export async function unpack(
   unpacking: Unpacking,
   signal: AbortSignal,
 ): Promise<void> {
+  if (compression === 'xz') {
+    await unpackXz(unpacking, signal);
+    return;
+  }
+  const packed = createReadStream(unpacking.from, { highWaterMark: PIECE_BYTES });
+  await decode(compression, packed, sink(unpacking), signal);
+}
+
+/** Passes the unpacked content of a stream to `read`. @throws DiskError when the content is broken. */
+export async function decode(
+  compression: 'none' | 'gzip' | 'zstd',
+  packed: Readable,
+  read: (content: AsyncIterable<Buffer>) => Promise<void>,
+  signal: AbortSignal,
+): Promise<void> {
   try {
-    if (compression === 'xz') {
-      await unpackXz(unpacking, signal);
+    if (compression === 'none') {
+      await pipeline(packed, read, { signal });
+    } else if (compression === 'gzip') {
+      await pipeline(packed, createGunzip({ chunkSize: PIECE_BYTES }), read, { signal });
     } else {
-      const content = createReadStream(unpacking.from, { highWaterMark: PIECE_BYTES });
-      const write = sink(unpacking);
-      if (compression === 'gzip') {
-        await pipeline(content, createGunzip({ chunkSize: PIECE_BYTES }), write, { signal });
-      } else {
-        const decoder = zstdDecoder(PIECE_BYTES);
-        await pipeline(content, new ZstdFrames(), decoder, write, { signal });
-      }
+      await pipeline(packed, new ZstdFrames(), zstdDecoder(PIECE_BYTES), read, { signal });
     }
   } catch (error) {
     signal.throwIfAborted();
     if (!isDecoders(error)) {
       throw error;
     }
-    throw new DiskError('invalid', `the ${compression} file is broken: ${String(error)}`, {
+    throw new DiskError('invalid', `The ${compression} content is broken: ${messageOf(error)}`, {
       cause: error,
     });
   }
@@ -97,10 +116,7 @@ function sink({ to, limitBytes }: Unpacking): (content: AsyncIterable<Buffer>) =
       let position = 0;
       for await (const piece of content) {
         if (position + piece.length > limitBytes) {
-          throw new DiskError(
-            'invalid',
-            `it unpacks to more than ${limitBytes} bytes, far more than a disk of its size does`,
-          );
+          throw tooLarge(limitBytes);
         }
         await writeSparse({ file, fresh: true }, piece, position);
         position += piece.length;
@@ -132,11 +148,12 @@ async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void
     end();
     await ended.catch((failure: unknown) => {
       if (isMissing(failure)) {
-        throw new DiskError('unsupported', 'this host has no program xz, which the image needs');
+        throw new DiskError('unsupported', 'The image needs the program xz: install it on this host');
       }
     });
+    signal.throwIfAborted();
     if (error instanceof ProgramError && error.code === undefined) {
-      throw new DiskError('invalid', `the xz file is broken: ${error.words || error.message}`);
+      throw new DiskError('invalid', `The xz content is broken: ${error.words || error.message}`);
     }
     throw error;
   }

@@ -73,12 +73,12 @@ describe('zstd as it is published', () => {
   });
 
   it.each([
-    ['cut in a block', TWO.subarray(0, -1), 'in the middle'],
-    ['cut between the frames’ headers', TWO.subarray(0, TWO.indexOf('two') - 5), 'in the middle'],
-    ['nothing', Buffer.alloc(0), 'in the middle'],
-    ['only frames to be skipped', skippable(5), 'in the middle'],
-    ['something else', Buffer.from('something else'), 'not zstd'],
-    ['something behind', Buffer.concat([TWO, Buffer.from('some')]), 'follows its last frame'],
+    ['cut in a block', TWO.subarray(0, -1), 'is cut off'],
+    ['cut between the frames’ headers', TWO.subarray(0, TWO.indexOf('two') - 5), 'is cut off'],
+    ['nothing', Buffer.alloc(0), 'is cut off'],
+    ['only frames to be skipped', skippable(5), 'is cut off'],
+    ['something else', Buffer.from('something else'), 'does not begin with a zstd frame'],
+    ['something behind', Buffer.concat([TWO, Buffer.from('some')]), 'follow its last frame'],
   ])('is refused: %s', async (_what, stream, message) => {
     await expect(decode(stream)).rejects.toThrow(message);
   });

@@ -77,7 +77,7 @@ export class ZstdFrames extends Transform {
     if (between && this.#frames > 0) {
       callback();
     } else {
-      callback(invalid('it ends in the middle'));
+      callback(invalid('it is cut off'));
     }
   }
 
@@ -129,7 +129,9 @@ export class ZstdFrames extends Transform {
       return header('skipSize');
     }
     if (magic !== FRAME_MAGIC) {
-      throw invalid(this.#frames === 0 ? 'it is not zstd' : 'something follows its last frame');
+      throw invalid(
+        this.#frames === 0 ? 'it does not begin with a zstd frame' : 'other bytes follow its last frame',
+      );
     }
     this.#frames += 1;
     this.push(seen);
@@ -149,7 +151,7 @@ export class ZstdFrames extends Transform {
     const last = (word & 1) !== 0;
     const type = (word >> 1) & 3;
     if (type === 3) {
-      throw invalid('it has a block of no known type');
+      throw invalid('a block has an unknown type');
     }
     // A run has one byte of content, whatever its decoded length is.
     const size = type === 1 ? 1 : word >> 3;
@@ -176,5 +178,5 @@ function body(at: 'body' | 'skipped', left: number, next: Header): State {
 }
 
 function invalid(what: string): DiskError {
-  return new DiskError('invalid', `the zstd content is broken: ${what}`);
+  return new DiskError('invalid', `The zstd content is broken: ${what}`);
 }

@@ -3,9 +3,8 @@ import { chmod, chown, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
-import { isMissing } from '../../base/errors.ts';
 import { ask } from './sources/access.ts';
-import { allocatedBytes, fileDigest } from '../disks/diskio.ts';
+import { allocatedBytes, fileDigest, unlessMissing } from '../disks/diskio.ts';
 import { publishDisk } from './layouts/publish.ts';
 import type { Registries } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
@@ -82,7 +81,7 @@ export class Publisher {
     const reference = parseReference(place.reference);
     const { registry, repository: name, digest } = reference;
     if (digest === undefined) {
-      throw new ReasonedError('ImageInvalid', `${place.reference} has no digest to be removed by`);
+      throw new ReasonedError('ImageInvalid', `${place.reference} has no digest, so it cannot be removed`);
     }
     const keyring = this.#options.storageKeyring();
     const isRemoved = async (repository: Repository): Promise<boolean> =>
@@ -90,7 +89,7 @@ export class Publisher {
     const { answer } = await ask(this.#options.registries, { reference, keyring }, isRemoved);
     return answer
       ? undefined
-      : `${registry}/${name}: the registry removes nothing: its configuration has to allow deletes`;
+      : `The registry of ${registry}/${name} removes nothing: allow deletes in its configuration`;
   }
 
   /** Publishes a disk to a registry. Blobs that the registry already has are not sent again. */
@@ -103,7 +102,7 @@ export class Publisher {
     const { keyring, annotations } = to;
     const reference = parseReference(to.reference);
     if (reference.tag === undefined) {
-      throw new ReasonedError('ImageInvalid', `${to.reference} has no tag to publish under`);
+      throw new ReasonedError('ImageInvalid', `${to.reference} has no tag: name the tag to publish under`);
     }
     const { tag } = reference;
     const { path: rawPath, virtualSizeBytes: virtualSize, architecture, os } = disk;
@@ -147,15 +146,8 @@ export class Publisher {
    */
   async protectFolder(): Promise<void> {
     const { storageFolder } = this.#options;
-    if (storageFolder === undefined) {
-      return;
-    }
-    try {
-      await chmod(storageFolder, FOLDER_MODE);
-    } catch (error) {
-      if (!isMissing(error)) {
-        throw error;
-      }
+    if (storageFolder !== undefined) {
+      await unlessMissing(chmod(storageFolder, FOLDER_MODE));
     }
   }
 
@@ -183,7 +175,7 @@ export class Publisher {
     if (folder === undefined) {
       throw new ReasonedError(
         'ImageSourceUnsupported',
-        'this host has no folder of the image storage: set images.storageFolder in its configuration',
+        'This host has no folder of the image storage: set images.storageFolder in its configuration',
       );
     }
     const file = join(folder, path);

@@ -281,7 +281,7 @@ export class HostImageStore implements ImageStore {
 
   #beside(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
-      this.#options.logger.error({ err: error }, 'work on the store of images failed');
+      this.#options.logger.error({ err: error }, 'tidying the image store failed; it is tried again later');
     });
   }
 }

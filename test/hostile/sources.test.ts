@@ -38,7 +38,7 @@ const FORBIDDEN = {
 };
 /** These show that what the store connects to is seen. */
 const OPEN = ['10.0.0.9', '2001:db8::9', '64:ff9b::a00:9'];
-const REFUSED = /of this host or its link|of a cloud's metadata|of the cluster|of a server/;
+const REFUSED = /of this host or its link|a metadata address of a cloud|of the cluster|a reserved address/;
 
 async function attempts(work: SourceWork): Promise<SourceResult[]> {
   const child = spawn('unshare', ['--net', '--mount', process.execPath, WORKER, JSON.stringify(work)], {

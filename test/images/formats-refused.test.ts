@@ -122,28 +122,28 @@ describe('an image for another architecture than the machine is refused, and bot
 describe('a container image', () => {
   it.each([
     ['leads out of its folder', [{ name: 'disk/../../escaped', content: disk }], 'leads out of its folder'],
-    ['is absolute', [{ name: '/disk/disk.img', content: disk }], 'absolute name'],
-    ['is a symbolic link', [{ ...file, type: '2', linkName: '/etc/passwd' }], 'is a link'],
-    ['is a hard link', [{ ...file, type: '1', linkName: 'etc/passwd' }], 'is a link'],
-    ['is a device', [{ ...file, type: '4' }], 'is a device'],
-    ['is sparse in a way that is not read', [{ ...file, type: 'S' }], 'sparse entry'],
+    ['is absolute', [{ name: '/disk/disk.img', content: disk }], 'is absolute'],
+    ['is a symbolic link', [{ ...file, type: '2', linkName: '/etc/passwd' }], 'has the type link'],
+    ['is a hard link', [{ ...file, type: '1', linkName: 'etc/passwd' }], 'has the type link'],
+    ['has the type device', [{ ...file, type: '4' }], 'has the type device'],
+    ['is sparse in a way that is not read', [{ ...file, type: 'S' }], 'sparse tar entry'],
     ['lies in a folder that is a link', [{ name: 'disk', type: '2', linkName: 'etc' }], 'not a folder'],
-    ['lies deeper', [{ name: 'disk/a/disk.img', content: disk }], 'deeper than /disk'],
+    ['lies deeper', [{ name: 'disk/a/disk.img', content: disk }], 'subfolder of /disk'],
     ['has another beside it', [file, other], 'more than one file'],
     ['is nowhere', [{ name: 'etc/disk.img', content: disk }], 'has no disk'],
     ['is a string that only begins so', [{ name: 'disks/disk.img', content: disk }], 'has no disk'],
     ['is compressed', [{ ...file, content: gzipSync(disk) }], 'compressed (gzip)'],
-    ['claims 20 GB and has 1 MiB', [{ ...file, size: 20e9 }], 'expands to more than'],
-    ['claims 4 GB and has 1 MiB', [{ ...file, size: 4e9 }], 'before its file does'],
+    ['claims 80 GB and has 1 MiB', [{ ...file, size: 80e9 }], 'unpacks to more than'],
+    ['claims 20 GB and has 1 MiB', [{ ...file, size: 20e9 }], 'bytes of a file are missing'],
   ])('whose disk %s', async (_what, items, message) => {
     await expectRefused(await pushed(containerImage([tarOf(items)])), 'ImageInvalid', message);
   });
 
   it.each([
     ['zstd' as const, (tar: Buffer) => zstdCompressSync(tar).subarray(0, -5), 'zstd content is broken'],
-    ['gzip' as const, (tar: Buffer) => gzipSync(tar).subarray(0, -5), 'gzip content of the layer is broken'],
-    ['gzip' as const, (tar: Buffer) => zstdCompressSync(tar), 'gzip content of the layer is broken'],
-    ['zstd' as const, (tar: Buffer) => gzipSync(tar), 'it is not zstd'],
+    ['gzip' as const, (tar: Buffer) => gzipSync(tar).subarray(0, -5), 'gzip content is broken'],
+    ['gzip' as const, (tar: Buffer) => zstdCompressSync(tar), 'gzip content is broken'],
+    ['zstd' as const, (tar: Buffer) => gzipSync(tar), 'does not begin with a zstd frame'],
   ])('whose %s layer is cut or something else', async (encoding, pack, message) => {
     const tag = await pushed(containerImage([pack(tarOf([file]))], encoding));
     await expectRefused(tag, 'ImageInvalid', message);
@@ -158,7 +158,7 @@ describe('a container image', () => {
 
   it('whose content is not what its configuration says', async () => {
     const tag = await pushed(containerImage([gzipSync(tarOf([file]))], 'gzip', [sha256(disk)]));
-    await expectRefused(tag, 'ImageInvalid', "for the image's configuration");
+    await expectRefused(tag, 'ImageInvalid', 'but the configuration of the image states');
   });
 
   it('whose blob is not what its digest says, until the registry gives the right one', async () => {
@@ -231,12 +231,12 @@ describe('a Tart image', () => {
 
   it('whose disk is not raw', async () => {
     const config = Buffer.from('{"diskFormat":"asif"}');
-    await expectRefused(await pushed(withLayer(0, { bytes: config })), 'ImageInvalid', '"asif"');
+    await expectRefused(await pushed(withLayer(0, { bytes: config })), 'ImageInvalid', 'the format asif');
   });
 
   it('without NVRAM', async () => {
     const tag = await pushed({ ...image, layers: image.layers.slice(0, -1) });
-    await expectRefused(tag, 'ImageInvalid', 'has 0 layers application/vnd.cirruslabs.tart.nvram.v1');
+    await expectRefused(tag, 'ImageInvalid', 'has 0 layers of type application/vnd.cirruslabs.tart.nvram.v1');
   });
 
   it.each([
@@ -251,14 +251,18 @@ describe('a Tart image', () => {
     await expectRefused(
       await pushed({ ...image, annotations }),
       'ImageInvalid',
-      '5242880 bytes, and its layers',
+      '5242880 bytes, but its layers',
     );
   });
 
   it('whose layer has another content than it says', async () => {
     const annotations = { ...image.layers[1]?.annotations };
     annotations[`${note}uncompressed-content-digest`] = sha256(disk);
-    await expectRefused(await pushed(withLayer(1, { annotations })), 'DigestMismatch', 'gives sha256:');
+    await expectRefused(
+      await pushed(withLayer(1, { annotations })),
+      'DigestMismatch',
+      'has the digest sha256:',
+    );
   });
 
   it('whose stream is broken', async () => {
@@ -323,7 +327,7 @@ describe('a disk of our own', () => {
         [0, 0],
         [2, 1],
       ],
-      "beyond the disk's end",
+      'beyond the end of the disk',
     ],
     [
       'twice',
@@ -339,9 +343,9 @@ describe('a disk of our own', () => {
         [0, 0],
         [1, 2],
       ],
-      'and there are 2',
+      'only 2 layers',
     ],
-    ['nowhere', [[0]], 'configuration of the disk artifact is not one'],
+    ['nowhere', [[0]], 'configuration of the disk artifact is invalid at'],
   ])('with a chunk %s', async (_what, map, message) => {
     config['dev.berth.disk'].map = map;
     await expectRefused(await pushChanged(), 'ImageInvalid', message);
@@ -357,21 +361,21 @@ describe('a disk of our own', () => {
       [0, 1],
       [1, 1],
     ];
-    await expectRefused(await pushChanged(), 'ImageInvalid', 'bytes, not');
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'bytes instead of');
   });
 
   it('with a chunk that gives more than it may', async () => {
     config['dev.berth.disk'].map = [[1, 0]];
-    await expectRefused(await pushChanged(), 'ImageInvalid', 'gives more than');
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'unpacks to more than');
   });
 
   it('with a chunk of another content', async () => {
     config.rootfs.diff_ids[1] = sha256(Buffer.alloc(1));
-    await expectRefused(await pushChanged(), 'ImageInvalid', 'gives sha256:');
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'has the digest sha256:');
   });
 
   it('with contents that nothing is said of', async () => {
     config.rootfs.diff_ids.pop();
-    await expectRefused(await pushChanged(), 'ImageInvalid', 'the digests of 1');
+    await expectRefused(await pushChanged(), 'ImageInvalid', 'digests for 1');
   });
 });

@@ -139,7 +139,7 @@ describe('a registry that', () => {
   });
 
   it.each([
-    ['calls an image an index', manifest, OCI_INDEX, 'calls itself'],
+    ['calls an image an index', manifest, OCI_INDEX, 'states the media type'],
     [
       'gives a manifest that is also an index',
       Buffer.from(`{"manifests":[],${manifest.toString().slice(1)}`),
@@ -179,7 +179,7 @@ describe('a registry that', () => {
     await expect(repository.resolve('v1', 'amd64', signal)).rejects.toMatchObject({ reason: 'ImageInvalid' });
     await expect(repository.resolve('v1', 'arm64', signal)).rejects.toMatchObject({
       reason: 'ImageArchitectureMismatch',
-      message: expect.stringMatching(/no image for arm64; it has: linux\/amd64/) as string,
+      message: expect.stringMatching(/no image for arm64; its images are for: linux\/amd64/) as string,
     });
   });
 

@@ -150,7 +150,7 @@ describe('room for images', unless(missing), () => {
     await expect(refused).rejects.toMatchObject({
       reason: 'DiskFull',
       // 15 MiB, less what is noted beside a download.
-      message: expect.stringMatching(/needs 31457280 bytes, and 1572\d{4} are free/) as string,
+      message: expect.stringMatching(/needs 31457280 bytes, but only 1572\d{4} are free/) as string,
     });
     expect(names(store)).toEqual(['kept']);
     expect(await partials()).toEqual([]);

@@ -4,7 +4,7 @@ import { mkdtemp, rm, stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import type { ContentLookup } from '../../agent/images/layouts/pull.ts';
+import { asReasonedError, type ContentLookup } from '../../agent/images/layouts/pull.ts';
 import { planPull } from '../../agent/images/layouts/index.ts';
 import { Registries } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
@@ -107,7 +107,7 @@ export async function pull(repository: Repository, options: PullToRun): Promise<
     await plan.run({ folder, disk: pulled.disk }, { signal: cut.signal, onBytes, onSpared, lookup });
   } catch (error) {
     if (error !== cut.signal.reason) {
-      throw error;
+      throw asReasonedError(error, repository.name);
     }
   }
   return pulled;

@@ -4,6 +4,8 @@ import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
+import { messageOf } from '../../../base/errors.ts';
+import { parseJson } from '../oci/manifests.ts';
 import { checkDigest, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import {
@@ -16,8 +18,8 @@ import {
   invalid,
 } from './disklayout.ts';
 import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
-import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
-import { DirectFile, freeBuffer } from '../../disks/diskio.ts';
+import { type Journal, makeDisk, unfinished } from './journal.ts';
+import { DirectFile, gathered } from '../../disks/diskio.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
@@ -42,51 +44,31 @@ export const planArtifact: PlanPull = async (repository, { manifest, digest, arc
   if (manifest.artifactType !== ARTIFACT_TYPE) {
     return undefined;
   }
-  const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
+  const bytes = await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal);
+  const config = parseJson(diskConfigSchema, bytes, 'The configuration of the disk artifact');
   checkArchitecture(repository.name, config.architecture, architecture);
   const chunks = remoteChunks(config, manifest);
   return {
     downloadBytes: manifest.layers.reduce((sum, { size }) => sum + size, 0),
     roomBytes: chunks.reduce((sum, { length }) => sum + length, 0),
     run: async (target, options) => {
-      const journal = await openJournal(target.folder, digest);
-      try {
-        if (await isFinished(target)) {
-          return;
-        }
+      await makeDisk(target, digest, async (journal) => {
         await pull(repository, { config, chunks }, { target, journal }, options);
         await writeChunkTable(
           target,
           chunks.map(({ descriptor: _descriptor, index: _index, ...chunk }) => chunk),
         );
-        await finish(target);
-      } finally {
-        await journal.close();
-      }
+      });
     },
   };
 };
-
-function parseConfig(bytes: Buffer): DiskConfig {
-  try {
-    return diskConfigSchema.parse(JSON.parse(bytes.toString('utf8')));
-  } catch (error) {
-    throw new ReasonedError(
-      'ImageInvalid',
-      `the configuration of the disk artifact is not one: ${String(error)}`,
-      {
-        cause: error,
-      },
-    );
-  }
-}
 
 function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
   checkLayers(manifest, config);
   return chunksOf(config['dev.berth.disk'], manifest.layers.length).map(({ layer, ...chunk }) => {
     const [descriptor, rawDigest] = [manifest.layers[layer], config.rootfs.diff_ids[layer]];
     if (descriptor === undefined || rawDigest === undefined) {
-      throw invalid(`there is no layer ${layer}`);
+      throw invalid(`layer ${layer} is missing`);
     }
     const { digest, size } = descriptor;
     return { ...chunk, rawDigest, digest, size, descriptor };
@@ -218,46 +200,18 @@ async function writeDecoded(
   let at = 0;
   for await (const bytes of gathered(decoded(compressed, digest), piece)) {
     if (at + bytes.length > length) {
-      throw invalid(`${digest} gives more than ${length} bytes`);
+      throw invalid(`layer ${digest} unpacks to more than ${length} bytes`);
     }
     hash.update(bytes);
     await writeSparse(target, bytes, offset + at);
     at += bytes.length;
   }
   if (at < length) {
-    throw invalid(`${digest} gives ${at} bytes, not ${length}`);
+    throw invalid(`layer ${digest} unpacks to ${at} bytes instead of ${length}`);
   }
   const found = `sha256:${hash.digest('hex')}`;
   if (found !== rawDigest) {
-    throw invalid(`${digest} gives ${found}, not ${rawDigest}`);
-  }
-}
-
-/** Yields `piece` each time it is full, and the rest at the end. Without `piece`, yields the bytes as they come. */
-async function* gathered(
-  pieces: AsyncIterable<Buffer>,
-  piece: Buffer | undefined,
-): AsyncGenerator<Buffer, void, undefined> {
-  let filled = 0;
-  for await (const bytes of pieces) {
-    if (piece === undefined) {
-      yield bytes;
-    } else {
-      for (let at = 0; at < bytes.length; ) {
-        const copied = bytes.copy(piece, filled, at);
-        filled += copied;
-        at += copied;
-        if (filled < piece.length) {
-          continue;
-        }
-        yield piece;
-        filled = 0;
-      }
-    }
-    freeBuffer(bytes);
-  }
-  if (piece !== undefined && filled > 0) {
-    yield piece.subarray(0, filled);
+    throw invalid(`the content of layer ${digest} has the digest ${found} instead of ${rawDigest}`);
   }
 }
 
@@ -267,7 +221,7 @@ async function* decoded(compressed: Buffer, digest: string): AsyncGenerator<Buff
   try {
     yield* decoder as AsyncIterable<Buffer>;
   } catch (error) {
-    throw new ReasonedError('ImageInvalid', `${digest} cannot be decoded: ${String(error)}`, {
+    throw new ReasonedError('ImageInvalid', `Layer ${digest} cannot be unpacked: ${messageOf(error)}`, {
       cause: error,
     });
   }

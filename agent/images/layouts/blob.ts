@@ -133,7 +133,7 @@ class ArrivingBlob {
     for (let length = 0; length < piece.length; ) {
       const { bytesRead } = await this.#file.read(piece, length, piece.length - length, this.#at + length);
       if (bytesRead === 0) {
-        throw new Error('a file of an image has become shorter while it was read');
+        throw new Error('A file of an image became shorter while it was read');
       }
       length += bytesRead;
     }
@@ -164,7 +164,7 @@ export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash):
   }
   throw new ReasonedError(
     'DigestMismatch',
-    `${repository.name} gave something else for ${descriptor.digest}: its digest is ${found}`,
+    `${repository.name} sent wrong content for ${descriptor.digest}: the digest of the content is ${found}`,
   );
 }
 

@@ -10,6 +10,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor, Repository } from '../oci/types.ts';
+import { parseJson } from '../oci/manifests.ts';
 import { fetchBlob } from './blob.ts';
 import {
   asReasonedError,
@@ -18,7 +19,7 @@ import {
   type PullOptions,
   type PullTarget,
 } from './pull.ts';
-import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
+import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
 
 const LAYER_TYPES: Record<string, LayerEncoding> = {
@@ -37,13 +38,16 @@ const CONFIG_TYPES = new Set([
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
 
 /** Fields of the configuration that are used. Missing or malformed fields are read as undefined, because some tools write them so. */
-const configSchema = z.object({
-  architecture: z.string().optional().catch(undefined),
-  rootfs: z
-    .object({ diff_ids: z.array(z.string()) })
-    .optional()
-    .catch(undefined),
-});
+const configSchema = z
+  .object({
+    architecture: z.string().optional().catch(undefined),
+    rootfs: z
+      .object({ diff_ids: z.array(z.string()) })
+      .optional()
+      .catch(undefined),
+  })
+  .optional()
+  .catch(undefined);
 
 interface RemoteLayer {
   descriptor: Descriptor;
@@ -59,7 +63,8 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   if (encodings.includes(undefined)) {
     return undefined;
   }
-  const config = parseConfig(await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal));
+  const bytes = await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal);
+  const config = parseJson(configSchema, bytes, 'The configuration of the image');
   checkArchitecture(repository.name, config?.architecture, architecture);
   const diffIds = config?.rootfs?.diff_ids;
   const isComplete = diffIds?.length === manifest.layers.length;
@@ -75,11 +80,10 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
     downloadBytes,
     roomBytes: downloadBytes + largest,
     run: async (target, options) => {
-      const journal = await openJournal(target.folder, digest);
       try {
-        if (!(await isFinished(target))) {
+        await makeDisk(target, digest, async (journal) => {
           await pull(repository, layers, { target, journal }, options);
-        }
+        });
         await removeBlobs(target, layers.length);
       } catch (error) {
         // The fetched bytes do not make a usable image. A later call that continued with these bytes would fail every time.
@@ -87,27 +91,10 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
           await rm(target.folder, { recursive: true, force: true });
         }
         throw error;
-      } finally {
-        await journal.close();
       }
     },
   };
 };
-
-/**
- * Parses the image configuration. Returns undefined when the JSON is not an object.
- *
- * @throws ReasonedError `ImageInvalid` when the text is not JSON.
- */
-function parseConfig(config: Buffer): z.infer<typeof configSchema> | undefined {
-  let content: unknown;
-  try {
-    content = JSON.parse(config.toString('utf8'));
-  } catch (error) {
-    throw new ReasonedError('ImageInvalid', 'the configuration of the image is not JSON', { cause: error });
-  }
-  return configSchema.safeParse(content).data;
-}
 
 async function pull(
   repository: Repository,
@@ -128,13 +115,12 @@ async function pull(
       return await extractDisk(layer, content, { disk: unfinished(target), covering }, options.signal);
     });
     if (hasDisk) {
-      await finish(target);
       return;
     }
   }
   throw new ReasonedError(
     'ImageInvalid',
-    `${repository.name} has no disk: an image with a disk has one file below /disk, qcow2 or raw`,
+    `${repository.name} has no disk: put one qcow2 or raw file into /disk`,
   );
 }
 

@@ -7,6 +7,8 @@
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { DISK_LIMIT_BYTES, SECTOR_BYTES } from '../../disks/disk.ts';
+import { printable } from '../oci/manifests.ts';
 import type { Manifest } from '../oci/types.ts';
 
 export const ARTIFACT_TYPE = 'application/vnd.berth.disk.v1';
@@ -26,8 +28,6 @@ const CHUNK_DISK_LIMIT_BYTES = 128 * GIB;
 const LARGE_CHUNK_BYTES = 64 * MIB;
 /** Limit of the layers of a disk. Each layer takes about 160 bytes in a manifest, and a manifest has at most 4 MiB. */
 export const LAYER_LIMIT = 20_000;
-const DISK_LIMIT_BYTES = 64 * 1024 * GIB;
-const SECTOR_BYTES = 512;
 /** Limits of the chunks in memory at the same time: bytes in all, and number of chunks. */
 const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;
@@ -87,10 +87,10 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
   let before = -1;
   return map.map(([index, layer]) => {
     if (index <= before || index > last) {
-      throw invalid(`chunk ${index} is out of order or beyond the disk's end`);
+      throw invalid(`chunk ${index} is out of order or beyond the end of the disk`);
     }
     if (layer >= layers) {
-      throw invalid(`chunk ${index} is in layer ${layer}, and there are ${layers}`);
+      throw invalid(`chunk ${index} names layer ${layer}, but there are only ${layers} layers`);
     }
     before = index;
     const offset = index * chunkSize;
@@ -106,22 +106,22 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
 export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   const digests = config.rootfs.diff_ids.length;
   if (layers.length > LAYER_LIMIT) {
-    throw invalid(`it has ${layers.length} layers`);
+    throw invalid(`it has ${layers.length} layers, more than the allowed ${LAYER_LIMIT}`);
   }
   if (layers.length !== digests) {
-    throw invalid(`it has ${layers.length} layers, and the digests of ${digests}`);
+    throw invalid(`it has ${layers.length} layers, but digests for ${digests}`);
   }
   const limit = compressedLimit(config['dev.berth.disk'].chunkSize);
   for (const [index, { mediaType, size }] of layers.entries()) {
     if (mediaType !== CHUNK_TYPE) {
-      throw invalid(`layer ${index} is ${mediaType}, not ${CHUNK_TYPE}`);
+      throw invalid(`layer ${index} has the media type ${printable(mediaType)} instead of ${CHUNK_TYPE}`);
     }
     if (size > limit) {
-      throw invalid(`layer ${index} has ${size} bytes`);
+      throw invalid(`layer ${index} has ${size} bytes, more than the allowed ${limit}`);
     }
   }
 }
 
 export function invalid(what: string): ReasonedError {
-  return new ReasonedError('ImageInvalid', `the disk artifact cannot be used: ${what}`);
+  return new ReasonedError('ImageInvalid', `The disk artifact cannot be used: ${what}`);
 }

@@ -2,13 +2,14 @@
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { planArtifact } from './artifact.ts';
 import { planContainerDisk } from './containerdisk.ts';
-import { asReasonedError, type PlanPull, type PullPlan } from './pull.ts';
+import type { PlanPull, PullPlan } from './pull.ts';
+import { printable } from '../oci/manifests.ts';
 import { planTart } from './tart.ts';
 
 /** Layouts in order of preference. Container images come last because their layers can contain anything. */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
-/** Limit of the media types of an unknown manifest that a message names. */
-const TYPES_SHOWN = 10;
+/** Limit of the characters that a message shows of the media types of an unknown manifest. */
+const TYPES_LENGTH = 500;
 
 /**
  * Returns the plan of the first layout that recognises the manifest.
@@ -19,29 +20,16 @@ export async function planPull(...[repository, resolved, signal]: Parameters<Pla
   for (const plan of LAYOUTS) {
     const found = await plan(repository, resolved, signal);
     if (found !== undefined) {
-      return withImageErrors(found, repository.name);
+      return found;
     }
   }
   const { artifactType, config, layers } = resolved.manifest;
-  const types = [...new Set([artifactType, config.mediaType, ...layers.map(({ mediaType }) => mediaType)])];
+  const types = new Set(
+    [artifactType ?? [], config.mediaType, layers.map(({ mediaType }) => mediaType)].flat(),
+  );
+  const shown = printable([...types].join(', '), TYPES_LENGTH);
   throw new ReasonedError(
     'ImageInvalid',
-    `${repository.name} is no image with a disk that is known here (container image with /disk, Tart, Berth); it consists of ${types
-      .filter((type) => type !== undefined)
-      .slice(0, TYPES_SHOWN)
-      .join(', ')}`,
+    `${repository.name} is neither a container image with /disk, nor an image of Tart or Berth. Its media types are ${shown}`,
   );
-}
-
-function withImageErrors(plan: PullPlan, name: string): PullPlan {
-  return {
-    ...plan,
-    run: async (target, options) => {
-      try {
-        await plan.run(target, options);
-      } catch (error) {
-        throw asReasonedError(error, name);
-      }
-    },
-  };
 }

@@ -1,7 +1,9 @@
 /** A journal of the finished parts of a long piece of work, so that the work can continue after a kill. */
-import { type FileHandle, mkdir, open, rename, rm, stat } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { type FileHandle, mkdir, open, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing } from '../../../base/errors.ts';
+import { sync } from '../../../base/files.ts';
+import { unlessMissing } from '../../disks/diskio.ts';
 import type { PullTarget } from './pull.ts';
 
 /** Size limit of a journal in bytes. It is enough for the manifest with the most layers, and for the parts of the largest blob. */
@@ -36,22 +38,18 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
 
 /** Returns the complete lines of a journal without an incomplete last line. Returns undefined when the file is missing or too large. */
 async function linesOf(path: string): Promise<string[] | undefined> {
+  const file = await unlessMissing(open(path, 'r'));
+  if (file === undefined) {
+    return undefined;
+  }
   try {
-    const file = await open(path, 'r');
-    try {
-      const { size } = await file.stat();
-      if (size > JOURNAL_LIMIT_BYTES) {
-        return undefined;
-      }
-      return (await file.readFile('utf8')).split('\n').slice(0, -1);
-    } finally {
-      await file.close();
-    }
-  } catch (error) {
-    if (isMissing(error)) {
+    const { size } = await file.stat();
+    if (size > JOURNAL_LIMIT_BYTES) {
       return undefined;
     }
-    throw error;
+    return (await file.readFile('utf8')).split('\n').slice(0, -1);
+  } finally {
+    await file.close();
   }
 }
 
@@ -105,26 +103,24 @@ export function unfinished(target: PullTarget): string {
   return `${target.disk}.part`;
 }
 
-/** Returns whether an earlier call finished the disk. */
-export async function isFinished(target: PullTarget): Promise<boolean> {
+/**
+ * Runs `make` with the folder's journal to make the disk, unless an earlier call finished it. `make` writes the file
+ * {@link unfinished}, which is then synced and gets its final name.
+ */
+export async function makeDisk(
+  target: PullTarget,
+  key: string,
+  make: (journal: Journal) => Promise<void>,
+): Promise<void> {
+  const journal = await openJournal(target.folder, key);
   try {
-    await stat(target.disk);
-    return true;
-  } catch (error) {
-    if (isMissing(error)) {
-      return false;
+    if (existsSync(target.disk)) {
+      return;
     }
-    throw error;
-  }
-}
-
-/** Syncs the disk and then gives it its final name. */
-export async function finish(target: PullTarget): Promise<void> {
-  const file = await open(unfinished(target), 'r+');
-  try {
-    await file.sync();
+    await make(journal);
+    await sync(unfinished(target));
+    await rename(unfinished(target), target.disk);
   } finally {
-    await file.close();
+    await journal.close();
   }
-  await rename(unfinished(target), target.disk);
 }

@@ -2,29 +2,16 @@
 import { createHash } from 'node:crypto';
 import { open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
-import { pipeline } from 'node:stream/promises';
-import { createGunzip } from 'node:zlib';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { codeOf } from '../../../base/errors.ts';
-import { DirectFile } from '../../disks/diskio.ts';
+import { DirectFile, gathered } from '../../disks/diskio.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { readTar, shown, type TarEntry } from '../../disks/tar.ts';
-import { compressionOf } from '../../disks/unpack.ts';
-import { zstdDecoder, ZstdFrames } from '../../disks/zstdframes.ts';
+import { compressionOf, decode, tooLarge, unpackedLimit } from '../../disks/unpack.ts';
 
 export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 
-/** Bytes that are decoded at a time. Hashing them takes less than a millisecond. */
-const PIECE_BYTES = 1024 * 1024;
 /** Bytes that are written at a time. */
 const WRITE_BYTES = 1024 * 1024;
-/**
- * Limits of the size that a layer may expand to. Most of a disk is empty, so a small blob may become a large disk. Every layer
- * may expand to 8 GiB, because this does no harm. Beyond that, a layer may expand to 400 times its blob. Compressed desktop
- * systems expand 2 to 30 times.
- */
-const EXPANSION_FREE_BYTES = 8 * 1024 ** 3;
-const EXPANSION_LIMIT = 400;
 /**
  * Limit of the entries of a layer. Layers with disks have a handful of entries. Reading an entry takes some 30 µs, and an
  * entry takes almost no room when compressed.
@@ -64,48 +51,32 @@ export async function extractDisk(
   { disk, covering }: { disk: string; covering: Covering },
   signal: AbortSignal,
 ): Promise<boolean> {
-  const limit = Math.max(EXPANSION_FREE_BYTES, EXPANSION_LIMIT * layer.size);
+  const limit = unpackedLimit(layer.size);
   const hash = createHash('sha256');
   const file = await open(disk, 'w+', 0o600);
   let direct: DirectFile | undefined;
   try {
     direct = await DirectFile.open(disk, { count: 1, bytes: WRITE_BYTES });
     const walk = new Walk({ file, fresh: true, direct }, covering, limit);
-    await decoded(blob, layer.encoding, signal, async (content) => {
+    const packed = Readable.from(blob, { objectMode: false });
+    const read = async (content: AsyncIterable<Buffer>): Promise<void> => {
       const bytes = measured(content, (piece) => void hash.update(piece), limit);
       for await (const entry of readTar(bytes)) {
         await walk.entry(entry);
       }
-    });
+    };
+    await decode(layer.encoding, packed, read, signal);
     const diffId = `sha256:${hash.digest('hex')}`;
     if (layer.diffId !== undefined && layer.diffId !== diffId) {
-      throw invalid(`its content is ${diffId}, and ${layer.diffId} for the image's configuration`);
+      throw invalid(
+        `its content has the digest ${diffId}, but the configuration of the image states ${layer.diffId}`,
+      );
     }
     await refuseCompressed(disk);
     return walk.finish();
-  } catch (error) {
-    throw asInvalid(error, layer.encoding);
   } finally {
     await direct?.close();
     await file.close();
-  }
-}
-
-async function decoded(
-  blob: AsyncIterable<Buffer>,
-  encoding: LayerEncoding,
-  signal: AbortSignal,
-  read: (content: AsyncIterable<Buffer>) => Promise<void>,
-): Promise<void> {
-  const source = Readable.from(blob, { objectMode: false });
-  if (encoding === 'none') {
-    await pipeline(source, read, { signal });
-  } else if (encoding === 'gzip') {
-    await pipeline(source, createGunzip({ chunkSize: PIECE_BYTES }), read, { signal });
-  } else {
-    await pipeline(source, new ZstdFrames(), zstdDecoder(PIECE_BYTES), read, {
-      signal,
-    });
   }
 }
 
@@ -118,7 +89,7 @@ async function* measured(
   for await (const bytes of content) {
     length += bytes.length;
     if (length > limit) {
-      throw invalid(tooLarge(limit));
+      throw tooLarge(limit);
     }
     update(bytes);
     yield bytes;
@@ -151,7 +122,7 @@ class Walk {
     // This check comes before the content is decoded, because decoding takes time.
     this.#length += entry.size;
     if (this.#length > this.#limit) {
-      throw invalid(tooLarge(this.#limit));
+      throw tooLarge(this.#limit);
     }
     if (path === OPAQUE || path === `${WHITEOUT}disk` || path === `disk/${OPAQUE}`) {
       this.#opaque = true;
@@ -177,7 +148,7 @@ class Walk {
     if (name.startsWith(WHITEOUT)) {
       this.#hides.add(name.slice(WHITEOUT.length));
       if (this.#hides.size > HIDDEN_LIMIT) {
-        throw invalid(`it takes more than ${HIDDEN_LIMIT} files away`);
+        throw invalid(`it hides more than ${HIDDEN_LIMIT} files of other layers`);
       }
       return;
     }
@@ -185,13 +156,13 @@ class Walk {
       return;
     }
     if (entry.type === 'sparse') {
-      throw invalid(`/disk/${shown(name)} is a sparse entry, which is not read`);
+      throw invalid(`${shown(name)} in /disk is a sparse tar entry; pack it as a plain file`);
     }
     if (entry.type !== 'file') {
-      throw invalid(`/disk/${shown(name)} is a ${entry.type}, not a file`);
+      throw invalid(`${shown(name)} in /disk has the type ${entry.type} instead of file`);
     }
     if (name.includes('/')) {
-      throw invalid(`${shown(name)} lies deeper than /disk`);
+      throw invalid(`${shown(name)} is in a subfolder of /disk; put it directly into /disk`);
     }
     if (this.#covering.hidden.has(name)) {
       return;
@@ -205,25 +176,11 @@ class Walk {
 
   async #write(entry: TarEntry): Promise<void> {
     await this.#disk.file.truncate(entry.size);
-    const room = this.#disk.direct?.rooms[0] ?? Buffer.allocUnsafe(WRITE_BYTES);
     let position = 0;
-    let filled = 0;
-    const flush = async (): Promise<void> => {
-      await writeSparse(this.#disk, room.subarray(0, filled), position);
-      position += filled;
-      filled = 0;
-    };
-    for await (const bytes of entry.content()) {
-      for (let at = 0; at < bytes.length; ) {
-        const copied = bytes.copy(room, filled, at);
-        at += copied;
-        filled += copied;
-        if (filled === room.length) {
-          await flush();
-        }
-      }
+    for await (const bytes of gathered(entry.content(), this.#disk.direct?.rooms[0])) {
+      await writeSparse(this.#disk, bytes, position);
+      position += bytes.length;
     }
-    await flush();
   }
 }
 
@@ -235,28 +192,6 @@ async function refuseCompressed(path: string): Promise<void> {
   }
 }
 
-function tooLarge(limit: number): string {
-  return `it expands to more than ${limit} bytes, which its compressed size does not warrant`;
-}
-
-/**
- * Returns an error of a decoder as ReasonedError. Returns other errors (a full disk) unchanged, because the image did not
- * cause them.
- */
-function asInvalid(error: unknown, encoding: LayerEncoding): unknown {
-  const code = codeOf(error) ?? '';
-  if (!/^Z(STD)?_/.test(code)) {
-    return error;
-  }
-  return new ReasonedError(
-    'ImageInvalid',
-    `the ${encoding} content of the layer is broken: ${String(error)}`,
-    {
-      cause: error,
-    },
-  );
-}
-
 function invalid(what: string): ReasonedError {
-  return new ReasonedError('ImageInvalid', `the layer with the disk cannot be used: ${what}`);
+  return new ReasonedError('ImageInvalid', `The layer with the disk cannot be used: ${what}`);
 }

@@ -1,5 +1,5 @@
 /** Publishes a disk as Berth's own artifact. Blobs that the registry already has are not sent again. */
-import { type FileHandle, open } from 'node:fs/promises';
+import { open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { constants, createZstdCompress } from 'node:zlib';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -20,7 +20,7 @@ import {
 import { freeBuffer } from '../../disks/diskio.ts';
 import { dataExtents } from '../../disks/qemuimg.ts';
 import { inParallel } from '../../../base/parallel.ts';
-import { isZero } from '../../disks/sparse.ts';
+import { isZero, readAll } from '../../disks/sparse.ts';
 
 /** Compression level of zstd. Another level would change the blobs, so content that registries already have would be sent once more. */
 const COMPRESSION_LEVEL = 3;
@@ -163,14 +163,17 @@ async function publishChunks(
       const length = Math.min(chunkSize, virtualSize - offset);
       const room = rooms[worker] ?? new Room(length);
       const bytes = room.raw.subarray(0, length);
-      await readChunk(file, bytes, offset);
+      await readAll(file, bytes, offset);
       if (!isZero(bytes)) {
         const rawDigest = await digestOf(bytes);
         const layer = layers.get(rawDigest) ?? publishChunk(disk, { room, bytes, rawDigest }, signal);
         layers.set(rawDigest, layer);
         places.set(index, await layer);
         if (layers.size > LAYER_LIMIT) {
-          throw new ReasonedError('ImageInvalid', tooMuch(chunkSize));
+          throw new ReasonedError(
+            'ImageInvalid',
+            `A disk with more than ${LAYER_LIMIT * chunkSize} bytes of data cannot be published, because registries refuse its manifest`,
+          );
         }
       }
       reported += length;
@@ -197,10 +200,6 @@ class Room {
   }
 }
 
-function tooMuch(chunkSize: number): string {
-  return `a disk with more than ${LAYER_LIMIT * chunkSize} bytes of data cannot be published: registries refuse so large a manifest`;
-}
-
 async function chunksWithData(
   path: string,
   chunkSize: number,
@@ -215,18 +214,6 @@ async function chunksWithData(
     }
   }
   return indexes;
-}
-
-/** Fills `into` from the file. Bytes beyond the end of the file are read as zeros. */
-async function readChunk(file: FileHandle, into: Buffer, position: number): Promise<void> {
-  for (let at = 0; at < into.length; ) {
-    const { bytesRead } = await file.read(into, at, into.length - at, position + at);
-    if (bytesRead === 0) {
-      into.fill(0, at);
-      return;
-    }
-    at += bytesRead;
-  }
 }
 
 async function publishChunk(

@@ -33,7 +33,7 @@ export interface PullPlan {
    * Fetches and verifies `target.disk`. Continues the work of an interrupted call, and does nothing when an earlier call has
    * finished.
    *
-   * @throws ReasonedError when the pull fails; its reason is `DiskFull` when the host's disk is full.
+   * @throws ReasonedError, or an error of the host's disk or of the fetched disk, which {@link asReasonedError} translates.
    */
   run(target: PullTarget, options: PullOptions): Promise<void>;
 }
@@ -110,6 +110,6 @@ export function asReasonedError(error: unknown, what: string): unknown {
   }
   // EFBIG means that the file is larger than the file system allows.
   return isDiskFull(error) || codeOf(error) === 'EFBIG'
-    ? new ReasonedError('DiskFull', `no room for ${what}`, { cause: error })
+    ? new ReasonedError('DiskFull', `This host has no room for ${what}`, { cause: error })
     : error;
 }

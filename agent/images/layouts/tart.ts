@@ -8,13 +8,14 @@ import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
 import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
+import { parseJson, printable } from '../oci/manifests.ts';
 import { checkDigest, saveBlob, streamOf } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
-import { finish, isFinished, type Journal, openJournal, unfinished } from './journal.ts';
+import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { DiskError } from '../../disks/disk.ts';
+import { DISK_LIMIT_BYTES, DiskError, SECTOR_BYTES } from '../../disks/disk.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
@@ -36,9 +37,6 @@ const LAYERS_AT_ONCE = 4;
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
 /** Size limit of the NVRAM in bytes. The NVRAM of Apple's machines has about 33 MiB. */
 const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
-/** Size limit of the disk in bytes, the same as for other disks. */
-const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
-const SECTOR_BYTES = 512;
 
 /** Fields of the configuration that are used. A configuration without `arch` dates from the time when Tart ran only arm64. */
 const configSchema = z.object({ arch: z.string().default('arm64'), diskFormat: z.string().optional() });
@@ -64,19 +62,12 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
     downloadBytes: diskBytes + nvram.size,
     roomBytes: size + nvram.size + config.size,
     run: async (target, options) => {
-      const journal = await openJournal(target.folder, digest);
-      try {
-        if (await isFinished(target)) {
-          return;
-        }
+      await makeDisk(target, digest, async (journal) => {
         await writeFile(join(target.folder, 'config.json'), configBytes, { mode: 0o600, flush: true });
         await saveBlob({ repository, descriptor: nvram }, join(target.folder, 'nvram.bin'), options);
         await pullDisk({ repository, layers, size }, { target, journal }, options);
         await writeChunkTable(target, layers.map(asChunk));
-        await finish(target);
-      } finally {
-        await journal.close();
-      }
+      });
     },
   };
 };
@@ -96,7 +87,7 @@ function partsOf(manifest: Manifest): {
   for (const descriptor of manifest.layers) {
     if (descriptor.mediaType === OLD_DISK_TYPE) {
       throw invalid(
-        `its disk is of the old layout ${OLD_DISK_TYPE}; push it again with a newer version of tart`,
+        `its disk has the old layout ${OLD_DISK_TYPE}; push it again with a newer version of tart`,
       );
     }
     if (descriptor.mediaType !== DISK_TYPE) {
@@ -108,7 +99,7 @@ function partsOf(manifest: Manifest): {
   }
   const [config, nvram] = [onlyLayer(manifest, CONFIG_TYPE), onlyLayer(manifest, NVRAM_TYPE)];
   if (nvram.size > NVRAM_LIMIT_BYTES) {
-    throw invalid(`its NVRAM has ${nvram.size} bytes`);
+    throw invalid(`its NVRAM has ${nvram.size} bytes, more than the allowed ${NVRAM_LIMIT_BYTES}`);
   }
   checkSize(offset, manifest.annotations?.[DISK_SIZE]);
   return { config, nvram, layers, size: offset };
@@ -117,7 +108,7 @@ function partsOf(manifest: Manifest): {
 function onlyLayer({ layers }: Manifest, type: string): Descriptor {
   const found = layers.filter(({ mediaType }) => mediaType === type);
   if (found.length !== 1 || found[0] === undefined) {
-    throw invalid(`it has ${found.length} layers ${type}, not one`);
+    throw invalid(`it has ${found.length} layers of type ${type} instead of one`);
   }
   return found[0];
 }
@@ -126,36 +117,29 @@ function diskLayer(descriptor: Descriptor, index: number, offset: number): DiskL
   const { [SIZE]: size = '', [DIGEST]: rawDigest = '' } = descriptor.annotations ?? {};
   const length = Number(size);
   if (!/^\d+$/.test(size) || !Number.isSafeInteger(length) || length === 0) {
-    throw invalid(`a layer of its disk has no usable annotation ${SIZE}`);
+    throw invalid(`a layer of its disk lacks a valid annotation ${SIZE}`);
   }
   if (!isSha256(rawDigest)) {
-    throw invalid(`a layer of its disk has no usable annotation ${DIGEST}`);
+    throw invalid(`a layer of its disk lacks a valid annotation ${DIGEST}`);
   }
   return { index, descriptor, rawDigest, offset, length };
 }
 
 function checkSize(size: number, said: string | undefined): void {
   if (said !== undefined && said !== String(size)) {
-    throw invalid(`its disk has ${said} bytes, and its layers have ${size}`);
+    throw invalid(`its manifest states a disk of ${printable(said)} bytes, but its layers have ${size}`);
   }
   if (size === 0 || size % SECTOR_BYTES !== 0 || size > DISK_LIMIT_BYTES) {
-    throw invalid(`its disk has ${size} bytes`);
+    throw invalid(
+      `its disk has ${size} bytes, which is too large or not a positive multiple of ${SECTOR_BYTES}`,
+    );
   }
 }
 
 function readConfig(bytes: Buffer): z.infer<typeof configSchema> {
-  let config: z.infer<typeof configSchema>;
-  try {
-    config = configSchema.parse(JSON.parse(bytes.toString('utf8')));
-  } catch (error) {
-    throw new ReasonedError('ImageInvalid', 'the configuration of the Tart image cannot be read', {
-      cause: error,
-    });
-  }
+  const config = parseJson(configSchema, bytes, 'The configuration of the Tart image');
   if (config.diskFormat !== undefined && config.diskFormat !== 'raw') {
-    throw invalid(
-      `its disk is ${JSON.stringify(config.diskFormat)}, which only its own platform reads; it must be raw`,
-    );
+    throw invalid(`its disk has the format ${printable(config.diskFormat)}; only raw disks can be read`);
   }
   return config;
 }
@@ -230,7 +214,7 @@ async function decodeLayer(
   if (found !== rawDigest) {
     throw new ReasonedError(
       'DigestMismatch',
-      `a layer of ${repository.name} gives ${found}, not ${rawDigest}`,
+      `The content of a layer of ${repository.name} has the digest ${found} instead of ${rawDigest}`,
     );
   }
 }
@@ -286,5 +270,5 @@ async function failureOf(work: Promise<void>): Promise<DiskError | undefined> {
 }
 
 function invalid(what: string): ReasonedError {
-  return new ReasonedError('ImageInvalid', `the Tart image cannot be used: ${what}`);
+  return new ReasonedError('ImageInvalid', `The Tart image cannot be used: ${what}`);
 }

@@ -55,7 +55,7 @@ export class Catalog {
 
   async load(): Promise<void> {
     const found = await this.#layout.load((problem) => {
-      this.#logger.error(problem, 'description of an image cannot be read, leaving it alone');
+      this.#logger.error(problem, 'metadata of an image cannot be read; its files stay on the disk');
     });
     for (const stored of found) {
       this.#images.set(stored.id, stored);

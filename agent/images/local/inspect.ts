@@ -5,7 +5,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { ProgramError, type RunAs } from '../../../base/exec.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
-import type { DiskFormat } from '../../disks/disk.ts';
+import { type DiskFormat, SECTOR_BYTES } from '../../disks/disk.ts';
 
 /** Format that is stated for an image. With `Auto`, the content determines the format. */
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
@@ -15,7 +15,6 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
  * then refuses the disk, or uses it as the qcow2 image that it contains.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
-const SECTOR_BYTES = 512;
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
@@ -53,7 +52,7 @@ export async function inspectImage(
   try {
     const { isQcow2, size } = await beginning(file);
     if (expected === 'QCOW2' && !isQcow2) {
-      throw new ReasonedError('ImageInvalid', 'the image is not qcow2');
+      throw new ReasonedError('ImageInvalid', 'The image is not a qcow2 file');
     }
     if (isQcow2 && expected !== 'Raw') {
       return { format: 'qcow2', virtualSizeBytes: await virtualSizeOf({ file, path }, reader) };
@@ -61,7 +60,7 @@ export async function inspectImage(
     if (size === 0 || size % SECTOR_BYTES !== 0) {
       throw new ReasonedError(
         'ImageInvalid',
-        `${size} bytes are neither a qcow2 image nor a raw disk, which has whole sectors of ${SECTOR_BYTES} bytes`,
+        `The image is neither qcow2 nor a raw disk: its size of ${size} bytes is not a positive multiple of ${SECTOR_BYTES}`,
       );
     }
     return { format: 'raw', virtualSizeBytes: size };
@@ -83,7 +82,7 @@ async function virtualSizeOf(
 ): Promise<number> {
   const verdict = await readQcow2(file);
   if ('refusal' in verdict) {
-    throw new ReasonedError('ImageInvalid', `the qcow2 image ${verdict.refusal}`);
+    throw new ReasonedError('ImageInvalid', `The qcow2 image ${verdict.refusal}`);
   }
   if (reader !== undefined) {
     await requireReadable({ file, path }, reader);
@@ -92,7 +91,7 @@ async function virtualSizeOf(
   if (info['virtual-size'] !== verdict.virtualSizeBytes) {
     throw new ReasonedError(
       'ImageInvalid',
-      `the qcow2 image claims ${verdict.virtualSizeBytes} bytes, and has others`,
+      `The header of the qcow2 image states ${verdict.virtualSizeBytes} bytes, but qemu-img reads ${info['virtual-size']}`,
     );
   }
   return verdict.virtualSizeBytes;
@@ -108,7 +107,9 @@ async function infoOf(
     if (!(error instanceof ProgramError || error instanceof z.ZodError)) {
       throw error;
     }
-    throw new ReasonedError('ImageInvalid', `not a usable qcow2 image: ${error.message}`, { cause: error });
+    throw new ReasonedError('ImageInvalid', `The qcow2 image cannot be used: ${error.message}`, {
+      cause: error,
+    });
   }
 }
 
@@ -127,7 +128,7 @@ async function requireReadable(
   if (!isReadable && owner !== uid) {
     throw new ReasonedError(
       'ImageInvalid',
-      `${path} may be read by root only: let everybody read it, or the group ${gid} (machines.users)`,
+      `Only root may read ${path}: make it readable for everybody or for the group ${gid} (machines.users)`,
     );
   }
 }

@@ -14,8 +14,7 @@ import { chmod, chown, mkdir, readdir, readFile, rm, stat, utimes } from 'node:f
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
 import { listFolders, sync, writeWhole } from '../../../base/files.ts';
-import { folderBytes } from '../../disks/diskio.ts';
-import { isMissing } from '../../../base/errors.ts';
+import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
 
 /**
  * Kinds of images. Digests of manifests and of files are kept apart, because a user who knows one of them may lack access to
@@ -163,13 +162,7 @@ export class Layout {
 
   /** Stores the time of the last use as the modification time of `image.json`. The time may be lost when the host loses power. */
   async touch(id: ImageId, time: Date): Promise<void> {
-    try {
-      await utimes(join(this.folder(id), METADATA), time, time);
-    } catch (error) {
-      if (!isMissing(error)) {
-        throw error;
-      }
-    }
+    await unlessMissing(utimes(join(this.folder(id), METADATA), time, time));
   }
 
   /** Allows the inspecting programs to read the disk. A fetch that is interrupted here is resumed later. */
@@ -226,9 +219,9 @@ export class Layout {
     const found: { folder: string; sizeBytes: number; usedAt: number }[] = [];
     for (const name of await listFolders(root)) {
       const folder = join(root, name);
-      const usedAt = await changedAt(folder);
-      if (usedAt !== undefined) {
-        found.push({ folder, sizeBytes: await folderBytes(folder), usedAt });
+      const there = await unlessMissing(stat(folder));
+      if (there !== undefined) {
+        found.push({ folder, sizeBytes: await folderBytes(folder), usedAt: there.mtimeMs });
       }
     }
     return found;
@@ -245,27 +238,9 @@ export class Layout {
   }
 }
 
-/** Returns the modification time of a file in milliseconds since the epoch, or undefined when the file does not exist. */
-async function changedAt(path: string): Promise<number | undefined> {
-  try {
-    return (await stat(path)).mtimeMs;
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
-}
-
 async function readMetadata(folder: string): Promise<Metadata | undefined> {
-  try {
-    return metadataSchema.parse(JSON.parse(await readFile(join(folder, METADATA), 'utf8')));
-  } catch (error) {
-    if (isMissing(error)) {
-      return undefined;
-    }
-    throw error;
-  }
+  const text = await unlessMissing(readFile(join(folder, METADATA), 'utf8'));
+  return text === undefined ? undefined : metadataSchema.parse(JSON.parse(text));
 }
 
 async function prune(folder: string): Promise<void> {

@@ -121,7 +121,7 @@ export class Space {
     if (sum(evictables.map(sizeOf)) < lacking) {
       throw new ReasonedError(
         'DiskFull',
-        `the image needs ${claim.bytes} bytes, and ${free} are free for images on this host; ${lacking} bytes too few`,
+        `The image needs ${claim.bytes} bytes, but only ${free} are free for images on this host; ${lacking} bytes are missing`,
       );
     }
     let left = lacking;
@@ -162,7 +162,7 @@ export class Space {
         full.abort(
           new ReasonedError(
             'DiskFull',
-            `less than ${minimumFree} bytes are free on the disk of this host's images`,
+            `Less than ${minimumFree} bytes are free on the disk with the images of this host`,
           ),
         );
       });

@@ -77,7 +77,7 @@ describe('an address', () => {
   );
 
   it.each(SPECIAL)('%s is of no server', (address) =>
-    expect(strict.refusal(address)).toContain('of a server'),
+    expect(strict.refusal(address)).toContain('a reserved address'),
   );
 
   it.each(OPEN)('%s is open', (address) => expect(strict.refusal(address)).toBeUndefined());

@@ -66,7 +66,7 @@ const SPECIAL = [
   'ff00::/8',
 ];
 
-const OUTSIDE = 'only a server named in images.registries of the agent may be there';
+const OUTSIDE = 'to allow a server there, name it in images.registries of the agent';
 
 export class Addresses {
   readonly #rules: AddressRules;
@@ -111,19 +111,19 @@ export class Addresses {
     const [plain = '', zone] = address.split('%');
     const family = isIP(plain);
     if (family === 0) {
-      return 'no address';
+      return 'not an IP address';
     }
     const isIn = (list: BlockList): boolean => list.check(plain, family === 6 ? 'ipv6' : 'ipv4');
     if (isIn(LISTS.metadata)) {
-      return `an address of a cloud's metadata: ${OUTSIDE}`;
+      return `a metadata address of a cloud; ${OUTSIDE}`;
     }
     if (zone !== undefined || isIn(LISTS.local) || isIn(this.#own())) {
       return this.#rules.allowLoopback ? undefined : LOCAL_WORDS;
     }
     if (isIn(this.#cluster)) {
-      return `an address of the cluster (clusterCIDRs): ${OUTSIDE}`;
+      return `an address of the cluster (clusterCIDRs); ${OUTSIDE}`;
     }
-    return isIn(LISTS.special) ? `no address of a server: ${OUTSIDE}` : undefined;
+    return isIn(LISTS.special) ? `a reserved address; ${OUTSIDE}` : undefined;
   }
 
   /** Returns the current addresses of the host. They are read each time because interfaces change. */
@@ -145,7 +145,7 @@ export class Addresses {
         if (refusal === undefined) {
           continue;
         }
-        callback(new ReasonedError('ImageFetchFailed', `${hostname} is ${address}, ${refusal}`), []);
+        callback(new ReasonedError('ImageFetchFailed', `${hostname} resolves to ${address}, ${refusal}`), []);
         return;
       }
       if (options.all === true) {
@@ -158,7 +158,7 @@ export class Addresses {
 }
 
 const LOCAL_WORDS =
-  'an address of this host or its link; images are not fetched from there unless the agent’s configuration allows it (images.allowLoopbackHttp, or a server named in images.registries)';
+  'an address of this host or its link; to allow it, set images.allowLoopbackHttp of the agent, or name the server in images.registries';
 
 const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };
 

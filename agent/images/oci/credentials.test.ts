@@ -86,7 +86,7 @@ describe('a keyring', () => {
     ['{"secret": {}}', 'at auths'],
     [config({ 'a.io': { auth: 7 } }), 'auths.a.io.auth'],
     [config({ 'a.io': { auth: Buffer.from('secret').toString('base64') } }), 'auths["a.io"].auth'],
-    [config({ 'a.io': { password: 'secret' } }), 'only one of username and password'],
+    [config({ 'a.io': { password: 'secret' } }), 'needs both a username and a password'],
   ])('tells what is wrong, not what is in it: %s', (text, part) => {
     let message = '';
     try {

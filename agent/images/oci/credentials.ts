@@ -1,6 +1,8 @@
 /** Credentials of registries, read from the content of `kubernetes.io/dockerconfigjson` Secrets. */
 import { createHmac, randomBytes } from 'node:crypto';
 import * as z from 'zod';
+import { parseDocument } from '../../../api/v1alpha1/machine.ts';
+import { mistakeIn } from './manifests.ts';
 
 export type Credential =
   | { type: 'password'; username: string; password: string }
@@ -45,7 +47,7 @@ export class Keyring {
   static parse(texts: readonly string[]): Keyring {
     const keys = texts.flatMap((text, index) => {
       const which =
-        texts.length === 1 ? 'the docker config' : `docker config ${index + 1} of ${texts.length}`;
+        texts.length === 1 ? 'The Docker config' : `Docker config ${index + 1} of ${texts.length}`;
       return readConfig(text, which);
     });
     // The sort keeps the order of equal keys, so keys of earlier texts come first among them.
@@ -90,32 +92,20 @@ export function fingerprint(credential: Credential | undefined): string {
 }
 
 function readConfig(text: string, which: string): Key[] {
-  const document = parseJson(text);
+  // The parser's own error would quote the text, so it is not shown.
+  const document = parseDocument(text);
   if (document === undefined) {
     throw new Error(`${which} is not JSON`);
   }
   const result = configSchema.safeParse(document);
   if (!result.success) {
-    const [issue] = result.error.issues;
-    throw new Error(`${which} has a mistake at ${issue?.path.join('.') || 'its top'}: ${issue?.message}`);
+    throw new Error(`${which} ${mistakeIn(result.error)}`);
   }
   return Object.entries(result.data.auths).flatMap(([name, entry]) => {
     const credential = readEntry(entry, `${which}, auths["${name}"]`);
     // Docker writes empty entries for registries whose credentials it stores in another place.
     return credential === undefined ? [] : [{ ...readKey(name), credential }];
   });
-}
-
-/** Parses JSON. Returns undefined for invalid JSON, because the parser's own error would quote the text. */
-function parseJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    if (error instanceof SyntaxError) {
-      return undefined;
-    }
-    throw error;
-  }
 }
 
 function readEntry(entry: z.infer<typeof entrySchema>, where: string): Credential | undefined {
@@ -132,7 +122,7 @@ function readEntry(entry: z.infer<typeof entrySchema>, where: string): Credentia
     return undefined;
   }
   if (!entry.username || entry.password === undefined) {
-    throw new Error(`${where} has only one of username and password`);
+    throw new Error(`${where} needs both a username and a password`);
   }
   return { type: 'password', username: entry.username, password: entry.password };
 }

@@ -44,7 +44,7 @@ it('an error of the network is told from one that stays', () => {
   const untrusted = Object.assign(new Error('no'), { code: 'SELF_SIGNED_CERT_IN_CHAIN' });
   expect(networkError(untrusted, 'x', signal)).toMatchObject({
     reason: 'ImageFetchFailed',
-    message: 'x: no: its certificate is not trusted here (SELF_SIGNED_CERT_IN_CHAIN)',
+    message: 'x: no; this host does not trust the certificate of the server (SELF_SIGNED_CERT_IN_CHAIN)',
   });
 });
 

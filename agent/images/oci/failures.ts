@@ -70,7 +70,9 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
     return known;
   }
   const code = firstCodeOf(error) ?? firstCodeOf(causeOf(error)) ?? '';
-  const hint = isCertificateError(code) ? `: its certificate is not trusted here (${code})` : '';
+  const hint = isCertificateError(code)
+    ? `; this host does not trust the certificate of the server (${code})`
+    : '';
   const final = new ReasonedError('ImageFetchFailed', `${what}: ${textOf(error, code)}${hint}`, {
     cause: error,
   });

@@ -1,6 +1,7 @@
 /** Reads manifests from registries, and checks them because their content is not trusted. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
+import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Manifest } from './types.ts';
@@ -24,7 +25,7 @@ const SYSTEMS = new Set(['linux', 'darwin']);
 
 const descriptorSchema = z.object({
   mediaType: z.string(),
-  digest: z.string().refine(isSha256, 'a sha256 digest'),
+  digest: z.string().refine(isSha256, 'must be a sha256 digest'),
   size: z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER),
   annotations: z.record(z.string(), z.string()).optional(),
 });
@@ -56,23 +57,24 @@ export function digestOf(bytes: Buffer): string {
 }
 
 /**
- * Parses a manifest or an index. `contentType` is the value of the header; `what` begins messages.
+ * Parses a manifest or an index. `contentType` is the value of the header; `what` names the image in messages.
  *
  * @throws ReasonedError when it cannot be used.
  */
 export function parseManifest(bytes: Buffer, contentType: string, what: string): Document {
-  const document = parseJson(bytes, what);
-  const mediaType = mediaTypeOf(document, contentType, what);
+  const body = `The manifest of ${what}`;
+  const document = parseJson(mediaTypeSchema, bytes, body);
+  const mediaType = mediaTypeOf(document.mediaType, contentType, body);
   if (INDEXES.has(mediaType)) {
-    return { kind: 'index', index: check(indexSchema, document, what) };
+    return { kind: 'index', index: check(indexSchema, document, body) };
   }
   if (!MANIFESTS.has(mediaType)) {
     throw new ReasonedError(
       'ImageSourceUnsupported',
-      `${what} is of type ${printable(mediaType)}, no image that can be read`,
+      `${what} has the media type ${printable(mediaType)}, which is no image that Berth can read`,
     );
   }
-  const { config, layers, artifactType, annotations } = check(manifestSchema, document, what);
+  const { config, layers, artifactType, annotations } = check(manifestSchema, document, body);
   return {
     kind: 'manifest',
     manifest: {
@@ -98,38 +100,44 @@ export function pick({ manifests }: Index, architecture: string, what: string): 
     return found.digest;
   }
   const there = images.map(({ platform }) => `${platform?.os}/${platform?.architecture}`);
-  const list = there.length === 0 ? 'none for linux or darwin' : printable(there.join(', '));
+  const list = there.length === 0 ? 'neither linux nor darwin' : printable(there.join(', '));
   throw new ReasonedError(
     'ImageArchitectureMismatch',
-    `${what} has no image for ${architecture}; it has: ${list}`,
+    `${what} has no image for ${architecture}; its images are for: ${list}`,
   );
 }
 
-const mediaTypeSchema = z.looseObject({ mediaType: z.string().optional() });
+const mediaTypeSchema = z.looseObject({ mediaType: z.string().default('') });
 
 /**
  * Returns the media type that the body and the header state. If they state different types of manifests, the manifest is
  * refused, because two readers could see two different images.
  */
-function mediaTypeOf(document: unknown, contentType: string, what: string): string {
+function mediaTypeOf(mediaType: string, contentType: string, what: string): string {
   const header = contentType.split(';', 1).join('').trim().toLowerCase();
-  const { mediaType = '' } = check(mediaTypeSchema, document, what);
   if (mediaType === '' || mediaType === header) {
     return header;
   }
   if (!INDEXES.has(header) && !MANIFESTS.has(header)) {
     return mediaType;
   }
-  const words = `calls itself ${printable(mediaType)}, its registry calls it ${printable(header)}`;
-  throw new ReasonedError('ImageInvalid', `the manifest of ${what} ${words}`);
+  throw new ReasonedError(
+    'ImageInvalid',
+    `${what} states the media type ${printable(mediaType)}, but its registry states ${printable(header)}`,
+  );
 }
 
-function parseJson(bytes: Buffer, what: string): unknown {
-  try {
-    return JSON.parse(bytes.toString('utf8'));
-  } catch (error) {
-    throw new ReasonedError('ImageInvalid', `the manifest of ${what} is not JSON`, { cause: error });
+/**
+ * Parses JSON of strangers. `what` begins messages.
+ *
+ * @throws ReasonedError `ImageInvalid` with the first mistake when it is not JSON or not what the schema allows.
+ */
+export function parseJson<T>(schema: z.ZodType<T>, bytes: Buffer, what: string): T {
+  const document = parseDocument(bytes.toString('utf8'));
+  if (document === undefined) {
+    throw new ReasonedError('ImageInvalid', `${what} is not JSON`);
   }
+  return check(schema, document, what);
 }
 
 function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
@@ -137,12 +145,12 @@ function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
   if (result.success) {
     return result.data;
   }
-  const [issue] = result.error.issues;
-  const where = issue?.path.join('.') || 'its top';
-  throw new ReasonedError(
-    'ImageInvalid',
-    `the manifest of ${what} has a mistake at ${where}: ${issue?.message}`,
-  );
+  throw new ReasonedError('ImageInvalid', `${what} ${mistakeIn(result.error)}`);
+}
+
+/** Returns the first mistake that a schema found, as text after the name of the document. */
+export function mistakeIn({ issues: [issue] }: z.ZodError): string {
+  return `is invalid at ${issue?.path.join('.') || 'the top level'}: ${issue?.message}`;
 }
 
 function descriptor(from: z.infer<typeof descriptorSchema>): Manifest['config'] {
@@ -150,7 +158,7 @@ function descriptor(from: z.infer<typeof descriptorSchema>): Manifest['config'] 
   return annotations === undefined ? rest : { ...rest, annotations };
 }
 
-/** Returns text of an untrusted manifest for a message: one line of at most 200 characters. */
-export function printable(text: string): string {
-  return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, 200);
+/** Returns text of strangers for a message: one line of at most `length` characters. */
+export function printable(text: string, length = 200): string {
+  return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, length);
 }

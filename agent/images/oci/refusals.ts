@@ -1,8 +1,10 @@
 /** Converts a registry's refusals to errors with a reason, and decides whether another try may help. */
 import * as z from 'zod';
+import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
+import { printable } from './manifests.ts';
 import type { Response } from './transport.ts';
 
 /** Size limit of the body of a refusal in bytes. A list of errors is smaller, and a larger body is ignored. */
@@ -84,8 +86,8 @@ function reasonFor(status: number, code: string | undefined): Reason {
 function hintFor(status: number, hasCredential: boolean): string {
   if (status === 401 || status === 403) {
     return hasCredential
-      ? '; the credentials given for it do not open it'
-      : '; it needs credentials (imagePullSecrets), or is not there';
+      ? '; the given credentials do not allow this'
+      : '; it needs credentials (imagePullSecrets), or it does not exist';
   }
   return status === 404 && !hasCredential
     ? '; if it is private, it needs credentials (imagePullSecrets)'
@@ -101,22 +103,12 @@ async function readError(
     body = await readBody(response, ERROR_BODY_BYTES, what);
   } catch (error) {
     // The status is known even if the transfer of the body was interrupted.
-    return { message: `its message broke off: ${messageOf(error)}` };
+    return { message: `its message was cut off: ${messageOf(error)}` };
   }
-  if (body === undefined || body.length === 0) {
+  if (body === undefined) {
     return {};
   }
-  try {
-    const [first] = errorsSchema.parse(JSON.parse(body.toString('utf8'))).errors;
-    return { code: printable(first?.code), message: printable(first?.message) };
-  } catch (error) {
-    if (!(error instanceof SyntaxError || error instanceof z.ZodError)) {
-      throw error;
-    }
-    return {};
-  }
-}
-
-function printable(text: string | undefined): string | undefined {
-  return text?.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, MESSAGE_LENGTH);
+  const { data } = errorsSchema.safeParse(parseDocument(body.toString('utf8')));
+  const { code = '', message = '' } = data?.errors[0] ?? {};
+  return { code: printable(code, MESSAGE_LENGTH), message: printable(message, MESSAGE_LENGTH) };
 }

@@ -97,7 +97,10 @@ class HttpRepository implements Repository {
       const chosen = pick(document.index, architecture, this.#session.named(reference));
       fetched = await this.#manifest(chosen, signal);
     }
-    throw new ReasonedError('ImageInvalid', `${this.#session.named(reference)} leads from index to index`);
+    throw new ReasonedError(
+      'ImageInvalid',
+      `${this.#session.named(reference)} has more than ${INDEX_DEPTH} nested indexes`,
+    );
   }
 
   async blob(descriptor: Descriptor, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
@@ -106,7 +109,7 @@ class HttpRepository implements Repository {
     if (size > limitBytes) {
       throw new ReasonedError(
         'ImageInvalid',
-        `${what} has ${size} bytes, more than the ${limitBytes} that it may have`,
+        `${what} has ${size} bytes, more than the allowed ${limitBytes}`,
       );
     }
     const chunks: Buffer[] = [];
@@ -116,7 +119,7 @@ class HttpRepository implements Repository {
     const content = Buffer.concat(chunks);
     const found = digestOf(content);
     if (found !== digest) {
-      throw new ReasonedError('DigestMismatch', `${what} came with the digest ${found}`);
+      throw new ReasonedError('DigestMismatch', `The content of ${what} has the digest ${found}`);
     }
     return content;
   }
@@ -159,7 +162,7 @@ class HttpRepository implements Repository {
     if (theirs !== undefined && theirs !== digest) {
       throw new ReasonedError(
         'DigestMismatch',
-        `${this.#session.named(tag)} was written with the digest ${theirs}, not ${digest}`,
+        `The registry stored ${this.#session.named(tag)} with the digest ${theirs} instead of ${digest}`,
       );
     }
     return digest;
@@ -196,7 +199,7 @@ class HttpRepository implements Repository {
     if (bytes === undefined) {
       throw new ReasonedError(
         'ImageInvalid',
-        `the manifest of ${what} is larger than ${MANIFEST_LIMIT_BYTES} bytes`,
+        `The manifest of ${what} is larger than ${MANIFEST_LIMIT_BYTES} bytes`,
       );
     }
     const digest = digestOf(bytes);
@@ -205,7 +208,7 @@ class HttpRepository implements Repository {
     if (said !== undefined && said !== digest) {
       throw new ReasonedError(
         'DigestMismatch',
-        `the manifest of ${what} has the digest ${digest}, its registry says ${said}`,
+        `The manifest of ${what} has the digest ${digest}, but its registry states ${said}`,
       );
     }
     return { digest, document: parseManifest(bytes, String(response.headers['content-type'] ?? ''), what) };
@@ -218,7 +221,7 @@ class HttpRepository implements Repository {
     }
     throw new ReasonedError(
       'DigestMismatch',
-      `${this.#session.named(reference)} came with the digest ${digest}`,
+      `The content of ${this.#session.named(reference)} has the digest ${digest}`,
     );
   }
 }
@@ -236,7 +239,7 @@ function digestHeader({ headers }: Response): string | undefined {
  */
 async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<void> {
   if (!isSha256(blob.digest)) {
-    throw new TypeError(`${blob.digest} is no sha256 digest`);
+    throw new TypeError(`${blob.digest} is not a sha256 digest`);
   }
   await retrying(async () => await put(session, blob, await begin(session, blob, signal), signal), signal);
 }
@@ -268,7 +271,7 @@ function uploadLocation(session: Session, { headers, url }: Response): URL {
   if (typeof location !== 'string' || !URL.canParse(location, url.href)) {
     throw new ReasonedError(
       'ImageFetchFailed',
-      `${session.name}: ${url.host} does not say where the upload goes on`,
+      `${session.name}: ${url.host} returned no usable URL for the upload`,
     );
   }
   const next = new URL(location, url);

@@ -46,7 +46,7 @@ export function blobStream(
       );
     },
     destroy(error, callback) {
-      ended.abort(error ?? new Error('the reader has left'));
+      ended.abort(error ?? new Error('The reader stopped reading'));
       callback(error);
     },
   });
@@ -72,7 +72,9 @@ async function* read(
         yield chunk;
       }
       if (at < range.end) {
-        throw new TransientError(new ReasonedError('ImageFetchFailed', `${what} broke off at byte ${at}`));
+        throw new TransientError(
+          new ReasonedError('ImageFetchFailed', `The transfer of ${what} was interrupted at byte ${at}`),
+        );
       }
     } catch (error) {
       await attempts.failed(networkError(error, what, signal), signal);
@@ -135,16 +137,16 @@ function rangeMistake({ headers }: Response, start: number, end: number, size: n
   const header = headers['content-range'];
   const match = typeof header === 'string' ? /^bytes (\d+)-(\d+)\/(\d+|\*)$/.exec(header.trim()) : null;
   if (match === null) {
-    return 'answered with a part and does not say which';
+    return 'sent a part without a usable Content-Range header';
   }
   const [first, last, total] = [Number(match[1]), Number(match[2]), match[3]];
   if (total !== '*' && Number(total) !== size) {
-    return `has ${total} bytes of it, its manifest says ${size}`;
+    return `has ${total} bytes of it, but its manifest states ${size}`;
   }
   if (first === start && last >= first && last < end) {
     return undefined;
   }
-  return `answered with bytes ${first}-${last}, not ${start}-${end - 1}`;
+  return `sent bytes ${first}-${last} instead of ${start}-${end - 1}`;
 }
 
 function wholeMistake({ status, headers }: Response, size: number): string | undefined {
@@ -155,13 +157,13 @@ function wholeMistake({ status, headers }: Response, size: number): string | und
   if (length === undefined || Number(length) === size) {
     return undefined;
   }
-  return `has ${String(length)} bytes of it, its manifest says ${size}`;
+  return `has ${String(length)} bytes of it, but its manifest states ${size}`;
 }
 
 function checkRange({ start, end }: Range, { size }: Descriptor, what: string): void {
   const isRange =
     Number.isSafeInteger(start) && Number.isSafeInteger(end) && start >= 0 && start <= end && end <= size;
   if (!isRange) {
-    throw new RangeError(`bytes ${start} to ${end} of ${what}, which has ${size}`);
+    throw new RangeError(`Bytes ${start} to ${end} are not within ${what}, which has ${size} bytes`);
   }
 }

@@ -10,6 +10,7 @@
  */
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
+import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { retrying } from './failures.ts';
@@ -126,7 +127,7 @@ export class Tokens {
 
   async #ask(need: Need, challenge: Challenge, signal: AbortSignal): Promise<string> {
     const realm = realmOf(need, challenge);
-    const what = `${need.what}: token of ${realm.host}`;
+    const what = `${need.what}: the token of ${realm.host}`;
     const response = await this.#transport.send(tokenRequest(need, challenge, realm, what), signal);
     if (response.status !== 200) {
       throw await refusal(response, { what, registry: realm, hasCredential: need.credential !== undefined });
@@ -148,13 +149,13 @@ function realmOf(need: Need, challenge: Challenge): URL {
   if (!URL.canParse(text)) {
     throw new ReasonedError(
       'ImageFetchFailed',
-      `${need.what}: the registry names no token server (realm) that could be asked`,
+      `${need.what}: the registry names no usable token server (realm)`,
     );
   }
   const realm = new URL(text);
   realm.username = '';
   realm.password = '';
-  checkNoDowngrade(need.registry, realm, `${need.what}: token`);
+  checkNoDowngrade(need.registry, realm, `${need.what}: the token server`);
   return realm;
 }
 
@@ -193,24 +194,18 @@ function parseReply(body: Buffer | undefined, what: string): { token: string; se
   if (body === undefined) {
     throw new ReasonedError('ImageFetchFailed', `${what} is larger than ${TOKEN_BODY_BYTES} bytes`);
   }
-  try {
-    const reply = replySchema.parse(JSON.parse(body.toString('utf8')));
-    const token = reply.token ?? reply.access_token;
-    if (token !== undefined) {
-      return { token, seconds: reply.expires_in ?? EXPIRES_SECONDS };
-    }
-  } catch (error) {
-    if (!(error instanceof SyntaxError || error instanceof z.ZodError)) {
-      throw error;
-    }
+  const { data } = replySchema.safeParse(parseDocument(body.toString('utf8')));
+  const token = data?.token ?? data?.access_token;
+  if (token === undefined) {
+    // The answer may contain a token in another format, so the message does not show it.
+    throw new ReasonedError('ImageFetchFailed', `${what} cannot be read`);
   }
-  // The answer may contain a token in another format, so the message does not show it.
-  throw new ReasonedError('ImageFetchFailed', `${what} cannot be read`);
+  return { token, seconds: data?.expires_in ?? EXPIRES_SECONDS };
 }
 
 function bearer(token: string, what: string): string {
   if (!/^[\x21-\x7e]+$/.test(token)) {
-    throw new ReasonedError('ImageAccessDenied', `${what}: the token has characters that none may have`);
+    throw new ReasonedError('ImageAccessDenied', `${what} contains characters that are not allowed`);
   }
   return `Bearer ${token}`;
 }

@@ -112,7 +112,7 @@ export class Transport {
     }
     throw new ReasonedError(
       'ImageFetchFailed',
-      `${exchange.what} leads on more than ${REDIRECT_LIMIT} times`,
+      `${exchange.what} is redirected more than ${REDIRECT_LIMIT} times`,
     );
   }
 
@@ -163,7 +163,7 @@ function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): U
   if (typeof location !== 'string' || !URL.canParse(location, url.href) || !mayFollow) {
     throw new ReasonedError(
       'ImageFetchFailed',
-      `${exchange.what}: ${url.host} answered ${status} without a way on`,
+      `${exchange.what}: ${url.host} answered ${status} without a usable redirect`,
     );
   }
   const next = new URL(location, url);
@@ -181,7 +181,7 @@ export function checkNoDowngrade(from: URL, to: URL, what: string): void {
   }
   throw new ReasonedError(
     'ImageFetchFailed',
-    `${what}: ${from.host} leads from ${from.protocol}// to ${to.protocol}//${to.host}, which is refused`,
+    `${what}: ${from.host} leads from ${from.protocol}// to ${to.protocol}//${to.host}, which is not allowed`,
   );
 }
 

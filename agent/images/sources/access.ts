@@ -50,7 +50,7 @@ export async function ask<T>(
       denial ??= error;
     }
   }
-  throw denial ?? new TypeError('nothing was tried, not even to ask without credentials');
+  throw denial ?? new TypeError('No credential was tried');
 }
 
 export class Access {

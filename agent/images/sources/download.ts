@@ -6,8 +6,9 @@ import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, readFile, rm, writeFile } from 'node:fs/promises';
 import * as z from 'zod';
 import { describeUrl } from '../../../api/v1alpha1/describe.ts';
+import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { isMissing } from '../../../base/errors.ts';
+import { unlessMissing } from '../../disks/diskio.ts';
 import { writeAll } from '../../disks/sparse.ts';
 import { asReasonedError } from '../layouts/pull.ts';
 import {
@@ -70,10 +71,13 @@ export async function download(
 function readUrl(text: string): URL {
   const url = URL.parse(text);
   if (url === null) {
-    throw new ReasonedError('ImageSourceUnsupported', describeUrl(text));
+    throw new ReasonedError('ImageSourceUnsupported', 'The URL of the image cannot be read');
   }
   if (url.protocol !== 'http:' && url.protocol !== 'https:') {
-    throw new ReasonedError('ImageSourceUnsupported', `${url.protocol} is not http or https`);
+    throw new ReasonedError(
+      'ImageSourceUnsupported',
+      `The URL of the image has the protocol ${url.protocol} instead of http or https`,
+    );
   }
   return url;
 }
@@ -123,7 +127,7 @@ class Download {
     }
     const found = this.#hash.digest('hex');
     const { sha256 } = this.#parts;
-    throw new ReasonedError('DigestMismatch', `${this.#what} has sha256 ${found}, expected ${sha256}`);
+    throw new ReasonedError('DigestMismatch', `${this.#what} has the sha256 ${found} instead of ${sha256}`);
   }
 
   async #fetch(): Promise<void> {
@@ -157,12 +161,12 @@ class Download {
       attempts.progress(chunk.length);
       this.#tell();
       if (this.#at > SIZE_LIMIT_BYTES) {
-        throw new ReasonedError('ImageFetchFailed', `${this.#what}: more than ${SIZE_LIMIT_BYTES} bytes`);
+        throw new ReasonedError('ImageFetchFailed', `${this.#what} has more than ${SIZE_LIMIT_BYTES} bytes`);
       }
     }
     const { total } = this.#source;
     if (total !== undefined && this.#at < total) {
-      const words = `${this.#what} broke off at byte ${this.#at}`;
+      const words = `The transfer of ${this.#what} was interrupted at byte ${this.#at}`;
       throw new TransientError(new ReasonedError('ImageFetchFailed', words));
     }
   }
@@ -193,7 +197,7 @@ class Download {
     }
     await this.#startOver();
     if (!isWhole) {
-      const words = `${this.#what} answered ${status} with another part than was asked for`;
+      const words = `${this.#what} answered ${status} with another part of the file than requested`;
       throw new TransientError(new ReasonedError('ImageFetchFailed', words));
     }
     this.#source = sourceOf(headers);
@@ -282,12 +286,6 @@ function sourceFile(path: string): string {
  * at the end.
  */
 async function readSource(path: string): Promise<Source> {
-  try {
-    return sourceSchema.parse(JSON.parse(await readFile(sourceFile(path), 'utf8')));
-  } catch (error) {
-    if (isMissing(error) || error instanceof SyntaxError || error instanceof z.ZodError) {
-      return {};
-    }
-    throw error;
-  }
+  const text = await unlessMissing(readFile(sourceFile(path), 'utf8'));
+  return sourceSchema.safeParse(parseDocument(text)).data ?? {};
 }

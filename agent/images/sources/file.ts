@@ -11,7 +11,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
-import { fileDigest } from '../../disks/diskio.ts';
+import { fileDigest, unlessMissing } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { ImageRequest } from '../local/importing.ts';
@@ -45,15 +45,9 @@ export class FileSource {
   }
 
   async load(): Promise<void> {
-    try {
-      const text = await readFile(this.#file, 'utf8');
-      for (const [identity, digest] of z.array(z.tuple([z.string(), z.string()])).parse(JSON.parse(text))) {
-        this.#digests.set(identity, digest);
-      }
-    } catch (error) {
-      if (!isMissing(error)) {
-        throw error;
-      }
+    const text = (await unlessMissing(readFile(this.#file, 'utf8'))) ?? '[]';
+    for (const [identity, digest] of z.array(z.tuple([z.string(), z.string()])).parse(JSON.parse(text))) {
+      this.#digests.set(identity, digest);
     }
   }
 
@@ -63,7 +57,7 @@ export class FileSource {
     const inspected = await inspectImage(real, format, this.#reader);
     const { result: hex } = await this.#flights.join(real, request, (signal) => this.#digest(real, signal));
     if (request.sha256 !== undefined && hex !== request.sha256.toLowerCase()) {
-      throw new ReasonedError('DigestMismatch', `${path} has sha256 ${hex}, expected ${request.sha256}`);
+      throw new ReasonedError('DigestMismatch', `${path} has the sha256 ${hex} instead of ${request.sha256}`);
     }
     const digest = `sha256:${hex}`;
     const id = sharedId(real, digest);
@@ -84,7 +78,7 @@ export class FileSource {
     }
     const digest = await fileDigest(real, signal);
     if ((await fileIdentity(real)) !== identity) {
-      throw new ReasonedError('ImageInvalid', `${real} was written to while it was read`);
+      throw new ReasonedError('ImageInvalid', `${real} changed while it was read`);
     }
     this.#digests.set(identity, digest);
     await writeWhole(this.#file, JSON.stringify([...this.#digests.rentries()]));
@@ -101,7 +95,7 @@ async function resolveBelowRoots(path: string, roots: readonly string[]): Promis
   if (roots.length === 0) {
     throw new ReasonedError(
       'ImageSourceUnsupported',
-      'this host has no folder for shared files (sharedRoots)',
+      'This host has no folder for shared files: set images.sharedRoots in its configuration',
     );
   }
   for (const root of roots) {

@@ -47,7 +47,10 @@ export class HttpSource {
   async ensure(request: HttpRequest): Promise<Stored> {
     const digest = request.sha256.toLowerCase();
     if (!SHA256.test(digest)) {
-      throw new ReasonedError('ImageInvalid', `${request.sha256} is not a sha256`);
+      throw new ReasonedError(
+        'ImageInvalid',
+        `"${request.sha256}" is not a sha256, which has 64 hexadecimal digits`,
+      );
     }
     const id = fileId(digest);
     const address = hashOf(request.url);
@@ -112,7 +115,10 @@ export class HttpSource {
       await digHoles(fetched);
     } catch (error) {
       // Without sparse regions the image uses more disk space, but its content is the same.
-      logger.debug({ err: error, url: describeUrl(url) }, 'zeros of an image not made into holes');
+      logger.debug(
+        { err: error, url: describeUrl(url) },
+        'the zeros of an image still take room, because they were not turned into holes',
+      );
     }
     await rename(fetched, target.disk);
   }

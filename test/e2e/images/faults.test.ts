@@ -231,7 +231,7 @@ test(
     await client.create(IMAGE_CACHE_ENTRIES, { metadata: { name: 'large' }, spec });
     const full = { status: 'False', reason: 'DiskFull' } as const;
     const { message } = await world.vms.waitForCondition('large', 'ImageReady', full, STEP);
-    expect(message).toMatch(/needs \d+ bytes, and \d+ are free for images on this host/);
+    expect(message).toMatch(/needs \d+ bytes, but only \d+ are free for images on this host/);
     await waitFor('the entry to say so', async () => {
       const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name: 'large' });
       return status?.nodes?.find(({ node, message: told }) => node === 'small' && told?.includes('DiskFull'));

@@ -81,7 +81,7 @@ test(
     garbage.writeUInt32BE(3, 4);
     await writeFile(join(world.shared, 'garbage.qcow2'), garbage);
     await world.makeImage('garbage', 'garbage.qcow2');
-    const message = /the qcow2 image claims clusters of 2\^2779096485 bytes/;
+    const message = /The qcow2 image claims clusters of 2\^2779096485 bytes/;
     await expectFailure('garbage', { image: 'garbage' }, { reason: 'ImageInvalid', message });
   },
   TEST_MILLISECONDS,
