@@ -300,6 +300,34 @@ describe('the image store', () => {
       expect(await stored()).toEqual([]);
     });
 
+    it('waits for no connection of a registry on the same server', async () => {
+      const pulls = 32;
+      const asked = Promise.withResolvers<void>();
+      let requests = 0;
+      const url = await serve((request, response) => {
+        if (request.url === '/image') {
+          response.end(content);
+          return;
+        }
+        requests += 1;
+        if (requests === pulls) {
+          asked.resolve();
+        }
+      });
+      const { host } = new URL(url);
+      const own = await open(true, { registries: [{ host, plainHttp: true }] });
+      const ending = new AbortController();
+      const pulling = Array.from({ length: pulls }, async (_, index) => {
+        const source: BaseImageSource = { type: 'registry', reference: `${host}/team/image-${index}:v1` };
+        const waiting = { signal: ending.signal, onProgress: () => undefined };
+        await own.ensure(source, { holder: `machine/${index}`, ...waiting });
+      });
+      await asked.promise;
+      await expect(ensure({ type: 'http', url: `${url}/image`, sha256 }, own)).resolves.toBeDefined();
+      ending.abort(new Error('deleted'));
+      await Promise.allSettled(pulling);
+    });
+
     it('404 is ImageNotFound', async () => {
       const url = await serve((_request, response) => response.writeHead(404).end());
       await expect(ensure({ type: 'http', url, sha256 })).rejects.toMatchObject({ reason: 'ImageNotFound' });

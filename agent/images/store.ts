@@ -15,7 +15,7 @@ import { type ImageId, Layout } from './local/layout.ts';
 import { imageMetrics } from './local/metrics.ts';
 import { Space, type SpaceLimits } from './local/space.ts';
 import { Registries } from './oci/repository.ts';
-import type { RegistrySettings } from './oci/transport.ts';
+import { type RegistrySettings, Transport } from './oci/transport.ts';
 import { Keyring } from './oci/credentials.ts';
 import { Access } from './sources/access.ts';
 import { FileSource } from './sources/file.ts';
@@ -106,13 +106,14 @@ export class HostImageStore implements ImageStore {
   readonly #holders = new Holders();
   readonly #catalog: Catalog;
   readonly #space: Space;
-  /** The shared pool of connections of this host to registries and web servers. */
+  /** The registries, with a pool of connections of their own. */
   readonly registries: Registries;
   readonly #sources: { registry: RegistrySource; http: HttpSource; file: FileSource };
 
   private constructor(options: HostImageStoreOptions, layout: Layout) {
     const { logger, reader, registries, allowLoopbackHttp: allowLoopback } = options;
     const { clusterCIDRs = [], ownAddresses = [] } = options;
+    const servers = { allowLoopback, clusterCIDRs, ownAddresses, registries };
     this.#options = options;
     const catalog = new Catalog(layout, this.#holders, logger);
     const space = new Space({ ...options, layout, catalog, onEviction: () => metrics.evictions.inc() });
@@ -122,16 +123,13 @@ export class HostImageStore implements ImageStore {
     });
     this.#catalog = catalog;
     this.#space = space;
-    this.registries = new Registries({ allowLoopback, clusterCIDRs, ownAddresses, registries });
+    this.registries = new Registries(servers);
     const access = new Access(this.registries, options.clock);
-    const common = {
-      catalog,
-      metrics,
-      importing: new Importing({ layout, catalog, space, metrics, reader }),
-    };
+    const importing = new Importing({ layout, catalog, space, metrics, reader });
+    const common = { catalog, metrics, importing };
     this.#sources = {
       registry: new RegistrySource({ ...common, access }),
-      http: new HttpSource({ ...common, transport: this.registries.transport, logger }),
+      http: new HttpSource({ ...common, transport: new Transport(servers), logger }),
       file: new FileSource(catalog, layout.root, reader),
     };
   }

@@ -27,14 +27,13 @@ const NOT_ALLOWED = 405;
 
 /** The registries that images are pulled from and pushed to, with one shared pool of connections. */
 export class Registries {
-  /** The shared pool of connections, also to other servers that images come from. */
-  readonly transport: Transport;
+  readonly #transport: Transport;
   readonly #tokens: Tokens;
 
   /** Reads the files of certificate authorities. @throws Error when a file cannot be read. */
   constructor(options: RegistriesOptions) {
-    this.transport = new Transport(options);
-    this.#tokens = new Tokens(this.transport);
+    this.#transport = new Transport(options);
+    this.#tokens = new Tokens(this.#transport);
   }
 
   /** Returns a repository without sending a request. The repository's methods receive a tag or digest themselves. */
@@ -43,13 +42,13 @@ export class Registries {
     credential: Credential | undefined,
   ): Repository {
     return new HttpRepository(
-      new Session(reference, credential, { transport: this.transport, tokens: this.#tokens }),
+      new Session(reference, credential, { transport: this.#transport, tokens: this.#tokens }),
     );
   }
 
   /** Closes all connections. Requests under way fail. */
   async close(): Promise<void> {
-    await this.transport.close();
+    await this.#transport.close();
   }
 }
 

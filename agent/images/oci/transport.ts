@@ -1,6 +1,6 @@
 /**
- * The shared pool of connections to registries, their token servers and their storage. It uses HTTP/1.1, which was twice as
- * fast here as HTTP/2.
+ * A pool of connections to servers of images: registries with their token servers and storage, or web servers. It uses HTTP/1.1,
+ * which was twice as fast here as HTTP/2.
  */
 import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
@@ -17,8 +17,8 @@ const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
 /** Time in milliseconds after which a transfer without data is aborted. The transfer is then resumed. */
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 /**
- * Limit of the connections to each host. Four connections use a 2-core host fully, and several images may come from one
- * registry at once.
+ * Limit of the connections of a pool to each server. Four connections use a 2-core host fully, and several images may come from
+ * one server at once.
  */
 const CONNECTIONS_PER_HOST = 32;
 const REDIRECT_LIMIT = 5;
