@@ -148,9 +148,11 @@ async function fetchPart(
   range: { start: number; end: number },
   file: FileHandle,
   { signal, onBytes }: PullOptions,
+  hash?: Hash,
 ): Promise<void> {
   let position = range.start;
   for await (const bytes of streamOf(repository, descriptor, range, signal)) {
+    hash?.update(bytes);
     await writeAll(file, bytes, position);
     position += bytes.length;
     onBytes(bytes.length);
@@ -186,18 +188,10 @@ export async function* streamOf(
 
 /** Fetches a blob in one piece to the file `path`, verifies it and syncs it. Such blobs are small compared with a disk. */
 export async function saveBlob(source: BlobSource, path: string, options: PullOptions): Promise<void> {
-  const { repository, descriptor } = source;
   const file = await open(path, 'w', 0o600);
   try {
     const hash = createHash('sha256');
-    let position = 0;
-    const range = { start: 0, end: descriptor.size };
-    for await (const bytes of streamOf(repository, descriptor, range, options.signal)) {
-      hash.update(bytes);
-      await writeAll(file, bytes, position);
-      position += bytes.length;
-      options.onBytes(bytes.length);
-    }
+    await fetchPart(source, { start: 0, end: source.descriptor.size }, file, options, hash);
     checkDigest(source, hash);
     await file.sync();
   } finally {

@@ -12,7 +12,7 @@ export function imageMetrics(
   return {
     bytes: new Gauge({
       name: 'berth_image_store_bytes',
-      help: 'Bytes that the images of this host take on its disk, unfinished ones included',
+      help: 'Bytes that images take on the disk of this host, including unfinished ones',
       registers,
       async collect() {
         this.set(await usage.used());
@@ -28,12 +28,12 @@ export function imageMetrics(
     }),
     evictions: new Counter({
       name: 'berth_image_store_evictions_total',
-      help: 'Images removed from this host because their room was needed',
+      help: 'Images removed from this host to make room',
       registers,
     }),
     pulls: new Counter({
       name: 'berth_image_pulls_total',
-      help: 'Images fetched from registries and over http, by how that ended',
+      help: 'Images fetched from registries and over http, by result',
       labelNames: ['result'] as const,
       registers,
     }),

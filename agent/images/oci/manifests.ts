@@ -75,16 +75,7 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
     );
   }
   const { config, layers, artifactType, annotations } = check(manifestSchema, document, body);
-  return {
-    kind: 'manifest',
-    manifest: {
-      mediaType,
-      config: descriptor(config),
-      layers: layers.map(descriptor),
-      ...(artifactType === undefined ? {} : { artifactType }),
-      ...(annotations === undefined ? {} : { annotations }),
-    },
-  };
+  return { kind: 'manifest', manifest: { mediaType, config, layers, artifactType, annotations } };
 }
 
 /**
@@ -151,11 +142,6 @@ function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
 /** Returns the first mistake that a schema found, as text after the name of the document. */
 export function mistakeIn({ issues: [issue] }: z.ZodError): string {
   return `is invalid at ${issue?.path.join('.') || 'the top level'}: ${issue?.message}`;
-}
-
-function descriptor(from: z.infer<typeof descriptorSchema>): Manifest['config'] {
-  const { annotations, ...rest } = from;
-  return annotations === undefined ? rest : { ...rest, annotations };
 }
 
 /** Returns text of strangers for a message: one line of at most `length` characters. */

@@ -104,11 +104,10 @@ class HttpRepository implements Repository {
 
   async blob(descriptor: Descriptor, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
     const { digest, size } = descriptor;
-    const what = this.#session.named(digest);
     if (size > limitBytes) {
       throw new ReasonedError(
         'ImageInvalid',
-        `${what} has ${size} bytes, more than the allowed ${limitBytes}`,
+        `${this.#session.named(digest)} has ${size} bytes, more than the allowed ${limitBytes}`,
       );
     }
     const chunks: Buffer[] = [];
@@ -116,10 +115,7 @@ class HttpRepository implements Repository {
       chunks.push(chunk as Buffer);
     }
     const content = Buffer.concat(chunks);
-    const found = digestOf(content);
-    if (found !== digest) {
-      throw new ReasonedError('DigestMismatch', `The content of ${what} has the digest ${found}`);
-    }
+    this.#checkDigest(digest, digestOf(content));
     return content;
   }
 

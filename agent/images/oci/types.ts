@@ -7,16 +7,16 @@ export interface Descriptor {
   /** Digest of the content: `sha256:<hex>`. */
   digest: string;
   size: number;
-  annotations?: Record<string, string>;
+  annotations?: Record<string, string> | undefined;
 }
 
 /** The manifest of one image, in the format of OCI or Docker schema 2. */
 export interface Manifest {
   mediaType: string;
-  artifactType?: string;
+  artifactType?: string | undefined;
   config: Descriptor;
   layers: Descriptor[];
-  annotations?: Record<string, string>;
+  annotations?: Record<string, string> | undefined;
 }
 
 export interface ResolvedManifest {
