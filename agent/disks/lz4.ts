@@ -172,22 +172,15 @@ export class AppleLz4Decoder {
 
   #length(): void {
     const byte = this.#byte();
-    if (this.#state === LITERAL_LENGTH) {
-      this.#literals += byte;
-      if (this.#literals > this.#blockOutput) {
-        throw invalid('a block contains more than its header states');
-      }
-      if (byte !== 255) {
-        this.#state = LITERALS;
-      }
-    } else {
-      this.#match += byte;
-      if (this.#match > this.#blockOutput) {
-        throw invalid('a block contains more than its header states');
-      }
-      if (byte !== 255) {
-        this.#state = MATCH;
-      }
+    const isLiterals = this.#state === LITERAL_LENGTH;
+    const length = byte + (isLiterals ? this.#literals : this.#match);
+    if (length > this.#blockOutput) {
+      throw invalid('a block contains more than its header states');
+    }
+    this.#literals = isLiterals ? length : this.#literals;
+    this.#match = isLiterals ? this.#match : length;
+    if (byte !== 255) {
+      this.#state = isLiterals ? LITERALS : MATCH;
     }
   }
 

@@ -6,7 +6,8 @@ import * as z from 'zod';
 import type { ContentLookup, PullTarget } from './pull.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 
-const FILE = 'chunks.json';
+/** Name of the table's file beside the disk. */
+export const CHUNK_TABLE = 'chunks.json';
 const COPY_BYTES = 1024 * 1024;
 
 const chunkSchema = z.object({
@@ -24,12 +25,12 @@ const tableSchema = z.object({ chunks: z.array(chunkSchema) });
 export type Chunk = z.infer<typeof chunkSchema>;
 
 export async function writeChunkTable({ folder }: PullTarget, chunks: readonly Chunk[]): Promise<void> {
-  await writeFile(join(folder, FILE), JSON.stringify({ chunks }), { mode: 0o600, flush: true });
+  await writeFile(join(folder, CHUNK_TABLE), JSON.stringify({ chunks }), { mode: 0o600, flush: true });
 }
 
 /** Reads the chunk table in the folder of a pulled disk. @throws Error when there is no valid table. */
 export async function readChunkTable(folder: string): Promise<Chunk[]> {
-  return tableSchema.parse(JSON.parse(await readFile(join(folder, FILE), 'utf8'))).chunks;
+  return tableSchema.parse(JSON.parse(await readFile(join(folder, CHUNK_TABLE), 'utf8'))).chunks;
 }
 
 /** Returns a lookup of content in disks of this host. If several chunks have the same content, the lookup finds the first chunk. */

@@ -15,6 +15,7 @@ import { dirname, join } from 'node:path';
 import * as z from 'zod';
 import { listFolders, sync, writeWhole } from '../../../base/files.ts';
 import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
+import { CHUNK_TABLE } from '../layouts/chunks.ts';
 
 /**
  * Kinds of images. Digests of manifests and of files are kept apart, because a user who knows one of them may lack access to
@@ -28,7 +29,7 @@ export type ImageId = `${Kind}/${string}`;
 const DISK = 'disk';
 const METADATA = 'image.json';
 /** Files of a finished image. Other files in its folder remain from its import and are removed. */
-const KEPT = new Set([DISK, METADATA, 'chunks.json', 'nvram.bin']);
+const KEPT = new Set([DISK, METADATA, CHUNK_TABLE, 'nvram.bin']);
 /**
  * Modes that close the folders and users' disks to other users of the host. Hypervisors open disks before they drop their
  * rights; other programs receive the disks already open.

@@ -1,4 +1,9 @@
-/** Images of registries. An image on this host is used if the requester may have it; otherwise it is fetched. */
+/**
+ * Images of registries. An image on this host is used if the requester may have it; otherwise it is fetched. Content that images on
+ * this host already have is not fetched again.
+ */
+import { existsSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import {
   normaliseImageName,
   parseReference,
@@ -7,12 +12,12 @@ import {
 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { planPull } from '../layouts/index.ts';
-import type { PullPlan } from '../layouts/pull.ts';
+import { CHUNK_TABLE, lookupIn, readChunkTable } from '../layouts/chunks.ts';
+import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { Import, ImageRequest, Importing, Waiting } from '../local/importing.ts';
 import { manifestId, type Metadata } from '../local/layout.ts';
 import type { ImageMetrics } from '../local/metrics.ts';
-import { contentFor } from '../local/reuse.ts';
 import type { Keyring } from '../oci/credentials.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 import type { Access } from './access.ts';
@@ -27,6 +32,11 @@ const DIGESTS_LIMIT = 16;
  * fetched again.
  */
 const ORIGINS_LIMIT = 64;
+/**
+ * Limit of the images that are searched for content, those used last. Other images seldom share content, and the table of each
+ * image is read every time.
+ */
+const BASES_LIMIT = 8;
 
 export interface RegistryRequest extends ImageRequest {
   reference: string;
@@ -179,9 +189,7 @@ export class RegistrySource {
   ): Promise<Import> {
     const plan = await planPull(repository, resolved, signal);
     const name = repositoryName(reference);
-    const lookup = await contentFor(name, this.#parts.catalog, async (stored, origin) => {
-      return await this.#isOpen(stored, origin, signal);
-    });
+    const lookup = await this.#contentFor(name, signal);
     const options = { ...this.#counted(plan, onProgress), lookup };
     return {
       id: manifestId(resolved.digest),
@@ -191,6 +199,44 @@ export class RegistrySource {
       metadata: { digest: resolved.digest, architecture },
       run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }),
     };
+  }
+
+  /**
+   * Returns a lookup in images of the same repository and in images that everybody may have. Other images are not searched,
+   * because a digest alone must not give access to another user's image.
+   */
+  async #contentFor(repository: string, signal: AbortSignal): Promise<ContentLookup> {
+    const { catalog } = this.#parts;
+    const folderOf = (stored: Stored): string => dirname(catalog.baseOf(stored).path);
+    const latest = catalog
+      .all()
+      .filter(({ metadata }) => metadata.repositories.some(({ name, open }) => open || name === repository))
+      .filter((stored) => existsSync(join(folderOf(stored), CHUNK_TABLE)))
+      .toSorted((a, b) => b.usedAt - a.usedAt)
+      .slice(0, BASES_LIMIT);
+    const bases = await Promise.all(
+      latest.map(async (stored) => {
+        const isAllowed =
+          originOf(stored, repository) !== undefined || (await this.#isOpenAnywhere(stored, signal));
+        const { path } = catalog.baseOf(stored);
+        return isAllowed ? [{ disk: path, chunks: await readChunkTable(folderOf(stored)) }] : [];
+      }),
+    );
+    const find = lookupIn(bases.flat());
+    return (...asked) => {
+      const place = find(...asked);
+      // The image may have been removed since the search.
+      return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
+    };
+  }
+
+  async #isOpenAnywhere(stored: Stored, signal: AbortSignal): Promise<boolean> {
+    for (const origin of stored.metadata.repositories) {
+      if (await this.#isOpen(stored, origin, signal)) {
+        return true;
+      }
+    }
+    return false;
   }
 
   #counted(
