@@ -125,7 +125,7 @@ describe('a container image', () => {
     ['is absolute', [{ name: '/disk/disk.img', content: disk }], 'is absolute'],
     ['is a symbolic link', [{ ...file, type: '2', linkName: '/etc/passwd' }], 'has the type link'],
     ['is a hard link', [{ ...file, type: '1', linkName: 'etc/passwd' }], 'has the type link'],
-    ['has the type device', [{ ...file, type: '4' }], 'has the type device'],
+    ['is a device', [{ ...file, type: '4' }], 'has the type device'],
     ['is sparse in a way that is not read', [{ ...file, type: 'S' }], 'sparse tar entry'],
     ['lies in a folder that is a link', [{ name: 'disk', type: '2', linkName: 'etc' }], 'not a folder'],
     ['lies deeper', [{ name: 'disk/a/disk.img', content: disk }], 'subfolder of /disk'],
