@@ -19,6 +19,7 @@ import { approvalsSelector, HostApprovals } from './host/approvals.ts';
 import { watchAddresses } from './certificates/surroundings.ts';
 import { enqueueHosts, HostReconciler } from './host/controller.ts';
 import { enqueueImages, type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
+import { exportHostMetrics } from './host/metrics.ts';
 import { hostStateChanged, trimNode } from './host/observe.ts';
 import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts';
 import { referenceOf } from './imagecache/image.ts';
@@ -234,7 +235,8 @@ function removalController(options: OperatorOptions, watches: Watches): Controll
 }
 
 function hostController(options: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
-  const { registry, logger } = options;
+  const { registry, logger, isLeader } = options;
+  exportHostMetrics(registry, { isLeader, nodes: () => watches.nodes.cache.list() });
   const reconciler = new HostReconciler({ ...options, nodes: watches.nodes, approvals });
   const controller = new Controller({
     name: 'host',

@@ -20,10 +20,6 @@ export interface HostFacts {
   hypervisor: string;
 }
 
-const AGENT_VERSION = '0.1.0';
-/** Version that the Node reports: that of the kubelet API which the agent follows, and the agent's own. Tools parse this text. */
-export const KUBELET_VERSION = `v1.36.3-berth.${AGENT_VERSION}`;
-
 const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
   x86_64: 'amd64',
   aarch64: 'arm64',

@@ -1,11 +1,12 @@
 /** Computes the Node object that the agent wants. The functions are pure, so that nothing is written if nothing changed. */
 import { isDeepStrictEqual } from 'node:util';
 import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
-import { type HostFacts, KUBELET_VERSION } from './facts.ts';
+import type { HostFacts } from './facts.ts';
 
 /** Number of Pods that the Node offers, as in a kubelet. Slots are the effective limit for machines. */
 const PODS = 110;
@@ -161,7 +162,7 @@ function systemInfo(facts: HostFacts): NodeSystemInfo {
     operatingSystem: facts.operatingSystem,
     osImage: facts.osImage,
     kernelVersion: facts.kernelVersion,
-    kubeletVersion: KUBELET_VERSION,
+    kubeletVersion: NODE_VERSION,
     kubeProxyVersion: '',
     containerRuntimeVersion: facts.hypervisor,
     machineID: facts.machineId,

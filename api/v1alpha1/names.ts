@@ -75,6 +75,8 @@ export const HOST_DISK_FULL = 'HostDiskFull';
 /** Reason: the machine still runs, because the host's disk has no room for the machine's memory. */
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
+/** Condition of a host's Node that exists only while its agent is too many releases apart from the operator. The operator writes it. */
+export const VERSION_SKEW_CONDITION = 'berth.dev/VersionSkew';
 
 /**
  * Annotation on the Node of an unreachable host: a JSON list of MAC addresses. Machines with these addresses were given up and

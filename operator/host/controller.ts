@@ -3,6 +3,7 @@
  * This includes hosts that join later, and changes of the configured quota.
  */
 import type { Logger } from 'pino';
+import { timestamp } from '../../base/time.ts';
 import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -14,7 +15,7 @@ import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { FIELD_MANAGER } from '../objects/resources.ts';
 import type { HostApprovals } from './approvals.ts';
-import { resourcesToApply, taintsToWrite } from './plan.ts';
+import { statusToApply, taintsToWrite } from './plan.ts';
 import { isHost, isReady } from './observe.ts';
 
 export interface HostControllerOptions {
@@ -24,6 +25,8 @@ export interface HostControllerOptions {
   readonly approvals: HostApprovals;
   readonly recorder: EventRecorder<SaidReason>;
   readonly config: OperatorConfig;
+  /** Returns the current time in milliseconds since the epoch. */
+  readonly clock: () => number;
 }
 
 export class HostReconciler {
@@ -40,7 +43,7 @@ export class HostReconciler {
     }
     try {
       if (isHost(node)) {
-        await this.#writeResources(node, logger);
+        await this.#writeStatus(node, logger);
         await this.#writeTaints(node, logger);
         await this.#forgetGivenUp(node);
       } else if (node.metadata.labels?.[HOST_MARK] === undefined) {
@@ -83,16 +86,17 @@ export class HostReconciler {
     }
   }
 
-  /** Writes the resources of a host. The write uses `/status` and the uid, so that it never creates a deleted Node again. */
-  async #writeResources(node: Node, logger: Logger): Promise<void> {
-    const resources = resourcesToApply(node, this.#options.config);
-    if (resources === undefined) {
+  /** Writes the operator's part of a host's status. The write uses `/status` and the uid, so that it never creates a deleted Node again. */
+  async #writeStatus(node: Node, logger: Logger): Promise<void> {
+    const { client, config, clock } = this.#options;
+    const status = statusToApply(node, config, timestamp(clock()));
+    if (status === undefined) {
       return;
     }
     const { name, uid } = node.metadata;
-    logger.info({ host: name, resources }, 'setting the resources of a host');
-    const object = { metadata: { name, uid }, status: { capacity: resources, allocatable: resources } };
-    await this.#options.client.apply(NODES, object, {
+    logger.info({ host: name, status }, 'setting the resources of a host');
+    const object = { metadata: { name, uid }, status };
+    await client.apply(NODES, object, {
       fieldManager: FIELD_MANAGER,
       force: true,
       subresource: 'status',

@@ -1,6 +1,12 @@
 /** Reads the state of a host from its Node, trims Nodes for the cache, and finds changes that matter to VMs. Pure. */
 import { LRUCache } from 'lru-cache';
-import { HOST_MARK, HOST_VALUE, NAT_READY_CONDITION } from '../../api/v1alpha1/names.ts';
+import {
+  HOST_MARK,
+  HOST_VALUE,
+  NAT_READY_CONDITION,
+  VERSION_SKEW_CONDITION,
+} from '../../api/v1alpha1/names.ts';
+import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
 
@@ -25,11 +31,20 @@ export function silentSince(node: Node): number | undefined {
     : undefined;
 }
 
+/** Reports whether the host's agent is too many releases apart from this operator. A host that tells no version is never. */
+export function isTooOldOrNew({ status }: Readonly<Node>): boolean {
+  const version = agentVersion(status?.nodeInfo?.kubeletVersion);
+  return version !== undefined && isTooFarApart(version);
+}
+
+/** Types of conditions that the operator reads. */
+const READ: ReadonlySet<string> = new Set(['Ready', NAT_READY_CONDITION, VERSION_SKEW_CONDITION]);
+
 /** Returns the Node without heartbeats, sizes of images and unused conditions, which would only use memory. */
 export function trimNode(node: Node): Node {
   const { images = [], conditions = [], ...status } = node.status ?? {};
   const kept = conditions
-    .filter(({ type }) => type === 'Ready' || type === NAT_READY_CONDITION)
+    .filter(({ type }) => READ.has(type))
     .map(({ lastHeartbeatTime: _heartbeat, ...condition }) => condition);
   const named = images.map(({ names }) => ({ names: names.map(shared) }));
   return { ...node, status: { ...status, images: named, conditions: kept } };

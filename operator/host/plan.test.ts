@@ -1,7 +1,11 @@
+import { Registry } from 'prom-client';
 import { describe, expect, it } from 'vitest';
+import { HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
+import { NODE_VERSION, VERSION } from '../../api/v1alpha1/version.ts';
 import type { Node, Taint } from '../../kube/core.ts';
-import { parseConfig } from '../config/config.ts';
-import { resourcesToApply, taintsToWrite } from './plan.ts';
+import { type OperatorConfig, parseConfig } from '../config/config.ts';
+import { exportHostMetrics } from './metrics.ts';
+import { statusToApply, taintsToWrite } from './plan.ts';
 
 function host(part: {
   arch?: string;
@@ -22,6 +26,15 @@ function host(part: {
   };
 }
 
+const NOW = '2030-01-01T00:00:00Z';
+
+/** Returns the resources that are written as capacity and as allocatable. */
+function slotsOf(node: Node, config: OperatorConfig): Record<string, string> | undefined {
+  const { capacity, allocatable } = statusToApply(node, config, NOW) ?? {};
+  expect(allocatable).toEqual(capacity);
+  return capacity;
+}
+
 const adminTaint: Taint = { key: 'maintenance', value: 'yes', effect: 'NoSchedule' };
 const natTaint: Taint = { key: 'berth.dev/nat-unready', value: 'true', effect: 'NoSchedule' };
 const broken = { conditions: [{ type: 'berth.dev/NATReady', status: 'False' as const }] };
@@ -37,25 +50,23 @@ describe('slots of a host', () => {
       { 'berth.dev/slot': '4', 'berth.dev/macos-guest': '2' },
     ],
   ])('%o', (part, expected) => {
-    expect(resourcesToApply(host(part), config)).toEqual(expected);
+    expect(slotsOf(host(part), config)).toEqual(expected);
   });
 
   it('are written only when capacity or allocatable differ', () => {
     const slots = { 'berth.dev/slot': '4' };
-    expect(
-      resourcesToApply(host({ status: { capacity: slots, allocatable: slots } }), config),
-    ).toBeUndefined();
-    expect(resourcesToApply(host({ status: { capacity: slots } }), config)).toEqual(slots);
+    expect(slotsOf(host({ status: { capacity: slots, allocatable: slots } }), config)).toBeUndefined();
+    expect(slotsOf(host({ status: { capacity: slots } }), config)).toEqual(slots);
   });
 
   it('count one shared disk on an ARM host while the shared disk is on, and one for each berth on an x86 host', () => {
     const shared = parseConfig({ vm_shared_disk_enabled: true }, 'test');
-    expect(resourcesToApply(host({}), shared)).toEqual({
+    expect(slotsOf(host({}), shared)).toEqual({
       'berth.dev/slot': '4',
       'berth.dev/shared-disk': '1',
     });
     const x86 = host({ arch: 'amd64' });
-    expect(resourcesToApply(x86, shared)).toEqual({
+    expect(slotsOf(x86, shared)).toEqual({
       'berth.dev/slot': '16',
       'berth.dev/shared-disk': '16',
     });
@@ -76,5 +87,57 @@ describe('taints of a host', () => {
     expect(taintsToWrite(host({ labels: label }))).toEqual([
       { key: 'berth.node-restriction.kubernetes.io/namespace', value: 'platform-ci', effect: 'NoSchedule' },
     ]);
+  });
+});
+
+describe('a host whose agent is too many releases apart', () => {
+  const config = parseConfig({}, 'test');
+  const slots = { 'berth.dev/slot': '4' };
+  const present = (kubeletVersion: string, conditions: object[] = []): Node =>
+    host({
+      status: {
+        capacity: slots,
+        allocatable: slots,
+        conditions,
+        nodeInfo: { architecture: 'arm64', kubeletVersion },
+      },
+    });
+  const far = present('v1.40.0-berth.9.4.0');
+
+  it('has a condition that names both versions, once', () => {
+    const condition = {
+      type: 'berth.dev/VersionSkew',
+      status: 'True',
+      reason: 'AgentVersionUnsupported',
+      message: `The agent has version 9.4.0 and the operator ${VERSION}; they may be one minor release apart`,
+      lastTransitionTime: NOW,
+    };
+    const status = { capacity: slots, allocatable: slots, conditions: [condition] };
+    expect(statusToApply(far, config, NOW)).toEqual(status);
+    const later = present('v1.40.0-berth.9.4.0', [condition]);
+    expect(statusToApply(later, config, '2030-01-01T01:00:00Z')).toBeUndefined();
+    expect(statusToApply(present(NODE_VERSION, [condition]), config, NOW)).toEqual({
+      capacity: slots,
+      allocatable: slots,
+    });
+  });
+
+  it.each(['kwok', NODE_VERSION])('has none with version %s', (version) => {
+    expect(statusToApply(present(version), config, NOW)).toBeUndefined();
+  });
+
+  it('is counted by the leader alone', async () => {
+    const mark = { labels: { [HOST_MARK]: HOST_VALUE } };
+    const nodes = [far, far, present(NODE_VERSION)].map((node) => ({
+      ...node,
+      metadata: { name: 'h', ...mark },
+    }));
+    const counted = async (isLeader: boolean): Promise<string> => {
+      const registry = new Registry();
+      exportHostMetrics(registry, { isLeader: () => isLeader, nodes: () => [...nodes, far] });
+      return await registry.metrics();
+    };
+    expect(await counted(true)).toContain('berth_hosts_version_skew 2');
+    expect(await counted(false)).toContain('berth_hosts_version_skew 0');
   });
 });

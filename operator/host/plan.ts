@@ -6,9 +6,13 @@ import {
   NAT_TAINT,
   SHARED_DISK_RESOURCE,
   SLOT_RESOURCE,
+  VERSION_SKEW_CONDITION,
 } from '../../api/v1alpha1/names.ts';
-import type { Node, Taint } from '../../kube/core.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { agentVersion, VERSION } from '../../api/v1alpha1/version.ts';
+import type { Node, NodeCondition, NodeStatus, Taint } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
+import { isTooOldOrNew } from './observe.ts';
 
 /** Number of macOS guests that a macOS host may run, set by the licence of macOS. */
 const MACOS_GUESTS_PER_HOST = 2;
@@ -29,14 +33,36 @@ function hostResources(node: Node, config: OperatorConfig): Record<string, strin
   };
 }
 
-/** Returns the resources to apply; undefined when the Node has all of them. Keys of others are not in the result, so they stay. */
-export function resourcesToApply(node: Node, config: OperatorConfig): Record<string, string> | undefined {
+/**
+ * Returns the operator's part of the status to apply; undefined when the Node has it. Keys and conditions of others are not in
+ * the result, so they stay. `now` is the current time in RFC 3339.
+ */
+export function statusToApply(node: Node, config: OperatorConfig, now: string): NodeStatus | undefined {
   const wanted = hostResources(node, config);
-  const { capacity = {}, allocatable = {} } = node.status ?? {};
+  const { capacity = {}, allocatable = {}, conditions = [] } = node.status ?? {};
   const isThere = Object.entries(wanted).every(
     ([name, value]) => capacity[name] === value && allocatable[name] === value,
   );
-  return isThere ? undefined : wanted;
+  const present = conditions.find(({ type }) => type === VERSION_SKEW_CONDITION);
+  const skew = versionSkew(node, present, now);
+  return isThere && present?.message === skew?.message
+    ? undefined
+    : { capacity: wanted, allocatable: wanted, ...(skew && { conditions: [skew] }) };
+}
+
+/** Returns the condition of a host whose agent is too many releases apart from this operator; undefined for all others. */
+function versionSkew(node: Node, present: NodeCondition | undefined, now: string): NodeCondition | undefined {
+  const version = agentVersion(node.status?.nodeInfo?.kubeletVersion) ?? '';
+  const reason: Reason = 'AgentVersionUnsupported';
+  return isTooOldOrNew(node)
+    ? {
+        type: VERSION_SKEW_CONDITION,
+        status: 'True',
+        reason,
+        message: `The agent has version ${version} and the operator ${VERSION}; they may be one minor release apart`,
+        lastTransitionTime: present?.lastTransitionTime ?? now,
+      }
+    : undefined;
 }
 
 const OUR_TAINTS: ReadonlySet<string> = new Set([NAT_TAINT, DEDICATED_KEY]);

@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
@@ -322,6 +323,21 @@ describe('hosts', () => {
     });
     await vms.create('on-late', { placement: { node: late } });
     await vms.waitForPhase('on-late', 'Running');
+  });
+
+  it('show that their agent is too new for the operator, until it is not', async () => {
+    const client = cluster.client();
+    const host = await ActingHost.join(client, 'too-new', { version: 'v1.40.0-berth.9.0.0' });
+    const skew = async () => {
+      const { status } = await client.get(NODES, { name: host.name });
+      return status?.conditions?.find(({ type }) => type === 'berth.dev/VersionSkew');
+    };
+    const told = await waitFor('the condition', skew);
+    expect(told).toMatchObject({ status: 'True', reason: 'AgentVersionUnsupported' });
+    const status = { nodeInfo: { kubeletVersion: NODE_VERSION } };
+    await client.mergePatch(NODES, { name: host.name }, { status }, { subresource: 'status' });
+    await waitFor('the condition to be gone', async () => (await skew()) === undefined);
+    await host.remove();
   });
 
   it('x86 hosts have a quota of their own', async () => {

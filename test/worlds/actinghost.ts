@@ -30,6 +30,8 @@ export interface HostPlan {
   slots?: number;
   architecture?: 'arm64' | 'amd64';
   taints?: NonNullable<Node['spec']>['taints'];
+  /** Version of the Node. */
+  version?: string;
   /** Images in the host's store. */
   images?: ContainerImage[];
 }
@@ -234,7 +236,7 @@ export async function setNodeCondition(
 
 function bareNode(
   name: string,
-  { slots = 4, architecture = 'arm64', taints = [], images = [] }: HostPlan,
+  { slots = 4, architecture = 'arm64', taints = [], images = [], version = '' }: HostPlan,
 ): Node {
   const resources = {
     cpu: '16',
@@ -263,7 +265,7 @@ function bareNode(
       allocatable: resources,
       conditions: [{ ...ready, lastHeartbeatTime: now(), lastTransitionTime: now() }],
       addresses: [{ type: 'InternalIP', address: '192.0.2.9' }],
-      nodeInfo: { architecture, operatingSystem: 'linux' },
+      nodeInfo: { architecture, operatingSystem: 'linux', kubeletVersion: version },
       images,
     },
   };

@@ -36,6 +36,13 @@ export const HOST_REASONS = {
     says: 'The host could not repair its network and takes no new VMs',
     todo: 'Remove the rule that the message names',
   },
+  AgentVersionUnsupported: {
+    seen: { Node: ['berth.dev/VersionSkew'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The agent of the host is more than one minor release apart from the operator',
+    todo: 'Upgrade the operator first, then the agent of the host',
+  },
   NetworkRepaired: {
     seen: { Node: ['Event'] },
     class: 'state',

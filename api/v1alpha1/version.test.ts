@@ -1,0 +1,30 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, it } from 'vitest';
+import { agentVersion, isTooFarApart, NODE_VERSION, VERSION } from './version.ts';
+
+const ROOT = join(import.meta.dirname, '..', '..');
+
+it('the version of the release is everywhere the same', () => {
+  const text = (file: string): string => readFileSync(join(ROOT, file), 'utf8');
+  expect(JSON.parse(text('package.json'))).toMatchObject({ version: VERSION });
+  expect(text('charts/berth/Chart.yaml')).toContain(`appVersion: ${VERSION}\n`);
+});
+
+it('the version of a Node has the version of its agent', () => {
+  expect(agentVersion(NODE_VERSION)).toBe(VERSION);
+  expect(agentVersion('v1.36.3-berth.1.12.0-rc.1')).toBe('1.12.0-rc.1');
+  expect(['kwok', 'v1.36.3', '', undefined].map(agentVersion)).toEqual(Array(4).fill(undefined));
+});
+
+it.each([
+  ['1.4.9', false],
+  ['1.5.0', false],
+  ['1.6.0-rc.1', false],
+  ['1.3.0', true],
+  ['1.7.0', true],
+  ['2.5.0', true],
+  ['0.5.0', true],
+])('an agent of %s beside an operator of 1.5.2 is too far apart: %s', (version, expected) => {
+  expect(isTooFarApart(version, '1.5.2')).toBe(expected);
+});

@@ -1,0 +1,24 @@
+/** Versions of the operator and of the agents, which Nodes show. */
+
+/** Version of this release. */
+export const VERSION = '0.1.0';
+/** Largest number of minor releases between an operator and an agent that work together. */
+const SUPPORTED_MINOR_RELEASES = 1;
+
+/**
+ * Version that the Node of a host reports: the version of the kubelet API that the agent follows, then the agent's own version.
+ * Tools parse this text as a version.
+ */
+export const NODE_VERSION = `v1.36.3-berth.${VERSION}`;
+
+/** Returns the agent's version from the version of its Node; undefined if the Node has no agent of Berth, for example a simulated host. */
+export function agentVersion(nodeVersion: string | undefined): string | undefined {
+  return /-berth\.(\d+\.\d+\..+)$/.exec(nodeVersion ?? '')?.[1];
+}
+
+/** Reports whether an agent of this version is more than one minor release apart from the operator of this release. */
+export function isTooFarApart(version: string, own: string = VERSION): boolean {
+  const [major, minor = 0] = version.split('.').map(Number);
+  const [ownMajor, ownMinor = 0] = own.split('.').map(Number);
+  return major !== ownMajor || Math.abs(minor - ownMinor) > SUPPORTED_MINOR_RELEASES;
+}
