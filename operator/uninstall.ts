@@ -9,11 +9,13 @@ import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
 import { API_VERSION, GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { CONFIG_MAPS, LEASES, type Node, NODES, PODS } from '../kube/core.ts';
-import { isConflict, isNotFound } from '../kube/errors.ts';
+import { CONFIG_MAPS, LEASES, NODES, PODS } from '../kube/core.ts';
+import { isConflict, unlessMissing } from '../kube/errors.ts';
 import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
+import { undefinedIf } from '../base/errors.ts';
 import { pause } from '../base/time.ts';
 import { APPROVALS_NAME } from './host/approvals.ts';
+import { isReady } from './host/observe.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './objects/resources.ts';
 
 /** Kinds whose objects have machines. */
@@ -151,14 +153,7 @@ async function namesOf(client: KubeClient, resources: readonly Resource<KubeObje
 
 /** Lists the objects of a kind; empty when the definition of the kind is already deleted. */
 async function listIfKnown(client: KubeClient, one: Resource<KubeObject>): Promise<KubeObject[]> {
-  try {
-    return (await client.list(one)).items;
-  } catch (error) {
-    if (isNotFound(error)) {
-      return [];
-    }
-    throw error;
-  }
+  return (await unlessMissing(client.list(one)))?.items ?? [];
 }
 
 /** Deletes machines first, then the objects that they were created from. */
@@ -204,18 +199,16 @@ async function endPrograms(
 /** Returns the names of Nodes that are not Ready. Nobody ends a Pod on such a Node, and an agent there cannot report anything. */
 async function silentNodes(client: KubeClient): Promise<Set<string | undefined>> {
   const { items } = await client.list(NODES);
-  const isReady = ({ status }: Node): boolean =>
-    status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True') ?? false;
   return new Set(items.filter((node) => !isReady(node)).map(({ metadata }) => metadata.name));
 }
 
 /** Deletes the Nodes of the hosts. The garbage collector removes the Leases that belong to these Nodes. */
 async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
   const { items } = await client.list(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
-  for (const { metadata, status } of items) {
+  for (const node of items) {
+    const { metadata } = node;
     await client.delete(NODES, metadata, { uid: metadata.uid });
-    const runs = status?.conditions?.some((one) => one.type === 'Ready' && one.status === 'True');
-    const note = runs ? 'host removed; it returns if its agent still runs' : 'host removed';
+    const note = isReady(node) ? 'host removed; it returns if its agent still runs' : 'host removed';
     logger.info({ node: metadata.name }, note);
   }
 }
@@ -243,19 +236,9 @@ async function release(client: KubeClient, one: Resource<KubeObject>, object: Ku
   if (others.length === finalizers.length) {
     return true;
   }
-  try {
-    const metadata = { uid, resourceVersion, finalizers: others };
-    await client.mergePatch(one, object.metadata, { metadata });
-    return true;
-  } catch (error) {
-    if (isNotFound(error)) {
-      return true;
-    }
-    if (isConflict(error)) {
-      return false;
-    }
-    throw error;
-  }
+  const metadata = { uid, resourceVersion, finalizers: others };
+  const write = unlessMissing(client.mergePatch(one, object.metadata, { metadata })).then(() => true);
+  return (await undefinedIf(isConflict, write)) === true;
 }
 
 /**

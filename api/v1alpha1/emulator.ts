@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import {
   AGE_COLUMN,
+  column,
   conditionColumn,
   type KindDefinition,
   kindResource,
@@ -67,18 +68,13 @@ export const EMULATOR_KIND: KindDefinition = {
   status: emulatorStatusSchema,
   rules: [nameRule(63, { dots: false })],
   columns: [
-    { name: 'VM', type: 'string', description: 'VM of the emulator.', jsonPath: '.spec.vmName' },
+    column('VM', '.spec.vmName', 'VM of the emulator.'),
     PHASE_COLUMN,
     conditionColumn('Ready', 'Ready', 'status'),
-    { name: 'Node', type: 'string', description: 'Host of the emulator.', jsonPath: '.status.nodeName' },
+    column('Node', '.status.nodeName', 'Host of the emulator.'),
     AGE_COLUMN,
-    wide({
-      name: 'Address',
-      type: 'string',
-      description: 'Address of ADB.',
-      jsonPath: '.status.adb.address',
-    }),
-    wide({ name: 'Port', type: 'integer', description: 'Port of ADB.', jsonPath: '.status.adb.port' }),
+    wide(column('Address', '.status.adb.address', 'Address of ADB.')),
+    wide(column('Port', '.status.adb.port', 'Port of ADB.', 'integer')),
     wide(conditionColumn('Message', 'Ready', 'message')),
   ],
 };

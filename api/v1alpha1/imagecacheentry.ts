@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
-import { AGE_COLUMN, conditionColumn, type KindDefinition, kindResource, wide } from './kind.ts';
+import { AGE_COLUMN, column, conditionColumn, type KindDefinition, kindResource, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import {
   count,
@@ -130,12 +130,7 @@ export type ImageCacheEntry = ApiObject<ImageCacheEntrySpec, ImageCacheEntryStat
 export const IMAGE_CACHE_ENTRY_RESOURCE = kindResource('ImageCacheEntry', 'imagecacheentries', false);
 
 function countColumn(name: string, field: string) {
-  return {
-    name,
-    type: 'integer',
-    description: `Number of hosts: ${field}.`,
-    jsonPath: `.status.${field}`,
-  } as const;
+  return column(name, `.status.${field}`, `Number of hosts: ${field}.`, 'integer');
 }
 
 export const IMAGE_CACHE_ENTRY_KIND: KindDefinition = {
@@ -146,24 +141,14 @@ export const IMAGE_CACHE_ENTRY_KIND: KindDefinition = {
   status: imageCacheEntryStatusSchema,
   rules: [],
   columns: [
-    {
-      name: 'Image',
-      type: 'string',
-      description: 'Normalized name of the image.',
-      jsonPath: '.status.normalizedReference',
-    },
-    { name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' },
+    column('Image', '.status.normalizedReference', 'Normalized name of the image.'),
+    column('Digest', '.status.digest', 'Digest.'),
     countColumn('Cached', 'cached'),
     countColumn('Wanted', 'desired'),
     AGE_COLUMN,
     wide(conditionColumn('Ready', 'Ready', 'reason')),
     wide(countColumn('Outdated', 'outdated')),
-    wide({
-      name: 'Failing',
-      type: 'string',
-      description: 'Hosts where caching failed.',
-      jsonPath: '.status.failing',
-    }),
+    wide(column('Failing', '.status.failing', 'Hosts where caching failed.')),
     wide(conditionColumn('Message', 'Ready', 'message')),
   ],
 };

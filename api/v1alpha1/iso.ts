@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import {
   AGE_COLUMN,
+  column,
   conditionColumn,
   type KindDefinition,
   kindResource,
@@ -62,17 +63,12 @@ export const ISO_KIND: KindDefinition = {
   rules: [],
   columns: [
     PHASE_COLUMN,
-    { name: 'Size', type: 'string', description: 'Size of the disc.', jsonPath: '.status.size' },
-    {
-      name: 'Progress',
-      type: 'integer',
-      description: 'Progress in percent.',
-      jsonPath: '.status.progressPercent',
-    },
+    column('Size', '.status.size', 'Size of the disc.'),
+    column('Progress', '.status.progressPercent', 'Progress in percent.', 'integer'),
     AGE_COLUMN,
     STORAGE_COLUMN,
-    wide({ name: 'Digest', type: 'string', description: 'Digest.', jsonPath: '.status.digest' }),
-    wide({ name: 'Description', type: 'string', description: 'Description.', jsonPath: '.spec.description' }),
+    wide(column('Digest', '.status.digest', 'Digest.')),
+    wide(column('Description', '.spec.description', 'Description.')),
     wide(conditionColumn('Message', 'Ready', 'message')),
   ],
 };

@@ -52,18 +52,18 @@ export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
   };
 }
 
-export const PHASE_COLUMN: PrinterColumn = {
-  name: 'Phase',
-  type: 'string',
-  description: 'Where the object is in its life.',
-  jsonPath: '.status.phase',
-};
-export const AGE_COLUMN: PrinterColumn = {
-  name: 'Age',
-  type: 'date',
-  description: 'Time since creation.',
-  jsonPath: '.metadata.creationTimestamp',
-};
+/** Returns a column that shows one field of the object. */
+export function column(
+  name: string,
+  jsonPath: string,
+  description: string,
+  type: PrinterColumn['type'] = 'string',
+): PrinterColumn {
+  return { name, type, description, jsonPath };
+}
+
+export const PHASE_COLUMN = column('Phase', '.status.phase', 'Where the object is in its life.');
+export const AGE_COLUMN = column('Age', '.metadata.creationTimestamp', 'Time since creation.', 'date');
 
 /** Returns a column that shows one field of a condition. */
 export function conditionColumn(
@@ -71,15 +71,11 @@ export function conditionColumn(
   type: string,
   field: 'status' | 'reason' | 'message',
 ): PrinterColumn {
-  return {
-    name,
-    type: 'string',
-    description: `The ${field} of the condition ${type}.`,
-    jsonPath: `.status.conditions[?(@.type=="${type}")].${field}`,
-  };
+  const jsonPath = `.status.conditions[?(@.type=="${type}")].${field}`;
+  return column(name, jsonPath, `The ${field} of the condition ${type}.`);
 }
 
 /** Returns the same column, for `-o wide` only. */
-export function wide(column: PrinterColumn): PrinterColumn {
-  return { ...column, wide: true };
+export function wide(narrow: PrinterColumn): PrinterColumn {
+  return { ...narrow, wide: true };
 }

@@ -5,6 +5,7 @@
  * status.
  */
 import * as z from 'zod';
+import { undefinedIfSync } from '../../base/errors.ts';
 
 /**
  * Version of the machine document. An agent that does not know the version refuses the Pod with `AgentTooOld` and never guesses.
@@ -119,15 +120,6 @@ export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
  * is not JSON.
  */
 export function parseDocument(text: string | undefined): unknown {
-  if (text === undefined) {
-    return undefined;
-  }
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    if (error instanceof SyntaxError) {
-      return undefined;
-    }
-    throw error;
-  }
+  const isSyntaxError = (error: unknown): boolean => error instanceof SyntaxError;
+  return text === undefined ? undefined : undefinedIfSync(isSyntaxError, () => JSON.parse(text) as unknown);
 }

@@ -14,13 +14,9 @@ interface BoundedSchema {
 const bounds = new WeakMap<z.ZodType, BoundedSchema>();
 
 function boundsOf(schema: z.ZodType): BoundedSchema {
-  const known = bounds.get(schema);
-  if (known !== undefined) {
-    return known;
-  }
-  const made = z.toJSONSchema(schema, { io: 'input' }) as BoundedSchema;
-  bounds.set(schema, made);
-  return made;
+  const known = bounds.get(schema) ?? (z.toJSONSchema(schema, { io: 'input' }) as BoundedSchema);
+  bounds.set(schema, known);
+  return known;
 }
 
 /**

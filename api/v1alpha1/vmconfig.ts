@@ -1,7 +1,7 @@
 /** VMConfig: values that many VMs share. The values of a VM win over the values of its VMConfig. */
 import * as z from 'zod';
 import type { DisplayDpiMaximum } from './display.ts';
-import { AGE_COLUMN, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';
+import { AGE_COLUMN, column, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { documented } from './schema.ts';
 import { IMAGE_OR_ISO, machineFields, placementSchema } from './template.ts';
@@ -27,18 +27,13 @@ export function vmConfigKind(dpiMaximum: DisplayDpiMaximum): KindDefinition {
     spec: vmConfigSpec(dpiMaximum),
     rules: [nameRule(50, { dots: true })],
     columns: [
-      { name: 'Image', type: 'string', description: 'Image of its VMs.', jsonPath: '.spec.image' },
-      { name: 'ISO', type: 'string', description: 'ISO of its VMs.', jsonPath: '.spec.iso' },
-      { name: 'CPU', type: 'integer', description: 'Processors of its VMs.', jsonPath: '.spec.cpu' },
-      { name: 'Memory', type: 'string', description: 'Memory of its VMs.', jsonPath: '.spec.memory' },
+      column('Image', '.spec.image', 'Image of its VMs.'),
+      column('ISO', '.spec.iso', 'ISO of its VMs.'),
+      column('CPU', '.spec.cpu', 'Processors of its VMs.', 'integer'),
+      column('Memory', '.spec.memory', 'Memory of its VMs.'),
       AGE_COLUMN,
-      wide({ name: 'OS', type: 'string', description: 'Operating system.', jsonPath: '.spec.os' }),
-      wide({
-        name: 'Architecture',
-        type: 'string',
-        description: 'Architecture.',
-        jsonPath: '.spec.architecture',
-      }),
+      wide(column('OS', '.spec.os', 'Operating system.')),
+      wide(column('Architecture', '.spec.architecture', 'Architecture.')),
     ],
   };
 }

@@ -13,7 +13,7 @@ import {
   NODES,
 } from '../../kube/core.ts';
 import { Consistency } from '../../kube/consistency.ts';
-import { isNotFound, unlessMissing } from '../../kube/errors.ts';
+import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { HostApprovals } from '../host/approvals.ts';
 import { isHost } from '../host/observe.ts';
@@ -128,14 +128,11 @@ export class CertificateReconciler {
       ...csr,
       status: { ...csr.status, conditions: [...(csr.status?.conditions ?? []), condition] },
     };
-    try {
-      const { client, requests } = this.#options;
-      const written = await client.update(CERTIFICATE_SIGNING_REQUESTS, judged, { subresource: 'approval' });
+    const { client, requests } = this.#options;
+    const write = client.update(CERTIFICATE_SIGNING_REQUESTS, judged, { subresource: 'approval' });
+    const written = await unlessMissing(write);
+    if (written !== undefined) {
       this.#consistency.wrote(JUDGED, requests, written.metadata.resourceVersion ?? '');
-    } catch (error) {
-      if (!isNotFound(error)) {
-        throw error;
-      }
     }
   }
 }

@@ -16,11 +16,7 @@ const BY_ADDRESS = 'address';
 
 /** Creates an informer of all Nodes, hosts or not, with an index by the addresses that they publish. */
 export function watchAddresses(client: KubeClient, logger: Logger): Informer<Node> {
-  return new Informer(client, NODES, {
-    logger,
-    transform: trimmed,
-    indexes: { [BY_ADDRESS]: addressesOf },
-  });
+  return new Informer(client, NODES, { logger, transform: trimmed, indexes: { [BY_ADDRESS]: addressesOf } });
 }
 
 /** Reads the current facts. `addresses` is the informer that {@link watchAddresses} created. */

@@ -9,7 +9,8 @@
  */
 import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS, type ConfigMap } from '../../kube/core.ts';
-import { isAlreadyExists, isNotFound } from '../../kube/errors.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { isAlreadyExists, unlessMissing } from '../../kube/errors.ts';
 import type { Informer, InformerOptions } from '../../kube/informer.ts';
 import { keyOf, type Ref } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -54,26 +55,13 @@ export class HostApprovals {
     const latest = Number.isNaN(known) ? until : Math.max(known, until);
     const added = { [name]: new Date(latest).toISOString() };
     const patch = { data: { ...this.#ended(), ...added } };
-    try {
-      await client.mergePatch(CONFIG_MAPS, ref, patch, { fieldManager: FIELD_MANAGER });
-    } catch (error) {
-      if (!isNotFound(error)) {
-        throw error;
-      }
-      await this.#create(added, patch);
+    const options = { fieldManager: FIELD_MANAGER };
+    if ((await unlessMissing(client.mergePatch(CONFIG_MAPS, ref, patch, options))) !== undefined) {
+      return;
     }
-  }
-
-  async #create(data: Record<string, string>, patch: object): Promise<void> {
-    const { client } = this.#options;
-    const ref = this.#ref();
-    try {
-      await client.create(CONFIG_MAPS, { metadata: ref, data }, { fieldManager: FIELD_MANAGER });
-    } catch (error) {
-      if (!isAlreadyExists(error)) {
-        throw error;
-      }
-      await client.mergePatch(CONFIG_MAPS, ref, patch, { fieldManager: FIELD_MANAGER });
+    const creation = client.create(CONFIG_MAPS, { metadata: ref, data: added }, options);
+    if ((await undefinedIf(isAlreadyExists, creation)) === undefined) {
+      await client.mergePatch(CONFIG_MAPS, ref, patch, options);
     }
   }
 

@@ -9,7 +9,8 @@ import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import { type ConfigMap, type Node, NODES } from '../../kube/core.ts';
-import { isConflict, isNotFound } from '../../kube/errors.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -38,23 +39,20 @@ export class HostReconciler {
 
   async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
     const node = this.#options.nodes.cache.get(name);
-    if (node === undefined) {
-      return undefined;
-    }
-    try {
-      if (isHost(node)) {
-        await this.#writeStatus(node, logger);
-        await this.#writeTaints(node, logger);
-        await this.#forgetGivenUp(node);
-      } else if (node.metadata.labels?.[HOST_MARK] === undefined) {
-        await this.#mark(node, logger);
-      }
-    } catch (error) {
-      if (!isNotFound(error)) {
-        throw error;
-      }
+    if (node !== undefined) {
+      await unlessMissing(this.#reconcileNode(node, logger));
     }
     return undefined;
+  }
+
+  async #reconcileNode(node: Node, logger: Logger): Promise<void> {
+    if (isHost(node)) {
+      await this.#writeStatus(node, logger);
+      await this.#writeTaints(node, logger);
+      await this.#forgetGivenUp(node);
+    } else if (node.metadata.labels?.[HOST_MARK] === undefined) {
+      await this.#mark(node, logger);
+    }
   }
 
   /**
@@ -66,24 +64,15 @@ export class HostReconciler {
     const { name, uid } = node.metadata;
     if (!this.#options.approvals.has(name)) {
       const message = `Node ${name} claims to be a host, but Berth approved no certificate for its name. If it is a host, run: kubectl label node ${name} ${HOST_MARK}=${HOST_VALUE}`;
-      this.#options.recorder.event(node, {
-        type: 'Warning',
-        reason: 'NotMarkedAsHost',
-        action: 'Marking',
-        message,
-      });
+      const event = { type: 'Warning', reason: 'NotMarkedAsHost', action: 'Marking', message } as const;
+      this.#options.recorder.event(node, event);
       return;
     }
     logger.info({ host: name }, 'marking a Node as a host');
     const patch = { metadata: { uid, labels: { [HOST_MARK]: HOST_VALUE } } };
-    try {
-      await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    } catch (error) {
-      // The Node was deleted and created again meanwhile. The watch will bring the new Node.
-      if (!isConflict(error)) {
-        throw error;
-      }
-    }
+    const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+    // After a conflict the Node was deleted and created again. The watch will bring the new Node.
+    await undefinedIf(isConflict, write);
   }
 
   /** Writes the operator's part of a host's status. The write uses `/status` and the uid, so that it never creates a deleted Node again. */

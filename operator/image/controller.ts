@@ -9,7 +9,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
-import { isNotFound, isRefused } from '../../kube/errors.ts';
+import { isRefused, unlessMissing } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
@@ -65,16 +65,8 @@ export class ImageReconciler {
       this.#options.consistency.forget(key);
       return undefined;
     }
-    try {
-      return object.metadata.deletionTimestamp === undefined
-        ? await this.#serve(object, logger)
-        : await this.#letGo(object, logger);
-    } catch (error) {
-      if (isNotFound(error)) {
-        return undefined;
-      }
-      throw error;
-    }
+    const isDeleted = object.metadata.deletionTimestamp !== undefined;
+    return await unlessMissing(isDeleted ? this.#letGo(object, logger) : this.#serve(object, logger));
   }
 
   async #serve(found: Image | ISO, logger: Logger): Promise<Result> {
@@ -162,32 +154,28 @@ export class ImageReconciler {
   }
 }
 
-/** Functions that find the Images or ISOs that a change of another object concerns. Each returns keys (`namespace/name`). */
-interface Affected {
-  byOrigin: (origin: Image | ISO) => string[];
-  byJob: (job: Job) => string[];
-  byPod: (pod: Pod, jobs: Informer<Job>) => string[];
-  byVM: (vm: VM) => string[];
-}
-
-/** Returns functions that search the list of all Images or ISOs. The search costs little, because Images are few compared with VMs. */
+/**
+ * Returns functions that find the keys (`namespace/name`) of the Images or ISOs that a change of another object concerns. They
+ * search the list of all Images or ISOs, which costs little, because Images are few compared with VMs.
+ */
 export function imagesAffected({
   kind,
   objects,
   config,
-}: Pick<ImageControllerOptions, 'kind' | 'objects' | 'config'>): Affected {
+}: Pick<ImageControllerOptions, 'kind' | 'objects' | 'config'>) {
   const matching = (test: (object: Image | ISO) => boolean): string[] =>
     objects.cache.list().filter(test).map(keyOf);
   const byJob = ({ metadata: { namespace, ownerReferences = [] } }: Job): string[] =>
     ownerReferences.filter((owner) => owner.kind === kind).map(({ name }) => `${namespace}/${name}`);
   return {
-    byOrigin: (origin) => matching((object) => originKeys(object, config).includes(keyOf(origin))),
+    byOrigin: (origin: Image | ISO) =>
+      matching((object) => originKeys(object, config).includes(keyOf(origin))),
     byJob,
-    byPod: (pod, jobs) => {
+    byPod: (pod: Pod, jobs: Informer<Job>) => {
       const job = jobOf(pod, jobs);
       return job === undefined ? [] : byJob(job);
     },
-    byVM: ({ metadata: { name, namespace } }) =>
+    byVM: ({ metadata: { name, namespace } }: VM) =>
       matching(({ spec, metadata }) => metadata.namespace === namespace && vmNames(spec).includes(name)),
   };
 }

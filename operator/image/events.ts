@@ -2,6 +2,7 @@
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 
 export function recordImageEvents(
@@ -46,7 +47,7 @@ function actionEvent(
 }
 
 function phaseEvent(recorder: EventRecorder<SaidReason>, object: Image | ISO, next: ImageStatus): void {
-  const ready = next.conditions?.find(({ type }) => type === 'Ready');
+  const ready = conditionIn(next, 'Ready');
   if (next.phase === 'Ready') {
     const message = `The image has a disk of ${next.size ?? 'unknown size'}, ${next.digest ?? 'without content'}`;
     recorder.event(object, { type: 'Normal', reason: 'Ready', action: 'Pull', message });

@@ -207,11 +207,5 @@ function storageTarget(
 }
 
 function blocked(reason: Reason, message: string): Blocked {
-  return {
-    kind: 'blocked',
-    operation: undefined,
-    requestedAt: undefined,
-    reason,
-    message,
-  };
+  return { kind: 'blocked', operation: undefined, requestedAt: undefined, reason, message };
 }

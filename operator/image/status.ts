@@ -39,10 +39,7 @@ export function imageStatus(observed: ObservedImage, facts: ImageFacts, progress
     observedGeneration: generation,
     phase,
     progressPercent: runningReport(progress.job)?.progressPercent,
-    conditions: stampConditions(drafts, object.status?.conditions, {
-      now: timestamp(now),
-      generation,
-    }),
+    conditions: stampConditions(drafts, object.status?.conditions, { now: timestamp(now), generation }),
   };
 }
 

@@ -125,11 +125,7 @@ export class ImageCacheReconciler {
 
   async #writeStatus(entry: ImageCacheEntry, status: Plan['status']): Promise<number | undefined> {
     const { name } = entry.metadata;
-    const change = {
-      before: entry.status,
-      after: status,
-      mayWait: () => !bringsFacts(entry.status, status),
-    };
+    const change = { before: entry.status, after: status, mayWait: () => !bringsFacts(entry.status, status) };
     return await this.#status.write(name, change, async (patch) => {
       if ((await this.#entries.patch(name, entry, { status: patch }, 'status')) !== undefined) {
         recordTransition(this.#options.recorder, entry, status);

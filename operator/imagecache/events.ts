@@ -1,6 +1,7 @@
 /** Records Events of an ImageCacheEntry. */
 import type { ImageCacheEntry, ImageCacheEntryStatus } from '../../api/v1alpha1/imagecacheentry.ts';
 import { isReason, isSeen, type SaidReason } from '../../api/v1alpha1/reasons.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import type { EventRecorder, EventText } from '../../kube/events.ts';
 
 /** Records the changes between an entry's last status and the next. */
@@ -36,12 +37,8 @@ function turns(
   return (next.conditions ?? []).flatMap(({ type, status, reason, message }) =>
     isReason(reason) &&
     isSeen(reason, 'ImageCacheEntry', 'Event') &&
-    conditionOf(last, type)?.reason !== reason
+    conditionIn(last, type)?.reason !== reason
       ? [{ type: status === 'True' ? 'Normal' : 'Warning', reason, action: 'Caching', message }]
       : [],
   );
-}
-
-function conditionOf(status: ImageCacheEntryStatus | undefined, type: string) {
-  return status?.conditions?.find((one) => one.type === type);
 }

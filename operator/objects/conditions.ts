@@ -2,6 +2,14 @@
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 
+/** Returns the condition of this type in a status; undefined without such a condition. */
+export function conditionIn(
+  status: { readonly conditions?: readonly Condition[] | undefined } | undefined,
+  type: string,
+): Condition | undefined {
+  return status?.conditions?.find((condition) => condition.type === type);
+}
+
 /** Condition without its transition time and generation. */
 export interface ConditionDraft extends Omit<Condition, 'lastTransitionTime' | 'observedGeneration'> {
   reason: SaidReason;

@@ -1,7 +1,8 @@
 /** Writes objects of one kind for reconciles. Every write can be repeated safely, and fails when the object is stale. */
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency, Follower } from '../../kube/consistency.ts';
-import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Ref, Resource, Unsaved } from '../../kube/objects.ts';
 import { FIELD_MANAGER } from './resources.ts';
 
@@ -38,15 +39,9 @@ export class Writer<T extends KubeObject> {
     const { client, type } = this.#options;
     const { uid, resourceVersion } = object.metadata;
     const body = { ...change, metadata: { ...change.metadata, uid, resourceVersion } };
-    try {
-      const options = { fieldManager: FIELD_MANAGER, subresource };
-      return this.follow(key, await client.mergePatch(type, refTo(object), body, options));
-    } catch (error) {
-      if (isNotFound(error)) {
-        return undefined;
-      }
-      throw error;
-    }
+    const options = { fieldManager: FIELD_MANAGER, subresource };
+    const saved = await unlessMissing(client.mergePatch(type, refTo(object), body, options));
+    return saved && this.follow(key, saved);
   }
 
   /**
@@ -66,14 +61,9 @@ export class Writer<T extends KubeObject> {
    */
   async create(key: string, object: Unsaved<T>): Promise<T | undefined> {
     const { client, type } = this.#options;
-    try {
-      return this.follow(key, await client.create(type, object, { fieldManager: FIELD_MANAGER }));
-    } catch (error) {
-      if (isAlreadyExists(error)) {
-        return undefined;
-      }
-      throw error;
-    }
+    const creation = client.create(type, object, { fieldManager: FIELD_MANAGER });
+    const created = await undefinedIf(isAlreadyExists, creation);
+    return created && this.follow(key, created);
   }
 
   /** Deletes this object, but no later object of the same name. An object that no longer exists is treated as deleted. */
@@ -85,14 +75,9 @@ export class Writer<T extends KubeObject> {
     > = {},
   ): Promise<void> {
     const { client, type } = this.#options;
-    try {
-      await client.delete(type, refTo({ metadata }), { uid: metadata.uid, ...options });
-    } catch (error) {
-      // Another object has the name now, so this object no longer exists.
-      if (!isConflict(error)) {
-        throw error;
-      }
-    }
+    const deletion = client.delete(type, refTo({ metadata }), { uid: metadata.uid, ...options });
+    // After a conflict another object has the name, so this object no longer exists.
+    await undefinedIf(isConflict, deletion);
   }
 
   /** Makes the next reconcile of `key` wait until the informer shows the object that the API server returned. */

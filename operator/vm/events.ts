@@ -4,6 +4,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { isReason, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventRecorder, EventText } from '../../kube/events.ts';
 import type { Condition } from '../../kube/objects.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { toldTrouble } from './disktrouble.ts';
 import type { LostPlacement } from './facts.ts';
 
@@ -107,8 +108,8 @@ function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
 
 /** Returns the Event of a VM that became Ready for a reason, for example because a port answers. */
 function becameReady(last: VMStatus | undefined, next: VMStatus): Story[] {
-  const { status, message = '' } = condition(next, 'Ready') ?? {};
-  const isNew = status === 'True' && condition(last, 'Ready')?.status !== 'True';
+  const { status, message = '' } = conditionIn(next, 'Ready') ?? {};
+  const isNew = status === 'True' && conditionIn(last, 'Ready')?.status !== 'True';
   return isNew && message !== '' ? [normal('Ready', 'Running', message)] : [];
 }
 
@@ -125,7 +126,7 @@ function phaseStory(next: VMStatus): Story[] {
     return [normal(phase, 'Running', message)];
   }
   if (next.phase === 'Failed') {
-    const ready = condition(next, 'Ready');
+    const ready = conditionIn(next, 'Ready');
     return [
       {
         type: 'Warning',
@@ -136,10 +137,6 @@ function phaseStory(next: VMStatus): Story[] {
     ];
   }
   return [];
-}
-
-function condition(status: VMStatus | undefined, type: string): Condition | undefined {
-  return status?.conditions?.find((one) => one.type === type);
 }
 
 function normal(reason: Reason, action: string, message: string): Story {

@@ -4,7 +4,7 @@ import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { classOf, isReason, isSeen, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
-import { type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
+import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
 import type { Facts } from './facts.ts';
 import { pausedByDisk, unsuspendedByDisk } from './disktrouble.ts';
 import type { Observed } from './observe.ts';
@@ -222,10 +222,6 @@ export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boole
     before.attempt === attempt &&
     before.observedGeneration === observedGeneration &&
     before.failure === next.failure &&
-    statusOf(before, 'Stalled') === statusOf(next, 'Stalled')
+    conditionIn(before, 'Stalled')?.status === conditionIn(next, 'Stalled')?.status
   );
-}
-
-function statusOf(status: VMStatus, type: string): string | undefined {
-  return status.conditions?.find((condition) => condition.type === type)?.status;
 }

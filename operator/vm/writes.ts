@@ -10,6 +10,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import { type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { undefinedIf } from '../../base/errors.ts';
 import { type ApiError, isInvalid, isNotFound, isRefused, unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
@@ -107,10 +108,7 @@ export class VMWriter {
 
   async #setFinalizer(observed: Observed, isHeld: boolean): Promise<Observed> {
     const { vm } = observed;
-    return {
-      ...observed,
-      vm: (await this.#vms.setFinalizer(keyOf(vm), vm, VM_FINALIZER, isHeld)) ?? vm,
-    };
+    return { ...observed, vm: (await this.#vms.setFinalizer(keyOf(vm), vm, VM_FINALIZER, isHeld)) ?? vm };
   }
 
   async #createPod(observed: Observed, pod: Unsaved<Pod>): Promise<Executed> {
@@ -157,15 +155,10 @@ export class VMWriter {
     const { name, uid, resourceVersion } = node.metadata;
     const annotations = { [GIVEN_UP_ANNOTATION]: JSON.stringify(macAddresses) };
     const patch = { metadata: { uid, resourceVersion, annotations } };
-    try {
-      await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    } catch (error) {
-      // If the Node no longer exists, the host is fenced. A host can also fill its own annotations. No address is then stored and
-      // no warning follows later, but the host's VMs can still be deleted.
-      if (!isNotFound(error) && !isInvalid(error)) {
-        throw error;
-      }
-    }
+    const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+    // If the Node no longer exists, the host is fenced. A host can also fill its own annotations. No address is then stored and
+    // no warning follows later, but the host's VMs can still be deleted.
+    await undefinedIf((error) => isNotFound(error) || isInvalid(error), write);
   }
 
   async #releasePod(observed: Observed): Promise<Observed> {

@@ -85,12 +85,7 @@ export const CACHE_REASONS = {
     by: 'agent',
     says: 'The task waits for other work of its host',
   },
-  running: {
-    seen: { Pod: ['berth.dev/Task'] },
-    class: 'state',
-    by: 'agent',
-    says: 'The host does the task',
-  },
+  running: { seen: { Pod: ['berth.dev/Task'] }, class: 'state', by: 'agent', says: 'The host does the task' },
   succeeded: { seen: { Pod: ['berth.dev/Task'] }, class: 'state', by: 'agent', says: 'The task is done' },
   failed: {
     seen: { Pod: ['berth.dev/Task'] },

@@ -34,12 +34,7 @@ export const STATES = {
     by: 'agent and operator',
     says: 'A host fetches the image',
   },
-  Cloning: {
-    seen: PHASE,
-    class: 'state',
-    by: 'agent',
-    says: 'The host makes the disk of the VM',
-  },
+  Cloning: { seen: PHASE, class: 'state', by: 'agent', says: 'The host makes the disk of the VM' },
   Starting: {
     seen: PHASE,
     class: 'state',
@@ -103,12 +98,7 @@ export const STATES = {
     says: 'The disk of the VM is a clone of the image',
   },
   Started: { seen: { VM: ['Event'] }, class: 'state', by: 'agent', says: 'The machine runs' },
-  Pulled: {
-    seen: { VM: ['Event'] },
-    class: 'state',
-    by: 'agent',
-    says: 'The image is on the host',
-  },
+  Pulled: { seen: { VM: ['Event'] }, class: 'state', by: 'agent', says: 'The image is on the host' },
   Resumed: {
     seen: { VM: ['Event'] },
     class: 'state',
