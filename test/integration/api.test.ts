@@ -379,7 +379,9 @@ describe('a status', () => {
       })),
       hardwareUUID: long,
       serialNumber: long,
-      image: { reference: long, digest: long },
+      image: { name: long, reference: long, digest: long },
+      accelerator: long,
+      progress: long,
       resources: { cpu: 2, memory: long, diskSize: long },
       conditions: [{ type: 'Ready', status: 'False', ...condition }],
     };
@@ -392,9 +394,11 @@ describe('a status', () => {
     const condition = { observedGeneration: 1, lastTransitionTime: '2026-01-01T00:00:00Z' };
     await report({
       phase: 'Pending',
+      progress: 'Pulling 42 %',
       nodeName: 'host-1',
       hostAddress: '192.0.2.1',
-      image: { reference: 'docker.io/a/b:1' },
+      image: { name: 'a/b:1', reference: 'docker.io/a/b:1' },
+      accelerator: 'KVM',
       resources: { cpu: 2, memory: '4Gi' },
       conditions: [
         {
@@ -418,15 +422,16 @@ describe('a status', () => {
     expect(narrow.split('\n')[0]?.trim().split(/\s+/)).toEqual([
       'NAME',
       'PHASE',
+      'PROGRESS',
       'READY',
       'REASON',
       'NODE',
       'ADDRESS',
       'AGE',
     ]);
-    expect(narrow).toMatch(/reported +Pending +False +Unschedulable +host-1 +192\.0\.2\.1/);
+    expect(narrow).toMatch(/reported +Pending +Pulling 42 % +False +Unschedulable +host-1 +192\.0\.2\.1/);
     const { stdout: wide } = await cluster.kubectl([...get, '-o', 'wide']);
-    expect(wide).toMatch(/docker\.io\/a\/b:1 +2 +4Gi +all 1 hosts are full +waits for a host/);
+    expect(wide).toMatch(/ a\/b:1 +KVM +2 +4Gi +all 1 hosts are full +waits for a host/);
   });
 });
 

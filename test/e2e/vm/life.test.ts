@@ -95,6 +95,9 @@ test(
     expect(table).toMatch(/^x +Running +True +Running +host +127\.0\.0\.1 /m);
     await world.expectStory('x', /Normal +Scheduled .*placed on host host \(attempt 1\)/);
     await world.expectStory('x', /Normal +Running .*The machine runs/);
+    await world.expectStory('x', /Normal +Pulled .*The image is on the host as sha256:/);
+    await world.expectStory('x', /Normal +Started .*The machine runs with (KVM|TCG)/);
+    await world.expectStory('x', /Normal +Ready .*Port 80 of the guest answers/);
     const endpoint = { name: `${port}-tcp`, protocol: 'TCP', hostPort: port, guestPort: 80 };
     expect((await world.vms.get('x')).status?.endpoints).toEqual([endpoint]);
   },
