@@ -10,7 +10,7 @@ import type { Job } from '../../kube/job.ts';
 import { taskOf } from '../tasks/job.ts';
 import { contentOf, isKeptFromCopies } from './content.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
-import type { OperationType } from './operation.ts';
+import type { ImageOperationType } from './operation.ts';
 
 /** Part of the status that is written once and kept. */
 export type ImageFacts = Pick<
@@ -158,7 +158,7 @@ function originOf(job: Job): string | undefined {
 /** Returns the Job of the last attempt at an operation; undefined without an attempt. */
 export function latest(
   jobs: readonly ImageJob[],
-  operation: OperationType,
+  operation: ImageOperationType,
   requestedAt?: string,
 ): ImageJob | undefined {
   return jobs

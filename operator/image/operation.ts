@@ -22,11 +22,11 @@ const apiVersion = TASK_API_VERSION;
 /** Number of hash characters that distinguish the files and tags of one image's versions. */
 const HASH_LENGTH = 16;
 
-export type OperationType = 'pull' | 'save' | 'commit' | 'push';
+export type ImageOperationType = 'pull' | 'save' | 'commit' | 'push';
 
-export interface Operation {
+export interface ImageOperation {
   readonly kind: 'operation';
-  readonly type: OperationType;
+  readonly type: ImageOperationType;
   /** Time at which the spec requested an action; undefined for a pull or save. */
   readonly requestedAt: string | undefined;
   readonly task: Task;
@@ -36,7 +36,7 @@ export interface Operation {
 }
 
 /** Reason why an operation is not possible yet, or will never be possible. */
-export interface Blocked {
+export interface BlockedImage {
   readonly kind: 'blocked';
   /** Action that is not possible; undefined when the image itself cannot be created. */
   readonly operation: 'commit' | undefined;
@@ -46,7 +46,7 @@ export interface Blocked {
 }
 
 /** Returns the operation that is due, or why it is blocked; undefined when nothing is due. */
-export function dueOperation(observed: ObservedImage): Operation | Blocked | undefined {
+export function dueOperation(observed: ObservedImage): ImageOperation | BlockedImage | undefined {
   const { object } = observed;
   if (object.status?.content === undefined) {
     return first(observed);
@@ -58,7 +58,7 @@ export function dueOperation(observed: ObservedImage): Operation | Blocked | und
  * Returns the operation that creates the content. Copies and empty disks need no operation, because their content follows from
  * existing objects.
  */
-function first(observed: ObservedImage): Operation | Blocked {
+function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;
   if ('fromVM' in source && source.fromVM !== undefined) {
     return save(observed, { type: 'save', vmName: source.fromVM.name, requestedAt: undefined });
@@ -72,7 +72,7 @@ function first(observed: ObservedImage): Operation | Blocked {
     : pull(observed, direct);
 }
 
-function noCopy({ kind, object, origin, config }: ObservedImage): Blocked {
+function noCopy({ kind, object, origin, config }: ObservedImage): BlockedImage {
   if (origin === undefined) {
     const places = originKeys(object, config).join(' or ');
     return blocked('CopySourceNotReady', `${kind} ${places} was not found`);
@@ -86,7 +86,7 @@ function noCopy({ kind, object, origin, config }: ObservedImage): Blocked {
     : blocked('CopySourceNotReady', `${kind} ${name} has no content yet`);
 }
 
-function pull({ object, config }: ObservedImage, source: MachineImageSource): Operation {
+function pull({ object, config }: ObservedImage, source: MachineImageSource): ImageOperation {
   // Content from a web server is stored if there is an image storage, because web servers may disappear.
   const target =
     source.type === 'http' ? storageTarget(object, config, object.metadata.uid ?? '') : undefined;
@@ -104,7 +104,7 @@ function secretNames({ spec: { imagePullSecrets = [] } }: Image | ISO): string[]
   return imagePullSecrets.map(({ name }) => name);
 }
 
-function pendingCommit(observed: ObservedImage): Operation | Blocked | undefined {
+function pendingCommit(observed: ObservedImage): ImageOperation | BlockedImage | undefined {
   const { object } = observed;
   const commit = 'commit' in object.spec ? object.spec.commit : undefined;
   const done = (object as Image).status?.lastCommit?.requestedAt;
@@ -120,7 +120,7 @@ interface Saving {
   readonly requestedAt: string | undefined;
 }
 
-function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): Operation | Blocked {
+function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): ImageOperation | BlockedImage {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
   // The version includes the current place. If the same time is requested again, the new content therefore gets another place.
@@ -151,13 +151,13 @@ function hostOf(vm: VM | undefined): string | undefined {
   return vm?.status?.firstRunningTime === undefined ? undefined : vm.status.nodeName;
 }
 
-function noDisk(vm: VM | undefined, name: string): Blocked {
+function noDisk(vm: VM | undefined, name: string): BlockedImage {
   return vm === undefined
     ? blocked('VMNotFound', `There is no VM ${name} in this namespace`)
     : blocked('VMNotReady', `VM ${name} has not run yet`);
 }
 
-function pendingPush(observed: ObservedImage): Operation | undefined {
+function pendingPush(observed: ObservedImage): ImageOperation | undefined {
   const object = observed.object as Image;
   const { push } = object.spec;
   const content = contentOf(object);
@@ -206,6 +206,6 @@ function storageTarget(
     : undefined;
 }
 
-function blocked(reason: Reason, message: string): Blocked {
+function blocked(reason: Reason, message: string): BlockedImage {
   return { kind: 'blocked', operation: undefined, requestedAt: undefined, reason, message };
 }

@@ -9,7 +9,7 @@ import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { classOf } from '../../api/v1alpha1/reasons.ts';
 import { taskJob } from '../tasks/job.ts';
 import { IMAGE_UID_LABEL } from '../tasks/owner.ts';
-import { dueOperation, type Operation } from './operation.ts';
+import { dueOperation, type ImageOperation } from './operation.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
 import {
   ATTEMPT_LABEL,
@@ -18,7 +18,7 @@ import {
   OPERATION_LABEL,
   REQUESTED_AT_ANNOTATION,
 } from './observe.ts';
-import { imageStatus, type Progress } from './status.ts';
+import { imageStatus, type ImageProgress } from './status.ts';
 
 /**
  * First wait in milliseconds between attempts to fetch an image. It doubles up to the cap, so that a registry that works again is
@@ -61,7 +61,7 @@ export function planImage(observed: ObservedImage, refused?: string): ImagePlan 
   return { createJob, status, wakeMilliseconds: undefined };
 }
 
-function progressOf(observed: ObservedImage): Omit<Progress, 'refused'> {
+function progressOf(observed: ObservedImage): Omit<ImageProgress, 'refused'> {
   const due = dueOperation(observed);
   if (due?.kind !== 'operation') {
     return { operation: undefined, blocked: due, job: undefined, retryAt: undefined };
@@ -106,14 +106,14 @@ function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number):
 }
 
 /** Returns the same name for the same attempt at the same operation, so that the API server refuses a second Job for it. */
-function jobName(uid: string, { type, requestedAt = '' }: Operation, attempt: number): string {
+function jobName(uid: string, { type, requestedAt = '' }: ImageOperation, attempt: number): string {
   const hash = createHash('sha256').update(`${uid} ${type} ${requestedAt}`).digest('hex').slice(0, 16);
   return `image-${type}-${hash}-${attempt}`;
 }
 
 function buildJob(
   { object, kind, config }: ObservedImage,
-  operation: Operation,
+  operation: ImageOperation,
   attempt: number,
 ): Unsaved<Job> {
   const { name, namespace = '', uid = '' } = object.metadata;

@@ -4,13 +4,13 @@ import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
-import type { Blocked, Operation } from './operation.ts';
+import type { BlockedImage, ImageOperation } from './operation.ts';
 import type { ImageFacts } from './facts.ts';
 
 /** Progress of the operation that is due. */
-export interface Progress {
-  readonly operation: Operation | undefined;
-  readonly blocked: Blocked | undefined;
+export interface ImageProgress {
+  readonly operation: ImageOperation | undefined;
+  readonly blocked: BlockedImage | undefined;
   /** Job of the last attempt. */
   readonly job: ImageJob | undefined;
   /**
@@ -22,7 +22,11 @@ export interface Progress {
   readonly refused: string | undefined;
 }
 
-export function imageStatus(observed: ObservedImage, facts: ImageFacts, progress: Progress): ImageStatus {
+export function imageStatus(
+  observed: ObservedImage,
+  facts: ImageFacts,
+  progress: ImageProgress,
+): ImageStatus {
   const { object, now } = observed;
   const generation = object.metadata.generation ?? 0;
   const { phase, reason, message } = summary(observed, facts, progress);
@@ -49,7 +53,7 @@ interface Summary {
   message: string;
 }
 
-function summary(observed: ObservedImage, { content }: ImageFacts, progress: Progress): Summary {
+function summary(observed: ObservedImage, { content }: ImageFacts, progress: ImageProgress): Summary {
   const { operation, blocked } = progress;
   if (content !== undefined) {
     const phase = operation?.type === 'commit' ? 'Updating' : 'Ready';
@@ -62,7 +66,7 @@ function summary(observed: ObservedImage, { content }: ImageFacts, progress: Pro
   return underWay(progress, observed.now);
 }
 
-function underWay({ job, retryAt, refused }: Progress, now: number): Summary {
+function underWay({ job, retryAt, refused }: ImageProgress, now: number): Summary {
   if (refused !== undefined) {
     return { phase: 'Pending', reason: 'JobRefused', message: refused };
   }
@@ -90,7 +94,7 @@ function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phas
   return { type: 'Ready', status: content === undefined ? 'False' : 'True', reason, message };
 }
 
-function reconciling(phase: Reason, progress: Progress): ConditionDraft | undefined {
+function reconciling(phase: Reason, progress: ImageProgress): ConditionDraft | undefined {
   const { operation, job, retryAt, refused } = progress;
   const over = job?.outcome.kind === 'failed' && retryAt === undefined;
   return operation === undefined || over
@@ -100,7 +104,7 @@ function reconciling(phase: Reason, progress: Progress): ConditionDraft | undefi
 
 function stalled(
   phase: string,
-  { retryAt }: Progress,
+  { retryAt }: ImageProgress,
   { reason, message }: Omit<Summary, 'phase'>,
 ): ConditionDraft | undefined {
   return phase === 'Failed' && retryAt === undefined

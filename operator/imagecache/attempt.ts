@@ -4,7 +4,7 @@ import { waitAfter } from '../../base/backoff.ts';
 import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { type CacheJob, type Observed } from './observed.ts';
+import { type CacheJob, type ObservedEntry } from './observed.ts';
 
 /** Longest wait in milliseconds between attempts. If a registry is unreachable for a night, each host sends about ten requests. */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
@@ -37,7 +37,7 @@ export function attemptKey({ queuedAt = '', triedAt = '', failures = 0 }: NodeCa
 export function attemptOf(
   job: CacheJob | undefined,
   row: NodeCacheState | undefined,
-  { config, now }: Observed,
+  { config, now }: ObservedEntry,
 ): Attempt {
   if (job === undefined || row === undefined || job.attempt !== attemptKey(row)) {
     return { kind: 'none' };
@@ -90,11 +90,11 @@ function shortened(message: string): string {
  * Returns the host's deadline in milliseconds since the epoch. The time limit starts when the host is first queued, and covers
  * all its Jobs.
  */
-export function deadlineOf({ queuedAt = '' }: NodeCacheState, { config }: Observed): number {
+export function deadlineOf({ queuedAt = '' }: NodeCacheState, { config }: ObservedEntry): number {
   return Date.parse(queuedAt) + config.cache_job_active_deadline_seconds * 1000;
 }
 
-export function isLate(row: NodeCacheState, observed: Observed): boolean {
+export function isLate(row: NodeCacheState, observed: ObservedEntry): boolean {
   return observed.now >= deadlineOf(row, observed);
 }
 
@@ -102,7 +102,7 @@ export function isLate(row: NodeCacheState, observed: Observed): boolean {
  * Returns the message of a host past its deadline, with the last known text. Its Job and Pod may already have ended for other
  * reasons.
  */
-export function overdue({ message }: NodeCacheState, why: string, { config }: Observed): string {
+export function overdue({ message }: NodeCacheState, why: string, { config }: ObservedEntry): string {
   const last = why.startsWith(DEADLINE) ? message : why;
   const seconds = config.cache_job_active_deadline_seconds;
   return `${DEADLINE}: not done within ${seconds} s${last === undefined ? '' : `: ${last}`}`;

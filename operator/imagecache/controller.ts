@@ -19,7 +19,7 @@ import { IMAGE_CACHE_ENTRIES } from '../objects/resources.ts';
 import { Writer } from '../objects/writer.ts';
 import { ENTRY_UID_LABEL } from '../tasks/owner.ts';
 import { hostOfJob } from '../tasks/placement.ts';
-import { recordTransition } from './events.ts';
+import { recordEntryEvents } from './events.ts';
 import { referenceOf } from './image.ts';
 import { buildJob } from './job.ts';
 import type { CacheMetrics } from './metrics.ts';
@@ -29,12 +29,12 @@ import {
   ENTRIES_BY_REFERENCE,
   ENTRIES_BY_UID,
   holdsSlot,
-  observe,
-  type Sources,
+  observeEntry,
+  type EntrySources,
 } from './observe.ts';
-import type { CacheJob, Observed } from './observed.ts';
-import { type Plan, plan } from './plan.ts';
-import { bringsFacts } from './status.ts';
+import type { CacheJob, ObservedEntry } from './observed.ts';
+import { type EntryPlan, planEntry } from './plan.ts';
+import { entryBringsFacts } from './status.ts';
 
 /**
  * Time in milliseconds for which a change without new facts is held back. Hosts end their work one after another, so one write
@@ -42,7 +42,7 @@ import { bringsFacts } from './status.ts';
  */
 const FOLD_MILLISECONDS = 1_000;
 
-export interface CacheControllerOptions extends Sources {
+export interface CacheControllerOptions extends EntrySources {
   readonly client: KubeClient;
   readonly consistency: Consistency;
   readonly recorder: EventRecorder<SaidReason>;
@@ -78,16 +78,18 @@ export class ImageCacheReconciler {
       this.#options.consistency.forget(key);
       return undefined;
     }
-    const observed = observe(this.#options, entry, this.#deletedJobs);
+    const observed = observeEntry(this.#options, entry, this.#deletedJobs);
     const held = await this.#withFinalizer(observed);
-    return held === undefined ? undefined : await this.#execute({ ...observed, entry: held }, plan(observed));
+    return held === undefined
+      ? undefined
+      : await this.#execute({ ...observed, entry: held }, planEntry(observed));
   }
 
   /**
    * Returns the entry to work on. Returns undefined when there is nothing to do: the entry no longer exists, or waits for other
    * finalizers.
    */
-  async #withFinalizer({ entry, duplicateOf }: Observed): Promise<ImageCacheEntry | undefined> {
+  async #withFinalizer({ entry, duplicateOf }: ObservedEntry): Promise<ImageCacheEntry | undefined> {
     const { name, finalizers, deletionTimestamp } = entry.metadata;
     if (finalizers?.includes(CACHE_FINALIZER) === true) {
       return entry;
@@ -101,7 +103,7 @@ export class ImageCacheReconciler {
       : entry;
   }
 
-  async #execute(observed: Observed, planned: Plan): Promise<Result> {
+  async #execute(observed: ObservedEntry, planned: EntryPlan): Promise<Result> {
     const { entry } = observed;
     const { name } = entry.metadata;
     const held = await this.#writeStatus(entry, planned.status);
@@ -123,12 +125,16 @@ export class ImageCacheReconciler {
     return { requeueAfterMilliseconds: wait && Math.max(0, wait) };
   }
 
-  async #writeStatus(entry: ImageCacheEntry, status: Plan['status']): Promise<number | undefined> {
+  async #writeStatus(entry: ImageCacheEntry, status: EntryPlan['status']): Promise<number | undefined> {
     const { name } = entry.metadata;
-    const change = { before: entry.status, after: status, mayWait: () => !bringsFacts(entry.status, status) };
+    const change = {
+      before: entry.status,
+      after: status,
+      mayWait: () => !entryBringsFacts(entry.status, status),
+    };
     return await this.#status.write(name, change, async (patch) => {
       if ((await this.#entries.patch(name, entry, { status: patch }, 'status')) !== undefined) {
-        recordTransition(this.#options.recorder, entry, status);
+        recordEntryEvents(this.#options.recorder, entry, status);
       }
     });
   }
@@ -146,7 +152,7 @@ export class ImageCacheReconciler {
 }
 
 /** Enqueues the entries that a change of a watched object concerns. */
-export function enqueueEntries(controller: Controller, sources: Sources): void {
+export function enqueueEntries(controller: Controller, sources: EntrySources): void {
   const entries = sources.entries.cache;
   const enqueue = (found: readonly Readonly<ImageCacheEntry>[]) =>
     found.forEach(({ metadata }) => controller.enqueue(metadata.name));

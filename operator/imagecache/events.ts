@@ -5,7 +5,7 @@ import { conditionIn } from '../objects/conditions.ts';
 import type { EventRecorder, EventText } from '../../kube/events.ts';
 
 /** Records the changes between an entry's last status and the next. */
-export function recordTransition(
+export function recordEntryEvents(
   recorder: EventRecorder<SaidReason>,
   entry: ImageCacheEntry,
   next: ImageCacheEntryStatus,

@@ -15,12 +15,12 @@ import {
   overdue,
 } from './attempt.ts';
 import { digestsIn, namesOn } from './image.ts';
-import { type CacheJob, type Host, isCached, type Observed, type TaskType } from './observed.ts';
+import { type CacheJob, type Host, isCached, type ObservedEntry, type TaskType } from './observed.ts';
 
 /** Time in milliseconds that a host may take to list a fetched image. An agent writes its list within seconds of a change. */
 const LISTED_MILLISECONDS = 60_000;
 export interface HostContext {
-  readonly observed: Observed;
+  readonly observed: ObservedEntry;
   readonly host: Host;
   readonly isTarget: boolean;
   /** Row of the host in the last status. */

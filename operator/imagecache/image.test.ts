@@ -3,7 +3,7 @@ import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/im
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { parseConfig } from '../config/config.ts';
 import { namesOn, newestDigest, resolveImage } from './image.ts';
-import type { CacheJob, Host, Observed } from './observed.ts';
+import type { CacheJob, Host, ObservedEntry } from './observed.ts';
 
 const TAG = 'registry.example:5000/guest:1';
 const REPOSITORY = 'registry.example:5000/guest';
@@ -38,7 +38,7 @@ function succeeded(on: string, finishedAt: string, digest: string): CacheJob {
   };
 }
 
-function observed(of: ImageCacheEntry, hosts: Host[], jobs: CacheJob[] = []): Observed {
+function observed(of: ImageCacheEntry, hosts: Host[], jobs: CacheJob[] = []): ObservedEntry {
   return {
     entry: of,
     reference: TAG,

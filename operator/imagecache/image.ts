@@ -8,7 +8,7 @@ import {
   type CacheJob,
   type Host,
   isCached,
-  type Observed,
+  type ObservedEntry,
   type WaitingForImage,
 } from './observed.ts';
 
@@ -95,7 +95,7 @@ export function digestsIn(names: readonly string[]): string[] {
  * first success, it is the digest that most hosts have. If the image has several digests, the digest that most hosts share is
  * used, because it is the digest of the index.
  */
-export function newestDigest(observed: Observed): string | undefined {
+export function newestDigest(observed: ObservedEntry): string | undefined {
   const { entry, image } = observed;
   const known = entry.status?.digest;
   if (!isCached(image)) {
@@ -112,7 +112,7 @@ export function newestDigest(observed: Observed): string | undefined {
   return mostShared(candidates(lists, current), lists, known) ?? known;
 }
 
-function broughtLast(observed: Observed, image: CachedImage): string[] | undefined {
+function broughtLast(observed: ObservedEntry, image: CachedImage): string[] | undefined {
   const ended = observed.jobs
     .filter(({ type, outcome }) => type === 'cache' && outcome.kind === 'succeeded')
     .toSorted((a, b) => endOf(b).localeCompare(endOf(a)));

@@ -7,7 +7,7 @@ import type { Unsaved } from '../../kube/objects.ts';
 import { taskJob } from '../tasks/job.ts';
 import { ENTRY_NAME_LABEL, ENTRY_UID_LABEL } from '../tasks/owner.ts';
 import { attemptKey } from './attempt.ts';
-import { type CachedImage, isCached, type Observed, type TaskType } from './observed.ts';
+import { type CachedImage, isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
 /** Annotation of a Job with the attempt that it was created for. A Job of another attempt has already had its effect. */
@@ -30,7 +30,7 @@ export const PARKED_SECONDS = 30 * 24 * 3600;
  */
 const PARKED_RETRIES = 6;
 
-export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undefined {
+export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | undefined {
   const { entry, image, config } = observed;
   const { name, uid = '' } = entry.metadata;
   const { pullSecretName } = entry.spec;
@@ -64,7 +64,7 @@ export function buildJob(observed: Observed, start: Start): Unsaved<Job> | undef
   return start.isParked ? { ...job, spec: { ...job.spec, backoffLimit: PARKED_RETRIES } } : job;
 }
 
-function taskOf({ entry, image }: Observed, { type, row }: Start): Task | undefined {
+function taskOf({ entry, image }: ObservedEntry, { type, row }: Start): Task | undefined {
   const holder = { apiVersion: TASK_API_VERSION, entry: entry.metadata.uid ?? '' } as const;
   if (type === 'uncache') {
     return { ...holder, type };
@@ -84,7 +84,7 @@ function cacheTask(
  * Returns the seconds that remain of the time limit since the host was first queued. Times of Jobs are cut to whole seconds. With
  * one second more, the operator's own deadline comes first, and the operator knows why the host waited.
  */
-function remaining({ config, now }: Observed, { row }: Start): number {
+function remaining({ config, now }: ObservedEntry, { row }: Start): number {
   const spent = (now - Date.parse(row.queuedAt ?? '')) / 1000;
   return Math.max(0, Math.ceil(config.cache_job_active_deadline_seconds - spent)) + 1;
 }

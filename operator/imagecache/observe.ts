@@ -13,7 +13,7 @@ import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
 import { referenceOf, resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
-import type { CacheJob, Host, Observed, TaskType } from './observed.ts';
+import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
 
 /** Finalizer of an entry. It stays until no host keeps an image for the entry. */
 export const CACHE_FINALIZER = 'berth.dev/image-cache';
@@ -23,7 +23,7 @@ export const ENTRIES_BY_UID = 'uid';
 export const ENTRIES_BY_REFERENCE = 'reference';
 export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
 
-export interface Sources {
+export interface EntrySources {
   readonly entries: Informer<ImageCacheEntry>;
   readonly images: Informer<Image>;
   readonly nodes: Informer<Node>;
@@ -40,11 +40,11 @@ export interface Sources {
  * Returns the observed state of one entry.
  * @param deletedJobs uids of Jobs that this process deleted and that the cache may still show
  */
-export function observe(
-  sources: Sources,
+export function observeEntry(
+  sources: EntrySources,
   entry: ImageCacheEntry,
   deletedJobs: ReadonlySet<string>,
-): Observed {
+): ObservedEntry {
   const { uid = '' } = entry.metadata;
   const pods = sources.taskPods.cache.byIndex(TASKS_BY_OWNER, uid);
   const jobs = sources.jobs.cache
@@ -113,7 +113,7 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
  * Returns the name of the entry that serves the image instead of this entry; undefined when this entry serves it. An entry that
  * already works continues; otherwise the oldest entry begins. Names decide between entries of the same second.
  */
-function duplicateOf({ entries }: Sources, entry: ImageCacheEntry): string | undefined {
+function duplicateOf({ entries }: EntrySources, entry: ImageCacheEntry): string | undefined {
   const rivals = entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
   const first = rivals.toSorted((a, b) => (rank(a) < rank(b) ? -1 : 1))[0];
   return first === undefined || first.metadata.uid === entry.metadata.uid ? undefined : first.metadata.name;
@@ -152,7 +152,7 @@ function notReadySince({ metadata, status }: Node): number | undefined {
     : Date.parse(ready?.lastTransitionTime ?? metadata.creationTimestamp ?? '');
 }
 
-function freeSlots({ nodes, pods, jobs }: Sources, host: string): number {
+function freeSlots({ nodes, pods, jobs }: EntrySources, host: string): number {
   const slots = Number(nodes.cache.get(host)?.status?.allocatable?.[SLOT_RESOURCE] ?? 0);
   const machines = pods.cache.byIndex(PODS_BY_NODE, host).filter(holdsSlot);
   return slots - machines.length - jobs.cache.byIndex(JOBS_BY_HOST, host).filter(takesSlot).length;

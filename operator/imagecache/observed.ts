@@ -46,7 +46,7 @@ export interface WaitingForImage {
   readonly message: string;
 }
 
-export interface Observed {
+export interface ObservedEntry {
   readonly entry: ImageCacheEntry;
   /** Normalized name of the image. Entries with the same normalized name are for the same image. */
   readonly reference: string;
@@ -64,6 +64,6 @@ export interface Observed {
   readonly now: number;
 }
 
-export function isCached(image: Observed['image']): image is CachedImage {
+export function isCached(image: ObservedEntry['image']): image is CachedImage {
   return 'task' in image;
 }

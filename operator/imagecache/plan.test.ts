@@ -14,7 +14,7 @@ import {
   World,
 } from '../../test/worlds/imagecache.ts';
 import { assertHistories } from '../../test/support/properties.ts';
-import { plan } from './plan.ts';
+import { planEntry } from './plan.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
 
 const FULL = 'HostFull: the host has no free slot';
@@ -70,7 +70,7 @@ describe('an ImageCacheEntry, whatever happens', () => {
         world.reconcile();
         world.pass(1_000);
       }
-      const again = plan(world.observe());
+      const again = planEntry(world.observe());
       expect(mergeDiff(world.entry.status, again.status)).toBeUndefined();
       expect(again.starts).toEqual([]);
       expect(again.deletes).toEqual([]);

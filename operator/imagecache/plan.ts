@@ -8,8 +8,8 @@ import type {
 } from '../../api/v1alpha1/imagecacheentry.ts';
 import { type HostContext, type HostPlan, planHost } from './hostplan.ts';
 import { newestDigest } from './image.ts';
-import { type CacheJob, type Host, isCached, type Observed, type TaskType } from './observed.ts';
-import { summarize } from './status.ts';
+import { type CacheJob, type Host, isCached, type ObservedEntry, type TaskType } from './observed.ts';
+import { entryStatus } from './status.ts';
 
 export interface Start {
   readonly type: TaskType;
@@ -18,7 +18,7 @@ export interface Start {
   readonly isParked: boolean;
 }
 
-export interface Plan {
+export interface EntryPlan {
   readonly status: ImageCacheEntryStatus;
   /** Jobs that have ended or are no longer wanted. They are deleted before new Jobs start. */
   readonly deletes: readonly CacheJob[];
@@ -30,7 +30,7 @@ export interface Plan {
   readonly wakeAt: number | undefined;
 }
 
-export function plan(observed: Observed): Plan {
+export function planEntry(observed: ObservedEntry): EntryPlan {
   const targets = targetsOf(observed);
   const digest = newestDigest(observed);
   const refreshBegins = isRefreshAsked(observed);
@@ -47,7 +47,7 @@ export function plan(observed: Observed): Plan {
   const holders = plans.filter(({ isHeld }) => isHeld).map(({ node }) => node);
   const rows = plans.map(({ row }) => row).filter((row) => row !== undefined);
   return {
-    status: summarize(observed, { targets, digest, rows, holders, refreshBegins }),
+    status: entryStatus(observed, { targets, digest, rows, holders, refreshBegins }),
     deletes,
     starts: startsOf(observed, plans, deletes),
     ended: plans.map(({ ended }) => ended).filter((ended) => ended !== undefined),
@@ -57,7 +57,7 @@ export function plan(observed: Observed): Plan {
 }
 
 /** Returns the names of the hosts that should have the image; empty for a duplicate and for an entry that is being deleted. */
-function targetsOf({ entry, duplicateOf, hosts }: Observed): ReadonlySet<string> {
+function targetsOf({ entry, duplicateOf, hosts }: ObservedEntry): ReadonlySet<string> {
   if (duplicateOf !== undefined || entry.metadata.deletionTimestamp !== undefined) {
     return new Set();
   }
@@ -82,7 +82,7 @@ interface Stored {
 type Named = HostPlan & { readonly node: string };
 
 /** Returns the names of all hosts to plan. They are sorted, so that an unchanged status stays equal. */
-function hostsOf({ entry: { status = {} }, jobs }: Observed, targets: ReadonlySet<string>): string[] {
+function hostsOf({ entry: { status = {} }, jobs }: ObservedEntry, targets: ReadonlySet<string>): string[] {
   const rows = (status.nodes ?? []).map(({ node }) => node);
   const names = [...targets, ...(status.holders ?? []), ...rows, ...jobs.map(({ host }) => host)];
   return [...new Set(names)].toSorted();
@@ -93,7 +93,7 @@ function hostsOf({ entry: { status = {} }, jobs }: Observed, targets: ReadonlySe
  * deleted.
  */
 function contextOf(
-  observed: Observed,
+  observed: ObservedEntry,
   node: string,
   { rows, holders }: Stored,
 ): Pick<HostContext, 'observed' | 'host' | 'row' | 'isHeld' | 'jobs'> | HostPlan {
@@ -108,7 +108,7 @@ function contextOf(
 }
 
 /** Returns true if a refresh is requested and not yet begun. A refresh needs a tag, because only a tag can move to another image. */
-function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observed): boolean {
+function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: ObservedEntry): boolean {
   return (
     spec.refreshRequestedAt !== undefined &&
     spec.refreshRequestedAt !== status?.lastRefresh &&
@@ -122,7 +122,7 @@ function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observe
  * Returns the work to start, within the limit of Jobs for one entry. Hosts that have waited longest come first. Parked Jobs are
  * not part of the limit, because they wait for lost hosts and request nothing from a registry.
  */
-function startsOf(observed: Observed, plans: readonly Named[], deletes: readonly CacheJob[]): Start[] {
+function startsOf(observed: ObservedEntry, plans: readonly Named[], deletes: readonly CacheJob[]): Start[] {
   const { jobs, config } = observed;
   const remaining = jobs.filter((job) => !job.isParked && !deletes.includes(job)).length;
   const wishes = plans.flatMap(({ node, row, start }) =>
@@ -136,7 +136,7 @@ function startsOf(observed: Observed, plans: readonly Named[], deletes: readonly
   return [...parked, ...waiting.slice(0, Math.max(0, config.cacheJobsPerEntry - remaining))];
 }
 
-function inOrder({ entry }: Observed, wishes: readonly Start[]): Start[] {
+function inOrder({ entry }: ObservedEntry, wishes: readonly Start[]): Start[] {
   const { uid = '' } = entry.metadata;
   const keyed = wishes.map((start) => {
     const since = start.row.triedAt ?? start.row.queuedAt ?? '';

@@ -2,8 +2,8 @@ import { describe, expect, it } from 'vitest';
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { parseConfig } from '../config/config.ts';
 import { resolveImage } from './image.ts';
-import type { CacheJob, Observed } from './observed.ts';
-import { plan } from './plan.ts';
+import type { CacheJob, ObservedEntry } from './observed.ts';
+import { planEntry } from './plan.ts';
 
 const NOW = Date.parse('2030-01-01T00:10:00Z');
 const queuedAt = '2030-01-01T00:00:00.000Z';
@@ -16,7 +16,7 @@ function observe(
   rows: readonly Omit<NodeCacheState, 'state'>[],
   full: readonly string[],
   limit: number,
-): Observed {
+): ObservedEntry {
   const names = rows.map(({ node }) => node);
   const entry = {
     apiVersion: 'berth.dev/v1alpha1',
@@ -46,7 +46,7 @@ function observe(
 
 /** Returns the names of the hosts whose work begins next. */
 function next(...queue: Parameters<typeof observe>): string[] {
-  return plan(observe(...queue)).starts.map(({ host }) => host);
+  return planEntry(observe(...queue)).starts.map(({ host }) => host);
 }
 
 describe('the queue of an entry', () => {
@@ -86,6 +86,6 @@ it('an entry is not let go while a host has a Job of it, though nobody remembers
     outcome: { kind: 'succeeded', report: {}, finishedAt: undefined },
   };
   const entry = { ...observed.entry, metadata: { ...metadata, deletionTimestamp: queuedAt }, status: {} };
-  const planned = plan({ ...observed, entry, jobs: [job] });
+  const planned = planEntry({ ...observed, entry, jobs: [job] });
   expect(planned).toMatchObject({ isReleased: false, status: { holders: ['a'] } });
 });

@@ -9,9 +9,9 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import { equal } from '../objects/mergepatch.ts';
-import { isCached, type Observed } from './observed.ts';
+import { isCached, type ObservedEntry } from './observed.ts';
 
-export interface Findings {
+export interface EntryFindings {
   readonly targets: ReadonlySet<string>;
   readonly digest: string | undefined;
   /** Rows of the hosts whose state is not yet as the entry wants it. */
@@ -23,7 +23,7 @@ export interface Findings {
 /** Number of failing hosts that a column of `kubectl get` names, enough to show where to start. */
 const FAILING_NAMED = 5;
 
-export function summarize(observed: Observed, findings: Findings): ImageCacheEntryStatus {
+export function entryStatus(observed: ObservedEntry, findings: EntryFindings): ImageCacheEntryStatus {
   const { entry, reference } = observed;
   const { targets, rows, holders, digest } = findings;
   const failed = rows.filter(({ state }) => state === 'Failed');
@@ -51,7 +51,7 @@ export function summarize(observed: Observed, findings: Findings): ImageCacheEnt
  * Returns the time of the last refresh. If the image's name contains a digest, there is no newer image, and the refresh is done
  * at once.
  */
-function lastRefresh({ entry, image }: Observed, { refreshBegins }: Findings): string | undefined {
+function lastRefresh({ entry, image }: ObservedEntry, { refreshBegins }: EntryFindings): string | undefined {
   const { spec, status } = entry;
   const isNothing = isCached(image) && image.digest !== undefined;
   return refreshBegins || isNothing ? (spec.refreshRequestedAt ?? status?.lastRefresh) : status?.lastRefresh;
@@ -63,7 +63,7 @@ function names(failed: readonly NodeCacheState[]): string {
   return `${shown.join(', ')}${more > 0 ? ` and ${more} more` : ''}`;
 }
 
-function conditions(observed: Observed, findings: Findings): ConditionDraft[] {
+function conditions(observed: ObservedEntry, findings: EntryFindings): ConditionDraft[] {
   const isBusy = findings.rows.some(({ state }) => state !== 'Failed' && state !== 'Outdated');
   return [
     ready(observed, findings),
@@ -74,7 +74,7 @@ function conditions(observed: Observed, findings: Findings): ConditionDraft[] {
   ];
 }
 
-function accepted({ duplicateOf, reference }: Observed): ConditionDraft {
+function accepted({ duplicateOf, reference }: ObservedEntry): ConditionDraft {
   const type = 'Accepted';
   return duplicateOf === undefined
     ? { type, status: 'True', reason: 'Accepted', message: '' }
@@ -86,11 +86,11 @@ function accepted({ duplicateOf, reference }: Observed): ConditionDraft {
       };
 }
 
-function reasonOf({ rows }: Findings): Reason {
+function reasonOf({ rows }: EntryFindings): Reason {
   return rows.every(({ state }) => state === 'Removing') ? 'Removing' : 'Caching';
 }
 
-function ready({ entry, image, duplicateOf }: Observed, findings: Findings): ConditionDraft {
+function ready({ entry, image, duplicateOf }: ObservedEntry, findings: EntryFindings): ConditionDraft {
   const no = (reason: Reason, message: string) =>
     ({ type: 'Ready', status: 'False', reason, message }) as const;
   if (entry.metadata.deletionTimestamp !== undefined) {
@@ -103,7 +103,7 @@ function ready({ entry, image, duplicateOf }: Observed, findings: Findings): Con
 }
 
 function readiness(
-  { targets, rows }: Findings,
+  { targets, rows }: EntryFindings,
   no: (reason: Reason, message: string) => ConditionDraft,
 ): ConditionDraft {
   const wanted = rows.filter(({ node }) => targets.has(node));
@@ -133,7 +133,10 @@ function readiness(
  * Returns true if a status has new facts that must be stored before any work begins, because a restarted operator needs them. All
  * other fields follow from the current state and may wait for the next write.
  */
-export function bringsFacts(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): boolean {
+export function entryBringsFacts(
+  last: ImageCacheEntryStatus | undefined,
+  next: ImageCacheEntryStatus,
+): boolean {
   const known = last?.nodes ?? [];
   const rows = next.nodes ?? [];
   const factsByNode = (list: readonly NodeCacheState[]) =>

@@ -9,9 +9,9 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { parseConfig } from '../../operator/config/config.ts';
 import { resolveImage } from '../../operator/imagecache/image.ts';
 import { buildJob, PARKED_SECONDS } from '../../operator/imagecache/job.ts';
-import { type CacheJob, type Host, type Observed } from '../../operator/imagecache/observed.ts';
-import { plan, type Start } from '../../operator/imagecache/plan.ts';
-import { bringsFacts } from '../../operator/imagecache/status.ts';
+import { type CacheJob, type Host, type ObservedEntry } from '../../operator/imagecache/observed.ts';
+import { planEntry, type Start } from '../../operator/imagecache/plan.ts';
+import { entryBringsFacts } from '../../operator/imagecache/status.ts';
 import { attemptKey } from '../../operator/imagecache/attempt.ts';
 import { mergeDiff } from '../../operator/objects/mergepatch.ts';
 
@@ -94,7 +94,7 @@ export class World {
     }
   }
 
-  observe(): Observed {
+  observe(): ObservedEntry {
     return {
       entry: this.entry,
       reference: REFERENCE,
@@ -115,9 +115,9 @@ export class World {
       return { wrote: false };
     }
     const observed = this.observe();
-    const planned = plan(observed);
+    const planned = planEntry(observed);
     const differs = mergeDiff(this.entry.status, planned.status) !== undefined;
-    const mustWrite = bringsFacts(this.entry.status, planned.status);
+    const mustWrite = entryBringsFacts(this.entry.status, planned.status);
     this.#heldSince = differs ? (this.#heldSince ?? this.now) : undefined;
     if (differs && (mustWrite || this.now >= (this.#heldSince ?? 0) + 1_000)) {
       this.entry = { ...this.entry, status: planned.status };
@@ -215,7 +215,7 @@ export class World {
     });
   }
 
-  #create(observed: Observed, start: Start): void {
+  #create(observed: ObservedEntry, start: Start): void {
     const job = buildJob(observed, start);
     if (job === undefined) {
       return;
