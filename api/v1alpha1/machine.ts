@@ -101,7 +101,7 @@ export const machineReportSchema = z.object({
   memoryBytes: z.number().int().optional(),
   diskSizeBytes: z.number().int().optional(),
   /** Percentage from 0 to 100 during a pull or clone. */
-  progressPercent: z.number().int().optional(),
+  progressPercent: z.number().int().min(0).max(100).optional(),
   accelerator: z.string().optional(),
   imageDigest: z.string().optional(),
   guestAgentConnected: z.boolean().optional(),

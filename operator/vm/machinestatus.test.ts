@@ -53,6 +53,11 @@ it('shows a pull in words for people, and nothing of it once the VM runs or is d
   expect(statusOf('Terminating', { report }).progress).toBeUndefined();
 });
 
+it('shows no number that the API server would refuse, whatever a host reports', () => {
+  const { progress, progressPercent } = statusOf('Pulling', { report: { progressPercent: 101 } });
+  expect([progress, progressPercent]).toEqual([undefined, undefined]);
+});
+
 it('shows the accelerator that the host reports', () => {
   expect(statusOf('Running', { report: { accelerator: 'kvm' } }).accelerator).toBe('KVM');
   expect(statusOf('Running', {}).accelerator).toBeUndefined();
