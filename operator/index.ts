@@ -5,7 +5,7 @@ import { HOST_KEY, HOST_VALUE, VM_UID_LABEL, WORKLOAD_LABEL } from '../api/v1alp
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
-import { Controller } from '../kube/controller.ts';
+import { Controller, type ControllerOptions } from '../kube/controller.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, CONFIG_MAPS, NAMESPACES, NODES, PODS } from '../kube/core.ts';
 import type { EventRecorder } from '../kube/events.ts';
 import { Informer } from '../kube/informer.ts';
@@ -143,8 +143,20 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
   };
 }
 
+/** Creates the controller of a reconciler. `own` knows whether a cache has seen the last write for a key. */
+function controllerFor(
+  { logger, registry }: OperatorOptions,
+  name: string,
+  workers: number,
+  reconciler: Pick<ControllerOptions, 'reconcile'>,
+  own: { ready: (key: string) => boolean } = { ready: () => true },
+): Controller {
+  const reconcile = reconciler.reconcile.bind(reconciler);
+  return new Controller({ name, workers, reconcile, ready: own.ready.bind(own), logger, metrics: registry });
+}
+
 function vmController(options: OperatorOptions, watches: Watches): Controller {
-  const { client, config, recorder, registry, logger, clock, isLeader } = options;
+  const { client, config, recorder, registry, clock, isLeader } = options;
   const consistency = new Consistency();
   const metrics = new VMMetrics(registry, {
     isLeader,
@@ -157,14 +169,7 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
         .filter((name) => isServed(name, config)),
   });
   const reconciler = new VMReconciler({ ...watches, client, config, recorder, metrics, consistency, clock });
-  const controller = new Controller({
-    name: 'vm',
-    workers: config.workers,
-    reconcile: (key, context) => reconciler.reconcile(key, context),
-    ready: (key) => consistency.ready(key),
-    logger,
-    metrics: registry,
-  });
+  const controller = controllerFor(options, 'vm', config.workers, reconciler, consistency);
   watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
   // A Pod's change comes before a burst of new VMs, because that burst would delay VMs that run.
   watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
@@ -202,49 +207,27 @@ function imageController(
   watches: Watches,
   about: Pick<ImageControllerOptions, 'kind' | 'resource' | 'objects'>,
 ): Controller {
-  const { registry, logger } = options;
   const consistency = new Consistency();
   const reconciler = new ImageReconciler({ ...options, ...watches, ...about, consistency });
-  const controller = new Controller({
-    name: about.kind.toLowerCase(),
-    workers: FEW_WORKERS,
-    reconcile: (key, context) => reconciler.reconcile(key, context),
-    ready: (key) => consistency.ready(key),
-    logger,
-    metrics: registry,
-  });
+  const controller = controllerFor(options, about.kind.toLowerCase(), FEW_WORKERS, reconciler, consistency);
   enqueueImages(controller, { ...options, ...watches, ...about });
   return controller;
 }
 
 /** Creates the controller that removes content from the image storage after Images and ISOs have given it up. */
 function removalController(options: OperatorOptions, watches: Watches): Controller {
-  const { client, config, recorder, registry, logger, clock } = options;
   const consistency = new Consistency();
-  const reconciler = new RemovalReconciler({ ...watches, client, config, recorder, consistency, clock });
-  const controller = new Controller({
-    name: 'removal',
-    workers: 1,
-    reconcile: (_key, context) => reconciler.reconcile(context),
-    ready: (key) => consistency.ready(key),
-    logger,
-    metrics: registry,
-  });
+  const reconciler = new RemovalReconciler({ ...options, ...watches, consistency });
+  const controller = controllerFor(options, 'removal', 1, reconciler, consistency);
   enqueueRemovals(controller, watches);
   return controller;
 }
 
 function hostController(options: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
-  const { registry, logger, isLeader } = options;
+  const { registry, isLeader } = options;
   exportHostMetrics(registry, { isLeader, nodes: () => watches.nodes.cache.list() });
   const reconciler = new HostReconciler({ ...options, nodes: watches.nodes, approvals });
-  const controller = new Controller({
-    name: 'host',
-    workers: FEW_WORKERS,
-    reconcile: (key, context) => reconciler.reconcile(key, context),
-    logger,
-    metrics: registry,
-  });
+  const controller = controllerFor(options, 'host', FEW_WORKERS, reconciler);
   enqueueHosts(controller, watches);
   return controller;
 }
@@ -254,34 +237,19 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
  * name depends on the first decision.
  */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
-  const { registry, logger } = o;
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });
-  const controller = new Controller({
-    name: 'certificate',
-    workers: 1,
-    reconcile: (key, context) => reconciler.reconcile(key, context),
-    ready: () => reconciler.ready(),
-    logger,
-    metrics: registry,
-  });
+  const controller = controllerFor(o, 'certificate', 1, reconciler, reconciler);
   enqueueRequests(controller, watches);
   return controller;
 }
 
 function imageCacheController(options: OperatorOptions, watches: Watches): Controller {
-  const { client, config, recorder, registry, logger, clock, isLeader } = options;
+  const { client, config, recorder, registry, clock, isLeader } = options;
   const consistency = new Consistency();
   const metrics = new CacheMetrics(registry, { isLeader, entries: () => watches.entries.cache.list() });
   const sources = { ...watches, config, clock };
   const reconciler = new ImageCacheReconciler({ ...sources, client, recorder, metrics, consistency });
-  const controller = new Controller({
-    name: 'imagecache',
-    workers: FEW_WORKERS,
-    reconcile: (key) => reconciler.reconcile(key),
-    ready: (key) => consistency.ready(key),
-    logger,
-    metrics: registry,
-  });
+  const controller = controllerFor(options, 'imagecache', FEW_WORKERS, reconciler, consistency);
   enqueueEntries(controller, sources);
   return controller;
 }

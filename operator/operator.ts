@@ -1,6 +1,7 @@
 /** Starts the operator's parts in this order: servers → caches → election → controllers. Stops them in the reverse order. */
 import { randomUUID } from 'node:crypto';
 import { hostname } from 'node:os';
+import { setTimeout as delay } from 'node:timers/promises';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { LEADER_LABEL } from '../api/v1alpha1/names.ts';
@@ -65,12 +66,9 @@ export class Operator {
     const { config, logger } = start;
     this.#start = start;
     this.#registry = createMetrics();
-    this.#client = new KubeClient(
-      new Transport(connection, { metrics: this.#registry, userAgent: 'berth-operator' }),
-    );
-    this.#leaseClient = new KubeClient(
-      new Transport(connection, { metrics: this.#registry, userAgent: 'berth-operator' }),
-    );
+    const transportOptions = { metrics: this.#registry, userAgent: 'berth-operator' };
+    this.#client = new KubeClient(new Transport(connection, transportOptions));
+    this.#leaseClient = new KubeClient(new Transport(connection, transportOptions));
     this.#client.guard = () => this.#election?.isHeld() === true;
     this.#recorder = new EventRecorder<SaidReason>(this.#client, {
       reportingController: 'berth.dev/operator',
@@ -207,7 +205,7 @@ export class Operator {
     if (this.#isWorking) {
       this.#working.abort();
       const drained = Promise.all(this.#controllers.controllers.map((controller) => controller.drained()));
-      await Promise.race([drained, deadline(DRAIN_MILLISECONDS)]);
+      await Promise.race([drained, delay(DRAIN_MILLISECONDS, undefined, { ref: false })]);
       // The Events are sent before the lease is released, because only the leader may write.
       await this.#recorder.flush(LAST_EVENTS_MILLISECONDS);
       await this.#election?.release();
@@ -227,10 +225,4 @@ function certificateProvider({ metrics }: OperatorConfig): CertificateProvider {
         ipAddresses: ['127.0.0.1'],
         days: certificateLifetimeSeconds / DAY_SECONDS,
       });
-}
-
-function deadline(milliseconds: number): Promise<void> {
-  return new Promise((resolve) => {
-    setTimeout(resolve, milliseconds).unref();
-  });
 }

@@ -89,14 +89,15 @@ export class CertificateReconciler {
 
   /** Returns the decision and the name of the Node that it depends on. */
   async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
-    const { config, requests } = this.#options;
+    const { client, config, requests } = this.#options;
     const requester = requesterOf(csr, config);
     if (requester === undefined) {
       return { decision: { kind: 'ignore' }, name: undefined };
     }
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
-    const node = name === undefined ? undefined : await this.#node(name);
+    // The Node comes from the API server, because a lagging cache could miss a known host and give its identity away.
+    const node = name === undefined ? undefined : await unlessMissing(client.get(NODES, { name }));
     const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
     const rival = rivalOf(csr, others)?.metadata.name;
     const decision = decide(requester, csr, request, { node, rival });
@@ -105,11 +106,6 @@ export class CertificateReconciler {
         decision.kind === 'serving' ? decideServing(decision, await surroundings(this.#options)) : decision,
       name,
     };
-  }
-
-  /** Reads the Node from the API server, because a lagging cache could miss a known host and give its identity away. */
-  #node(name: string): Promise<Node | undefined> {
-    return unlessMissing(this.#options.client.get(NODES, { name }));
   }
 
   async #write(

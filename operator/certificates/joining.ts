@@ -49,8 +49,7 @@ const NOT_FOR_ONE: Refusal = {
 
 const NOT_FOR_A_NODE: Refusal = {
   reason: 'TokenNotBoundToNode',
-  message:
-    "the token of the agent's ServiceAccount is bound to no node: agents in Pods join with the projected token of their Pod",
+  message: 'The token is not bound to a Node. Let the agent join with the projected token of its Pod',
 };
 
 /**

@@ -85,11 +85,7 @@ export class HostReconciler {
     const { name, uid } = node.metadata;
     logger.info({ host: name, status }, 'setting the resources of a host');
     const object = { metadata: { name, uid }, status };
-    await client.apply(NODES, object, {
-      fieldManager: FIELD_MANAGER,
-      force: true,
-      subresource: 'status',
-    });
+    await client.apply(NODES, object, { fieldManager: FIELD_MANAGER, force: true, subresource: 'status' });
   }
 
   /** Removes the list of given-up machines when the host is Ready again, because the host itself then ends machines without a VM. */

@@ -7,7 +7,7 @@ import type { Unsaved } from '../../kube/objects.ts';
 import { taskJob } from '../tasks/job.ts';
 import { ENTRY_NAME_LABEL, ENTRY_UID_LABEL } from '../tasks/owner.ts';
 import { attemptKey } from './attempt.ts';
-import { type CachedImage, isCached, type ObservedEntry, type TaskType } from './observed.ts';
+import { isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
 /** Annotation of a Job with the attempt that it was created for. A Job of another attempt has already had its effect. */
@@ -69,15 +69,7 @@ function taskOf({ entry, image }: ObservedEntry, { type, row }: Start): Task | u
   if (type === 'uncache') {
     return { ...holder, type };
   }
-  return isCached(image) ? cacheTask(holder, image, row.refresh === true) : undefined;
-}
-
-function cacheTask(
-  holder: Pick<Task & { type: 'cache' }, 'apiVersion' | 'entry'>,
-  image: CachedImage,
-  refresh: boolean,
-): Task {
-  return { ...holder, type: 'cache', image: image.task, refresh };
+  return isCached(image) ? { ...holder, type, image: image.task, refresh: row.refresh === true } : undefined;
 }
 
 /**

@@ -48,7 +48,7 @@ export class RemovalReconciler {
     this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
   }
 
-  async reconcile({ logger }: { logger: Logger }): Promise<Result> {
+  async reconcile(_key: string, { logger }: { logger: Logger }): Promise<Result> {
     const { config, clock } = this.#options;
     const removals = observeRemovals(this.#options);
     if (removals.length === 0) {

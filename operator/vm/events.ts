@@ -40,12 +40,8 @@ export function recordDoubledIdentity(
   macAddress: string,
   hosts: readonly string[],
 ): void {
-  recorder.event(vm, {
-    type: 'Warning',
-    reason: 'IdentityMayBeDoubled',
-    action: 'Deploying',
-    message: `The VM has the MAC address ${macAddress} of an earlier VM of this name, which may still run on the silent host ${hosts.join(', ')}. Bring that host back or switch it off`,
-  });
+  const message = `The VM has the MAC address ${macAddress} of an earlier VM of this name, which may still run on the silent host ${hosts.join(', ')}. Bring that host back or switch it off`;
+  recorder.event(vm, warning('IdentityMayBeDoubled', 'Deploying', message));
 }
 
 /**
@@ -58,7 +54,7 @@ function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
   }
   const where = lost.nodeName === undefined ? '' : ` on host ${lost.nodeName}`;
   const message = `Attempt ${attempt}${where} was given up: ${lost.message}`;
-  return [{ type: 'Warning', reason: lost.reason, action: 'Scheduling', message }];
+  return [warning(lost.reason, 'Scheduling', message)];
 }
 
 function placed(last: VMStatus | undefined, { nodeName }: VMStatus, attempt: number): Story[] {
@@ -71,14 +67,7 @@ function heldUp(last: VMStatus | undefined, next: VMStatus): Story[] {
   const waiting = blocked(next);
   return waiting === undefined || waiting.reason === blocked(last)?.reason
     ? []
-    : [
-        {
-          type: 'Warning',
-          reason: saidReason(waiting.reason, 'Pending'),
-          action: 'Scheduling',
-          message: waiting.message,
-        },
-      ];
+    : [warning(saidReason(waiting.reason, 'Pending'), 'Scheduling', waiting.message)];
 }
 
 function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
@@ -89,19 +78,13 @@ function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
     return isOver ? [normal('HostDiskHasRoom', 'Running', 'The disk of the host has room again')] : [];
   }
   const { reason, message } = now;
-  return reason === before?.reason ? [] : [{ type: 'Warning', reason, action: 'Running', message }];
+  return reason === before?.reason ? [] : [warning(reason, 'Running', message)];
 }
 
 function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
   if (next.failure !== undefined && last?.failure === undefined) {
-    return [
-      {
-        type: 'Warning',
-        reason: saidReason(next.failure.reason, 'MachineFailed'),
-        action: 'Ending',
-        message: next.failure.message,
-      },
-    ];
+    const { reason, message } = next.failure;
+    return [warning(saidReason(reason, 'MachineFailed'), 'Ending', message)];
   }
   return next.phase === last?.phase ? [] : phaseStory(next);
 }
@@ -127,20 +110,17 @@ function phaseStory(next: VMStatus): Story[] {
   }
   if (next.phase === 'Failed') {
     const ready = conditionIn(next, 'Ready');
-    return [
-      {
-        type: 'Warning',
-        reason: saidReason(ready?.reason, 'Failed'),
-        action: 'Running',
-        message: ready?.message ?? '',
-      },
-    ];
+    return [warning(saidReason(ready?.reason, 'Failed'), 'Running', ready?.message ?? '')];
   }
   return [];
 }
 
 function normal(reason: Reason, action: string, message: string): Story {
   return { type: 'Normal', reason, action, message };
+}
+
+function warning(reason: SaidReason, action: string, message: string): Story {
+  return { type: 'Warning', reason, action, message };
 }
 
 /** Returns a condition that blocks the deployment: no host, no image, or a refused Pod; undefined without such a condition. */

@@ -147,13 +147,11 @@ export async function nodeOf(
     : (nodes.cache.get(name) ?? (await unlessMissing(client.get(NODES, { name }))));
 }
 
-function lookups(sources: Sources, namespace: string): Lookups {
-  const fallback = sources.config.namespaces.default;
+function lookups({ vmConfigs, images, isos, config }: Sources, namespace: string): Lookups {
+  const fallback = config.namespaces.default;
   return {
-    vmConfig: (name, from) => sources.vmConfigs.cache.get(`${from}/${name}`),
-    image: (name) =>
-      sources.images.cache.get(`${namespace}/${name}`) ?? sources.images.cache.get(`${fallback}/${name}`),
-    iso: (name) =>
-      sources.isos.cache.get(`${namespace}/${name}`) ?? sources.isos.cache.get(`${fallback}/${name}`),
+    vmConfig: (name, from) => vmConfigs.cache.get(`${from}/${name}`),
+    image: (name) => images.cache.get(`${namespace}/${name}`) ?? images.cache.get(`${fallback}/${name}`),
+    iso: (name) => isos.cache.get(`${namespace}/${name}`) ?? isos.cache.get(`${fallback}/${name}`),
   };
 }

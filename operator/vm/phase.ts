@@ -30,14 +30,10 @@ export function phaseOf(observed: Observed, facts: Facts): Phase {
   if (facts.failure !== undefined) {
     return failedPhase(observed, facts.failure);
   }
-  if (pod === undefined || facts.attempt > attemptOf(observed)) {
+  if (pod === undefined || facts.attempt > (vm.status?.attempt ?? 1)) {
     return { name: 'Pending', reason: 'Pending', message: 'The VM waits for its Pod' };
   }
   return unreachablePhase(observed, facts) ?? podPhase(pod);
-}
-
-function attemptOf({ vm }: Observed): number {
-  return vm.status?.attempt ?? 1;
 }
 
 /** Returns the phase of a failed VM: Failed when nothing of the machine remains, and Stopping until then. */

@@ -86,18 +86,15 @@ export function buildDesired(
   };
 }
 
-function identity({ metadata: { name, namespace = '', uid = '' } }: VM): Machine['vm'] {
-  return { namespace, name, uid };
-}
-
 /** Returns the machine document, in which no field is forgotten. Its JSON omits fields without a value. */
 function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]: Machine[Field] } {
   const { vm, resolved, attempt } = options;
   const { spec } = vm;
+  const { name, namespace = '', uid = '' } = vm.metadata;
   const { diskSizeBytes, readiness } = resolved;
   return {
     apiVersion: MACHINE_API_VERSION,
-    vm: identity(vm),
+    vm: { namespace, name, uid },
     config: resolved.config,
     attempt,
     os: resolved.os,

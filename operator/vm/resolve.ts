@@ -86,7 +86,7 @@ export function resolve(observed: Observed): Resolved | Unresolved {
   }
   const { image, iso, imageObject, isoObject } = images;
   const named = [imageLayer(imageObject), imageLayer(isoObject)];
-  const layers = [spec, configLayer(config), ...named, observed.config.defaults];
+  const layers = [spec, { ...config?.spec }, ...named, observed.config.defaults];
   const resolved: Resolved = {
     image,
     iso,
@@ -96,10 +96,6 @@ export function resolve(observed: Observed): Resolved | Unresolved {
     config: config && configIdentity(config),
   };
   return portsNeedNAT(spec, resolved) ?? portNotReservable(observed) ?? resolved;
-}
-
-function configLayer(config: VMConfig | undefined): Layer {
-  return config === undefined ? {} : { ...config.spec };
 }
 
 function imageLayer(image: Image | ISO | undefined): Layer {

@@ -144,7 +144,7 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'The ServiceAccount token of the agent is bound to no Node',
+    says: 'The ServiceAccount token of the agent is not bound to a Node',
     todo: 'Let the agent join with the projected token of its Pod',
   },
   NodeExists: {
