@@ -336,7 +336,7 @@ describe('a VM that is there already', () => {
   });
 
   it.for<[string, Spec, ...string[]]>([
-    ['a smaller disk', { diskSize: '9Gi' }, 'spec.diskSize', 'never made smaller', '10Gi'],
+    ['a smaller disk', { diskSize: '9Gi' }, 'spec.diskSize', 'must not be reduced', '10Gi'],
     ['no disk size', { diskSize: null }, 'spec.diskSize', 'removed'],
   ])('cannot get %s', async ([, spec, ...says]) => {
     await expectKept(name, spec, ...says);
