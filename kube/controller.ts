@@ -20,24 +20,18 @@ const BACKOFF_CAP_MILLISECONDS = 60_000;
  * Cluster API waits as long.
  */
 const STALE_WAIT_MILLISECONDS = 100;
-/** Time limit of a reconcile. A reconcile only waits for some requests, each with its own deadline of 30 s. */
+/** Time after which a reconcile is counted as too long. It is not ended, because each of its requests has its own deadline of 30 s. */
 const RECONCILE_LIMIT_MILLISECONDS = 120_000;
 
 /** Result of a reconcile. If it is undefined, there is nothing to do until something changes. */
 export type Result = { requeueAfterMilliseconds?: number | undefined } | undefined;
-
-export interface ReconcileContext {
-  logger: Logger;
-  /** Aborts when the reconcile has taken too long. It does not abort at shutdown, because a running reconcile is finished. */
-  signal: AbortSignal;
-}
 
 export interface ControllerOptions {
   /** Name in the labels of metrics. It is unique in the process. */
   name: string;
   workers: number;
   /** Reconciles one key. Errors are tried again with back-off. A TerminalError is only counted and logged. */
-  reconcile: (key: string, context: ReconcileContext) => Promise<Result>;
+  reconcile: (key: string, context: { logger: Logger }) => Promise<Result>;
   logger: Logger;
   metrics: Registry;
   /** Returns false when a cache has not yet seen an own write for the key. The key is then checked again after 100 ms. */
@@ -156,13 +150,9 @@ export class Controller {
 
   async #reconcile(key: string): Promise<Outcome> {
     const logger = this.#logger.child({ ...refOf(key), reconcileID: randomUUID() });
-    const limit = new AbortController();
-    const timer = setTimeout(() => {
-      this.#metrics.timeouts.inc();
-      limit.abort(new Error('the reconcile took too long'));
-    }, RECONCILE_LIMIT_MILLISECONDS);
+    const timer = setTimeout(() => this.#metrics.timeouts.inc(), RECONCILE_LIMIT_MILLISECONDS);
     try {
-      const result = await this.#options.reconcile(key, { logger, signal: limit.signal });
+      const result = await this.#options.reconcile(key, { logger });
       return this.#succeeded(key, result);
     } catch (error) {
       return this.#failed(key, error, logger);
