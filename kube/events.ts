@@ -130,9 +130,9 @@ export class EventRecorder<Reason extends string> {
     const body = this.#body(regarding, text, now);
     const sent = this.#send(async () => {
       try {
-        const made = await this.#client.create<Event>(EVENTS, body);
+        await this.#client.create<Event>(EVENTS, body);
         this.#count('created');
-        resolve(made.metadata);
+        resolve(body.metadata);
       } catch (error) {
         this.#forget(key, error);
         resolve(undefined);
