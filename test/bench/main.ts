@@ -3,7 +3,7 @@
  * hand; pulls, beside skopeo and what the machine gives at most; clones; an image onto many simulated hosts; readers of logs. Prints
  * tables for people, a verdict for each target and everything as JSON. The exit code is 1 where a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs] [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20]
+ *     node test/bench/main.ts [--only fleet,starts,pulls,clones,fanout,logs,workers] [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20]
  *         [--pulls 5] [--folder /var/tmp] [--charts docs/performance]
  */
 import { parseArgs } from 'node:util';
@@ -25,6 +25,7 @@ import { writeCharts } from './plot.ts';
 import { measurePulls } from './pulls.ts';
 import { startsTable, startsVerdicts } from './report.ts';
 import { type Verdict, verdictsTable } from './verdicts.ts';
+import { measureWorkers, workersTable } from './workers.ts';
 import { runCommand } from '../../hack/command.ts';
 
 const CLONES = 20;
@@ -87,6 +88,7 @@ const PARTS: readonly Part[] = [
     verdicts: logReadsVerdicts,
   }),
   part('fleet', (settings) => measureFleet(settings), { table: fleetTable, verdicts: fleetVerdicts }),
+  part('workers', () => measureWorkers(), { table: workersTable, verdicts: () => [] }),
   part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];
 

@@ -1,0 +1,76 @@
+/** CPU time of a controller for one key, with the controller's own workers and with a p-queue as its workers. */
+import PQueue from 'p-queue';
+import { pino } from 'pino';
+import { Controller } from '../../kube/controller.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { format } from './report.ts';
+import { median } from './verdicts.ts';
+
+const KEYS = 100_000;
+/** As the operator's default. */
+const WORKERS = 16;
+/** The first round is not counted, because the code is compiled in it. */
+const ROUNDS = 6;
+
+export interface Workers {
+  /** Medians in microseconds of CPU time for one key. */
+  ownMicroseconds: number;
+  poolMicroseconds: number;
+}
+
+/** Measures both in turns. The work of a key is empty. */
+export async function measureWorkers(): Promise<Workers> {
+  const own: number[] = [];
+  const pool: number[] = [];
+  for (let round = 0; round < ROUNDS; round += 1) {
+    own.push(await microsecondsPerKey((work) => work()));
+    const queue = new PQueue({ concurrency: WORKERS });
+    pool.push(await microsecondsPerKey((work) => queue.add(work)));
+  }
+  return { ownMicroseconds: median(own.slice(1)), poolMicroseconds: median(pool.slice(1)) };
+}
+
+async function microsecondsPerKey(run: (work: () => Promise<void>) => Promise<void>): Promise<number> {
+  const stop = new AbortController();
+  const { promise: finished, resolve: finish } = Promise.withResolvers<void>();
+  let done = 0;
+  const work = async (): Promise<void> => {
+    await Promise.resolve();
+    done += 1;
+    if (done === KEYS) {
+      finish();
+    }
+  };
+  const controller = new Controller({
+    name: 'bench',
+    workers: WORKERS,
+    reconcile: async () => {
+      await run(work);
+      return undefined;
+    },
+    logger: pino({ level: 'silent' }),
+    metrics: createMetrics(),
+  });
+  const before = process.cpuUsage();
+  for (let key = 0; key < KEYS; key += 1) {
+    controller.enqueue(`namespace/vm-${key}`);
+  }
+  controller.start(stop.signal);
+  await finished;
+  const { user, system } = process.cpuUsage(before);
+  stop.abort();
+  await controller.drained();
+  return (user + system) / KEYS;
+}
+
+export function workersTable({ ownMicroseconds, poolMicroseconds }: Workers): string {
+  return format([
+    [`CPU time of a controller per key, ${KEYS} keys`, 'own workers', 'p-queue', 'added'],
+    [
+      'queue, workers and metrics',
+      ...[ownMicroseconds, poolMicroseconds, poolMicroseconds - ownMicroseconds].map(
+        (value) => `${value.toFixed(1)} µs`,
+      ),
+    ],
+  ]);
+}
