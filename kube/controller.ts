@@ -1,5 +1,6 @@
 /** Runs a reconcile function over the keys of a queue, as controller-runtime does. */
 import { randomUUID } from 'node:crypto';
+import PQueue from 'p-queue';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { waitAfter } from '../base/backoff.ts';
@@ -50,11 +51,13 @@ export class Controller {
   /** Start of each running reconcile by key, in the time of `performance.now()`. */
   readonly #running = new Map<string, number>();
   readonly #drainedResolvers = Promise.withResolvers<void>();
+  readonly #workers: PQueue;
   #signal: AbortSignal | undefined;
   #isPumpScheduled = false;
 
   constructor(options: ControllerOptions) {
     this.#options = options;
+    this.#workers = new PQueue({ concurrency: options.workers });
     this.#logger = options.logger.child({ controller: options.name });
     this.#metrics = controllerMetrics(options.metrics, options.name, options.workers);
     this.#queue = new WorkQueue(() => this.#schedulePump());
@@ -115,7 +118,11 @@ export class Controller {
   }
 
   #pump(): void {
-    while (this.#signal !== undefined && !this.#stopped && this.#running.size < this.#options.workers) {
+    while (
+      this.#signal !== undefined &&
+      !this.#stopped &&
+      this.#workers.pending < this.#workers.concurrency
+    ) {
       const ready = this.#queue.take();
       if (ready === undefined) {
         return;
@@ -125,7 +132,7 @@ export class Controller {
         this.#queue.done(ready.key);
         this.#queue.addAfter(ready.key, STALE_WAIT_MILLISECONDS);
       } else {
-        void this.#work(ready);
+        void this.#workers.add(() => this.#work(ready)).then(() => this.#pump());
       }
     }
   }
@@ -143,8 +150,6 @@ export class Controller {
     this.#queue.done(key);
     if (this.#stopped) {
       this.#stop();
-    } else {
-      this.#pump();
     }
   }
 
