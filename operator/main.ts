@@ -4,6 +4,7 @@
  */
 import '../base/heap.ts';
 import { parseArgs } from 'node:util';
+import { setFlagsFromString } from 'node:v8';
 import { pino } from 'pino';
 import { ConfigError } from '../base/config.ts';
 import { loadConfig } from './config/config.ts';
@@ -13,6 +14,9 @@ import { createMetrics } from '../kube/metrics.ts';
 import { Transport } from '../kube/transport.ts';
 import { Operator } from './operator.ts';
 import { readUninstallOptions, RefusedError, uninstall } from './uninstall.ts';
+
+// V8's second optimizing compiler needs 4 MB of memory. Without it, the CPU time for 500 VMs was the same.
+setFlagsFromString('--no-turbofan');
 
 /** Exit code after a mistake in the configuration or arguments, which the caller must correct. */
 const EXIT_CONFIGURATION = 2;
