@@ -265,6 +265,23 @@ describe('hosts that hold things up', () => {
 });
 
 describe('removal', () => {
+  it('cleans a cordoned host too, which gets no other work', async () => {
+    const reference = 'registry.example/cordoned:1';
+    await entries.create('cordoned', { reference, targets: { nodes: ['host-0', 'host-1'] } });
+    await entries.waitUntilCached('cordoned', 2);
+    await cluster.kubectl(['cordon', 'host-1']);
+    await deleteAll();
+    await entries.create('uncached', { reference, targets: { nodes: ['host-0', 'host-1'] } });
+    await entries.waitFor(
+      'uncached',
+      'the other host alone to have the image',
+      (entry) => entry.status?.cached === 1 && rowOf(entry, 'host-1')?.message === 'The host is cordoned',
+    );
+    expect(simulator.holds('host-1')).toEqual([]);
+    await cluster.kubectl(['uncordon', 'host-1']);
+    await entries.waitUntilCached('uncached', 2);
+  });
+
   it('cleans the hosts that leave the targets, and all of them when the entry is deleted', async () => {
     await cluster.kubectl(['label', 'node', ...hosts.slice(0, 5), 'tag.berth.dev/ci=']);
     await cluster.kubectl(['label', 'node', hosts[4] ?? '', 'tag.berth.dev/old=']);
