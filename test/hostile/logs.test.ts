@@ -230,7 +230,7 @@ describe('a console of 8 MiB and its readers', () => {
       await host.kill();
       await terminate(hypervisor.pid);
       await host.startAgain();
-      const told = /HostLost .*the machine ended .*: terminating on signal 15 from pid \d+/;
+      const told = /HostLost .*The machine ended .*: terminating on signal 15 from pid \d+/;
       await waitFor(
         'the Pod to tell',
         async () => told.test(await world.kubectl('describe', 'pod', 'lines')),
