@@ -137,7 +137,7 @@ describe('what hosts join with', () => {
       "a Pod's token, the host of another node",
       () => asPod('node1'),
       'node2-berth',
-      /NotItself: .* the host node1-berth only/,
+      /NotItself: .* only for the certificate of host node1-berth/,
     ],
     ["a Pod's token, its node's kubelet", () => asPod('node1'), 'node1', /NotItself/],
     ["the agents' account, bound to no Pod", () => asPod(), 'node1-berth', /TokenNotBoundToNode/],

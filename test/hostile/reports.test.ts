@@ -1,18 +1,28 @@
-/** One host that lies about the work it was given: whatever it reports, an Image's content stays where the operator put it. */
+/**
+ * A host that lies about its tasks, and a tenant who passes tasks off as those of others. The content of an Image stays where the
+ * operator put it.
+ */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
+import { PODS } from '../../kube/core.ts';
 import { IMAGES } from '../../operator/objects/resources.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { waitForObject } from '../fixtures/objects.ts';
+import { CacheEntries, rowOf } from '../fixtures/cacheentries.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { account, type Account } from './support/accounts.ts';
 import { tried } from './support/attempts.ts';
 
 const NAMESPACE = 'platform-default';
+/** Namespace in which the tenant has `edit`. */
+const TENANT = 'platform-tenant';
+/** Namespace of Images whose Jobs and Pods a quota holds back, so that forged ones would be the only ones. */
+const HELD_BACK = 'platform-held-back';
 const STORAGE = 'storage.example/berth';
 const [GOOD, OTHER] = ['a', 'b'].map((digit) => `sha256:${digit.repeat(64)}`) as [string, string];
 const SIZES = { sizeBytes: 64 * 1024 ** 3, storageBytes: 9 * 1024 ** 3 };
@@ -22,25 +32,36 @@ type Lies = Record<string, unknown>;
 let cluster: Cluster;
 let host: ActingHost;
 let vms: VMs;
+let tenant: Account;
 
 beforeAll(async () => {
   cluster = await startCluster({ name: `hostile-reports-${process.pid}` });
   await cluster.startOperator({ config: { imageStorage: { registry: { prefix: STORAGE } } } });
   host = await ActingHost.join(cluster.client(), 'mac1');
   vms = new VMs(cluster);
+  await cluster.createNamespace(TENANT);
+  const binding = ['create', 'rolebinding', 'edit', '-n', TENANT, '--clusterrole=edit'];
+  await cluster.kubectl([...binding, `--serviceaccount=${TENANT}:tenant`]);
+  tenant = await account(cluster, TENANT, 'tenant');
 });
 
 afterAll(async () => {
+  await tenant?.close();
   await host?.silence();
   await cluster?.stop();
 });
 
-async function create(name: string, spec: ImageSpec): Promise<void> {
-  await cluster.client().create(IMAGES, { metadata: { name, namespace: NAMESPACE }, spec });
+function create(name: string, spec: ImageSpec, namespace = NAMESPACE): Promise<Image> {
+  return cluster.client().create(IMAGES, { metadata: { name, namespace }, spec });
 }
 
-function until(name: string, what: string, matches: (image: Image) => boolean): Promise<Image> {
-  const get = () => cluster.client().get(IMAGES, { namespace: NAMESPACE, name });
+function until(
+  name: string,
+  what: string,
+  matches: (image: Image) => boolean,
+  namespace = NAMESPACE,
+): Promise<Image> {
+  const get = () => cluster.client().get(IMAGES, { namespace, name });
   return waitForObject(`Image ${name}: ${what}`, get, matches);
 }
 
@@ -50,15 +71,19 @@ async function answer(
   requestedAt: string | undefined,
   report: (task: Task) => Lies,
 ): Promise<void> {
-  const job = await waitFor(`a Job of Image ${name}`, async () => {
-    const { items } = await cluster.client().list(JOBS, { namespace: NAMESPACE });
+  const job = await jobFor(name, requestedAt);
+  const pod = await host.beginTask({ namespace: NAMESPACE, name: job.metadata.name });
+  await host.finishTask(pod, report(taskOf(job)));
+}
+
+function jobFor(name: string, requestedAt?: string, namespace = NAMESPACE): Promise<Job> {
+  return waitFor(`a Job of Image ${name}`, async () => {
+    const { items } = await cluster.client().list(JOBS, { namespace });
     return items.find(
       ({ metadata: { ownerReferences, annotations } }) =>
         ownerReferences?.[0]?.name === name && annotations?.['berth.dev/requested-at'] === requestedAt,
     );
   });
-  const pod = await host.beginTask({ namespace: NAMESPACE, name: job.metadata.name });
-  await host.finishTask(pod, report(taskOf(job)));
 }
 
 function taskOf(job: Job): Task {
@@ -161,5 +186,76 @@ it('a commit whose report does not fit its task is Failed, and leaves the conten
     expect
       .soft(condition(image, 'Committed'), kind)
       .toMatchObject({ status: 'False', reason: 'ReportRefused' });
+  }
+});
+
+/** Makes an Image of the tenant, whose task has ended with content of the tenant's choice. Resolves with the paths of Job and Pod. */
+async function ownTask(name: string): Promise<Record<'Job' | 'Pod', string>> {
+  await create(name, { source: tag(name) }, TENANT);
+  const job = await jobFor(name, undefined, TENANT);
+  const pod = await host.beginTask({ namespace: TENANT, name: job.metadata.name });
+  const reference = `registry.example/team/${name}@${OTHER}`;
+  await host.finishTask(pod, { ...SIZES, digest: OTHER, reference });
+  await until(name, 'content', ({ status }) => status?.content !== undefined, TENANT);
+  return {
+    Job: `/apis/batch/v1/namespaces/${TENANT}/jobs/${job.metadata.name}`,
+    Pod: `/api/v1/namespaces/${TENANT}/pods/${pod.name}`,
+  };
+}
+
+it('a task or Pod that a tenant passes off as that of another changes nothing of the other', async (context) => {
+  const client = cluster.client();
+  const entries = new CacheEntries(cluster);
+  const victim = { namespace: NAMESPACE, name: 'victim' };
+  const reference = 'registry.example/team/cached:1';
+  const entry = await entries.create('victim', { reference, targets: { nodes: [host.name] } });
+  await cluster.createNamespace(HELD_BACK);
+  const quota = ['create', 'quota', 'few', '-n', HELD_BACK, '--hard=pods=0,count/jobs.batch=1'];
+  await cluster.kubectl(quota);
+  const image = await create('without-pod', { source: tag('without-pod') }, HELD_BACK);
+  const job = await jobFor('without-pod', undefined, HELD_BACK);
+  const jobless = await create('without-job', { source: tag('without-job') }, HELD_BACK);
+  const isHeldBack = (one: Image) => condition(one, 'Ready')?.message.includes('exceeded quota') === true;
+  await until('without-job', 'a refusal', isHeldBack, HELD_BACK);
+  await vms.create('victim');
+  await host.waitForPod(victim);
+  await host.run(victim);
+  const vm = await vms.waitForPhase('victim', 'Running');
+  await entries.waitFor('victim', 'a pull', (one) => rowOf(one, host.name)?.state === 'Caching');
+  const states = async () => ({
+    entry: (await entries.get('victim')).status?.nodes,
+    images: (await client.list(IMAGES, { namespace: HELD_BACK })).items.map(({ status }) => status),
+    vm: (await vms.get('victim')).status,
+    pod: (await client.get(PODS, victim)).metadata.uid,
+  });
+  const before = await states();
+  const forgeries = [
+    ['Pod', 'batch/v1', job],
+    ['Pod', 'berth.dev/v1alpha1', vm],
+    ['Job', 'berth.dev/v1alpha1', image],
+    ['Job', 'berth.dev/v1alpha1', jobless],
+    ['Job', 'berth.dev/v1alpha1', vm],
+    ['Job', 'berth.dev/v1alpha1', entry],
+  ] as const;
+  for (const [index, [what, apiVersion, { kind, metadata }]] of forgeries.entries()) {
+    const path = (await ownTask(`own-${index}`))[what];
+    const { name, uid = '' } = metadata;
+    const told = `${what} as one of ${kind} ${name}`;
+    for (const label of ['berth.dev/image-uid', 'berth.dev/cache-entry-uid', 'berth.dev/vm-uid']) {
+      const labelled = await tenant.send('PATCH', path, { metadata: { labels: { [label]: uid } } });
+      expect(labelled, `${told} by ${label}`).toMatchObject({ status: 403 });
+    }
+    const ownerReferences = [{ apiVersion, kind, name, uid, controller: true }];
+    // The finalizer keeps the forgery from the garbage collector, which misses the owner in this namespace.
+    const forged = { metadata: { ownerReferences, finalizers: ['example.com/hold'] } };
+    const { status } = await tenant.send('PATCH', path, forged);
+    tried(context, told, `HTTP ${status}`);
+    // Every object is looked at again, and a later one after it.
+    const look = [`example.com/look=${index}`, '--overwrite'];
+    await cluster.kubectl(['annotate', '-n', HELD_BACK, 'images', '--all', ...look]);
+    await cluster.kubectl(['annotate', '-n', NAMESPACE, 'vm/victim', 'ice/victim', ...look]);
+    await create(`later-${index}`, { source: tag('later') });
+    await jobFor(`later-${index}`);
+    expect(await states(), `after a ${told}`).toEqual(before);
   }
 });
