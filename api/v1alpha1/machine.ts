@@ -86,6 +86,19 @@ export const desiredSchema = z.object({
 });
 export type Desired = z.infer<typeof desiredSchema>;
 
+/** Longest RFC 3339 time that a host may report, in characters: nanoseconds and an offset fit. */
+const LONGEST_TIME = 40;
+/** A time that the API server accepts in the VM's status. It takes T and Z in both cases. */
+const timeText = z
+  .string()
+  .max(LONGEST_TIME)
+  .refine((text) => z.iso.datetime({ offset: true }).safeParse(text.toUpperCase()).success);
+
+/** Returns the schema of a value that a host reports. A wrong value counts as absent, so that the other values are still read. */
+function reported<T extends z.ZodType>(schema: T) {
+  return schema.optional().catch(undefined);
+}
+
 /**
  * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. It has the hash of the
  * fulfilled `desired`, because a Pod's generation does not change with annotations. It also has the finished actions and facts
@@ -93,19 +106,19 @@ export type Desired = z.infer<typeof desiredSchema>;
  */
 export const machineReportSchema = z.object({
   /** SHA-256 of the text of the `berth.dev/desired` annotation that is now fulfilled, as the first 16 hexadecimal characters. */
-  desiredHash: z.string().optional(),
-  restartedAt: z.string().optional(),
-  revertedAt: z.string().optional(),
+  desiredHash: reported(z.string()),
+  restartedAt: reported(timeText),
+  revertedAt: reported(timeText),
   /** Values with which the running machine was started. They may differ from `desired` until the next start. */
-  cpu: z.number().int().optional(),
-  memoryBytes: z.number().int().optional(),
-  diskSizeBytes: z.number().int().optional(),
+  cpu: reported(z.number().int()),
+  memoryBytes: reported(z.number().int()),
+  diskSizeBytes: reported(z.number().int()),
   /** Percentage from 0 to 100 during a pull or clone. */
-  progressPercent: z.number().int().min(0).max(100).optional(),
-  accelerator: z.string().optional(),
-  imageDigest: z.string().optional(),
-  guestAgentConnected: z.boolean().optional(),
-  message: z.string().optional(),
+  progressPercent: reported(z.number().int().min(0).max(100)),
+  accelerator: reported(z.string()),
+  imageDigest: reported(z.string()),
+  guestAgentConnected: reported(z.boolean()),
+  message: reported(z.string()),
 });
 export type MachineReport = z.infer<typeof machineReportSchema>;
 

@@ -17,6 +17,12 @@ it('the version of a Node has the version of its agent', () => {
   expect(['kwok', 'v1.36.3', '', undefined].map(agentVersion)).toEqual(Array(4).fill(undefined));
 });
 
+it('a version that no agent writes is no version, whatever its length', () => {
+  const long = `v1.36.3-berth.1.2.${'0'.repeat(100)}`;
+  const repeated = `${'-berth.1.1.'.repeat(40_000)}\n`;
+  expect([long, repeated, `${NODE_VERSION}\n`].map(agentVersion)).toEqual(Array(3).fill(undefined));
+});
+
 it.each([
   ['1.4.9', false],
   ['1.5.0', false],

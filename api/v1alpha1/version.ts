@@ -11,9 +11,12 @@ const SUPPORTED_MINOR_RELEASES = 1;
  */
 export const NODE_VERSION = `v1.36.3-berth.${VERSION}`;
 
+/** Form of {@link NODE_VERSION} in any release. The host writes this text, so each part has a bound and the time to match is linear. */
+const NODE_VERSION_FORM = /^v\d[\d.]{0,31}-berth\.(\d{1,6}\.\d{1,6}\.[-+.\w]{1,64})$/;
+
 /** Returns the agent's version from the version of its Node; undefined if the Node has no agent of Berth, for example a simulated host. */
 export function agentVersion(nodeVersion: string | undefined): string | undefined {
-  return /-berth\.(\d+\.\d+\..+)$/.exec(nodeVersion ?? '')?.[1];
+  return NODE_VERSION_FORM.exec(nodeVersion ?? '')?.[1];
 }
 
 /** Reports whether an agent of this version is more than one minor release apart from the operator of this release. */

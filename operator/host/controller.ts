@@ -47,8 +47,8 @@ export class HostReconciler {
 
   async #reconcileNode(node: Node, logger: Logger): Promise<void> {
     if (isHost(node)) {
-      await this.#writeStatus(node, logger);
       await this.#writeTaints(node, logger);
+      await this.#writeStatus(node, logger);
       await this.#forgetGivenUp(node);
     } else if (node.metadata.labels?.[HOST_MARK] === undefined) {
       await this.#mark(node, logger);

@@ -62,7 +62,10 @@ export function planHost(context: HostContext): HostPlan {
 function planTarget(context: HostContext): HostPlan {
   const { row, observed, isHeld, jobs } = context;
   if (!isCached(observed.image)) {
-    return { row, isHeld, deletes: [] };
+    // No host can ever fetch such a reference, so nothing is under way or tried again. An Image that has no content yet gets it.
+    return observed.image.reason === 'ImageSourceUnsupported'
+      ? { row: undefined, isHeld, deletes: jobs }
+      : { row, isHeld, deletes: [] };
   }
   const attempt = attemptOf(jobs[0], row, observed);
   if (row === undefined || attempt.kind === 'none') {

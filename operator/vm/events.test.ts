@@ -5,11 +5,13 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { recordTransition } from './events.ts';
 
-function running(ready: 'True' | 'False', message: string): VMStatus {
-  const time = '2030-01-01T00:00:00Z';
+const STARTED = '2030-01-01T00:00:00Z';
+
+function running(ready: 'True' | 'False', message: string, time = STARTED): VMStatus {
   return {
     phase: 'Running',
     nodeName: 'host',
+    startTime: STARTED,
     conditions: [{ type: 'Ready', status: ready, reason: 'Running', message, lastTransitionTime: time }],
   };
 }
@@ -37,6 +39,10 @@ it('a VM that becomes Ready says why, once', () => {
     'Ready: Port 22 of the guest answers',
   ]);
   expect(told(ANSWERS, ANSWERS)).toEqual([]);
+});
+
+it('a guest that closes its port and opens it again is not told again before its next start', () => {
+  expect(told(running('False', 'Port 22 is closed', '2030-01-01T00:07:00Z'), ANSWERS)).toEqual([]);
 });
 
 it('a VM that is Ready as soon as it runs has the Events of its host and its run alone', () => {

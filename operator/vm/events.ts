@@ -89,10 +89,16 @@ function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
   return next.phase === last?.phase ? [] : phaseStory(next);
 }
 
-/** Returns the Event of a VM that became Ready for a reason, for example because a port answers. */
+/**
+ * Returns the Event of a VM that became Ready for a reason, for example because a port answers. It is told once per start of the
+ * machine. Otherwise a guest that opens and closes its port would use up the Events of its VM.
+ */
 function becameReady(last: VMStatus | undefined, next: VMStatus): Story[] {
   const { status, message = '' } = conditionIn(next, 'Ready') ?? {};
-  const isNew = status === 'True' && conditionIn(last, 'Ready')?.status !== 'True';
+  const before = conditionIn(last, 'Ready');
+  const isFirst =
+    before === undefined || Date.parse(before.lastTransitionTime) <= Date.parse(next.startTime ?? '');
+  const isNew = status === 'True' && before?.status !== 'True' && isFirst;
   return isNew && message !== '' ? [normal('Ready', 'Running', message)] : [];
 }
 

@@ -8,20 +8,27 @@ import { parseConfig } from '../config/config.ts';
 import { machineStatus } from './machinestatus.ts';
 import type { Observed } from './observe.ts';
 import { buildPod } from './pod.ts';
+import { machineReport } from './podstate.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 
 const config = parseConfig({}, 'test');
 const REFERENCE = `registry.example:5000/team/fedora:40@sha256:${'a'.repeat(64)}`;
 
 function statusOf(
-  phase: 'Pulling' | 'Running' | 'Terminating',
-  { spec = {}, report = {}, pod: told = {} }: { spec?: VMSpec; report?: MachineReport; pod?: PodStatus },
+  phase: 'Pulling' | 'Running' | 'Stopped' | 'Terminating',
+  {
+    spec = {},
+    report = {},
+    pod: told = {},
+    last,
+  }: { spec?: VMSpec; report?: MachineReport; pod?: PodStatus; last?: VMStatus },
 ): Partial<VMStatus> {
   const vm: VM = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
     metadata: { name: 'x', namespace: 'platform-ci', uid: 'vm' },
     spec: { image: REFERENCE, ...spec },
+    ...(last && { status: last }),
   };
   const image = () => ({
     metadata: { name: 'ubuntu', namespace: 'platform-default' },
@@ -53,9 +60,29 @@ it('shows a pull in words for people, and nothing of it once the VM runs or is d
   expect(statusOf('Terminating', { report }).progress).toBeUndefined();
 });
 
-it('shows no number that the API server would refuse, whatever a host reports', () => {
-  const { progress, progressPercent } = statusOf('Pulling', { report: { progressPercent: 101 } });
-  expect([progress, progressPercent]).toEqual([undefined, undefined]);
+it('shows no value that the API server would refuse, and all others that the host reports', () => {
+  const report = { progressPercent: 101, restartedAt: 'x', revertedAt: '2030-02-31T00:00:00Z' };
+  const pod = {
+    status: {
+      conditions: [{ type: MACHINE_CONDITION, message: JSON.stringify({ ...report, accelerator: 'kvm' }) }],
+    },
+  } as Pod;
+  expect(machineReport(pod)).toEqual({ accelerator: 'kvm' });
+  const time = '2030-01-01t00:00:00.123456789+02:00';
+  pod.status!.conditions![0]!.message = JSON.stringify({ restartedAt: time });
+  expect(machineReport(pod)).toEqual({ restartedAt: time });
+});
+
+it('keeps the size of the disk while the machine is off', () => {
+  const last = { resources: { cpu: 2, memory: '4Gi', diskSize: '8Gi' } };
+  expect(statusOf('Stopped', { spec: { diskSize: '1Gi' }, last }).resources?.diskSize).toBe('8Gi');
+});
+
+it('a VM without a Pod has a name of its image, also in the status of an earlier release', () => {
+  const vm = { status: { image: { reference: REFERENCE } } };
+  expect(machineStatus({ vm } as unknown as Observed, 'Failed').image).toMatchObject({
+    name: 'team/fedora:40',
+  });
 });
 
 it('shows the accelerator that the host reports', () => {

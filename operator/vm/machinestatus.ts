@@ -15,13 +15,18 @@ import type { Observed } from './observe.ts';
 import { PENDING_PHASES } from './phase.ts';
 import { containerState, desiredText, machineOf, machineReport } from './podstate.ts';
 
+/** Phases in which a machine has a disk and its host reports no size, because nothing runs. */
+const OFF: ReadonlySet<VMPhase> = new Set(['Stopped', 'Suspended']);
+
 /** Returns the machine's part of the status. After the Pod's deletion, the values of the last status are kept as the VM's record. */
 export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VMStatus> {
   const machine = pod === undefined ? undefined : machineOf(pod);
   const kept = vm.status ?? {};
   if (pod === undefined || machine === undefined) {
     const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = kept;
-    return { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
+    // A status of an earlier release has no name, and the column shows the name.
+    const named = image && { name: shortImageName(image.reference ?? ''), ...image };
+    return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
   }
   const report = machineReport(pod);
   return {
@@ -29,7 +34,7 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
     serialNumber: machine.hardware.serialNumber,
     image: imageStatus(pod, machine, report),
     config: machine.config,
-    resources: resources(pod, vm, report),
+    resources: resources(pod, vm, report, phase),
     accelerator: report.accelerator?.toUpperCase(),
     addresses: guestAddresses(pod),
     endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
@@ -70,14 +75,15 @@ function digestOf(imageID: string | undefined): string | undefined {
   return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
 }
 
-/** Returns the size of the machine. A running machine keeps the disk with which it was started. */
-function resources(pod: Pod, vm: VM, report: MachineReport): VMStatus['resources'] {
+/** Returns the size of the machine. A machine keeps the disk with which it was started, also while it is off. */
+function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMStatus['resources'] {
   const desired = desiredSchema.safeParse(parseDocument(desiredText(pod)));
   if (!desired.success) {
     return vm.status?.resources;
   }
   const { cpu, memoryBytes, diskSizeBytes: wanted } = desired.data;
   const { diskSizeBytes = wanted } = report;
-  const diskSize = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));
-  return { cpu, memory: formatQuantity(BigInt(memoryBytes)), diskSize };
+  const last = OFF.has(phase) ? vm.status?.resources?.diskSize : undefined;
+  const size = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));
+  return { cpu, memory: formatQuantity(BigInt(memoryBytes)), diskSize: last ?? size };
 }

@@ -19,7 +19,7 @@ import { untilNextDeadline } from './deadlines.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { buildPod } from './pod.ts';
-import { podPorts, trimPod } from './podstate.ts';
+import { podCondition, podPorts, trimPod } from './podstate.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { resizedContainers } from './size.ts';
 import { summarize } from './status.ts';
@@ -192,4 +192,9 @@ it('a bound Pod is kept without what its scheduler and its host alone need', () 
   const sample = { isDeleted: false, hasRunBefore: true, node: TAINTED, conditions: [] };
   const pod = podOf({ ...sample, isBound: true, phase: 'Running', state: { running: { startedAt: TIME } } });
   expect(JSON.stringify(trimPod(pod)).length).toBeLessThan(0.8 * JSON.stringify(pod).length);
+});
+
+it('a status of a condition that is no word of Kubernetes counts as Unknown', () => {
+  const pod = { status: { conditions: [{ type: 'Ready', status: 'maybe' }] } } as unknown as Pod;
+  expect(podCondition(pod, 'Ready')).toEqual({ type: 'Ready', status: 'Unknown' });
 });

@@ -112,8 +112,14 @@ export function machineCondition(pod: Pod): PodCondition | undefined {
   return podCondition(pod, MACHINE_CONDITION);
 }
 
+const STATUSES: ReadonlySet<string> = new Set(['True', 'False', 'Unknown']);
+
+/** Returns the Pod's condition of this type. The API server does not check the status that a host writes; any other word is Unknown. */
 export function podCondition(pod: Pod | undefined, type: string): PodCondition | undefined {
-  return pod?.status?.conditions?.find((condition) => condition.type === type);
+  const condition = pod?.status?.conditions?.find((other) => other.type === type);
+  return condition === undefined || STATUSES.has(condition.status)
+    ? condition
+    : { ...condition, status: 'Unknown' };
 }
 
 /** Returns the agent's report of the machine; empty when there is no report (a simulated host) or it cannot be read. */

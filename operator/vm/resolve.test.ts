@@ -64,3 +64,9 @@ it('each field of the placement comes from the VM, and else from its VMConfig', 
   const own: VMSpec = { ...spec, placement: { node: 'rack1-7', strategy: 'Default' } };
   expect(resolved(own, shared).placement).toEqual({ ...shared.placement, ...own.placement });
 });
+
+it('the policy of a tag in the VMConfig does not apply to the tag of the VM', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer', placement: { tag: 'gpu' } };
+  const shared = { placement: { tag: 'fast', tagPolicy: 'Required' } } as const;
+  expect(resolved(spec, shared).placement).toEqual({ tag: 'gpu' });
+});

@@ -239,14 +239,19 @@ function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved
     : undefined;
 }
 
+/**
+ * Returns the placement with the fields of a stronger source. Each field comes from the strongest source that has it, except for
+ * `tagPolicy`: it belongs to the tag beside it and never applies to the tag of another source.
+ */
+function mergePlacement(weaker: Resolved['placement'], { placement = {} }: Layer): Resolved['placement'] {
+  const { tagPolicy: _policy, ...others } = weaker;
+  return { ...(placement.tag === undefined ? weaker : others), ...placement };
+}
+
 function resolveRest(layers: readonly Layer[]) {
   return {
     imagePullSecrets: pick(layers, 'imagePullSecrets') ?? [],
-    // Its fields say different things, so each comes from the first source that has it.
-    placement: layers.reduceRight<Resolved['placement']>(
-      (merged, { placement }) => ({ ...merged, ...placement }),
-      {},
-    ),
+    placement: layers.reduceRight<Resolved['placement']>(mergePlacement, {}),
     networkMode: pick(layers, 'network')?.mode ?? 'NAT',
     vncEnabled: pick(layers, 'vnc')?.enabled ?? true,
     readiness: pick(layers, 'readiness') ?? { type: 'None' as const },
