@@ -62,10 +62,8 @@ export function planHost(context: HostContext): HostPlan {
 function planTarget(context: HostContext): HostPlan {
   const { row, observed, isHeld, jobs } = context;
   if (!isCached(observed.image)) {
-    // No host can ever fetch such a reference, so nothing is under way or tried again. An Image that has no content yet gets it.
-    return observed.image.reason === 'ImageSourceUnsupported'
-      ? { row: undefined, isHeld, deletes: jobs }
-      : { row, isHeld, deletes: [] };
+    const isFinal = observed.image.reason === 'ImageSourceUnsupported';
+    return { row: isFinal ? undefined : row, isHeld, deletes: isFinal ? jobs : [] };
   }
   const attempt = attemptOf(jobs[0], row, observed);
   if (row === undefined || attempt.kind === 'none') {
@@ -291,13 +289,12 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
  * after which a silent host loses its VMs. A parked Job remains and waits for the host.
  */
 function isLost(context: HostContext): boolean {
-  const at = lostAt(context);
-  return at !== undefined && context.observed.now >= at;
+  return context.observed.now >= (lostAt(context) ?? Infinity);
 }
 
 function lostAt({ host, observed }: HostContext): number | undefined {
-  const isDeleted = observed.entry.metadata.deletionTimestamp !== undefined;
-  return isDeleted && host.notReadySince !== undefined
-    ? host.notReadySince + observed.config.hostLostTimeoutSeconds * 1000
-    : undefined;
+  const { entry, config } = observed;
+  return entry.metadata.deletionTimestamp === undefined || host.notReadySince === undefined
+    ? undefined
+    : host.notReadySince + config.hostLostTimeoutSeconds * 1000;
 }

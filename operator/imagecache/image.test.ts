@@ -1,7 +1,12 @@
 import { describe, expect, it } from 'vitest';
-import type { ImageCacheEntry, ImageCacheEntrySpec } from '../../api/v1alpha1/imagecacheentry.ts';
+import type {
+  ImageCacheEntry,
+  ImageCacheEntrySpec,
+  NodeCacheState,
+} from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { parseConfig } from '../config/config.ts';
+import { type HostContext, planHost } from './hostplan.ts';
 import { namesOn, newestDigest, resolveImage } from './image.ts';
 import type { CacheJob, Host, ObservedEntry } from './observed.ts';
 
@@ -104,9 +109,18 @@ describe('an image that says its digest itself', () => {
 
   it('in a form that no host can fetch: the mistake is told, and no host is asked', () => {
     const reference = `${REPOSITORY}@sha512:${'0'.repeat(128)}`;
-    expect(resolveImage(entry({ reference }), undefined)).toEqual({
+    const image = resolveImage(entry({ reference }), undefined);
+    expect(image).toEqual({
       reason: 'ImageSourceUnsupported',
       message: `"${reference}" is not an image reference: digests of sha512 are not supported, only sha256`,
+    });
+    const row: NodeCacheState = { node: 'a', state: 'Failed' };
+    const context = { observed: { image }, isTarget: true, isHeld: false, jobs: [], row };
+    // What an earlier release tried is given up.
+    expect(planHost(context as unknown as HostContext)).toEqual({
+      row: undefined,
+      isHeld: false,
+      deletes: [],
     });
   });
 

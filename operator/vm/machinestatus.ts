@@ -21,12 +21,8 @@ const OFF: ReadonlySet<VMPhase> = new Set(['Stopped', 'Suspended']);
 /** Returns the machine's part of the status. After the Pod's deletion, the values of the last status are kept as the VM's record. */
 export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VMStatus> {
   const machine = pod === undefined ? undefined : machineOf(pod);
-  const kept = vm.status ?? {};
   if (pod === undefined || machine === undefined) {
-    const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = kept;
-    // A status of an earlier release has no name, and the column shows the name.
-    const named = image && { name: shortImageName(image.reference ?? ''), ...image };
-    return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
+    return keptStatus(vm.status ?? {});
   }
   const report = machineReport(pod);
   return {
@@ -38,10 +34,17 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
     accelerator: report.accelerator?.toUpperCase(),
     addresses: guestAddresses(pod),
     endpoints: nonEmpty(machine.ports.map((port) => ({ ...port }))),
-    startTime: containerState(pod)?.running?.startedAt ?? kept.startTime,
+    startTime: containerState(pod)?.running?.startedAt ?? vm.status?.startTime,
     progressPercent: report.progressPercent,
     progress: progress(phase, report),
   };
+}
+
+function keptStatus(last: VMStatus): Partial<VMStatus> {
+  const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = last;
+  // A status of an earlier release has no name, and the column shows the name.
+  const named = image && { name: shortImageName(image.reference ?? ''), ...image };
+  return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
 }
 
 function progress(phase: VMPhase, { progressPercent }: MachineReport): string | undefined {
