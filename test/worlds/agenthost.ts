@@ -13,7 +13,7 @@ import { Publisher } from '../../agent/images/publisher.ts';
 import { Registries } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { loadConfig } from '../../agent/host/config.ts';
-import { type Machine, MACHINE_API_VERSION, type Desired } from '../../api/v1alpha1/machine.ts';
+import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import {
   DESIRED_ANNOTATION,
   HOST_KEY,
@@ -28,6 +28,7 @@ import { createMetrics } from '../../kube/metrics.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
+import { machineDocument } from '../fixtures/machines.ts';
 import { OPERATORS_OWN } from '../support/admission.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from './standin.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -183,24 +184,8 @@ export const DESIRED: Desired = {
 };
 
 export function machineFor(namespace: string, name: string, change: Partial<Machine> = {}): Machine {
-  return {
-    apiVersion: MACHINE_API_VERSION,
-    vm: { namespace, name, uid: `uid-of-${name}` },
-    attempt: 1,
-    image: { type: 'sharedFile', path: 'disk.qcow2' },
-    imageFormat: 'Auto',
-    network: { mode: 'NAT' },
-    ports: [],
-    vnc: { enabled: false },
-    readiness: { type: 'None' },
-    hardware: {
-      uuid: '3f2b8f0e-0a52-4b7e-9d53-5b8a3b7a0c01',
-      serialNumber: 'BERTH00001',
-      macAddress: '52:54:00:12:34:56',
-    },
-    guestMetadata: {},
-    ...change,
-  };
+  const image = { type: 'sharedFile', path: 'disk.qcow2' } as const;
+  return machineDocument({ namespace, name, uid: `uid-of-${name}` }, { image, ...change });
 }
 
 /** Returns a VM's Pod as the operator writes it, already bound to the host. */

@@ -1,15 +1,18 @@
 /** Parts that tests with real QEMU guests share: a driver with a folder of its own, and the guest's page. */
+import { randomUUID } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import type { LaunchPlan, MachineFolder } from '../../agent/drivers/driver.ts';
+import type { LaunchPlan, MachineFolder, MachineState } from '../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
+import type { RunAs } from '../../base/exec.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import { identify, waitForExit } from '../../agent/machines/process.ts';
-import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
 import type { GuestArchitecture } from '../../hack/guest.ts';
+import { machineDocument } from '../fixtures/machines.ts';
 import { guestFile } from '../fixtures/images.ts';
+import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 /**
@@ -17,6 +20,7 @@ import { waitFor } from '../../hack/wait.ts';
  * (arm64).
  */
 export const BOOT_DEADLINE_MILLISECONDS = 90_000;
+const VM = { namespace: 'platform-default', name: 'guest', uid: 'b5c8f1de-0000-4000-8000-000000000001' };
 const LOOPBACK = '127.0.0.1';
 const MAC_ADDRESS = '52:54:00:12:34:56';
 /**
@@ -77,23 +81,7 @@ export function planFor(architecture: GuestArchitecture, port: number, diskSizeB
     guest: {
       diskSizeBytes,
       iso: undefined,
-      vm: {
-        apiVersion: MACHINE_API_VERSION,
-        vm: { namespace: 'platform-default', name: 'guest', uid: 'b5c8f1de-0000-4000-8000-000000000001' },
-        attempt: 1,
-        architecture,
-        imageFormat: 'Auto',
-        network: { mode: 'NAT' },
-        ports: [],
-        vnc: { enabled: false },
-        readiness: { type: 'None' },
-        hardware: {
-          uuid: '4f1c2a6e-3b8d-4c55-9a77-0123456789ab',
-          serialNumber: 'BERTH00001',
-          macAddress: MAC_ADDRESS,
-        },
-        guestMetadata: {},
-      },
+      vm: machineDocument(VM, { architecture }),
     },
     cpu: 1,
     memoryBytes: GUEST_MEMORY_BYTES[architecture],
@@ -104,6 +92,71 @@ export function planFor(architecture: GuestArchitecture, port: number, diskSizeB
       forwards: [{ protocol: 'TCP', hostAddress: LOOPBACK, hostPort: port, guestPort: 80 }],
     },
   };
+}
+
+/** One machine on a host of its own. Its guest serves its page on a port of the loopback address. */
+export class TestMachine {
+  readonly host: Host;
+  readonly folder: MachineFolder;
+  readonly port: number;
+  readonly plan: LaunchPlan;
+
+  private constructor(host: Host, port: number, plan: LaunchPlan) {
+    this.host = host;
+    // Processes of machines are found by the uid, so it differs from those of other tests.
+    this.folder = folderOf(host, randomUUID());
+    this.port = port;
+    this.plan = plan;
+  }
+
+  /** Makes the host with an amd64 machine, which has no disk yet. */
+  static async make({
+    diskSizeBytes,
+    runAs,
+  }: {
+    diskSizeBytes?: number;
+    runAs?: RunAs;
+  } = {}): Promise<TestMachine> {
+    const port = await freePort();
+    return new TestMachine(await makeHost(), port, { ...planFor('amd64', port, diskSizeBytes), runAs });
+  }
+
+  get driver(): QemuDriver {
+    return this.host.driver;
+  }
+
+  async create(base: BaseImage | undefined): Promise<void> {
+    await this.driver.create(this.folder, this.plan, base);
+  }
+
+  async start(): Promise<void> {
+    await this.driver.start(this.folder, this.plan);
+  }
+
+  async stop(graceMilliseconds: number): Promise<void> {
+    await this.driver.stop(this.folder, { graceMilliseconds });
+  }
+
+  async state(): Promise<MachineState> {
+    return await this.driver.inspect(this.folder);
+  }
+
+  /** @throws Error when the machine does not run. */
+  async pid(): Promise<number> {
+    const state = await this.state();
+    if (state.kind !== 'running') {
+      throw new Error(`the machine is ${state.kind}`);
+    }
+    return state.pid;
+  }
+
+  async page(): Promise<Record<string, string>> {
+    return await page(this.port);
+  }
+
+  async tell(action: string): Promise<string> {
+    return await tell(this.port, action);
+  }
 }
 
 /** Returns the guest's own report when its web server answers. The report is complete when it contains the guest's address. */

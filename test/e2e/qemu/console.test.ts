@@ -5,54 +5,40 @@ import { open, readFile, readlink, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { identify } from '../../../agent/machines/process.ts';
-import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
-import { freePort } from '../../../hack/cluster/ports.ts';
 import { makePrinter, printedLine } from '../../fixtures/printer.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import { folderOf, type Host, makeHost, planFor, terminate } from '../../worlds/qemuguest.ts';
+import { terminate, TestMachine } from '../../worlds/qemuguest.ts';
 
 const TEST_MILLISECONDS = 120_000;
 const LINES = 100;
 const PRINTED = `${Array.from({ length: LINES }, (_, number) => printedLine(number)).join('\n')}\nthe end\n`;
 
 describe('a machine that an agent without log writers started', { timeout: TEST_MILLISECONDS }, () => {
-  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0021';
-  let host: Host;
-  let plan: LaunchPlan;
+  let machine: TestMachine;
 
   beforeAll(async () => {
-    host = await makeHost();
-    const path = join(host.directory, 'printer.img');
+    machine = await TestMachine.make();
+    const path = join(machine.host.directory, 'printer.img');
     await makePrinter(path, { pieces: LINES, what: 'lines', end: 'halt' });
     const base: BaseImage = { path, digest: 'sha256:unused', format: 'raw', virtualSizeBytes: 4 * 1024 ** 2 };
-    plan = planFor('amd64', await freePort());
-    await host.driver.create(folder(), plan, base);
-    await host.driver.start(folder(), plan);
+    await machine.create(base);
+    await machine.start();
     await startAsBefore();
   }, TEST_MILLISECONDS);
 
-  afterAll(async () => await host?.end());
+  afterAll(async () => await machine?.host.end());
 
-  const folder = (): ReturnType<typeof folderOf> => folderOf(host, uid);
-  const at = (name: string): string => join(folder().path, name);
-
-  async function pid(): Promise<number> {
-    const state = await host.driver.inspect(folder());
-    if (state.kind !== 'running') {
-      throw new Error(`the machine is ${state.kind}`);
-    }
-    return state.pid;
-  }
+  const at = (name: string): string => join(machine.folder.path, name);
 
   /** Replaces the machine's process by one as an earlier agent made it: QEMU itself appends to one file for each log. */
   async function startAsBefore(): Promise<void> {
-    const before = await pid();
+    const before = await machine.pid();
     const program = await readlink(`/proc/${before}/exe`);
     const command = (await readFile(`/proc/${before}/cmdline`, 'utf8')).split('\0').slice(1, -1);
     const state = await readFile(at('state.json'), 'utf8');
-    await host.driver.stop(folder(), { graceMilliseconds: 0 });
-    await host.driver.close();
+    await machine.stop(0);
+    await machine.driver.close();
     const added = command.indexOf('-add-fd');
     const former = command
       .toSpliced(added, 2)
@@ -62,7 +48,7 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
     }
     const log = await open(at('hypervisor.log'), 'a', 0o600);
     const child = spawn(program, former, {
-      cwd: folder().path,
+      cwd: machine.folder.path,
       detached: true,
       stdio: ['ignore', log.fd, log.fd],
     });
@@ -70,13 +56,13 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
     await log.close();
     const process = await identify(child.pid ?? 0);
     await writeFile(at('state.json'), JSON.stringify({ ...(JSON.parse(state) as object), process }));
-    await host.restartAgent();
+    await machine.host.restartAgent();
   }
 
   async function untilConsole(wanted: string): Promise<void> {
     await waitFor('the console to show all', async () => {
       let text = '';
-      for await (const piece of host.driver.console(folder()).read({})) {
+      for await (const piece of machine.driver.console(machine.folder).read({})) {
         text += piece;
       }
       if (text !== wanted) {
@@ -89,12 +75,12 @@ describe('a machine that an agent without log writers started', { timeout: TEST_
   it('keeps its console, tells its last words, and has a log writer from its next start on', async () => {
     await untilConsole(PRINTED);
     expect(existsSync(at('serial.0.log'))).toBe(false);
-    await terminate(await pid());
-    expect(await host.driver.inspect(folder())).toMatchObject({
+    await terminate(await machine.pid());
+    expect(await machine.state()).toMatchObject({
       kind: 'exited',
       message: expect.stringContaining('terminating on signal 15') as string,
     });
-    await host.driver.start(folder(), plan);
+    await machine.start();
     await untilConsole(`${PRINTED}${PRINTED}`);
     expect(existsSync(at('serial.0.log'))).toBe(true);
     for (const name of ['serial.log', 'hypervisor.log']) {

@@ -5,7 +5,7 @@ import { access, mkdir, readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { isMissing } from '../../../base/errors.ts';
-import type { DiskCopy, LaunchPlan } from '../../../agent/drivers/driver.ts';
+import type { DiskCopy } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { findByArgument, type ProcessIdentity } from '../../../agent/machines/process.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
@@ -23,11 +23,10 @@ import {
   BOOT_DEADLINE_MILLISECONDS,
   folderOf,
   guestBase,
-  type Host,
-  makeHost,
   page,
   planFor,
   tell,
+  TestMachine,
 } from '../../worlds/qemuguest.ts';
 
 /** As the driver has it, and what a busy machine adds. */
@@ -35,36 +34,29 @@ const SYNC_LIMIT_MILLISECONDS = 3_000;
 const SLACK_MILLISECONDS = 2_000;
 
 describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
-  let host: Host;
+  let machine: TestMachine;
   let base: BaseImage;
-  let plan: LaunchPlan;
-  let port: number;
   let target: string;
-  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0006';
 
   beforeAll(async () => {
-    host = await makeHost();
-    base = await makeCopyDisk((await guestBase('amd64')).path, join(host.directory, 'base.raw'));
-    await mkdir(join(host.directory, 'copies'));
-    target = join(host.directory, 'copies', 'disk.raw');
-    port = await freePort();
-    plan = planFor('amd64', port);
-    await host.driver.create(folder(), plan, base);
-    await host.driver.start(folder(), plan);
-    await page(port);
-    expect(await tell(port, 'write')).toBe('writing\n');
+    machine = await TestMachine.make();
+    base = await makeCopyDisk((await guestBase('amd64')).path, join(machine.host.directory, 'base.raw'));
+    await mkdir(join(machine.host.directory, 'copies'));
+    target = join(machine.host.directory, 'copies', 'disk.raw');
+    await machine.create(base);
+    await machine.start();
+    await machine.page();
+    expect(await machine.tell('write')).toBe('writing\n');
   }, 300_000);
 
-  afterAll(async () => await host.end());
-
-  const folder = () => folderOf(host, uid);
+  afterAll(async () => await machine.host.end());
 
   /** `onMoment`: called when the moment that the copy shows is over. */
   async function copy(
     onMoment: () => void = () => undefined,
     { to = target, signal = new AbortController().signal } = {},
   ): Promise<DiskCopy> {
-    return await host.driver.copyDisk(folder(), {
+    return await machine.driver.copyDisk(machine.folder, {
       target: to,
       signal,
       onProgress: (percent) => {
@@ -88,7 +80,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   /** Nothing of a copy is left, and the guest goes on writing. */
   async function expectNothingLeft(): Promise<void> {
     await expect(access(target)).rejects.toThrow('ENOENT');
-    const files = await readdir(folder().path);
+    const files = await readdir(machine.folder.path);
     expect(files.filter((name) => name.startsWith('copy'))).toEqual([]);
   }
 
@@ -98,22 +90,22 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   }
 
   async function number(): Promise<number> {
-    return Number(await tell(port, 'number'));
+    return Number(await machine.tell('number'));
   }
 
   /** The process that reads the disk for the copy under way. */
   async function reader(): Promise<ProcessIdentity | undefined> {
-    return await findByArgument(`throttle-group,id=berth-copy-${uid}`);
+    return await findByArgument(`throttle-group,id=berth-copy-${machine.folder.uid}`);
   }
 
   async function freezes(): Promise<string[]> {
-    return (await tell(port, 'freezes')).trim().split('\n');
+    return (await machine.tell('freezes')).trim().split('\n');
   }
 
   /** An agent of its own copies the disk, and is killed when `when` says so; ours is let go of before. */
   async function killedAgent(when: (output: string) => boolean | Promise<boolean>): Promise<void> {
-    await host.driver.close();
-    const job: CopyJob = { dataDirectory: host.directory, folder: folder(), target };
+    await machine.driver.close();
+    const job: CopyJob = { dataDirectory: machine.host.directory, folder: machine.folder, target };
     const script = new URL('./copyagent.ts', import.meta.url).pathname;
     const child = spawn(process.execPath, [script, JSON.stringify(job)], {
       stdio: ['ignore', 'pipe', 'inherit'],
@@ -131,7 +123,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
       child.kill('SIGKILL');
     }
     expect(await ended).toEqual([null, 'SIGKILL']);
-    await host.restartAgent();
+    await machine.host.restartAgent();
   }
 
   function underWay(output: string): boolean {
@@ -140,7 +132,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
 
   async function mayBeFrozen(): Promise<boolean> {
     try {
-      const note = await readFile(join(folder().path, 'copy.json'), 'utf8');
+      const note = await readFile(join(machine.folder.path, 'copy.json'), 'utf8');
       return (JSON.parse(note) as { frozen: boolean }).frozen;
     } catch (error) {
       if (isMissing(error)) {
@@ -151,15 +143,15 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   }
 
   it('that runs shows one moment and has its holes; the guest runs on', async () => {
-    const before = await page(port);
-    await tell(port, 'marker=before');
+    const before = await machine.page();
+    await machine.tell('marker=before');
     const least = await number();
     const started = performance.now();
     const { end } = await begun();
     const waited = performance.now() - started;
     const { pid } = await waitFor('the reader', reader, { intervalMilliseconds: 1 });
     process.kill(pid, 'SIGSTOP');
-    await tell(port, 'marker=after');
+    await machine.tell('marker=after');
     const most = await number();
     process.kill(pid, 'SIGCONT');
     expect(await end).toEqual({ consistency: 'Crash', virtualSizeBytes: COPY_DISK_BYTES });
@@ -167,21 +159,21 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     expect(waited).toBeLessThan(SYNC_LIMIT_MILLISECONDS + SLACK_MILLISECONDS);
     expect(await bytesOnDisk(target)).toBeLessThan(COPY_DATA_LIMIT_BYTES);
     expect(await markerOn(target)).toBe('before');
-    expect(await page(port)).toMatchObject({ boot_id: before['boot_id'], marker: 'after' });
+    expect(await machine.page()).toMatchObject({ boot_id: before['boot_id'], marker: 'after' });
     await expectWriting();
     await expectWholeGuest(least, most);
   });
 
   /** The copy boots, its file system recovers, and of what the guest wrote it has all up to one moment. */
   async function expectWholeGuest(least: number, most: number): Promise<void> {
-    const other = folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0007');
+    const other = folderOf(machine.host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0007');
     const otherPort = await freePort();
     const otherPlan = planFor('amd64', otherPort);
-    await host.driver.create(other, otherPlan, { ...base, path: target });
-    await host.driver.start(other, otherPlan);
+    await machine.driver.create(other, otherPlan, { ...base, path: target });
+    await machine.driver.start(other, otherPlan);
     expect(await page(otherPort)).toMatchObject({ boots: '2', marker: 'before' });
     const text = await tell(otherPort, 'numbers');
-    await host.driver.delete(other);
+    await machine.driver.delete(other);
     expect(text).toContain('recovery complete');
     const numbers = (text.match(/^\d+$/gm) ?? []).map(Number).toSorted((a, b) => a - b);
     const last = numbers.at(-1) ?? 0;
@@ -191,7 +183,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   }
 
   it('has file systems that the guest agent froze, and thawed', async () => {
-    await tell(port, 'agent=0');
+    await machine.tell('agent=0');
     expect(await copy()).toEqual({ consistency: 'FileSystem', virtualSizeBytes: COPY_DISK_BYTES });
     expect(await freezes()).toEqual(['freeze', 'thaw']);
     expect(await isClean(target)).toBe(true);
@@ -199,9 +191,12 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   });
 
   it('that is given up while the guest freezes leaves it thawed', async () => {
-    await tell(port, 'agent=2');
+    await machine.tell('agent=2');
     const abort = new AbortController();
-    const end = copy(undefined, { to: join(host.directory, 'copies', 'other'), signal: abort.signal });
+    const end = copy(undefined, {
+      to: join(machine.host.directory, 'copies', 'other'),
+      signal: abort.signal,
+    });
     await waitFor('the freeze', mayBeFrozen);
     abort.abort(new Error('not wanted'));
     await expect(end).rejects.toThrow('not wanted');
@@ -210,12 +205,12 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   });
 
   it('does without a freeze that takes too long, and ends it', async () => {
-    await tell(port, 'agent=10');
+    await machine.tell('agent=10');
     expect(await copy()).toMatchObject({ consistency: 'Crash' });
     expect(await isClean(target)).toBe(false);
     expect((await freezes()).slice(4)).toEqual(['freeze', 'thaw']);
     await expectWriting();
-    await tell(port, 'agent=1');
+    await machine.tell('agent=1');
   });
 
   it('that is given up leaves nothing', async () => {
@@ -229,13 +224,13 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
 
   it('is cleared away when the agent died in its middle, also with a frozen guest', async () => {
     await killedAgent(underWay);
-    expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running', guestStarted: true });
+    expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
     await expectNothingLeft();
     await expectWriting();
     const before = await freezes();
     // The note comes first, so that an agent killed in between thaws a guest that was never frozen.
     await killedAgent(async () => (await mayBeFrozen()) && (await freezes()).length > before.length);
-    expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running', guestStarted: true });
+    expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
     await expectNothingLeft();
     expect(await freezes()).toEqual([...before, 'freeze', 'thaw']);
     await expectWriting();
@@ -245,60 +240,64 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   it('waits for another one of the same machine', async () => {
     const order: string[] = [];
     const first = copy(() => order.push('first begins')).then(() => order.push('first ends'));
-    const to = join(host.directory, 'copies', 'other');
+    const to = join(machine.host.directory, 'copies', 'other');
     await copy(() => order.push('second begins'), { to });
     await first;
     expect(order).toEqual(['first begins', 'first ends', 'second begins']);
   });
 
   it('of a suspended machine is as after a loss of power, and a resume waits for it', async () => {
-    const before = await page(port);
-    await host.driver.suspend(folder());
+    const before = await machine.page();
+    await machine.driver.suspend(machine.folder);
     const { end } = await begun();
-    await host.driver.resume(folder(), plan);
+    await machine.driver.resume(machine.folder, machine.plan);
     expect(await end).toEqual({ consistency: 'Crash', virtualSizeBytes: COPY_DISK_BYTES });
-    expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
+    expect(await machine.page()).toMatchObject({ boot_id: before['boot_id'] });
     await expectWriting();
   });
 
   it('fails when the machine is stopped meanwhile', async () => {
     const { end } = await begun();
-    await host.driver.stop(folder(), { graceMilliseconds: 0 });
-    expect(await host.driver.inspect(folder())).toEqual({ kind: 'stopped' });
+    await machine.stop(0);
+    expect(await machine.state()).toEqual({ kind: 'stopped' });
     expect(await end).toMatchObject({ name: 'ReasonedError', reason: 'Interrupted' });
     await expectNothingLeft();
   });
 
   it('of a stopped machine survives a start, which waits, and an agent that died', async () => {
-    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+    await machine.stop(0);
     await killedAgent(underWay);
     expect(await reader()).toBeDefined();
-    await host.driver.start(folder(), plan);
+    await machine.start();
     await expectNothingLeft();
-    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+    await machine.stop(0);
     const { end } = await begun();
-    const started = host.driver.start(folder(), plan);
+    const started = machine.start();
     expect(await end).toEqual({ consistency: 'Stopped', virtualSizeBytes: COPY_DISK_BYTES });
     await started;
-    expect(await host.driver.inspect(folder())).toMatchObject({ kind: 'running' });
+    expect(await machine.state()).toMatchObject({ kind: 'running' });
     expect(await markerOn(target)).toBe('after');
     expect(await bytesOnDisk(target)).toBeLessThan(COPY_DATA_LIMIT_BYTES);
   });
 
   it('fails when the machine is deleted meanwhile', async () => {
     const { end } = await begun();
-    await host.driver.delete(folder());
+    await machine.driver.delete(machine.folder);
     expect(await end).toMatchObject({ name: 'ReasonedError', reason: 'Interrupted' });
     await expect(access(target)).rejects.toThrow('ENOENT');
-    expect(await host.driver.list()).toEqual([]);
+    expect(await machine.driver.list()).toEqual([]);
     expect(await copy().catch((error: unknown) => error)).toMatchObject({ reason: 'NoMachine' });
   });
 
   it('does not read the files that the disk names', async () => {
-    const secret = join(host.directory, 'secret');
+    const secret = join(machine.host.directory, 'secret');
     await writeFile(secret, 'secret'.padEnd(4096));
-    await host.driver.create(folder(), { guest: { ...plan.guest, diskSizeBytes: 4096 } }, undefined);
-    const disk = join(folder().path, 'disk.qcow2');
+    await machine.driver.create(
+      machine.folder,
+      { guest: { ...machine.plan.guest, diskSizeBytes: 4096 } },
+      undefined,
+    );
+    const disk = join(machine.folder.path, 'disk.qcow2');
     execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', '-F', 'raw', '-b', secret, disk]);
     expect(await copy()).toEqual({ consistency: 'Stopped', virtualSizeBytes: 4096 });
     expect(await readFile(target)).toEqual(Buffer.alloc(4096));
@@ -306,11 +305,11 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
     execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', '-o', dataFile, disk, '4096']);
     await writeFile(secret, 'secret'.padEnd(4096));
     await expect(copy()).rejects.toThrow('names a data file');
-    await expect(host.driver.start(folder(), plan)).rejects.toThrow('names a data file');
+    await expect(machine.start()).rejects.toThrow('names a data file');
   });
 
   it('of a machine without one is refused', async () => {
-    await host.driver.create(folder(), plan, undefined);
+    await machine.create(undefined);
     expect(await copy().catch((error: unknown) => error)).toMatchObject({
       name: 'ReasonedError',
       reason: 'NoDisk',

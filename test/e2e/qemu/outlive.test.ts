@@ -14,95 +14,86 @@ import {
   guestBase,
   type Host,
   makeHost,
-  page,
   planFor,
   powerOff,
+  TestMachine,
 } from '../../worlds/qemuguest.ts';
 
 const MEBIBYTE = 1024 * 1024;
 
 describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
-  let host: Host;
+  let machine: TestMachine;
   let base: BaseImage;
-  let plan: LaunchPlan;
-  let port: number;
-  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0002';
 
   beforeAll(async () => {
-    host = await makeHost();
+    machine = await TestMachine.make();
     base = await guestBase('amd64');
-    port = await freePort();
-    plan = planFor('amd64', port);
-    await host.driver.create(folder(), plan, base);
-    await host.driver.start(folder(), plan);
+    await machine.create(base);
+    await machine.start();
   }, 300_000);
 
-  afterAll(async () => await host.end());
+  afterAll(async () => await machine.host.end());
 
-  const folder = () => folderOf(host, uid);
-  const state = async () => await host.driver.inspect(folder());
-  const pid = async () => {
-    const now = await state();
-    if (now.kind !== 'running') {
-      throw new Error(`the machine is ${now.kind}`);
-    }
-    return now.pid;
-  };
   const changeState = async (change: (state: object) => object) => {
-    const file = join(folder().path, 'state.json');
+    const file = join(machine.folder.path, 'state.json');
     await writeFile(file, JSON.stringify(change(JSON.parse(await readFile(file, 'utf8')) as object)));
   };
-  const endOf = async (driver = host.driver) => {
+  const endOf = async (driver = machine.driver) => {
     const changed: string[] = [];
     driver.onChange((name) => changed.push(name));
     return async () => {
-      await waitFor('a change of the machine', () => changed.includes(uid));
-      return await state();
+      await waitFor('a change of the machine', () => changed.includes(machine.folder.uid));
+      return await machine.state();
     };
   };
 
   it('is found although the agent died before it could write down the process', async () => {
-    const process = await pid();
-    await host.driver.close();
+    const process = await machine.pid();
+    await machine.driver.close();
     await changeState((state) => ({ ...state, process: undefined }));
-    await host.restartAgent();
-    expect(await state()).toEqual({ kind: 'running', pid: process, guestStarted: true, paused: false });
+    await machine.host.restartAgent();
+    expect(await machine.state()).toEqual({
+      kind: 'running',
+      pid: process,
+      guestStarted: true,
+      paused: false,
+    });
   });
 
   it('runs on when the agent died in the middle of a suspend', async () => {
-    await host.driver.close();
+    await machine.driver.close();
     await changeState((state) => ({ ...state, intent: 'suspend' }));
-    const qmp = await QmpConnection.connect(folder().path, 'qmp.sock', { timeoutMilliseconds: 10_000 });
+    const qmp = await QmpConnection.connect(machine.folder.path, 'qmp.sock', { timeoutMilliseconds: 10_000 });
     await qmp.execute('stop');
     qmp.close();
-    await host.restartAgent();
-    await state();
-    expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
-    await page(port);
+    await machine.host.restartAgent();
+    await machine.state();
+    expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
+    await machine.page();
   });
 
   it('its end is noticed when another agent had started it', async () => {
-    const end = await endOf(await host.restartAgent());
-    process.kill(await pid(), 'SIGKILL');
+    const end = await endOf(await machine.host.restartAgent());
+    process.kill(await machine.pid(), 'SIGKILL');
     expect(await end()).toMatchObject({ kind: 'exited', reason: 'Crashed' });
   });
 
   it('has not powered itself off when its hypervisor is ended by a signal', async () => {
-    await host.driver.start(folder(), plan);
+    await machine.start();
     const end = await endOf();
-    process.kill(await pid(), 'SIGTERM');
+    process.kill(await machine.pid(), 'SIGTERM');
     const message = expect.stringContaining('terminating on signal 15') as string;
     expect(await end()).toMatchObject({ kind: 'exited', reason: 'Crashed', message });
   });
 
   it('its power-off is known for what it is when no agent was there', async () => {
-    await host.driver.start(folder(), plan);
-    await page(port);
-    await host.driver.close();
-    await powerOff(port);
-    const driver = await host.restartAgent();
+    await machine.start();
+    await machine.page();
+    await machine.driver.close();
+    await powerOff(machine.port);
+    const driver = await machine.host.restartAgent();
     const end = await waitFor('the machine to be exited', async () => {
-      const now = await driver.inspect(folder());
+      const now = await driver.inspect(machine.folder);
       return now.kind === 'exited' && now;
     });
     expect(end.reason).toBe('GuestShutdown');

@@ -6,70 +6,47 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { LaunchPlan } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { identify, isAlive } from '../../../agent/machines/process.ts';
-import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import {
-  BOOT_DEADLINE_MILLISECONDS,
-  folderOf,
-  guestBase,
-  type Host,
-  makeHost,
-  page,
-  planFor,
-} from '../../worlds/qemuguest.ts';
+import { BOOT_DEADLINE_MILLISECONDS, folderOf, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
 
 const GRACE_MILLISECONDS = 30_000;
 const OWN_USER = { uid: 1_900_000_007, gid: 1_900_000_007 };
 
 describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
-  let host: Host;
+  let machine: TestMachine;
   let base: BaseImage;
-  let plan: LaunchPlan;
-  let port: number;
-  const uid = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0001';
 
   beforeAll(async () => {
-    host = await makeHost();
+    machine = await TestMachine.make({ runAs: OWN_USER });
     base = await guestBase('amd64');
-    port = await freePort();
-    plan = { ...planFor('amd64', port), runAs: OWN_USER };
   }, 300_000);
 
-  afterAll(async () => await host.end());
+  afterAll(async () => await machine.host.end());
 
-  const folder = () => folderOf(host, uid);
-  const state = async () => await host.driver.inspect(folder());
   const exited = async (reason: string) =>
     await waitFor(`the machine to be exited for ${reason}`, async () => {
-      const now = await state();
+      const now = await machine.state();
       return now.kind === 'exited' && now.reason === reason ? now : undefined;
     });
-  const pid = async () => {
-    const now = await state();
-    if (now.kind !== 'running') {
-      throw new Error(`the machine is ${now.kind}`);
-    }
-    return now.pid;
-  };
 
   it('has its disk grown as asked, and hears its power button', async () => {
-    await host.driver.create(folder(), plan, base);
-    await host.driver.start(folder(), {
-      ...plan,
-      guest: { ...plan.guest, diskSizeBytes: 128 * 1024 * 1024 },
+    await machine.create(base);
+    await machine.driver.start(machine.folder, {
+      ...machine.plan,
+      guest: { ...machine.plan.guest, diskSizeBytes: 128 * 1024 * 1024 },
     });
-    expect(await page(port)).toMatchObject({ architecture: 'x86_64', disk_sectors: '262144' });
-    const identity = await identify(await pid());
-    await host.driver.stop(folder(), { graceMilliseconds: GRACE_MILLISECONDS });
+    expect(await machine.page()).toMatchObject({ architecture: 'x86_64', disk_sectors: '262144' });
+    const identity = await identify(await machine.pid());
+    await machine.stop(GRACE_MILLISECONDS);
     expect(identity !== undefined && (await isAlive(identity))).toBe(false);
-    expect(await readFile(join(folder().path, 'serial.0.log'), 'utf8')).toContain(
+    expect(await readFile(join(machine.folder.path, 'serial.0.log'), 'utf8')).toContain(
       'berth-guest: power button',
     );
   });
 
   it('says which signal killed its hypervisor', async () => {
-    await host.driver.start(folder(), plan);
-    process.kill(await pid(), 'SIGKILL');
+    await machine.start();
+    process.kill(await machine.pid(), 'SIGKILL');
     expect((await exited('Crashed')).message).toContain('SIGKILL');
   });
 
@@ -77,22 +54,24 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     if (process.getuid?.() !== 0) {
       skip('only root can give up rights and make control groups');
     }
-    await host.driver.start(folder(), plan);
-    const status = await readFile(`/proc/${await pid()}/status`, 'utf8');
+    await machine.start();
+    const status = await readFile(`/proc/${await machine.pid()}/status`, 'utf8');
     expect(status).toMatch(/^Uid:(\t1900000007){4}$/m);
     expect(status).toMatch(/^Gid:(\t1900000007){4}$/m);
     expect(status).toMatch(/^Groups:\t1900000007 *$/m);
-    const disk = await stat(join(folder().path, 'disk.qcow2'));
+    const disk = await stat(join(machine.folder.path, 'disk.qcow2'));
     expect({ uid: disk.uid, mode: (disk.mode & 0o777).toString(8) }).toEqual({
       uid: OWN_USER.uid,
       mode: '600',
     });
     expect(status).toMatch(/^CapEff:\t0+$/m);
     expect(status).toMatch(/^Seccomp:\t2$/m);
-    const groups = (await readFile(`/proc/${await pid()}/cgroup`, 'utf8')).trim().split('\n');
-    const outside = groups.filter((line) => !line.endsWith(`/berth/${uid}`) && !/:(cpuset|):/.test(line));
+    const groups = (await readFile(`/proc/${await machine.pid()}/cgroup`, 'utf8')).trim().split('\n');
+    const outside = groups.filter(
+      (line) => !line.endsWith(`/berth/${machine.folder.uid}`) && !/:(cpuset|):/.test(line),
+    );
     expect(outside).toEqual([]);
-    const known = await host.driver.probe();
+    const known = await machine.driver.probe();
     const accelerator = known.find(({ architecture }) => architecture === 'amd64')?.accelerator;
     expect(await limitsIn(groups)).toEqual({
       // Guest, 256 MiB, 16 MiB for the processor, a 64th of the guest, and what emulation may keep.
@@ -100,30 +79,30 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
       pids: '129',
       cpu: '1024',
     });
-    await host.driver.stop(folder(), { graceMilliseconds: 0 });
+    await machine.stop(0);
   });
 
   it('boots from an ISO when its disk is empty, with a screen', async () => {
-    const iso = join(host.directory, 'guest.iso');
+    const iso = join(machine.host.directory, 'guest.iso');
     execFileSync('qemu-img', ['convert', '-f', 'qcow2', '-O', 'raw', base.path, iso]);
-    const other = folderOf(host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0005');
+    const other = folderOf(machine.host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0005');
     const installing: LaunchPlan = {
-      ...plan,
+      ...machine.plan,
       guest: {
         iso,
         diskSizeBytes: 64 * 1024 * 1024,
         vm: {
-          ...plan.guest.vm,
+          ...machine.plan.guest.vm,
           vnc: { enabled: true },
           display: { width: 1280, height: 800, dpi: 96 },
         },
       },
     };
-    await host.driver.create(other, installing, undefined);
-    await host.driver.start(other, installing);
-    expect(await page(port)).toMatchObject({ boots: '1' });
+    await machine.driver.create(other, installing, undefined);
+    await machine.driver.start(other, installing);
+    expect(await machine.page()).toMatchObject({ boots: '1' });
     expect((await stat(join(other.path, 'vnc.sock'))).isSocket()).toBe(true);
-    await host.driver.delete(other);
+    await machine.driver.delete(other);
   });
 });
 
