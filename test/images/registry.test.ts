@@ -83,6 +83,13 @@ async function put(repository: Repository, content: Buffer): Promise<Descriptor>
   return { mediaType: 'application/octet-stream', digest, size: content.length };
 }
 
+/** Returns the file in which the registry keeps a blob. */
+function fileOf({ digest }: Descriptor): string {
+  const hex = digest.slice('sha256:'.length);
+  const blobs = join(registry.directory, 'data/docker/registry/v2/blobs/sha256');
+  return join(blobs, hex.slice(0, 2), hex, 'data');
+}
+
 describe('a registry with TLS and a password', () => {
   let digests: Record<string, string>;
 
@@ -257,15 +264,7 @@ describe('a registry with TLS and a password', () => {
     const repository = open('team/broken');
     const content = randomBytes(4096);
     const descriptor = await put(repository, content);
-    const hex = descriptor.digest.slice('sha256:'.length);
-    const file = join(
-      registry.directory,
-      'data/docker/registry/v2/blobs/sha256',
-      hex.slice(0, 2),
-      hex,
-      'data',
-    );
-    await truncate(file, 1000);
+    await truncate(fileOf(descriptor), 1000);
     // The registry remembers sizes.
     await registry.restart();
     for (const start of [0, 10]) {
@@ -280,15 +279,7 @@ describe('a registry with TLS and a password', () => {
   it('a blob of other bytes is DigestMismatch', async () => {
     const repository = open('team/broken');
     const descriptor = await put(repository, randomBytes(2048));
-    const hex = descriptor.digest.slice('sha256:'.length);
-    const file = join(
-      registry.directory,
-      'data/docker/registry/v2/blobs/sha256',
-      hex.slice(0, 2),
-      hex,
-      'data',
-    );
-    await writeFile(file, randomBytes(2048));
+    await writeFile(fileOf(descriptor), randomBytes(2048));
     await expect(repository.blob(descriptor, 4096, signal)).rejects.toMatchObject({
       reason: 'DigestMismatch',
     });
