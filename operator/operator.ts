@@ -6,16 +6,16 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { LEADER_LABEL } from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
-import { Authorizer } from '../kube/authorization.ts';
+import { Authorizer } from '../kube/serving/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { type Connection, loadConnection } from '../kube/credentials.ts';
 import { EventRecorder } from '../kube/events.ts';
 import { Controller } from '../kube/controller.ts';
 import { PODS } from '../kube/core.ts';
-import type { RunningServer } from '../kube/httpserver.ts';
+import type { RunningServer } from '../kube/serving/httpserver.ts';
 import { type LeaderElection, runLeaderElection } from '../kube/lease.ts';
 import { createMetrics } from '../kube/metrics.ts';
-import { serveHealth, serveMetrics } from '../kube/serving.ts';
+import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
 import {
   type CertificateProvider,
   certificateFromFiles,

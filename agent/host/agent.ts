@@ -6,7 +6,7 @@ import { AGENT_NAME, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import { keepReserve } from '../../base/reserve.ts';
-import { Authorizer } from '../../kube/authorization.ts';
+import { Authorizer } from '../../kube/serving/authorization.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { EventRecorder } from '../../kube/events.ts';
 import { Transport } from '../../kube/transport.ts';

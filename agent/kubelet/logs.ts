@@ -1,7 +1,7 @@
 /** Logs for `kubectl logs`: the serial console of a VM, or the log of a task. */
 import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
-import { HttpError } from '../../kube/httpserver.ts';
+import { HttpError } from '../../kube/serving/httpserver.ts';
 import type { ConsoleLog } from '../console/store.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import type { Host } from '../pods/host.ts';

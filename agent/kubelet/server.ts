@@ -7,7 +7,7 @@ import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import type { Authorizer } from '../../kube/authorization.ts';
+import type { Authorizer } from '../../kube/serving/authorization.ts';
 import type { Certificate } from '../../kube/certificates/certificate.ts';
 import {
   createServer,
@@ -16,7 +16,7 @@ import {
   listen,
   reply,
   type RunningServer,
-} from '../../kube/httpserver.ts';
+} from '../../kube/serving/httpserver.ts';
 import { useCertificate } from '../../kube/certificates/serving.ts';
 import { LogReaders, type LogSource, parseLogRequest } from './logs.ts';
 

@@ -19,7 +19,7 @@ import {
 } from './support/doors.ts';
 
 const NODE = 'http-host';
-/** What each server has open at most, as `kube/httpserver.ts` has it. */
+/** What each server has open at most, as `kube/serving/httpserver.ts` has it. */
 const CONNECTIONS = 128;
 /** Half of the default, so that the Lease of the host is renewed twice as often. */
 const FENCE_SECONDS = 20;

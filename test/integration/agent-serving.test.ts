@@ -9,7 +9,7 @@ import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { KubeletServer } from '../../agent/kubelet/server.ts';
-import { Authorizer } from '../../kube/authorization.ts';
+import { Authorizer } from '../../kube/serving/authorization.ts';
 import { createKey } from '../../kube/certificates/certificate.ts';
 import { SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';

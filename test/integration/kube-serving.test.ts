@@ -7,13 +7,13 @@ import { join } from 'node:path';
 import type { TLSSocket } from 'node:tls';
 import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
-import { Authorizer } from '../../kube/authorization.ts';
+import { Authorizer } from '../../kube/serving/authorization.ts';
 import { createKey, type KeyAlgorithm } from '../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
-import type { RunningServer } from '../../kube/httpserver.ts';
+import type { RunningServer } from '../../kube/serving/httpserver.ts';
 import { createMetrics } from '../../kube/metrics.ts';
-import { serveHealth, serveMetrics } from '../../kube/serving.ts';
+import { serveHealth, serveMetrics } from '../../kube/serving/endpoints.ts';
 import {
   type CertificateProvider,
   certificateFromFiles,

@@ -4,8 +4,8 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from './authorization.ts';
 import { createServer, listen, reply, type RunningServer } from './httpserver.ts';
-import { runtimeMetrics } from './metrics.ts';
-import { type CertificateProvider, serveCertificate } from './certificates/serving.ts';
+import { runtimeMetrics } from '../metrics.ts';
+import { type CertificateProvider, serveCertificate } from '../certificates/serving.ts';
 
 export interface MetricsServerOptions {
   /** `host:port` or `:port`, which means every address. Port 0 chooses a free port. */

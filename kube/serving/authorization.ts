@@ -4,8 +4,13 @@ import type { IncomingMessage } from 'node:http';
 import { TLSSocket } from 'node:tls';
 import { LRUCache } from 'lru-cache';
 import PQueue from 'p-queue';
-import type { KubeClient } from './client.ts';
-import { SUBJECT_ACCESS_REVIEWS, type SubjectAccessReview, TOKEN_REVIEWS, type TokenReview } from './core.ts';
+import type { KubeClient } from '../client.ts';
+import {
+  SUBJECT_ACCESS_REVIEWS,
+  type SubjectAccessReview,
+  TOKEN_REVIEWS,
+  type TokenReview,
+} from '../core.ts';
 import { HttpError } from './httpserver.ts';
 
 /** Time for which an answer is reused. A token or right that is withdrawn still works for this time. */
