@@ -108,7 +108,7 @@ export class EventRecorder<Reason extends string> {
     const { length: dropped } = this.#waiting.splice(0);
     if (dropped > 0) {
       this.#count('dropped', dropped);
-      this.#options.logger.warn({ dropped, milliseconds }, 'events not sent before the end');
+      this.#options.logger.warn({ dropped, milliseconds }, 'the process ended before these Events were sent');
     }
   }
 

@@ -155,14 +155,14 @@ function declareQueues(registers: Registry[]) {
     }),
     workDuration: new Histogram({
       name: 'workqueue_work_duration_seconds',
-      help: 'How long in seconds processing an item from workqueue takes',
+      help: 'Seconds that the processing of one item of the workqueue takes',
       labelNames,
       buckets: QUEUE_BUCKETS,
       registers,
     }),
     unfinishedWork: new Gauge({
       name: 'workqueue_unfinished_work_seconds',
-      help: 'How many seconds of work is in progress and not yet observed by work_duration',
+      help: 'Seconds spent so far on items whose processing has not ended yet',
       labelNames,
       registers,
     }),

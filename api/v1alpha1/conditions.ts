@@ -32,7 +32,7 @@ const conditionsSchema = z
   .array(conditionSchema)
   .max(32)
   .meta({
-    description: 'Observations of the object, one for each type.',
+    description: 'Conditions of the object, one for each type of condition.',
     'x-kubernetes-list-type': 'map',
     'x-kubernetes-list-map-keys': ['type'],
   });

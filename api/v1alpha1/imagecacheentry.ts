@@ -85,7 +85,7 @@ const nodeStateSchema = z.object({
     'Time when work for the host was first needed. The deadline counts from here.',
   ).optional(),
   triedAt: timestamp(
-    'Time when the last turn of the host ended without a start, because the host was full.',
+    'Time of the last attempt at which no work could begin, because the host was full.',
   ).optional(),
   failures: count('Failures in a row.').optional(),
   retryAt: timestamp('Time of the next attempt.').optional(),

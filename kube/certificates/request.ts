@@ -98,7 +98,7 @@ export function readSigningRequest(pem: string): SigningRequest {
     );
   }
   if (!isSignedWithItsKey(signed, parts)) {
-    throw invalid('its signature is not of its own key');
+    throw invalid('it is not signed with the private key of its public key');
   }
   return meaningOf(parts);
 }

@@ -90,7 +90,7 @@ function pinnedFault(asked: string, report: TaskReport): string | undefined {
 function repositoryFault(asked: string, { reference }: TaskReport): string | undefined {
   const parts = readReference(asked);
   if (typeof parts === 'string') {
-    return 'did a task with a reference that cannot be read';
+    return 'did a task whose image reference is not valid';
   }
   const repository = repositoryName(parts);
   const pinned = parts.digest;

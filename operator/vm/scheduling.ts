@@ -12,7 +12,7 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/^Insufficient ephemeral-storage$/, '% short of disk (ephemeral-storage)'],
   [/free ports/, '% with a reserved port in use'],
   [/untolerated taint.*berth\.dev\/nat-unready/, '% with broken NAT'],
-  [/untolerated taint.*berth\.node-restriction/, '% given to another namespace'],
+  [/untolerated taint.*berth\.node-restriction/, '% dedicated to another namespace'],
   [/untolerated taint.*node\.kubernetes\.io\/(unreachable|not-ready)/, '% not reachable'],
   [/untolerated taint.*unschedulable|were unschedulable/, '% cordoned'],
 ];
@@ -108,7 +108,7 @@ function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): 
 /** Texts for people about taints, by the taint's key; `%` is the number of hosts. */
 const TAINT_TEXTS: Readonly<Record<string, string>> = {
   [NAT_TAINT]: '% with broken NAT',
-  [DEDICATED_KEY]: '% given to another namespace',
+  [DEDICATED_KEY]: '% dedicated to another namespace',
   'node.kubernetes.io/unreachable': '% not reachable',
   'node.kubernetes.io/not-ready': '% not reachable',
   'node.kubernetes.io/unschedulable': '% cordoned',

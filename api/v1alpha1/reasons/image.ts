@@ -229,7 +229,7 @@ export const IMAGE_REASONS = {
     class: 'passing',
     by: 'agent',
     says: 'The machine stopped, was suspended or ended while its disk was copied',
-    todo: 'Request it again while the VM keeps its state',
+    todo: 'Request the copy again, and keep the power state of the VM until it is complete',
   },
   CopyFailed: {
     seen: TASK,
