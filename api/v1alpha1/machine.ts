@@ -12,7 +12,7 @@ import { undefinedIfSync } from '../../base/errors.ts';
  */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
 
-/** Source of a disk or an ISO for the agent. The operator passes on the source of the Image unchanged. */
+/** Source of a disk or an ISO for the agent. `directSource` in operator/image makes it from the source of an Image. */
 export const machineImageSourceSchema = z.discriminatedUnion('type', [
   z.object({ type: z.literal('registry'), reference: z.string() }),
   z.object({ type: z.literal('http'), url: z.string(), sha256: z.string() }),

@@ -53,7 +53,7 @@ export const SOURCE_IMMUTABLE = {
 } as const;
 
 /** The fields of a source as hosts get it (`MachineImageSource`), without nesting. `type` determines which fields are set. */
-const contentSchema = z
+export const contentSchema = z
   .object({
     type: report('Type of the source: registry, http, sharedFile, empty, storedArtifact or storedFile.', 32),
     reference: report('Reference in a registry, pinned by digest.', 1024).optional(),

@@ -73,7 +73,7 @@ describe('is refused', () => {
     const der = derOf(pem);
     const last = der.length - 1;
     der.writeUInt8(der.readUInt8(last) ^ 1, last);
-    expect(() => readSigningRequest(pemOf(der))).toThrow('signature is not of its own key');
+    expect(() => readSigningRequest(pemOf(der))).toThrow('not signed with the private key of its public key');
   });
 
   it('another version', () => {
