@@ -12,13 +12,21 @@ const FINE: NetworkReport = {
   refusedConnections: {},
 };
 
-test('a check that fails is a fault with its reason, which is counted and ends with the next good check', async () => {
-  const checks = [() => Promise.reject(new Error('nft is busy')), () => Promise.resolve(FINE)];
+/** Returns a monitor of a network whose checks give these results, one after another, and the list of its reports. */
+function monitorOf(...checks: (() => Promise<NetworkReport>)[]): [NetworkMonitor, NetworkReport[]] {
   const network = { check: () => checks.shift()?.() } as unknown as Network;
   const options = { network, intervalMilliseconds: 1, logger: pino({ enabled: false }) };
   const monitor = new NetworkMonitor({ ...options, metrics: new Registry() });
   const told: NetworkReport[] = [];
   monitor.onReport = (report) => told.push(report);
+  return [monitor, told];
+}
+
+const fails = (): Promise<NetworkReport> => Promise.reject(new Error('nft is busy'));
+const succeeds = (): Promise<NetworkReport> => Promise.resolve(FINE);
+
+test('a check that fails is a fault with its reason, which is counted and ends with the next good check', async () => {
+  const [monitor, told] = monitorOf(fails, succeeds);
   const faults = ['The network could not be checked: nft is busy'];
   expect(await monitor.check()).toMatchObject({ healthy: false, faults });
   expect(monitor.host).toEqual({ healthy: false, message: faults[0] });
@@ -26,5 +34,18 @@ test('a check that fails is a fault with its reason, which is counted and ends w
   expect(await monitor.checkOf('a')).toEqual(FINE);
   expect(monitor.host?.healthy).toBe(true);
   expect(monitor.faultyChecks).toBe(0);
+  expect(told).toHaveLength(2);
+});
+
+test('a check for a machine that fails is one faulty check', async () => {
+  const [monitor, told] = monitorOf(fails, fails);
+  expect(await monitor.checkOf('a')).toMatchObject({ healthy: false });
+  expect(monitor.faultyChecks).toBe(1);
+  expect(told).toHaveLength(1);
+});
+
+test('a check that began before the machine was attached is followed by another', async () => {
+  const [monitor, told] = monitorOf(() => Promise.resolve({ ...FINE, machines: {} }), succeeds);
+  expect(await monitor.checkOf('a')).toEqual(FINE);
   expect(told).toHaveLength(2);
 });

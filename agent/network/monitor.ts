@@ -72,10 +72,13 @@ export class NetworkMonitor {
     return await this.#running;
   }
 
-  /** Resolves with a check that includes this machine. A check under way may have started before the machine was attached. */
+  /**
+   * Resolves with a check that includes this machine, or with a fault of all machines. A check under way may have started before the
+   * machine was attached. A faulty check is not repeated, because faults in a row count.
+   */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();
-    return report.machines[uid] === undefined ? await this.check() : report;
+    return report.healthy && report.machines[uid] === undefined ? await this.check() : report;
   }
 
   async run(signal: AbortSignal): Promise<void> {
