@@ -25,18 +25,12 @@ import { chooseAddress, type Layout, layoutOf, type NatOptions, tapName } from '
 import { foreignTables } from './foreignrules.ts';
 import type { Links } from './observe.ts';
 import { countedPackets, type RulesetEntry } from '../nftables.ts';
-import {
-  describeDifference,
-  findOverlap,
-  foreignDevices,
-  type Observed,
-  type Repair,
-  sharedDevices,
-} from './plan.ts';
+import { describeDifference, findOverlap, foreignDevices, sharedDevices } from './plan.ts';
 import { requireHost } from './requirements.ts';
 import { reportOn } from './report.ts';
 import { refusalCounter } from './ruleset.ts';
-import { NatState } from './state.ts';
+import { type Convergence, NatState } from './state.ts';
+import { TapWatch } from './taps.ts';
 
 export type { NatOptions } from './layout.ts';
 
@@ -49,9 +43,9 @@ export class NatNetwork implements Network {
   readonly #logger: Logger;
   readonly #attachments = new Map<string, Attachment>();
   #isLoaded = false;
-  /** Taps that a hypervisor held at the last check. */
-  #heldTaps = new Set<string>();
-  readonly #lostTaps = new Set<string>();
+  /** Machines whose addresses may still have tracked connections of earlier owners, because an attach failed. */
+  readonly #unforgotten = new Set<string>();
+  readonly #taps = new TapWatch();
   readonly #ports: PortWatch;
   /** Reserved ports that are not forwarded for now, and the reason, by name. Their packets belong to another process on the host. */
   #withheld: ReadonlyMap<string, string> = new Map();
@@ -108,15 +102,19 @@ export class NatNetwork implements Network {
         ports: options.ports,
         ...(options.runAs ? { owner: options.runAs } : {}),
       };
+      if (JSON.stringify(known) !== JSON.stringify(attachment)) {
+        this.#unforgotten.add(uid);
+      }
       this.#attachments.set(uid, attachment);
       await this.#save();
       const { links } = await this.#converge();
       this.#requireOwn([...sharedDevices(this.#layout), attachment.tap], links);
       if (!options.running) {
-        this.#lostTaps.delete(attachment.tap);
+        this.#taps.forget(attachment.tap);
       }
-      if (JSON.stringify(known) !== JSON.stringify(attachment)) {
+      if (this.#unforgotten.has(uid)) {
         await this.#forget(attachment);
+        this.#unforgotten.delete(uid);
       }
       const { tap: device, address } = attachment;
       return { kind: 'tap', macAddress, address, device };
@@ -131,7 +129,8 @@ export class NatNetwork implements Network {
       }
       // The file is saved last. If the agent dies before, the next agent finds the attachment and detaches it again.
       this.#attachments.delete(uid);
-      this.#lostTaps.delete(attachment.tap);
+      this.#unforgotten.delete(uid);
+      this.#taps.forget(attachment.tap);
       await this.#converge();
       await this.#forget(attachment);
       await this.#save();
@@ -153,15 +152,14 @@ export class NatNetwork implements Network {
   async #check(): Promise<NetworkReport> {
     const attachments = this.#all();
     this.#withheld = await this.#ports.look(attachments.flatMap(({ ports }) => ports));
-    const { done, failed, observed } = await this.#state.converge(this.#reachable());
-    this.#noticeTaps(done, observed.links);
+    const { done, failed, observed } = await this.#repair();
     const repaired = done.map((repair) => describeDifference(this.#layout, repair));
     const report = reportOn(this.#layout, attachments, {
       failedRepair: failed,
       foreignDevices: foreignDevices(this.#layout, observed.links),
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
-      lostTaps: this.#lostTaps,
+      lostTaps: this.#taps.lost,
       withheldPorts: this.#withheld,
     });
     return { ...report, repaired, refusedConnections: this.#countRefused(observed.ruleset) };
@@ -179,8 +177,15 @@ export class NatNetwork implements Network {
     });
   }
 
-  async #converge(): Promise<Observed> {
-    const { failed, observed } = await this.#state.converge(this.#reachable());
+  async #repair(): Promise<Convergence> {
+    const convergence = await this.#state.converge(this.#reachable());
+    const taps = this.#all().map(({ tap }) => tap);
+    this.#taps.notice(taps, convergence.done, convergence.observed.links);
+    return convergence;
+  }
+
+  async #converge(): Promise<Convergence['observed']> {
+    const { failed, observed } = await this.#repair();
     if (failed !== undefined) {
       throw new ReasonedError('NetworkUnavailable', failed);
     }
@@ -209,19 +214,6 @@ export class NatNetwork implements Network {
       }
     }
     return refused;
-  }
-
-  /** Finds lost taps. If a tap was created again while a hypervisor held the old tap, that hypervisor is cut off. */
-  #noticeTaps(done: readonly Repair[], links: Links): void {
-    for (const repair of done) {
-      if (repair.kind === 'createTap' && this.#heldTaps.has(repair.device)) {
-        this.#lostTaps.add(repair.device);
-      }
-    }
-    this.#heldTaps = new Set(this.#all().flatMap(({ tap }) => (links.get(tap)?.carrier ? [tap] : [])));
-    for (const tap of this.#heldTaps) {
-      this.#lostTaps.delete(tap);
-    }
   }
 
   async #load(): Promise<void> {

@@ -172,6 +172,38 @@ describe('nat', unless(missing), () => {
     expect(report.healthy).toBe(true);
   });
 
+  test('a tap that a device of others replaced for a while is made again, and the machine named that must restart', async () => {
+    await guest('a', []);
+    await host.do('check');
+    net.inHost('ip', 'link', 'delete', taps.a);
+    net.inHost('ip', 'link', 'add', taps.a, 'type', 'veth', 'peer', 'name', 'theirs');
+    const replaced = `Device ${taps.a} is of kind "veth"`;
+    expect((await host.do('check')).machines['a']?.message).toContain(replaced);
+    net.inHost('ip', 'link', 'delete', taps.a);
+    await host.do('attach', 'b', { macAddress: MACS.b, ports: [] });
+    const report = await host.do('check');
+    expect(report).toMatchObject({ healthy: true, repaired: [] });
+    expect(report.machines['a']).toMatchObject({
+      healthy: false,
+      message: expect.stringContaining('restart') as string,
+    });
+  });
+
+  test('connections of an earlier owner of an address are forgotten, also if the first attach fails', async () => {
+    const options = { macAddress: MACS.a, ports: [] };
+    const attached = await host.do('attach', 'a', options);
+    const tap = attached.kind === 'tap' ? attached.device : '';
+    await host.do('detach', 'a');
+    net.inHost('ip', 'link', 'add', tap, 'type', 'veth', 'peer', 'name', 'theirs');
+    await expect(host.do('attach', 'a', options)).rejects.toMatchObject({ reason: 'NetworkUnavailable' });
+    const address = (await host.do('address', 'a')) ?? '';
+    const ends = ['--src', address, '--dst', WORLD_ADDRESS, '--sport', '1000', '--dport', '2000'];
+    net.inHost('conntrack', '-I', '--proto', 'udp', ...ends, '--timeout', '600');
+    net.inHost('ip', 'link', 'delete', tap);
+    await host.do('attach', 'a', options);
+    expect(net.inHost('conntrack', '-L')).not.toContain(address);
+  });
+
   test('a dead dnsmasq is started again', async () => {
     const pid = Number(readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8'));
     process.kill(pid, 'SIGKILL');
