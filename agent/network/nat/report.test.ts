@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import type { Attachment } from './attachments.ts';
 import type { Layout } from './layout.ts';
-import { type Evidence, reportOn } from './report.ts';
+import { describeFailures, type Evidence, reportOn } from './report.ts';
 
 const layout = { bridge: 'berth0', probe: { innerPort: 'inner', outerPort: 'outer' } } as Layout;
 const [a, b] = ['a', 'b'].map(
@@ -36,4 +36,11 @@ test('a foreign device in the place of the bridge is the first fault of all mach
     faults: ['Device berth0 is foreign', 'Packets from a guest to the outside are lost'],
   });
   expect(machines['b']).toEqual({ healthy: false, message: faults.join('; ') });
+});
+
+test('failed repairs are named as far as a message has room, and the others are counted', () => {
+  const failures = Array.from({ length: 500 }, (_none, index) => `Tap ${index} was missing`);
+  const first = 'Tap 0 was missing; Tap 1 was missing; Tap 2 was missing';
+  expect(describeFailures(failures.slice(0, 3))).toBe(first);
+  expect(describeFailures(failures)).toBe(`${first}; Further failed repairs: 497`);
 });

@@ -21,6 +21,16 @@ export interface Evidence {
   withheldPorts: ReadonlyMap<string, string>;
 }
 
+/** Number of failed repairs that a message names. One cause can fail a repair for each machine, and a message has limited room. */
+const NAMED_FAILURES = 3;
+
+/** Returns one message about failed repairs, with the first few and the number of the others. */
+export function describeFailures(failures: readonly string[]): string {
+  const others = failures.length - NAMED_FAILURES;
+  const rest = others > 0 ? [`Further failed repairs: ${others}`] : [];
+  return [...failures.slice(0, NAMED_FAILURES), ...rest].join('; ');
+}
+
 function explainLoss(path: ProbePath, culprits: readonly string[]): string {
   const lost = `Packets ${PATHS[path]} are lost`;
   return culprits.length === 0

@@ -16,6 +16,7 @@ import {
   type Repair,
 } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
+import { describeFailures } from './report.ts';
 import { removalScript, rulesetScript } from './ruleset.ts';
 
 /** Limit of repair rounds. A repair can make another repair necessary: a new probe must be connected. More rounds are never necessary. */
@@ -90,7 +91,7 @@ export class NatState {
         }
       }
       if (failures.length > 0) {
-        return { done, failed: failures.join('; '), observed };
+        return { done, failed: describeFailures(failures), observed };
       }
     }
   }
