@@ -7,9 +7,9 @@ const MESSAGE_LENGTH = 4096;
 /** Exit code of a process that SIGTERM ended: 128 + 15, as a kubelet reports it. */
 export const STOPPED_EXIT_CODE = 143;
 
-/** Returns the end of a long text, because the last lines contain the reason. */
-export function lastWords(text: string): string {
-  return text.length <= MESSAGE_LENGTH ? text : `…${text.slice(1 - MESSAGE_LENGTH)}`;
+/** Returns the end of a long text, because the last lines contain the reason. The length is a number of characters. */
+export function lastWords(text: string, length = MESSAGE_LENGTH): string {
+  return text.length <= length ? text : `…${text.slice(1 - length)}`;
 }
 
 /**

@@ -1,5 +1,6 @@
 import { expect, test } from 'vitest';
-import { DISK_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import { machineReportSchema } from '../../api/v1alpha1/machine.ts';
+import { DISK_CONDITION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { type MachineRecord, newRecord, newRuntime, type Step } from './machine.ts';
@@ -11,6 +12,7 @@ const POD: Pod = {
   metadata: { name: 'x', namespace: 'ns', uid: 'u' },
   spec: { containers: [{ name: MACHINE_CONTAINER, image: 'x' }] },
 };
+const DIGEST = `sha256:${'0'.repeat(64)}`;
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
 
 /** Returns the conditions of a Pod whose machine has a ready guest. */
@@ -19,6 +21,8 @@ function conditions(state: MachineState, step: Step, end?: MachineRecord['end'])
   const record = {
     ...newRecord({ uid: 'u', driver: 'qemu', key: 'ns/x', machine: undefined, claim }),
     everRan: true,
+    startedWith: { cpu: 4, memoryBytes: 2 ** 33, diskSizeBytes: 2 ** 40 },
+    base: { path: '/none', digest: DIGEST, format: 'raw' as const, virtualSizeBytes: 1 },
     end,
   };
   const runtime = { ...newRuntime(record, '/none'), state, readiness: { ready: true, message: '' } };
@@ -28,6 +32,7 @@ function conditions(state: MachineState, step: Step, end?: MachineRecord['end'])
   return {
     ready: all.find(({ type }) => type === 'Ready'),
     disk: all.find(({ type }) => type === DISK_CONDITION),
+    machine: all.find(({ type }) => type === MACHINE_CONDITION),
   };
 }
 
@@ -51,12 +56,21 @@ test('a machine whose memory has no room is ready, and says why it is not suspen
   expect(disk).toMatchObject({ status: 'False', reason: 'NoRoomToSuspend', message });
 });
 
-test('a machine that waits for its next start says how it ended, in whole sentences', () => {
-  const message = 'The hypervisor was ended by SIGKILL';
-  const { ready } = conditions(
-    { kind: 'stopped' },
-    { kind: 'wait', until: 1 },
-    { how: 'Crashed', message, at: 0 },
-  );
-  expect(ready).toMatchObject({ status: 'False', reason: 'Starting', message });
+const WAITING = { kind: 'wait', until: 1 } as const;
+
+test.each([
+  ['Crashed', 'The hypervisor was ended by SIGKILL', 'Crashed: The hypervisor was ended by SIGKILL'],
+  ['HostLost', 'The machine ended', 'HostLost: The machine ended'],
+  ['GuestShutdown', 'The guest powered itself off', 'The guest powered itself off'],
+] as const)('a machine that waits for its next start after %s says how it ended', (how, message, told) => {
+  const { ready } = conditions({ kind: 'stopped' }, WAITING, { how, message, at: 0 });
+  expect(ready).toMatchObject({ status: 'False', reason: 'Starting', message: told });
+});
+
+test.each(['x', '"', '\u0001'])('a report can be read, however long its message of %j is', (one) => {
+  const message = `${one.repeat(10_000)}the end`;
+  const { machine } = conditions({ kind: 'stopped' }, WAITING, { how: 'Crashed', message, at: 0 });
+  const report = machineReportSchema.parse(JSON.parse(machine?.message ?? ''));
+  expect(report).toMatchObject({ cpu: 4, imageDigest: DIGEST });
+  expect(report.message).toMatch(/the end$/);
 });

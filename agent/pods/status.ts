@@ -44,6 +44,12 @@ interface DiskTrouble {
 /** Exit code 128 + SIGKILL. A kubelet uses the same code for processes that it killed. */
 const KILLED_EXIT_CODE = 137;
 
+/**
+ * Limit of the message in the report, in characters. JSON escapes a character with up to six. The report must fit into the message of a
+ * condition (4,096 characters), because the operator cannot read a report that was cut.
+ */
+const REPORT_MESSAGE_LENGTH = 512;
+
 /** Phases in which the machine has a process. The container's state is then `running`. */
 const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
   'Running',
@@ -136,7 +142,12 @@ function messageOf({ record, trouble }: Readonly<Runtime>, phase: MachinePhase):
   if (trouble !== undefined) {
     return trouble.message;
   }
-  return phase === 'Running' ? undefined : record.end?.message;
+  const { end } = record;
+  if (end === undefined || phase === 'Running') {
+    return undefined;
+  }
+  // The reason of the condition is the phase, so the message has the kind of the end.
+  return end.how === 'GuestShutdown' ? end.message : `${end.how}: ${end.message}`;
 }
 
 function readinessOf(
@@ -235,6 +246,7 @@ function percent(progress: number | undefined): string | undefined {
 function reportOf(view: MachineView, phase: MachinePhase): MachineReport {
   const { runtime, wanted } = view;
   const { record, operation } = runtime;
+  const message = messageOf(runtime, phase);
   return {
     ...defined('desiredHash', isSettled(view) ? wanted.desiredHash : undefined),
     ...defined('restartedAt', record.restartedAt),
@@ -243,7 +255,7 @@ function reportOf(view: MachineView, phase: MachinePhase): MachineReport {
     ...defined('progressPercent', operation?.progressPercent),
     ...defined('accelerator', view.accelerator),
     ...defined('imageDigest', record.base?.digest),
-    ...defined('message', messageOf(runtime, phase)),
+    ...defined('message', message && lastWords(message, REPORT_MESSAGE_LENGTH)),
   };
 }
 
