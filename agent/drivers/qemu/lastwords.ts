@@ -71,7 +71,10 @@ export async function wasEndedBySignal(folder: string): Promise<boolean> {
 
 /** Returns `what` with the hypervisor's last words. */
 export async function exitMessage(folder: string, what: string): Promise<string> {
-  const words = await lastWords(folder);
+  return withWords(what, await lastWords(folder));
+}
+
+function withWords(what: string, words: string): string {
   return words === '' ? what : `${what}: ${words}`;
 }
 
@@ -85,9 +88,12 @@ const REASONS: [RegExp, StartReason][] = [
   ],
 ];
 
-/** Returns the error of a failed start, with the hypervisor's last words and the reason that they show. */
+/**
+ * Returns the error of a failed start, with the hypervisor's last words and the reason that they show. `what` shows no reason, because
+ * it may be an answer of QEMU to a command, whose failure passes.
+ */
 export async function startError(folder: string, what: string): Promise<ReasonedError> {
-  const message = await exitMessage(folder, what);
-  const reason = REASONS.find(([pattern]) => pattern.test(message))?.[1] ?? 'StartFailed';
-  return new ReasonedError(reason, message);
+  const words = await lastWords(folder);
+  const reason = REASONS.find(([pattern]) => pattern.test(words))?.[1] ?? 'StartFailed';
+  return new ReasonedError(reason, withWords(what, words));
 }
