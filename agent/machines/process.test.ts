@@ -1,5 +1,11 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
-import { startTimeIn } from './process.ts';
+import { processFiles, startTimeIn } from './process.ts';
+
+/** Time limit of a state that takes milliseconds on an idle machine. */
+const STATE_MILLISECONDS = 10_000;
 
 /** Returns a line in the format of /proc/PID/stat, for a process whose name imitates other fields. */
 function stat(state: string, threads: number): string {
@@ -15,5 +21,32 @@ describe('a process', () => {
   it('is there until the last of its threads has ended: until then its disk is locked and its ports are taken', () => {
     expect(startTimeIn(stat('Z', 2))).toBe('1389051');
     expect(startTimeIn(stat('Z', 1))).toBeUndefined();
+  });
+});
+
+describe('the mount tables of all processes', () => {
+  it('can be read beside a zombie, which has none', async (context) => {
+    context.skip(process.platform !== 'linux', 'Only Linux has /proc');
+    // A shell that becomes another program never waits for the programs that it started.
+    const shell = spawn('sh', ['-c', 'exec 3<&0; cat <&3 & echo $!; exec sleep 60'], {
+      stdio: ['pipe', 'pipe', 'inherit'],
+    });
+    try {
+      const [line] = (await once(shell.stdout, 'data')) as [Buffer];
+      const pid = Number(line.toString());
+      const program = (): string => readFileSync(`/proc/${shell.pid}/comm`, 'utf8');
+      await expect.poll(program, { timeout: STATE_MILLISECONDS }).toBe('sleep\n');
+      shell.stdin.end();
+      const state = (): string => readFileSync(`/proc/${pid}/stat`, 'utf8');
+      await expect.poll(state, { timeout: STATE_MILLISECONDS }).toContain(') Z ');
+      const pids: number[] = [];
+      for await (const file of processFiles('mountinfo')) {
+        pids.push(file.pid);
+      }
+      expect(pids).toContain(process.pid);
+      expect(pids).not.toContain(pid);
+    } finally {
+      shell.kill('SIGKILL');
+    }
   });
 });

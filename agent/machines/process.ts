@@ -126,15 +126,17 @@ export async function* processFiles(
   name: 'cmdline' | 'mountinfo',
 ): AsyncGenerator<{ pid: number; text: string }> {
   const pids = process.platform === 'linux' ? await readdir('/proc') : [];
+  // Only the file `mountinfo` of a zombie returns EINVAL.
+  const codes = name === 'mountinfo' ? ['EINVAL'] : [];
   for (const pid of pids.filter((entry) => /^\d+$/.test(entry))) {
-    const text = await readIfAlive(`/proc/${pid}/${name}`);
+    const text = await readIfAlive(`/proc/${pid}/${name}`, codes);
     if (text !== undefined) {
       yield { pid: Number(pid), text };
     }
   }
 }
 
-/** Reads a file of a process; undefined if the process has ended. The file `mountinfo` of a zombie returns EINVAL. */
-async function readIfAlive(path: string): Promise<string | undefined> {
-  return await undefinedIf(hasCode('ENOENT', 'ESRCH', 'EINVAL'), readFile(path, 'utf8'));
+/** Reads a file of a process; undefined if the process has ended. `codes` are further errors that show its end. */
+async function readIfAlive(path: string, codes: readonly string[] = []): Promise<string | undefined> {
+  return await undefinedIf(hasCode('ENOENT', 'ESRCH', ...codes), readFile(path, 'utf8'));
 }
