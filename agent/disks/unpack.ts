@@ -24,8 +24,8 @@ const MAGIC_BYTES = 6;
 
 const PIECE_BYTES = 1024 * 1024;
 /**
- * Size that all content may have unpacked: a file from a web server, and a layer of a container image. Most of a disk is empty, so
- * a small file may become a large disk. A disk of this size does no harm, because its zeros use no space.
+ * Size that all content may have unpacked: a file from a web server, and all layers of a container image together. Most of a disk
+ * is empty, so a small file may become a large disk. A disk of this size does no harm, because its zeros use no space.
  */
 const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
 /** Limit of larger content, as a multiple of its compressed size. Compressed desktop systems unpack to 2 to 30 times their size. */

@@ -9,6 +9,7 @@ import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { unpackedLimit } from '../../disks/unpack.ts';
 import type { Descriptor, Repository } from '../oci/types.ts';
 import { parseJson } from '../oci/manifests.ts';
 import { fetchBlob } from './blob.ts';
@@ -20,7 +21,7 @@ import {
   type PullTarget,
 } from './pull.ts';
 import { type Journal, makeDisk, unfinished } from './journal.ts';
-import { type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
+import { type Allowance, type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
 
 const LAYER_TYPES: Record<string, LayerEncoding> = {
   'application/vnd.oci.image.layer.v1.tar': 'none',
@@ -36,6 +37,8 @@ const CONFIG_TYPES = new Set([
 ]);
 /** Size limit of an image configuration in bytes. Configurations of the largest images in use have some tens of KiB. */
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
+/** Limit of the layers of an image. Programs that build container images allow fewer layers. Each layer costs requests and time. */
+const LAYER_LIMIT = 128;
 
 /** Fields of the configuration that are used. Missing or malformed fields are read as undefined, because some tools write them so. */
 const configSchema = z
@@ -49,10 +52,8 @@ const configSchema = z
   .optional()
   .catch(undefined);
 
-interface RemoteLayer {
+interface RemoteLayer extends Layer {
   descriptor: Descriptor;
-  encoding: LayerEncoding;
-  diffId: string | undefined;
 }
 
 export const planContainerDisk: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
@@ -63,11 +64,18 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   if (encodings.includes(undefined)) {
     return undefined;
   }
+  const count = manifest.layers.length;
+  if (count > LAYER_LIMIT) {
+    throw new ReasonedError(
+      'ImageInvalid',
+      `${repository.name} has ${count} layers, more than the allowed ${LAYER_LIMIT}`,
+    );
+  }
   const bytes = await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal);
   const config = parseJson(configSchema, bytes, 'The configuration of the image');
   checkArchitecture(repository.name, config?.architecture, architecture);
   const diffIds = config?.rootfs?.diff_ids;
-  const isComplete = diffIds?.length === manifest.layers.length;
+  const isComplete = diffIds?.length === count;
   const layers = manifest.layers.map((descriptor, index) => ({
     descriptor,
     encoding: encodings[index] ?? 'none',
@@ -82,9 +90,11 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
     run: async (target, options) => {
       try {
         await makeDisk(target, digest, async (journal) => {
-          await pull(repository, layers, { target, journal }, options);
+          const limitBytes = unpackedLimit(downloadBytes);
+          const allowance = { limitBytes, leftBytes: limitBytes };
+          await pull(repository, layers, { target, journal, allowance }, options);
         });
-        await removeBlobs(target, layers.length);
+        await removeBlobs(target, count);
       } catch (error) {
         // The fetched bytes do not make a usable image. A later call that continued with these bytes would fail every time.
         if (isLasting(error)) {
@@ -99,7 +109,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
 async function pull(
   repository: Repository,
   layers: readonly RemoteLayer[],
-  { target, journal }: { target: PullTarget; journal: Journal },
+  { target, journal, allowance }: { target: PullTarget; journal: Journal; allowance: Allowance },
   options: PullOptions,
 ): Promise<void> {
   const covering: Covering = { hidden: new Set(), opaque: false };
@@ -108,11 +118,11 @@ async function pull(
     if (remote === undefined) {
       break;
     }
-    const { descriptor, encoding, diffId } = remote;
+    const { descriptor } = remote;
     const work = { path: blobPath(target, index), journal, name: `layer ${index}` };
-    const layer: Layer = { size: descriptor.size, encoding, diffId };
+    const into = { disk: unfinished(target), covering, allowance };
     const hasDisk = await fetchBlob({ repository, descriptor }, work, options, async (content) => {
-      return await extractDisk(layer, content, { disk: unfinished(target), covering }, options.signal);
+      return await extractDisk(remote, content, into, options.signal);
     });
     if (hasDisk) {
       return;

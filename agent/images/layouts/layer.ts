@@ -6,7 +6,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DirectFile, gathered } from '../../disks/diskio.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { readTar, shown, type TarEntry } from '../../disks/tar.ts';
-import { compressionOf, decode, tooLarge, unpackedLimit } from '../../disks/unpack.ts';
+import { compressionOf, decode, tooLarge } from '../../disks/unpack.ts';
 
 export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 
@@ -24,8 +24,6 @@ const WHITEOUT = '.wh.';
 const OPAQUE = '.wh..wh..opq';
 
 export interface Layer {
-  /** Size of the blob in bytes. */
-  size: number;
   encoding: LayerEncoding;
   /** Digest of the uncompressed archive, `sha256:<hex>`; undefined when the image does not state it. */
   diffId: string | undefined;
@@ -39,28 +37,34 @@ export interface Covering {
   opaque: boolean;
 }
 
+/** Limit of the bytes that the layers of an image may unpack to together. */
+export interface Allowance {
+  readonly limitBytes: number;
+  /** Bytes of the limit that the layers have not used yet. */
+  leftBytes: number;
+}
+
 /**
- * Writes the only file below /disk of a layer to the sparse file `disk`. Adds the names that this layer hides to `covering`.
- * Returns false when the layer has no such file, or the upper layers hide it.
+ * Writes the only file below /disk of a layer to the sparse file `disk`. Adds the names that this layer hides to `covering`, and
+ * takes its unpacked bytes from `allowance`. Returns false when the layer has no such file, or the upper layers hide it.
  *
  * @throws ReasonedError or DiskError when the layer cannot be used.
  */
 export async function extractDisk(
   layer: Layer,
   blob: AsyncIterable<Buffer>,
-  { disk, covering }: { disk: string; covering: Covering },
+  { disk, covering, allowance }: { disk: string; covering: Covering; allowance: Allowance },
   signal: AbortSignal,
 ): Promise<boolean> {
-  const limit = unpackedLimit(layer.size);
   const hash = createHash('sha256');
   const file = await open(disk, 'w+', 0o600);
   let direct: DirectFile | undefined;
   try {
     direct = await DirectFile.open(disk, { count: 1, bytes: WRITE_BYTES });
-    const walk = new Walk({ file, fresh: true, direct }, covering, limit);
+    const walk = new Walk({ file, fresh: true, direct }, covering, allowance);
     const packed = Readable.from(blob, { objectMode: false });
     const read = async (content: AsyncIterable<Buffer>): Promise<void> => {
-      const bytes = measured(content, (piece) => void hash.update(piece), limit);
+      const bytes = measured(content, (piece) => void hash.update(piece), allowance);
       for await (const entry of readTar(bytes)) {
         await walk.entry(entry);
       }
@@ -83,13 +87,12 @@ export async function extractDisk(
 async function* measured(
   content: AsyncIterable<Buffer>,
   update: (bytes: Buffer) => void,
-  limit: number,
+  allowance: Allowance,
 ): AsyncGenerator<Buffer, void, undefined> {
-  let length = 0;
   for await (const bytes of content) {
-    length += bytes.length;
-    if (length > limit) {
-      throw tooLarge(limit);
+    allowance.leftBytes -= bytes.length;
+    if (allowance.leftBytes < 0) {
+      throw tooLarge(allowance.limitBytes);
     }
     update(bytes);
     yield bytes;
@@ -99,18 +102,20 @@ async function* measured(
 class Walk {
   readonly #disk: SparseFile;
   readonly #covering: Covering;
-  readonly #limit: number;
+  readonly #limitBytes: number;
   /** Names that this layer hides in lower layers. */
   readonly #hides = new Set<string>();
   #opaque = false;
   #entries = 0;
-  #length = 0;
+  /** Bytes that the entries to come may have. */
+  #leftBytes: number;
   #found: string | undefined;
 
-  constructor(disk: SparseFile, covering: Covering, limit: number) {
+  constructor(disk: SparseFile, covering: Covering, { limitBytes, leftBytes }: Allowance) {
     this.#disk = disk;
     this.#covering = covering;
-    this.#limit = limit;
+    this.#limitBytes = limitBytes;
+    this.#leftBytes = leftBytes;
   }
 
   async entry(entry: TarEntry): Promise<void> {
@@ -120,9 +125,9 @@ class Walk {
       throw invalid(`it has more than ${ENTRIES_LIMIT} entries`);
     }
     // This check comes before the content is decoded, because decoding takes time.
-    this.#length += entry.size;
-    if (this.#length > this.#limit) {
-      throw tooLarge(this.#limit);
+    this.#leftBytes -= entry.size;
+    if (this.#leftBytes < 0) {
+      throw tooLarge(this.#limitBytes);
     }
     if (path === OPAQUE || path === `${WHITEOUT}disk` || path === `disk/${OPAQUE}`) {
       this.#opaque = true;

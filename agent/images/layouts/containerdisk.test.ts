@@ -1,0 +1,93 @@
+import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import { mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { Readable } from 'node:stream';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { unpackedLimit } from '../../disks/unpack.ts';
+import type { Descriptor, Repository } from '../oci/types.ts';
+import { planContainerDisk } from './containerdisk.ts';
+import type { PullPlan } from './pull.ts';
+
+/** The limit is 3 MiB here, because content of its real size takes a minute. */
+vi.mock('../../disks/unpack.ts', async (load) => ({
+  ...(await load<object>()),
+  unpackedLimit: vi.fn(() => 3 * 1024 ** 2),
+}));
+
+const MEBIBYTE = 1024 ** 2;
+const LAYER = 'application/vnd.oci.image.layer.v1.tar';
+const CONFIG = 'application/vnd.oci.image.config.v1+json';
+const { signal } = new AbortController();
+
+describe('a container image', () => {
+  let folder: string;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-containerdisk-'));
+  });
+
+  afterEach(async () => {
+    await rm(folder, { recursive: true });
+  });
+
+  async function layerOf(name: string, bytes: number): Promise<Buffer> {
+    const root = join(folder, 'root');
+    await mkdir(dirname(join(root, name)), { recursive: true });
+    await writeFile(join(root, name), Buffer.alloc(bytes, 1));
+    const archive = execFileSync('tar', ['-c', '-C', root, '.'], { maxBuffer: 4 * MEBIBYTE });
+    await rm(root, { recursive: true });
+    return archive;
+  }
+
+  async function planOf(layers: readonly Buffer[]): Promise<PullPlan | undefined> {
+    const blobs = new Map<string, Buffer>();
+    const described = (mediaType: string, bytes: Buffer): Descriptor => {
+      const digest = `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
+      blobs.set(digest, bytes);
+      return { mediaType, digest, size: bytes.length };
+    };
+    const manifest = {
+      mediaType: 'application/vnd.oci.image.manifest.v1+json',
+      config: described(CONFIG, Buffer.from('{"architecture":"amd64"}')),
+      layers: layers.map((bytes) => described(LAYER, bytes)),
+    };
+    const bytesOf = ({ digest }: Descriptor): Buffer => blobs.get(digest) ?? Buffer.alloc(0);
+    const repository = {
+      name: 'registry.example/team/image',
+      blob: async (descriptor: Descriptor) => bytesOf(descriptor),
+      stream: (descriptor: Descriptor, { start, end }: { start: number; end: number }) =>
+        Readable.from([bytesOf(descriptor).subarray(start, end)]),
+    } as unknown as Repository;
+    const resolved = { digest: 'sha256:1', tagDigest: 'sha256:1', architecture: undefined, manifest };
+    return await planContainerDisk(repository, resolved, signal);
+  }
+
+  async function pulledBytes(layers: readonly Buffer[]): Promise<number> {
+    const pull = await mkdtemp(join(folder, 'pull-'));
+    const disk = join(pull, 'disk');
+    await (await planOf(layers))?.run({ folder: pull, disk }, { signal, onBytes: () => undefined });
+    return (await stat(disk)).size;
+  }
+
+  it('may unpack to one limit for all its layers together, which their sizes give', async () => {
+    const disk = await layerOf('disk/disk.img', 2 * MEBIBYTE);
+    const [small, large] = [await layerOf('etc/file', 1000), await layerOf('etc/file', 1.5 * MEBIBYTE)];
+    await expect(pulledBytes([disk, large])).rejects.toMatchObject({
+      kind: 'invalid',
+      message: expect.stringContaining(`more than ${3 * MEBIBYTE} bytes`) as string,
+    });
+    expect(await pulledBytes([disk, small])).toBe(2 * MEBIBYTE);
+    expect(vi.mocked(unpackedLimit)).toHaveBeenLastCalledWith(disk.length + small.length);
+  });
+
+  it('has at most 128 layers', async () => {
+    const layers = (count: number): Buffer[] => Array<Buffer>(count).fill(Buffer.alloc(1024));
+    await expect(planOf(layers(128))).resolves.toBeDefined();
+    await expect(planOf(layers(129))).rejects.toMatchObject({
+      reason: 'ImageInvalid',
+      message: 'registry.example/team/image has 129 layers, more than the allowed 128',
+    });
+  });
+});
