@@ -182,7 +182,8 @@ class Walk {
   async #write(entry: TarEntry): Promise<void> {
     await this.#disk.file.truncate(entry.size);
     let position = 0;
-    for await (const bytes of gathered(entry.content(), this.#disk.direct?.rooms[0])) {
+    const piece = this.#disk.direct?.rooms[0] ?? Buffer.allocUnsafe(WRITE_BYTES);
+    for await (const bytes of gathered(entry.content(), piece)) {
       await writeSparse(this.#disk, bytes, position);
       position += bytes.length;
     }
