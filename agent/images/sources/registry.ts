@@ -37,6 +37,8 @@ const ORIGINS_LIMIT = 64;
  * image is read every time.
  */
 const BASES_LIMIT = 8;
+/** Time limit of asking whether everybody may have an image on this host, in milliseconds. The answer only saves a download. */
+const OPEN_TIMEOUT_MILLISECONDS = 5_000;
 
 export interface RegistryRequest extends ImageRequest {
   reference: string;
@@ -230,13 +232,22 @@ export class RegistrySource {
     };
   }
 
+  /** Asks all origins of an image at the same time, and returns whether one answers in time that everybody may have the image. */
   async #isOpenAnywhere(stored: Stored, signal: AbortSignal): Promise<boolean> {
-    for (const origin of stored.metadata.repositories) {
+    const { promise, resolve, reject } = Promise.withResolvers<boolean>();
+    const timer = setTimeout(resolve, OPEN_TIMEOUT_MILLISECONDS, false);
+    const asked = stored.metadata.repositories.map(async (origin) => {
       if (await this.#isOpen(stored, origin, signal)) {
-        return true;
+        resolve(true);
       }
+    });
+    // An answer or failure after the result has no effect here; later pulls use the answer.
+    Promise.all(asked).then(() => resolve(false), reject);
+    try {
+      return await promise;
+    } finally {
+      clearTimeout(timer);
     }
-    return false;
   }
 
   #counted(

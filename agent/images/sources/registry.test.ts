@@ -1,0 +1,115 @@
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setImmediate as immediate } from 'node:timers/promises';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import type { Reference } from '../../../api/v1alpha1/reference.ts';
+import { writeChunkTable } from '../layouts/chunks.ts';
+import { planPull } from '../layouts/index.ts';
+import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
+import type { Stored } from '../local/catalog.ts';
+import type { Import } from '../local/importing.ts';
+import { type RegistryRequest, RegistrySource, type RegistrySourceParts } from './registry.ts';
+
+vi.mock('../layouts/index.ts');
+
+const ORIGINS = 64;
+const DIGEST = `sha256:${'1'.repeat(64)}`;
+const { signal } = new AbortController();
+
+describe('the search for content in images of this host', () => {
+  let folder: string;
+  /** Answers of the registries that were asked whether everybody may have the image, by the registry. */
+  let asked: Map<string, PromiseWithResolvers<boolean>>;
+  let found: () => ReturnType<ContentLookup>;
+  let pulling: Promise<unknown>;
+
+  beforeEach(async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    folder = await mkdtemp(join(tmpdir(), 'berth-registry-'));
+    const chunk = { offset: 0, length: 512, rawDigest: 'sha256:raw', digest: 'sha256:packed', size: 9 };
+    await writeChunkTable({ folder, disk: join(folder, 'disk') }, [chunk]);
+    asked = new Map();
+    pulling = pull();
+    await immediate();
+    expect(asked.size).toBe(ORIGINS);
+  });
+
+  afterEach(async () => {
+    vi.useRealTimers();
+    await rm(folder, { recursive: true });
+  });
+
+  function stored(registries: readonly string[]): Stored {
+    const repositories = registries.map((host) => ({ name: `${host}/team/image`, open: true, digests: [] }));
+    const metadata = { digest: DIGEST, architecture: 'amd64', repositories };
+    return { id: 'sha256/1', metadata, usedAt: 0 } as unknown as Stored;
+  }
+
+  async function pull(): Promise<void> {
+    const plan = { downloadBytes: 0, run: vi.fn<PullPlan['run']>() };
+    vi.mocked(planPull).mockResolvedValue(plan as unknown as PullPlan);
+    const target = { folder, disk: join(folder, 'disk') };
+    const here = stored(Array.from({ length: ORIGINS }, (_, index) => `r${index}.example`));
+    const source = new RegistrySource({
+      catalog: {
+        get: () => undefined,
+        all: () => [here],
+        baseOf: () => ({ path: target.disk }),
+        byPath: () => here,
+        save: () => Promise.resolve(),
+      },
+      importing: {
+        ensure: async (_key: string, _: unknown, planned: (signal: AbortSignal) => Promise<Import>) => {
+          await (await planned(signal)).run(target, { signal, need: () => Promise.resolve() });
+          return stored([]);
+        },
+      },
+      access: {
+        ask: async () => ({ answer: { digest: 'sha256:2', tagDigest: '' }, credential: undefined }),
+        isStillOpen: async ({ registry }: Reference) => {
+          const answer = Promise.withResolvers<boolean>();
+          asked.set(registry, answer);
+          return await answer.promise;
+        },
+      },
+    } as unknown as RegistrySourceParts);
+    const holding: RegistryRequest['holding'] = async (_id, work) => await work();
+    const request = { reference: 'own.example/team/other:1', refresh: true, architecture: 'amd64', holding };
+    await source.ensure({ ...request, signal } as RegistryRequest);
+    found = () => plan.run.mock.calls[0]?.[1].lookup?.('sha256:raw', 0, 512);
+  }
+
+  it('asks all origins of an image at the same time, and ends with the first one that is open', async () => {
+    asked.get('r7.example')?.resolve(false);
+    asked.get(`r${ORIGINS - 1}.example`)?.resolve(true);
+    await pulling;
+    expect(found()).toEqual({ path: join(folder, 'disk'), offset: 0 });
+  });
+
+  it('ends with the last answer when no origin is open', async () => {
+    for (const answer of asked.values()) {
+      answer.resolve(false);
+    }
+    await pulling;
+    expect(found()).toBeUndefined();
+  });
+
+  it('waits 5 s for answers; later answers and failures change nothing', async () => {
+    const done = vi.fn();
+    void pulling.then(done);
+    await vi.advanceTimersByTimeAsync(4_500);
+    expect(done).not.toHaveBeenCalled();
+    await vi.advanceTimersByTimeAsync(500);
+    await pulling;
+    for (const [registry, answer] of asked) {
+      if (registry === 'r0.example') {
+        answer.resolve(true);
+      } else {
+        answer.reject(new Error('no longer wanted'));
+      }
+    }
+    await immediate();
+    expect(found()).toBeUndefined();
+  });
+});
