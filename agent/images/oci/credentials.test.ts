@@ -84,9 +84,16 @@ describe('a keyring', () => {
     ['secret', 'not JSON'],
     ['{"auths": secret}', 'not JSON'],
     ['{"secret": {}}', 'at auths'],
-    [config({ 'a.io': { auth: 7 } }), 'auths.a.io.auth'],
-    [config({ 'a.io': { auth: Buffer.from('secret').toString('base64') } }), 'auths["a.io"].auth'],
-    [config({ 'a.io': { password: 'secret' } }), 'needs both a username and a password'],
+    [config({ 'a.io': {}, '"secret"@a.io': { auth: 7 } }), 'entry 2 of auths, is invalid at auth: '],
+    [config({ '"secret"@a.io': 7 }), 'entry 1 of auths, is invalid at the top level: '],
+    [
+      config({ '"secret"@a.io': { auth: Buffer.from('secret').toString('base64') } }),
+      'entry 1 of auths, has an auth that is not the base64 of USER:PASSWORD',
+    ],
+    [
+      config({ '"secret"@a.io': { password: 'secret' } }),
+      'entry 1 of auths, needs both a username and a password',
+    ],
   ])('tells what is wrong, not what is in it: %s', (text, part) => {
     let message = '';
     try {
@@ -96,7 +103,7 @@ describe('a keyring', () => {
     }
     expect(message).toContain(part);
     expect(message).toContain('2 of 2');
-    expect(message).not.toMatch(/"secret"|Unexpected|c2VjcmV0/);
+    expect(message).not.toMatch(/"secret"|a\.io|Unexpected|c2VjcmV0/);
   });
 
   it('any password comes out as it went in', () => {

@@ -19,7 +19,7 @@ const entrySchema = z.object({
   registrytoken: z.string().optional(),
 });
 
-const configSchema = z.object({ auths: z.record(z.string(), entrySchema) });
+const configSchema = z.object({ auths: z.record(z.string(), z.unknown()) });
 
 /** Names that stand for Docker Hub in such files. */
 const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.io']);
@@ -101,14 +101,20 @@ function readConfig(text: string, which: string): Key[] {
   if (!result.success) {
     throw new Error(`${which} ${mistakeIn(result.error)}`);
   }
-  return Object.entries(result.data.auths).flatMap(([name, entry]) => {
-    const credential = readEntry(entry, `${which}, auths["${name}"]`);
+  return Object.entries(result.data.auths).flatMap(([name, entry], index) => {
+    // A message does not show the name, because people also write passwords there.
+    const credential = readEntry(entry, `${which}, entry ${index + 1} of auths,`);
     // Docker writes empty entries for registries whose credentials it stores in another place.
     return credential === undefined ? [] : [{ ...readKey(name), credential }];
   });
 }
 
-function readEntry(entry: z.infer<typeof entrySchema>, where: string): Credential | undefined {
+function readEntry(document: unknown, where: string): Credential | undefined {
+  const result = entrySchema.safeParse(document);
+  if (!result.success) {
+    throw new Error(`${where} ${mistakeIn(result.error)}`);
+  }
+  const entry = result.data;
   if (entry.registrytoken) {
     return { type: 'registryToken', token: entry.registrytoken };
   }
@@ -135,7 +141,7 @@ function readAuth(auth: string, where: string): Credential {
   const text = Buffer.from(auth, 'base64').toString('utf8');
   const colon = text.indexOf(':');
   if (colon < 1) {
-    throw new Error(`${where}.auth is not the base64 of USER:PASSWORD`);
+    throw new Error(`${where} has an auth that is not the base64 of USER:PASSWORD`);
   }
   return { type: 'password', username: text.slice(0, colon), password: text.slice(colon + 1) };
 }

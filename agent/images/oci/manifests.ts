@@ -139,9 +139,10 @@ function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
   throw new ReasonedError('ImageInvalid', `${what} ${mistakeIn(result.error)}`);
 }
 
-/** Returns the first mistake that a schema found, as text after the name of the document. */
+/** Returns the first mistake that a schema found, as one short line after the name of the document. */
 export function mistakeIn({ issues: [issue] }: z.ZodError): string {
-  return `is invalid at ${issue?.path.join('.') || 'the top level'}: ${issue?.message}`;
+  const place = printable(issue?.path.join('.') || 'the top level');
+  return `is invalid at ${place}: ${printable(String(issue?.message))}`;
 }
 
 /** Returns text of strangers for a message: one line of at most `length` characters. */

@@ -1,0 +1,19 @@
+import { expect, it } from 'vitest';
+import * as z from 'zod';
+import { parseJson } from './manifests.ts';
+
+it('names the place and the kind of a mistake in one short line, whatever the document has there', () => {
+  const schema = z.object({ annotations: z.record(z.string(), z.string()) });
+  const key = `key\n\u001B[31m"${'x'.repeat(1_000_000)}`;
+  const bytes = Buffer.from(JSON.stringify({ annotations: { [key]: 7 } }));
+  let message = '';
+  try {
+    parseJson(schema, bytes, 'The manifest');
+  } catch (error) {
+    message = String(error);
+  }
+  expect(message).toMatch(
+    /^ReasonedError: The manifest is invalid at annotations\.key \[31m"x+: [\x20-\x7e]*string/,
+  );
+  expect(message.length).toBeLessThan(500);
+});
