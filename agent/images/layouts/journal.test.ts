@@ -1,8 +1,8 @@
-import { appendFile, mkdtemp, open, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { appendFile, mkdtemp, open, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { type Journal, openJournal } from './journal.ts';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { type Journal, makeDisk, openJournal } from './journal.ts';
 
 describe('the journal of a pull', () => {
   let root: string;
@@ -67,5 +67,14 @@ describe('the journal of a pull', () => {
     await expect(journal.add('1', file)).rejects.toThrow('closed');
     expect(journal.has('1')).toBe(false);
     await journal.close();
+  });
+
+  it('does not make a disk anew when it cannot tell whether the disk is there', async () => {
+    await write(await openJournal(folder, 'key'), '1');
+    const disk = join(folder, 'disk');
+    await symlink(disk, disk);
+    const make = vi.fn(() => writeFile(`${disk}.part`, ''));
+    await expect(makeDisk({ folder, disk }, 'key', make)).rejects.toThrow('ELOOP');
+    expect(make).not.toHaveBeenCalled();
   });
 });

@@ -1,6 +1,5 @@
 /** A journal of the finished parts of a long piece of work, so that the work can continue after a kill. */
-import { existsSync } from 'node:fs';
-import { type FileHandle, mkdir, open, rename, rm } from 'node:fs/promises';
+import { type FileHandle, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { sync } from '../../../base/files.ts';
 import { unlessMissing } from '../../disks/diskio.ts';
@@ -114,7 +113,7 @@ export async function makeDisk(
 ): Promise<void> {
   const journal = await openJournal(target.folder, key);
   try {
-    if (existsSync(target.disk)) {
+    if ((await unlessMissing(stat(target.disk))) !== undefined) {
       return;
     }
     await make(journal);
