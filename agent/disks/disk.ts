@@ -1,15 +1,18 @@
-/** Types of disks: their formats, the base that machines are cloned from, and the error of a refused disk. */
+/** Types for disks: the formats, the disk that machines are cloned from, and the error for a refused disk. */
 
 export type DiskFormat = 'qcow2' | 'raw';
 
-/** Disks have whole sectors. */
+/** Size of a sector. The size of every disk is a multiple of it. */
 export const SECTOR_BYTES = 512;
-/** Limit of the size of a disk. It is far above any disk of a desktop system; an image may claim 2^63 bytes. */
+/**
+ * Largest accepted size of a disk. It is far above the size of any desktop system. The limit is needed because the header of an
+ * image may claim 2^63 bytes.
+ */
 export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 
 /** A disk that machines are cloned from. */
 export interface BaseImage {
-  /** Path of the file, which is never written to while it is in use. */
+  /** Path of the disk file. Nobody writes to the file while machines use it. */
   path: string;
   /** Digest `sha256:<hex>`: of the manifest if the image is from a registry, otherwise of the file. */
   digest: string;
@@ -17,12 +20,12 @@ export interface BaseImage {
   virtualSizeBytes: number;
 }
 
-/** Error for content of a disk or an archive that cannot be used. */
+/** Error for a disk or an archive whose content cannot be used. */
 export class DiskError extends Error {
   override readonly name = 'DiskError';
   /**
-   * Kind of the error. `invalid` means that the content is broken or refused; `unsupported` means that this host lacks the
-   * program that reads it.
+   * Kind of the error. `invalid` means that the content is broken or refused. `unsupported` means that this host lacks the program
+   * that reads the content.
    */
   readonly kind: 'invalid' | 'unsupported';
 

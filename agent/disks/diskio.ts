@@ -1,22 +1,22 @@
-/** Large files and their bytes: their space on the disk, their digest, writes past the page cache, and release of memory. */
+/** Functions for large files: used space on the disk, digest, writes that bypass the page cache, and release of buffers. */
 import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { constants, type FileHandle, open, readdir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf, isMissing } from '../../base/errors.ts';
 
-/** Size of the blocks in a file's statistics, which does not depend on the file system. */
+/** Unit of the field `blocks` in the result of stat(). It is the same for every file system. */
 const STAT_BLOCK_BYTES = 512;
 /** Number of bytes that are hashed at a time. */
 const READ_BYTES = 1024 ** 2;
-/** Size from which a buffer has memory of its own. Smaller buffers may share their memory with others. */
+/** A buffer of at least this size in bytes has memory of its own. Smaller buffers may share their memory with other buffers. */
 const OWN_MEMORY_BYTES = 64 * 1024;
 /**
- * Alignment of direct writes, one memory page. The position in memory, the position in the file and the length must be multiples
- * of it.
+ * Alignment of direct writes in bytes, one memory page. The position in memory, the position in the file and the length must be
+ * multiples of it.
  */
 const ALIGNMENT_BYTES = 4096;
-/** Step of the search for aligned memory, because memory is allocated at multiples of 16 bytes. */
+/** Step in bytes of the search for an aligned address. Memory is allocated at multiples of 16 bytes. */
 const STEP_BYTES = 16;
 
 /** Returns the bytes that a file uses on its disk. They are fewer than its length if the file has holes. */
@@ -33,7 +33,7 @@ export async function folderBytes(folder: string): Promise<number> {
   return bytes;
 }
 
-/** Returns the result of work on a file or folder, or undefined if that does not exist. */
+/** Returns the result of `work`, or undefined if the file or folder that `work` reads or changes does not exist. */
 export async function unlessMissing<T>(work: Promise<T>): Promise<T | undefined> {
   try {
     return await work;
@@ -55,8 +55,8 @@ export async function fileDigest(path: string, signal?: AbortSignal): Promise<st
 }
 
 /**
- * Releases the memory of a large buffer at once. If the garbage collector released it, twice as much memory would be in use. The
- * buffer is empty afterwards, and no code may still use it. A buffer that is a part of another buffer stays unchanged.
+ * Releases the memory of a large buffer at once. The garbage collector would release it later, and twice as much memory would be in
+ * use. The buffer is empty afterwards, and no code may still use it. A buffer that is a part of another buffer stays unchanged.
  */
 export function freeBuffer({ buffer, byteLength }: Buffer): void {
   const isOwn = buffer instanceof ArrayBuffer && buffer.byteLength === byteLength;
@@ -66,8 +66,8 @@ export function freeBuffer({ buffer, byteLength }: Buffer): void {
 }
 
 /**
- * Gathers bytes in `piece`, and yields it each time it is full, and the rest at the end. Without `piece`, yields the bytes as they
- * come. Bytes that were yielded or gathered are released.
+ * Copies bytes into `piece`, and yields `piece` each time it is full. At the end, yields the part of `piece` that is filled.
+ * Without `piece`, yields the bytes as they come. The function releases the memory of all bytes that it has copied or yielded.
  */
 export async function* gathered(
   pieces: AsyncIterable<Buffer>,
@@ -97,13 +97,14 @@ export async function* gathered(
 }
 
 /**
- * A file that is written past the page cache. Otherwise an image of many gigabytes would displace the pages that running guests
- * need. The copy into the cache also costs more processor time than decoding the image (2 GiB: 1.2 to 4 s against 0.3 s).
+ * A file whose writes bypass the page cache. Through the cache, an image of many gigabytes would displace the pages that running
+ * guests need. The copy into the cache also costs more processor time than decoding the image. For 2 GiB, the copy takes 1.2 to 4 s
+ * and the decoding 0.3 s.
  */
 export class DirectFile {
-  /** File for writes of bytes that are in one of the rooms, and for which {@link takes} is true. */
+  /** Handle for direct writes. The bytes must be in one of the `rooms`, and {@link takes} must return true for them. */
   readonly file: FileHandle;
-  /** Memory for the bytes to write. Each room begins at an address that direct writes accept. */
+  /** Buffers for the bytes to write. Each buffer begins at an address that direct writes accept. */
   readonly rooms: readonly Buffer[];
 
   private constructor(file: FileHandle, rooms: readonly Buffer[]) {
@@ -111,7 +112,10 @@ export class DirectFile {
     this.rooms = rooms;
   }
 
-  /** Opens an existing file. Returns undefined if the system or the file system does not support direct writes. */
+  /**
+   * Opens an existing file, and allocates the buffers `rooms`. Returns undefined if the system or the file system does not support
+   * direct writes.
+   */
   static async open(path: string, rooms: { count: number; bytes: number }): Promise<DirectFile | undefined> {
     const probe = `${path}.probe`;
     const file = await openDirect(probe, constants.O_CREAT);
@@ -163,7 +167,7 @@ async function alignedRoom(probe: FileHandle, bytes: number): Promise<Buffer | u
   return undefined;
 }
 
-/** Runs `work`; returns undefined for EINVAL, by which the system refuses direct writes. */
+/** Returns the result of `work`, or undefined if it fails with EINVAL. With this error the system refuses direct writes. */
 async function unlessInvalid<T>(work: () => Promise<T>): Promise<T | undefined> {
   try {
     return await work();

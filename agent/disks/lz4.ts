@@ -1,24 +1,30 @@
 /**
- * Decoder of Apple's LZ4 streams. Blocks are `bv41` (decoded size, encoded size, LZ4 block), `bv4-` (size, stored bytes) and
- * `bv4$` (end). Sizes are 32-bit little-endian numbers. A block may refer to the output of earlier blocks.
+ * Decoder of Apple's LZ4 streams. A stream is a sequence of blocks: `bv41` (decoded size, encoded size, LZ4 block), `bv4-` (size,
+ * stored bytes) and `bv4$` (end). Sizes are 32-bit little-endian numbers. A block may refer to the output of earlier blocks.
  */
 import { BlockHeader, invalid } from './lz4header.ts';
 
-/** Longest distance in bytes that a match may refer back. */
+/** Longest distance in bytes between a match and the earlier output that it repeats. */
 const WINDOW_BYTES = 64 * 1024;
-/** Size of one output piece. Decoding a piece takes some milliseconds; other work runs between two pieces. */
+/** Size of one piece of output in bytes. Decoding a piece takes some milliseconds, and other work runs between two pieces. */
 const PIECE_BYTES = 1024 * 1024;
 const MIN_MATCH = 4;
-/** Largest value of a length of four bits. With this value the length continues in the next bytes. */
+/** Largest value of a four-bit length in a token. If a length has this value, it continues in the next bytes. */
 const LONG = 15;
-/** Length of the shortest copy that uses Buffer methods. Shorter copies are faster byte by byte. */
+/** Copies of at least this many bytes use methods of Buffer. Shorter copies are faster byte by byte. */
 const SHORT_COPY = 32;
 
-/** Most input and output of a sequence whose lengths fit into its token. The input includes the next sequence's first byte. */
+/**
+ * Largest numbers of bytes that one sequence reads and writes if both its lengths fit into its token. The input includes the first
+ * byte of the next sequence.
+ */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;
 
-/** States of the decoder: the meaning of the next byte. In `MATCH`, output is repeated before the next byte is read. */
+/**
+ * States of the decoder. Each state tells what the next byte of input means. In state `MATCH`, the decoder repeats earlier output
+ * before it reads the next byte.
+ */
 const HEADER = 0;
 const STORED = 1;
 const TOKEN = 2;
@@ -32,9 +38,9 @@ const END = 9;
 
 export class AppleLz4Decoder {
   readonly #out = Buffer.allocUnsafe(WINDOW_BYTES + PIECE_BYTES);
-  /** Next index to write in `#out`. The bytes before it are the window. */
+  /** Index in `#out` of the next byte to write. The 64 KiB before it are the window, to which matches refer. */
   #position = WINDOW_BYTES;
-  /** Number of decoded bytes that are still missing. */
+  /** Number of bytes of the whole output that are not decoded yet. */
   #left: number;
   readonly #size: number;
 
@@ -42,20 +48,23 @@ export class AppleLz4Decoder {
   #at = 0;
   #state = HEADER;
   #header = new BlockHeader();
-  /** Bytes of the block's input and output that are still missing. */
+  /** Numbers of bytes of the current block that are not read yet (input) and not decoded yet (output). */
   #blockInput = 0;
   #blockOutput = 0;
   #literals = 0;
   #match = 0;
   #offset = 0;
 
-  /** Creates a decoder for an output of `size` bytes in all. */
+  /** Creates a decoder of a stream whose whole output has `size` bytes. */
   constructor(size: number) {
     this.#size = size;
     this.#left = size;
   }
 
-  /** Yields pieces of output, each valid until the next call. @throws DiskError when the stream is broken. */
+  /**
+   * Decodes `input` and yields pieces of output. Each piece is valid until the caller asks for the next one. @throws DiskError when
+   * the stream is broken.
+   */
   *push(input: Buffer): Generator<Buffer, void, undefined> {
     this.#input = input;
     this.#at = 0;
@@ -79,7 +88,7 @@ export class AppleLz4Decoder {
     return this.#out.subarray(WINDOW_BYTES, this.#position);
   }
 
-  /** Moves the end of the yielded bytes into the window. */
+  /** Copies the last 64 KiB of the output to the beginning of the buffer, where they are the window for the next piece. */
   #slide(): void {
     this.#out.copyWithin(0, this.#position - WINDOW_BYTES, this.#position);
     this.#position = WINDOW_BYTES;
@@ -120,8 +129,9 @@ export class AppleLz4Decoder {
   }
 
   /**
-   * Decodes sequences whose two lengths fit into their tokens, while a whole sequence fits into input and output. Most sequences
-   * are of this kind, and here they are several times faster. The single steps decode all others and find invalid ones.
+   * Decodes sequences whose two lengths fit into their tokens, while a whole sequence fits into the rest of the input and of the
+   * output. Most sequences are of this kind, and this loop decodes them several times faster than the states do. The states decode
+   * all other sequences, and refuse invalid ones.
    */
   #shortSequences(): void {
     const [input, out, begin, start] = [this.#input, this.#out, this.#at, this.#position];
@@ -184,7 +194,7 @@ export class AppleLz4Decoder {
     }
   }
 
-  /** Copies literals of a block, or the bytes of a stored block. */
+  /** Copies literals of an LZ4 block, or the bytes of a stored block. */
   #copy(): void {
     if (this.#literals > this.#blockInput) {
       throw invalid('a block is cut off');
@@ -215,7 +225,7 @@ export class AppleLz4Decoder {
     this.#left -= count;
   }
 
-  /** Chooses the next state. The last sequence of a block has literals only, and so has a stored block. */
+  /** Chooses the state after literals. A match follows them, except at the end of an LZ4 block and in a stored block. */
   #afterLiterals(): void {
     if (this.#blockInput > 0) {
       this.#state = OFFSET_LOW;
@@ -285,7 +295,7 @@ export class AppleLz4Decoder {
   }
 }
 
-/** Copies byte by byte, from low to high. If the source overlaps the target, the source bytes are repeated. */
+/** Copies byte by byte, from low to high positions. If the target overlaps the end of the source, the source bytes are repeated. */
 function copyBytes(out: Buffer, to: number, input: Buffer, from: number, count: number): void {
   for (let i = 0; i < count; i += 1) {
     out[to + i] = input[from + i] as number;

@@ -6,10 +6,10 @@ const MAGIC_STORED = 0x2d347662;
 const MAGIC_END = 0x24347662;
 const MAGIC_BYTES = 4;
 
-/** A block, with its length in bytes in the stream and after decoding. */
+/** A block. `input` is its length in the stream, and `output` is its length after decoding, both in bytes. */
 export type Block = { kind: 'lz4' | 'stored'; input: number; output: number } | { kind: 'end' };
 
-/** Parser of one header, which may come in pieces. */
+/** Parser of one block header. The bytes of the header may come in pieces. */
 export class BlockHeader {
   #bytes = Buffer.alloc(0);
 
@@ -21,7 +21,7 @@ export class BlockHeader {
   }
 
   /**
-   * Returns the parsed header, or undefined until the header is whole.
+   * Returns the parsed header, or undefined while bytes of the header are missing.
    *
    * @throws DiskError when the type of the block is unknown.
    */

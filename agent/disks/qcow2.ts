@@ -1,25 +1,28 @@
 /**
- * Checks the header of a qcow2 file before any program of QEMU reads the file. Only the values listed here are accepted. The
- * format is in QEMU's docs/interop/qcow2.txt.
+ * Checks the header of a qcow2 file before any program of QEMU reads the file. Refuses invalid values, names of other files, and
+ * features that a plain disk does not need. The format is in QEMU's docs/interop/qcow2.txt.
  */
 import type { FileHandle } from 'node:fs/promises';
 import { DISK_LIMIT_BYTES, SECTOR_BYTES } from './disk.ts';
 
 /** Magic number at the start of the file, "QFI\xfb". */
 const MAGIC = 0x514649fb;
-/** Length of a header of version 2. */
+/** Length of the header in version 2 of the qcow2 format. */
 const SHORT_HEADER_BYTES = 72;
-/** Shortest header of version 3; QEMU writes 112 bytes. */
+/** Shortest length of the header in version 3 of the qcow2 format. QEMU writes 112 bytes. */
 const LONG_HEADER_BYTES = 104;
 const COMPRESSION_TYPE_AT = 104;
-/** Exponents of the cluster sizes that QEMU reads, 512 bytes to 2 MiB. */
+/** Exponents of the smallest and the largest cluster size that QEMU reads: 2^9 (512 bytes) and 2^21 (2 MiB). */
 const CLUSTER_BITS = { least: 9, most: 21 };
 const TABLE_ENTRY_BYTES = 8;
-/** Limits of QEMU itself (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE), because QEMU reads both tables whole into memory. */
+/**
+ * Largest accepted L1 table and refcount table. They are QEMU's own limits (QCOW_MAX_L1_SIZE, QCOW_MAX_REFTABLE_SIZE), because QEMU
+ * reads both tables whole into memory.
+ */
 const L1_LIMIT_BYTES = 32 * 1024 ** 2;
 const REFCOUNT_TABLE_LIMIT_BYTES = 8 * 1024 ** 2;
 const LARGEST_REFCOUNT_ORDER = 6;
-/** Longest name of a backing file. */
+/** Longest name of a backing file that a message shows. */
 const NAME_LIMIT_BYTES = 1023;
 
 const INCOMPATIBLE = { dirty: 1n, corrupt: 2n, dataFile: 4n, compression: 8n, extendedL2: 16n };
@@ -28,15 +31,21 @@ const KNOWN_INCOMPATIBLE = INCOMPATIBLE.dirty | INCOMPATIBLE.compression | INCOM
 const EXTENSION = { end: 0, dataFile: 0x44415441, encryption: 0x0537be77 };
 const EXTENSION_HEADER_BYTES = 8;
 
-/** Result of the check: the size in the header, or the reason of a refusal in words that follow "the qcow2 image". */
+/**
+ * Result of the check: the size of the disk that the header states, or the reason of a refusal. The reason completes a sentence
+ * that begins with "The qcow2 image".
+ */
 export type Qcow2Verdict = { virtualSizeBytes: number } | { refusal: string };
 
 export interface Qcow2Rules {
-  /** Whether the name of a backing file in the header is ignored. The reader of such a file gets another backing file or none. */
+  /**
+   * Whether a header that names a backing file is accepted. If true, the caller gives the program that reads the file another
+   * backing file or none.
+   */
   backingIgnored?: boolean;
 }
 
-/** Reads and checks only the header. No file that the header names is opened. */
+/** Reads and checks the header of a qcow2 file, but no other part. It opens no file that the header names. */
 export async function readQcow2(file: FileHandle, rules: Qcow2Rules = {}): Promise<Qcow2Verdict> {
   const { size } = await file.stat();
   const { buffer, bytesRead } = await file.read(Buffer.alloc(2 ** CLUSTER_BITS.most), 0, undefined, 0);
@@ -44,8 +53,8 @@ export async function readQcow2(file: FileHandle, rules: Qcow2Rules = {}): Promi
 }
 
 /**
- * Checks a header. `head` holds at least the file's first cluster, or the whole file if it is shorter. `fileBytes` is the length
- * of the file.
+ * Checks the header of a qcow2 file. `head` contains the first cluster of the file or more, or the whole file if the file is
+ * shorter. `fileBytes` is the length of the file in bytes.
  */
 export function judgeQcow2(head: Buffer, fileBytes: number, rules: Qcow2Rules = {}): Qcow2Verdict {
   if (head.length < SHORT_HEADER_BYTES) {
@@ -85,7 +94,7 @@ function fieldsOf(head: Buffer) {
   };
 }
 
-/** Returns the first refusal whose condition holds. */
+/** Returns the text of the first refusal whose condition is true, or undefined if all conditions are false. */
 function firstOf(refusals: readonly [boolean, string][]): string | undefined {
   return refusals.find(([holds]) => holds)?.[1];
 }
@@ -116,7 +125,10 @@ function refusalOfForm(head: Buffer, header: Header): string | undefined {
   ]);
 }
 
-/** Refuses names by which the image would read another file, and content other than a plain disk. */
+/**
+ * Refuses a header that names another file to read (a backing file or a data file). Refuses also content other than a plain disk:
+ * encryption, snapshots, corruption and unknown features.
+ */
 function refusalOfNames(head: Buffer, header: Header, { backingIgnored }: Qcow2Rules): string | undefined {
   const { incompatible } = header;
   const names = header.backingOffset !== 0n || header.backingSize !== 0;

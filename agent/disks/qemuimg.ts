@@ -1,6 +1,6 @@
 /**
- * Runs qemu-img. Every call states the formats and sets limits. A program that reads bytes of strangers runs as a user that owns
- * nothing, and gets open files. Therefore it cannot open a path of the agent.
+ * Runs qemu-img. Every call states the image formats and sets limits. If a call reads bytes of strangers, qemu-img runs as a user
+ * that owns no files, and the agent opens the files for it. Therefore it cannot open any other file of the agent.
  */
 import { type FileHandle, open } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
@@ -11,16 +11,21 @@ import { codeOf } from '../../base/errors.ts';
 import { run, type RunAs, type RunningProgram, type RunOptions, start } from '../../base/exec.ts';
 import type { BaseImage } from './disk.ts';
 
-/** Limit of a process's address space. The code of qemu-img uses 40 MiB, and each reading thread reserves a stack. */
+/**
+ * Limit of the address space of a qemu-img process. The code of qemu-img uses 40 MiB, and each thread that reads reserves a stack.
+ */
 const ADDRESS_SPACE_BYTES = 4 * 1024 ** 3;
 const OPEN_FILES = 64;
-/** First descriptor of a child after input, output and errors. */
+/** First file descriptor of a child process after its standard input, output and error. */
 const FIRST_FILE = 3;
-/** Time limit of calls that write metadata only. A new or grown qcow2 of 100 GiB takes some 14 ms. */
+/** Time limit of qemu-img calls that write metadata only. Such a call for a new or grown qcow2 file of 100 GiB takes some 14 ms. */
 const METADATA_LIMITS = { timeoutMilliseconds: 30_000 };
-/** Limits of reading a header, which takes milliseconds. A hostile header may try to delay the program without end. */
+/**
+ * Limits of a call that reads a header. Such a call takes milliseconds, but a hostile header may try to delay the program without
+ * end.
+ */
 const INFO_LIMITS = { timeoutMilliseconds: 10_000, addressSpaceBytes: 1024 ** 3 };
-/** Progress in the output of qemu-img: `    (12.34/100%)\r`. */
+/** Pattern of the progress in the output of qemu-img, such as ` (12.34/100%)\r`. */
 const PROGRESS = /\((\d+(?:\.\d+)?)\/100%\)/g;
 
 /** A block node in QEMU's notation, with the names of all its files. */
@@ -28,15 +33,15 @@ export type BlockNode = Record<string, unknown>;
 
 interface Options {
   /**
-   * User that the process becomes, because it reads bytes of strangers. If undefined, the process keeps the agent's user; this is
-   * always so if the agent is not root.
+   * User as which the process runs, because it reads bytes of strangers. If undefined, the process runs as the agent's user. It is
+   * always undefined if the agent is not root.
    */
   as?: RunAs | undefined;
-  /** Open files of the process, which opens them by {@link fileName} in this order. */
+  /** Open files that the process inherits. The process opens the file at an index by the path that {@link fileName} returns. */
   files?: readonly FileHandle[];
-  /** Folder in which relative names begin. */
+  /** Folder to which relative file names refer. */
   folder?: string;
-  /** Mark that identifies the process after the agent has died. */
+  /** Text in the arguments of the process by which the agent finds the process after a restart; see {@link markArgument}. */
   mark?: string;
   signal?: AbortSignal;
   timeoutMilliseconds?: number;
@@ -45,19 +50,19 @@ interface Options {
 }
 
 /**
- * Creates a qcow2 at `path`: a blank disk, or an overlay that shows `base` and stores the guest's writes. @throws ProgramError
- * when qemu-img fails.
+ * Creates a qcow2 file of `sizeBytes` at `path`. Without `base`, the file is a blank disk. With `base`, it is an overlay that shows
+ * the content of `base` and stores the guest's writes. @throws ProgramError when qemu-img fails.
  */
 export async function createQcow2(path: string, sizeBytes: number, base?: BaseImage): Promise<void> {
-  // With -u, qemu-img does not open the base. The base was checked when it came into the store, and its size is given.
+  // With -u, qemu-img does not open the base. The agent checked the base when it came into the store, and it states the size.
   const backing = base === undefined ? [] : ['-u', '-F', base.format, '-b', base.path];
   const parameters = ['-q', '-f', 'qcow2', ...backing, path, String(sizeBytes)];
   await runQemuImg(['create', ...parameters], METADATA_LIMITS);
 }
 
 /**
- * Changes the size of a disk. Relative names in `node` begin in `folder`. If `as` is given, qemu-img runs as this user. @throws
- * ProgramError when qemu-img fails.
+ * Changes the size of the disk `node` to `sizeBytes`. Relative file names in `node` refer to `folder`. If `as` is given, qemu-img
+ * runs as this user. @throws ProgramError when qemu-img fails.
  */
 export async function resizeDisk(
   node: BlockNode,
@@ -75,8 +80,8 @@ export async function resizeDisk(
 }
 
 /**
- * Returns the header of a qcow2 as qemu-img reads it, in qemu-img's JSON. `reader` is the user of the process if the agent is
- * root.
+ * Returns the header of a qcow2 file as qemu-img reads it, in qemu-img's JSON. qemu-img runs as the user `reader`, which is
+ * undefined if the agent is not root.
  *
  * @throws ProgramError when qemu-img fails.
  */
@@ -86,34 +91,36 @@ export async function qcow2Info(
 ): Promise<string> {
   const name = reader === undefined ? path : fileName(0);
   const files = reader === undefined ? [] : [file];
-  // Because the format is given, qemu-img follows no name in the image.
+  // The format is given, so qemu-img does not guess it from the content.
   const parameters = ['-U', '-f', 'qcow2', '--output=json', name];
   return await runQemuImg(['info', ...parameters], { ...INFO_LIMITS, as: reader, files });
 }
 
 /**
- * Writes a raw disk as qcow2, with holes in place of zeros. @throws ProgramError when qemu-img fails, or the reason of the signal
- * when that aborts.
+ * Writes the raw disk `raw` as the qcow2 file `target`, with holes in place of zeros. @throws ProgramError when qemu-img fails, or
+ * the reason of the signal when the signal aborts.
  */
 export async function convertToQcow2(raw: string, target: string, signal: AbortSignal): Promise<void> {
   await runQemuImg(['convert', '-f', 'raw', '-O', 'qcow2', raw, target], { signal });
 }
 
 export interface ConvertOptions {
-  /** Folder in which relative names of the source begin. */
+  /** Folder to which relative file names of the source refer. */
   folder: string;
-  /** Mark by which the agent finds the process after a restart; see {@link markArgument}. */
+  /** Text in the arguments of the process by which the agent finds the process after a restart; see {@link markArgument}. */
   mark: string;
-  /** User of the process; undefined if the agent is not root. This user must be able to read the files of the source. */
+  /**
+   * User as which qemu-img runs, undefined if the agent is not root. This user must have the right to read the files of the source.
+   */
   as: RunAs | undefined;
   signal: AbortSignal;
-  /** Called with the progress, which is more than 0. */
+  /** Called with the progress in percent, which is more than 0. */
   onProgress: (percent: number) => void;
 }
 
 /**
- * Reads the disk `source` and writes it as a raw file with holes to the absolute path `target`. The file is not flushed when the
- * promise resolves. When it rejects, no process is left, but the bytes already written stay.
+ * Reads the disk `source` and writes it as a raw file with holes to the absolute path `target`. When the promise resolves, the file
+ * is not yet flushed to the disk. When the promise rejects, no process is left, but the bytes already written stay.
  *
  * @throws ProgramError when qemu-img fails, or the reason of the signal when that aborts.
  */
@@ -133,8 +140,8 @@ export async function convertToRaw(
       await to.chown(as.uid, as.gid);
     }
     const name = as === undefined ? target : fileName(files.length - 1);
-    // The copy makes one request at a time, because guests share the disk and its hypervisor. A guest's request then waits for at
-    // most one request of the copy.
+    // The copy makes one request to the disk at a time, because guests share the disk and its hypervisor. Thus a guest's request
+    // waits for at most one request of the copy.
     const parameters = ['-p', '-m', '1', '-O', 'raw', jsonOf(from.node), name];
     const options = { as, files: as === undefined ? [] : files, folder, mark, signal };
     const { output, ended, pid } = startQemuImg(['convert', ...parameters], options);
@@ -148,7 +155,7 @@ export async function convertToRaw(
       }
     });
     await ended;
-    // The reader has ended. No other process with its user may write to the copy.
+    // qemu-img has ended. From now on, no other process of the same user may write to the copy.
     if (as !== undefined) {
       await to.chown(0, 0);
     }
@@ -166,7 +173,7 @@ export interface Extent {
 const extentSchema = z.object({ start: z.number(), length: z.number(), data: z.boolean() });
 
 /**
- * Yields the parts of a raw disk that are not holes, in order. They come one at a time, because a file may have any number of
+ * Yields the parts of a raw disk that are not holes, in order. It does not return a list, because a file may have any number of
  * parts. @throws ProgramError when qemu-img fails.
  */
 export async function* dataExtents(
@@ -195,8 +202,8 @@ export async function* dataExtents(
 }
 
 /**
- * Returns the argument that marks a process. It creates an object that no node uses, because QEMU has no other argument for a
- * name.
+ * Returns the value of the option `object` that marks a QEMU process with the id `mark`. The option creates a throttle group that
+ * no block node uses, because QEMU has no other argument for a name.
  */
 export function markArgument(mark: string): string {
   return `throttle-group,id=${mark}`;
@@ -234,7 +241,7 @@ function yieldToGuests(pid: number): void {
   try {
     setPriority(pid, constants.priority.PRIORITY_LOW);
   } catch (error) {
-    // The process has already ended.
+    // This code means that the process has already ended.
     if (codeOf(error) !== 'ERR_SYSTEM_ERROR') {
       throw error;
     }
@@ -242,8 +249,8 @@ function yieldToGuests(pid: number): void {
 }
 
 /**
- * Returns the path of an open file in the child; `index` is its place in {@link Options.files}. The kernel opens the file again,
- * and checks only the child's rights on the file itself.
+ * Returns the path by which a child process opens an inherited file. `index` is the position of the file in {@link Options.files}.
+ * The kernel opens the file again, and checks only the child's rights on the file itself, not on its folders.
  */
 function fileName(index: number): string {
   return `/proc/self/fd/${FIRST_FILE + index}`;
@@ -254,8 +261,8 @@ function jsonOf(node: BlockNode): string {
 }
 
 /**
- * Opens the files of a block node for a program that becomes another user, and replaces their names by paths that this program
- * can open. Relative names begin in `folder`. The caller closes the files.
+ * Opens the files of a block node for a program that runs as another user. Replaces the file names in the node by paths that this
+ * program can open. Relative names refer to `folder`. The caller closes the files.
  */
 async function openNode(
   node: BlockNode,

@@ -1,8 +1,11 @@
-/** Writes disks such that zeros use no space. */
+/** Writes disk files in which blocks of zeros use no space. */
 import type { FileHandle } from 'node:fs/promises';
 import type { DirectFile } from './diskio.ts';
 
-/** Unit of holes. It is the size of qcow2's clusters, and a multiple of the block size of every file system. */
+/**
+ * Size of a hole in a file; holes begin at multiples of it. It is qcow2's default cluster size, and a multiple of the block size of
+ * every file system.
+ */
 const HOLE_BYTES = 64 * 1024;
 const ZEROS = Buffer.alloc(1024 * 1024);
 
@@ -18,18 +21,21 @@ export function isZero(bytes: Buffer): boolean {
 
 export interface SparseFile {
   file: FileHandle;
-  /** Whether no bytes were ever written to the file, so that zeros need not be written either. */
+  /** Whether no bytes were ever written to the file. If true, blocks of zeros need not be written. */
   fresh: boolean;
-  /** Same file, opened for direct writes of bytes that are in one of its rooms. */
+  /** The same file, opened for direct writes. The bytes of such writes must be in one of the {@link DirectFile.rooms}. */
   direct?: DirectFile | undefined;
 }
 
-/** Writes `bytes` at `position`, except whole blocks of zeros. The caller may reuse `bytes` when the promise resolves. */
+/**
+ * Writes `bytes` at `position` of the file, except blocks of zeros where the file already reads as zeros. The caller may reuse
+ * `bytes` when the promise resolves.
+ */
 export async function writeSparse(target: SparseFile, bytes: Buffer, position: number): Promise<void> {
   let dataFrom: number | undefined;
   let at = 0;
   while (at < bytes.length) {
-    // Blocks begin at multiples of the unit in the file, wherever the piece begins.
+    // Each block ends at a multiple of HOLE_BYTES in the file, even if `bytes` does not begin at such a multiple.
     const end = Math.min(at + HOLE_BYTES - ((position + at) % HOLE_BYTES), bytes.length);
     const hole = await isHole(target, bytes.subarray(at, end), position + at);
     if (hole && dataFrom !== undefined) {
@@ -56,13 +62,13 @@ async function isHole(target: SparseFile, block: Buffer, position: number): Prom
   if (target.fresh) {
     return true;
   }
-  // An earlier attempt may have written bytes other than zeros here.
+  // An earlier attempt may have written other bytes than zeros to this part of the file.
   const there = Buffer.allocUnsafe(block.length);
   await readAll(target.file, there, position);
   return isZero(there);
 }
 
-/** Fills `into` from the file. Bytes beyond the end of the file are read as zeros. */
+/** Fills `into` with the bytes of the file from `position`. Bytes beyond the end of the file are read as zeros. */
 export async function readAll(file: FileHandle, into: Buffer, position: number): Promise<void> {
   for (let at = 0; at < into.length; ) {
     const { bytesRead } = await file.read(into, at, into.length - at, position + at);

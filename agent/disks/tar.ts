@@ -1,8 +1,11 @@
-/** Reads tar archives from strangers as a stream: ustar, GNU and PAX, with the checks that extracting needs. */
+/**
+ * Reads tar archives (ustar, GNU and PAX) as a stream. Strangers make these archives, so this file does the checks that safe
+ * extraction needs.
+ */
 import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;
-/** Limit of a name or of one entry's PAX attributes. The largest in use are path names. */
+/** Largest accepted size of one long name, or of the PAX attributes of one entry. In practice the largest are path names. */
 const EXTENSION_LIMIT_BYTES = 1024 * 1024;
 
 type EntryType = 'file' | 'folder' | 'link' | 'device' | 'sparse' | 'other';
@@ -12,11 +15,14 @@ export interface TarEntry {
   path: string;
   type: EntryType;
   size: number;
-  /** Yields the content. The caller must read it before the next entry; unread bytes are skipped. */
+  /**
+   * Yields the content of the entry. The caller must read it before it asks for the next entry. Bytes that it does not read are
+   * skipped.
+   */
   content(): AsyncGenerator<Buffer, void, undefined>;
 }
 
-/** Attributes that an earlier entry gives to the next entry. */
+/** Attributes of an entry that PAX or GNU archives store in a separate entry before it. */
 interface Extension {
   path?: string;
   size?: number;
@@ -39,7 +45,7 @@ const TYPES: Record<string, EntryType> = {
 /**
  * Yields the entries of an archive. `source` is read to its end, so that the caller can hash all of it.
  *
- * @throws DiskError when the archive is broken, or when the name of an entry leads out of its folder.
+ * @throws DiskError when the archive is broken, or when the path of an entry is absolute or contains `..`.
  */
 export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<TarEntry, void, undefined> {
   const reader = new ByteReader(source);
@@ -114,8 +120,8 @@ interface Header {
 }
 
 /**
- * Types of entries with attributes of other entries. x has PAX attributes of the next entry, g of all entries; L and K have long
- * names of GNU.
+ * Types of entries that contain attributes of other entries. `x` contains PAX attributes of the next entry, and `g` contains PAX
+ * attributes of all entries. The GNU types `L` and `K` contain the long name and the long link target of the next entry.
  */
 const EXTENSIONS = new Set(['x', 'g', 'L', 'K']);
 
@@ -134,7 +140,7 @@ function isEnd(block: Buffer): boolean {
   return block.every((byte) => byte === 0);
 }
 
-/** Computes the checksum of a header. The 8 bytes of the checksum field are added as spaces. */
+/** Computes the checksum of a header, the sum of its bytes. Each of the 8 bytes of the checksum field counts as a space. */
 function checksum(block: Buffer): number {
   let sum = 8 * 0x20;
   for (const [at, byte] of block.entries()) {
@@ -145,7 +151,10 @@ function checksum(block: Buffer): number {
   return sum;
 }
 
-/** Reads octal digits or, if the first bit is set, a binary number from the bytes after the first. */
+/**
+ * Returns the number in a field of a header. The field contains octal digits. If its first bit is set, the bytes after the first
+ * are a big-endian binary number.
+ */
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();
@@ -183,14 +192,18 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
     return {};
   }
   const extension = paxExtension(content);
-  // Git and other programs store comments for all entries here. A common name or size for all entries makes no sense.
+  // In entries of type `g`, Git and other programs store comments for all entries. A common name or size for all entries makes no
+  // sense.
   if (type === 'g' && Object.keys(extension).length > 0) {
     throw invalid('it sets one name or size for all entries');
   }
   return extension;
 }
 
-/** Parses records of the form `length key=value\n`. The length includes its own digits. */
+/**
+ * Parses PAX attributes, which are records of the form `length key=value\n`. The length is that of the whole record, including its
+ * own digits.
+ */
 function paxExtension(content: Buffer): Extension {
   const extension: Extension = {};
   for (let at = 0; at < content.length; ) {
@@ -248,7 +261,7 @@ function invalid(what: string): DiskError {
   return new DiskError('invalid', `The layer is not a usable tar archive: ${what}`);
 }
 
-/** Reader of a given number of bytes at a time, from a source with pieces of any size. */
+/** Reads a given number of bytes at a time from a source that delivers pieces of any size. */
 class ByteReader {
   readonly #source: AsyncIterator<Buffer>;
   #rest: Buffer = Buffer.alloc(0);
@@ -272,7 +285,7 @@ class ByteReader {
     return parts.length === 1 && parts[0] !== undefined ? parts[0] : Buffer.concat(parts);
   }
 
-  /** Returns the next bytes of the source, at most `limit`; no bytes at the end of the source. */
+  /** Returns the next bytes of the source: at least 1 and at most `limit`, or none if the source has ended. */
   async some(limit: number): Promise<Buffer> {
     while (this.#rest.length === 0) {
       const { done, value } = await this.#source.next();

@@ -1,6 +1,6 @@
 /**
- * Unpacks disks that were published compressed. The content shows the compression, because the names of downloads are not
- * reliable.
+ * Unpacks disks that were published compressed. The first bytes of the content tell the compression, because the names of downloads
+ * are not reliable.
  */
 import { createReadStream } from 'node:fs';
 import { open } from 'node:fs/promises';
@@ -28,11 +28,14 @@ const PIECE_BYTES = 1024 * 1024;
  * is empty, so a small file may become a large disk. A disk of this size does no harm, because its zeros use no space.
  */
 const EXPANSION_FREE_BYTES = 64 * 1024 ** 3;
-/** Limit of larger content, as a multiple of its compressed size. Compressed desktop systems unpack to 2 to 30 times their size. */
+/**
+ * Limit for content that unpacks to more than {@link EXPANSION_FREE_BYTES}, as a multiple of its compressed size. Compressed
+ * desktop systems unpack to 2 to 30 times their size.
+ */
 const EXPANSION_LIMIT = 400;
-/** Memory limit of xz. The highest preset needs 65 MiB; only files made for an attack need more. */
+/** Memory limit of the program xz. The highest preset needs 65 MiB. Only files made for an attack need more. */
 const XZ_MEMORY_LIMIT_BYTES = 512 * 1024 * 1024;
-/** Time limit of fallocate, which reads the file once. */
+/** Time limit of the program fallocate, which reads the whole file once. */
 const DIG_TIMEOUT_MILLISECONDS = 600_000;
 
 /** Returns the compression of a file, or undefined if the file has no known compression. */
@@ -121,7 +124,7 @@ function sink({ to, limitBytes }: Unpacking): (content: AsyncIterable<Buffer>) =
         await writeSparse({ file, fresh: true }, piece, position);
         position += piece.length;
       }
-      // Zeros at the end were not written, so the length is set here.
+      // Zeros at the end of the content were not written, so the length of the file is set here.
       await file.truncate(position);
       await file.sync();
     } finally {
@@ -130,7 +133,7 @@ function sink({ to, limitBytes }: Unpacking): (content: AsyncIterable<Buffer>) =
   };
 }
 
-/** Unpacks with the program xz, because Node.js has no decoder for it. */
+/** Unpacks xz content with the program xz, because Node.js has no decoder for xz. */
 async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void> {
   const parameters = [
     '--decompress',
@@ -159,7 +162,7 @@ async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void
   }
 }
 
-/** Returns whether an error is from zlib or from its zstd decoder. */
+/** Returns whether an error is from Node's decoders of gzip and zstd. */
 function isDecoders(error: unknown): boolean {
   const code = codeOf(error) ?? '';
   return /^(Z_|ZSTD_)/.test(code);

@@ -1,6 +1,6 @@
 /**
- * Cuts published Zstandard content into frames. A file may have several frames in a row, and some of them are to be skipped.
- * Node's decoder stops at the end of the first frame, and drops the rest of the same write without an error. Therefore it gets
+ * Cuts published Zstandard content into frames. A file may have several frames in a row, and some of them may be skippable frames.
+ * Node's decoder stops at the end of a frame, and drops the rest of the same write without an error. Therefore the decoder gets
  * pieces that end where a frame ends. The frame format is in RFC 8878, section 3.
  */
 import { Transform, type TransformCallback } from 'node:stream';
@@ -14,7 +14,8 @@ import { DiskError } from './disk.ts';
 const LONGEST_WINDOW_LOG = 27;
 
 /**
- * Decodes one frame. A frame that requires a larger window is an error with the code `ZSTD_error_frameParameter_windowTooLarge`.
+ * Returns a decoder of zstd frames whose output comes in pieces of `chunkSize` bytes. If a frame requires a window of more than
+ * 2^`windowLog` bytes, the decoder fails with the code `ZSTD_error_frameParameter_windowTooLarge`.
  */
 export function zstdDecoder(chunkSize: number, windowLog = LONGEST_WINDOW_LOG): ZstdDecompress {
   return createZstdDecompress({ chunkSize, params: { [constants.ZSTD_d_windowLogMax]: windowLog } });
@@ -25,16 +26,19 @@ const SKIPPABLE_MAGIC = 0x184d2a50;
 const SKIPPABLE_MASK = 0xfffffff0;
 const BLOCK_HEADER_BYTES = 3;
 const CHECKSUM_BYTES = 4;
-/** Lengths in bytes of the dictionary's id and of the content's size, by the flags of the frame header. */
+/**
+ * Lengths in bytes of two fields of the frame header: the dictionary's id and the content's size. The index is the value of the
+ * flag of the field.
+ */
 const DICTIONARY_ID_BYTES = [0, 1, 2, 4];
 const CONTENT_SIZE_BYTES = [0, 2, 4, 8];
 
 type Header = 'magic' | 'skipSize' | 'descriptor' | 'block';
-/** State of the parser: the meaning of the next bytes. */
+/** State of the parser. It tells what the next bytes mean. */
 type State =
-  /** A header; `need` is the number of bytes that must be seen together. */
+  /** A header follows. `need` is the number of bytes that the parser must see together. */
   | { at: Header; need: number }
-  /** Content that is not parsed; `left` bytes are missing before `next` begins. */
+  /** The next `left` bytes are not parsed. The header `next` follows them. */
   | { at: 'body' | 'skipped'; left: number; next: Header };
 
 /**
@@ -82,14 +86,14 @@ export class ZstdFrames extends Transform {
   }
 
   /**
-   * Returns whether the next bytes are passed on. The bytes of a magic wait until it is complete, because only then is it known
-   * whether the frame is skippable.
+   * Returns whether the next bytes are passed on at once. The first four bytes of a frame (its magic) wait until all four are
+   * there. Only then the parser knows whether the frame is skippable.
    */
   #passes(): boolean {
     return this.#state.at !== 'magic' && this.#state.at !== 'skipSize' && this.#state.at !== 'skipped';
   }
 
-  /** Consumes bytes for the present state, and returns their number. */
+  /** Parses bytes in the current state of the parser, and returns the number of parsed bytes. */
   #take(bytes: Buffer): number {
     const state = this.#state;
     if ('left' in state) {
@@ -153,7 +157,7 @@ export class ZstdFrames extends Transform {
     if (type === 3) {
       throw invalid('a block has an unknown type');
     }
-    // A run has one byte of content, whatever its decoded length is.
+    // A run-length block (type 1) has one byte of content, whatever its decoded length is.
     const size = type === 1 ? 1 : word >> 3;
     if (!last) {
       return body('body', size, 'block');

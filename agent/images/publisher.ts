@@ -1,4 +1,7 @@
-/** Publishes disks of this host to registries as Berth's own artifact, or to the folder of the cluster's image storage. */
+/**
+ * Publishes disks of this host. A disk goes to a registry as Berth's own artifact, or as a qcow2 file to the folder of the
+ * cluster's image storage.
+ */
 import { chmod, chown, mkdir, rename, rm } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
@@ -13,22 +16,25 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Repository } from './oci/types.ts';
 
 const FOLDER_MODE = 0o700;
-/** Annotation of manifests in the cluster's image storage. Its value is the reference that the version was stored under. */
+/**
+ * Annotation of manifests in the cluster's image storage. Its value is the reference with the tag under which this version of an
+ * image was stored.
+ */
 const VERSION_ANNOTATION = 'dev.berth.storage.version';
 
-/** A disk as a raw file that may be sparse, and that nobody writes to. */
+/** A disk in a raw file. The file may be sparse, and nobody writes to it. */
 export interface RawDisk {
   path: string;
   virtualSizeBytes: number;
-  /** Architecture of the guest; undefined when it was not specified. */
+  /** Architecture of the guest. Undefined when it was not specified. */
   architecture: 'amd64' | 'arm64' | undefined;
   os?: string | undefined;
 }
 
 export interface Published {
-  /** Reference with the digest; undefined for a file. */
+  /** Reference with the digest if the disk is in a registry. Undefined if the disk is a file. */
   reference: string | undefined;
-  /** Digest of the manifest, or of the file. */
+  /** Digest of the manifest if the disk is in a registry, otherwise of the file. */
   digest: string;
   storageBytes: number;
 }
@@ -59,8 +65,8 @@ export class Publisher {
   async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
-          // Each version has a tag of its own. Its manifest contains the tag, so that no two versions share a digest. If two
-          // versions shared a digest, removing one version would remove both.
+          // Each version of an image's content has a tag of its own. Its manifest contains the tag, so that no two versions share a
+          // digest. If two versions shared a digest, removing one version would remove both.
           {
             reference: target.reference,
             keyring: this.#options.storageKeyring(),
@@ -72,7 +78,10 @@ export class Publisher {
       : await this.#storeFile(target.path, disk, options);
   }
 
-  /** Removes a disk from the cluster's image storage, if it is there. Returns the reason when the storage keeps the disk. */
+  /**
+   * Removes a disk from the cluster's image storage. Returns undefined when the disk is no longer there. If the storage does not
+   * allow the removal, returns the reason.
+   */
   async remove(place: StorageTarget, signal: AbortSignal): Promise<string | undefined> {
     if (place.type === 'folder') {
       await this.#removeFile(place.path);
@@ -141,7 +150,7 @@ export class Publisher {
   }
 
   /**
-   * Closes the folder of the storage to everybody but the agent, because it contains users' disks. Does nothing if the folder
+   * Allows only the agent to open the folder of the image storage, because it contains users' disks. Does nothing if the folder
    * does not exist.
    */
   async protectFolder(): Promise<void> {
@@ -152,8 +161,8 @@ export class Publisher {
   }
 
   /**
-   * Restricts a file to the agent and the group of readers. Programs that read disks have this group, and receive the file
-   * already open.
+   * Allows only the agent and the group `readers` to read a file. Programs that read disks run with this group, and receive the
+   * file already open.
    */
   async #keepFromOthers(file: string): Promise<void> {
     const { readers } = this.#options;
@@ -163,7 +172,10 @@ export class Publisher {
     await chmod(file, readers === undefined ? 0o400 : 0o440);
   }
 
-  /** Removes a file, and the partial file of an agent that was killed while writing it. */
+  /**
+   * Removes a file of the image storage. Also removes the partial file that remains if the agent was killed while it wrote the
+   * file.
+   */
   async #removeFile(path: string): Promise<void> {
     const file = this.#fileAt(path);
     await rm(partialOf(file), { force: true });

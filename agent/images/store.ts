@@ -1,4 +1,7 @@
-/** The images of one host. A caller gets a checked file of an image from any source, and holds it for as long as it is needed. */
+/**
+ * The store of images of one host. A caller gets a checked file of an image from any source. The store keeps the file as long as
+ * the caller needs it.
+ */
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -22,22 +25,25 @@ import { FileSource } from './sources/file.ts';
 import { HttpSource } from './sources/http.ts';
 import { RegistrySource } from './sources/registry.ts';
 
-/** Interval in milliseconds of checks for unreported changes: growing disks, abandoned fetches, images without a holder. */
+/**
+ * Interval in milliseconds between checks for changes that nobody reports to the store: growing disks, abandoned fetches, images
+ * that nobody needs.
+ */
 const TIDY_MILLISECONDS = 60_000;
 
-/** A source with content. An empty disk is excluded because it has no base image. */
+/** Source of an image with content. An empty disk is excluded because it has no base image. */
 export type BaseImageSource = Exclude<MachineImageSource, { type: 'empty' }>;
 
 export interface EnsureOptions extends Waiting {
   /** Format that the Image states. With `Auto`, the content determines the format. */
   format?: ImageFormat;
-  /** Architecture to choose from an image for several architectures; the host's own when absent. */
+  /** Architecture to choose if an image is for several architectures. If absent, the host's own architecture is chosen. */
   architecture?: 'amd64' | 'arm64' | undefined;
   /** Name of the Image object (`berth.dev/NAMESPACE/NAME`), in addition to the names that follow from the source. */
   name?: string | undefined;
-  /** Credentials of registries; requests are anonymous when absent. */
+  /** Credentials of registries. If absent, requests are anonymous. */
   keyring?: Keyring | undefined;
-  /** Holder of the image from the call until `release`. */
+  /** Machine, cache entry or task that needs the image, from this call until the call of `release`. */
   holder: Holder;
   /** True to check at the registry whether the tag has moved, even if an image of that name is on this host. */
   refresh?: boolean;
@@ -45,31 +51,42 @@ export interface EnsureOptions extends Waiting {
 
 export interface ImageStore {
   /**
-   * Returns the image of a source, fetched once for all callers and checked before use.
+   * Returns the image of a source. The image is fetched once for all callers, and checked before use.
    *
-   * @throws ReasonedError when it cannot be used.
+   * @throws ReasonedError when the image cannot be used.
    */
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
-  /** Records that a machine found at start was made from this file. */
+  /** Records that a machine was cloned from this file. It is for machines that the agent finds when it starts. */
   adopt(holder: Holder, path: string): void;
-  /** Records that the holder's clone is complete. The holder still needs the file, but a removal no longer waits for the holder. */
+  /**
+   * Records that the holder has completed its clone of the image. The holder still needs the file, but {@link remove} no longer
+   * waits for the holder.
+   */
   cloned(holder: Holder): void;
-  /** Ends all holds of the holder. Images without a holder stay until their room is needed. */
+  /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
   /**
-   * Removes the images that only this cache entry held. Waits while a machine is between the pull and the clone of an image.
-   * An image that machines run from loses its names now, and its file when the last of these machines releases it.
+   * Removes the images that only this cache entry needed. Waits while a machine is between the pull and the clone of such an image.
+   * If machines run from an image, it loses its names now. Its file is removed when the last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
-  /** Removes idle fetches and images without a holder while the disk has less free room than it must keep. */
+  /**
+   * While less than `minimumFree` bytes are free on the disk, removes fetches that are not running, and images that nobody needs.
+   */
   relieve(): Promise<void>;
-  /** Runs other work that needs `bytes` in `folder`, within the store's limits. @throws ReasonedError `DiskFull` if they do not fit. */
+  /**
+   * Reserves `bytes` of disk space in `folder` within the store's limits, and runs `work`. @throws ReasonedError `DiskFull` if
+   * there is too little space.
+   */
   withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,
     work: (signal: AbortSignal) => Promise<T>,
   ): Promise<T>;
-  /** Returns the bytes of the images that have a holder. This room is not available to machines. */
+  /**
+   * Returns the total size in bytes of the images that machines, cache entries or tasks need. This disk space is not available to
+   * machines.
+   */
   heldBytes(): number;
   /** Returns the images in the store, for `Node.status.images`. */
   images(): StoredImage[];
@@ -85,13 +102,13 @@ export interface HostImageStoreOptions extends SpaceLimits {
   sharedRoots: readonly string[];
   /** Folder of the cluster's own image storage, if that is a folder. */
   storageFolder?: string | undefined;
-  /** User that reads untrusted images when the agent runs as root. */
+  /** User as which programs read untrusted images if the agent runs as root. Otherwise undefined. */
   reader?: RunAs | undefined;
   /** True to fetch also from loopback and link-local addresses. */
   allowLoopbackHttp: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. Only servers named in `registries` may be there. */
   clusterCIDRs?: readonly string[];
-  /** Addresses of this host that none of its interfaces has. */
+  /** Addresses of this host that none of its network interfaces has. */
   ownAddresses?: readonly string[];
   /** Servers that may have any address. `credentialsFile` is used for the cluster's own storage only. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
@@ -106,7 +123,7 @@ export class HostImageStore implements ImageStore {
   readonly #holders = new Holders();
   readonly #catalog: Catalog;
   readonly #space: Space;
-  /** The registries, with a pool of connections of their own. */
+  /** Client of all registries, with its own pool of connections. */
   readonly registries: Registries;
   readonly #sources: { registry: RegistrySource; http: HttpSource; file: FileSource };
 
@@ -134,7 +151,10 @@ export class HostImageStore implements ImageStore {
     };
   }
 
-  /** Opens the store with the images on the disk. A request for an image resumes the import that an earlier agent did not finish. */
+  /**
+   * Opens the store with the images on the disk. If an earlier process of the agent did not finish an import, the next request for
+   * its image resumes it.
+   */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
     const layout = new Layout(options.dataDirectory, options.reader?.gid);
     await layout.prepare();
@@ -156,8 +176,8 @@ export class HostImageStore implements ImageStore {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // A file may be requested in another format than before, so it is inspected again. Only qcow2 needs no new inspection for
-      // `Auto`.
+      // A file may be requested in another format than before, so it is inspected again. Only a known qcow2 image that is requested
+      // with `Auto` is not inspected again.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);

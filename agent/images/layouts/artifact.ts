@@ -1,4 +1,6 @@
-/** Pulls disks in Berth's own layout: fetches the chunks in parallel, verifies each chunk, and writes it to its place on the disk. */
+/**
+ * Pulls disks in Berth's own layout. Fetches the chunks in parallel, verifies each chunk, and writes it at its offset on the disk.
+ */
 import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
@@ -24,13 +26,19 @@ import { inParallel } from '../../../base/parallel.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
-/** Size limit of a configuration in bytes. 20,000 layers take about 90 bytes each, and repeated chunks as much again. */
+/**
+ * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes. Chunks that repeat
+ * the content of another chunk may take as much again.
+ */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
-/** Largest zstd window: 2^26 bytes (64 MiB), the largest chunk. The limit saves memory because several layers are decoded at once. */
+/**
+ * Largest accepted zstd window: 2^26 bytes (64 MiB), the size of the largest chunk. The limit saves memory, because several layers
+ * are decoded at once.
+ */
 const WINDOW_LOG = 26;
 /** Bytes that are decoded and hashed at a time. */
 const PIECE_BYTES = 256 * 1024;
-/** Bytes that are written at a time. Smaller writes would be slower because each request costs the disk time. */
+/** Bytes that are written at a time. Smaller writes would be slower, because the disk needs some time for each write. */
 const WRITE_BYTES = 1024 * 1024;
 /** Bytes that {@link digestOf} hashes at a time. Hashing them takes less than a millisecond, and other work runs between two pieces. */
 const HASH_BYTES = 1024 * 1024;
@@ -77,14 +85,20 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
 
 interface Work {
   repository: Repository;
-  /** The disk that is written. An earlier call may have left unverified content on it. */
+  /** The disk file that this pull writes. An earlier, interrupted pull may have left unverified content in it. */
   disk: SparseFile;
   path: string;
-  /** Offsets of contents that are already on the disk, by the digest of their layers. Later chunks with the same content are copied. */
+  /**
+   * Offset in bytes of each content that is already on the disk, by the digest of its layer. A later chunk with the same layer is
+   * copied from there.
+   */
   written: Map<string, number>;
-  /** Gathers decoded bytes until there are enough to write. Undefined if the file cannot be written past the page cache. */
+  /** Buffer that collects decoded bytes until there are enough to write. Undefined if the file does not support direct writes. */
   piece: Buffer | undefined;
-  /** The worker's buffer for compressed layers. New buffers for each chunk would be in memory several times before their collection. */
+  /**
+   * The worker's buffer for compressed layers, which is used again for each chunk. If each chunk had a new buffer, several old
+   * buffers would be in memory until the garbage collector frees them.
+   */
   room: Buffer;
   options: PullOptions;
 }
@@ -128,16 +142,22 @@ async function pull(
   }
 }
 
-/** Journal entries under way, one for each worker. A worker fetches its next chunk while the disk stores its previous entry. */
+/**
+ * Journal entries that are being written, at most one for each worker. A worker fetches its next chunk while the entry of its
+ * previous chunk is written to the disk.
+ */
 class Notes {
   readonly #byWorker = new Map<number, Promise<void>>();
 
-  /** Remembers the worker's new entry and resolves when its previous entry is on the disk. @throws Error when that entry failed. */
+  /**
+   * Remembers the worker's new entry, and resolves when the worker's previous entry is on the disk. @throws Error when the previous
+   * entry could not be written.
+   */
   async add(worker: number, entry: Promise<void>): Promise<void> {
     const before = this.#byWorker.get(worker);
     this.#byWorker.set(worker, entry);
-    // The worker's next call of `add`, or the call of `all`, throws this failure. Until then, this handler keeps it from being
-    // unhandled.
+    // If the entry cannot be written, the worker's next call of `add`, or the call of `all`, throws the error. Until then, this
+    // handler prevents an unhandled rejection.
     entry.catch(() => undefined);
     await before;
   }
@@ -176,7 +196,7 @@ async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
   await writeDecoded({ target, piece: work.piece }, compressed, chunk);
 }
 
-/** Fetches the compressed layer of a chunk into `room` and returns the verified bytes. */
+/** Fetches the compressed layer of a chunk into the buffer `room`. Returns the part of this buffer with the verified bytes. */
 async function fetchChunk({ repository, room, options }: Work, { descriptor }: RemoteChunk): Promise<Buffer> {
   const hash = createHash('sha256');
   let at = 0;
@@ -190,7 +210,10 @@ async function fetchChunk({ repository, room, options }: Work, { descriptor }: R
   return room.subarray(0, at);
 }
 
-/** Decodes a layer and writes its content to the chunk's place on the disk. The content is verified when this resolves. */
+/**
+ * Decodes a layer and writes its content at the offset of the chunk on the disk. When the promise resolves, the content is
+ * verified.
+ */
 async function writeDecoded(
   { target, piece }: { target: SparseFile; piece: Buffer | undefined },
   compressed: Buffer,

@@ -1,4 +1,7 @@
-/** Fetches large blobs of a registry to files: in parts at the same time, verified as a whole. */
+/**
+ * Fetches large blobs of a registry to files. The parts of a blob are fetched at the same time, and the blob is verified as a
+ * whole.
+ */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -8,11 +11,14 @@ import type { Journal } from './journal.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
-/** Size of a part in bytes. A kill loses at most this many bytes of each part under way. With 16 MiB, the cost of a request is small. */
+/**
+ * Size of a part in bytes. If the agent is killed, it loses at most this many bytes of each part that it is fetching. Compared with
+ * the transfer of 16 MiB, the cost of a request is small.
+ */
 export const PART_BYTES = 16 * 1024 * 1024;
 /**
- * Number of parts of a blob that are fetched at the same time. More connections were not faster when measured, and registries
- * limit them.
+ * Number of parts of a blob that are fetched at the same time. In measurements, more connections were not faster. Registries also
+ * limit the number of connections.
  */
 const CONNECTIONS = 4;
 /** Bytes that are read and hashed at a time. Hashing them takes less than a millisecond, and other work runs between two pieces. */
@@ -24,9 +30,10 @@ export interface BlobSource {
 }
 
 /**
- * Fetches a blob to the file `path` and verifies it. Meanwhile `read` receives the content in order, as far as it has arrived.
- * The result of `read` is returned only after the blob is verified. `name` identifies the blob's parts in the journal, so that
- * a later call can continue. A wrong digest hides an error of `read`, because wrong bytes explain that error.
+ * Fetches a blob to the file `path` and verifies it. Meanwhile `read` receives the content in order, as far as it has arrived. The
+ * result of `read` is returned only after the blob is verified. `name` identifies the blob's parts in the journal, so that a later
+ * call can continue. If the digest is wrong, this error is thrown even if `read` failed too, because the wrong bytes may be the
+ * cause.
  *
  * @throws ReasonedError `DigestMismatch` when the digest differs; otherwise the error of the transfer or of `read`.
  */
@@ -83,8 +90,8 @@ class ArrivingBlob {
       const start = index * PART_BYTES;
       return { start, end: Math.min(start + PART_BYTES, size), arrived: Promise.withResolvers<void>() };
     });
-    // A reader that waits for a part gets the failure of that part. If no reader waits, this handler keeps the failure from
-    // being unhandled.
+    // If a part fails, a reader that waits for the part gets the error. If no reader waits, this handler prevents an unhandled
+    // rejection.
     for (const { arrived } of this.parts) {
       arrived.promise.catch(() => undefined);
     }
@@ -105,8 +112,8 @@ class ArrivingBlob {
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
     const reader = Symbol('reader');
     this.#reader = reader;
-    // An earlier reader may have stopped while its last piece was being read. The failure of that piece belongs to the earlier
-    // reader.
+    // An earlier reader may have stopped while its last piece was being read. An error of that read is ignored here, because it is
+    // reported to the earlier reader.
     await this.#reading.catch(() => undefined);
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
       const part = this.parts[Math.floor(this.#at / PART_BYTES)];
@@ -123,7 +130,7 @@ class ArrivingBlob {
   /** Returns the hash of the whole blob after all its bytes have arrived. */
   async hash(): Promise<Hash> {
     for await (const _ of this.rest()) {
-      // Reading a piece hashes the piece.
+      // Nothing to do here: reading a piece also adds it to the hash.
     }
     return this.#hash;
   }
@@ -171,8 +178,8 @@ export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash):
 }
 
 /**
- * Yields the bytes of a range of a blob. An empty range yields nothing and sends no request, because no request may begin at a
- * blob's end.
+ * Yields the bytes of a range of a blob. If the range is empty, yields nothing and sends no request, because no request may begin
+ * at the end of a blob.
  */
 export async function* streamOf(
   repository: Repository,
@@ -186,7 +193,10 @@ export async function* streamOf(
   yield* repository.stream(descriptor, range, signal) as AsyncIterable<Buffer>;
 }
 
-/** Fetches a blob in one piece to the file `path`, verifies it and syncs it. Such blobs are small compared with a disk. */
+/**
+ * Fetches a blob with one request to the file `path`, verifies it and syncs it. It is for blobs that are small compared with a
+ * disk.
+ */
 export async function saveBlob(source: BlobSource, path: string, options: PullOptions): Promise<void> {
   const file = await open(path, 'w', 0o600);
   try {

@@ -1,4 +1,7 @@
-/** The table of a disk's chunks. It is kept beside the disk as `chunks.json`, so that other disks can reuse the same chunks. */
+/**
+ * The table of a disk's chunks. It is stored as `chunks.json` in the folder of the disk, so that pulls of other disks can copy
+ * chunks from this disk.
+ */
 import { createHash } from 'node:crypto';
 import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -6,17 +9,17 @@ import * as z from 'zod';
 import type { ContentLookup, PullTarget } from './pull.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 
-/** Name of the table's file beside the disk. */
+/** File name of the chunk table in the folder of the disk. */
 export const CHUNK_TABLE = 'chunks.json';
 const COPY_BYTES = 1024 * 1024;
 
 const chunkSchema = z.object({
-  /** Position on the disk, in bytes. */
+  /** Position of the chunk on the disk, in bytes. */
   offset: z.number().int().nonnegative(),
   length: z.number().int().positive(),
-  /** Digest of the content: `sha256:<hex>`. */
+  /** Digest of the content as it is on the disk: `sha256:<hex>`. */
   rawDigest: z.string(),
-  /** Digest of the blob that the content was fetched as. */
+  /** Digest of the blob in the registry that contains this content, usually compressed. */
   digest: z.string(),
   size: z.number().int().nonnegative(),
 });
@@ -33,7 +36,10 @@ export async function readChunkTable(folder: string): Promise<Chunk[]> {
   return tableSchema.parse(JSON.parse(await readFile(join(folder, CHUNK_TABLE), 'utf8'))).chunks;
 }
 
-/** Returns a lookup of content in disks of this host. If several chunks have the same content, the lookup finds the first chunk. */
+/**
+ * Returns a function that finds content in disks of this host by its digest. If several chunks have the same content, it finds the
+ * first of them.
+ */
 export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[] }[]): ContentLookup {
   const places = new Map<string, { path: string; offset: number; length: number }>();
   for (const { disk, chunks } of disks) {
@@ -50,8 +56,8 @@ export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[
 }
 
 /**
- * Copies content from a file of this host to `to`. Returns false when the file is too short or the digest of the copied bytes
- * differs. After false, wrong bytes may be in `to`.
+ * Copies content from a file of this host to `to`. Returns false when the file is too short, or when the digest of the copied bytes
+ * differs from `rawDigest`. If the result is false, `to` may contain wrong bytes.
  */
 export async function copyLocal(
   from: { path: string; offset: number },

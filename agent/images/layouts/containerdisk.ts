@@ -1,9 +1,9 @@
 /**
- * Container images with a disk: one file below /disk, qcow2 or raw, in one of the layers.
+ * Pulls disks from container images. Such an image has one file directly below /disk, qcow2 or raw, in one of its layers.
  *
- * Layers are read from the uppermost layer down. The first layer with a file directly below /disk provides the disk, and that
- * file must be the only one. Lower layers are not fetched. A layer can hide files of lower layers: by whiteouts of the file or
- * of /disk, or by an opaque /disk. Hidden files are ignored.
+ * Layers are read from the uppermost layer down. The first layer with a file directly below /disk provides the disk, and this file
+ * must be the only one there. Lower layers are not fetched. A layer can hide files of lower layers: by whiteouts of the file or of
+ * /disk, or by an opaque /disk. Hidden files are ignored.
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -40,7 +40,10 @@ const CONFIG_LIMIT_BYTES = 1024 * 1024;
 /** Limit of the layers of an image. Programs that build container images allow fewer layers. Each layer costs requests and time. */
 const LAYER_LIMIT = 128;
 
-/** Fields of the configuration that are used. Missing or malformed fields are read as undefined, because some tools write them so. */
+/**
+ * Fields of the image configuration that Berth uses. Missing or malformed fields are read as undefined, because some tools omit
+ * them or write them malformed.
+ */
 const configSchema = z
   .object({
     architecture: z.string().optional().catch(undefined),
@@ -79,7 +82,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   const layers = manifest.layers.map((descriptor, index) => ({
     descriptor,
     encoding: encodings[index] ?? 'none',
-    // If the configuration does not list every layer, its list is not used for any layer.
+    // If the configuration does not list a diff ID for every layer, its diff IDs are ignored.
     diffId: isComplete ? diffIds[index] : undefined,
   }));
   const downloadBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);

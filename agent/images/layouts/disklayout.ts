@@ -1,8 +1,8 @@
 /**
- * Berth's own layout of a disk in a registry. The disk is cut into chunks of the same size. Each chunk that is not all zeros
- * is a layer of one zstd frame. Chunks with the same content share a layer. The configuration has the format of an image
- * configuration, so that tools for images can read it. `rootfs.diff_ids` contains the digests of the chunks' content, as it
- * contains the digests of archives in container images. Fields that only a disk has are below the key `dev.berth.disk`.
+ * Berth's own layout of a disk in a registry. The disk is cut into chunks of the same size. Each chunk that is not all zeros is a
+ * layer of one zstd frame. Chunks with the same content share a layer. The configuration has the format of an image configuration,
+ * so that tools for images can read it. `rootfs.diff_ids` contains the digests of the uncompressed chunks. In container images, the
+ * same field contains the digests of the uncompressed archives. Fields that only a disk has are below the key `dev.berth.disk`.
  */
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
@@ -18,17 +18,17 @@ export const MANIFEST_TYPE = 'application/vnd.oci.image.manifest.v1+json';
 
 const MIB = 1024 * 1024;
 const GIB = 1024 * MIB;
-/** Size of a chunk in bytes. Larger chunks compress no better; smaller chunks need more requests and larger manifests. */
+/** Size of a chunk in bytes. Larger chunks do not compress better. Smaller chunks need more requests and larger manifests. */
 const CHUNK_BYTES = 16 * MIB;
 /**
- * Size in bytes of the largest disk with chunks of 16 MiB. The manifest of a larger disk would come near the 4 MiB that
- * registries accept.
+ * Size in bytes of the largest disk that is cut into chunks of 16 MiB. With such chunks, the manifest of a larger disk would come
+ * near the 4 MiB that registries accept.
  */
 const CHUNK_DISK_LIMIT_BYTES = 128 * GIB;
 const LARGE_CHUNK_BYTES = 64 * MIB;
-/** Limit of the layers of a disk. Each layer takes about 160 bytes in a manifest, and a manifest has at most 4 MiB. */
+/** Largest number of layers of a disk. Each layer takes about 160 bytes in a manifest, and a manifest has at most 4 MiB. */
 export const LAYER_LIMIT = 20_000;
-/** Limits of the chunks in memory at the same time: bytes in all, and number of chunks. */
+/** Limits of the chunks that are in memory at the same time: their total size in bytes, and their number. */
 const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;
 
@@ -39,8 +39,8 @@ const layoutSchema = z.object({
   virtualSize: z.number().int().positive().max(DISK_LIMIT_BYTES).multipleOf(SECTOR_BYTES),
   chunkSize: z.number().int().min(SECTOR_BYTES).max(LARGE_CHUNK_BYTES).multipleOf(SECTOR_BYTES),
   /**
-   * Pairs of a chunk's index on the disk and the index of the layer with its content, in ascending order of chunks. Chunks
-   * without a pair are zeros.
+   * Pairs of two indexes: the index of a chunk on the disk, and the index of the layer with the content of this chunk. The pairs
+   * are in ascending order of chunks. A chunk without a pair contains only zeros.
    */
   map: z.array(z.tuple([count, count])),
 });
@@ -64,13 +64,13 @@ export function chunksAtOnce(chunkSize: number): number {
   return Math.max(1, Math.min(CHUNKS_AT_ONCE, Math.floor(MEMORY_BYTES / chunkSize)));
 }
 
-/** Returns the largest number of bytes that zstd makes of `length` bytes: its own bound, rounded up. */
+/** Returns the largest possible size in bytes of `length` bytes after compression with zstd. It is zstd's own bound, rounded up. */
 export function compressedLimit(length: number): number {
   return length + Math.ceil(length / 256) + 1024;
 }
 
 interface DiskChunk {
-  /** Position on the disk, in chunks. */
+  /** Index of the chunk on the disk, from 0. */
   index: number;
   offset: number;
   length: number;
@@ -78,7 +78,7 @@ interface DiskChunk {
 }
 
 /**
- * Returns the chunks that are not zeros, with their places on the disk.
+ * Returns the chunks that are not zeros, with their offsets and lengths on the disk in bytes.
  *
  * @throws ReasonedError `ImageInvalid` when the map breaks a rule of the layout.
  */
@@ -101,7 +101,8 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
 /**
  * Checks the number, types and sizes of the layers.
  *
- * @throws ReasonedError `ImageInvalid` when a layer is not a chunk or its content has no digest.
+ * @throws ReasonedError `ImageInvalid` when there are too many layers, their number differs from the number of digests, or a layer
+ * is not a chunk.
  */
 export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   const digests = config.rootfs.diff_ids.length;

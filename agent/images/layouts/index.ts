@@ -6,15 +6,15 @@ import type { PlanPull, PullPlan } from './pull.ts';
 import { printable } from '../oci/manifests.ts';
 import { planTart } from './tart.ts';
 
-/** Layouts in order of preference. Container images come last because their layers can contain anything. */
+/** Layouts in the order in which they are tried. Container images come last because their layers can contain anything. */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
-/** Limit of the characters that a message shows of the media types of an unknown manifest. */
+/** Largest number of characters in a message for the media types of an unknown manifest. */
 const TYPES_LENGTH = 500;
 
 /**
  * Returns the plan of the first layout that recognises the manifest.
  *
- * @throws ReasonedError `ImageInvalid` with the types found when no layout recognises it.
+ * @throws ReasonedError `ImageInvalid` when no layout recognises the manifest. The message contains the media types found.
  */
 export async function planPull(...[repository, resolved, signal]: Parameters<PlanPull>): Promise<PullPlan> {
   for (const plan of LAYOUTS) {

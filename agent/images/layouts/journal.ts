@@ -9,15 +9,18 @@ import type { PullTarget } from './pull.ts';
 const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 
 export interface Journal {
-  /** False when an earlier call began the work, so that the files may already have content. */
+  /** True if the work begins with this call. False if an earlier call began it, so that the files may already have content. */
   readonly fresh: boolean;
   has(entry: string): boolean;
-  /** Resolves when the data of `file`, and then the entry, are on the disk. Entries added at the same time share one write. */
+  /**
+   * Adds an entry. Resolves when first the data of `file` and then the entry are on the disk. Entries added at the same time share
+   * one write.
+   */
   add(entry: string, file: FileHandle): Promise<void>;
   close(): Promise<void>;
 }
 
-/** Opens the folder's journal if it belongs to `key`. Otherwise empties the folder and begins a new journal. */
+/** Opens the journal in `folder` if its first line is `key`. Otherwise empties the folder and begins a new journal. */
 export async function openJournal(folder: string, key: string): Promise<Journal> {
   const path = join(folder, 'journal');
   const lines = await linesOf(path);
@@ -72,7 +75,7 @@ class FileJournal implements Journal {
 
   async add(entry: string, file: FileHandle): Promise<void> {
     this.#waiting.set(entry, file);
-    // Entries added during a write go with the next write, so that only one write is under way for any number of workers.
+    // Entries that are added during a write go with the next write. Thus only one write runs at a time, for any number of workers.
     this.#nextRound ??= this.#round.then(() => this.#write());
     await this.#nextRound;
   }
@@ -103,8 +106,8 @@ export function unfinished(target: PullTarget): string {
 }
 
 /**
- * Runs `make` with the folder's journal to make the disk, unless an earlier call finished it. `make` writes the file
- * {@link unfinished}, which is then synced and gets its final name.
+ * Makes the disk `target.disk`, unless an earlier call finished it. `make` gets the journal of the folder, and writes the file
+ * {@link unfinished}. This file is then synced and renamed to `target.disk`. `key` identifies the work in the journal.
  */
 export async function makeDisk(
   target: PullTarget,

@@ -13,11 +13,11 @@ export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 /** Bytes that are written at a time. */
 const WRITE_BYTES = 1024 * 1024;
 /**
- * Limit of the entries of a layer. Layers with disks have a handful of entries. Reading an entry takes some 30 µs, and an
- * entry takes almost no room when compressed.
+ * Largest number of entries in the archive of a layer. Layers with disks have a handful of entries. The limit is needed because an
+ * entry takes almost no space when compressed, and reading it takes some 30 µs.
  */
 const ENTRIES_LIMIT = 200_000;
-/** Limit of the names below /disk that one layer may hide. An image has only one file there to hide. */
+/** Largest number of files below /disk that one layer may hide. A correct image has only one file there. */
 const HIDDEN_LIMIT = 64;
 
 const WHITEOUT = '.wh.';
@@ -25,7 +25,7 @@ const OPAQUE = '.wh..wh..opq';
 
 export interface Layer {
   encoding: LayerEncoding;
-  /** Digest of the uncompressed archive, `sha256:<hex>`; undefined when the image does not state it. */
+  /** Digest of the uncompressed archive, `sha256:<hex>`. Undefined when the image does not state it. */
   diffId: string | undefined;
 }
 
@@ -33,7 +33,7 @@ export interface Layer {
 export interface Covering {
   /** Names directly below /disk that are hidden. */
   hidden: Set<string>;
-  /** True when all files of the lower layers are hidden. */
+  /** True when all files below /disk in the lower layers are hidden. */
   opaque: boolean;
 }
 

@@ -108,7 +108,10 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
 
 type Layer = Pick<Chunk, 'rawDigest' | 'digest' | 'size'>;
 
-/** Returns the layers in the order of their first use on the disk, so that equal disks become equal artifacts. */
+/**
+ * Returns the layers in the order of their first use on the disk, and the map from chunks to layers. Because of this order, equal
+ * disks become equal artifacts.
+ */
 function arranged(places: ReadonlyMap<number, Layer>): {
   layers: Layer[];
   map: DiskConfig['dev.berth.disk']['map'];
@@ -151,8 +154,8 @@ async function publishChunks(
   const rooms = Array.from({ length: workers }, () => new Room(length));
   const places = new Map<number, Layer>();
   /**
-   * Layers by the digest of their content. Two chunks with the same content are sent once, even if both are processed at the
-   * same time.
+   * Layers by the digest of their uncompressed content. Two chunks with the same content are sent once, even if both are processed
+   * at the same time.
    */
   const layers = new Map<string, Promise<Layer>>();
   let reported = 0;
@@ -187,8 +190,8 @@ async function publishChunks(
 }
 
 /**
- * Buffers for one chunk at a time. They are reused, because new buffers of this size would be in memory several times before
- * they are collected.
+ * Buffers of one worker for one chunk at a time, which are used again for each chunk. If each chunk had new buffers, several old
+ * buffers would be in memory until the garbage collector frees them.
  */
 class Room {
   readonly raw: Buffer;
@@ -241,8 +244,8 @@ async function compress(bytes: Buffer, into: Buffer): Promise<Buffer> {
 }
 
 /**
- * Yields the bytes in pieces. If the connection received all bytes at once, it would encrypt them at once, and they would be
- * in memory twice more.
+ * Yields the bytes in pieces. If the connection received all bytes at once, it would encrypt them at once. That would need twice
+ * their size in additional memory.
  */
 function* pieces(bytes: Buffer): Generator<Buffer, void, undefined> {
   for (let at = 0; at < bytes.length; at += UPLOAD_BYTES) {

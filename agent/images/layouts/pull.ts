@@ -10,10 +10,10 @@ import { printable } from '../oci/manifests.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 
 /**
- * The folder in which an image is fetched. The same image gets the same folder after a kill, so that its fetch can continue.
- * The folder is emptied when its content belongs to another manifest. Its file `journal` records the progress, and may be
- * removed after the disk was moved out of the folder. Beside the disk, a layout may leave other files (`chunks.json`,
- * `nvram.bin`).
+ * The folder in which an image is fetched. If the agent is killed, the same image gets the same folder later, so that its fetch can
+ * continue. If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder
+ * records the progress. It may be removed after the disk was moved out of the folder. A layout may leave other files beside the
+ * disk (`chunks.json`, `nvram.bin`).
  */
 export interface PullTarget {
   folder: string;
@@ -22,11 +22,12 @@ export interface PullTarget {
 }
 
 export interface PullPlan {
-  /** Bytes to download, of all layers. */
+  /** Total size in bytes of the layers to download. */
   downloadBytes: number;
   /**
-   * Most bytes that the disk and the temporary files beside it need. If the layout does not state the size of the disk, this
-   * is the smallest number that can be expected. The host's disk may then become full during the pull.
+   * Largest number of bytes that the disk and the temporary files beside it need on the host. If the layout does not state the size
+   * of the disk, this is only the smallest number that can be expected. In that case, the host's file system may become full during
+   * the pull.
    */
   roomBytes: number;
   /**
@@ -50,7 +51,10 @@ export interface PullOptions {
   lookup?: ContentLookup | undefined;
 }
 
-/** Finds the same content on this host. The content found is used instead of a download, and verified like a download. */
+/**
+ * Finds content that a pull needs on this host. Content that is found is copied instead of downloaded, and verified like a
+ * download. Returns the file and the offset of the content in bytes, or undefined.
+ */
 export type ContentLookup = (
   /** Digest of the content as it is on the disk: `sha256:<hex>`. */
   rawDigest: string,
@@ -77,9 +81,9 @@ const ARCHITECTURES: ReadonlySet<string> = new Set(machineSchema.shape.architect
 const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
 
 /**
- * Refuses an image for another architecture than the machine's before its disk is fetched, because the machine would never
- * boot. `said` is the architecture that the image names, as in an OCI configuration. An image that names none (undefined) fits
- * every machine.
+ * Refuses an image for another architecture than the machine's, because the machine would never boot. The check comes before the
+ * disk is fetched. `name` is the name of the image in messages. `said` is the architecture that the image states, as in an OCI
+ * configuration. If the image states none (undefined), it fits every machine. If `wanted` is undefined, nothing is checked.
  *
  * @throws ReasonedError `ImageArchitectureMismatch` with both architectures when they differ.
  */

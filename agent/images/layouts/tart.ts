@@ -1,5 +1,5 @@
 /**
- * VM images that Tart publishes. The disk is cut into layers; each layer is one LZ4 stream with annotations for its size and
+ * VM images that Tart publishes. The disk is cut into layers. Each layer is one LZ4 stream with annotations for its size and
  * digest. Other layers contain the machine's configuration and NVRAM, which are saved as `config.json` and `nvram.bin`.
  */
 import { createHash } from 'node:crypto';
@@ -30,8 +30,8 @@ const DIGEST = 'org.cirruslabs.tart.uncompressed-content-digest';
 const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
 
 /**
- * Number of layers that are fetched at the same time, as many as Tart itself fetches. Each layer holds a window and a piece of
- * 1 MiB in memory.
+ * Number of layers that are fetched at the same time. Tart itself fetches as many. The decoder of each layer needs a window and a
+ * piece of 1 MiB in memory.
  */
 const LAYERS_AT_ONCE = 4;
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
@@ -201,7 +201,8 @@ async function decodeLayer(
   for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
-    // Bytes that cannot be decoded may be wrong bytes. Only the digest of the whole layer shows whether they are wrong.
+    // If bytes cannot be decoded, they may be other bytes than the registry's manifest promises. Only the digest of the whole layer
+    // tells that, so the error is thrown after the check of the digest.
     if (broken === undefined) {
       broken = await failureOf(decoding.push(bytes));
     }
@@ -247,15 +248,15 @@ class LayerDecoding {
     this.#hash.update(piece);
     await writeSparse(this.#disk, piece, this.#position);
     this.#position += piece.length;
-    // Zeros are not written, so a piece of zeros never waits for the disk. This lets other work run.
+    // A piece of zeros is not written, so the code above may never wait for the disk. This pause lets other work run.
     await turn();
   }
 }
 
 /**
- * Returns undefined when the work succeeds, and its error when it is a DiskError.
+ * Returns undefined when `work` succeeds, and the error when `work` fails with a DiskError.
  *
- * @throws Error when the work fails with any other error.
+ * @throws Error when `work` fails with any other error.
  */
 async function failureOf(work: Promise<void>): Promise<DiskError | undefined> {
   try {

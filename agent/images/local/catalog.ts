@@ -1,4 +1,7 @@
-/** The catalog of a store's images: their names, their holders, and the order in which they are removed when room is needed. */
+/**
+ * The catalog of a store's images: their names, their holders (who needs them), and the order of their removal when disk space is
+ * needed.
+ */
 import type { Logger } from 'pino';
 import { Serial } from '../../../base/serial.ts';
 import type { Holder, Holders } from './holders.ts';
@@ -7,11 +10,14 @@ import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
 /**
- * Limit of the shared files without a holder that the catalog keeps. They are used in place, so they take no room, only an
- * entry here.
+ * Largest number of shared files that the catalog keeps although no machine, cache entry or task needs them. They are used in
+ * place, so they take no disk space, only an entry in the catalog.
  */
 const SHARED_LIMIT = 256;
-/** Limit of the names of one image; the latest names are kept. More names for the same content are a mistake or an attack. */
+/**
+ * Largest number of names of one image. If there are more, the latest names are kept. More names for the same content are a mistake
+ * or an attack.
+ */
 const NAMES_LIMIT = 64;
 /** Prefix of the names of Image and ISO objects. Other names are references, which begin with the host of their registry. */
 const OBJECT = 'berth.dev/';
@@ -75,8 +81,8 @@ export class Catalog {
   }
 
   /**
-   * Returns the image with this name. After a crash during the move of a name, two images have it; the image that was used
-   * last is returned.
+   * Returns the image with this name. If the agent crashed while it moved the name, two images have it. Then the image that was
+   * used last is returned.
    */
   byName(name: string, architecture: Asked['architecture']): Stored | undefined {
     return this.all()
@@ -100,15 +106,15 @@ export class Catalog {
     return stored;
   }
 
-  /** Records the end of a hold as the last use of its image. */
+  /** Records now as the time of the last use of an image, because a holder no longer needs the image. */
   async released(stored: Stored): Promise<void> {
     stored.usedAt = Date.now();
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
   }
 
   /**
-   * Moves the requested names to this image and records its cache entry. Resolves when both are on the disk, so that they
-   * outlast the agent.
+   * Moves the requested names to this image. If the holder is a cache entry, also records that the image belongs to the entry.
+   * Resolves when both are on the disk, so that they survive a restart of the agent.
    */
   async assign(stored: Stored, asked: Asked): Promise<void> {
     stored.usedAt = Date.now();
@@ -120,7 +126,8 @@ export class Catalog {
       this.#enter(asked.holder, stored, changed);
     }
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
-    // The image that gains a name or an entry is saved first. A crash may then leave it in two images, but does not lose it.
+    // The image that gains a name or a cache entry is saved first. After a crash, two images may then have the name or entry, but
+    // it is never lost.
     if (changed.delete(stored)) {
       await this.save(stored);
     }
@@ -131,7 +138,7 @@ export class Catalog {
     await this.sweep();
   }
 
-  /** Ends the hold of a cache entry on this image. The image loses its names if no other cache entry holds it. */
+  /** Records that a cache entry no longer needs this image. If no other cache entry needs it, the image also loses its names. */
   async unenter(holder: Holder, stored: Stored): Promise<void> {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
@@ -165,7 +172,7 @@ export class Catalog {
     }
   }
 
-  /** Removes an image from the catalog at once. Its room is free when this resolves. */
+  /** Removes an image from the catalog at once, and then its files. When the promise resolves, its disk space is free. */
   async discard(stored: Stored): Promise<void> {
     this.#images.delete(stored.id);
     this.#tell();
@@ -173,8 +180,8 @@ export class Catalog {
   }
 
   /**
-   * Removes images that have neither name nor holder, because nobody can use them. Also removes the oldest shared files above
-   * the limit from the catalog.
+   * Removes images that have neither a name nor a holder, because nobody can use them. If there are too many shared files without a
+   * holder, also removes those from the catalog that were used longest ago.
    */
   async sweep(): Promise<void> {
     const free = this.all().filter(({ id }) => !this.#holders.isHeld(id));
@@ -184,7 +191,7 @@ export class Catalog {
     await Promise.all([...new Set([...nameless, ...oldest])].map((stored) => this.discard(stored)));
   }
 
-  /** Returns the images that may be removed when room is needed, the least recently used image first. */
+  /** Returns the images that may be removed when disk space is needed, the least recently used image first. */
   evictable(): Stored[] {
     return this.all()
       .filter(({ id, metadata }) => metadata.sizeBytes > 0 && !this.#holders.isHeld(id))
@@ -197,8 +204,8 @@ export class Catalog {
   }
 
   /**
-   * Returns the images that have names. Images of cache entries come first, because a Node lists a limited number. Within each
-   * group, the order does not change with use.
+   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images.
+   * Within each of the two groups, the order does not change when an image is used.
    */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({
@@ -237,7 +244,9 @@ export class Catalog {
     changed.add(to);
   }
 
-  /** Gives this image to a cache entry. An entry has one image, so it loses its previous image. */
+  /**
+   * Records that this image belongs to a cache entry. An entry has only one image, so its previous image no longer belongs to it.
+   */
   #enter(holder: Holder, to: Stored, changed: Set<Stored>): void {
     const entry = holder.slice(ENTRY.length);
     for (const other of this.all()) {

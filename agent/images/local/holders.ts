@@ -1,24 +1,27 @@
-/** Records which machine, cache entry or task holds which image of a store. */
+/**
+ * Records which machines, cache entries and tasks need which images of a store. The store does not remove an image that one of
+ * these holders needs.
+ */
 import type { ImageId } from './layout.ts';
 
 /**
- * Name of a holder of images. A machine holds an image from before the pull. An ImageCacheEntry holds its image until it is
- * released, also across restarts of the agent.
+ * Name of a holder: a machine, an ImageCacheEntry or a task that needs images on this host. A machine becomes a holder of its image
+ * before the pull. An ImageCacheEntry remains a holder of its image until it is removed, also across restarts of the agent.
  */
 export type Holder = `machine/${string}` | `entry/${string}` | `task/${string}`;
 
 interface Hold {
   readonly images: Set<ImageId>;
-  /** True while the holder may be reading the image or about to read it: until its clone is complete. */
+  /** True while the holder reads the image or will soon read it. It becomes false when the holder has cloned the image. */
   deploying: boolean;
 }
 
 export class Holders {
   readonly #holds = new Map<Holder, Hold>();
-  /** Callbacks for each hold that ends or whose clone is complete. */
+  /** Callbacks that run each time a holder no longer needs an image, or has completed its clone of an image. */
   readonly #waiting = new Set<() => void>();
 
-  /** Adds an image to a holder. Returns false when the holder already has the image. */
+  /** Records that the holder needs the image. Returns false when this was already recorded. */
   add(holder: Holder, id: ImageId): boolean {
     const hold = this.#of(holder);
     if (!isEntry(holder)) {
@@ -29,7 +32,7 @@ export class Holders {
     return isNew;
   }
 
-  /** Adds an image to a machine that an earlier agent cloned from the image. */
+  /** Records that a machine needs the image from which an earlier process of the agent cloned it. */
   adopt(holder: Holder, id: ImageId): void {
     this.#of(holder).images.add(id);
   }
@@ -56,7 +59,10 @@ export class Holders {
     this.#tell();
   }
 
-  /** Runs `work` while the holder has the image. If `work` fails, the hold ends, unless it existed before. */
+  /**
+   * Records that the holder needs the image, and runs `work`. If `work` fails, removes the record, unless the record existed
+   * before.
+   */
   async during<T>(holder: Holder, id: ImageId, work: () => Promise<T>): Promise<T> {
     const isNew = this.add(holder, id);
     try {
@@ -77,17 +83,20 @@ export class Holders {
     return this.#some(id, () => true);
   }
 
-  /** Returns whether a cache entry holds the image. */
+  /** Returns whether a cache entry needs the image. */
   isWanted(id: ImageId): boolean {
     return this.#some(id, isEntry);
   }
 
-  /** Returns whether a holder is between the pull and the clone of the image. */
+  /** Returns whether a machine or task needs the image and has not completed its clone of it. */
   isDeploying(id: ImageId): boolean {
     return this.#some(id, (_, { deploying }) => deploying);
   }
 
-  /** Resolves when the next hold ends or its clone is complete. Rejects with the signal's reason when the signal aborts. */
+  /**
+   * Resolves as soon as any holder no longer needs an image, or has completed its clone. Rejects with the signal's reason when the
+   * signal aborts.
+   */
   async change(signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
     const { promise, resolve } = Promise.withResolvers<void>();

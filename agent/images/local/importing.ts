@@ -1,4 +1,7 @@
-/** Imports images to this host: reserves room, resumes interrupted fetches, checks the disk, and moves it to its place. */
+/**
+ * Imports images to this host. Reserves disk space, fetches the image or resumes its fetch, checks the disk, and moves it to its
+ * final folder.
+ */
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
@@ -11,11 +14,14 @@ import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 
 /**
- * Reasons after which the fetched bytes are removed, because they are useless or their room is needed. After other failures,
- * the fetch is resumed later.
+ * Reasons of failures after which the fetched bytes are removed, because they are useless or their disk space is needed. After
+ * other failures, the fetch is resumed later.
  */
 const HOPELESS: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageInvalid', 'DiskFull']);
-/** Reasons that depend on the requester's own credentials or architecture. The same import may succeed for another requester. */
+/**
+ * Reasons of failures that depend on the requester's own credentials or architecture. The same import may succeed for another
+ * requester.
+ */
 const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageArchitectureMismatch']);
 
 /** A caller that waits for a fetch. */
@@ -29,15 +35,15 @@ export interface Waiting {
 export interface ImageRequest extends Waiting {
   architecture: 'amd64' | 'arm64';
   format: ImageFormat;
-  /** Runs `work` while the requester holds the image. */
+  /** Records that the requester needs the image, so that the store keeps it, and runs `work`. */
   holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
 }
 
 export interface Import {
   id: ImageId;
-  /** Content and source, for messages. */
+  /** Text that names the content and its source in messages. */
   what: string;
-  /** Most bytes that the import will take, as far as known in advance. */
+  /** Largest number of bytes of disk space that the import needs, as far as known in advance. */
   roomBytes: number;
   format: ImageFormat;
   metadata: Pick<Metadata, 'digest' | 'architecture'>;
@@ -50,7 +56,7 @@ export interface ImportingParts {
   catalog: Catalog;
   space: Space;
   metrics: ImageMetrics;
-  /** User that reads untrusted content when the agent runs as root. */
+  /** User as which programs read untrusted content if the agent runs as root. Otherwise undefined. */
   reader: RunAs | undefined;
 }
 
@@ -63,8 +69,8 @@ export class Importing {
   }
 
   /**
-   * Runs the import that `plan` returns, once for all callers with the same key at the same time. `key` names content and
-   * source, so that a later call finds the files of an earlier attempt. A shared import may fail because of the request of the
+   * Runs the import that `plan` returns. Callers with the same key at the same time share one import. `key` names the content and
+   * its source, so that a later call finds the files of an earlier attempt. A shared import may fail because of the request of the
    * caller that began it. Then a waiting caller begins an import of its own.
    *
    * @throws ReasonedError when the import fails, or the reason of the signal when it aborts.
@@ -129,7 +135,7 @@ export class Importing {
     const { layout, catalog } = this.#parts;
     const present = catalog.get(id);
     if (present !== undefined) {
-      // The same content came from another source in the meantime.
+      // Another import has stored the same content in the meantime.
       await layout.dropPartial(folder);
       return present;
     }

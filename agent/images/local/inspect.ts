@@ -7,18 +7,20 @@ import { ProgramError, type RunAs } from '../../../base/exec.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
 import { type DiskFormat, SECTOR_BYTES } from '../../disks/disk.ts';
 
-/** Format that is stated for an image. With `Auto`, the content determines the format. */
+/** Format of an image that its user states. With `Auto`, the content determines the format. */
 export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
- * Magic bytes of qcow2, "QFI\xfb". A raw disk that begins with these bytes, written by a guest, is treated as qcow2. Berth
- * then refuses the disk, or uses it as the qcow2 image that it contains.
+ * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest may write these bytes to the beginning of its raw disk. Berth
+ * treats such a disk as qcow2: it refuses the disk, or uses it as the qcow2 image that it contains.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
-/** Output of qemu-img. It must contain nothing that Berth's own reading of the header does not allow. */
+/**
+ * Output of `qemu-img info`. This schema refuses features that Berth's own check of the header refuses too, such as a backing file.
+ */
 const infoSchema = z.object({
   'virtual-size': z.number(),
   'backing-filename': z.never().optional(),
@@ -38,8 +40,8 @@ export interface InspectedImage {
 }
 
 /**
- * Checks an image and returns its format and virtual size. `expected` is the format that the Image states. `reader` is the
- * user that reads the image when the agent runs as root.
+ * Checks an image and returns its format and virtual size. `expected` is the format that the Image states. If the agent runs as
+ * root, programs read the image as the user `reader`.
  *
  * @throws ReasonedError `ImageInvalid` with the cause when the image cannot be used.
  */
@@ -75,7 +77,10 @@ async function beginning(file: FileHandle): Promise<{ isQcow2: boolean; size: nu
   return { isQcow2: bytesRead === QCOW2_MAGIC.length && buffer.equals(QCOW2_MAGIC), size };
 }
 
-/** Returns the virtual size in bytes. Berth reads the header first, because qemu-img receives only files that passed this check. */
+/**
+ * Returns the virtual size of a qcow2 image in bytes. Berth checks the header itself first, and qemu-img receives only files that
+ * passed this check.
+ */
 async function virtualSizeOf(
   { file, path }: { file: FileHandle; path: string },
   reader: RunAs | undefined,

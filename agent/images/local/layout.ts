@@ -4,7 +4,7 @@
  * - `sha256/<hex>/`: an image of a registry, by the digest of its manifest. It contains `disk`, `image.json`, and
  *   `chunks.json` if its layout has one. Without `image.json`, the folder is not an image.
  * - `file/<hex>/`: an image fetched over http, by the sha256 of the downloaded file. It contains the same files.
- * - `shared/<hex>/`: the `image.json` of a file that is used in place, by the file's path and content.
+ * - `shared/<hex>/`: the `image.json` of a file that is used without a copy, by the file's path and content.
  * - `partial/<hex>/`: an unfinished fetch. It is kept across restarts, so that it can be resumed.
  * - `trash/`: files that are being removed.
  */
@@ -18,8 +18,8 @@ import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
 import { CHUNK_TABLE } from '../layouts/chunks.ts';
 
 /**
- * Kinds of images. Digests of manifests and of files are kept apart, because a user who knows one of them may lack access to
- * the other.
+ * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). Each kind has ids of its
+ * own, because a user who knows a digest of one kind may lack access to an image of another kind.
  */
 const KINDS = ['sha256', 'file', 'shared'] as const;
 type Kind = (typeof KINDS)[number];
@@ -31,34 +31,34 @@ const METADATA = 'image.json';
 /** Files of a finished image. Other files in its folder remain from its import and are removed. */
 const KEPT = new Set([DISK, METADATA, CHUNK_TABLE, 'nvram.bin']);
 /**
- * Modes that close the folders and users' disks to other users of the host. Hypervisors open disks before they drop their
- * rights; other programs receive the disks already open.
+ * File modes that deny other users of the host access to the folders and to users' disks. Hypervisors open disks before they drop
+ * their rights. Other programs receive the disks already open.
  */
 const FOLDER_MODE = 0o700;
 const DISK_MODES = { unfinished: 0o640, finished: 0o440 };
 
 const metadataSchema = z.object({
   version: z.literal(1),
-  /** Digest of the manifest, or of the file. */
+  /** Digest of the manifest if the image is from a registry, otherwise of the file. */
   digest: z.string(),
-  /** Path of a file that is used in place. */
+  /** Path of the file if the image is a file that is used without a copy, otherwise undefined. */
   path: z.string().optional(),
   format: z.enum(['qcow2', 'raw']),
   virtualSizeBytes: z.number(),
-  /** Bytes that the image takes in the store. */
+  /** Bytes of disk space that the image takes in the store. */
   sizeBytes: z.number(),
   /** Architecture of the guests that the image was requested for. */
   architecture: z.enum(['amd64', 'arm64']),
   /** Names by which the image is found: normalised references, and names of Image objects. */
   names: z.array(z.string()),
   /**
-   * Repositories that the image was fetched from, or could have been fetched from. `open`: credentials were not needed at the
-   * last check.
+   * Repositories from which the image was fetched, or could have been fetched. `open` tells whether the registry required no
+   * credentials at the last check.
    */
   repositories: z.array(z.object({ name: z.string(), open: z.boolean(), digests: z.array(z.string()) })),
-  /** SHA-256 of each URL that the file was fetched from over http. Earlier agents did not write this field. */
+  /** SHA-256 of each URL from which the file was fetched over http. Earlier releases of the agent did not write this field. */
   urls: z.array(z.string()).default([]),
-  /** Cache entries that hold the image. */
+  /** ImageCacheEntries that need the image on this host. */
   entries: z.array(z.string()),
 });
 export type Metadata = z.infer<typeof metadataSchema>;
@@ -111,15 +111,15 @@ export class Layout {
     return join(this.folder(id), DISK);
   }
 
-  /** Returns the folder for the fetch with this key, and the path of the finished disk in the folder. */
+  /** Returns the folder of the fetch with this key, and the path that the finished disk has in this folder. */
   partial(key: string): { folder: string; disk: string } {
     const folder = join(this.root, 'partial', hash(key));
     return { folder, disk: join(folder, DISK) };
   }
 
   /**
-   * Returns all images with the time of their last use in milliseconds since the epoch. Incomplete images are removed.
-   * Unreadable images are reported to `broken` and kept, because a machine may run from them.
+   * Returns all images with the times of their last use in milliseconds since the epoch. Removes incomplete images. If the metadata
+   * of an image cannot be read, reports this to `broken`, and keeps the image because a machine may run from it.
    */
   async load(broken: (problem: object) => void): Promise<Loaded[]> {
     const found: Loaded[] = [];
@@ -154,19 +154,22 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    // Other images already have their folder from the fetch.
+    // Only an image that is used without a copy may have no folder yet. Other images have their folder from the fetch.
     if (metadata.path !== undefined) {
       await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
     }
     await writeWhole(join(this.folder(id), METADATA), JSON.stringify(metadata));
   }
 
-  /** Stores the time of the last use as the modification time of `image.json`. The time may be lost when the host loses power. */
+  /**
+   * Stores the time of an image's last use as the modification time of `image.json`. The time may be lost when the host loses
+   * power.
+   */
   async touch(id: ImageId, time: Date): Promise<void> {
     await unlessMissing(utimes(join(this.folder(id), METADATA), time, time));
   }
 
-  /** Allows the inspecting programs to read the disk. A fetch that is interrupted here is resumed later. */
+  /** Allows the programs that inspect a disk to read it. If the agent stops here, the fetch is resumed later. */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) {
@@ -174,14 +177,17 @@ export class Layout {
     }
   }
 
-  /** Makes a complete fetch an image: protects and syncs its disk and writes its metadata. The image is not yet in its place. */
+  /** Completes a fetch: makes its disk read-only, syncs it, and writes the metadata. After this, {@link place} moves the folder. */
   async finish(partial: string, metadata: Metadata): Promise<void> {
     await chmod(join(partial, DISK), DISK_MODES.finished);
     await sync(join(partial, DISK));
     await writeWhole(join(partial, METADATA), JSON.stringify(metadata));
   }
 
-  /** Moves a finished fetch to its place. The move is synchronous, so that nothing can happen in between. */
+  /**
+   * Moves the folder of a finished fetch to the folder of its image. The move is synchronous, so that no other code runs between
+   * the caller's check and the move.
+   */
   place(partial: string, id: ImageId): void {
     renameSync(partial, this.folder(id));
   }
@@ -192,15 +198,19 @@ export class Layout {
     await prune(this.folder(id));
   }
 
-  /** Returns the metadata of a fetch that is finished but not yet in its place. Returns undefined for an unfinished fetch. */
+  /**
+   * Returns the metadata of a fetch that is finished but not yet moved by {@link place}. Returns undefined for an unfinished fetch.
+   */
   async finished(partial: string): Promise<Metadata | undefined> {
     return await readMetadata(partial);
   }
 
-  /** Moves an image to the trash before anything else can happen, and deletes it. Its room is free when this resolves. */
+  /**
+   * Moves an image to the trash at once (synchronously), and then deletes it. When the promise resolves, its disk space is free.
+   */
   async discard(id: ImageId): Promise<void> {
     const trash = join(this.root, 'trash', randomUUID());
-    // A file that is used in place has a folder only after its metadata was saved.
+    // An image that is used without a copy has a folder only after its metadata was saved.
     if (existsSync(this.folder(id))) {
       renameSync(this.folder(id), trash);
     }
@@ -212,8 +222,8 @@ export class Layout {
   }
 
   /**
-   * Returns the unfinished fetches: their folders, their sizes in bytes, and the times of their last work (milliseconds since
-   * the epoch).
+   * Returns the unfinished fetches: their folders, their sizes in bytes, and the times of the last change of their folders
+   * (milliseconds since the epoch).
    */
   async partials(): Promise<{ folder: string; sizeBytes: number; usedAt: number }[]> {
     const root = join(this.root, 'partial');

@@ -3,7 +3,10 @@ import { Counter, Gauge, type Registry } from 'prom-client';
 
 export type ImageMetrics = ReturnType<typeof imageMetrics>;
 
-/** Creates the metrics. `used` returns the bytes that images take, and is called at each scrape. */
+/**
+ * Creates the metrics of a store. Both functions are called at each scrape: `used` returns the bytes that images take on the disk,
+ * `images` the number of images.
+ */
 export function imageMetrics(
   registry: Registry,
   usage: { used: () => Promise<number>; images: () => number },

@@ -1,6 +1,6 @@
 /**
- * Manages the room for images: reserves it before a fetch, watches it during the fetch, and removes images without a holder to
- * free it.
+ * Manages the disk space for images. Reserves space before a fetch and watches it during the fetch. To free space, removes images
+ * that no machine, cache entry or task needs.
  */
 import { statfs } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -10,17 +10,17 @@ import { folderBytes } from '../../disks/diskio.ts';
 import type { Layout } from './layout.ts';
 
 /**
- * Interval of checks of the free room in milliseconds. Machines' disks grow during a fetch. In one second, the fastest disk
- * writes less than the smallest reserve of free room.
+ * Interval in milliseconds between checks of the free disk space during a fetch. The checks are needed because the disks of
+ * machines grow during a fetch. In one second, even the fastest disk writes less than the smallest reserve of free space.
  */
 const WATCH_MILLISECONDS = 1_000;
-/** Time in milliseconds after which a fetch without progress is removed. */
+/** Time in milliseconds after which a fetch that nobody continues is removed. */
 const PARTIAL_LIFE_MILLISECONDS = 24 * 3_600_000;
 
 export interface SpaceLimits {
-  /** Most bytes that all images together may take. If undefined, only the disk limits them. */
+  /** Largest number of bytes that all images together may take. If undefined, only the size of the host's disk limits them. */
   budget?: number | undefined;
-  /** Bytes of the file system that stay free. */
+  /** Number of bytes of the file system that must stay free. */
   minimumFree: number;
 }
 
@@ -30,19 +30,21 @@ export interface SpaceOptions extends SpaceLimits {
   onEviction: () => void;
 }
 
-/** Work under way in a folder, and the total bytes that it will need there, as far as known. */
+/**
+ * Reservation of disk space for work in a folder. `bytes` is the total number of bytes that the work needs there, as far as known.
+ */
 interface Claim {
   readonly folder: string;
   bytes: number;
 }
 
 export interface Watched {
-  /** Aborts when the disk becomes full despite the reservation. */
+  /** Signal that aborts when the host's disk becomes full despite the reservation. */
   signal: AbortSignal;
   /**
-   * Reserves room for the whole work when its total number of bytes becomes known.
+   * Reserves disk space for the whole work. The work calls it when its total number of bytes becomes known.
    *
-   * @throws ReasonedError `DiskFull` when there is too little room.
+   * @throws ReasonedError `DiskFull` when there is too little disk space.
    */
   need: (bytes: number) => Promise<void>;
 }
@@ -55,7 +57,7 @@ interface Evictable {
 export class Space {
   readonly #options: SpaceOptions;
   readonly #claims = new Set<Claim>();
-  /** Queue that makes room for one claim at a time, because two claims must not reserve the same bytes. */
+  /** Queue in which space is freed and reserved for one claim at a time, because two claims must not reserve the same bytes. */
   readonly #making = new Serial();
 
   constructor(options: SpaceOptions) {
@@ -63,9 +65,9 @@ export class Space {
   }
 
   /**
-   * Reserves the room of a claim and then runs `work`.
+   * Reserves the disk space of a claim and then runs `work`.
    *
-   * @throws ReasonedError `DiskFull` when there is too little room, before or during the work.
+   * @throws ReasonedError `DiskFull` when there is too little disk space, before or during the work.
    */
   async within<T>(claim: Claim, signal: AbortSignal, work: (watched: Watched) => Promise<T>): Promise<T> {
     const full = new AbortController();
@@ -89,7 +91,7 @@ export class Space {
     }
   }
 
-  /** Frees room as {@link relieve} does. Then removes fetches that nobody has continued for a day. */
+  /** Frees disk space as {@link relieve} does. Then removes fetches that nobody has continued for a day. */
   async tidy(): Promise<void> {
     await this.relieve();
     const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
@@ -100,7 +102,7 @@ export class Space {
     }
   }
 
-  /** Removes idle fetches and images without a holder while less room is free than the required minimum. */
+  /** While less than `minimumFree` bytes are free, removes fetches that are not running, and images that nobody needs. */
   async relieve(): Promise<void> {
     await this.#making.run(() => this.#relieve());
   }
@@ -134,7 +136,10 @@ export class Space {
     }
   }
 
-  /** Returns the bytes that are missing for a claim and the bytes that are free, both after the reservations of all other claims. */
+  /**
+   * Returns the bytes that are missing for a claim and the bytes that are free for images. Both take the reservations of all other
+   * claims into account.
+   */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
     const { budget = Number.POSITIVE_INFINITY } = this.#options;
     const others = [...this.#claims].filter((other) => other !== claim);
@@ -145,7 +150,9 @@ export class Space {
     return { lacking: (await remaining(claim)) - Math.min(byDisk, byBudget), free };
   }
 
-  /** Returns the bytes that may still be written. */
+  /**
+   * Returns the number of bytes that may still be written to the file system. It is negative if less than `minimumFree` is free.
+   */
   async #free(): Promise<number> {
     const { layout, minimumFree } = this.#options;
     const { bavail, bsize } = await statfs(layout.root);
@@ -171,7 +178,10 @@ export class Space {
     }
   }
 
-  /** Frees room until the required minimum is free. Returns false when nothing more can be removed and the minimum is still not free. */
+  /**
+   * Removes images and fetches until `minimumFree` bytes are free. Returns false when nothing more can be removed and there is
+   * still too little free space.
+   */
   async #relieve(): Promise<boolean> {
     if ((await this.#free()) >= 0) {
       return true;
@@ -185,7 +195,7 @@ export class Space {
     return false;
   }
 
-  /** Returns the content that may be removed, in order of removal: idle fetches first, then complete images. */
+  /** Returns the content that may be removed, in order of removal: first fetches that are not running, then complete images. */
   async #evictables(claim: Claim | undefined): Promise<Evictable[]> {
     const { catalog, layout, onEviction } = this.#options;
     const partials = (await this.#idlePartials()).filter(({ folder }) => folder !== claim?.folder);

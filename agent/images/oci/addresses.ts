@@ -1,7 +1,7 @@
 /**
- * Rules for the addresses that images may come from. Users who name an image make the host open a connection. Connections to
- * the host's own services, a cloud's metadata or the inside of the cluster are refused, unless an administrator configured
- * them.
+ * Rules for the network addresses from which images may come. A user who names an image makes this host open a connection.
+ * Connections to the host's own services, a cloud's metadata or the inside of the cluster are refused, unless an administrator
+ * configured them.
  */
 import { lookup } from 'node:dns';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
@@ -11,17 +11,17 @@ import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 export interface AddressRules {
-  /** Allows addresses of this host itself and of its link, for example for a mirror beside the agent. */
+  /** Allows addresses of this host itself and link-local addresses, for example for a mirror beside the agent. */
   allowLoopback: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. */
   clusterCIDRs?: readonly string[];
-  /** Addresses of this host that none of its interfaces has, because they are translated on the way to the host. */
+  /** Addresses of this host that none of its interfaces has, because another device translates them to the host's address. */
   ownAddresses?: readonly string[];
   /** Servers that may have any address, written as in references: `registry.example:5000`. */
   registries?: readonly { host: string }[];
 }
 
-/** Networks of this host and its link. */
+/** Networks of loopback and link-local addresses. */
 const LOCAL = ['0.0.0.0/8', '127.0.0.0/8', '169.254.0.0/16', '::/128', '::1/128', 'fe80::/10'];
 
 /**
@@ -48,9 +48,9 @@ const NAT64 = '64:ff9b::';
 const NAT64_BITS = 96;
 
 /**
- * Addresses that no image server has. They are multicast groups, reserved and site-local (RFC 3879) addresses, and IPv6
- * addresses that embed an IPv4 address in unusual ways. Those ways are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765),
- * a network's own NAT64 (RFC 8215), Teredo (RFC 4380) and 6to4 (RFC 7526). An IPv4-mapped address is checked as the IPv4
+ * Addresses that no image server has: multicast groups, reserved and site-local (RFC 3879) addresses, and IPv6 addresses that embed
+ * an IPv4 address in an unusual form. These forms are IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), a network's own NAT64
+ * prefix (RFC 8215), Teredo (RFC 4380) and 6to4 (RFC 7526). An IPv4-mapped address is not listed, because it is checked as the IPv4
  * address that it contains.
  */
 const SPECIAL = [
@@ -81,8 +81,8 @@ export class Addresses {
   }
 
   /**
-   * Returns a connector for undici. A name is looked up once, and only the checked addresses are used, because a second
-   * look-up could return others. A refused connection fails with a ReasonedError before anything is sent.
+   * Returns a connector for undici. It looks a host name up once and uses only the addresses that it checked, because a second
+   * look-up could return other addresses. A refused connection fails with a ReasonedError before anything is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
     const connectAnywhere = buildConnector(options);
@@ -104,8 +104,8 @@ export class Addresses {
   }
 
   /**
-   * Returns the reason why nothing may be fetched from the address, as text after the word "is". Returns undefined for an
-   * allowed address.
+   * Returns the reason why nothing may be fetched from the address, or undefined for an allowed address. The reason is text for a
+   * message, after the word "is".
    */
   refusal(address: string): string | undefined {
     const [plain = '', zone] = address.split('%');
@@ -162,7 +162,10 @@ const LOCAL_WORDS =
 
 const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };
 
-/** Returns a list of the networks. IPv4 networks are also listed with their addresses behind a NAT64. */
+/**
+ * Returns a list of the networks. For each IPv4 network, the list also contains the IPv6 addresses that the network has behind a
+ * NAT64.
+ */
 function listOf(networks: readonly string[]): BlockList {
   const list = new BlockList();
   for (const network of networks) {

@@ -13,10 +13,13 @@ const SPACE = /[ \t]*/y;
 const SEPARATORS = /[ \t,]*/y;
 const EQUALS = /[ \t]*=[ \t]*/y;
 const QUOTED = /"((?:[^"\\]|\\.)*)"/y;
-/** Pattern of the value that schemes like Negotiate have in place of parameters. */
+/** Pattern of a value that some schemes, such as Negotiate, have in place of parameters. */
 const TOKEN68 = /[\w.~+/-]+=*(?=[ \t]*(?:,|$))/y;
 
-/** Returns the challenges of all headers; one header may contain several challenges. Text that cannot be read ends its header. */
+/**
+ * Returns the challenges of all headers. One header may contain several challenges. If a part of a header cannot be read, the rest
+ * of this header is ignored.
+ */
 export function parseChallenges(header: string | string[] | undefined): Challenge[] {
   if (header === undefined) {
     return [];

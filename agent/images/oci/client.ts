@@ -11,14 +11,14 @@ export interface Ask {
   method: Exchange['method'];
   /** Path below `/v2/REPOSITORY/`, or a URL that the registry returned for this request. */
   at: string | URL;
-  /** Tag or digest that is read or written, for messages. */
+  /** Tag or digest that the request reads or writes. It is used in messages only. */
   reference?: string;
   headers?: Readonly<Record<string, string>>;
-  /** Returns the body; called each time the request is sent. */
+  /** Returns the body of the request. It is called each time the request is sent. */
   body?: (() => Buffer | Readable) | undefined;
   writes?: boolean;
   removes?: boolean;
-  /** Statuses outside 200–299 that are valid answers, not failures. */
+  /** HTTP statuses outside 200–299 that are valid answers to this request, not failures. */
   accept?: readonly number[];
 }
 
@@ -48,12 +48,15 @@ export class Session {
     return this.#credential === undefined;
   }
 
-  /** Returns the name with the tag or digest if there is one: `registry.example/team/image:tag`. */
+  /** Returns the name of the repository with `reference` (a tag or digest), if that is given: `registry.example/team/image:tag`. */
   named(reference: string | undefined): string {
     return reference === undefined ? this.name : join(this.name, reference);
   }
 
-  /** Sends a request that can be sent twice, and sends it again after transient failures. @throws ReasonedError when no try succeeds. */
+  /**
+   * Sends a request, and sends it again after transient failures. It is for requests that do no harm when they are sent twice.
+   * @throws ReasonedError when no try succeeds.
+   */
   async ask(ask: Ask, signal: AbortSignal): Promise<Response> {
     return await retrying(() => this.once(ask, signal), signal);
   }

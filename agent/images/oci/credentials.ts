@@ -6,7 +6,7 @@ import { mistakeIn } from './manifests.ts';
 
 export type Credential =
   | { type: 'password'; username: string; password: string }
-  /** Token that is sent to the registry's token server, which returns access tokens for it. */
+  /** Token that is sent to the registry's token server. This server returns access tokens in exchange. */
   | { type: 'identityToken'; token: string }
   /** Token that is sent to the registry unchanged. */
   | { type: 'registryToken'; token: string };
@@ -21,13 +21,13 @@ const entrySchema = z.object({
 
 const configSchema = z.object({ auths: z.record(z.string(), z.unknown()) });
 
-/** Names that stand for Docker Hub in such files. */
+/** Host names that mean Docker Hub in Docker configuration files. */
 const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.io']);
 
 interface Key {
   host: string;
   port: string;
-  /** Segments of the path. */
+  /** Segments of the path in the key. The credential is only for repositories whose path begins with them. */
   path: string[];
   credential: Credential;
 }
@@ -40,7 +40,7 @@ export class Keyring {
   }
 
   /**
-   * Reads texts of `.dockerconfigjson`. Error messages name the text and its mistake, but quote no content.
+   * Reads the contents of `.dockerconfigjson` files. An error message tells which text is invalid and why, but quotes no content.
    *
    * @throws Error when a text is invalid.
    */
@@ -50,7 +50,7 @@ export class Keyring {
         texts.length === 1 ? 'The Docker config' : `Docker config ${index + 1} of ${texts.length}`;
       return readConfig(text, which);
     });
-    // The sort keeps the order of equal keys, so keys of earlier texts come first among them.
+    // The sort is stable. Among keys that compare as equal, the keys of earlier texts come first.
     keys.sort((a, b) => b.path.length - a.path.length || Number(isGlob(a)) - Number(isGlob(b)));
     return new Keyring(keys);
   }
@@ -134,7 +134,7 @@ function readEntry(document: unknown, where: string): Credential | undefined {
 }
 
 /**
- * Decodes the base64 of USER:PASSWORD. The first colon separates the two, because passwords may contain colons and user names
+ * Decodes the base64 of USER:PASSWORD. The text is split at the first colon, because passwords may contain colons and user names
  * may not.
  */
 function readAuth(auth: string, where: string): Credential {
@@ -147,8 +147,8 @@ function readAuth(auth: string, where: string): Credential {
 }
 
 /**
- * Reads a key of `auths`: `host`, `host:port` or `host/path`. Docker may add a prefix (`https://`) or a path (`/v1`, `/v2`),
- * which is ignored.
+ * Reads a key of `auths`: `host`, `host:port` or `host/path`. Docker may add a prefix (`https://`) or a path (`/v1`, `/v2`). Both
+ * are ignored.
  */
 function readKey(name: string): Omit<Key, 'credential'> {
   const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');
@@ -185,8 +185,8 @@ function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
 }
 
 /**
- * Returns whether a label matches a pattern with stars. A regular expression is not used, because many stars could make its
- * time grow without bound.
+ * Returns whether a label matches a pattern with stars. A regular expression is not used, because many stars could make it
+ * extremely slow.
  */
 function labelMatches(pattern: string, label: string): boolean {
   const [first = '', ...rest] = pattern.split('*');

@@ -5,21 +5,27 @@ import { pause } from '../../../base/time.ts';
 import { codeOf } from '../../../base/errors.ts';
 
 /**
- * Number of tries. The waits between six tries add up to 8 s, in which a restarting server usually returns. After a longer
- * failure, the caller starts again later.
+ * Number of tries of one request. The waits between six tries add up to 8 s, in which a restarting server usually returns. If the
+ * failure lasts longer, the caller starts again later.
  */
 const ATTEMPTS = 6;
 const FIRST_MILLISECONDS = 250;
 const CAP_MILLISECONDS = 4_000;
 const JITTER = 0.2;
-/** Longest `Retry-After` that is waited for, in milliseconds. If a server requests a longer wait, the caller receives the failure. */
+/**
+ * Longest wait in milliseconds that a server may request with `Retry-After`. If a server requests a longer wait, the caller
+ * receives the failure.
+ */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 30_000;
-/** Bytes of progress after which the count of tries restarts. With a smaller number, a server could prolong a transfer byte by byte. */
+/**
+ * Number of received bytes after which the count of tries begins again. If this number were small, a server could prolong a
+ * transfer without end by sending a few bytes at each try.
+ */
 const PROGRESS_BYTES = 1024 ** 2;
 
 const TRANSIENT_STATUS = new Set([408, 425, 429, 500, 502, 503, 504]);
 
-/** Codes of network failures, which do not depend on the request. */
+/** Error codes of network failures that do not depend on the request. */
 const TRANSIENT_CODES = new Set([
   'ECONNREFUSED',
   'ECONNRESET',
@@ -55,8 +61,8 @@ export function isTransientStatus(status: number): boolean {
 }
 
 /**
- * Returns the failure of a request as ReasonedError or TransientError; `what` begins its message. For an aborted request,
- * returns the reason of its signal.
+ * Returns the failure of a request as ReasonedError or TransientError. `what` is the beginning of its message. For an aborted
+ * request, returns the reason of its signal.
  */
 export function networkError(error: unknown, what: string, signal?: AbortSignal): unknown {
   if (signal?.aborted === true) {
@@ -79,7 +85,7 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
   return TRANSIENT_CODES.has(code) ? new TransientError(final) : final;
 }
 
-/** Counts the tries of one piece of work and waits between them. */
+/** Counts the tries of one request or transfer, and waits between the tries. */
 export class Attempts {
   readonly #backoff = new Backoff({
     firstMilliseconds: FIRST_MILLISECONDS,
@@ -101,7 +107,7 @@ export class Attempts {
   }
 
   /**
-   * Waits until the next try.
+   * Counts a failed try, and waits until the next try may begin.
    *
    * @throws Error when another try would not help, no tries remain, or the server requests too long a wait.
    */
@@ -146,8 +152,8 @@ export function retryAfterMilliseconds(header: string | string[] | undefined): n
 }
 
 /**
- * Returns the message of an error, or `code` if the message is empty. An AggregateError for all addresses of a name has an
- * empty message.
+ * Returns the message of an error, or `code` if the message is empty. If all addresses of a host name failed, the error is an
+ * AggregateError with an empty message.
  */
 function textOf(error: unknown, code: string): string {
   return error instanceof Error && error.message !== '' ? error.message : code || String(error);

@@ -12,8 +12,8 @@ const DOCKER_MANIFEST = 'application/vnd.docker.distribution.manifest.v2+json';
 const DOCKER_LIST = 'application/vnd.docker.distribution.manifest.list.v2+json';
 
 /**
- * Media types for the header `Accept`. All types are always listed, because a registry answers 404 when its manifest has a
- * type that is not listed.
+ * Media types for the header `Accept`. All types are always listed, because a registry answers 404 when the requested manifest has
+ * a type that is not listed.
  */
 export const MANIFEST_ACCEPT = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(', ');
 /** Size limit of a manifest in bytes. Registries accept 4 MiB, and some measure the size slightly differently. */
@@ -57,9 +57,9 @@ export function digestOf(bytes: Buffer): string {
 }
 
 /**
- * Parses a manifest or an index. `contentType` is the value of the header; `what` names the image in messages.
+ * Parses a manifest or an index. `contentType` is the value of the header `Content-Type`. `what` names the image in messages.
  *
- * @throws ReasonedError when it cannot be used.
+ * @throws ReasonedError when the manifest or index cannot be used.
  */
 export function parseManifest(bytes: Buffer, contentType: string, what: string): Document {
   const body = `The manifest of ${what}`;
@@ -79,12 +79,12 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
 }
 
 /**
- * Returns the digest of the image for an architecture.
+ * Returns the digest of the image for an architecture from an index.
  *
  * @throws ReasonedError `ImageArchitectureMismatch` when the index has no such image.
  */
 export function pick({ manifests }: Index, architecture: string, what: string): string {
-  // Attestations are entries of the index too; their platform is unknown/unknown.
+  // Other entries of the index are ignored, such as attestations, whose platform is unknown/unknown.
   const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));
   const found = images.find(({ platform }) => platform?.architecture === architecture);
   if (found !== undefined) {
@@ -101,8 +101,8 @@ export function pick({ manifests }: Index, architecture: string, what: string): 
 const mediaTypeSchema = z.looseObject({ mediaType: z.string().default('') });
 
 /**
- * Returns the media type that the body and the header state. If they state different types of manifests, the manifest is
- * refused, because two readers could see two different images.
+ * Returns the media type of a manifest, which its body and the header `Content-Type` state. If they state different types of
+ * manifests, the manifest is refused. Otherwise two readers could see two different images.
  */
 function mediaTypeOf(mediaType: string, contentType: string, what: string): string {
   const header = contentType.split(';', 1).join('').trim().toLowerCase();
@@ -119,9 +119,9 @@ function mediaTypeOf(mediaType: string, contentType: string, what: string): stri
 }
 
 /**
- * Parses JSON of strangers. `what` begins messages.
+ * Parses JSON from strangers, and checks it with `schema`. `what` is the beginning of error messages.
  *
- * @throws ReasonedError `ImageInvalid` with the first mistake when it is not JSON or not what the schema allows.
+ * @throws ReasonedError `ImageInvalid` with the first mistake when the text is not JSON, or the schema does not allow it.
  */
 export function parseJson<T>(schema: z.ZodType<T>, bytes: Buffer, what: string): T {
   const document = parseDocument(bytes.toString('utf8'));
@@ -145,7 +145,7 @@ export function mistakeIn({ issues: [issue] }: z.ZodError): string {
   return `is invalid at ${place}: ${printable(String(issue?.message))}`;
 }
 
-/** Returns text of strangers for a message: one line of at most `length` characters. */
+/** Returns text from strangers in a form that is safe in a message: one line of at most `length` printable ASCII characters. */
 export function printable(text: string, length = 200): string {
   return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, length);
 }

@@ -17,14 +17,14 @@ const errorsSchema = z.object({
 });
 
 export interface Asked {
-  /** Beginning of the message: `registry.example/team/image:tag`, or a part of it. */
+  /** Text at the beginning of the error message: `registry.example/team/image:tag`, or a part of it. */
   what: string;
-  /** URL of the registry itself, not of the storage that it redirects to. */
+  /** URL of the registry itself, not of the storage servers to which it redirects. */
   registry: URL;
   hasCredential: boolean;
 }
 
-/** Returns an unexpected response as an error. The body of the response is read or discarded. */
+/** Returns the error for a response with an unexpected status. The body of the response is read or discarded. */
 export async function refusal(response: Response, asked: Asked): Promise<ReasonedError | TransientError> {
   const { status, url } = response;
   const { code, message } = await readError(response, asked.what);
@@ -38,7 +38,7 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
     words.push(hintFor(status, asked.hasCredential));
   }
   const error = new ReasonedError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', words.join(''));
-  // URLs of storage are valid for minutes only. On another try, the registry returns a new URL.
+  // A URL of a storage server is valid for minutes only. On another try, the registry redirects to a new URL.
   const isTransient = isTransientStatus(status) || (!isOwn && status < 500);
   return isTransient
     ? new TransientError(error, retryAfterMilliseconds(response.headers['retry-after']))
@@ -46,7 +46,7 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
 }
 
 /**
- * Reads a body that should be small. Returns undefined when the body is larger than `limitBytes`.
+ * Reads the body of a response that should be small. Returns undefined when the body is larger than `limitBytes`.
  *
  * @throws ReasonedError or TransientError as {@link networkError} returns them, when the transfer fails.
  */
@@ -102,7 +102,7 @@ async function readError(
   try {
     body = await readBody(response, ERROR_BODY_BYTES, what);
   } catch (error) {
-    // The status is known even if the transfer of the body was interrupted.
+    // The failure is not thrown, because the status of the response is known even without the body.
     return { message: `its message was cut off: ${messageOf(error)}` };
   }
   if (body === undefined) {

@@ -19,10 +19,10 @@ import { Tokens } from './tokens.ts';
 import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
 import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
 
-/** Limit of nested indexes, one more than any publisher uses. */
+/** Largest number of nested indexes. It is one more than any publisher uses. */
 const INDEX_DEPTH = 3;
 
-/** Status of a registry whose configuration does not allow anybody to remove anything. */
+/** HTTP status of a DELETE request if the registry's configuration does not allow anybody to remove anything. */
 const NOT_ALLOWED = 405;
 
 /** The registries that images are pulled from and pushed to, with one shared pool of connections. */
@@ -36,7 +36,7 @@ export class Registries {
     this.#tokens = new Tokens(this.#transport);
   }
 
-  /** Returns a repository without sending a request. The repository's methods receive a tag or digest themselves. */
+  /** Returns a client for one repository, without sending a request. Tags and digests are given to the client's methods. */
   repository(
     reference: Pick<Reference, 'registry' | 'repository'>,
     credential: Credential | undefined,
@@ -46,7 +46,7 @@ export class Registries {
     );
   }
 
-  /** Closes all connections. Requests under way fail. */
+  /** Closes all connections. Requests that are still running fail. */
   async close(): Promise<void> {
     await this.#transport.close();
   }
@@ -209,7 +209,10 @@ class HttpRepository implements Repository {
     return { digest, document: parseManifest(bytes, String(response.headers['content-type'] ?? ''), what) };
   }
 
-  /** Checks the digest of the content if the reference is itself a digest. @throws ReasonedError `DigestMismatch` when they differ. */
+  /**
+   * Checks `digest`, the digest of some content, if `reference` is itself a digest and not a tag. @throws ReasonedError
+   * `DigestMismatch` when they differ.
+   */
   #checkDigest(reference: string, digest: string): void {
     if (!reference.includes(':') || reference === digest) {
       return;
@@ -227,7 +230,7 @@ function digestHeader({ headers }: Response): string | undefined {
 }
 
 /**
- * Sends the blob in one request, which every registry accepts. Berth's blobs are at most a compressed chunk of 64 MiB, so an
+ * Sends the blob in one request, which every registry accepts. Berth's largest blobs are compressed chunks of 64 MiB, so an
  * interrupted request loses little. The registry verifies the digest.
  *
  * @throws ReasonedError when no try succeeds.
@@ -239,7 +242,7 @@ async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSigna
   await retrying(async () => await put(session, blob, await begin(session, blob, signal), signal), signal);
 }
 
-/** Starts an upload. Returns the URL for the blob, which is valid for one request. */
+/** Starts an upload. Returns the URL to which the blob must be sent. This URL is valid for one request. */
 async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<URL> {
   const response = await session.once(
     { method: 'POST', at: 'blobs/uploads/', reference: blob.digest, writes: true },

@@ -6,7 +6,7 @@ import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
 import type { Descriptor } from './types.ts';
 
-/** Bytes that are read before the reader requests them: a few reads of a socket. */
+/** Number of bytes that the stream reads ahead of its reader. It corresponds to a few reads of a socket. */
 const READ_AHEAD_BYTES = 256 * 1024;
 
 interface Range {
@@ -17,8 +17,8 @@ interface Range {
 }
 
 /**
- * Returns a stream of exactly the bytes of `range`, not verified. If bytes are missing, the stream fails with a ReasonedError.
- * Nothing is requested before the stream is read.
+ * Returns a stream of exactly the bytes of `range` of a blob. Their digest is not verified. If bytes are missing, the stream fails
+ * with a ReasonedError. No request is sent before the stream is read.
  */
 export function blobStream(
   session: Session,
@@ -83,8 +83,8 @@ async function* read(
 }
 
 /**
- * Requests the rest of a range. Each try begins at the registry, even if storage sent the earlier bytes, because URLs of
- * storage are valid for minutes only.
+ * Requests the rest of a range, and returns the response and the number of bytes to skip at its beginning. Each try asks the
+ * registry first, even if a storage server sent the earlier bytes. The URLs of storage servers are valid for minutes only.
  */
 async function open(
   session: Session,
@@ -96,7 +96,7 @@ async function open(
   const isWhole = start === 0 && end === size;
   const headers: Record<string, string> = isWhole ? {} : { range: `bytes=${start}-${end - 1}` };
   const response = await session.once(
-    // Encodings are excluded, because the digest applies to the bytes without encoding.
+    // Compressed transfer is excluded, because the digest applies to the bytes without compression.
     {
       method: 'GET',
       at: `blobs/${digest}`,
@@ -110,7 +110,7 @@ async function open(
   if (mistake === undefined) {
     return { response, skip: response.status === 206 ? 0 : start };
   }
-  // If the body is large, this closes the connection.
+  // If the rest of the body is large, dump() closes the connection.
   await response.body.dump();
   throw new ReasonedError('ImageFetchFailed', `${session.named(digest)}: ${response.url.host} ${mistake}`);
 }

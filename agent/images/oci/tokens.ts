@@ -1,12 +1,12 @@
 /**
- * Determines the value of the header `Authorization`. A registry states in its refusal which authorization it requires: Basic,
- * or a token of a server that it names (its realm).
+ * Determines the value of the header `Authorization`. When a registry refuses a request, it states which authorization it requires.
+ * This is Basic, or a token from a token server whose URL (realm) the registry names.
  *
- * The realm receives only the credentials for this registry, and only over https with a verified certificate. Its host may be
+ * The token server receives only the credentials for this registry, and only over https with a verified certificate. It may be on
  * any host, because large registries have token servers on other hosts. A hostile registry gains nothing from this, because it
- * could request the same credentials itself. A realm with http is refused, because others on the network could read
- * credentials or tokens. Registries that are configured for plain http are the exception. A realm at an address of this host
- * or its link is refused, like every connection to such an address. Redirects of a token server are not followed.
+ * could request the same credentials itself. A realm with http is refused, because others on the network could read credentials or
+ * tokens. Registries that are configured for plain http are the exception. A realm at an address of this host or its link is
+ * refused, like every connection to such an address. Redirects of a token server are not followed.
  */
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
@@ -19,11 +19,11 @@ import { type Challenge, parseChallenges } from './challenge.ts';
 import { type Credential, fingerprint } from './credentials.ts';
 import { checkNoDowngrade, type Exchange, type Response, type Transport } from './transport.ts';
 
-/** Lifetime of a token in seconds when the server states none, from the distribution specification. */
+/** Lifetime of a token in seconds when the token server states none. The distribution specification defines this value. */
 const EXPIRES_SECONDS = 60;
 /**
- * Share of its lifetime in which a token is used. The rest is a margin, because the token must still be valid when it reaches
- * the server.
+ * Part of a token's lifetime during which the token is used. The rest is a margin, because the token must still be valid when it
+ * reaches the server.
  */
 const MARGIN = 0.9;
 /** Size limit of a token server's answer in bytes. Some tokens are larger than a header may be, but no token is larger than this. */
@@ -44,7 +44,7 @@ export interface Need {
   /** Scope of the request: `repository:team/image:pull`. */
   scope: string;
   credential: Credential | undefined;
-  /** Beginning of messages. */
+  /** Text at the beginning of error messages. */
   what: string;
 }
 
@@ -65,8 +65,8 @@ export class Tokens {
   }
 
   /**
-   * Returns the header for the first request. Returns undefined when the first request is sent without it, because only the
-   * answer states the registry's requirement.
+   * Returns the value of `Authorization` for the first try of a request. Returns undefined when the registry's requirement is not
+   * known yet. Then the first try is sent without the header, and the answer states the requirement.
    */
   async current(need: Need, signal: AbortSignal): Promise<string | undefined> {
     if (need.credential?.type === 'registryToken') {
@@ -82,7 +82,10 @@ export class Tokens {
     return await this.#fetch(need, entry.challenge, signal);
   }
 
-  /** Returns the header to send after a 401. Returns undefined when there is no better header than `sent`. */
+  /**
+   * Returns the value of `Authorization` for another try after the status 401. Returns undefined when there is no better value than
+   * `sent`.
+   */
   async answer(
     need: Need,
     response: Response,
@@ -93,7 +96,7 @@ export class Tokens {
       return undefined;
     }
     const known = this.#entries.get(keyOf(need))?.header;
-    // Another request has renewed the header in the meantime.
+    // If another request has renewed the header in the meantime, the new value is used.
     if (known !== undefined && known !== sent) {
       return known;
     }
@@ -160,8 +163,8 @@ function realmOf(need: Need, challenge: Challenge): URL {
 }
 
 /**
- * Returns the request for a token. Identity tokens are sent in a form (OAuth 2), passwords as Basic. Without either, an
- * anonymous token is requested.
+ * Returns the request for a token. An identity token is sent in a form (OAuth 2), and a password as Basic. If there is neither, the
+ * request asks for an anonymous token.
  */
 function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): Exchange {
   const service = challenge.parameters.get('service');

@@ -20,13 +20,13 @@ export interface Manifest {
 }
 
 export interface ResolvedManifest {
-  /** Digest of the manifest for one platform, whether or not an index led to it. */
+  /** Digest of the manifest for one platform. If the tag names an index, this is the digest of the manifest in the index. */
   digest: string;
-  /** Digest that the tag itself names: that of the index, or the same as `digest` when there is no index. */
+  /** Digest to which the tag itself refers. If this is not an index, it is the same as `digest`. */
   tagDigest: string;
   /**
-   * Architecture that was requested. The image's own architecture is checked against it when the pull is planned. If
-   * undefined, nothing is checked.
+   * Architecture that was requested. When the pull is planned, the image's own architecture is compared with it. If undefined,
+   * nothing is compared.
    */
   architecture: 'amd64' | 'arm64' | undefined;
   manifest: Manifest;
@@ -37,12 +37,16 @@ export interface Repository {
   /** Name for messages: `registry.example/team/image`. */
   readonly name: string;
   /**
-   * Returns the digest that a tag or digest names now, with one HEAD request.
+   * Returns the digest to which a tag or digest refers now. Sends one HEAD request, and a GET request if a registry does not answer
+   * with the digest.
    *
-   * @throws ReasonedError when nothing has that name, or these credentials do not open it.
+   * @throws ReasonedError when there is no such manifest, or these credentials give no access to it.
    */
   head(reference: string, signal: AbortSignal): Promise<string>;
-  /** Returns the manifest of a tag or digest. If that is an index, returns its manifest for this architecture (os linux or darwin). */
+  /**
+   * Returns the manifest of a tag or digest. If `reference` names an index, returns the manifest in the index for this architecture
+   * (os linux or darwin).
+   */
   resolve(reference: string, architecture: 'amd64' | 'arm64', signal: AbortSignal): Promise<ResolvedManifest>;
   /**
    * Returns a small blob as a whole, verified.
@@ -62,8 +66,8 @@ export interface Repository {
   /** Writes a manifest under a tag and returns the manifest's digest. */
   putManifest(tag: string, mediaType: string, bytes: Buffer, signal: AbortSignal): Promise<string>;
   /**
-   * Removes a manifest and every tag that names it; its blobs remain until the registry's own garbage collection. Returns true
-   * also for a missing manifest, and false when the registry does not allow anybody to remove anything.
+   * Removes a manifest and every tag that names it. Its blobs remain until the registry's own garbage collection. Returns true also
+   * for a missing manifest, and false when the registry does not allow anybody to remove anything.
    */
   removeManifest(digest: string, signal: AbortSignal): Promise<boolean>;
 }
@@ -71,6 +75,6 @@ export interface Repository {
 export interface UploadBlob {
   digest: string;
   size: number;
-  /** Returns the content; called once for each attempt. */
+  /** Returns the content. It is called once for each attempt. */
   content: () => Readable | Buffer;
 }

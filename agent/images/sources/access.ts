@@ -1,4 +1,7 @@
-/** Checks whether a requester may have an image of a registry. The registry's answer to the requester's own credentials decides. */
+/**
+ * Checks whether a requester may have an image from a registry. The registry decides this by its answer to a request with the
+ * requester's own credentials.
+ */
 import { LRUCache } from 'lru-cache';
 import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
 import type { Registries } from '../oci/repository.ts';
@@ -7,12 +10,12 @@ import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/types.ts';
 
 /**
- * Time in milliseconds for which a registry's answer is used, also the answer that everybody may have an image. Afterwards,
- * withdrawn Secrets and repositories that became private no longer open images on this host. Within this time, deployments of
- * a fleet do not repeat the request.
+ * Time in milliseconds for which a registry's permission is used without a new request, also its permission for everybody. After
+ * this time, a Secret that was withdrawn or a repository that became private gives no access to images on this host. Within this
+ * time, further deployments from the same repository send no request.
  */
 export const REMEMBERED_MILLISECONDS = 5 * 60_000;
-/** Limit of the answers that are remembered. The oldest answer is forgotten and requested again. */
+/** Largest number of permissions that are remembered. If there are more, the oldest is forgotten and requested again. */
 const REMEMBERED_LIMIT = 4_096;
 
 /**
@@ -24,14 +27,15 @@ const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound
 export interface Opened<T> {
   answer: T;
   repository: Repository;
-  /** Credential that opened the repository; undefined when everybody may have the image. */
+  /** Credential that the repository accepted. Undefined when everybody may have the image. */
   credential: Credential | undefined;
 }
 
 /**
- * Runs `question` with each of the credentials that fit, until the repository accepts one.
+ * Calls `question` with one fitting credential after another, until the repository accepts one. If no credential fits, calls it
+ * without a credential.
  *
- * @throws ReasonedError when it accepts none.
+ * @throws ReasonedError when the repository accepts none.
  */
 export async function ask<T>(
   registries: Registries,
@@ -56,7 +60,7 @@ export async function ask<T>(
 export class Access {
   readonly #registries: Registries;
   readonly #clock: () => number;
-  /** Times of the clock at which a repository opened, by repository and credential. */
+  /** For each repository and credential: the time of the clock when the repository last accepted the credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
   /** `clock` returns milliseconds since an arbitrary moment, and never goes back. */
@@ -65,7 +69,7 @@ export class Access {
     this.#clock = clock;
   }
 
-  /** Does the same as {@link ask}, and remembers which credential opened the repository. */
+  /** Does the same as {@link ask}, and remembers which credential the repository accepted. */
   async ask<T>(
     reference: Reference,
     keyring: Keyring | undefined,
@@ -76,7 +80,10 @@ export class Access {
     return opened;
   }
 
-  /** Returns whether the registry has recently opened the repository to everybody, or to one of the credentials. */
+  /**
+   * Returns whether the registry has recently given access to the repository, to everybody or to one of the credentials in
+   * `keyring`.
+   */
   isKnown(reference: Reference, keyring?: Keyring): boolean {
     const oldest = this.#clock() - REMEMBERED_MILLISECONDS;
     return [undefined, ...credentialsFor(reference, keyring)].some((credential) => {
@@ -85,9 +92,9 @@ export class Access {
   }
 
   /**
-   * Returns whether everybody may still have a manifest of a repository that was open at the last check. Only an answer of the
-   * registry closes the repository. While the registry cannot be reached, its last answer is used, and deployments do not
-   * repeat the request.
+   * Returns whether everybody may still read a manifest. It is for repositories that everybody could read at the last check. The
+   * result is false only when the registry refuses access. If the registry cannot be reached, its last answer is used, and further
+   * deployments do not repeat the request.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
     if (this.isKnown(reference)) {

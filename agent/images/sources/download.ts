@@ -1,6 +1,6 @@
 /**
- * Downloads files over http and https whose digest is known in advance. If the server can send the rest of a file, a call
- * continues the download of an earlier call.
+ * Downloads files over http and https. The digest of a file is known in advance. If an earlier call did not finish, and the server
+ * can send a part of the file, a new call fetches only the missing part.
  */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, readFile, rm, writeFile } from 'node:fs/promises';
@@ -20,25 +20,25 @@ import {
 } from '../oci/failures.ts';
 import type { Response, Transport } from '../oci/transport.ts';
 
-/** Size limit of a download: 1 TiB. It is larger than any image of a desktop system, and ends a stream that never ends by itself. */
+/** Size limit of a download: 1 TiB. It is larger than any image of a desktop system, and stops a download that would never end. */
 const SIZE_LIMIT_BYTES = 1024 ** 4;
 /** Bytes of an existing file that are read at a time. */
 const READ_BYTES = 1024 ** 2;
-/** Statuses that are handled as answers. 416 means that the requested part begins beyond the file's end. */
+/** HTTP statuses that are not treated as failures. 416 means that the requested part begins beyond the file's end. */
 const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 
 export interface DownloadOptions {
   /** Called with the percentage (0–100) of the bytes that are fetched. */
   onProgress: (percent: number) => void;
-  /** Called with the total number of bytes, if the server states it. It is awaited before the first byte is written. */
+  /** Called with the total number of bytes if the server states it. The download waits for it before it writes the first byte. */
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
   transport: Transport;
 }
 
 /**
- * Fetches `url` to the file `path`, verifies it and syncs it. When this rejects, the fetched bytes and `PATH.source` remain
- * for the next call, unless the bytes are useless. Nothing may use the file before this resolves.
+ * Fetches `url` to the file `path`, verifies it and syncs it. Nothing may use the file before the promise resolves. When the
+ * promise rejects, the fetched bytes and `PATH.source` remain for the next call, unless the bytes are useless.
  *
  * @throws ReasonedError when the download fails or its digest differs.
  */
@@ -92,7 +92,7 @@ interface Parts {
 class Download {
   readonly #file: FileHandle;
   readonly #parts: Parts;
-  /** The URL for messages. */
+  /** The URL as messages show it, without credentials. */
   readonly #what: string;
   #source: Source;
   /** Hash of the first `#at` bytes of the file. */
@@ -172,7 +172,7 @@ class Download {
   }
 
   #headers(): Record<string, string> {
-    // Encodings are excluded, because the digest applies to the bytes without encoding.
+    // Compressed transfer is excluded, because the digest applies to the bytes without compression.
     const identity = { 'accept-encoding': 'identity' };
     if (this.#at === 0) {
       return identity;
@@ -182,7 +182,12 @@ class Download {
     return { ...identity, range: `bytes=${this.#at}-`, ...condition };
   }
 
-  /** Continues where the answer begins: at the end of the existing bytes, or at the beginning of the file. */
+  /**
+   * Prepares the file for the answer of the server. If the answer begins at the end of the existing bytes, keeps these bytes.
+   * Otherwise empties the file, so that the download begins again.
+   *
+   * @throws TransientError when the answer is another part of the file than requested.
+   */
   async #begin({ status, headers, body }: Response): Promise<void> {
     if (status === 206) {
       const [, start, total] = /^bytes (\d+)-\d+\/(\d+)$/.exec(String(headers['content-range'])) ?? [];
@@ -212,7 +217,7 @@ class Download {
     try {
       await this.#parts.options.onTotal?.(total);
     } catch (error) {
-      // The destroyed body emits an error of its own, which is ignored because the first error is thrown.
+      // destroy() makes the body emit an error of its own. It is ignored, because the first error is thrown.
       body.on('error', () => undefined).destroy();
       throw error;
     }
@@ -260,15 +265,21 @@ function refusal({ url, status, headers }: Response): Error {
     : error;
 }
 
-/** Facts about a file whose fetch is not finished. They are kept beside its bytes for the next call. */
+/** What the server stated about a file whose download is not finished. It is stored beside the fetched bytes for the next call. */
 const sourceSchema = z.object({
-  /** ETag or time of change. The remaining bytes must be of the same version. */
+  /**
+   * ETag or time of the last change. With it, the next call makes sure that the remaining bytes are of the same version of the
+   * file.
+   */
   validator: z.string().optional(),
   total: z.number().optional(),
 });
 type Source = z.infer<typeof sourceSchema>;
 
-/** Returns the facts in an answer's headers. A weak ETag is not used, because it does not identify single bytes. */
+/**
+ * Returns what the headers of an answer state about the file. A weak ETag is not used, because files with different bytes may have
+ * the same weak ETag.
+ */
 function sourceOf({ etag, 'last-modified': changed, 'content-length': length }: Response['headers']): Source {
   const validator = typeof etag === 'string' && !etag.startsWith('W/') ? etag : changed;
   return {
@@ -282,8 +293,8 @@ function sourceFile(path: string): string {
 }
 
 /**
- * Reads the facts about an unfinished fetch. A file with invalid content is treated as missing, because the digest is checked
- * at the end.
+ * Reads what the server stated about the file at `path`, whose download is not finished. If the stored text is missing or invalid,
+ * returns an empty object. This does no harm, because the digest is checked at the end.
  */
 async function readSource(path: string): Promise<Source> {
   const text = await unlessMissing(readFile(sourceFile(path), 'utf8'));

@@ -1,7 +1,7 @@
 /**
- * Files that an administrator put below a configured folder. Clones use them in place as a read-only base, which takes no time
- * and no space. Like any base image, they must not be written to afterwards. Their digest is computed at the first use, and
- * again when device, inode, size or time of change differ.
+ * Images that are files of an administrator below a configured folder. Clones use these files directly as a read-only base, which
+ * takes no time and no disk space. Like any base image, they must not be written to afterwards. The digest of a file is computed at
+ * the first use. It is computed again when the file's device, inode, size or time of change differs.
  */
 import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
@@ -18,7 +18,7 @@ import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
 import { sharedId } from '../local/layout.ts';
 
-/** Limit of the digests that are remembered. Other digests are computed again when they are needed. */
+/** Largest number of digests that are remembered. Other digests are computed again when they are needed. */
 const DIGESTS_LIMIT = 256;
 
 export interface FileRequest extends ImageRequest {
@@ -34,10 +34,10 @@ export class FileSource {
   readonly #file: string;
   readonly #reader: RunAs | undefined;
   readonly #flights = new SingleFlight<string>();
-  /** Digests by the identity of their file. */
+  /** Digests of files, by the text that {@link fileIdentity} returns. */
   readonly #digests = new LRUCache<string, string>({ max: DIGESTS_LIMIT });
 
-  /** `folder` is the folder of the store. `reader` is the user that reads the files when the agent runs as root. */
+  /** `folder` is the folder of the store. If the agent runs as root, programs read the files as the user `reader`. */
   constructor(catalog: Catalog, folder: string, reader: RunAs | undefined) {
     this.#catalog = catalog;
     this.#reader = reader;
@@ -105,7 +105,7 @@ async function resolveBelowRoots(path: string, roots: readonly string[]): Promis
       return await regularFile(real, path);
     }
   }
-  // Missing files and files outside the roots get the same message, so that nobody learns whether a file outside exists.
+  // Missing files and files outside the roots get the same message, so that no user learns whether a file outside exists.
   throw new ReasonedError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
 }
 

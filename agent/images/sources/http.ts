@@ -1,6 +1,7 @@
 /**
- * Images over http. An image on this host is reused only for URLs that it was fetched from before; for another URL, it is
- * fetched again. Statuses of Nodes show digests, and knowing a digest must not give access to another user's image.
+ * Images from web servers. An image on this host is reused only for URLs from which it was fetched before. For another URL, it is
+ * fetched again. The reason is that the statuses of Nodes show digests, and knowing a digest must not give access to another user's
+ * image.
  */
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
@@ -20,12 +21,15 @@ import type { Transport } from '../oci/transport.ts';
 import { download } from './download.ts';
 
 const SHA256 = /^[0-9a-f]{64}$/;
-/** Limit of the URLs that are remembered for one image; the latest URLs are kept. For other URLs, the image is fetched again. */
+/**
+ * Largest number of URLs that are remembered for one image. If there are more, the latest are kept. For other URLs, the image is
+ * fetched again.
+ */
 const URLS_LIMIT = 64;
 
 export interface HttpRequest extends ImageRequest {
   url: string;
-  /** Digest of the file as it is downloaded. */
+  /** SHA-256 of the downloaded file, before it is unpacked. */
   sha256: string;
 }
 
@@ -67,7 +71,7 @@ export class HttpSource {
 
   async #note(stored: Stored, address: string): Promise<void> {
     const { metadata } = stored;
-    // Several requests may have waited for the same import.
+    // Several requests may have waited for the same import. One of them may already have added the URL.
     if (metadata.urls.includes(address)) {
       return;
     }
@@ -94,7 +98,7 @@ export class HttpSource {
     { signal, need, onProgress }: Watched & Waiting,
   ): Promise<void> {
     const { transport, metrics, logger } = this.#parts;
-    // An earlier attempt completed the disk. The disk gets this name only when it is complete.
+    // If this file exists, an earlier attempt completed the disk, because the disk gets this name only when it is complete.
     if (existsSync(target.disk)) {
       return;
     }
@@ -105,7 +109,7 @@ export class HttpSource {
     const compression = await compressionOf(fetched);
     if (compression !== undefined) {
       const unpacked = join(target.folder, 'unpacked');
-      // The size of the unpacked disk is not known in advance, so the free room is watched.
+      // The size of the unpacked disk is not known in advance, so it is not reserved. Instead, the free disk space is watched.
       await unpack(compression, { from: fetched, to: unpacked, limitBytes: unpackedLimit(size) }, signal);
       await rename(unpacked, target.disk);
       await rm(fetched);
@@ -114,7 +118,7 @@ export class HttpSource {
     try {
       await digHoles(fetched);
     } catch (error) {
-      // Without sparse regions the image uses more disk space, but its content is the same.
+      // If the zeros do not become holes, the image uses more disk space, but its content is the same.
       logger.debug(
         { err: error, url: describeUrl(url) },
         'the zeros of an image still take room, because they were not turned into holes',

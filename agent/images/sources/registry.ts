@@ -1,6 +1,6 @@
 /**
- * Images of registries. An image on this host is used if the requester may have it; otherwise it is fetched. Content that images on
- * this host already have is not fetched again.
+ * Images from registries. An image on this host is used if the requester may have it. Otherwise it is fetched. Content that images
+ * on this host already have is not fetched again.
  */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
@@ -23,18 +23,18 @@ import type { Repository, ResolvedManifest } from '../oci/types.ts';
 import type { Access } from './access.ts';
 
 /**
- * Limit of the digests that are remembered for an image in one repository. They are the digests of tags at the time when the
- * tags named the image.
+ * Largest number of digests that are remembered for an image in one repository: the digest of its manifest, and the digests to
+ * which tags pointed when they named the image.
  */
 const DIGESTS_LIMIT = 16;
 /**
- * Limit of the repositories that are remembered for one image; the latest are kept. For other repositories, the image is
- * fetched again.
+ * Largest number of repositories that are remembered for one image. If there are more, the latest are kept. For other repositories,
+ * the image is fetched again.
  */
 const ORIGINS_LIMIT = 64;
 /**
- * Limit of the images that are searched for content, those used last. Other images seldom share content, and the table of each
- * image is read every time.
+ * Largest number of images on this host in which a pull searches for content to copy. They are the images that were used last.
+ * Other images seldom share content, and each pull reads the chunk table of each image.
  */
 const BASES_LIMIT = 8;
 /** Time limit of asking whether everybody may have an image on this host, in milliseconds. The answer only saves a download. */
@@ -45,7 +45,7 @@ export interface RegistryRequest extends ImageRequest {
   keyring: Keyring | undefined;
   /** True to resolve the tag at the registry, even if an image of that name is on this host. */
   refresh: boolean;
-  /** True when the operator vouches for the requester. The keyring is then the host's own. */
+  /** True when the operator has already checked that the requester may have the image. The keyring is then the host's own. */
   trusted: boolean;
 }
 
@@ -76,8 +76,8 @@ export class RegistrySource {
   }
 
   /**
-   * Returns the image of that name on this host, if the requester may have it. Returns undefined when the registry must
-   * resolve the name.
+   * Returns the image with the name `reference` on this host, if the requester may have it. Returns undefined when the registry
+   * must resolve the name.
    */
   async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
     const stored = this.#find(reference, request);
@@ -91,7 +91,7 @@ export class RegistrySource {
         return stored;
       });
     } catch (error) {
-      // The tag may name another image by now.
+      // This error means that the tag may name another image by now.
       if (error instanceof ReasonedError && error.reason === 'ImageNotFound') {
         return undefined;
       }
@@ -166,7 +166,7 @@ export class RegistrySource {
       // A digest alone does not prove that this repository has the content. The image must have come from this repository before.
       const isHere = present !== undefined && originOf(present, repositoryName(reference)) !== undefined;
       const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
-      // The image was fetched for another architecture, and was checked for that architecture only.
+      // If the image was fetched for another architecture, it was checked for that architecture only.
       if (stored.metadata.architecture !== architecture) {
         await planPull(repository, resolved, signal);
       }
@@ -204,8 +204,8 @@ export class RegistrySource {
   }
 
   /**
-   * Returns a lookup in images of the same repository and in images that everybody may have. Other images are not searched,
-   * because a digest alone must not give access to another user's image.
+   * Returns a function that finds content in images of this host. It searches images of the same repository and images that
+   * everybody may have. Other images are not searched, because a digest alone must not give access to another user's image.
    */
   async #contentFor(repository: string, signal: AbortSignal): Promise<ContentLookup> {
     const { catalog } = this.#parts;
@@ -227,7 +227,7 @@ export class RegistrySource {
     const find = lookupIn(bases.flat());
     return (...asked) => {
       const place = find(...asked);
-      // The image may have been removed since the search.
+      // The image may have been removed since its chunk table was read.
       return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
     };
   }
@@ -280,7 +280,7 @@ function digestsOf({ digest, tagDigest }: ResolvedManifest): string[] {
   return digest === tagDigest ? [digest] : [digest, tagDigest];
 }
 
-/** Adds a repository and its digests to an image. Returns whether any of this was new to the catalog. */
+/** Adds a repository and its digests to the metadata of an image. Returns whether the metadata changed so that it must be saved. */
 function noteOrigin(stored: Stored, seen: Origin): boolean {
   const known = originOf(stored, seen.name);
   if (known === undefined) {
