@@ -30,23 +30,23 @@ export const IMAGE_NAMES = ['operator', 'agent'] as const;
 export type ImageName = (typeof IMAGE_NAMES)[number];
 
 export interface ImageOptions {
-  /** Image to build on: Debian with Node.js 24 at /usr/local/bin/node. */
+  /** Base image: Debian with Node.js 24 at /usr/local/bin/node. When absent, one is chosen. */
   base?: string | undefined;
-  /** The package's version when absent. */
+  /** Tag of the images; the version in package.json when absent. */
   tag?: string | undefined;
-  /** `localhost` when absent. */
+  /** Registry in the names of the images; `localhost` when absent. */
   registry?: string | undefined;
   progress: (text: string) => void;
 }
 
 export interface BuiltImage {
-  /** As containers name it: `localhost/berth-operator:0.1.0`. */
+  /** Name of the image, for example `localhost/berth-operator:0.1.0`. */
   reference: string;
   /** Path of the archive. */
   archive: string;
 }
 
-/** Builds what has changed since the last time; the archives of the same sources and base are left as they are. */
+/** Builds the images whose sources or base changed since the last build. Other archives stay unchanged. */
 export async function buildImages(options: ImageOptions): Promise<Record<ImageName, BuiltImage>> {
   const builder = await findBuilder();
   await makeContext();
@@ -63,7 +63,7 @@ export async function buildImages(options: ImageOptions): Promise<Record<ImageNa
   return { operator: await build('operator'), agent: await build('agent') };
 }
 
-/** Everything that the Dockerfile copies, in one folder. */
+/** Writes all files that the Dockerfile copies into one folder. */
 async function makeContext(): Promise<void> {
   await rm(CONTEXT, { recursive: true, force: true });
   const entries = IMAGE_NAMES.map((name) => [name, join(ROOT, name, 'main.ts')]);
@@ -134,7 +134,7 @@ async function revisionLabels(base: string): Promise<Record<string, string>> {
   return {
     'org.opencontainers.image.version': packageJson.version,
     'org.opencontainers.image.revision': await git('rev-parse', 'HEAD'),
-    // The time of the commit, not of the build, so that the same sources give the same label.
+    // This is the time of the commit and not of the build, so that the same sources give the same label.
     'org.opencontainers.image.created': await git('log', '-1', '--format=%cI'),
     'org.opencontainers.image.base.name': base,
   };

@@ -12,7 +12,7 @@ import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const PRODUCT = '{base,api,kube,operator,agent}/**/*.ts';
-/** Shortest line that is drawn. Shorter lines do not contain enough to find their place. */
+/** Smallest number of characters of a drawn line of code. A reader could not tell where a shorter line belongs. */
 const LINE_CHARACTERS = 30;
 /** Lines of code shown before and after the drawn line. */
 const CONTEXT_LINES = 4;

@@ -48,7 +48,7 @@ export interface OperatorOptions {
   readonly logger: Logger;
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
-  /** Returns true while this process leads. Metrics of VMs are exported only then. */
+  /** Returns true while this process is the leader. It exports metrics of VMs only then. */
   readonly isLeader: () => boolean;
 }
 
@@ -143,7 +143,7 @@ function declareWatches({ client, config, logger }: OperatorOptions) {
   };
 }
 
-/** Creates the controller of a reconciler. `own` knows whether a cache has seen the last write for a key. */
+/** Creates the controller of a reconciler. `own.ready` reports whether a cache shows the last write for a key. */
 function controllerFor(
   { logger, registry }: OperatorOptions,
   name: string,
@@ -171,7 +171,7 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
   const reconciler = new VMReconciler({ ...watches, client, config, recorder, metrics, consistency, clock });
   const controller = controllerFor(options, 'vm', config.workers, reconciler, consistency);
   watches.vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
-  // A Pod's change comes before a burst of new VMs, because that burst would delay VMs that run.
+  // A change of a Pod is handled before a burst of new VMs, because the burst would delay VMs that already run.
   watches.pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
   enqueueDependents(controller, watches);
   return controller;
@@ -182,7 +182,7 @@ function enqueueDependents(controller: Controller, watches: Watches): void {
   const { vms } = watches;
   const byImage = ({ object }: { object: KubeObject }) => {
     vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
-    // A VMConfig may also name the image. Only its VMs without a host are enqueued, and they are few.
+    // A VMConfig may also name the image. Of the VMs with any VMConfig, only those without a host are enqueued. They are few.
     vms.cache
       .list()
       .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
@@ -214,7 +214,7 @@ function imageController(
   return controller;
 }
 
-/** Creates the controller that removes content from the image storage after Images and ISOs have given it up. */
+/** Creates the controller that removes content from the image storage when no Image or ISO uses it any more. */
 function removalController(options: OperatorOptions, watches: Watches): Controller {
   const consistency = new Consistency();
   const reconciler = new RemovalReconciler({ ...options, ...watches, consistency });

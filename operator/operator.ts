@@ -29,8 +29,8 @@ const LEASE_NAME = 'berth-operator';
 /** Time in milliseconds for running reconciles at a clean stop, well below the 30 s that Kubernetes gives a Pod. */
 const DRAIN_MILLISECONDS = 15_000;
 /**
- * Time in milliseconds to send the last Events at a stop. Events of a burst are sent late, and the next leader does not have to
- * wait for them.
+ * Time in milliseconds to send the last Events at a stop. A burst of Events may need longer, but the next leader must not wait
+ * for it.
  */
 const LAST_EVENTS_MILLISECONDS = 500;
 const DAY_SECONDS = 24 * 3600;
@@ -41,7 +41,7 @@ export interface OperatorStart {
   /** Name of the Pod of this process; undefined outside of a cluster. */
   readonly podName: string | undefined;
   readonly logger: Logger;
-  /** Called when the lease is lost. The process must then end at once. */
+  /** Function that is called when this process is no longer the leader. The process must then end at once. */
   readonly onLost: () => void;
 }
 
@@ -89,8 +89,8 @@ export class Operator {
 
   /**
    * Creates the controller that labels the leading Pod. The Service of the metrics selects only this Pod, because only the leader
-   * knows the numbers of VMs. The key is also enqueued at the start, because a leader that crashed starts again in the same Pod
-   * as a standby.
+   * knows the numbers of VMs. The process also writes the label when it starts. After a crash, the former leader starts in the
+   * same Pod as a standby and must lose the label.
    */
   #labelController(): Controller | undefined {
     const { config, logger, podName: name } = this.#start;
@@ -113,8 +113,8 @@ export class Operator {
   }
 
   /**
-   * Starts an operator. Resolves when the servers listen; the caches may still be filling. The candidacy begins when they are
-   * filled.
+   * Starts an operator. Resolves when the servers listen. At that time, the caches may still be empty. The operator becomes a
+   * candidate for the leader when the caches are filled.
    */
   static async start(start: OperatorStart): Promise<Operator> {
     const connection = await loadConnection({ kubeconfigPath: start.kubeconfigPath });

@@ -20,7 +20,7 @@ import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from './objects/resources.ts';
 
 /** Kinds whose objects have machines. */
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
-/** Number of objects that the refusal names. A number stands for the others. */
+/** Largest number of objects that an error message names. The message only counts the others. */
 const NAMES_SHOWN = 10;
 /** Time in milliseconds between checks. A deletion includes the guest's own shutdown, which takes seconds at least. */
 const LOOK_MILLISECONDS = 1_000;
@@ -28,7 +28,7 @@ const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
 /** Name of the bindings with the rights that the chart gives to its hook. */
 const RIGHTS = 'berth-uninstall';
-/** Kinds that are kept and that the operator puts a finalizer on. */
+/** Kinds whose objects remain after the uninstallation, and on which the operator puts a finalizer. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
 
 const DEPLOYMENTS = workload('Deployment', 'deployments');
@@ -43,12 +43,12 @@ export interface UninstallOptions {
   readonly instance: string;
   /** Whether to delete VMs instead of refusing. */
   readonly drain: boolean;
-  /** Whether the kinds are also removed. No object of any kind may then remain, because no operator would remove its finalizers. */
+  /** Whether the CRDs are also removed. No object of any kind may then remain, because no operator would remove its finalizers. */
   readonly allKinds: boolean;
   readonly timeoutMilliseconds: number;
 }
 
-/** Error that tells people why Berth was not removed. */
+/** Error whose message tells people why Berth was not removed. */
 export class RefusedError extends Error {
   override readonly name = 'RefusedError';
 }
@@ -78,7 +78,7 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
 }
 
 /**
- * Removes the objects that operator and agents wrote, and gives up the rights of the hook.
+ * Removes the objects that operator and agents wrote. Then deletes the rights of the chart's hook.
  * @throws RefusedError when objects exist that must not be removed, or when an object does not end in time
  */
 export async function uninstall(
@@ -95,7 +95,7 @@ export async function uninstall(
 
 /**
  * Deletes the rights of the hook, because Helm does this only after a success. Rights to delete hosts must not remain after a
- * refusal; the next run gets them again. Each binding includes the right to delete itself.
+ * refusal. The next run gets them again. Each binding includes the right to delete itself.
  */
 async function giveUpRights(
   client: KubeClient,
@@ -151,7 +151,7 @@ async function namesOf(client: KubeClient, resources: readonly Resource<KubeObje
   return found;
 }
 
-/** Lists the objects of a kind; empty when the definition of the kind is already deleted. */
+/** Lists the objects of a kind. The list is empty if the definition of the kind is already deleted. */
 async function listIfKnown(client: KubeClient, one: Resource<KubeObject>): Promise<KubeObject[]> {
   return (await unlessMissing(client.list(one)))?.items ?? [];
 }

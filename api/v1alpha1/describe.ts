@@ -14,7 +14,7 @@ export function describeUrl(text: string | URL): string {
   return `${url.protocol}//${url.host}${url.pathname}${query}`;
 }
 
-/** Reports whether an address has parts that {@link describeUrl} leaves out. */
+/** Reports whether an address may contain credentials, that is, parts that {@link describeUrl} leaves out. */
 export function mayHoldCredentials(text: string): boolean {
   const url = URL.parse(text);
   return url === null || url.search !== '' || url.username !== '' || url.password !== '';

@@ -1,7 +1,7 @@
-/** Display of a machine: bounds in pixels and dots per inch. */
+/** Bounds of a machine's display: width and height in pixels, and DPI (dots per inch). */
 import { integer } from './schema.ts';
 
-/** Largest allowed DPI. The administrator chooses this value at installation; all other bounds of the display are fixed. */
+/** Largest DPI (dots per inch) that a display may have. The administrator chooses it at installation. All other bounds are fixed. */
 export type DisplayDpiMaximum = 240 | 320;
 export const DEFAULT_DISPLAY_DPI_MAXIMUM: DisplayDpiMaximum = 240;
 
@@ -15,7 +15,7 @@ interface DisplayBounds {
   displayDPI: Bounds;
 }
 
-/** Returns the bounds of the three display fields. Both ends are included. */
+/** Returns the smallest and largest allowed values of `displayWidth`, `displayHeight` and `displayDPI`. */
 export function displayBounds(dpiMaximum: DisplayDpiMaximum = DEFAULT_DISPLAY_DPI_MAXIMUM): DisplayBounds {
   return {
     displayWidth: { minimum: 320, maximum: 3840 },

@@ -19,14 +19,14 @@ export interface KindDefinition {
   namespaced: boolean;
   description: string;
   spec: z.ZodType;
-  /** Absent for a kind that is only read. */
+  /** Schema of the status. It is absent if objects of the kind have no status, for example a VMConfig. */
   status?: z.ZodType;
   /** Rules for the whole object. They may read `self.metadata.name`. */
   rules: readonly CelRule[];
   columns: readonly PrinterColumn[];
 }
 
-/** Facts that a client needs to address a kind. */
+/** Values from which a client builds the URLs of a kind's objects. */
 export interface KindResource {
   readonly apiVersion: string;
   readonly kind: string;
@@ -39,8 +39,8 @@ export function kindResource(kind: string, plural: string, namespaced = true): K
 }
 
 /**
- * Returns the rule for an object's name: at most `maximum` characters. The name must have no dots if the object's Pod has the
- * same name.
+ * Returns the CEL rule that an object's name has at most `maximum` characters. If `o.dots` is false, the rule also forbids dots,
+ * for kinds whose Pods have the name of the object.
  */
 export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
   const noDots = o.dots ? '' : " && !self.metadata.name.contains('.')";
@@ -75,7 +75,7 @@ export function conditionColumn(
   return column(name, jsonPath, `The ${field} of the condition ${type}.`);
 }
 
-/** Returns the same column, for `-o wide` only. */
+/** Returns a copy of a column that `kubectl get` shows only with `-o wide`. */
 export function wide(narrow: PrinterColumn): PrinterColumn {
   return { ...narrow, wide: true };
 }

@@ -7,9 +7,7 @@
 import * as z from 'zod';
 import { undefinedIfSync } from '../../base/errors.ts';
 
-/**
- * Version of the machine document. An agent that does not know the version refuses the Pod with `AgentTooOld` and never guesses.
- */
+/** Version of the annotation `berth.dev/machine`. If an agent does not know the version, it refuses the Pod with `AgentTooOld`. */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
 
 /** Source of a disk or an ISO for the agent. `directSource` in operator/image makes it from the source of an Image. */
@@ -39,11 +37,11 @@ export const machinePortSchema = z.object({
 });
 export type MachinePort = z.infer<typeof machinePortSchema>;
 
-/** A machine as one host must run it. All values are resolved. The agent only looks up secrets, by their mounted names. */
+/** The machine that one host must run. The operator has resolved all values. A Secret is only named, and the agent looks up its value. */
 export const machineSchema = z.object({
   apiVersion: z.literal(MACHINE_API_VERSION),
   vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
-  /** The VMConfig whose values the machine has. The field is for the VM's status; the agent does not use it. */
+  /** The VMConfig from which the machine's values come. The operator copies the field to the VM's status. The agent does not use it. */
   config: z.object({ name: z.string(), namespace: z.string(), generation: z.number().int() }).optional(),
   attempt: z.number().int(),
   os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
@@ -68,15 +66,15 @@ export const machineSchema = z.object({
 export type Machine = z.infer<typeof machineSchema>;
 
 /**
- * The part of a machine that may change while the Pod exists. The `…RequestedAt` fields are RFC 3339 times. The agent does each
- * action once per value.
+ * The part of a machine that may change while the Pod exists. The `…RequestedAt` fields are RFC 3339 times. The agent does the
+ * action of such a field once for each new time.
  */
 export const desiredSchema = z.object({
   power: z.enum(['Running', 'Stopped', 'Suspended']),
   restartPolicy: z.enum(['Never', 'OnFailure', 'Always']),
   /**
-   * `cpu` and `memoryBytes` take effect at the machine's next start. They never exceed the Pod's requests, which include {@link
-   * MACHINE_MEMORY_OVERHEAD_BYTES}.
+   * `cpu` and `memoryBytes` take effect at the machine's next start. They never exceed the Pod's requests. The request for memory
+   * also includes {@link MACHINE_MEMORY_OVERHEAD_BYTES}.
    */
   cpu: z.number().int(),
   memoryBytes: z.number().int(),
@@ -86,26 +84,26 @@ export const desiredSchema = z.object({
 });
 export type Desired = z.infer<typeof desiredSchema>;
 
-/** Longest RFC 3339 time that a host may report, in characters: nanoseconds and an offset fit. */
+/** Largest length of an RFC 3339 time that a host may report, in characters. A time with nanoseconds and an offset fits. */
 const LONGEST_TIME = 40;
-/** A time that the API server accepts in the VM's status. It takes T and Z in both cases. */
+/** Schema of a time that the API server accepts in the VM's status. The letters T and Z may be in upper or lower case. */
 const timeText = z
   .string()
   .max(LONGEST_TIME)
   .refine((text) => z.iso.datetime({ offset: true }).safeParse(text.toUpperCase()).success);
 
-/** Returns the schema of a value that a host reports. A wrong value counts as absent, so that the other values are still read. */
+/** Returns the schema of a value that a host reports. If the value is wrong, it counts as absent, and the rest of the report is read. */
 function reported<T extends z.ZodType>(schema: T) {
   return schema.optional().catch(undefined);
 }
 
 /**
- * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. It has the hash of the
- * fulfilled `desired`, because a Pod's generation does not change with annotations. It also has the finished actions and facts
- * for the VM's status.
+ * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. It has the hash of the last
+ * fulfilled `berth.dev/desired`, because the generation of a Pod does not change with its annotations. It also has the finished
+ * actions and facts for the VM's status.
  */
 export const machineReportSchema = z.object({
-  /** SHA-256 of the text of the `berth.dev/desired` annotation that is now fulfilled, as the first 16 hexadecimal characters. */
+  /** The first 16 hexadecimal characters of the SHA-256 of the `berth.dev/desired` annotation that the machine now fulfils. */
   desiredHash: reported(z.string()),
   restartedAt: reported(timeText),
   revertedAt: reported(timeText),
@@ -129,8 +127,8 @@ export type MachineReport = z.infer<typeof machineReportSchema>;
 export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
 
 /**
- * Parses a document of this contract. A schema has to check the result. The result is undefined if there is no text or the text
- * is not JSON.
+ * Parses the JSON text of an annotation or a report that the operator and the agent exchange. The caller must check the result
+ * with a schema. The result is undefined if there is no text or the text is not JSON.
  */
 export function parseDocument(text: string | undefined): unknown {
   const isSyntaxError = (error: unknown): boolean => error instanceof SyntaxError;

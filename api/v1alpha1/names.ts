@@ -1,4 +1,4 @@
-/** Names on which other parts and people rely: group, labels, annotations, finalizers, taints, resources, conditions. */
+/** Names that other programs and people use: group, labels, annotations, finalizers, taints, resources, conditions. */
 export const GROUP = 'berth.dev';
 export const API_VERSION = `${GROUP}/v1alpha1`;
 
@@ -22,7 +22,7 @@ const HOST_NAME = /^[a-z0-9]([a-z0-9-]*[a-z0-9])?$/;
 export const FIRST_CERTIFICATE_SECONDS = 3_600;
 /** Name of the agent at the API server. It is the field manager of applied fields and the user agent of requests. */
 export const AGENT_NAME = 'berth-agent';
-/** Label of the operator's Pod that is the leader. */
+/** Label on the one operator Pod that is the leader. */
 export const LEADER_LABEL = 'berth.dev/leader';
 /** Prefix of a host's tags: `tag.berth.dev/<tag>`. */
 export const TAG_LABEL_PREFIX = 'tag.berth.dev/';
@@ -40,7 +40,7 @@ export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
 export const MACHINE_ANNOTATION = 'berth.dev/machine';
 export const DESIRED_ANNOTATION = 'berth.dev/desired';
 
-/** Annotation with a task on images, from the operator to the agent. The Pods of Jobs have this annotation. */
+/** Annotation on the Pods of Jobs. In it, the operator describes a task for the agent: work on an image, as JSON. */
 export const TASK_ANNOTATION = 'berth.dev/task';
 
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
@@ -50,15 +50,15 @@ export const WORKLOAD_LABEL = 'berth.dev/workload';
 /** Finalizer on the VM. It stays until nothing of the VM remains. */
 export const VM_FINALIZER = 'berth.dev/machine';
 /**
- * Finalizer on the Pod. It stays until the Pod's facts are in the VM's status, because otherwise a Pod could run and disappear
- * unnoticed.
+ * Finalizer on a machine's Pod. It stays until the operator has copied the Pod's facts to the VM's status. Without the finalizer,
+ * a Pod could run and disappear unnoticed.
  */
 export const POD_FINALIZER = 'berth.dev/observed';
 
 /** Name of the only container of a machine's Pod. */
 export const MACHINE_CONTAINER = 'machine';
 
-/** Name of the only container of a task's Pod. */
+/** Name of the only container in the Pod of a Job that works on an image. */
 export const TASK_CONTAINER = 'task';
 
 /** Types of conditions that the agent writes to Pods and Nodes. */
@@ -67,20 +67,23 @@ export const TASK_CONDITION = 'berth.dev/Task';
 export const NETWORK_CONDITION = 'berth.dev/Network';
 /**
  * Condition of a machine's Pod that exists only while the full disk of the host hinders the machine. Its status is then False,
- * with one of the two reasons below.
+ * and its reason is {@link HOST_DISK_FULL} or {@link NO_ROOM_TO_SUSPEND}.
  */
 export const DISK_CONDITION = 'berth.dev/Disk';
-/** Reason: the machine is paused, because its disk grew while the host's disk became full. */
+/** Reason of the condition `berth.dev/Disk`: the machine is paused, because its disk grew while the host's disk became full. */
 export const HOST_DISK_FULL = 'HostDiskFull';
-/** Reason: the machine still runs, because the host's disk has no room for the machine's memory. */
+/**
+ * Reason of the condition `berth.dev/Disk`: the machine could not be suspended and still runs. The host's disk has no space for
+ * the machine's memory.
+ */
 export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 export const NAT_READY_CONDITION = 'berth.dev/NATReady';
-/** Condition of a host's Node that exists only while its agent is too many releases apart from the operator. The operator writes it. */
+/** Condition that the operator writes to the Node of a host whose agent is too many releases older or newer than the operator. */
 export const VERSION_SKEW_CONDITION = 'berth.dev/VersionSkew';
 
 /**
- * Annotation on the Node of an unreachable host: a JSON list of MAC addresses. Machines with these addresses were given up and
- * may still run on the host.
+ * Annotation on the Node of an unreachable host: a JSON list of MAC addresses. The operator gave up the machines with these
+ * addresses, but the machines may still run on the host.
  */
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 

@@ -1,13 +1,13 @@
 /** The phases of a VM. `status.phase`, the operator's decisions, the docs and the diagram of a VM's life all use this table. */
 
-/** Stage of a phase: before the first run, between two states, or in a state that can last. */
+/** Stage of a VM's phase. `deployment`: before the first run. `transition`: between two states. `settled`: in a state that can last. */
 type Stage = 'deployment' | 'transition' | 'settled';
 
 interface PhaseDefinition {
   readonly stage: Stage;
-  /** One sentence for people. */
+  /** Meaning of the phase, as one sentence for people. */
   readonly meaning: string;
-  /** Phases that usually follow. Failed and Terminating may follow any phase. */
+  /** Phases that usually follow this phase. Failed and Terminating may follow any phase. */
   readonly next: readonly VMPhase[];
 }
 
@@ -79,7 +79,7 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
   Terminating: { stage: 'transition', meaning: 'The VM is being deleted.', next: [] },
 };
 
-/** Returns the phases of a stage, in the order of the table. */
+/** Returns the names of the phases of a stage, in the order of {@link VM_PHASES}. */
 export function phasesIn(stage: Stage): ReadonlySet<string> {
   const phases = Object.entries(VM_PHASES).filter(([, definition]) => definition.stage === stage);
   return new Set(phases.map(([name]) => name));

@@ -12,8 +12,8 @@ interface PortReservation {
 /** Largest number of reserved ports of one machine. */
 const MAXIMUM_PORTS = 64;
 /**
- * Largest length of a text. It exceeds the 15 characters of a valid reservation, so that an invalid text is refused with the rule
- * and not for its length.
+ * Largest length of the text of a reserved port, in characters. A valid text has at most 15. With the larger limit, the refusal
+ * of a longer text states the form of a reserved port instead of the length.
  */
 const PORT_LENGTH = 32;
 

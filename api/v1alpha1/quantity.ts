@@ -1,4 +1,4 @@
-/** Kubernetes quantities (`4Gi`, `1500M`, `0.5Ti`) as whole bytes. */
+/** Converts Kubernetes quantities (`4Gi`, `1500M`, `0.5Ti`) to whole bytes, and back. */
 import * as z from 'zod';
 import { documented } from './schema.ts';
 

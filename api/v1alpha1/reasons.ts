@@ -1,6 +1,7 @@
 /**
- * The catalogue of reasons. With these words the operator and the agent explain states to each other and to people. Nothing can
- * write a word that is not in the catalogue. `docs/reference/reasons.md` is generated from it.
+ * The catalogue of reasons: the words with which the operator and the agent describe states to each other and to people. Other
+ * reasons can only come from Kubernetes or from a host of another release. `docs/reference/reasons.md` is generated from this
+ * file.
  */
 import { reasonOf } from '../../base/errors.ts';
 import { CACHE_REASONS } from './reasons/cache.ts';
@@ -13,7 +14,7 @@ import { STATES } from './reasons/states.ts';
 /** Kinds whose objects have reasons. An ISO has the reasons of an Image. */
 export type ReasonKind = 'VM' | 'Image' | 'ImageCacheEntry' | 'Pod' | 'Node' | 'CertificateSigningRequest';
 
-/** Consequence of a reason for the object. `REASON_CLASSES` describes each class for people. */
+/** Class of a reason: what happens to the object next, and who can change that. `REASON_CLASSES` describes each class for people. */
 export type ReasonClass = keyof typeof REASON_CLASSES;
 
 export const REASON_CLASSES = {
@@ -29,12 +30,12 @@ export const REASON_CLASSES = {
 export interface ReasonEntry {
   /** Places where the reason appears, by kind: types of conditions, `Event`, or the state of a container or field. */
   readonly seen: Readonly<Partial<Record<ReasonKind, readonly string[]>>>;
-  /** One class for all kinds, or one class for each kind. */
+  /** Class of the reason: one for all kinds of objects, or one for each kind. */
   readonly class: ReasonClass | Readonly<Partial<Record<ReasonKind, ReasonClass>>>;
-  /** Whether the fault is in the host and not in the machine. A machine that has run is never given up for this reason. */
+  /** Whether the reason is a fault of the host and not of the machine. A machine that has run is never given up for this reason. */
   readonly ofHost?: boolean;
   readonly by: 'operator' | 'agent' | 'agent and operator' | 'Kubernetes';
-  /** One sentence for people, without a final full stop. */
+  /** Meaning of the reason, as one sentence for people, without a final full stop. */
   readonly says: string;
   /** Next step for people, in the imperative. If absent, nothing has to be done. */
   readonly todo?: string;
@@ -51,20 +52,20 @@ export const REASONS = {
   ...HOST_REASONS,
 } satisfies Readonly<Record<string, ReasonEntry>>;
 
-/** A word of the catalogue. */
+/** A reason in the catalogue. */
 export type Reason = keyof typeof REASONS;
 /** Reason for which a host refuses a machine that another host may accept. If a kubelet has a word for the same case, that word is used. */
 export type RefusalReason = keyof typeof REFUSALS;
 
 declare const unknownReason: unique symbol;
-/** A word from a host or from Kubernetes that this version does not know. */
+/** A reason from a host or from Kubernetes that the catalogue of this release may not contain. */
 export type UnknownReason = string & { readonly [unknownReason]: true };
-/** Reason that a condition or an Event may have. */
+/** Reason that a condition or an Event of Berth may have: one from the catalogue, or one that a host or Kubernetes reported. */
 export type SaidReason = Reason | UnknownReason;
 
 /**
- * Pattern of a reason in `metav1.Condition`, with the length limit of a reason in an Event. The API server would refuse every
- * write with another word.
+ * Pattern of a reason in `metav1.Condition`, with the length limit of a reason in an Event. The API server refuses a condition or
+ * an Event with any other reason.
  */
 const WORD = /^[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?$/;
 
@@ -73,14 +74,14 @@ export function isReason(word: string | undefined): word is Reason {
 }
 
 /**
- * Returns the word if a condition may have it as its reason, and `otherwise` in all other cases. The word comes from a host or
- * Kubernetes of any version, so the catalogue may not contain it.
+ * Returns `word` if the API server accepts it as the reason of a condition. If not, the result is `otherwise`. The word comes
+ * from a host or Kubernetes of any version, so the catalogue may not contain it.
  */
 export function saidReason(word: string | undefined, otherwise: Reason): SaidReason {
   return word !== undefined && WORD.test(word) ? (word as UnknownReason) : otherwise;
 }
 
-/** Returns the class of a word. The result is undefined if the catalogue does not have the word, or objects of the kind never show it. */
+/** Returns the class of a reason for objects of a kind. The result is undefined if the catalogue has no such reason for the kind. */
 export function classOf(word: string | undefined, kind: ReasonKind): ReasonClass | undefined {
   if (!isReason(word)) {
     return undefined;
@@ -92,13 +93,13 @@ export function classOf(word: string | undefined, kind: ReasonKind): ReasonClass
   return typeof known === 'string' ? known : known[kind];
 }
 
-/** Reports whether the catalogue lists the word for this kind and place. The place is a condition type or `Event`. */
+/** Reports whether the catalogue lists a reason for this kind and place. The place is a condition type or `Event`. */
 export function isSeen(word: string | undefined, kind: ReasonKind, where: string): boolean {
   const { seen }: Pick<ReasonEntry, 'seen'> = isReason(word) ? REASONS[word] : { seen: {} };
   return seen[kind]?.includes(where) ?? false;
 }
 
-/** Reports whether the fault is in the host and not in the machine. */
+/** Reports whether a reason names a fault of the host and not of the machine. */
 export function isOfHost(word: Reason): boolean {
   const { ofHost, class: known }: ReasonEntry = REASONS[word];
   return ofHost === true || known === 'elsewhere';

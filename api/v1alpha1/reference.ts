@@ -16,7 +16,7 @@ export interface Reference {
 
 const REGISTRY_DEFAULT = 'docker.io';
 const TAG_DEFAULT = 'latest';
-/** API hosts of registries that do not answer under the name in their references. Docker Hub is the only such registry. */
+/** Host names of registries' APIs, by the registry's name in references. Only Docker Hub has different names for the two. */
 const API_HOSTS: Readonly<Record<string, string>> = { [REGISTRY_DEFAULT]: 'registry-1.docker.io' };
 
 const LABEL = '[a-z0-9]([a-z0-9-]*[a-z0-9])?';
@@ -26,12 +26,12 @@ const TAG = /^\w[\w.-]{0,127}$/;
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 /** Default port of http, which URLs leave out. */
 const HTTP_PORT = 80;
-/** Number of characters that the refusal of a too long text quotes. */
+/** Number of characters that the error message quotes of a reference that is too long. */
 const QUOTED_LENGTH = 64;
 
 /**
- * Reports whether `image` or `iso` of a VM names an image in a registry. A text with `/`, `:` or `@` does. Any other text names
- * an Image or ISO object.
+ * Reports whether `image` or `iso` of a VM names an image in a registry. That is the case if the text contains `/`, `:` or `@`.
+ * Any other text names an Image or ISO object.
  */
 export function isImageReference(text: string): boolean {
   return /[/:@]/.test(text);
@@ -68,7 +68,10 @@ function splitRegistry(named: string): [string, string] {
   return rest !== undefined && isHost ? [canonicalRegistry(first), rest] : [REGISTRY_DEFAULT, named];
 }
 
-/** Returns the registry in lower case, because host names ignore case. The other host name of Docker Hub becomes `docker.io`. */
+/**
+ * Returns the registry in lower case, because host names ignore case. Docker Hub's second name, `index.docker.io`, becomes
+ * `docker.io`.
+ */
 function canonicalRegistry(registry: string): string {
   const host = registry.toLowerCase();
   return host === 'index.docker.io' ? REGISTRY_DEFAULT : host;
@@ -137,8 +140,8 @@ function mistakeIn({ registry, repository, tag, digest }: Reference): string | u
 }
 
 /**
- * Reports whether the text is a registry's name that URLs keep unchanged. URLs read `0x7f.1` as the host 127.0.0.1 and refuse
- * port 70000, so neither is allowed.
+ * Reports whether the text is a registry's name that a URL parser keeps unchanged. For example, the parser reads `0x7f.1` as the
+ * host 127.0.0.1, and it refuses port 70000. The function therefore returns false for both.
  */
 function isRegistry(text: string): boolean {
   if (!REGISTRY.test(text)) {

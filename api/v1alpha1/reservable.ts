@@ -1,7 +1,4 @@
-/**
- * Rules for the ports of hosts that VMs may reserve. The operator's configuration and an agent's configuration both have them as
- * the setting `ports`.
- */
+/** Rules that decide which ports of hosts VMs may reserve. They are the setting `ports` of the operator and of each agent. */
 import * as z from 'zod';
 
 const LAST_PORT = 65_535;
@@ -9,8 +6,8 @@ const LAST_PORT = 65_535;
 const FIRST_UNPRIVILEGED_PORT = 1024;
 
 /**
- * Default of denied ports: etcd, API server, kubelet and the rest of the control plane, the agent of the chart, and node ports of
- * Services.
+ * Ports that VMs may not reserve by default. They are the ports of etcd, the control plane and the kubelet, the port of the
+ * chart's agent, and the node ports of Services.
  */
 const DENIED = ['2379-2380', '6443', '10250-10259', '10350', '30000-32767'];
 
@@ -46,10 +43,7 @@ export const portRulesSchema = z
 
 export type PortRules = z.infer<typeof portRulesSchema>;
 
-/**
- * Returns the reason why VMs may not reserve this port of a host, with the name of the setting. The result is undefined if they
- * may.
- */
+/** Returns why VMs may not reserve this port of a host, with the name of the setting. The result is undefined if they may reserve it. */
 export function whyNotReservable(rules: PortRules, port: number): string | undefined {
   const isIn = (texts: readonly string[]): boolean =>
     texts.some((text) => {

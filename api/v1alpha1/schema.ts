@@ -13,7 +13,7 @@ export interface CelRule {
    */
   message: string;
   messageExpression?: string;
-  /** JSON path of the field that the refusal names, relative to the place of the rule. */
+  /** JSON path of the field that the refusal names, relative to the field that has the rule. */
   fieldPath?: string;
   reason?: 'FieldValueForbidden' | 'FieldValueRequired';
 }
@@ -89,7 +89,7 @@ export function sha256(description: string) {
   return text(description, 64, /^[a-f0-9]{64}$/);
 }
 
-/** Returns rules for `spec` that keep each of `fields` unchanged after creation. A field that is not set must stay so. */
+/** Returns rules for `spec` that keep each of `fields` unchanged after creation. A field that was not set must stay unset. */
 export function immutable(...fields: string[]): CelRule[] {
   return fields.map((field) => ({
     rule: `has(self.${field}) == has(oldSelf.${field}) && (!has(self.${field}) || self.${field} == oldSelf.${field})`,

@@ -13,7 +13,7 @@ export const registrySchema = z
   .object({ reference: imageName('Reference in an OCI registry.') })
   .meta({ description: 'An image in an OCI registry.' });
 
-/** Returns the schema of a file that is fetched over http or https and checked. */
+/** Returns the schema of a file that hosts fetch over http or https and check with its SHA-256 digest. */
 export function downloadSchema(description: string) {
   return z
     .object({

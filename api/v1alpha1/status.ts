@@ -20,9 +20,9 @@ function boundsOf(schema: z.ZodType): BoundedSchema {
 }
 
 /**
- * Returns a copy of `value` that fits the bounds of its schema. Of a text the end is kept, because the last lines of a log
- * contain the reason. Of a list or map the start is kept. Undefined fields are left out. `schema` is the status schema of a kind,
- * or a part of that schema.
+ * Returns a copy of `value` that fits the bounds of its schema. A text that is too long keeps its end, because the last lines of
+ * a log contain the reason. A list or map that is too long keeps its start. Undefined fields are left out. `schema` is the status
+ * schema of a kind, or a part of that schema.
  */
 export function boundStatus<Schema extends z.ZodType>(
   schema: Schema,
@@ -55,8 +55,8 @@ function fieldSchema(schema: BoundedSchema, key: string): BoundedSchema {
 }
 
 /**
- * Returns the last `maximum` UTF-16 units of a text, never with half of a character. The API server counts at most as many
- * characters.
+ * Returns the end of a text: at most `maximum` UTF-16 units. A character of two units is never split. The API server counts
+ * characters, and their number is never larger.
  */
 export function keepEnd(text: string, maximum: number | undefined): string {
   if (maximum === undefined || text.length <= maximum) {

@@ -1,5 +1,5 @@
 /**
- * The contract for work on images, which hosts do as Pods of Jobs. The operator writes the Job, whose Pods have the annotation
+ * The contract for tasks: work on images that hosts do in Pods of Jobs. The operator writes a Job whose Pod has the annotation
  * `berth.dev/task` (a {@link Task}). The agent of the host does the task. It reports its progress in the Pod condition
  * `berth.dev/Task`, and its result in the container's termination message. Both are JSON of a {@link TaskReport}. The Pod's pull
  * secrets are the credentials for every registry that the task uses.
@@ -7,7 +7,7 @@
 import * as z from 'zod';
 import { machineImageSourceSchema } from './machine.ts';
 
-/** Version of the task document. An agent that does not know the version refuses the Pod with `AgentTooOld` and never guesses. */
+/** Version of the annotation `berth.dev/task`. If an agent does not know the version, it refuses the Pod with `AgentTooOld`. */
 export const TASK_API_VERSION = 'task.berth.dev/v1';
 
 const imageSchema = z.object({
@@ -23,7 +23,7 @@ const imageSchema = z.object({
 });
 export type TaskImage = z.infer<typeof imageSchema>;
 
-/** A place in the cluster's image storage. */
+/** Location of an image's content in the cluster's image storage: a reference in its registry, or a file in its folder. */
 const storageTargetSchema = z.discriminatedUnion('type', [
   /** Repository and tag in the storage's registry. The host accesses the registry with the host's own credentials. */
   z.object({ type: z.literal('registry'), reference: z.string() }),
@@ -46,9 +46,12 @@ export const taskSchema = z.discriminatedUnion('type', [
     image: imageSchema,
     refresh: z.boolean(),
   }),
-  /** Lets the host remove the image that `cache` keeps, as soon as no machine is being deployed from the image. */
+  /**
+   * Lets the host remove the image that a `cache` task keeps for the entry. The host waits until it deploys no machine from the
+   * image.
+   */
   z.object({ apiVersion, type: z.literal('uncache'), entry: z.string() }),
-  /** Fetches and checks an image. If `target` is set, the result is stored there. */
+  /** Fetches and checks an image. If `target` is set, the host also copies the image to that place in the cluster's image storage. */
   z.object({
     apiVersion,
     type: z.literal('import'),
@@ -62,7 +65,7 @@ export const taskSchema = z.discriminatedUnion('type', [
     vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
     target: storageTargetSchema,
   }),
-  /** Publishes an image under a full reference. */
+  /** Pushes an image to a registry, under the full reference `reference`. */
   z.object({ apiVersion, type: z.literal('push'), image: imageSchema, reference: z.string() }),
   /**
    * Removes content from the cluster's image storage: a manifest, named by its digest, or a file. If the content does not exist,
@@ -79,16 +82,14 @@ export const taskReportSchema = z.object({
   digest: z.string().optional(),
   /** Disk size of a VM that is deployed from the image, in bytes. */
   sizeBytes: z.number().int().optional(),
-  /** Space of the image in storage, in bytes. */
+  /** Space that the image takes in storage, in bytes. */
   storageBytes: z.number().int().optional(),
-  /** Reference that the task wrote, pinned by digest. */
+  /** Reference of the content that the task fetched, stored or pushed, pinned by digest. */
   reference: z.string().optional(),
-  /**
-   * Consistency of a copied disk: whether the guest agent froze the file systems at the moment of the copy, or the VM was off.
-   */
+  /** Consistency of a copied disk. `FileSystem`: the guest agent froze the file systems. `Stopped`: the VM was off. `Crash`: neither. */
   consistency: z.enum(['FileSystem', 'Crash', 'Stopped']).optional(),
   message: z.string().optional(),
-  /** Reason why the storage keeps content that the task should remove, if another attempt would not help. */
+  /** Reason why the storage keeps content that the task should remove. It is set only if another attempt would not help. */
   kept: z.string().optional(),
 });
 export type TaskReport = z.infer<typeof taskReportSchema>;

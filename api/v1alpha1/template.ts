@@ -14,7 +14,7 @@ import {
   text,
 } from './schema.ts';
 
-/** Pattern of a tag: the name part of a Kubernetes label value, with letters, digits, dashes, dots and underscores. */
+/** Pattern of a tag: the name part of a Kubernetes label key, with letters, digits, dashes, dots and underscores. */
 export const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
 const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 
@@ -54,7 +54,7 @@ export const osSchema = choice('Operating system of the guest: MacOS, Linux or W
   'Windows',
 ]);
 
-/** Fields for the choice of a host, except the field that names a single host. */
+/** Fields that limit the hosts of a machine. Only a VM has `node` too, the name of a single host. */
 const placementFields = {
   tag: text('Tag of the wanted hosts, which have the label tag.berth.dev/TAG.', 63, TAG).optional(),
   tagPolicy: choice(
@@ -100,8 +100,8 @@ const readinessSchema = z
   );
 
 /**
- * Returns the schemas of the fields that a VM may leave to its VMConfig. No field has a default, because a stored value of the VM
- * always wins.
+ * Returns the schemas of the fields that a VM may leave to its VMConfig. No field has a default in the schema. The API server
+ * would store it in the VM, where it would replace the value of the VMConfig.
  */
 export function machineFields(dpiMaximum: DisplayDpiMaximum) {
   return {

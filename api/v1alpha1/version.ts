@@ -1,6 +1,6 @@
-/** Versions of the operator and of the agents, which Nodes show. */
+/** Versions of the operator and of the agents. The Node of a host shows the version of its agent. */
 
-/** Version of this release. */
+/** Version of this release of Berth. */
 export const VERSION = '0.1.0';
 /** Largest number of minor releases between an operator and an agent that work together. */
 const SUPPORTED_MINOR_RELEASES = 1;
@@ -11,10 +11,13 @@ const SUPPORTED_MINOR_RELEASES = 1;
  */
 export const NODE_VERSION = `v1.36.3-berth.${VERSION}`;
 
-/** Form of {@link NODE_VERSION} in any release. The host writes this text, so each part has a bound and the time to match is linear. */
+/**
+ * Form of {@link NODE_VERSION} in any release. A host could write any text there. Each part has a largest length, so the time to
+ * match is linear.
+ */
 const NODE_VERSION_FORM = /^v\d[\d.]{0,31}-berth\.(\d{1,6}\.\d{1,6}\.[-+.\w]{1,64})$/;
 
-/** Returns the agent's version from the version of its Node; undefined if the Node has no agent of Berth, for example a simulated host. */
+/** Returns the agent's version from the kubelet version of its Node. The result is undefined if no agent of Berth wrote that version. */
 export function agentVersion(nodeVersion: string | undefined): string | undefined {
   return NODE_VERSION_FORM.exec(nodeVersion ?? '')?.[1];
 }

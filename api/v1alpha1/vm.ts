@@ -118,7 +118,7 @@ const ONE_USER_DATA: CelRule = {
   rule: '!(has(self.userData) && has(self.userDataSecretRef))',
   message: 'at most one of userData and userDataSecretRef may be set',
 };
-/** Rule for growing disks. It is on `spec` and not on the field, because a rule on the field would allow 10Gi → unset → 5Gi. */
+/** Rule that a disk may only grow. It is a rule of `spec`, because a rule of the field would allow the changes 10Gi → unset → 5Gi. */
 const DISK_GROWS: CelRule = {
   rule: `!has(oldSelf.diskSize) || (has(self.diskSize) && ${atLeast('self.diskSize', 'oldSelf.diskSize')})`,
   message: 'diskSize must not be reduced or removed',

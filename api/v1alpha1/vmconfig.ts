@@ -1,4 +1,4 @@
-/** VMConfig: values that many VMs share. The values of a VM win over the values of its VMConfig. */
+/** VMConfig: values that many VMs share. If a VM sets a field too, the value of the VM is used. */
 import * as z from 'zod';
 import type { DisplayDpiMaximum } from './display.ts';
 import { AGE_COLUMN, column, type KindDefinition, kindResource, nameRule, wide } from './kind.ts';

@@ -20,7 +20,7 @@ export interface Issued extends Subject {
 
 /** Default validity. No cluster for a demo, tests or benchmarks is kept longer. */
 const VALIDITY_MILLISECONDS = 365 * 24 * 60 * 60 * 1000;
-/** Time that the validity begins before now, because clocks of readers may be behind. */
+/** Time between the begin of the validity and now, because clocks of readers may be behind. */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 const USAGES = { server: '1.3.6.1.5.5.7.3.1', client: '1.3.6.1.5.5.7.3.2' };
 

@@ -9,10 +9,7 @@ export const HIERARCHIES = '/sys/fs/cgroup';
 /** Time limit until killed processes have left their groups. Usually this takes milliseconds. */
 const EMPTY_MILLISECONDS = 20_000;
 
-/**
- * Removes a group and its subgroups, except groups with a running process. Returns true when all were removed. Only folders must be
- * removed.
- */
+/** Removes a group and its subgroups, except groups with a running process. Returns true when all were removed. */
 export async function removeGroup(group: string): Promise<boolean> {
   try {
     let isGone = true;

@@ -9,7 +9,7 @@ import { waitFor } from '../wait.ts';
 const TAKEN_MILLISECONDS = 120_000;
 /** Time limit until a Pod runs. KWOK needs 50 ms once it has seen the Lease. A Pod that KWOK skipped is never checked again. */
 const PROBE_MILLISECONDS = 2_000;
-/** Limit of attempts. The time in which KWOK skips a Pod lasts only milliseconds. */
+/** Limit of attempts to find a Pod that runs. The time in which KWOK skips a Pod lasts only milliseconds. */
 const PROBES = 20;
 
 /**

@@ -1,25 +1,25 @@
 /**
- * Distribution packages fetched and unpacked into a folder of our own: nothing is installed, and neither root nor a
- * change of the machine's package lists is needed, since apt gets a state and cache folder for itself.
+ * Fetches packages of the distribution and unpacks them into a separate folder. Nothing is installed. Root is not needed, and the
+ * machine's package lists stay unchanged, because apt gets its own state and cache folder.
  */
 import { mkdir, readdir, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing } from '../../base/errors.ts';
 import { run } from './run.ts';
 
-/** apt asks mirrors one after the other; two minutes is far beyond the 3 s of a working one. */
+/** Time limit of `apt-get update`. A working mirror takes 3 s. If a mirror does not answer, apt tries the next one. */
 const UPDATE_TIMEOUT_MILLISECONDS = 120_000;
-/** Some 30 MB on a slow line. */
+/** Time limit of a download: about 30 MB over a slow connection. */
 const DOWNLOAD_TIMEOUT_MILLISECONDS = 600_000;
 const UNPACK_TIMEOUT_MILLISECONDS = 60_000;
 
 export interface PackageSource {
-  /** Debian's name of the architecture: amd64, arm64. */
+  /** Architecture as Debian names it: amd64 or arm64. */
   architecture: string;
   progress: (text: string) => void;
 }
 
-/** Packages of one architecture in `folder`; {@link Packages.unpack} reads the package lists at its first call. */
+/** Packages of one architecture in `folder`. The first call that needs the package lists reads them. */
 export class Packages {
   readonly #folder: string;
   readonly #source: PackageSource;
@@ -30,7 +30,7 @@ export class Packages {
     this.#source = source;
   }
 
-  /** Names that a package depends on directly. */
+  /** Returns the names of the packages that a package directly depends on. */
   async dependencies(name: string): Promise<string[]> {
     await this.#update();
     const { stdout } = await run('apt-cache', ['depends', '--important', this.#qualified(name)], {
@@ -40,7 +40,7 @@ export class Packages {
     return [...stdout.matchAll(/^\s+Depends: ([^\s<:]+)/gm)].map((match) => match[1] ?? '');
   }
 
-  /** Downloads (checked by apt against the signed lists) and unpacks one package; the folder of its files. */
+  /** Downloads and unpacks one package. apt checks it against the signed lists. Returns the folder of the package's files. */
   async unpack(name: string): Promise<string> {
     const target = join(this.#folder, 'unpacked', name);
     if (await exists(target)) {
@@ -93,7 +93,7 @@ export class Packages {
       `Dir::State::status "${this.#folder}/state/status";`,
       `Dir::Cache "${this.#folder}/cache";`,
       `APT::Architecture "${this.#source.architecture}";`,
-      // Without the "clear" the machine's own architectures would stay in the list.
+      // Without `#clear`, the machine's own architectures would stay in the list.
       '#clear APT::Architectures;',
       `APT::Architectures { "${this.#source.architecture}"; };`,
       'Acquire::Languages "none";',

@@ -1,16 +1,19 @@
 import { run as runProgram } from '../../base/exec.ts';
 
-/** apt and xorriso are talkative. */
+/** Limit of a program's output. apt and xorriso print much. */
 const OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024;
 
 export interface RunOptions {
-  /** Added to this process's own. */
+  /** Variables that are added to the environment of this process. */
   environment?: Record<string, string>;
   cwd?: string;
   timeoutMilliseconds: number;
 }
 
-/** Runs a program to its end. @throws ProgramError with the end of what it complained about. */
+/**
+ * Runs a program and resolves with its output when it has ended.
+ * @throws ProgramError with the end of the program's messages.
+ */
 export async function run(
   program: string,
   parameters: string[],

@@ -1,4 +1,4 @@
-/** A base image from distribution packages, for machines that can reach a package mirror but no registry of images. */
+/** Makes a base image from distribution packages, for machines that can reach a package mirror but no registry of images. */
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
 import { copyFile, mkdir, mkdtemp, readFile, rename, rm } from 'node:fs/promises';
@@ -10,13 +10,13 @@ import type { Builder } from './builder.ts';
 const ROOT = join(import.meta.dirname, '..', '..');
 const ROOT_ARCHIVE = 'root.tar';
 const SUITE = 'bookworm';
-/** 200 packages over a slow line, unpacked on a busy machine; 40 s on an idle one. */
+/** Time limit for the root file system: 200 packages over a slow connection, on a busy machine. An idle machine takes 40 s. */
 const BOOTSTRAP_TIMEOUT_MILLISECONDS = 900_000;
-/** Neither programs nor people read these in a container; licences stay. */
+/** Files that nobody reads in a container. Licences are kept. */
 const LEFT_OUT = ['/usr/share/doc/*', '/usr/share/man/*', '/usr/share/locale/*', '/usr/share/info/*'];
 const KEPT = ['/usr/share/doc/*/copyright'];
 
-/** Makes the image, or finds it made, and returns its name. It holds the agent's packages too. Needs mmdebstrap. */
+/** Returns the name of the base image, which also has the agent's packages. Makes the image at the first call, with mmdebstrap. */
 export async function distributionBase(builder: Builder, progress: (text: string) => void): Promise<string> {
   const packages = await agentPackages();
   const bootstrap = bootstrapArguments(packages);
@@ -34,7 +34,7 @@ export async function distributionBase(builder: Builder, progress: (text: string
   return tag;
 }
 
-/** Whether the cache has what `distributionBase` would make with mmdebstrap. */
+/** Returns true if the cache has the root file system that `distributionBase` would otherwise make with mmdebstrap. */
 export async function isBaseMade(): Promise<boolean> {
   const key = await keyOf(bootstrapArguments(await agentPackages()));
   return existsSync(join(folderOf(key), ROOT_ARCHIVE));
@@ -52,7 +52,7 @@ function folderOf(key: string): string {
   return join(process.env['XDG_CACHE_HOME'] ?? join(homedir(), '.cache'), 'berth', 'base', key);
 }
 
-/** Exactly what the Dockerfile would install. */
+/** Returns the names of the packages that the Dockerfile would install. */
 async function agentPackages(): Promise<string[]> {
   const architecture = process.arch === 'x64' ? 'amd64' : process.arch;
   const { stdout } = await run('sh', [join(import.meta.dirname, 'agent-packages.sh'), architecture], {
@@ -65,11 +65,11 @@ function bootstrapArguments(packages: readonly string[]): string[] {
   return [
     '--variant=essential',
     '--format=tar',
-    // A crash while it is made means that it is made again.
+    // This skips syncs to the disk. After a crash, the file system is made again.
     '--dpkgopt=force-unsafe-io',
     ...LEFT_OUT.map((path) => `--dpkgopt=path-exclude=${path}`),
     ...KEPT.map((path) => `--dpkgopt=path-include=${path}`),
-    // The library that Node.js needs; the rest of it is essential.
+    // Node.js needs this library. Its other libraries are in essential packages.
     `--include=${['libstdc++6', ...packages].join(',')}`,
     SUITE,
   ];

@@ -1,4 +1,4 @@
-/** Docker or buildah, whichever is there. */
+/** Builds images with docker or buildah, whichever is installed. */
 import { readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { run } from '../guest/run.ts';
@@ -15,23 +15,29 @@ export interface Build {
 
 export interface Builder {
   readonly name: 'docker' | 'buildah';
-  /** Whether the image is here. */
+  /** Resolves with true if this machine has the image. */
   has(reference: string): Promise<boolean>;
-  /** @throws Error with the registry's or the network's words. */
+  /**
+   * Pulls an image.
+   * @throws Error with the message of the registry or the network.
+   */
   pull(reference: string): Promise<void>;
   build(build: Build): Promise<void>;
-  /** Writes an archive that `ctr images import` names like the image. */
+  /** Writes an archive of the image. `ctr images import` gives the image the same name. */
   save(tag: string, archive: string): Promise<void>;
 }
 
-/** A daemon answers at once or not at all. */
+/** Time limit of a check. A daemon answers at once or not at all. */
 const PROBE_TIMEOUT_MILLISECONDS = 10_000;
-/** 80 MB over a slow line. */
+/** Time limit of a pull: 80 MB over a slow connection. */
 const PULL_TIMEOUT_MILLISECONDS = 300_000;
-/** Packages of a distribution over a slow line, on a busy machine; 20 s when they are in the base image. */
+/** Time limit of a build, which may fetch packages over a slow connection. With the packages in the base image, it takes 20 s. */
 const BUILD_TIMEOUT_MILLISECONDS = 900_000;
 
-/** @throws Error that names what to install. */
+/**
+ * Returns docker if its daemon answers, otherwise buildah.
+ * @throws Error with the package to install.
+ */
 export async function findBuilder(): Promise<Builder> {
   for (const builder of [docker, buildah]) {
     if (await answers(builder.name)) {
@@ -84,7 +90,7 @@ const docker: Builder = {
   },
 };
 
-/** Nothing that the Dockerfile runs needs more than a chroot, and that works in containers and without a runtime. */
+/** Isolation of the Dockerfile's commands. A chroot is enough for them, and works in containers and without a container runtime. */
 const ISOLATION = { BUILDAH_ISOLATION: process.env['BUILDAH_ISOLATION'] ?? 'chroot' };
 
 const buildah: Builder = {
@@ -116,7 +122,7 @@ const buildah: Builder = {
   },
 };
 
-/** `ctr` takes OCI's own annotation for a tag only, and puts a prefix of its own before it. */
+/** Writes containerd's annotation with the image's full name. `ctr` reads OCI's own annotation only as a tag, and adds a prefix. */
 async function nameForContainerd(index: string, tag: string): Promise<void> {
   const { manifests, ...rest } = JSON.parse(await readFile(index, 'utf8')) as {
     manifests: { annotations?: Record<string, string> }[];

@@ -1,10 +1,10 @@
-/** What is in the images, for scanners: the npm packages that the bundles are made of, and Node.js itself. */
+/** Lists the content of the images for scanners: the npm packages in the bundles, and Node.js itself. */
 import { run } from '../guest/run.ts';
 
-/** npm reads package-lock.json and nothing else. */
+/** Time limit of `npm sbom`, which reads only package-lock.json. */
 const SBOM_TIMEOUT_MILLISECONDS = 60_000;
 
-/** How npm marks what only development needs. */
+/** Property with which npm marks packages that only development needs. */
 const DEVELOPMENT = 'cdx:npm:package:development';
 
 interface Component {
@@ -24,11 +24,11 @@ interface CycloneDx {
 }
 
 /**
- * CycloneDX as JSON, from package-lock.json in `root`. Debian's packages are not in it: the images keep their database,
- * which scanners read. The same input gives the same text.
+ * Returns the list as CycloneDX JSON, from package-lock.json in `root`. It does not contain Debian's packages, because scanners
+ * read them from the packages' database in the images. The same input gives the same text.
  */
 export async function billOfMaterials(root: string, nodeVersion: string): Promise<string> {
-  // Not with --omit=dev: that leaves out, too, what both the programs and their tests need.
+  // The option --omit=dev is not used. It would also leave out packages that both the programs and their tests need.
   const { stdout } = await run('npm', ['sbom', '--package-lock-only', '--sbom-format=cyclonedx'], {
     cwd: root,
     timeoutMilliseconds: SBOM_TIMEOUT_MILLISECONDS,
@@ -45,7 +45,7 @@ export async function billOfMaterials(root: string, nodeVersion: string): Promis
   const present = new Set(components.map((component) => component['bom-ref']));
   const document = {
     ...bill,
-    // npm names it after the folder of the checkout.
+    // npm would use the name of the checkout's folder.
     metadata: { ...about, component: { ...about.component, name: 'berth', type: 'application' } },
     components,
     dependencies: bill.dependencies

@@ -10,11 +10,11 @@ export interface VitestRun {
   readonly root: string;
   /** Arguments after `vitest run`. */
   readonly args: readonly string[];
-  /** Path of the file for the counts. */
+  /** Path of the file to which the run writes its counts. */
   readonly summary: string;
   /** File for vitest's output; our own output when absent. */
   readonly log?: string;
-  /** Ends the run with all its processes. */
+  /** When it is aborted, the run ends with all its processes. */
   readonly signal?: AbortSignal;
 }
 

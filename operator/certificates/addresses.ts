@@ -1,4 +1,7 @@
-/** Decides which addresses a host's serving certificate may contain. The host's own report of its addresses is not enough. Pure. */
+/**
+ * Decides which addresses a host's serving certificate may contain. The host's own report of its addresses is not enough. All
+ * functions are pure.
+ */
 import { BlockList, isIP } from 'node:net';
 import type { Node } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -16,8 +19,8 @@ export interface Surroundings {
 }
 
 /**
- * Ranges of addresses that no machine has, or that name a different machine for each reader. Only a configured CIDR that lies
- * within one of these ranges allows its addresses.
+ * Ranges of addresses that belong to no machine, or that mean a different machine wherever they are used (for example loopback).
+ * A configured CIDR allows addresses of such a range only if the whole CIDR lies within the range.
  */
 const SPECIAL_RANGES = [
   '0.0.0.0/8',
@@ -47,7 +50,7 @@ export function addressesOf(node: Readonly<Node>): string[] {
     .filter((address) => address !== undefined);
 }
 
-/** Returns why the host may not have a serving certificate for these addresses; undefined when it may. */
+/** Returns why the host may not have a serving certificate for these addresses. The result is undefined if it may have one. */
 export function refusalOfAddresses(
   addresses: readonly string[],
   host: Readonly<Node>,
@@ -92,8 +95,8 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
 }
 
 /**
- * Returns true if `host` is named after a kubelet's Node `node`. An agent of the DaemonSet has its own Node beside the kubelet's
- * Node on the same machine.
+ * Returns true if the host name `host` is the name of the kubelet's Node `node` with `suffix` added. An agent of the DaemonSet
+ * has such a Node of its own, beside the kubelet's Node on the same machine.
  */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
   return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;

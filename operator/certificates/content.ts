@@ -1,4 +1,4 @@
-/** Checks the names, usages and lifetime of a certificate request. Pure. */
+/** Checks the names, usages and lifetime of a certificate request. All functions are pure. */
 import { FIRST_CERTIFICATE_SECONDS, isHostName } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { SigningRequest } from '../../kube/certificates/request.ts';
@@ -39,7 +39,7 @@ export function nodeNameOfUser(user: string): string | undefined {
   return name === '' ? undefined : name;
 }
 
-/** Returns why the request may not be granted; undefined when it may. */
+/** Returns why a certificate request must be denied. The result is undefined if its names, usages and lifetime are allowed. */
 export function refusalOfContent(spec: Spec, request: SigningRequest, isFirst: boolean): Refusal | undefined {
   return (
     refusalOfSubject(request) ??

@@ -23,15 +23,15 @@ import { decide, decideServing, type Decision, nodeToKnow, type Reading, request
 import { surroundings } from './surroundings.ts';
 
 /**
- * Time in milliseconds until a request is checked again whose requester has no Node. A host creates its Node again within a
- * second. If the requester is no host, the control plane removes the request within a day.
+ * Time in milliseconds after which a request is checked again if its requester has no Node. A host creates its Node again within
+ * a second. If the requester is no host, the control plane removes the request within a day.
  */
 const NODE_LOOK_MILLISECONDS = 10_000;
 const REQUESTS_BY_USER = 'user';
 /** Index of the requests of joining hosts, by the name of the host that the requester's credential is for. */
 const REQUESTS_BY_HOST = 'host';
 
-/** Only key under which this controller waits for its own writes. */
+/** One key for all writes of this controller. The controller waits until the cache shows all of them. */
 const JUDGED = 'judged';
 /**
  * Lifetime in seconds that signers give when a request states no lifetime: the default of the controller-manager's
@@ -96,7 +96,8 @@ export class CertificateReconciler {
     }
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
-    // The Node comes from the API server, because a lagging cache could miss a known host and give its identity away.
+    // The Node is read from the API server. The cache may lag and not show the Node of a known host. The operator could then
+    // approve a certificate with the host's name for another machine.
     const node = name === undefined ? undefined : await unlessMissing(client.get(NODES, { name }));
     const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
     const rival = rivalOf(csr, others)?.metadata.name;
@@ -148,8 +149,8 @@ function readingOf({ spec }: CertificateSigningRequest): Reading {
   try {
     return readSigningRequest(Buffer.from(spec.request, 'base64').toString('latin1'));
   } catch (error) {
-    // Every parse error comes from the requester's text. The request of a host is then denied, and it never delays other
-    // requests.
+    // Every parse error is a mistake in the request. The error is returned and not thrown, so that the operator denies the
+    // request of a host at once and other requests are not delayed.
     return error instanceof InvalidSigningRequestError
       ? error
       : new InvalidSigningRequestError(String(error));
@@ -174,7 +175,7 @@ interface RequestWatches {
 /** Enqueues the requests that a change of a request or of a Node concerns. */
 export function enqueueRequests(controller: Controller, { requests, nodes }: RequestWatches): void {
   requests.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
-  // Nobody could judge the requests that a host sent before its Node was marked, so they are enqueued now.
+  // The operator could not decide about requests that a host sent before its Node was marked, so it enqueues them now.
   nodes.cache.onChange(({ object, previous }) => {
     if (isHost(object) && !isHost(previous)) {
       const user = `${NODE_USER_PREFIX}${object.metadata.name}`;

@@ -1,6 +1,6 @@
 /**
  * Decides which requesters may get a host's first certificate. Each credential that hosts join with is valid for one host name.
- * Pure.
+ * All functions are pure.
  */
 import { BOOTSTRAP_GROUP, bootstrapGroupOf } from '../../api/v1alpha1/names.ts';
 import type { CertificateSigningRequest } from '../../kube/core.ts';
@@ -53,8 +53,8 @@ const NOT_FOR_A_NODE: Refusal = {
 };
 
 /**
- * Returns the host name for the node of a token, built as the agent builds it. Returns a refusal when the token is not bound to
- * one node.
+ * Returns the name of the host whose agent runs on the token's node. The agent builds the name in the same way. The result is a
+ * refusal if the token is not bound to exactly one node.
  */
 function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
   const [node] = bound;
@@ -62,9 +62,9 @@ function hostOfNode(bound: readonly string[] = [], suffix: string): string | Ref
 }
 
 /**
- * Finds another request for the same host that may still bring another requester the host's certificate: an approved request, or
- * an older request that is not yet judged. Nobody can tell two holders of the same credential apart, so the first gets the
- * certificate and the second is refused with a message.
+ * Finds another request that may still give another requester the certificate of the same host. It is an approved request, or an
+ * older request that is not yet decided. Berth cannot distinguish two holders of the same credential. The first therefore gets
+ * the certificate, and the second is refused with a message.
  * @param others all requests for that host with a credential that hosts join with
  */
 export function rivalOf(
@@ -85,7 +85,10 @@ function hasCondition({ status }: Readonly<CertificateSigningRequest>, wanted: s
   return status?.conditions?.some(({ type }) => type === wanted) === true;
 }
 
-/** Returns a sort key: the creation time in whole seconds, then the uid. The order within one second is the same for every reader. */
+/**
+ * Returns a sort key of a request: its creation time in whole seconds, then its uid. The uid gives requests of one second a fixed
+ * order.
+ */
 function ageOf({ metadata }: Readonly<CertificateSigningRequest>): string {
   return `${metadata.creationTimestamp} ${metadata.uid}`;
 }

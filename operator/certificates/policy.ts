@@ -1,9 +1,9 @@
 /**
  * Decides which requester may have which certificate. The decision is pure: it depends on the request, the requester and one
  * Node.
- * No stock binding approves these requests, because with the automatic approval of Kubernetes a bootstrap token could take over
- * an existing node.
- * Only requests of Berth's hosts are judged, because other nodes of the cluster have their own approver, or a person.
+ * The automatic approval of Kubernetes is not used, because with it a bootstrap token could take over an existing node.
+ * Berth decides only about requests of its hosts. A person or another approver decides about requests of the cluster's other
+ * nodes.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';
@@ -26,7 +26,7 @@ export type Decision =
   | ({ readonly kind: 'deny' } & Refusal)
   /** The request does not come from a Berth host, so Berth does not judge it. */
   | { readonly kind: 'ignore' }
-  /** The requester has no Node at the moment, so nobody can tell whether it is a host. A host creates its Node again at once. */
+  /** The requester has no Node at the moment, so Berth cannot know whether it is a host. A host creates its Node again at once. */
   | { readonly kind: 'wait' };
 
 /** A host's valid request for its own serving certificate. Only its addresses still need a check: see {@link decideServing}. */
@@ -39,7 +39,7 @@ export interface ServingQuestion {
 /** Content of a request, or the error when it cannot be read. */
 export type Reading = SigningRequest | InvalidSigningRequestError;
 
-/** A requester whose request Berth may have to judge. */
+/** A requester about whose request Berth may have to decide. */
 export type Requester =
   | Joining
   /** A node with this name. Only its Node shows whether it is a host. */
@@ -70,7 +70,7 @@ export function nodeToKnow(requester: Requester, request: Reading): string | und
 export interface Known {
   /** The Node that {@link nodeToKnow} names, just read from the API server; undefined when it does not exist. */
   readonly node: Node | undefined;
-  /** Name of another request that may bring another requester the first certificate of the same host. */
+  /** Name of another request that may give another requester the first certificate of the same host. */
   readonly rival?: string | undefined;
 }
 

@@ -1,6 +1,6 @@
 /**
- * Collects the facts that a decision about addresses needs: the Nodes that publish them, and the addresses of the API server and
- * of Services.
+ * Collects the facts for a decision about addresses: the Nodes that publish these addresses, and the addresses of the API server
+ * and of Services.
  */
 import type { Logger } from 'pino';
 import type { KubeClient } from '../../kube/client.ts';
@@ -19,7 +19,7 @@ export function watchAddresses(client: KubeClient, logger: Logger): Informer<Nod
   return new Informer(client, NODES, { logger, transform: trimmed, indexes: { [BY_ADDRESS]: addressesOf } });
 }
 
-/** Reads the current facts. `addresses` is the informer that {@link watchAddresses} created. */
+/** Reads the current facts for a decision about addresses. `addresses` is the informer that {@link watchAddresses} created. */
 export async function surroundings(o: {
   readonly client: KubeClient;
   readonly addresses: Informer<Node>;

@@ -22,7 +22,7 @@ const defaultsSchema = z
     cpu: z.number().int().min(1).max(256).default(2),
     memory: quantity.default('4Gi'),
     diskSize: quantity.optional(),
-    /** Disk size that is assumed for the request of a VM whose disk size is unknown until the host has the image. */
+    /** Disk size from which a Pod's request is computed if the VM's disk size is unknown until the host has the image. */
     diskRequest: quantity.default('10Gi'),
     architecture: z.enum(['amd64', 'arm64']).optional(),
     os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
@@ -59,15 +59,15 @@ const metricsSchema = z
 const imageStorageSchema = z
   .strictObject({
     /**
-     * Registry with a path, for example `registry.example/berth`. Repositories below it are created as needed. Hosts have its
-     * credentials.
+     * Registry with a path, for example `registry.example/berth`. Repositories below the path are created as needed. The hosts
+     * have the credentials of this registry.
      */
     registry: z.strictObject({ prefix: z.string().regex(/^[^/\s]+(\/[a-z0-9._-]+)*$/) }).optional(),
     /** True to store content below the storage folder that every host mounts (`images.storageFolder` of its agent). */
     folder: z.literal(true).optional(),
     /**
-     * Time in seconds that content stays after nothing needs it any more. The longest reconcile takes two minutes. With a shorter
-     * time, content that an operator is about to record in a status could be removed.
+     * Time in seconds that content stays after nothing needs it any more. The longest reconcile takes two minutes. With a time
+     * below two minutes, the operator could remove content that it is about to record in a status.
      */
     keepSeconds: seconds(1, 600),
   })
@@ -83,7 +83,7 @@ const hostsSchema = z
       .array(z.union([z.cidrv4(), z.cidrv6()]))
       .min(1)
       .default(['10.0.0.0/8', '172.16.0.0/12', '192.168.0.0/16', 'fc00::/7']),
-    /** ServiceAccount of the DaemonSet's agents in the system namespace. Its Pods may join as the hosts of their nodes. */
+    /** ServiceAccount of the DaemonSet's agents in the system namespace. Each of their Pods may join as the host of the Pod's node. */
     serviceAccount: z.string().min(1).default('berth-agent'),
     /**
      * Suffix of the names of the DaemonSet's hosts. The host NODE + suffix is on the same machine as the kubelet's Node NODE.
@@ -114,9 +114,12 @@ export const configSchema = z.strictObject({
    * network link.
    */
   cacheJobsPerEntry: z.number().int().min(1).max(1000).default(5),
-  /** Time in seconds that a cache Job may wait for a slot on its host. After that, the next host gets its turn. */
+  /**
+   * Time in seconds that a cache Job may wait for a slot on its host. After that, the operator tries the next host in the queue
+   * first.
+   */
   cacheTurnSeconds: seconds(1, 60),
-  /** First wait in seconds before a failed host is tried again. It doubles with each failure, up to an hour. */
+  /** Time in seconds until the first new attempt after caching failed on a host. It doubles with each failure, up to an hour. */
   cacheRetrySeconds: seconds(1, 60),
   /**
    * Time in seconds that a host may be silent before its VMs are Failed with reason HostLost. It starts when the Ready condition
@@ -125,8 +128,8 @@ export const configSchema = z.strictObject({
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
   /**
-   * Share of the VM's disk that its Pod requests of the host's disk. Disks grow as guests write, and few ever become full. With
-   * 1, each disk has enough space for certain.
+   * Part of a VM's disk size (up to 1) that its Pod requests from the host's disk. Disks grow as guests write, and few ever
+   * become full. With 1, each disk has enough space for certain.
    */
   diskRequestRatio: z.number().gt(0).max(1).default(0.2),
   /** PriorityClass of every machine's Pod. With one class for all, no VM preempts another, and no DaemonSet preempts a VM. */
@@ -150,7 +153,7 @@ export const configSchema = z.strictObject({
 
 export type OperatorConfig = z.infer<typeof configSchema>;
 
-/** Returns true if Berth serves a namespace: its VMs and all that belongs to them. */
+/** Returns true if Berth handles the VMs of a namespace and all objects that belong to them. */
 export function isServed(namespace: string, { namespaces }: OperatorConfig): boolean {
   return namespace === namespaces.default || namespace.startsWith(namespaces.prefix);
 }

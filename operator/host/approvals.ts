@@ -18,7 +18,7 @@ import { FIELD_MANAGER } from '../objects/resources.ts';
 
 export const APPROVALS_NAME = 'berth-hosts';
 
-/** Returns options for an informer that watches only this ConfigMap. */
+/** Returns options for an informer that watches only the ConfigMap with the approved names. */
 export function approvalsSelector(namespace: string): InformerOptions<ConfigMap> {
   return { namespace, fieldSelector: `metadata.name=${APPROVALS_NAME}` };
 }

@@ -1,6 +1,6 @@
 /**
- * Marks a Node as a host when the operator has approved a certificate for its name. Keeps slots and taints correct on every host.
- * This includes hosts that join later, and changes of the configured quota.
+ * Marks a Node as a host when the operator has approved a certificate for its name. Keeps the slots and taints of every host
+ * correct, also for hosts that join later, and after a change of the configured quota.
  */
 import type { Logger } from 'pino';
 import { timestamp } from '../../base/time.ts';
@@ -56,8 +56,8 @@ export class HostReconciler {
   }
 
   /**
-   * Marks the Node if its name is approved, otherwise records an Event. Slots that the Node already has remain, because its
-   * machines hold them. No new Pod is scheduled to a Node without the mark. An administrator can set the mark to another value to
+   * Marks the Node if its name is approved, otherwise records an Event. The Node keeps the slots that it already has, because its
+   * machines use them. No new Pod is scheduled to a Node without the mark. An administrator can set the mark to another value to
    * keep a Node from becoming a host.
    */
   async #mark(node: Node, logger: Logger): Promise<void> {
@@ -71,7 +71,7 @@ export class HostReconciler {
     logger.info({ host: name }, 'marking a Node as a host');
     const patch = { metadata: { uid, labels: { [HOST_MARK]: HOST_VALUE } } };
     const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    // After a conflict the Node was deleted and created again. The watch will bring the new Node.
+    // A conflict means that the Node was deleted and created again. The watch will report the new Node.
     await undefinedIf(isConflict, write);
   }
 

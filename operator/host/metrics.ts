@@ -1,4 +1,4 @@
-/** Metrics of hosts. Only the leader counts, so that a sum over replicas is correct. */
+/** Metrics of hosts. Only the leader reports hosts, so that a sum over replicas is correct. */
 import { Gauge, type Registry } from 'prom-client';
 import type { Node } from '../../kube/core.ts';
 import { isHost, isTooOldOrNew } from './observe.ts';

@@ -1,4 +1,4 @@
-/** Reads the state of a host from its Node, trims Nodes for the cache, and finds changes that matter to VMs. Pure. */
+/** Reads the state of a host from its Node, trims Nodes for the cache, and finds changes that matter to VMs. All functions are pure. */
 import { LRUCache } from 'lru-cache';
 import {
   HOST_MARK,
@@ -10,7 +10,7 @@ import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
 
-/** Returns true if a Node may get machines, tasks for images, and certificates. Only the mark decides, not the Node's own claim. */
+/** Returns true if a Node is a host, which may get machines, tasks and certificates. Only the label {@link HOST_MARK} decides. */
 export function isHost(node: Readonly<Node> | undefined): boolean {
   return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
 }
@@ -31,13 +31,13 @@ export function silentSince(node: Node): number | undefined {
     : undefined;
 }
 
-/** Reports whether the host's agent is too many releases apart from this operator. A host that tells no version is never. */
+/** Returns true if the agent's version is too far from this operator's version. If the host reports no version, the result is false. */
 export function isTooOldOrNew({ status }: Readonly<Node>): boolean {
   const version = agentVersion(status?.nodeInfo?.kubeletVersion);
   return version !== undefined && isTooFarApart(version);
 }
 
-/** Types of conditions that the operator reads. */
+/** Types of Node conditions that the operator reads. */
 const READ: ReadonlySet<string> = new Set(['Ready', NAT_READY_CONDITION, VERSION_SKEW_CONDITION]);
 
 /** Returns the Node without heartbeats, sizes of images and unused conditions, which would only use memory. */
@@ -50,9 +50,15 @@ export function trimNode(node: Node): Node {
   return { ...node, status: { ...status, images: named, conditions: kept } };
 }
 
-/** Number of image names to remember. A fleet uses some hundreds, and a forgotten name is only stored twice. */
+/**
+ * Largest number of image names in the cache below. A cluster has some hundred names. A name that is not in this cache is stored
+ * twice.
+ */
 const NAMES_REMEMBERED = 10_000;
-/** Names of images, some hundred bytes each. Each name is stored once, because many hosts have the same names. */
+/**
+ * Cache of image names, some hundred bytes each. All Nodes in memory share one text for a name, because many hosts have the same
+ * names.
+ */
 const names = new LRUCache<string, string>({ max: NAMES_REMEMBERED });
 
 function shared(name: string): string {
@@ -64,8 +70,8 @@ function shared(name: string): string {
 }
 
 /**
- * Returns true if the host became silent, reports again, was fenced, or changed its addresses. A VM's status reads nothing else
- * of a host.
+ * Returns true if the conditions, taints or addresses of a host's Node changed. The status of a VM depends on no other field of a
+ * Node.
  */
 export function hostStateChanged(before: Readonly<Node> | undefined, after: Readonly<Node>): boolean {
   return (

@@ -1,4 +1,4 @@
-/** Computes the slots on a host's Node, and the taints that follow from the host's state. Pure. */
+/** Computes the slots on a host's Node, and the taints that follow from the host's state. All functions are pure. */
 import {
   DEDICATED_KEY,
   MACOS_GUEST_RESOURCE,
@@ -16,7 +16,7 @@ import { isTooOldOrNew } from './observe.ts';
 
 /** Number of macOS guests that a macOS host may run, set by the licence of macOS. */
 const MACOS_GUESTS_PER_HOST = 2;
-/** Number of machines on an ARM host that can hold the shared attached disk. On an x86 host, this disk limits no machine. */
+/** Number of machines on an ARM host that can have the shared attached disk at once. On an x86 host, every machine can have it. */
 const SHARED_DISKS_PER_ARM_HOST = 1;
 
 /** Returns the extended resources that a host should offer, both as capacity and as allocatable. */
@@ -34,8 +34,8 @@ function hostResources(node: Node, config: OperatorConfig): Record<string, strin
 }
 
 /**
- * Returns the operator's part of the status to apply; undefined when the Node has it. Keys and conditions of others are not in
- * the result, so they stay. `now` is the current time in RFC 3339.
+ * Returns the operator's part of the Node's status, for a server-side apply. The result is undefined if the Node already has it.
+ * Fields of other writers are not in the result, so the apply does not change them. `now` is the current time in RFC 3339.
  */
 export function statusToApply(node: Node, config: OperatorConfig, now: string): NodeStatus | undefined {
   const wanted = hostResources(node, config);
@@ -50,7 +50,10 @@ export function statusToApply(node: Node, config: OperatorConfig, now: string): 
     : { capacity: wanted, allocatable: wanted, ...(skew && { conditions: [skew] }) };
 }
 
-/** Returns the condition of a host whose agent is too many releases apart from this operator; undefined for all others. */
+/**
+ * Returns the condition for a host whose agent is too many releases apart from this operator. For other hosts the result is
+ * undefined.
+ */
 function versionSkew(node: Node, present: NodeCondition | undefined, now: string): NodeCondition | undefined {
   const version = agentVersion(node.status?.nodeInfo?.kubeletVersion) ?? '';
   const reason: Reason = 'AgentVersionUnsupported';
@@ -78,8 +81,8 @@ export function taintsToWrite(node: Node): Taint[] | undefined {
 }
 
 /**
- * Returns Berth's taints for the Node. A Node without the NAT condition gets no taint for NAT; only the status False causes this
- * taint.
+ * Returns Berth's taints for the Node. Only a NAT condition with the status False causes the taint for NAT. A missing condition
+ * causes no taint.
  */
 function wantedTaints(node: Node): Taint[] {
   const natReady = node.status?.conditions?.find(({ type }) => type === NAT_READY_CONDITION);

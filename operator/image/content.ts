@@ -61,7 +61,7 @@ export interface HasContent {
   readonly status?: { readonly content?: unknown } | undefined;
 }
 
-/** Returns the content in the status, which is set once the image was fetched or created; undefined before. */
+/** Returns the content that the status names. The result is undefined until the image was fetched or created. */
 export function storedContent(object: HasContent): MachineImageSource | undefined {
   const parsed = machineImageSourceSchema.safeParse(object.status?.content);
   return parsed.success ? parsed.data : undefined;

@@ -29,7 +29,7 @@ import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './rem
 const IMAGE_FINALIZER = 'berth.dev/image';
 /** Time in milliseconds between checks of a deletion that waits for VMs to be deployed. Changes of VMs do not trigger this check. */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
-/** Wait in milliseconds after a refusal by quota or admission, because no watch shows when its cause has ended. */
+/** Time in milliseconds until the next attempt after quota or admission refused a Job. No watch shows when the cause has ended. */
 const REFUSED_RECHECK_MILLISECONDS = 10_000;
 
 export interface ImageControllerOptions {
@@ -110,8 +110,8 @@ export class ImageReconciler {
   }
 
   /**
-   * Creates removal records before the image gives up its content. After a crash in between, a record may name content that is
-   * still needed. That content is kept.
+   * Creates removal records: suspended Jobs, each for content that the image will no longer use. Only then does the status
+   * change. After a crash in between, a record may name content that is still needed. That content is not removed.
    */
   async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
     for (const place of places) {

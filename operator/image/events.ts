@@ -1,4 +1,4 @@
-/** Records Events of an Image or ISO: one for each transition that a person would ask about. */
+/** Records Events of an Image or ISO: when its phase becomes Ready or Failed, and when a commit or push ends. */
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';

@@ -1,4 +1,4 @@
-/** Gathers the facts of an Image or ISO, which are written once and kept, from finished Jobs and from other objects. Pure. */
+/** Gathers the facts of an Image or ISO from finished Jobs and other objects. Facts are status fields that cannot be computed again. */
 import { timestamp } from '../../base/time.ts';
 import { describeSource, describeUrl } from '../../api/v1alpha1/describe.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
@@ -12,7 +12,7 @@ import { contentOf, isKeptFromCopies } from './content.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import type { ImageOperationType } from './operation.ts';
 
-/** Part of the status that is written once and kept. */
+/** Facts of an Image or ISO: the part of the status that cannot be computed again. */
 export type ImageFacts = Pick<
   ImageStatus,
   | 'content'
@@ -61,10 +61,7 @@ function firstContent(observed: ObservedImage): Partial<ImageFacts> {
   return job?.outcome.kind === 'succeeded' ? contentMade(job, object, now) : {};
 }
 
-/**
- * Returns the facts that a copy takes over from its origin. Stored content never changes, so a copy only needs the place of the
- * content.
- */
+/** Returns the facts that a copy takes over from its origin. Stored content never changes, so the copy only names the same content. */
 function copied(origin: Image | ISO, now: number): Partial<ImageFacts> {
   const { content, size, storageSize, digest, consistency } = factsOf(origin);
   const { name, namespace } = origin.metadata;
@@ -128,7 +125,7 @@ function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: numbe
   };
 }
 
-/** Returns where the Job's task has put its result; undefined when the content stays at its source. */
+/** Returns the source from which hosts get the content after the Job; undefined when they still get it from the source in the spec. */
 function contentAt(job: Job, { reference, digest = '' }: TaskReport): MachineImageSource | undefined {
   const task = taskOf(job);
   if (task?.type !== 'import' && task?.type !== 'save') {

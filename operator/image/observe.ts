@@ -15,7 +15,7 @@ import { checkedOutcome } from './report.ts';
 /** Labels of Jobs with the operation for the image, and with the number of the attempt. */
 export const OPERATION_LABEL = 'berth.dev/operation';
 export const ATTEMPT_LABEL = 'berth.dev/attempt';
-/** Annotation of an action's Job with the time at which the spec requested the action. */
+/** Annotation of a commit or push Job with the time at which the spec requested this action. */
 export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
 
 /** Job of the image: the values of its labels and annotations, and its outcome. */

@@ -1,4 +1,4 @@
-/** Determines which operation an Image or ISO needs next. One operation runs at a time, and others wait. Pure. */
+/** Determines which operation an Image or ISO needs next. One operation runs at a time, and others wait. All functions are pure. */
 import { createHash } from 'node:crypto';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -19,7 +19,7 @@ import {
 import type { ObservedImage } from './observe.ts';
 
 const apiVersion = TASK_API_VERSION;
-/** Number of hash characters that distinguish the files and tags of one image's versions. */
+/** Number of hash characters in the file names and tags of stored content. They distinguish several contents of one image. */
 const HASH_LENGTH = 16;
 
 export type ImageOperationType = 'pull' | 'save' | 'commit' | 'push';
@@ -38,7 +38,7 @@ export interface ImageOperation {
 /** Reason why an operation is not possible yet, or will never be possible. */
 export interface BlockedImage {
   readonly kind: 'blocked';
-  /** Action that is not possible; undefined when the image itself cannot be created. */
+  /** Action that is blocked; undefined when the image itself cannot be created. */
   readonly operation: 'commit' | undefined;
   readonly requestedAt: string | undefined;
   readonly reason: Reason;
@@ -123,7 +123,8 @@ interface Saving {
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): ImageOperation | BlockedImage {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
-  // The version includes the current place. If the same time is requested again, the new content therefore gets another place.
+  // The version determines the place of the new content. It includes the current place, so that the new place differs from the
+  // current one even if the same time is requested again.
   const version =
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);
@@ -190,7 +191,7 @@ function taskImage(object: Image | ISO, source: TaskImage['source']): TaskImage 
   return { source, format, architecture, name: imageObjectName(object) };
 }
 
-/** Returns a separate place for each version of an image's content; undefined without an image storage. */
+/** Returns where to store new content of an image: another tag or file for each `version`; undefined without an image storage. */
 function storageTarget(
   object: Image | ISO,
   { imageStorage }: OperatorConfig,

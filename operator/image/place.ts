@@ -1,10 +1,10 @@
-/** Identifies places of content in the cluster's image storage. Pure. */
+/** Identifies places in the cluster's image storage: an artifact in its registry, or a file in its folder. All functions are pure. */
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
-/** Place of one version of one image: a manifest with its digest, or a file. */
+/** Place of an image's content in the storage: a manifest with its digest, or a file. */
 export type Place = StorageTarget;
 
 /** Returns the place of content in the image storage that the operator's configuration names; undefined for content anywhere else. */

@@ -1,4 +1,4 @@
-/** Plans the next work for an Image or ISO, and computes its whole status. Pure. */
+/** Plans the next work for an Image or ISO, and computes its whole status. All functions are pure. */
 import { timestamp } from '../../base/time.ts';
 import { createHash } from 'node:crypto';
 import { waitAfter } from '../../base/backoff.ts';
@@ -27,8 +27,8 @@ import { imageStatus, type ImageProgress } from './status.ts';
 const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
 /**
- * Time in seconds that a finished Job stays for `kubectl logs`. It is longer than the longest wait, because the Job stores the
- * number of its attempt.
+ * Time in seconds that a finished Job stays, also for `kubectl logs`. It is longer than the longest wait between attempts,
+ * because only the Job stores the number of the attempt.
  */
 const JOB_KEPT_SECONDS = 3_600;
 
@@ -74,7 +74,7 @@ function isOpen({ outcome }: ImageJob): boolean {
   return outcome.kind === 'waiting' || outcome.kind === 'running';
 }
 
-/** Returns the facts with a blocked action recorded as failed. A new requested time in the spec starts the action again. */
+/** Returns the facts. If a commit is blocked, they record it as failed. A new requested time in the spec starts the commit again. */
 function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   const due = dueOperation(withFacts(observed, facts));
   if (due?.kind !== 'blocked' || due.operation === undefined || due.requestedAt === undefined) {
@@ -92,8 +92,8 @@ function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
 }
 
 /**
- * Returns when failed work is tried again, in milliseconds since the epoch; undefined when it is not. The wait starts at the end
- * of the work. If the host reports an end in the future, the wait starts at the creation of the Job.
+ * Returns when failed work is tried again, in milliseconds since the epoch; undefined for no further attempt. The wait starts at
+ * the end of the work. If the host reports an end in the future, the wait starts at the creation of the Job.
  */
 function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number): number | undefined {
   const isAction = operation === 'commit' || operation === 'push';
@@ -105,7 +105,7 @@ function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number):
   return (finishedAt <= now ? finishedAt : Date.parse(job.metadata.creationTimestamp ?? '')) + wait;
 }
 
-/** Returns the same name for the same attempt at the same operation, so that the API server refuses a second Job for it. */
+/** Returns the name of a Job. Each attempt at an operation has one name, so that the API server refuses a second Job for the attempt. */
 function jobName(uid: string, { type, requestedAt = '' }: ImageOperation, attempt: number): string {
   const hash = createHash('sha256').update(`${uid} ${type} ${requestedAt}`).digest('hex').slice(0, 16);
   return `image-${type}-${hash}-${attempt}`;

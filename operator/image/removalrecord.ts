@@ -31,14 +31,14 @@ const KEPT_SECONDS = 3_600;
 
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
 
-/** Returns the places that an image gives up when it gets its next content; empty when the content stays the same. */
+/** Returns the places of content that an image no longer uses with its next status; empty when the content stays the same. */
 export function replacedPlaces(observed: ObservedImage, next: { content?: unknown }): Place[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
   return placesOf([object], config).filter((place) => !kept.includes(placeKey(place)));
 }
 
-/** Returns all places that a deleted image has in the storage, whether its status contains them or not. */
+/** Returns all places where the storage has content of a deleted image, even if the image's status does not contain them. */
 export function abandonedPlaces(observed: ObservedImage): Place[] {
   const { object, config, jobs } = observed;
   const known = placesOf([object, { status: gatherFacts(observed) }], config);

@@ -1,13 +1,13 @@
 /**
  * Checks whether a host's report about its task can be true. A host may lie, for example when somebody took over its agent. The
- * host decides how a task ended, but the result is always at the place that the task names. Pure.
+ * host decides how a task ended, but the result is always at the place that the task names. All functions are pure.
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget, Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
 
-/** Reason for a failed task whose report does not fit it. */
+/** Reason of a task that counts as failed, because the report of the host does not fit the task. */
 const REPORT_REFUSED: Reason = 'ReportRefused';
 /** Size in bytes of the largest disk that a VM may have (`diskSize`): 1Pi. */
 const SIZE_LIMIT_BYTES = 1024 ** 5;
@@ -32,7 +32,7 @@ export function checkedOutcome(
   return { kind: 'failed', reason: REPORT_REFUSED, message, finishedAt: outcome.finishedAt };
 }
 
-/** Returns why a report cannot be the result of the task, as words that follow the host's name; undefined when it can be. */
+/** Returns why a report cannot be the result of the task, as words that follow the host's name; undefined when it can be the result. */
 export function reportFault(task: Task | undefined, report: TaskReport): string | undefined {
   switch (task?.type) {
     case 'import':

@@ -1,4 +1,4 @@
-/** Computes the whole status of an Image or ISO. Pure. */
+/** Computes the whole status of an Image or ISO. All functions are pure. */
 import { timestamp } from '../../base/time.ts';
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -85,7 +85,7 @@ function underWay({ job, retryAt, refused }: ImageProgress, now: number): Summar
   }
 }
 
-/** Returns the time of the next attempt for a message. Remaining seconds would change the status while nothing happens. */
+/** Returns a text with the time of the next attempt. With remaining seconds instead, the status would change while nothing happens. */
 function retryNote(retryAt: number | undefined, now: number): string {
   return retryAt === undefined || retryAt <= now ? '' : `; the next attempt is at ${timestamp(retryAt)}`;
 }

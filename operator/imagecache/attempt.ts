@@ -1,4 +1,4 @@
-/** Determines the state of the last attempt on a host, and when the next attempt follows a failure. Pure. */
+/** Determines the state of the last attempt on a host, and when the next attempt follows a failure. All functions are pure. */
 import { timestamp } from '../../base/time.ts';
 import { waitAfter } from '../../base/backoff.ts';
 import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
@@ -14,11 +14,14 @@ const RETRY_CAP_MILLISECONDS = 3_600_000;
  */
 const BEGINNING_LENGTH = 60;
 
-/** Reason for a host past its deadline. Jobs past their deadline have the same reason. */
+/**
+ * Reason of the failure when a host did not get the image before its deadline. Kubernetes gives the same reason to a Job that is
+ * late.
+ */
 export const DEADLINE = 'DeadlineExceeded';
 
 export type Attempt =
-  /** There is no Job, or the row already contains the Job's end. */
+  /** There is no Job, or the host's row (its state in the entry's status) already shows how the Job ended. */
   | { readonly kind: 'none' }
   | { readonly kind: 'underWay'; readonly job: CacheJob; readonly wakeAt: number | undefined }
   | { readonly kind: 'succeeded'; readonly at: number; readonly digest: string | undefined }
@@ -29,7 +32,10 @@ export type Attempt =
 /** Result of an attempt, for metrics. */
 export type AttemptResult = 'succeeded' | 'failed' | 'unscheduled';
 
-/** Returns the key of the attempt that a row requests. A Job for another attempt no longer applies. */
+/**
+ * Returns the key of the attempt that a row (the state of one host in the entry's status) requests. A Job with another key is of
+ * an earlier attempt and no longer counts.
+ */
 export function attemptKey({ queuedAt = '', triedAt = '', failures = 0 }: NodeCacheState): string {
   return `${queuedAt} ${triedAt} ${failures}`;
 }
@@ -59,7 +65,10 @@ function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attem
   return end !== undefined && now >= end ? { kind: 'full' } : { kind: 'underWay', job, wakeAt: end };
 }
 
-/** Returns the row of a host whose work failed. The wait before the next attempt grows with each failure. */
+/**
+ * Returns the next row (the state of one host in the entry's status) after the work failed. The wait before the next attempt
+ * grows with each failure.
+ */
 export function failedRow(
   row: NodeCacheState,
   state: NodeCacheState['state'],
@@ -99,8 +108,8 @@ export function isLate(row: NodeCacheState, observed: ObservedEntry): boolean {
 }
 
 /**
- * Returns the message of a host past its deadline, with the last known text. Its Job and Pod may already have ended for other
- * reasons.
+ * Returns the message for a host that is past its deadline. If `why` names only the deadline, the result contains the last
+ * message of the host instead of `why`.
  */
 export function overdue({ message }: NodeCacheState, why: string, { config }: ObservedEntry): string {
   const last = why.startsWith(DEADLINE) ? message : why;

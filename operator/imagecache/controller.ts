@@ -37,8 +37,8 @@ import { type EntryPlan, planEntry } from './plan.ts';
 import { entryBringsFacts } from './status.ts';
 
 /**
- * Time in milliseconds for which a change without new facts is held back. Hosts end their work one after another, so one write
- * can contain several changes.
+ * Time in milliseconds for which the write of a status without new facts is delayed. Hosts end their work one after another, so
+ * one write can contain several changes.
  */
 const FOLD_MILLISECONDS = 1_000;
 
@@ -86,8 +86,8 @@ export class ImageCacheReconciler {
   }
 
   /**
-   * Returns the entry to work on. Returns undefined when there is nothing to do: the entry no longer exists, or waits for other
-   * finalizers.
+   * Returns the entry to work on. Returns undefined when there is nothing to do: the entry no longer exists, or is being deleted
+   * and waits for finalizers that are not Berth's.
    */
   async #withFinalizer({ entry, duplicateOf }: ObservedEntry): Promise<ImageCacheEntry | undefined> {
     const { name, finalizers, deletionTimestamp } = entry.metadata;
@@ -114,7 +114,8 @@ export class ImageCacheReconciler {
     for (const start of planned.starts) {
       const job = buildJob(observed, start);
       if (job !== undefined) {
-        // Only the operator uses these names. If the Job exists already, the response to an earlier request was lost.
+        // Only the operator creates Jobs with these names. If the Job exists already, the response to an earlier request was
+        // lost.
         await this.#jobs.create(name, job);
       }
     }
@@ -214,8 +215,8 @@ function stateOf(node: Readonly<Node> | undefined): object {
 }
 
 /**
- * Returns each image name together with all names of its image, which include digests. If a tag moves to another image, this is
- * therefore a change.
+ * Returns one text for each image name on a Node: the name, and then all names of the same image with their digests. If a tag
+ * moves to another image, its text therefore changes.
  */
 function namesOf(node: Readonly<Node> | undefined): Set<string> {
   const lists = node?.status?.images ?? [];

@@ -4,7 +4,7 @@ import { isReason, isSeen, type SaidReason } from '../../api/v1alpha1/reasons.ts
 import { conditionIn } from '../objects/conditions.ts';
 import type { EventRecorder, EventText } from '../../kube/events.ts';
 
-/** Records the changes between an entry's last status and the next. */
+/** Records Events for the changes from an entry's last status to its next status. */
 export function recordEntryEvents(
   recorder: EventRecorder<SaidReason>,
   entry: ImageCacheEntry,
@@ -29,7 +29,7 @@ function failures(
     });
 }
 
-/** Returns Events for changed conditions. Failed hosts have their own Events. */
+/** Returns Events for changed conditions of the entry. Failures of single hosts have their own Events. */
 function turns(
   last: ImageCacheEntryStatus | undefined,
   next: ImageCacheEntryStatus,

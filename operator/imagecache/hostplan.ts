@@ -1,6 +1,6 @@
 /**
- * Plans the work for one host of an ImageCacheEntry. A target should have the image. Any other host here keeps the image for an
- * entry that no longer wants it there. Pure.
+ * Plans the work for one host of an ImageCacheEntry. A target is a host that should have the image. A leaver is a host that has
+ * the image for the entry, but should not have it any more. The functions are pure.
  */
 import { timestamp } from '../../base/time.ts';
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
@@ -23,9 +23,9 @@ export interface HostContext {
   readonly observed: ObservedEntry;
   readonly host: Host;
   readonly isTarget: boolean;
-  /** Row of the host in the last status. */
+  /** Row of the host: its state in the last status of the entry. */
   readonly row: NodeCacheState | undefined;
-  /** Whether the host is a holder: a host that may keep an image for the entry. */
+  /** Whether the host is a holder: a host that may have the image for the entry and must remove it later. */
   readonly isHeld: boolean;
   readonly jobs: readonly CacheJob[];
   /** Digest that the host should have; undefined while it is unknown. */
@@ -35,11 +35,11 @@ export interface HostContext {
 }
 
 export interface HostPlan {
-  /** Next row of the host; undefined when the host has the image or does not belong to the entry. */
+  /** Row of the host (its state) in the next status; undefined when the host has the image or does not belong to the entry. */
   readonly row: NodeCacheState | undefined;
   readonly isHeld: boolean;
   readonly deletes: readonly CacheJob[];
-  /** Work that may begin as soon as the queue allows it. A parked Job does not wait for the queue. */
+  /** Work that may begin when the entry's number of Jobs allows it. A parked Job (for a host that does not respond) begins at once. */
   readonly start?: { readonly type: TaskType; readonly isParked: boolean };
   readonly ended?: { readonly type: TaskType; readonly result: AttemptResult };
   /** Time of the next reconcile in milliseconds since the epoch, even if nothing changes. */
@@ -49,7 +49,7 @@ export interface HostPlan {
 /** Plan for a host without a Job for the current attempt. */
 type PlanAtRest = Omit<HostPlan, 'deletes'>;
 
-/** Plans a host. Jobs of the other type were created before the host became a target or stopped to be a target, and are deleted. */
+/** Plans a host. Jobs of the wrong type are deleted: jobs that fetch on a leaver, or jobs that remove on a target. */
 export function planHost(context: HostContext): HostPlan {
   const { isTarget } = context;
   const row = (context.row?.state === 'Removing') === isTarget ? undefined : context.row;
@@ -137,8 +137,8 @@ function isBrought(
 }
 
 /**
- * Plans a target without a Job. A target that lists the image is a holder, no matter how the host got the image. Its Node may
- * have been deleted for a while, and have returned with the image that it keeps for this entry.
+ * Plans a target without a Job. If the target lists the image, it becomes a holder (see `isHeld`), no matter how it got the
+ * image. Its Node may have been deleted for a while, and have returned with the image that it keeps for this entry.
  */
 function targetAtRest(context: HostContext): PlanAtRest {
   const { row, refreshBegins } = context;
@@ -163,7 +163,7 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** Puts the host into the queue. The host is now a holder, so that it is cleaned even after a restart of the operator. */
+/** Puts the host into the queue. The status lists it as a holder from now on, so that the image is removed even after a restart. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {
@@ -190,7 +190,7 @@ function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): P
   };
 }
 
-/** Returns why no work can begin on the host; undefined when work can begin. A cordoned host gets no image, but it is cleaned. */
+/** Returns why no work can begin on the host; undefined when work can begin. A cordoned host gets no image, but may remove one. */
 function obstacle({ host, observed, isTarget }: HostContext): string | undefined {
   if (host.notReadySince !== undefined) {
     return 'The host is not Ready';
@@ -221,7 +221,7 @@ function listedNames({ observed, host }: HostContext): readonly string[] | undef
   return isCached(observed.image) ? namesOn(observed.image, host) : undefined;
 }
 
-/** Returns the row of a host with an older image; undefined when the host has the newest known image. */
+/** Returns the row (state) of a host with an older image; undefined when the host has the newest known image. */
 function outdated(context: HostContext): NodeCacheState | undefined {
   const { host, digest } = context;
   const here = digestsIn(listedNames(context) ?? []);
@@ -285,8 +285,8 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
 }
 
 /**
- * Returns true if a deleted entry gives the host up, so that it does not wait for ever. The host was then not Ready for the time
- * after which a silent host loses its VMs. A parked Job remains and waits for the host.
+ * Returns true if the entry is being deleted and no longer waits for the host. The host was then not Ready for the time after
+ * which a silent host loses its VMs. A parked Job remains, and removes the image if the host returns.
  */
 function isLost(context: HostContext): boolean {
   return context.observed.now >= (lostAt(context) ?? Infinity);

@@ -76,7 +76,7 @@ function objectImage(image: Image): CachedImage | undefined {
   };
 }
 
-/** Returns the names under which the host lists this image; undefined when the host does not list it. */
+/** Returns the names under which the host lists this image. The result is undefined if the host does not list it. */
 export function namesOn(image: CachedImage, host: Host): readonly string[] | undefined {
   return host.images.find((names) => names.some((name) => image.names.includes(name)));
 }
@@ -91,9 +91,9 @@ export function digestsIn(names: readonly string[]): string[] {
 }
 
 /**
- * Returns the digest that hosts should have. For a tag, the cache Job that succeeded last has resolved this digest. Before the
- * first success, it is the digest that most hosts have. If the image has several digests, the digest that most hosts share is
- * used, because it is the digest of the index.
+ * Returns the digest that hosts should have. For a tag, it is the digest that the last successful cache Job fetched. Before the
+ * first success, it is the digest that most hosts have. If the image has several digests, the result is the digest that most
+ * hosts share, because this is the digest of the index.
  */
 export function newestDigest(observed: ObservedEntry): string | undefined {
   const { entry, image } = observed;
@@ -132,7 +132,7 @@ function endOf({ outcome }: CacheJob): string {
   return (outcome.kind === 'succeeded' ? outcome.finishedAt : undefined) ?? '';
 }
 
-/** Returns all digests of the images that have a current digest; of all images when none of them has such a digest. */
+/** Returns all digests of the images that have one of the `current` digests. If no image has one, returns all digests of all images. */
 function candidates(lists: readonly string[][], current: readonly string[]): string[] {
   const same = lists.filter((digests) => digests.some((digest) => current.includes(digest)));
   return [...new Set((same.length > 0 ? same : lists).flat())];

@@ -10,7 +10,10 @@ import { attemptKey } from './attempt.ts';
 import { isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
-/** Annotation of a Job with the attempt that it was created for. A Job of another attempt has already had its effect. */
+/**
+ * Annotation with the attempt for which the Job was created. If the entry's status is at another attempt, it already shows the
+ * result of this Job.
+ */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 
 /** Largest number of characters in the value of a label. A name has up to 253. */
@@ -20,13 +23,16 @@ const HASH_DIGITS = 24;
 
 /** Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees the end. */
 const TTL_SECONDS = 3600;
-/** Time limit in seconds for a removal. A removal waits for deployments between pull and clone, which have ten minutes by default. */
+/**
+ * Time limit in seconds for a removal. A host removes an image only when no deployment uses it. A deployment has ten minutes by
+ * default.
+ */
 const REMOVAL_SECONDS = 900;
-/** Time in seconds that a parked Job waits for its host. A host that is away for longer is set up again. */
+/** Time in seconds that a parked Job waits for a lost host. If the host returns later, this Job no longer removes its image. */
 export const PARKED_SECONDS = 30 * 24 * 3600;
 /**
- * Number of retries of a parked Job: the default of Kubernetes. After the entry is deleted, the Job controller retries instead of
- * the operator.
+ * Number of retries of a parked Job, which waits for a lost host. It is the default of Kubernetes. After the entry is deleted,
+ * the Job controller retries instead of the operator.
  */
 const PARKED_RETRIES = 6;
 

@@ -27,7 +27,7 @@ export interface EntrySources {
   readonly entries: Informer<ImageCacheEntry>;
   readonly images: Informer<Image>;
   readonly nodes: Informer<Node>;
-  /** Jobs with tasks. Their Pods are in `taskPods`. */
+  /** Jobs that do tasks (work on images). Their Pods are in `taskPods`. */
   readonly jobs: Informer<Job>;
   readonly taskPods: Informer<Pod>;
   /** Pods of VMs. */
@@ -97,7 +97,10 @@ function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
   };
 }
 
-/** Returns the outcome of a Job. A complete Job has succeeded, even if somebody removed its Pod; otherwise the Pod has the result. */
+/**
+ * Returns the outcome of a Job. If the Job is complete, it has succeeded, even if its Pod was removed. Otherwise the Pod has the
+ * result.
+ */
 function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
   const outcome = taskOutcome(job, pod);
   const complete = job.status?.conditions?.find(
@@ -110,8 +113,9 @@ function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
 }
 
 /**
- * Returns the name of the entry that serves the image instead of this entry; undefined when this entry serves it. An entry that
- * already works continues; otherwise the oldest entry begins. Names decide between entries of the same second.
+ * Returns the name of the entry that keeps the image instead of this entry. The result is undefined if this entry keeps it. An
+ * entry with a finalizer has begun and continues. If no entry has begun, the oldest one begins. Names decide between entries of
+ * the same second.
  */
 function duplicateOf({ entries }: EntrySources, entry: ImageCacheEntry): string | undefined {
   const rivals = entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
@@ -158,7 +162,7 @@ function freeSlots({ nodes, pods, jobs }: EntrySources, host: string): number {
   return slots - machines.length - jobs.cache.byIndex(JOBS_BY_HOST, host).filter(takesSlot).length;
 }
 
-/** Returns true if the Pod of a VM holds a slot of the host that it is bound to. */
+/** Returns true if the Pod of a VM uses a slot of its host. */
 export function holdsSlot({ status }: Readonly<Pod>): boolean {
   return status?.phase !== 'Failed' && status?.phase !== 'Succeeded';
 }

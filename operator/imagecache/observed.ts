@@ -25,7 +25,7 @@ export interface CacheJob {
   readonly createdAt: number;
   /** Attempt that the Job was created for: see `attemptKey`. */
   readonly attempt: string;
-  /** Whether the Job stays for a lost host, to clean the host when it returns. */
+  /** Whether the Job waits for a lost host, to remove the image when the host returns. */
   readonly isParked: boolean;
   readonly isScheduled: boolean;
   readonly outcome: TaskOutcome;
@@ -51,7 +51,7 @@ export interface ObservedEntry {
   /** Normalized name of the image. Entries with the same normalized name are for the same image. */
   readonly reference: string;
   readonly image: CachedImage | WaitingForImage;
-  /** Name of the entry that already serves this image; undefined when this entry serves it. */
+  /** Name of the entry that already keeps this image on hosts; undefined when this entry does. */
   readonly duplicateOf: string | undefined;
   readonly hosts: ReadonlyMap<string, Host>;
   /** Returns the number of free slots for machines on a host, as far as the caches show. */

@@ -1,4 +1,4 @@
-/** Plans all work for an ImageCacheEntry, and computes its whole status. Pure. */
+/** Plans all work for an ImageCacheEntry, and computes its whole status. All functions are pure. */
 import { createHash } from 'node:crypto';
 import { soonest } from '../../base/time.ts';
 import type {
@@ -73,7 +73,7 @@ function isTargeted(host: Host, targets: NonNullable<ImageCacheEntrySpec['target
   return isNamed && !excludeNodes.includes(host.name) && !excludeTags.some(has);
 }
 
-/** Parts of the entry's status, by host. */
+/** Parts of the entry's last status, by host: the rows (states of single hosts), and the holders (hosts that may have the image). */
 interface Stored {
   readonly rows: ReadonlyMap<string, NodeCacheState>;
   readonly holders: ReadonlySet<string>;
@@ -102,7 +102,8 @@ function contextOf(
   if (host === undefined) {
     return { row: undefined, isHeld: false, deletes: jobs };
   }
-  // If the Node was deleted for a while, the status forgot the host. A remaining Job may have put the image there.
+  // When a Node is deleted, the entry's status loses its host. If the Node has returned, a remaining Job may have put the image
+  // there.
   const isHeld = holders.has(node) || jobs.some(({ type }) => type === 'cache');
   return { observed, host, row: rows.get(node), isHeld, jobs };
 }

@@ -14,7 +14,7 @@ import { isCached, type ObservedEntry } from './observed.ts';
 export interface EntryFindings {
   readonly targets: ReadonlySet<string>;
   readonly digest: string | undefined;
-  /** Rows of the hosts whose state is not yet as the entry wants it. */
+  /** Rows (states of single hosts in the status) of the hosts that do not have the state that the entry wants. */
   readonly rows: readonly NodeCacheState[];
   readonly holders: readonly string[];
   readonly refreshBegins: boolean;
@@ -48,8 +48,8 @@ export function entryStatus(observed: ObservedEntry, findings: EntryFindings): I
 }
 
 /**
- * Returns the time of the last refresh. If the image's name contains a digest, there is no newer image, and the refresh is done
- * at once.
+ * Returns the last `refreshRequestedAt` that was acted on. If the image's name contains a digest, there can be no newer image,
+ * and the request counts as done at once.
  */
 function lastRefresh({ entry, image }: ObservedEntry, { refreshBegins }: EntryFindings): string | undefined {
   const { spec, status } = entry;
@@ -130,8 +130,8 @@ function readiness(
 }
 
 /**
- * Returns true if a status has new facts that must be stored before any work begins, because a restarted operator needs them. All
- * other fields follow from the current state and may wait for the next write.
+ * Returns true if a status has new facts that must be stored before any work begins, because a restarted operator needs them. The
+ * operator can compute all other fields again, so they may wait for the next write.
  */
 export function entryBringsFacts(
   last: ImageCacheEntryStatus | undefined,
@@ -155,7 +155,7 @@ function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCac
   return { holders, digest, lastRefresh, observedGeneration };
 }
 
-/** Returns the facts in a row. The row of a host that is only outdated has no facts. */
+/** Returns the facts in a row (the state of one host): fields that a restarted operator needs. An outdated host has no such fields. */
 function factsOf({ queuedAt, triedAt, failures, retryAt, refresh, state }: NodeCacheState): object {
   return { queuedAt, triedAt, failures, retryAt, refresh, isRemoved: state === 'Removing' };
 }

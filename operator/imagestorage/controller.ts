@@ -20,7 +20,7 @@ import { isNeeded } from './needs.ts';
 import { cachedNeeds, currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
 import { planRemovals, type Removal, type RemovalPlan } from './plan.ts';
 
-/** Key of the only reconcile. It handles all removals together, so that the needs are read once for all. */
+/** Key of the only reconcile. It handles all removals together, so that it determines only once which content is needed. */
 const REMOVALS_KEY = 'storage';
 
 export interface RemovalControllerOptions extends RemovalSources {
@@ -35,11 +35,11 @@ export class RemovalReconciler {
   readonly #options: RemovalControllerOptions;
   readonly #jobs: Writer<Job>;
   /**
-   * Time since which content has no need, by the uid of its Job. The map is empty at the start of each process, so that work of
-   * an earlier process ends before a removal.
+   * Time since which nothing needs the content of a removal, by the uid of the removal's Job. After a start of the operator, the
+   * map is empty and all times begin again. Work of an earlier process can therefore end before a removal.
    */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
-  /** Uids of Jobs whose end was reported and that the cache still shows. */
+  /** Uids of ended Jobs whose end this process has reported, while the cache still shows these Jobs. */
   #told: ReadonlySet<string> = new Set();
 
   constructor(options: RemovalControllerOptions) {
@@ -83,7 +83,10 @@ export class RemovalReconciler {
     }
   }
 
-  /** Reports ended removals and deletes their Jobs. The Event comes first, so a crash between the two repeats the Event. */
+  /**
+   * Reports ended removals and deletes their Jobs. The Event comes first. If the operator crashes before the deletion, it repeats
+   * the Event.
+   */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
     const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';
     const told = new Set(ended.map(uidOf).filter((uid) => this.#told.has(uid)));
@@ -106,10 +109,7 @@ export class RemovalReconciler {
   }
 }
 
-/**
- * Enqueues the removals after changes that may make them due. Changes of VMs' Pods are not watched: they apply at the next
- * reconcile.
- */
+/** Enqueues the removals after changes that may make them due. Changes of VMs' Pods are not watched. They count at the next reconcile. */
 export function enqueueRemovals(
   controller: Controller,
   { images, isos, jobs, taskPods }: RemovalSources,
@@ -126,7 +126,7 @@ export function enqueueRemovals(
       look();
     }
   });
-  // Content that an image names only for a moment is also needed in that moment.
+  // If an image names content only for a moment, the operator must notice this need too.
   for (const { cache } of [images, isos]) {
     cache.onChange(({ type, object, previous }) => {
       const isSame = type === 'updated' && sameContent(object, previous);

@@ -1,4 +1,4 @@
-/** Determines which content of the cluster's image storage is needed. Pure. */
+/** Determines which content of the cluster's image storage is needed. All functions are pure. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -9,10 +9,10 @@ import { folderKey, type Place, placeKey, repositoryOf } from '../image/place.ts
 import { taskOf } from '../tasks/job.ts';
 import { machineOf } from '../vm/podstate.ts';
 
-/** Needed content of the storage: keys of places, and names of whole repositories. */
+/** Content of the image storage that is needed: keys of single files or artifacts (`placeKey`), and names of whole repositories. */
 export interface Needs {
   readonly keys: ReadonlySet<string>;
-  /** True if a machine's document cannot be read, because this machine might then need any content. */
+  /** True if a Pod's description of its machine cannot be read, because this machine might then need any content. */
   readonly unknown: boolean;
 }
 
@@ -20,11 +20,11 @@ export interface Users {
   readonly objects: readonly (Image | ISO)[];
   /** The Pods of VMs. */
   readonly pods: readonly Pod[];
-  /** The Jobs of tasks. */
+  /** The Jobs that do tasks (work on images). */
   readonly jobs: readonly Job[];
 }
 
-/** Returns the needs of all users of the storage. In doubt, content is needed. */
+/** Returns which content the given objects, Pods and Jobs need. In case of doubt, the content counts as needed. */
 export function needsOf({ objects, pods, jobs }: Users): Needs {
   const machines = pods.map((pod) => ({ pod, machine: machineOf(pod) }));
   const keys = [
@@ -38,8 +38,8 @@ export function needsOf({ objects, pods, jobs }: Users): Needs {
 }
 
 /**
- * Returns true if the machine of a Pod still reads the source from the storage. A machine's disk is a layer over a file of the
- * folder for as long as the machine exists. An artifact is fetched before the machine runs.
+ * Returns true if the machine of a Pod still reads the source from the storage. A disk that was made from a file in the storage
+ * folder needs this file as long as the machine exists. An artifact is fetched before the machine runs.
  */
 function isUsedInPlace(source: MachineImageSource | undefined, { status }: Pod): boolean {
   return source?.type === 'storedFile' || (status?.phase ?? 'Pending') === 'Pending';
@@ -65,8 +65,8 @@ function keysOf(source: MachineImageSource | undefined): string[] {
 }
 
 /**
- * Returns the keys that a Job needs: its source and its target. The target may still become an image's content. In a registry its
- * digest is known only afterwards, so the whole repository is needed.
+ * Returns the keys of the content that a Job needs: its source and its target. The target may become an image's content after the
+ * Job. Until then, nobody knows its digest in a registry, so the whole repository is needed.
  */
 function keysOfJob(job: Job): string[] {
   const task = taskOf(job);

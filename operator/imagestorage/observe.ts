@@ -1,4 +1,7 @@
-/** Reads removals and needs from the caches, and the needs from the API server before a removal begins. */
+/**
+ * Reads the planned removals of content, and which content is needed. Before a removal begins, the needs are read from the API
+ * server.
+ */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
@@ -35,8 +38,8 @@ export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
 const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed', 'FailureTarget']);
 
 /**
- * Returns the end of a removal; undefined while it may still continue. Of several attempts, the last attempt decides, once the
- * Job controller makes no more.
+ * Returns the end of a removal. The result is undefined while the Job controller may still try again. The newest Pod of the Job
+ * shows the result.
  */
 function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
   const isOver = job.status?.conditions?.some(({ type, status }) => ENDS.has(type) && status === 'True');

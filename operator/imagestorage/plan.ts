@@ -1,9 +1,12 @@
-/** Plans which removals begin, and finds those that have ended. Pure. */
+/** Plans which removals begin, and finds those that have ended. All functions are pure. */
 import type { Job } from '../../kube/job.ts';
 import type { Place } from '../image/place.ts';
 import { isNeeded, type Needs } from './needs.ts';
 
-/** Longest time in milliseconds between two checks of the needs. A need that begins and ends between two checks is not noticed. */
+/**
+ * Longest time in milliseconds between two checks whether something needs the content. A need that exists only between two checks
+ * is not noticed.
+ */
 const LOOK_MILLISECONDS = 60_000;
 
 /** Number of removals that may run at once, so that a namespace with a thousand images does not fill the hosts with Pods. */
@@ -23,11 +26,11 @@ export interface Removal {
 export interface ObservedRemovals {
   readonly removals: readonly Removal[];
   readonly needs: Needs;
-  /** Time since which no check has found a need for the content, in milliseconds since the epoch, by the Job's uid. */
+  /** Time since which no check has found a need for the content, in milliseconds since the epoch, by the uid of the removal's Job. */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Time in milliseconds for which content must be without a need before its removal. A copy or VM that was begun while the
-   * content was still named is visible by then, or has failed.
+   * Time in milliseconds for which nothing may need content before its removal. A copy or VM may have begun while an image still
+   * named the content. When this time is over, that copy or VM is visible or has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;
@@ -35,7 +38,7 @@ export interface ObservedRemovals {
 
 export interface RemovalPlan {
   readonly unneededSince: ReadonlyMap<string, number>;
-  /** Removals to begin, if the API server also shows no need. */
+  /** Removals that begin next, unless the API server shows that something needs the content. */
   readonly due: readonly Removal[];
   readonly ended: readonly (Removal & { readonly end: RemovalEnd })[];
   /** Time in milliseconds until the next reconcile, even if nothing changes. */
@@ -57,7 +60,7 @@ export function planRemovals(observed: ObservedRemovals): RemovalPlan {
     return since !== undefined && now - since >= keepMilliseconds;
   });
   const underWay = removals.filter(({ job, end }) => job.spec.suspend !== true && end === undefined).length;
-  // Removals begin in groups, so that one read of the needs from the API server serves a whole group.
+  // Removals begin in groups. The needs are then read from the API server only once for each group.
   const places = underWay > REMOVALS_LIMIT / 2 ? 0 : REMOVALS_LIMIT - underWay;
   const ended = removals.flatMap((removal) =>
     removal.end === undefined ? [] : [{ ...removal, end: removal.end }],

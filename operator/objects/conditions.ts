@@ -1,8 +1,8 @@
-/** Creates conditions of a status so that an unchanged condition stays equal. */
+/** Creates the conditions of a status. A condition that did not change stays deeply equal, so that it causes no write. */
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 
-/** Returns the condition of this type in a status; undefined without such a condition. */
+/** Returns the condition of this type in a status. The result is undefined if there is none. */
 export function conditionIn(
   status: { readonly conditions?: readonly Condition[] | undefined } | undefined,
   type: string,
@@ -10,7 +10,7 @@ export function conditionIn(
   return status?.conditions?.find((condition) => condition.type === type);
 }
 
-/** Condition without its transition time and generation. */
+/** Condition without its transition time and generation, which {@link stampConditions} adds. */
 export interface ConditionDraft extends Omit<Condition, 'lastTransitionTime' | 'observedGeneration'> {
   reason: SaidReason;
 }

@@ -1,8 +1,8 @@
-/** Holds back status changes that nobody waits for, and merges them into the next write. */
+/** Delays status changes that nobody waits for, so that one write contains several of them. */
 import { mergeDiff } from './mergepatch.ts';
 
 export interface HeldStatusOptions {
-  /** Longest time for which a change is held back. */
+  /** Longest time in milliseconds for which the write of a change is delayed. */
   readonly holdMilliseconds: number;
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
@@ -11,13 +11,13 @@ export interface HeldStatusOptions {
 export interface StatusChange {
   readonly before: object | undefined;
   readonly after: object;
-  /** Returns whether the change may be held back. This function is called only when there is a change. */
+  /** Returns whether the write of the change may be delayed. This function is called only when there is a change. */
   readonly mayWait: () => boolean;
 }
 
 export class HeldStatus {
   readonly #options: HeldStatusOptions;
-  /** Time since which a change has been held back, in milliseconds since the epoch, by the key of its object. */
+  /** Time since which a change waits to be written, in milliseconds since the epoch, by the key of its object. */
   readonly #since = new Map<string, number>();
 
   constructor(options: HeldStatusOptions) {
@@ -25,7 +25,7 @@ export class HeldStatus {
   }
 
   /**
-   * Writes the difference, unless it is held back.
+   * Writes the difference between the statuses `before` and `after`, or delays the write.
    * @param save writes a merge patch of the status
    * @returns milliseconds until the write is due; undefined when it was written or nothing differs
    */
@@ -46,7 +46,7 @@ export class HeldStatus {
     return undefined;
   }
 
-  /** Forgets the held change of an object, for example after the object was deleted. */
+  /** Forgets the delayed change of an object, for example after the object was deleted. */
   forget(key: string): void {
     this.#since.delete(key);
   }

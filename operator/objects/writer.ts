@@ -1,4 +1,4 @@
-/** Writes objects of one kind for reconciles. Every write can be repeated safely, and fails when the object is stale. */
+/** Writes objects of one kind for reconciles. Every write can be repeated safely. A patch fails if the object has changed meanwhile. */
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency, Follower } from '../../kube/consistency.ts';
 import { undefinedIf } from '../../base/errors.ts';
@@ -15,8 +15,8 @@ export interface WriterOptions<T extends KubeObject> {
 }
 
 /**
- * Writer for the objects of one kind. `key` names the reconcile that writes. Every method may also reject with an ApiError that
- * its docstring does not mention.
+ * Writer for the objects of one kind. `key` is the key of the reconcile that writes. Every method may also reject with an
+ * ApiError that is not in its docstring.
  */
 export class Writer<T extends KubeObject> {
   readonly #options: WriterOptions<T>;
@@ -45,7 +45,7 @@ export class Writer<T extends KubeObject> {
   }
 
   /**
-   * Adds or removes a finalizer.
+   * Adds the finalizer if `isHeld` is true, and removes it if not.
    * @returns the stored object; undefined when it no longer exists
    */
   async setFinalizer(key: string, object: T, finalizer: string, isHeld: boolean): Promise<T | undefined> {

@@ -1,4 +1,4 @@
-/** Builds Jobs whose Pods do tasks on hosts, for any controller, and reads their tasks. */
+/** Builds Jobs whose Pods do tasks on hosts (work on images), and reads the task of a Job. */
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import {
   NAT_TAINT,
@@ -17,13 +17,13 @@ export interface TaskJobOptions {
   readonly metadata: Partial<ObjectMeta>;
   readonly workload: 'cache' | 'image';
   readonly task: Task;
-  /** Image name for people, and for the scheduler, which prefers hosts that have the image. */
+  /** Name of the image in the Pod. People read it, and the scheduler prefers hosts that have this image. */
   readonly containerImage: string;
   readonly pullSecrets: readonly string[];
   readonly placement: Placement;
   /** Whether the task uses one of the host's slots for machines. */
   readonly takesSlot: boolean;
-  /** Whether the task may begin on a cordoned host, because it only frees what the host keeps. */
+  /** Whether the task may begin on a cordoned host. This is true for a task that only removes an image from the host. */
   readonly toleratesCordon?: boolean;
   readonly activeDeadlineSeconds: number;
   readonly ttlSecondsAfterFinished: number;
@@ -48,7 +48,10 @@ export function taskJob(options: TaskJobOptions): Unsaved<Job> {
   };
 }
 
-/** Toleration of hosts with broken NAT. Images use the host's own network, so such a host can still fetch and remove them. */
+/**
+ * Toleration for hosts whose NAT for guests is broken. Such a host can still fetch and remove images, because it needs no NAT for
+ * this.
+ */
 const BROKEN_NAT: Toleration = { key: NAT_TAINT, operator: 'Exists', effect: 'NoSchedule' };
 
 const CORDON: Toleration = {
@@ -78,7 +81,7 @@ function podSpec(options: TaskJobOptions): PodSpec {
   };
 }
 
-/** Parsed tasks by Job. Each reconcile needs the task, and a Job in the cache never changes. */
+/** Cache of parsed tasks, by Job object. Each reconcile needs the task, and a Job object in the informer's cache never changes. */
 const tasks = new WeakMap<Job, { readonly task: Task | undefined }>();
 
 /** Returns the task that a Job was created for; undefined when it cannot be read. */

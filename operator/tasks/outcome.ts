@@ -1,4 +1,4 @@
-/** Determines the outcome of a task from its Job and the Job's Pod. Pure. */
+/** Determines the outcome of a task from its Job and the Job's Pod. All functions are pure. */
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -6,7 +6,7 @@ import { type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 
-/** Reason of the Job controller when the last Pod that the Job may have has failed. */
+/** Reason that the Job controller gives for a failed Job after the last Pod that this Job may have has failed. */
 const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
 const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
 
@@ -45,8 +45,8 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
 }
 
 /**
- * Returns the end that the Job shows; undefined when it shows no end or when the Pod will show more. If its host does not
- * respond, a Job stays at FailureTarget and never becomes Failed.
+ * Returns the end of a task as its Job shows it. The result is undefined if the Job shows no end, or if the Pod will still report
+ * the end. While the Pod's host does not respond, a Job has the condition FailureTarget and never gets the condition Failed.
  */
 function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
   const failed = job.status?.conditions?.find(

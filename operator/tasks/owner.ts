@@ -1,4 +1,4 @@
-/** Finds the owner of a task: the Image, ISO or ImageCacheEntry of a Job and its Pods, and the Job of a Pod. */
+/** Finds the objects that a task belongs to: the Image, ISO or ImageCacheEntry of a Job or Pod, and the Job of a Pod. */
 import type { Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
@@ -8,27 +8,30 @@ import type { KubeObject, ObjectMeta } from '../../kube/objects.ts';
 export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
 /** Label of Jobs and their Pods with the uid of the ImageCacheEntry that the task is for. A removal may outlive this entry. */
 export const ENTRY_UID_LABEL = 'berth.dev/cache-entry-uid';
-/** Label with the name of that ImageCacheEntry, for people. */
+/** Label of Jobs and their Pods with the name of the ImageCacheEntry that the task is for. Only people read this label. */
 export const ENTRY_NAME_LABEL = 'berth.dev/cache-entry';
 
 /** Index of Jobs by {@link ownersOf}, and of their Pods by {@link ownersOfPod}. */
 export const TASKS_BY_OWNER = 'owner';
 
 /**
- * Returns the uids of the objects that a Job or Pod works for. Only labels count, because admission lets nobody but the operator
- * write them. An owner reference proves nothing: a tenant may write any uid into the reference of a Job or Pod of its own.
+ * Returns the uids of the objects that a Job or Pod works for. Only labels count, because only the operator may write them. Owner
+ * references do not count, because a tenant may write any uid into the reference of its own Job or Pod.
  */
 export function ownersOf({ metadata: { labels = {} } }: Readonly<KubeObject>): string[] {
   return [labels[IMAGE_UID_LABEL], labels[ENTRY_UID_LABEL]].filter((uid) => uid !== undefined);
 }
 
-/** Returns {@link ownersOf} the Pod, and the key of the Job that created it. */
+/** Returns the uids of the objects that a Pod works for ({@link ownersOf}), and the key of the Job that created the Pod. */
 export function ownersOfPod(pod: Readonly<KubeObject>): string[] {
   const job = controllerOf(pod)?.uid;
   return [...ownersOf(pod), ...(job === undefined ? [] : [jobKey(pod, job)])];
 }
 
-/** Joins the uid of a Job and a namespace, so that a Pod of another namespace cannot pass as one of the Job. */
+/**
+ * Returns the index key of a Job: the namespace and the Job's uid. A Pod of another namespace therefore never counts as the Job's
+ * Pod.
+ */
 function jobKey({ metadata }: Readonly<KubeObject>, uid: string): string {
   return `${metadata.namespace}/${uid}`;
 }
@@ -48,7 +51,7 @@ export function podsOf(job: Job, taskPods: Pick<Informer<Pod>, 'cache'>): Pod[] 
   return taskPods.cache.byIndex(TASKS_BY_OWNER, jobKey(job, job.metadata.uid ?? ''));
 }
 
-/** Returns the Job of a Pod; undefined when it no longer exists. */
+/** Returns the Job that created a Pod; undefined when the Job no longer exists. */
 export function jobOf(pod: Readonly<Pod>, jobs: Pick<Informer<Job>, 'cache'>): Readonly<Job> | undefined {
   const owner = controllerOf(pod);
   const job = owner && jobs.cache.get(`${pod.metadata.namespace}/${owner.name}`);

@@ -4,7 +4,7 @@ import type { NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from 
 import type { Job } from '../../kube/job.ts';
 
 export interface Placement {
-  /** Namespace whose dedicated hosts may be used; `*` allows the dedicated hosts of every namespace. */
+  /** Namespace whose dedicated hosts may be used. The value `*` allows the dedicated hosts of every namespace. */
   readonly dedicatedTo: string;
   readonly architecture?: 'amd64' | 'arm64' | undefined;
   /** Name of the only host that may be used; undefined allows any host. */
@@ -93,7 +93,10 @@ function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelecto
 /** Index of Jobs by the host that they are for. */
 export const JOBS_BY_HOST = 'host';
 
-/** Returns the name of the host that a Job is for, as the values of {@link JOBS_BY_HOST}; empty for a Job that any host may do. */
+/**
+ * Returns the keys of a Job for the index {@link JOBS_BY_HOST}: the name of its only host. If any host may do the Job, there is
+ * no key.
+ */
 export function hostOfJob({ spec }: Job): string[] {
   const { nodeAffinity: affinity } = spec.template.spec.affinity ?? {};
   const terms = affinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;

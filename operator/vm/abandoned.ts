@@ -1,7 +1,7 @@
 /**
- * Handles machines that no agent can end cleanly any more. A machine that may still run on a silent host is given up. The host's
- * Node stores the machine's MAC address until the host reports again and ends machines without a VM. If a VM gets such an address
- * again, an Event reports this.
+ * Handles machines that no agent can end cleanly any more. The operator gives up a machine that may still run on a silent host.
+ * The host's Node stores the machine's MAC address until the host reports again and ends machines without a VM. If a VM gets such
+ * an address again, an Event reports this.
  */
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
@@ -12,7 +12,7 @@ import { isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hasRun, machineOf, terminated } from './podstate.ts';
 
-/** Index of Nodes by the MAC addresses of machines that were given up on them. */
+/** Index of Nodes by the MAC addresses of the machines that the operator gave up on their hosts. */
 export const NODES_BY_GIVEN_UP = 'givenUp';
 
 const addressesSchema = z.array(z.string());
@@ -28,9 +28,9 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * Returns the MAC addresses that the Node of an abandoned Pod must store; undefined when there is no new address. No address is
- * stored when somebody fenced the host: its Node was deleted or is out of service. If nobody saw the machine run, the host itself
- * ends the machine, and no address is stored either.
+ * Returns the MAC addresses to store on the Node of an abandoned Pod; undefined when there is no new address. No address is
+ * stored when somebody fenced the host: its Node was deleted or is out of service. If the Pod never showed that the machine ran,
+ * no address is stored either, because the host itself ends the machine.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);

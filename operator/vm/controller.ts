@@ -1,6 +1,6 @@
 /**
- * Reconciles VMs in this order: finalizer → other steps → the whole status → a write of the difference. Nothing here waits. A VM
- * that needs another reconcile later is enqueued again by its key.
+ * Reconciles VMs in this order: finalizer → other steps → the whole status → a write of the difference. No reconcile waits. If a
+ * VM needs another reconcile later, its key is enqueued again.
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
@@ -28,9 +28,12 @@ import { stepsFor } from './steps/index.ts';
 import type { Outcome } from './steps/step.ts';
 import { VMWriter } from './writes.ts';
 
-/** Time in milliseconds for which a status change that nobody waits for is held back, to be merged into the next write. */
+/** Time in milliseconds for which a status change that nobody waits for is delayed. One write can then contain several changes. */
 const FOLD_MILLISECONDS = 500;
-/** Wait in milliseconds after a refusal by quota, Pod Security or a used name, because no watch shows when the cause has ended. */
+/**
+ * Time in milliseconds until the next attempt after a Pod could not be created, because of a quota, Pod Security or a used name.
+ * No watch shows when the cause has ended.
+ */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 
 export interface VMControllerOptions extends Sources {
@@ -43,7 +46,10 @@ export class VMReconciler {
   readonly #options: VMControllerOptions;
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
-  /** Refusals of sizes that VMs still request, by the key of the VM. A new leader requests each size once more. */
+  /**
+   * Sizes that VMs still request although the API server refused them, by the key of the VM. A new leader requests each size once
+   * more.
+   */
   readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
   constructor(options: VMControllerOptions) {
@@ -137,7 +143,7 @@ export class VMReconciler {
     }
   }
 
-  /** Writes the status. Returns the milliseconds for which the write is held back; undefined when it was written or nothing differs. */
+  /** Writes the status or delays the write. Returns the milliseconds until a delayed write; undefined when written or nothing differs. */
   async #writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
     const { vm, now } = observed;
     const { metrics, recorder } = this.#options;

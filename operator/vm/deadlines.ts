@@ -5,7 +5,7 @@ import { machineCondition, machineOf } from './podstate.ts';
 import { standingRefusal } from './size.ts';
 
 /**
- * Returns the milliseconds until the nearest deadline; undefined without a deadline. The result is at least 1, so that no
+ * Returns the milliseconds until the nearest deadline; undefined when there is no deadline. The result is at least 1, so that no
  * deadline is lost.
  */
 export function untilNextDeadline(observed: Observed, facts: Facts): number | undefined {

@@ -1,4 +1,4 @@
-/** Records Events of a VM: one for each transition that a person would ask about. */
+/** Records Events of a VM: one for each change that people would ask about, for example a new host or a failure. */
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { isReason, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -10,7 +10,7 @@ import type { LostPlacement } from './facts.ts';
 
 type Story = EventText<SaidReason>;
 
-/** Records the changes between a VM's last status and the next. `lost` is the reason when a placement was given up. */
+/** Records Events for the changes from a VM's last status to the next. `lost` describes the last attempt on a host if it was given up. */
 export function recordTransition(
   recorder: EventRecorder<SaidReason>,
   vm: VM,
@@ -33,7 +33,7 @@ export function recordTransition(
   }
 }
 
-/** Records that a VM's new Pod has the addresses of a machine that was given up on `hosts`, which are silent. */
+/** Records an Event: the VM's new Pod has the MAC address of a machine that was given up on `hosts`, which are silent. */
 export function recordDoubledIdentity(
   recorder: EventRecorder<SaidReason>,
   vm: VM,
@@ -45,8 +45,8 @@ export function recordDoubledIdentity(
 }
 
 /**
- * Returns the Event of a placement that was given up. The Event keeps the reason, because its Pod is deleted soon and the next
- * host does not know it.
+ * Returns the Event about an attempt on a host that was given up. Only the Event keeps the reason, because the Pod is deleted
+ * soon and the next host does not know the reason.
  */
 function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
   if (lost === undefined) {
@@ -90,8 +90,8 @@ function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
 }
 
 /**
- * Returns the Event of a VM that became Ready for a reason, for example because a port answers. It is told once per start of the
- * machine. Otherwise a guest that opens and closes its port would use up the Events of its VM.
+ * Returns the Event of a VM that became Ready for a reason, for example because a port answers. There is one such Event per start
+ * of the machine. Otherwise a guest that opens and closes its port could cause very many Events.
  */
 function becameReady(last: VMStatus | undefined, next: VMStatus): Story[] {
   const { status, message = '' } = conditionIn(next, 'Ready') ?? {};

@@ -1,6 +1,6 @@
 /**
- * Gathers the facts of a VM that are written once and that later reconciles may rely on. They are when it first ran, which
- * placement this is, and how it ended. Conditions and phase are never read back.
+ * Gathers the facts of a VM: the time of its first run, the number of its attempts on hosts, and its end. Facts are written once,
+ * and later reconciles rely on them. No reconcile relies on the conditions and the phase in the status.
  */
 import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
@@ -19,7 +19,10 @@ export interface Facts {
 
 export type Failure = NonNullable<VMStatus['failure']>;
 
-/** Reasons of ends that the host did not report. A VM that never ran is placed again after each such end, without a limit. */
+/**
+ * Reasons why a Pod was lost before its host reported an end. A VM that never ran is placed again after each such loss, without a
+ * limit.
+ */
 const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
 /** Largest number of times that a VM is placed again because its host refused it. */
 const MAXIMUM_REPLACEMENTS = 3;
@@ -60,7 +63,7 @@ interface End extends Omit<Failure, 'time'> {
   readonly reason: SaidReason;
 }
 
-/** Returns the end of a VM that once ran and has no Pod. Somebody removed the operator's finalizer, and so the Pod. */
+/** Returns the end of a VM that once ran and has no Pod. Somebody removed the operator's finalizer, and the Pod was then deleted. */
 function vanished(facts: Facts): End | undefined {
   return facts.firstRunningTime === undefined
     ? undefined
@@ -70,7 +73,7 @@ function vanished(facts: Facts): End | undefined {
       };
 }
 
-/** Returns how the Pod ended, or why it will certainly end; undefined while it may live. */
+/** Returns how the Pod ended, or why it will certainly end. The result is undefined while the Pod may continue. */
 function podEnd(observed: Observed, pod: Pod): End | undefined {
   const isDeleted = pod.metadata.deletionTimestamp !== undefined;
   return givenUp(observed, pod) ?? (isDeleted ? deletedBy(pod) : hasEnded(pod) ? endOf(pod) : undefined);
@@ -81,7 +84,7 @@ export interface LostPlacement extends End {
   readonly nodeName: string | undefined;
 }
 
-/** Returns why the placement in the VM's last status is given up for another placement; undefined while it is kept. */
+/** Returns why the VM's last placement (its attempt on a host) was given up for another one; undefined while the VM keeps it. */
 export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): LostPlacement | undefined {
   const { vm, pod } = observed;
   const isGivenUp = attempt > (vm.status?.attempt ?? 1);
@@ -130,14 +133,14 @@ function deletedBy(pod: Pod): End {
 }
 
 /**
- * Returns true if the VM is placed again, which is possible only before its first run. After a deleted, evicted or lost Pod there
- * is no limit. After refusals the number is limited.
+ * Returns true if the VM is placed on a host again. This is possible only before its first run. After a deleted, evicted or lost
+ * Pod there is no limit. After refusals by hosts there is a limit.
  */
 function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;
   }
-  // This Pod is of an earlier placement. Its end was judged when the next placement got its number.
+  // This Pod belongs to an earlier placement. Its end already counted when the next placement began.
   if (podAttempt(pod) < facts.attempt) {
     return true;
   }
@@ -159,8 +162,8 @@ function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
 }
 
 /**
- * Returns the end of a VM after a deadline of the operator: from binding to the first Running, or from the first Running to the
- * end.
+ * Returns the end of a VM that is past a deadline. One deadline limits the time from binding to the first Running. The other
+ * limits the time after the first Running.
  */
 function expired(observed: Observed, facts: Facts): End | undefined {
   const deadline = nextDeadline(observed, facts);

@@ -1,6 +1,6 @@
 /**
- * Reads the objects of a deployment (VMConfig, Image, ISO) from the API server. A VM is created once, so an edit that a lagging
- * cache lacks would be lost.
+ * Reads the objects of a deployment (VMConfig, Image, ISO) from the API server. The Pod of a VM is created only once. If a cache
+ * lags at this moment, the last edit of such an object would have no effect.
  */
 import type { KubeClient } from '../../kube/client.ts';
 import { unlessMissing } from '../../kube/errors.ts';
@@ -40,7 +40,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
     const open: Question[] = [];
     const live = { ...observed, lookups: lookupsOf(answers, open, observed) };
     resolve(live);
-    // Only the first question is sent, because the other questions may depend on its answer.
+    // Only the first missing object is read, because it may decide which other objects are needed.
     const [question] = open;
     if (question === undefined) {
       return live;
@@ -50,7 +50,7 @@ export async function readLive(client: KubeClient, observed: Observed): Promise<
   }
 }
 
-/** Returns lookups that answer from earlier responses. New questions are added to `open`, and their objects are treated as missing. */
+/** Returns lookups that use earlier responses. An object without a response is added to `open` and counts as missing for now. */
 function lookupsOf(
   answers: ReadonlyMap<string, KubeObject | undefined>,
   open: Question[],

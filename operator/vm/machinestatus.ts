@@ -1,4 +1,4 @@
-/** Reports the machine of a VM as its Pod and its host describe it. */
+/** Computes the part of a VM's status that describes its machine, from the Pod and the report of its host. */
 import {
   desiredSchema,
   type Machine,
@@ -15,10 +15,10 @@ import type { Observed } from './observe.ts';
 import { PENDING_PHASES } from './phase.ts';
 import { containerState, desiredText, machineOf, machineReport } from './podstate.ts';
 
-/** Phases in which a machine has a disk and its host reports no size, because nothing runs. */
+/** Phases in which a machine has a disk, but its host reports no disk size, because the machine does not run. */
 const OFF: ReadonlySet<VMPhase> = new Set(['Stopped', 'Suspended']);
 
-/** Returns the machine's part of the status. After the Pod's deletion, the values of the last status are kept as the VM's record. */
+/** Returns the machine's part of the status. After the Pod's deletion, the status keeps the last values. */
 export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VMStatus> {
   const machine = pod === undefined ? undefined : machineOf(pod);
   if (pod === undefined || machine === undefined) {
@@ -42,7 +42,7 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
 
 function keptStatus(last: VMStatus): Partial<VMStatus> {
   const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = last;
-  // A status of an earlier release has no name, and the column shows the name.
+  // A status that an earlier release wrote has no image name, which `kubectl get` shows.
   const named = image && { name: shortImageName(image.reference ?? ''), ...image };
   return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
 }
@@ -53,7 +53,7 @@ function progress(phase: VMPhase, { progressPercent }: MachineReport): string | 
     : `${phase} ${progressPercent} %`;
 }
 
-/** Returns the addresses of the guest. A guest without an address of its own has the address of its host in its Pod. */
+/** Returns the guest's own addresses. If a guest has none, its Pod has the address of the host, which the result does not contain. */
 function guestAddresses({ status = {} }: Pod): string[] | undefined {
   const addresses = (status.podIPs ?? []).map(({ ip }) => ip);
   return nonEmpty(addresses.filter((address) => address !== status.hostIP));

@@ -4,7 +4,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { PENDING_PHASES } from './phase.ts';
 
-/** Buckets in seconds: from half a second, for a cached image, to three hours, the deadline of a cache Job. */
+/** Upper bounds of the histogram's buckets in seconds. A cached image takes half a second, and a cache Job may take three hours. */
 const TRANSITION_BUCKETS = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800];
 
 /** Sources that the gauges read when they are collected. */
@@ -69,7 +69,7 @@ export class VMMetrics {
   }
 }
 
-/** Sets the gauge of every namespace to the measure of its pending VMs. Only the leader sets values. */
+/** Sets the gauge of every namespace to the result of `measure` for its pending VMs. Only the leader sets values. */
 function show(
   gauge: Gauge<'vm_namespace'>,
   view: VMView,

@@ -1,6 +1,6 @@
 /**
- * Reads from the caches all that one reconcile of a VM needs. Reads from the API server when an action on a lagging cache could
- * not be undone.
+ * Reads all that one reconcile of a VM needs. Most of it comes from the caches. If an action cannot be undone, the data for it
+ * comes from the API server, because a cache may lag.
  */
 import { randomBytes } from 'node:crypto';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
@@ -46,11 +46,11 @@ export interface Observed {
   readonly nameTakenBy: string | undefined;
   /** Node that the Pod is bound to; undefined when the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
-  /** Last refusal of another size for the Pod, as long as the VM still requests this size. */
+  /** Last refusal of another size for the Pod; undefined when the VM no longer requests the refused size. */
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
-  /** Returns the holder (`namespace/name`) of a host port, for example `8822/TCP`, for the message to a VM that waits for the port. */
+  /** Returns the Pod (`namespace/name`) that uses a host port such as `8822/TCP`, for the message of a VM that waits for the port. */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
@@ -124,7 +124,10 @@ function isBound(pod: Pod): boolean {
   return pod.spec.nodeName !== undefined && pod.status?.phase !== 'Failed';
 }
 
-/** Reads the Pod of a VM that ran from the API server, because the loss of such a Pod is recorded for good. */
+/**
+ * Reads from the API server the Pod of a VM that already ran. A cache is not enough, because the loss of such a Pod is recorded
+ * for good.
+ */
 async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
     return undefined;

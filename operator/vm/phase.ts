@@ -14,10 +14,7 @@ export interface Phase {
   readonly message: string;
 }
 
-/**
- * Phases of VMs that wait to run. `berth_pending_vms` counts these VMs, and changes between these phases may be merged into the
- * next write.
- */
+/** Phases of VMs that wait to run. `berth_pending_vms` counts these VMs. The write of a change between these phases may be delayed. */
 export const PENDING_PHASES = phasesIn('deployment');
 const PRE_RUNNING = ['Pulling', 'Cloning', 'Starting'] as const;
 const TRANSITIONS = ['Stopping', 'Suspending', 'Resuming', 'Starting'] as const;
@@ -69,7 +66,7 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   };
 }
 
-/** Returns the phase from the Pod phase, the container state and the condition `berth.dev/Machine`, as the contract's table defines. */
+/** Returns the phase from the Pod phase, the container state and the condition `berth.dev/Machine`, which the agent writes. */
 function podPhase(pod: Pod): Phase {
   if (pod.spec.nodeName === undefined) {
     return { name: 'Pending', reason: 'Pending', message: 'The VM waits for a host' };

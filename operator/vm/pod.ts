@@ -1,4 +1,4 @@
-/** Builds the Pod of a VM: requests and affinity for the scheduler, and the contract's annotations for the host's agent. */
+/** Builds the Pod of a VM: requests and affinity for the scheduler, and two annotations for the host's agent. */
 import { createHash } from 'node:crypto';
 import {
   DESIRED_ANNOTATION,
@@ -67,8 +67,8 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
 }
 
 /**
- * Returns the part of the contract that may change while the Pod lives. The agent's acknowledgement has a hash of the
- * annotation's text.
+ * Returns the content of the annotation `berth.dev/desired`, which may change while the Pod exists. The agent reports a hash of
+ * the text that it has fulfilled.
  */
 export function buildDesired(
   vm: VM,
@@ -86,7 +86,7 @@ export function buildDesired(
   };
 }
 
-/** Returns the machine document, in which no field is forgotten. Its JSON omits fields without a value. */
+/** Returns the content of the annotation `berth.dev/machine`. Its type requires every field. The JSON omits fields without a value. */
 function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]: Machine[Field] } {
   const { vm, resolved, attempt } = options;
   const { spec } = vm;
@@ -131,13 +131,13 @@ function machinePorts(ports: readonly string[] | undefined): MachinePort[] {
 }
 
 /**
- * Returns UUID, serial number and MAC address. They come from the cluster, namespace and name, so that two clusters of one
- * network never share a value. For Dynamic they are random.
+ * Returns UUID, serial number and MAC address. They are computed from the cluster's uid, the namespace and the name, so that two
+ * clusters in one network never have the same values. If the identity is Dynamic, they are random.
  * The MAC address is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest clear).
  */
 function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
   const { namespace = '', name } = vm.metadata;
-  // No part contains a slash, so two different names never give the same seed.
+  // No part of the seed contains a slash, so two different names never give the same seed.
   const seed = resolved.hardwareIdentity === 'Dynamic' ? random() : `${clusterUid}/${namespace}/${name}`;
   const digest = createHash('sha256').update(`berth-hardware:${seed}`).digest('hex');
   const uuid = [

@@ -1,4 +1,4 @@
-/** Reads the state of a VM's machine from its Pod, and trims Pods for the operator's cache. Pure. */
+/** Reads the state of a VM's machine from its Pod, and trims Pods for the operator's cache. All functions are pure. */
 import {
   type Machine,
   type MachineReport,
@@ -15,8 +15,8 @@ import {
 import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 
 /**
- * Returns the Pod as the operator's cache keeps it. A bound Pod loses the fields that only the scheduler reads, or that its host
- * repeats. These fields use two fifths of the Pod's memory, and the operator does not read them.
+ * Returns the Pod as the operator's cache keeps it. A bound Pod loses fields that only the scheduler reads, and fields of the
+ * status that repeat the spec. They use two fifths of the Pod's memory, and the operator does not read them.
  */
 export function trimPod(pod: Pod): Pod {
   if (pod.spec.nodeName === undefined) {
@@ -49,12 +49,12 @@ export function hasEnded(pod: Pod): boolean {
   return pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
 }
 
-/** Waiting reasons of a machine that was created but not started. */
+/** Reasons of the container's waiting state if its machine was created but not started. */
 const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
 
 /**
- * Returns true if a machine of this Pod ever ran. A machine that was created but not started, because it should be off, waits
- * without an id, which agents assign at the first start. A terminated machine that never ran has no `startedAt`.
+ * Returns true if a machine of this Pod ever ran. Agents assign the container's id at the first start. A machine that was
+ * created, but should be off, therefore waits without an id. A terminated machine that never ran has no `startedAt`.
  */
 export function hasRun(pod: Pod): boolean {
   if (pod.status?.phase === 'Running') {
@@ -80,10 +80,16 @@ export function terminated(pod: Pod): ContainerState['terminated'] {
   return containerState(pod)?.terminated;
 }
 
-/** Parsed machine documents by Pod. One reconcile reads the document several times, and a Pod in the cache never changes. */
+/**
+ * Cache of parsed `berth.dev/machine` annotations, by Pod. One reconcile needs the result several times. A Pod in the cache never
+ * changes.
+ */
 const machines = new WeakMap<Pod, { readonly machine: Machine | undefined }>();
 
-/** Returns the machine document of a Pod; undefined when it cannot be read, for example because another version wrote it. */
+/**
+ * Returns the machine that a Pod's annotation describes; undefined when it cannot be read, for example because another release
+ * wrote it.
+ */
 export function machineOf(pod: Pod): Machine | undefined {
   const known = machines.get(pod);
   if (known !== undefined) {
@@ -114,7 +120,10 @@ export function machineCondition(pod: Pod): PodCondition | undefined {
 
 const STATUSES: ReadonlySet<string> = new Set(['True', 'False', 'Unknown']);
 
-/** Returns the Pod's condition of this type. The API server does not check the status that a host writes; any other word is Unknown. */
+/**
+ * Returns the Pod's condition of this type. The API server does not check the status that a host writes. The result therefore has
+ * the status Unknown instead of any word that is not allowed.
+ */
 export function podCondition(pod: Pod | undefined, type: string): PodCondition | undefined {
   const condition = pod?.status?.conditions?.find((other) => other.type === type);
   return condition === undefined || STATUSES.has(condition.status)

@@ -1,6 +1,7 @@
 /**
- * Resolves the settings of a VM once, at its deployment: VM → VMConfig → Image or ISO → operator's configuration → built-in
- * value. Image and iso are one group: both come from the first source that sets image or iso.
+ * Resolves the settings of a VM once, at its deployment. Each setting comes from the first source that has it: VM → VMConfig →
+ * Image or ISO → operator's configuration → built-in value. `image` and `iso` both come from the first source that sets one of
+ * them.
  */
 import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -14,7 +15,7 @@ import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { contentOf } from '../image/content.ts';
 import type { Observed } from './observe.ts';
 
-/** Disk or ISO: the source for the agent, and the container image, because the scheduler prefers hosts that have this image. */
+/** Disk or ISO of a machine. The agent uses `source`. The scheduler uses `containerImage` and prefers hosts that have this image. */
 export interface ResolvedImage {
   readonly source: MachineImageSource;
   readonly containerImage: string;
@@ -63,10 +64,10 @@ export function isUnresolved(value: Resolved | Unresolved): value is Unresolved 
   return 'reason' in value;
 }
 
-/** Values of a display for fields that are not given, if other fields are given or the image comes from an IPSW. */
+/** Display fields (pixels and DPI) that are used if only other display fields are set, or if the image comes from an IPSW. */
 const DEFAULT_DISPLAY = { width: 1920, height: 1080, dpi: 96 };
 
-/** Settings of one source. The first source with a field wins. */
+/** Settings from one source, for example the VMConfig. Each setting comes from the first source that has it. */
 type Layer = Partial<Omit<VMSpec, 'configRef' | 'ports' | 'image' | 'iso'>>;
 
 function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field): Layer[Field] {
@@ -106,7 +107,7 @@ function imageLayer(image: Image | ISO | undefined): Layer {
   return { architecture, os, imagePullSecrets };
 }
 
-/** Finds the VMConfig of a VM. If the VM names no namespace for it, searches the VM's own namespace and then the default namespace. */
+/** Finds the VMConfig of a VM. If the VM names no namespace for it, the VM's own namespace comes first, then the default namespace. */
 function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
   const ref = vm.spec.configRef;
   if (ref === undefined) {
@@ -142,7 +143,7 @@ function configIdentity({ metadata }: VMConfig): NonNullable<Resolved['config']>
 interface ResolvedImages {
   readonly image: ResolvedImage | undefined;
   readonly iso: ResolvedImage | undefined;
-  /** The named objects, which provide architecture, os and pull secrets. */
+  /** Image and ISO objects that the VM names. They provide architecture, os and pull secrets. */
   readonly imageObject: Image | undefined;
   readonly isoObject: ISO | undefined;
 }
@@ -240,8 +241,8 @@ function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved
 }
 
 /**
- * Returns the placement with the fields of a stronger source. Each field comes from the strongest source that has it, except for
- * `tagPolicy`: it belongs to the tag beside it and never applies to the tag of another source.
+ * Returns the placement `weaker` with the fields of a stronger source, which replace fields of `weaker`. A `tagPolicy` is valid
+ * only for the tag of its own source. If the stronger source has a tag, the `tagPolicy` of `weaker` is removed.
  */
 function mergePlacement(weaker: Resolved['placement'], { placement = {} }: Layer): Resolved['placement'] {
   const { tagPolicy: _policy, ...others } = weaker;

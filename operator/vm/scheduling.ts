@@ -2,7 +2,7 @@
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
 
-/** Patterns of the scheduler's reasons, each with the text for people; `%` is the number of hosts. */
+/** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */
 const REASONS: readonly (readonly [RegExp, string])[] = [
   [/^Insufficient berth\.dev\/slot$/, '% without a free berth'],
   [/^Insufficient berth\.dev\/macos-guest$/, '% with two macOS guests already'],
@@ -22,8 +22,8 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
  */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /**
- * Pattern of the only reason about taints in Kubernetes 1.36; earlier versions name the taint. The reason includes nodes that are
- * not Berth hosts.
+ * Pattern of the reason that the scheduler of Kubernetes 1.36 gives for every taint. Earlier versions of Kubernetes name the
+ * taint. The number in this reason also counts nodes that are not Berth hosts.
  */
 const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
 /** Beginning of the scheduler's text about claims and preemption, which Berth never uses. */
@@ -37,7 +37,7 @@ export interface SchedulingReason {
 
 /** Facts that the scheduler's message does not contain. */
 export interface SchedulingHints {
-  /** Returns the holder (`namespace/name`) of a reserved port, for example `8822/TCP`. */
+  /** Returns the Pod (`namespace/name`) that uses a reserved port, for example `8822/TCP`. */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts, for their taints. */
   readonly hosts: () => readonly Node[];
@@ -105,7 +105,7 @@ function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): 
   return held.length === 0 ? '' : ` (${held.join(', ')})`;
 }
 
-/** Texts for people about taints, by the taint's key; `%` is the number of hosts. */
+/** Texts for people about taints, by the taint's key. In a text, `%` stands for the number of hosts. */
 const TAINT_TEXTS: Readonly<Record<string, string>> = {
   [NAT_TAINT]: '% with broken NAT',
   [DEDICATED_KEY]: '% dedicated to another namespace',
@@ -131,7 +131,7 @@ export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   return [...counts].map(([text, count]) => text.replace('%', String(count)));
 }
 
-/** Returns true if the Pod may run on a host of this name. The scheduler never compared a Pod that names its host with other hosts. */
+/** Returns true if the Pod may run on a host of this name. If a Pod names its only host, the taints of other hosts do not matter. */
 function isAskedFor(pod: Pod, host: Node): boolean {
   const required = pod.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
   const fields = required?.nodeSelectorTerms[0]?.matchFields ?? [];

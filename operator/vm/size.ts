@@ -16,13 +16,13 @@ import type { Resolved } from './resolve.ts';
 
 /**
  * First wait in milliseconds after a refused resize, because no watch shows when a quota has room again. The wait doubles, so
- * that fleets that wait for one quota do not overload the API server.
+ * that many VMs that wait for one quota do not overload the API server.
  */
 const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
 /** Longest wait in milliseconds after a refused resize. The controller-manager computes every quota again at this interval. */
 const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
 
-/** Scale of the ratio: six decimals, so that rounding never makes a request larger than the ratio states. */
+/** Factor that makes `diskRequestRatio` an integer. It keeps six decimals, so that rounding never makes a request too large. */
 const RATIO_SCALE = 1_000_000n;
 /** Unit of a disk request in bytes. Requests are whole mebibytes, because people read them. */
 const MEBIBYTE = 2n ** 20n;
@@ -33,8 +33,8 @@ export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory:
 }
 
 /**
- * Returns how much of its host's disk a VM's Pod requests, as a quantity. This is the disk's size, at least its image's size,
- * times `diskRequestRatio`.
+ * Returns how much of its host's disk a VM's Pod requests, as a quantity. This is the disk's size or the image's size, whichever
+ * is larger, times `diskRequestRatio`.
  * The request applies from the creation of the Pod and stays the same, because Kubernetes resizes no disk.
  */
 export function diskRequest(
@@ -87,7 +87,7 @@ export function resizedContainers(pod: Pod, size: Size): Container[] {
   });
 }
 
-/** Returns one more refusal of the same size, or the first refusal of another size. */
+/** Returns the record of a new refusal. Its number of attempts grows if the last refusal was for the same size, and otherwise is 1. */
 export function refusedAgain(
   { resizeRefused: last, now }: Observed,
   wanted: Size,
@@ -108,8 +108,8 @@ export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
 }
 
 /**
- * Returns the condition RestartRequired while the VM requests another size than its machine runs with, or may start with;
- * otherwise undefined.
+ * Returns the condition RestartRequired if the machine does not have the size that the VM requests. Otherwise returns undefined.
+ * The size changes at the next start, unless it was refused or waits for room on the host.
  */
 export function restartRequired(observed: Observed): ConditionDraft | undefined {
   const draft = { type: 'RestartRequired', status: 'True' } as const;
@@ -143,7 +143,7 @@ function keeps(pod: Pod, wanted: Size, words: string): string {
   return `The machine keeps ${size} at every start, because ${inWords(wanted)} was refused: ${words}`;
 }
 
-/** Returns the sizes that the machine has and gets at its next start; undefined if they are the same or unknown. */
+/** Returns a message with the machine's sizes now and after its next start. The result is undefined if they are the same or unknown. */
 function differs(vm: VM, pod: Pod, counted: Size | undefined): string | undefined {
   const started = startedSize(pod);
   const changes: (readonly [string, string])[] = [];

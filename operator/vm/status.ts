@@ -16,9 +16,9 @@ import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
 
-/** Findings of the steps that the Pod does not show. */
+/** Results of the reconcile's steps that the Pod does not show. */
 export interface Findings {
-  /** Reason why no Pod could be created: unresolved settings, a used name, or a refusal by the API server. */
+  /** Reason why the VM's Pod could not be created: unresolved settings, a used name, or a refusal by the API server. */
   readonly blocked?:
     | { condition: 'Scheduled' | 'ImageReady' | 'Stalled'; reason: Reason; message: string }
     | undefined;
@@ -59,7 +59,7 @@ function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
 }
 
 /**
- * Returns the conditions. `Ready` and `Scheduled` exist from the first reconcile on. Others exist only while they have
+ * Returns the conditions of a VM. `Ready` and `Scheduled` exist from the first reconcile on. Others exist only while they have
  * information, as kstatus defines it for Reconciling and Stalled. An absent condition means Unknown. Each condition costs the API
  * server 0.3 ms in every write of the status.
  */
@@ -164,7 +164,10 @@ function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined
     : undefined;
 }
 
-/** Returns true for a wait for the image. A newer agent may have reasons that this version does not know. */
+/**
+ * Returns true if the reason means that the machine waits for its image. A newer agent may have reasons that this release does
+ * not know.
+ */
 function isOfImage(reason: string): boolean {
   return isReason(reason)
     ? isSeen(reason, 'VM', 'ImageReady') && classOf(reason, 'VM') !== 'state'
@@ -200,7 +203,7 @@ function guestAgent({ pod }: Observed): Draft | undefined {
       };
 }
 
-/** Returns the finding for a VM that cannot be resolved. */
+/** Returns the condition, reason and message for a VM that cannot be resolved. */
 export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked']> {
   const { reason, message } = unresolved;
   if (reason === 'ImageNotFound' || reason === 'ImageNotReady') {
@@ -210,8 +213,8 @@ export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked
 }
 
 /**
- * Returns true if a status differs from the last only in fields that may be held back and merged into the next write. This
- * includes the first status: a VM that runs within that time is never reported as Pending.
+ * Returns true if the write of a status may be delayed, because nobody waits for the changed fields. This is also true for the
+ * first status. If a VM runs before the delayed write, its status never shows Pending.
  */
 export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {
   const { attempt, observedGeneration } = next;

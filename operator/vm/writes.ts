@@ -48,7 +48,7 @@ export class VMWriter {
   }
 
   /**
-   * Executes one write. Returns the observed state after it.
+   * Executes one write. Returns the observed state after the write.
    * @throws ApiError when a later attempt may succeed and people need no message: 409, 5xx, a missing right
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
@@ -126,8 +126,8 @@ export class VMWriter {
   }
 
   /**
-   * Returns the state with the existing Pod if this Pod has the VM's uid; an orphaned Pod has lost only its owner reference. Any
-   * other Pod is never adopted.
+   * Returns the observed state with the existing Pod if this Pod has the VM's uid. It is then an orphaned Pod, which has lost
+   * only its owner reference. Any other Pod is never adopted.
    */
   async #existingPod(observed: Observed): Promise<Executed> {
     const { client, nodes } = this.#options;
@@ -156,8 +156,8 @@ export class VMWriter {
     const annotations = { [GIVEN_UP_ANNOTATION]: JSON.stringify(macAddresses) };
     const patch = { metadata: { uid, resourceVersion, annotations } };
     const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    // If the Node no longer exists, the host is fenced. A host can also fill its own annotations. No address is then stored and
-    // no warning follows later, but the host's VMs can still be deleted.
+    // The write fails if the Node no longer exists, and its host is then fenced. It also fails if the host has filled the
+    // annotations of its Node. No address is then stored and no warning follows later, but the host's VMs can still be deleted.
     await undefinedIf((error) => isNotFound(error) || isInvalid(error), write);
   }
 
@@ -175,7 +175,7 @@ export class VMWriter {
       : { ...observed, pod: (await this.#pods.patch(keyOf(vm), pod, { metadata })) ?? pod };
   }
 
-  /** Requests another size for the Pod. A refusal by quota or the API server is not an error: it is stored in the observed state. */
+  /** Requests another size for the Pod. A refusal by quota or the API server is no error. The observed state contains it. */
   async #resizePod(observed: Observed, size: Size): Promise<Observed> {
     const { vm, pod } = observed;
     if (pod === undefined) {
@@ -194,7 +194,7 @@ export class VMWriter {
   }
 }
 
-/** Returns the finding after a refusal by quota, Pod Security or another admission, with the API server's message. */
+/** Returns the blocked condition after a refusal by quota, Pod Security or another admission, with the API server's message. */
 function refused(error: ApiError): NonNullable<Findings['blocked']> {
   return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
 }

@@ -2,7 +2,7 @@
 
 const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
 
-/** Faults after which the work is tried again. They pass by themselves, or somebody fixes them without remaking the VM. */
+/** Faults after which Berth tries the work again. They pass by themselves, or somebody fixes them without creating the VM again. */
 export const FAULTS = {
   Unschedulable: {
     seen: { VM: ['Scheduled', 'Event'] },

@@ -1,6 +1,6 @@
 /** Reasons that describe the state of a machine and are no faults. */
 
-/** Places where a reason appears if a machine changes its state or rests. */
+/** Places where a reason appears if a machine changes its state, or stays Stopped or Suspended. */
 const PHASE = { VM: ['Ready', 'Reconciling'], Pod: ['waiting', 'Ready', 'berth.dev/Machine'] } as const;
 
 export const STATES = {

@@ -27,7 +27,7 @@ export class ClusterNode {
   readonly namespace: string;
   /** Folder with the node's logs, its configuration files, and its `/var/lib`. */
   readonly directory: string;
-  /** Id of its first process in this machine's own process namespace. */
+  /** Id of the node's first process, in this machine's own process namespace. */
   readonly #pid: number;
 
   private constructor(address: NodeAddress, directory: string, pid: number) {

@@ -20,7 +20,7 @@ const BUSYBOX = '/bin/busybox';
 const DOCKERFILE = `FROM scratch
 COPY busybox ${PROGRAMS.join(' ')} /
 `;
-/** Command before the path of the log, the program and its arguments. */
+/** Command that runs a program and appends its output to a log. The path of the log, the program and its arguments follow it. */
 const ENTRY = ['/busybox', 'sh', '-c', 'exec "$@" >>"$0" 2>&1'];
 const LAST_WORDS_CHARACTERS = 1_000;
 
@@ -84,7 +84,7 @@ async function build(reference: string, files: readonly string[]): Promise<void>
   }
 }
 
-/** Container that its daemon removes when its process has ended, for any reason. */
+/** Container that the container daemon removes when the container's process has ended, for any reason. */
 class ProgramContainer extends GenericContainer {
   protected override async beforeContainerCreated(): Promise<void> {
     this.hostConfig.AutoRemove = true;

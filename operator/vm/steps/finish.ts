@@ -4,7 +4,7 @@ import { finishedAndDue } from '../deadlines.ts';
 import type { Observed } from '../observe.ts';
 import { NOTHING, type StepResult, waitFor } from './step.ts';
 
-/** Reason of the failure after which the VM itself is deleted, as the NAT self-healing promises to users. */
+/** Reason of the failure after which the operator deletes a VM that never ran. */
 const NAT_FAILURE: Reason = 'NATSelfHealFailed';
 
 /**

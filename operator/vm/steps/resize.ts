@@ -5,8 +5,8 @@ import { standingRefusal, wantedSize } from '../size.ts';
 import { NOTHING, type StepResult } from './step.ts';
 
 /**
- * Requests the size that the VM wants for its Pod from the API server. Scheduler and ResourceQuota thus know the size before the
- * host does. A refusal blocks no other step, and the size is requested again after a wait.
+ * Asks the API server to give the Pod the size that the VM requests. Scheduler and ResourceQuota therefore know the size before
+ * the host does. A refusal blocks no other step, and the operator requests the size again after a wait.
  */
 export function resize(observed: Observed, facts: Facts): StepResult {
   const { pod, now } = observed;

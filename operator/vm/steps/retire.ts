@@ -7,8 +7,8 @@ import { hasEnded, hasRun, podAttempt } from '../podstate.ts';
 import { NOTHING, type StepResult, waitFor, type Write } from './step.ts';
 
 /**
- * Ends a Pod and releases it: the Pod of an earlier placement, of a failed VM, or a Pod that was deleted from outside. Uses only
- * facts that are already in the VM's status.
+ * Deletes a Pod and removes its finalizer. This is the Pod of an earlier placement or of a failed VM, or a Pod that somebody else
+ * deleted. Uses only facts that are already in the VM's status.
  */
 export function retirePod(observed: Observed, _facts: Facts): StepResult {
   const { pod } = observed;
@@ -46,7 +46,7 @@ function letGo(observed: Observed, pod: Pod): StepResult {
     : waitFor('the Pod to go', { kind: 'releasePod' });
 }
 
-/** Returns the write that stores the machine's addresses before the Pod is released, because only the Pod has them. */
+/** Returns the write that stores the machine's MAC address on the Node before the finalizer is removed, because only the Pod has it. */
 function remember(observed: Observed, pod: Pod): Write[] {
   const macAddresses = toRemember(observed, pod);
   return macAddresses === undefined ? [] : [{ kind: 'rememberGivenUp', macAddresses }];

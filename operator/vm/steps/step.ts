@@ -14,14 +14,14 @@ export type Write =
   | { readonly kind: 'patchDesired'; readonly text: string }
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'releasePod' }
-  /** A write to the Pod's Node. */
+  /** Stores MAC addresses of given-up machines on the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   | { readonly kind: 'deleteVM' };
 
 export type Outcome =
   /** The reconcile continues with the next step. */
   | { readonly kind: 'done' }
-  /** There is nothing to do until a change. `for` names this change. */
+  /** The reconcile ends, because nothing can be done before a change. `for` names this change. */
   | { readonly kind: 'wait'; readonly for: string }
   | { readonly kind: 'requeueAfter'; readonly milliseconds: number };
 
