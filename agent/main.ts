@@ -1,4 +1,4 @@
-/** `node agent/main.ts --config FILE`: makes this machine a host until a signal stops the agent. Machines continue to run afterwards. */
+/** `node agent/main.ts --config FILE`: makes this computer a host of VMs until a signal stops the agent. The VMs then continue to run. */
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
@@ -27,10 +27,10 @@ function readArguments(): string {
 
 async function run(config: AgentConfig): Promise<number> {
   const logger = pino({ level: config.logLevel });
-  // Helper programs with other users must be able to reach their own folders in the data directory. Secrets are in folders of
-  // their own.
+  // Mode 0711 lets helper programs of other users reach their own folders in the data directory. Secrets are in files and folders
+  // that only the agent's user can read.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
-  // The reserve is made first, because on a full disk the lock file needs the space of the reserve.
+  // The reserve of disk space is made first, because on a full disk the lock file needs its space.
   keepReserve(config.dataDirectory);
   const unlock = lockDataDirectory(config.dataDirectory);
   const stop = new AbortController();

@@ -1,6 +1,6 @@
-/** Waits between attempts, which become longer with each failure. */
+/** Computes the waits between attempts. Each failure makes the next wait longer. */
 
-/** Returns the wait after `failures` failures in a row, in milliseconds: `first`, then doubled for each further one, at most `cap`. */
+/** Returns the wait in milliseconds after `failures` failures in a row. Each further failure doubles the first wait, up to the cap. */
 export function waitAfter(failures: number, firstMilliseconds: number, capMilliseconds: number): number {
   return Math.min(firstMilliseconds * 2 ** (failures - 1), capMilliseconds);
 }
@@ -8,7 +8,7 @@ export function waitAfter(failures: number, firstMilliseconds: number, capMillis
 export interface BackoffOptions {
   firstMilliseconds: number;
   capMilliseconds: number;
-  /** Largest share of the wait that is added at random. With 1, a wait takes one to two times its length. */
+  /** Largest random addition, as a share of the computed wait. With 1, the wait is one to two times the computed wait. */
   jitter?: number;
   /** Function that returns a random number between 0 and 1. */
   random?: () => number;
@@ -23,7 +23,7 @@ export class Backoff {
     this.#options = options;
   }
 
-  /** Returns the next wait, in milliseconds. With jitter, the wait can be longer than the cap, at most by the share `jitter`. */
+  /** Returns the next wait, in milliseconds. With jitter, the wait can exceed the cap by at most `jitter` times the cap. */
   next(): number {
     const { firstMilliseconds, capMilliseconds, jitter = 0, random = Math.random } = this.#options;
     this.#failures += 1;

@@ -9,7 +9,7 @@ export class ConfigError extends Error {
   override readonly name = 'ConfigError';
   readonly mistakes: readonly string[];
 
-  /** `file` names the file with the mistakes, for people. */
+  /** `file` is the name of the file with the mistakes. The error's message contains this name. */
   constructor(file: string, mistakes: readonly string[]) {
     super([`${file} is not usable:`, ...mistakes.map((mistake) => `  ${mistake}`)].join('\n'));
     this.mistakes = mistakes;

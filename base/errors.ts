@@ -1,4 +1,4 @@
-/** Facts that errors carry, for statuses, logs and decisions. */
+/** Reads the reason, the message and the code of errors. Callers use them in statuses, logs and decisions. */
 
 /** Returns the machine-readable reason that errors of drivers, images and networks carry. The result is undefined for other errors. */
 export function reasonOf(error: unknown): string | undefined {
@@ -37,7 +37,11 @@ export function isDiskFull(error: unknown): boolean {
   return code === 'ENOSPC' || code === 'EDQUOT';
 }
 
-/** Returns the result of `work`, or undefined if it fails with an expected error. @throws the error when it is not expected. */
+/**
+ * Waits for `work` and returns its result. If `work` fails with an expected error, the result is undefined.
+ *
+ * @throws the error of `work` when the error is not expected.
+ */
 export async function undefinedIf<T>(
   isExpected: (error: unknown) => boolean,
   work: Promise<T>,

@@ -4,26 +4,26 @@ import type { FileHandle } from 'node:fs/promises';
 import { Readable, type Writable } from 'node:stream';
 import { codeOf } from './errors.ts';
 
-/** Number of characters that are kept from the end of a program's standard error. The reason for a failure comes last and fits. */
+/** Characters that are kept from the end of a program's standard error. Programs write the reason for a failure last, and it fits. */
 const WORDS_LIMIT_CHARACTERS = 2_000;
-/** Default limit of a program's output, in bytes. It is enough for a program that answers one question. */
+/** Default limit of a program's output, in bytes. It is enough for programs with a short output. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
-/** Time limit for reading the pipes of a killed program, in milliseconds. A program that it started may hold them open. */
+/** Time limit for reading the pipes of a killed program, in milliseconds. A child of the killed program may keep the pipes open. */
 const DRAIN_MILLISECONDS = 1_000;
 
-/** Numbers of a user and a group of this system. */
+/** User and group of this system, as numbers. */
 export interface RunAs {
   uid: number;
   gid: number;
 }
 
 export interface StartOptions {
-  /** Beginning of an error's message. The default is the program's name. */
+  /** Name of the program at the beginning of an error's message. The default is the name or path with which it was started. */
   name?: string;
-  /** Time after which the program is killed. */
+  /** Time after which the program is killed, in milliseconds. The default is no limit. */
   timeoutMilliseconds?: number | undefined;
-  /** Signal that kills the program when it aborts. */
+  /** If this signal aborts, the program is killed. */
   signal?: AbortSignal | undefined;
   /** Standard input of the program. The default is an empty input. */
   input?: string | undefined;
@@ -38,13 +38,13 @@ export interface StartOptions {
 }
 
 export interface RunOptions extends StartOptions {
-  /** Time after which the program is killed. `undefined` is for a program that only its signal ends. */
+  /** Time after which the program is killed, in milliseconds. If it is undefined, the program has no time limit. */
   timeoutMilliseconds: number | undefined;
   /** Limit of the standard output. The program is killed when it writes more. */
   outputLimitBytes?: number;
 }
 
-/** Error of a program that could not be started or did not end with exit code 0. The message has the end of its standard error. */
+/** Error when a program could not be started, or did not end with exit code 0. The message has the end of its standard error. */
 export class ProgramError extends Error {
   override readonly name = 'ProgramError';
   /** Exit code. It is undefined if the program was killed or was not started. */
@@ -66,19 +66,19 @@ export interface RunningProgram {
   pid: number | undefined;
   /** Standard output. The caller has to read this stream, because a program waits while nobody reads its output. */
   output: Readable;
-  /** Resolves when the program has ended well and its output was read. @throws ProgramError when it failed or was killed. */
+  /** Resolves when the program has ended with exit code 0 and its output was read. @throws ProgramError when it failed or was killed. */
   ended: Promise<void>;
   /** Kills the program. */
   end: () => void;
 }
 
-/** When this process has no descriptors left, it gets a child without pipes, which then fails. */
+/** Child process. If this process has no file descriptors left, Node.js creates a child without pipes. That child then fails. */
 type Child = Omit<ChildProcessByStdio<Writable | null, Readable, Readable>, 'stdout' | 'stderr'> & {
   stdout: Readable | undefined;
   stderr: Readable | undefined;
 };
 
-/** For a program whose output is read while it runs. The caller waits for `ended`. */
+/** Starts a program whose output the caller reads while the program runs. Afterwards the caller waits for `ended`. */
 export function start(program: string, parameters: readonly string[], o: StartOptions = {}): RunningProgram {
   const { signal, timeoutMilliseconds, input } = o;
   const child = spawnProgram(program, parameters, o);
@@ -87,9 +87,10 @@ export function start(program: string, parameters: readonly string[], o: StartOp
   const ended = endOf(child, o.name ?? program, timeoutMilliseconds).finally(() => {
     signal?.removeEventListener('abort', end);
   });
-  // The caller may first read the output to its end.
+  // The caller may read the whole output before it waits for `ended`. A failure before that must not be an unhandled rejection.
   ended.catch(() => undefined);
-  // A program that ends before it has read everything says why on its standard error; the broken pipe says nothing.
+  // If a program ends before it has read its whole input, the write to its input fails. This error is ignored, because the
+  // program's standard error has the reason.
   child.stdin?.on('error', () => undefined);
   child.stdin?.end(input);
   if (signal?.aborted === true) {
@@ -148,7 +149,7 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
   }
 }
 
-/** Whether the program was still there. If it has ended, only a program that it started can hold its pipes: they are closed. */
+/** Kills the program. If it had already ended, the result is false and the pipes are closed, because only its children can use them. */
 function kill(child: Child): boolean {
   const isKilled = child.kill('SIGKILL');
   if (!isKilled) {

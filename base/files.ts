@@ -1,4 +1,4 @@
-/** Files that are either complete or absent, even if the process is killed or the host loses power. */
+/** Writes files that are either complete or absent, even if the process is killed or the host loses power. */
 import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { open, readdir, rename, rm, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -8,13 +8,13 @@ import { withReserve } from './reserve.ts';
 /** File mode: only the owner may read and write the file. */
 const MODE = 0o600;
 
-/** Last write of each path that a caller requested. The write may be queued, under way or finished. */
+/** The last requested write of each path. The write may be queued, under way or finished. */
 const lastWrites = new Map<string, Promise<void>>();
 
 /**
- * Replaces the text of a file. When this resolves, the text is on the disk. A reader sees either the old text or the new text. If
- * several writes of a path overlap, the last requested write wins. The folder must exist. On a full disk the write uses the
- * reserve, if the file system has a reserve.
+ * Replaces the text of a file. When the promise resolves, the text is on the disk. A reader sees either the old text or the new
+ * text. If several writes of a path overlap, the last requested write wins. The folder must exist. If the disk is full, the write
+ * uses the reserve of disk space (reserve.ts), if the file system has one.
  *
  * @throws Error of the system when the write fails. The old text then stays.
  */

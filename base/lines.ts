@@ -1,4 +1,4 @@
-/** Lines from streams of bytes. The memory for a line has a limit, because the sender may be anybody. */
+/** Cuts streams of bytes into lines. The memory for a line has a limit, because the sender is not trusted. */
 import type { Duplex } from 'node:stream';
 
 const NEWLINE = 0x0a;

@@ -1,12 +1,13 @@
-/** Concurrent work on a list of items, with a limit. */
+/** Works on the items of a list at the same time, with a limit for the number of items under way. */
 import PQueue from 'p-queue';
 
 /**
- * Calls `work` for each item, in the order of the items, for at most `width` items at a time. `worker` is a number from 0 to
- * `width` - 1. No two calls under way have the same number, so that each worker can have its own memory. After the first failure
+ * Calls `work` for each item, in the order of the items. At most `width` calls run at a time. `worker` is a number from 0 to
+ * `width` - 1. No two calls under way have the same number, so a caller can keep memory for each number. After the first failure
  * no further call begins, and the signal of the calls under way aborts.
  *
- * @throws Error that is the reason of `signal`, or else the first failure of `work` or `items`, when all calls under way have ended.
+ * @throws the reason of `signal`, or else the first failure of `work` or `items`. It is thrown when all calls under way have
+ * ended.
  */
 export async function inParallel<T>(
   items: Iterable<T>,
@@ -33,7 +34,7 @@ export async function inParallel<T>(
   };
   try {
     for (const item of items) {
-      // An item is read from `items` only when its turn is near, because there may be very many items.
+      // Each item is read from `items` only shortly before its call of `work`, because there may be very many items.
       await queue.onSizeLessThan(1);
       if (joined.aborted) {
         break;

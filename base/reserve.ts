@@ -1,18 +1,18 @@
-/** A reserve of disk space. Berth can write its small files even if others have filled the file system. */
+/** Keeps a reserve of disk space: a file that is emptied when the disk is full. Berth then writes its small files in the freed space. */
 import { randomBytes } from 'node:crypto';
 import { appendFileSync, existsSync, statSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 import { isDiskFull } from './errors.ts';
 
-/** Size of the reserve, in bytes. There is room for some hundred files of a few KiB at once, each with its temporary file. */
+/** Size of the reserve file, in bytes. It is enough for some hundred files of a few KiB at once, each with its temporary file. */
 const RESERVE_BYTES = 1024 * 1024;
 const NAME = '.reserve';
 
-/** Path of the reserve of each file system, by device number. */
+/** Path of the reserve file on each file system, by device number. */
 const reserves = new Map<number, string>();
 
 /**
- * Creates or refills the reserve of the file system that contains `folder`. The folder must exist. On a full file system the
+ * Creates or refills the reserve file on the file system that contains `folder`. The folder must exist. On a full file system the
  * reserve becomes as large as the free space allows. Call this function from time to time, because space may become free.
  *
  * @throws Error of the system, except when the disk is full.
@@ -26,9 +26,10 @@ export function keepReserve(folder: string): void {
 }
 
 /**
- * Repeats a `write` that failed with `error`, now with the space of the reserve. Afterwards it refills the reserve.
+ * Repeats a `write` that failed with `error`. It first empties the reserve file to free its space, and refills the file
+ * afterwards.
  *
- * @throws Error that is `error`, when the disk is not full or its file system has no reserve.
+ * @throws `error` when the disk is not full or its file system has no reserve, or else the error of the second write.
  */
 export function withReserve(folder: string, error: unknown, write: () => void): void {
   const path = isDiskFull(error) ? reserves.get(statSync(folder).dev) : undefined;
@@ -43,7 +44,7 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
   }
 }
 
-/** Refills the reserve as far as the disk has room. The bytes are random, because some file systems compress files. */
+/** Refills the reserve file as far as the disk has free space. The bytes are random, because some file systems compress files. */
 function fill(path: string): void {
   const missing = RESERVE_BYTES - (statSync(path, { throwIfNoEntry: false })?.size ?? 0);
   if (missing <= 0) {

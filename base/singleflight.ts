@@ -9,7 +9,8 @@ export class SingleFlight<T> {
 
   /**
    * Waits for the work of a key, and begins the work if it is not under way. `joined` is true if another caller began the work.
-   * @throws Error that is the reason of `signal`, when it aborts. The work continues for the other callers.
+   *
+   * @throws the reason of `signal` when `signal` aborts. The work then continues for the other callers.
    */
   async join(
     key: string,
@@ -63,7 +64,8 @@ class SharedWork<T> {
         listener(percent);
       }
     });
-    // Each waiting caller handles the failure itself. The failure may also come after the last caller has left.
+    // `ended` resolves after a failure too. Each waiting caller gets the failure from `#work`, and the failure may come after the
+    // last caller has left.
     this.ended = this.#work.then(
       () => undefined,
       () => undefined,

@@ -1,7 +1,7 @@
-/** Waits, and times in the formats of Kubernetes. */
+/** Waits for a time, and formats times as Kubernetes does. */
 import { setTimeout as delay } from 'node:timers/promises';
 
-/** Waits. If the signal aborts first, the promise rejects with the signal's reason. */
+/** Waits for a time in milliseconds. If the signal aborts first, the promise rejects with the signal's reason. */
 export async function pause(milliseconds: number, signal?: AbortSignal): Promise<void> {
   try {
     await delay(milliseconds, undefined, signal === undefined ? {} : { signal });
@@ -10,7 +10,7 @@ export async function pause(milliseconds: number, signal?: AbortSignal): Promise
   }
 }
 
-/** Waits, but ends early without an error when the signal aborts. */
+/** Waits for a time in milliseconds. If the signal aborts, the wait ends early without an error. */
 export async function rest(milliseconds: number, signal: AbortSignal): Promise<void> {
   if (signal.aborted) {
     return;
@@ -24,7 +24,7 @@ export async function rest(milliseconds: number, signal: AbortSignal): Promise<v
   signal.removeEventListener('abort', onAbort);
 }
 
-/** Returns the smallest of the moments or waits that are known. The result is undefined if all are unknown. */
+/** Returns the smallest of the given times or durations. Undefined and NaN are skipped. Without a value, the result is undefined. */
 export function soonest(...moments: readonly (number | undefined)[]): number | undefined {
   let first: number | undefined;
   for (const moment of moments) {
@@ -35,7 +35,7 @@ export function soonest(...moments: readonly (number | undefined)[]): number | u
   return first;
 }
 
-/** Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server would drop fractions, and its answer would differ. */
+/** Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. With fractions, the API server's answer would differ. */
 export function timestamp(millisecondsSince1970: number): string {
   return `${new Date(millisecondsSince1970).toISOString().slice(0, 19)}Z`;
 }

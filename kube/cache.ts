@@ -2,7 +2,7 @@
 import type { Logger } from 'pino';
 import { type KubeObject, keyOf } from './objects.ts';
 
-/** Change of the cache. An object that was deleted and created again with the same name is first `deleted`, then `added`. */
+/** Change of the cache. If an object was deleted and created again with the same name, `deleted` comes first, then `added`. */
 export interface Change<T> {
   type: 'added' | 'updated' | 'deleted';
   /** Object after the change. For `deleted`, its last known state. */
@@ -10,13 +10,13 @@ export interface Change<T> {
   previous?: Readonly<T>;
 }
 
-/** Reading side of the store. The cache owns the objects, so nobody may write to them. In tests they are frozen at all levels. */
+/** The cache for readers. They must not change the objects, because the cache owns them. In tests the objects are frozen at all levels. */
 export interface Cache<T> {
   get(key: string): Readonly<T> | undefined;
   list(): Readonly<T>[];
   /** Returns the objects with this value in the index. @throws Error when the index does not exist. */
   byIndex(index: string, value: string): Readonly<T>[];
-  /** Version that the watch has reached; empty before the first full read. */
+  /** The resourceVersion that the watch has reached. It is empty before all objects have been read for the first time. */
   readonly resourceVersion: string;
   /** Calls the handler with `added` for each object of the cache, and then for every change, in order. */
   onChange(handler: (change: Change<T>) => void): void;
@@ -29,7 +29,7 @@ interface Index<T> {
   keys: Map<string, Set<string>>;
 }
 
-/** Writing side of the store, for the informer alone. */
+/** The cache with the methods that change it. Only the informer uses these methods. */
 export class Store<T extends KubeObject> implements Cache<T> {
   resourceVersion = '';
   readonly #objects = new Map<string, T>();
@@ -78,7 +78,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** Stores the object, which the cache then owns. The same version again is no change. */
+  /** Stores the object, which the cache then owns. If the cache already has the object with this resourceVersion, nothing changes. */
   put(object: T): void {
     const key = keyOf(object);
     const previous = this.#objects.get(key);
@@ -97,7 +97,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     );
   }
 
-  /** Deletes an object. `last` is its state at the deletion; if that is not known, the state in the cache is used. */
+  /** Deletes an object. `last` is the object's state at the deletion. If `last` is undefined, the state in the cache is used. */
   delete(key: string, last?: T): void {
     const previous = this.#objects.get(key);
     if (previous === undefined) {
@@ -110,7 +110,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     this.#emit({ type: 'deleted', object, previous });
   }
 
-  /** Deletes the objects that a full read did not contain. */
+  /** Deletes the cached objects whose keys are not in `seen`. `seen` has the keys of all objects that the API server returned. */
   retain(seen: ReadonlySet<string>): void {
     for (const key of this.#objects.keys()) {
       if (!seen.has(key)) {
@@ -153,7 +153,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** Calls a handler. If the handler throws, the program has a fault, but the watch must not end for other handlers. */
+  /** Calls a handler. If the handler throws, the error is only logged, so that the watch continues for the other handlers. */
   #call(handler: (change: Change<T>) => void, change: Change<T>): void {
     try {
       handler(change);
@@ -166,7 +166,10 @@ export class Store<T extends KubeObject> implements Cache<T> {
   }
 }
 
-/** True in tests only, because the check takes a tenth of the operator's CPU time. client-go's mutation detector does the same. */
+/**
+ * Whether cached objects are frozen. It is true in tests only, because freezing takes a tenth of the operator's CPU time. The mutation
+ * detector of client-go has the same purpose.
+ */
 const GUARDED = process.env['NODE_ENV'] === 'test';
 
 /** Freezes an object of a cache in tests, so that a write to it throws. */
@@ -176,7 +179,7 @@ function guard(object: object): void {
   }
 }
 
-/** Freezes an object at all levels. `for in` makes no list of the values and takes half the time. */
+/** Freezes an object at all levels. The loop is a `for in`, because it creates no list of the values and takes half the time. */
 function deepFreeze(value: object): void {
   for (const key in value) {
     const child = (value as Record<string, unknown>)[key];

@@ -29,12 +29,12 @@ export interface WriteOptions extends CallOptions {
 
 export interface ApplyOptions extends WriteOptions {
   fieldManager: string;
-  /** Takes ownership of fields that other managers own. */
+  /** Whether the apply takes ownership of fields that other managers own. */
   force?: boolean;
 }
 
 export interface DeleteOptions extends CallOptions {
-  /** Preconditions: if the object has another uid or resourceVersion, the server answers with 409. */
+  /** Preconditions of the deletion. If the object has another uid or resourceVersion, the server answers with 409. */
   uid?: string | undefined;
   resourceVersion?: string | undefined;
   gracePeriodSeconds?: number | undefined;
@@ -44,14 +44,15 @@ export interface DeleteOptions extends CallOptions {
 type Query = Record<string, string | number | boolean | undefined>;
 
 /**
- * Client with typed calls. Every write resolves with the object as the server stored it, without `managedFields`. All calls reject with an
- * ApiError when the server refuses, and with a DeadlineError when the server does not answer.
+ * Client with typed calls for Kubernetes objects. Every write resolves with the object as the server stored it, without `managedFields`. A
+ * call rejects with an ApiError when the server refuses, and with a DeadlineError when the server does not answer.
  */
 export class KubeClient {
   readonly transport: Transport;
   /**
-   * Called just before each write is sent. When it returns false, the write rejects with a FencedError. It is for a process that may write
-   * only while it leads. It must be a cheap check of the local clock: a process that was frozen past its lease must write nothing stale.
+   * Function that is called just before each write is sent. If it returns false, the write is not sent and rejects with a FencedError. It
+   * is for a process that may write only while it leads. If such a process was frozen until its lease had expired, it must write nothing.
+   * The function must only check the local clock, because it is called for each write.
    */
   guard: (() => boolean) | undefined;
 
@@ -76,15 +77,14 @@ export class KubeClient {
       if (!isGone(error)) {
         throw error;
       }
-      // The server compacted the snapshot of the pages between two requests. A single answer without pages cannot lose its snapshot.
+      // Between two requests, the server compacted the resourceVersion that all pages show. A single request without pages cannot have this
+      // problem.
       return await this.#page<T>(type, options, undefined);
     }
     return { items, resourceVersion };
   }
 
-  /**
-   * Reads all objects, one page of 500 at a time. All pages show the same moment. @throws ApiError 410 when the server loses that moment.
-   */
+  /** Reads all objects in pages of 500, all at one resourceVersion. @throws ApiError 410 when the server has compacted this version. */
   async *pages<T extends KubeObject>(type: Resource<T>, options: ListOptions = {}): AsyncGenerator<List<T>> {
     let position = '';
     do {
@@ -108,7 +108,7 @@ export class KubeClient {
     });
   }
 
-  /** Sends a server-side apply. Name and namespace are in `object.metadata`. Unless it also has the uid, a missing object is created. */
+  /** Sends a server-side apply. `object.metadata` has name and namespace. If it has no uid, a missing object is created. */
   async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
     const { metadata } = object as { metadata: Ref };
     const path = pathOf(type, metadata, options.subresource);
@@ -138,7 +138,9 @@ export class KubeClient {
     });
   }
 
-  /** Replaces an object by PUT. If the metadata has a resourceVersion and the object's version differs, the server answers with 409. */
+  /**
+   * Replaces an object by PUT. If `object.metadata` has a resourceVersion and the stored object has another, the server answers with 409.
+   */
   async update<T extends KubeObject>(type: Resource<T>, object: T, options: WriteOptions = {}): Promise<T> {
     const path = pathOf(type, object.metadata, options.subresource);
     return await this.#object<T>('PUT', path + query({ fieldManager: options.fieldManager }), {
@@ -147,7 +149,7 @@ export class KubeClient {
     });
   }
 
-  /** Deletes an object. A missing object counts as deleted; an object with another uid than requested is a conflict. */
+  /** Deletes an object. A missing object counts as deleted. If uid or resourceVersion differ from `options`, the status is 409. */
   async delete<T extends KubeObject>(
     type: Resource<T>,
     ref: Ref,
@@ -171,7 +173,7 @@ export class KubeClient {
     }
   }
 
-  /** Sends any request. It resolves with errors of the server too, unchanged. */
+  /** Sends any request and returns the server's answer. An answer with an error status is returned like any other. */
   async raw(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
     return await this.transport.request({
       ...options,
@@ -199,7 +201,7 @@ export class KubeClient {
     };
     const items = list.items ?? [];
     for (const item of items) {
-      // The items of a list have neither field.
+      // In a list, the items have neither apiVersion nor kind.
       item.apiVersion = type.apiVersion;
       item.kind = type.kind;
     }
@@ -237,7 +239,7 @@ function namespaceOf(metadata: { namespace?: string | undefined }): { namespace?
   return metadata.namespace === undefined ? {} : { namespace: metadata.namespace };
 }
 
-/** Returns `?a=b&c=d` without undefined parameters; empty when there are no parameters. */
+/** Returns the query of a URL, for example `?a=b&c=d`. Undefined parameters are left out. Without parameters, the result is empty. */
 export function query(parameters: Query): string {
   const defined = Object.entries(parameters).filter(([, value]) => value !== undefined);
   const text = defined.map(([name, value]) => `${name}=${encodeURIComponent(String(value))}`).join('&');

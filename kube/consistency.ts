@@ -1,4 +1,4 @@
-/** Waits until caches contain the process's own writes, as the consistency store of Kubernetes 1.36 does (KEP-5647). */
+/** Checks whether caches contain the writes of this process, as the consistency store of Kubernetes 1.36 does (KEP-5647). */
 import { BEHIND_MILLISECONDS, type Informer } from './informer.ts';
 import { compareResourceVersions, type KubeObject } from './objects.ts';
 
@@ -14,8 +14,8 @@ interface Written {
 }
 
 /**
- * Remembers per key of a controller, and per informer, the newest version that was written. Record only objects that the informer's
- * selectors match; for others the key waits for the next bookmark.
+ * Remembers the newest resourceVersion that this process wrote, for each key of a controller and each informer. Record only writes of
+ * objects that match the informer's selectors. The informer gets no event for another object, so its key would wait for the next bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();
@@ -34,7 +34,7 @@ export class Consistency {
     }
   }
 
-  /** Returns whether every cache has all that was written for the key. If a cache is behind for too long, its watch is cut. */
+  /** Returns whether every cache contains the key's recorded writes. If a cache lacks a write after 5 s, its watch is ended and resumed. */
   ready(key: string): boolean {
     const versions = this.#written.get(key);
     if (versions === undefined) {
@@ -59,8 +59,8 @@ export class Consistency {
   }
 
   /**
-   * Returns whether the cache has seen the write. A full read that began after the write is enough, because versions start lower after a
-   * restored backup.
+   * Returns whether the cache contains the write. The cache also contains it if all objects were read again after the write. That case
+   * ignores resourceVersions, because they start lower after a restored backup.
    */
   #hasSeen(informer: Follower, written: Written): boolean {
     const caughtUp = compareResourceVersions(informer.cache.resourceVersion, written.resourceVersion) >= 0;

@@ -17,8 +17,8 @@ const BACKOFF_FIRST_MILLISECONDS = 5;
  */
 const BACKOFF_CAP_MILLISECONDS = 60_000;
 /**
- * Wait until the cache is checked again for an own write. A watch brings a write back within some milliseconds. The consistency store of
- * Cluster API waits as long.
+ * Time until the controller checks again whether the cache contains the last write of this process. A watch usually reports a write within
+ * some milliseconds. Cluster API waits for the same time.
  */
 const STALE_WAIT_MILLISECONDS = 100;
 /** Time after which a reconcile is counted as too long. It is not ended, because each of its requests has its own deadline of 30 s. */
@@ -31,11 +31,11 @@ export interface ControllerOptions {
   /** Name in the labels of metrics. It is unique in the process. */
   name: string;
   workers: number;
-  /** Reconciles one key. Errors are tried again with back-off. A TerminalError is only counted and logged. */
+  /** Reconciles one key. After an error the key is tried again with back-off. A TerminalError is only counted and logged. */
   reconcile: (key: string, context: { logger: Logger }) => Promise<Result>;
   logger: Logger;
   metrics: Registry;
-  /** Returns false when a cache has not yet seen an own write for the key. The key is then checked again after 100 ms. */
+  /** Returns false when a cache does not yet contain this process's last write for the key. The key is then checked again after 100 ms. */
   ready?: (key: string) => boolean;
 }
 
@@ -80,7 +80,7 @@ export class Controller {
     }
   }
 
-  /** Starts the workers. Keys may be added before. When the signal aborts, no other reconcile begins. */
+  /** Starts the workers. Keys may be added before this call. When the signal aborts, no further reconcile begins. */
   start(signal: AbortSignal): void {
     this.#signal = signal;
     signal.addEventListener('abort', () => this.#stop(), { once: true });
@@ -104,8 +104,9 @@ export class Controller {
   }
 
   /**
-   * Delays the pump by a microtask, because a cache calls its handlers before it has stored the whole change. After the microtask, own
-   * writes that just came back are known, and several changes of one key cause one reconcile.
+   * Starts the next reconciles after a microtask, because a cache calls its handlers before it has stored the whole change. After the
+   * microtask, the cache also has the resourceVersion of the change. An own write that the watch has just reported then counts as seen.
+   * Several changes of one key cause one reconcile.
    */
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {
@@ -207,7 +208,7 @@ export class Controller {
   }
 }
 
-/** Returns whether an error would be a panic in Go. */
+/** Returns whether an error shows a mistake in the program. In Go, such an error would be a panic. */
 function isProgrammingError(error: unknown): boolean {
   return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
 }

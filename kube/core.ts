@@ -1,7 +1,4 @@
-/**
- * The built-in types that Berth uses, with only the fields that Berth uses. Other fields are kept as they came: they can be patched, but
- * not read.
- */
+/** The built-in types of Kubernetes, with only the fields that Berth uses. At run time, objects keep their other fields. */
 import { type KubeObject, resource } from './objects.ts';
 import type { LooseCondition, Pod, Taint } from './pod.ts';
 
@@ -127,7 +124,7 @@ export interface EndpointSlice extends KubeObject {
   endpoints?: { addresses: string[] }[];
 }
 
-/** Source of the addresses of Services. The API server creates the object `kubernetes` from its own flags. */
+/** ServiceCIDR: ranges from which Services get their addresses. The API server creates the object named `kubernetes` from its own flags. */
 export interface ServiceCIDR extends KubeObject {
   spec?: { cidrs?: string[] };
 }

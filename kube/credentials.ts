@@ -1,7 +1,7 @@
 /**
  * Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. The imports name only the parsers and the
- * exec plug-in of `@kubernetes/client-node`, by path. Its index and its KubeConfig class load every generated client, which costs some 85
- * MB of memory.
+ * exec plug-in of `@kubernetes/client-node`, by path. The index and the class KubeConfig of that package load every generated client, which
+ * costs some 85 MB of memory.
  */
 import { access, readFile } from 'node:fs/promises';
 import { homedir } from 'node:os';
@@ -20,14 +20,14 @@ import { parse } from 'yaml';
 export interface Connection {
   /** URL of the API server, `https://host:port` without a trailing slash. */
   server: string;
-  /** Authorities that may sign the server's certificate; the system's authorities when absent. */
+  /** Authorities that may sign the server's certificate. If absent, the authorities of the system are used. */
   certificateAuthority?: string | undefined;
   /** Name expected in the server's certificate when it differs from the host of `server`. */
   serverName?: string | undefined;
   clientCertificate?: string | undefined;
   clientKey?: string | undefined;
   token?: string | undefined;
-  /** File that holds the token. It is read again, because the token is renewed. It has precedence over `token`. */
+  /** File that contains the token. It is read again from time to time, because the token is renewed. It has precedence over `token`. */
   tokenFile?: string | undefined;
   /** Gets a token from a credential plug-in, which keeps its own cache. */
   tokenPlugin?: (() => Promise<string>) | undefined;
@@ -37,7 +37,7 @@ export interface Connection {
 
 export interface LoadOptions {
   kubeconfigPath?: string | undefined;
-  /** Name of the context; the file's current context when absent. */
+  /** Name of the context. If absent, the current context of the file is used. */
   context?: string | undefined;
   environment?: Record<string, string | undefined>;
 }

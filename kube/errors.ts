@@ -6,7 +6,7 @@ export class ApiError extends Error {
   readonly reason: string;
   /** `details` of the returned Status: the object and the causes. */
   readonly details: unknown;
-  /** Wait before the next attempt that the server requests, in milliseconds. */
+  /** Wait before the next attempt, in milliseconds, if the server requested one. */
   readonly retryAfterMilliseconds: number | undefined;
 
   constructor(
@@ -32,7 +32,7 @@ export class FencedError extends Error {
   override readonly name = 'FencedError';
 }
 
-/** Error when the API server did not answer in time. The server may still have done the write. */
+/** Error when the API server did not answer in time. If the request was a write, the server may still have done it. */
 export class DeadlineError extends Error {
   override readonly name = 'DeadlineError';
 }
@@ -53,9 +53,7 @@ export async function unlessMissing<T>(asked: Promise<T>): Promise<T | undefined
   }
 }
 
-/**
- * Returns whether an error reports a stale resourceVersion or uid. An object that exists already also has status 409, but is no conflict.
- */
+/** Returns whether an error reports a stale resourceVersion or uid. "Object exists already" does not count, although it also has 409. */
 export function isConflict(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 409 && error.reason !== 'AlreadyExists';
 }
@@ -73,8 +71,8 @@ export function isForbidden(error: unknown): error is ApiError {
 }
 
 /**
- * Returns whether an admission refused an object, for example for quota or Pod Security. The message of this refusal names the object.
- * Refusals by the authorizer do not count: the caller lacks a right, or the server has just started and has no roles yet.
+ * Returns whether admission refused an object, for example for quota or Pod Security. Refusals by the authorizer do not count: the caller
+ * lacks a right, or the server has just started and has no roles yet. Only those refusals name the user right after "is forbidden:".
  */
 export function isRefused(error: unknown): error is ApiError {
   return isForbidden(error) && !/^[a-z./]+ is forbidden: User "/.test(error.message);
@@ -86,7 +84,7 @@ export function isNamespaceTerminating(error: unknown): boolean {
   return details?.causes?.some(({ reason }) => reason === 'NamespaceTerminating') === true;
 }
 
-/** Returns whether the wanted resourceVersion was compacted. The caller must list again. */
+/** Returns whether the server refused because the requested resourceVersion was compacted. The caller must list again. */
 export function isGone(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 410;
 }

@@ -8,7 +8,7 @@ import { isNamespaceTerminating, isNotFound } from './errors.ts';
 import type { KubeObject, Ref } from './objects.ts';
 import { microTime } from '../base/time.ts';
 
-/** Limit of Events that are remembered, and of objects with a rate limit. client-go's correlator has the same limit. */
+/** Limit of Events that are remembered to find repetitions, and of objects with a rate limit. client-go's correlator has the same limit. */
 const REMEMBERED = 4096;
 /** Rate limit of Events about one object, as in client-go: 25 at once, then one in five minutes. */
 const BURST = 25;
@@ -17,7 +17,7 @@ const REFILL_MILLISECONDS = 300_000;
 const SERIES_WINDOW_MILLISECONDS = 600_000;
 /**
  * Limit of Events that wait to be sent. Each has some 1 KB, and 4,000 is twice the number of Events that 1,000 new objects cause at once.
- * When the API server is unreachable, the newest are dropped and counted.
+ * If the limit is reached, for example because the API server is unreachable, further Events are dropped and counted.
  */
 const WAITING = 4_000;
 /** Limits that the API server has for a note (bytes) and for a reporting instance (characters). */
@@ -46,11 +46,11 @@ export interface EventRecorderOptions {
 }
 
 interface Recorded {
-  /** Settled when the Event was created or given up. */
+  /** Resolves with the Event's reference when the Event was created, or with undefined when it could not be created. */
   ref: Promise<Ref | undefined>;
   count: number;
   lastObserved: number;
-  /** True while a patch with the new count waits or is being sent. */
+  /** True while a patch with the new count waits to be sent. */
   patching: boolean;
 }
 
@@ -112,7 +112,10 @@ export class EventRecorder<Reason extends string> {
     }
   }
 
-  /** Returns whether an Event may be sent. Each object has a bucket that fills slowly, because an object that flaps must not fill etcd. */
+  /**
+   * Returns whether the rate limit of the object allows another Event. Each object has a token bucket that fills slowly. An object that
+   * changes all the time must not fill etcd.
+   */
   #allowed(object: string): boolean {
     const now = this.#clock();
     const bucket = this.#buckets.get(object) ?? { tokens: BURST, filled: now };
@@ -194,7 +197,7 @@ export class EventRecorder<Reason extends string> {
     this.#options.logger[level]({ err: error }, 'event not recorded');
   }
 
-  /** Queues a job. Returns false when too many jobs wait already. */
+  /** Queues a job (a request that writes an Event). Returns false when too many jobs wait already. */
   #send(job: () => Promise<void>): boolean {
     if (this.#waiting.length >= WAITING) {
       this.#count('dropped');

@@ -1,4 +1,4 @@
-/** Keeps a cache equal to the API server's objects: a full read, then a watch, which is resumed for ever. */
+/** Keeps a cache equal to the API server's objects. It reads all objects, then watches for changes. A watch that ends is resumed. */
 import type { Logger } from 'pino';
 import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
@@ -9,17 +9,17 @@ import { parseWithoutManagedFields } from './json.ts';
 import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
 import { rest } from '../base/time.ts';
 
-/** Limit of a line of a watch. An object has at most 1.5 MB in etcd's form, so a longer line is not an object. */
+/** Limit of one line in the stream of a watch. An object has at most 1.5 MB in etcd, so a longer line is not an object. */
 const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 /** First and longest wait between attempts, as in client-go's reflector. The jitter at most doubles the wait. */
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
-/** Length of a watch. client-go requests a random end after 5 to 10 minutes, so that load spreads over servers. */
+/** Length of a watch: a random time of 5 to 10 minutes, as in client-go. It spreads the watches over several API servers. */
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
-/** Silence after which a watch is cut. The server sends a bookmark each minute; after 90 s without data the connection is dead. */
+/** Time without data after which a watch is ended and resumed. On a live connection, the server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
-/** Time in which an own write should come back through the watch. */
+/** Time in which the watch should report a write of this process. */
 export const BEHIND_MILLISECONDS = 5_000;
-/** Shortest normal watch. If a watch ends sooner without an event, the server has a fault, and the next attempt waits. */
+/** Shortest duration of a normal watch. If a watch ends sooner without an event, the server has a fault, and the next attempt waits. */
 const SHORT_WATCH_MILLISECONDS = 1_000;
 
 const INITIAL_EVENTS_END = 'k8s.io/initial-events-end';
@@ -28,7 +28,7 @@ export interface InformerOptions<T extends KubeObject> {
   namespace?: string;
   labelSelector?: string;
   fieldSelector?: string;
-  /** Runs before an object is stored and removes fields that nobody reads. It may change the object. */
+  /** Function that removes fields that nobody reads. It is called before an object is stored, and may change the object. */
   transform?: (object: T) => T;
   indexes?: IndexFunctions<T>;
 }
@@ -38,7 +38,7 @@ interface WatchEvent<T> {
   object: T;
 }
 
-/** Reason why this side ended a watch. The watch is then resumed. */
+/** Error with which this process ends a watch. The watch is then resumed. */
 class CutError extends Error {
   override readonly name = 'CutError';
   readonly reason: 'silent' | 'behind';
@@ -50,15 +50,15 @@ class CutError extends Error {
 }
 
 /**
- * Reads all objects with WatchList, which sends single objects. If the server has no WatchList, it reads pages. Then it watches. When the
- * connection ends, the watch is resumed at the last version. After 410 and other refusals, everything is read again, with back-off, for
- * ever.
+ * Reads all objects, and then watches for changes. The read uses WatchList, which sends the objects one by one. If the server has no
+ * WatchList, the read uses pages. When the connection ends, the watch continues at the last resourceVersion. After status 410 and other
+ * refusals, all objects are read again, with back-off and without limit.
  */
 export class Informer<T extends KubeObject> {
   readonly cache: Cache<T>;
-  /** Resolves at the first full read; rejects when the informer is stopped before. */
+  /** Resolves when all objects have been read for the first time. Rejects when the informer is stopped before that. */
   readonly synced: Promise<void>;
-  /** Start of the last finished full read, by `performance.now()`. The cache has all writes from before. */
+  /** Time when the last finished read of all objects began, by `performance.now()`. The cache contains all writes from before this time. */
   readSince = Number.NEGATIVE_INFINITY;
 
   readonly #store: Store<T>;
@@ -94,7 +94,7 @@ export class Informer<T extends KubeObject> {
     void this.#run(signal);
   }
 
-  /** Cuts the watch when an own write has not come back. The watch then resumes. A watch that began less than 5 s ago is not cut. */
+  /** Ends and resumes the watch if it has not yet brought `resourceVersion`. A watch that began less than 5 s ago continues. */
   cutIfStale(resourceVersion: string): void {
     const behind = compareResourceVersions(this.#store.resourceVersion, resourceVersion) < 0;
     if (behind && performance.now() - this.#watchStarted > BEHIND_MILLISECONDS) {
@@ -228,7 +228,7 @@ export class Informer<T extends KubeObject> {
     );
   }
 
-  /** Reads until the stream ends. Resolves with the number of events. The server waits while this side is busy. */
+  /** Reads events until the stream ends, and returns their number. While this process is busy, the server waits. */
   async #consume(stream: AsyncIterable<Buffer>, began: number, onEvent: () => void): Promise<number> {
     const splitter = new LineSplitter(LINE_LIMIT_BYTES);
     let seen = this.#relistReason === undefined ? undefined : new Set<string>();
@@ -251,7 +251,10 @@ export class Informer<T extends KubeObject> {
     return count;
   }
 
-  /** Handles one event. `seen` is given during the initial events. These have no order in time, so their versions show no progress. */
+  /**
+   * Handles one event of the watch. `seen` is set for the initial events of WatchList. Initial events have no order in time, so their
+   * resourceVersions do not show how far the watch is.
+   */
   #handle({ type, object }: WatchEvent<T>, seen: Set<string> | undefined): void {
     if (type === 'ERROR') {
       throw apiErrorFrom(object);
@@ -283,7 +286,7 @@ export class Informer<T extends KubeObject> {
   }
 }
 
-/** Returns the reason for a full read; undefined when the watch can resume: after a lost connection, a 429 or a 503. */
+/** Returns the reason to read all objects again. If the watch can resume (lost connection, 429 or 503), the result is undefined. */
 function relistReasonOf(error: unknown): string | undefined {
   if (error instanceof ApiError) {
     return error.status === 429 || error.status === 503 ? undefined : String(error.status);

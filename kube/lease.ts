@@ -10,22 +10,22 @@ import { microTime, rest } from '../base/time.ts';
 
 /** Times of a lease in milliseconds. */
 export interface LeaseTimings {
-  /** Validity of a lease that is not renewed. */
+  /** Time for which a lease is valid if it is not renewed. */
   duration: number;
-  /** Time that a leader tries to renew before it gives up; less than `duration`. */
+  /** Time for which a leader tries to renew the lease before it gives up. It is less than `duration`. */
   renewDeadline: number;
-  /** Interval between two renewals, and between two attempts. */
+  /** Interval between two renewals, and between two attempts to acquire the lease. */
   retry: number;
 }
 
-/** Default times: at most 11 s until a killed leader is replaced. client-go's times of 15, 10 and 2 s with jitter take up to 24 s. */
+/** Default times of a lease. A killed leader is replaced within 11 s. With client-go's times (15, 10 and 2 s) it takes up to 24 s. */
 const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, retry: 1_000 };
 
-/** Time limit of a request, as a number of retry intervals. After a dead connection, the next attempt must still be in time. */
+/** Time limit of a request for the lease, in retry intervals. After a dead connection, a leader still has time for another attempt. */
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client without a guard, because it writes before it leads. Its own transport keeps renewals from waiting behind other requests. */
+  /** Client without a guard, because a candidate writes before it leads. Its own transport keeps renewals apart from other requests. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -33,7 +33,7 @@ export interface LeaderElectionOptions {
   identity: string;
   lease?: Partial<LeaseTimings>;
   logger: Logger;
-  /** Ends the candidacy. A leader continues to renew until `release`, so that it can finish its work. */
+  /** When this signal aborts, a process that does not lead gives up. A leader renews until `release`, so that it can finish its work. */
   signal: AbortSignal;
   metrics: Registry;
   onStartedLeading: () => void;
@@ -42,15 +42,15 @@ export interface LeaderElectionOptions {
 }
 
 export interface LeaderElection {
-  /** Returns whether nobody else can hold the lease, by this machine's monotonic clock. It is cheap, for `KubeClient.guard`. */
+  /** Returns whether this process holds the lease, by the machine's monotonic clock. The check is cheap, for `KubeClient.guard`. */
   isHeld(): boolean;
-  /** Releases the lease, so that a standby need not wait for its end. Call it when all work has ended. */
+  /** Releases the lease, so that a waiting candidate need not wait until the lease expires. Call this function when all work has ended. */
   release(): Promise<void>;
-  /** Resolves when the lease is no longer renewed: it was released, lost, or never held when the signal aborted. */
+  /** Resolves when this process no longer renews the lease. It released or lost the lease, or did not lead when `signal` aborted. */
   readonly done: Promise<void>;
 }
 
-/** Stands for election until it leads or the signal aborts. It measures another's lease by its own clock, from the last change seen. */
+/** Tries to acquire the lease until `signal` aborts. This machine's clock measures the time since another process renewed it. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
   const candidate = new Candidate(options);
   return {
@@ -64,7 +64,7 @@ class Candidate {
   readonly #options: LeaderElectionOptions;
   readonly #timings: LeaseTimings;
   readonly #releasing = new AbortController();
-  /** Lease as last seen or written. */
+  /** The lease as this process last saw or wrote it. */
   #lease: Lease | undefined;
   /** Time when this process saw the last change of the lease, by `performance.now()`. */
   #changedAt = 0;
@@ -143,7 +143,7 @@ class Candidate {
     }
   }
 
-  /** Watches the lease, which only saves time: the lease is read again before each attempt to acquire it. */
+  /** Watches the lease to notice a release soon. The watch only saves time: each attempt to acquire the lease reads it again first. */
   #watch(signal: AbortSignal): void {
     const { client, namespace, name, logger } = this.#options;
     const informer = new Informer(client, LEASES, {
@@ -244,7 +244,7 @@ class Candidate {
     this.#lease = await this.#options.client.update(LEASES, { ...lease, spec }, { deadlineMilliseconds });
   }
 
-  /** Renews until the lease is released (false) or lost (true). */
+  /** Renews the lease until it ends. Returns false if this process released the lease, and true if it lost the lease. */
   async #hold(): Promise<boolean> {
     const { signal } = this.#releasing;
     while (!signal.aborted) {
@@ -269,7 +269,7 @@ class Candidate {
     }
   }
 
-  /** Returns false when another process holds the lease. */
+  /** Renews the lease once. Returns false when another process holds the lease. */
   async #renew(): Promise<boolean> {
     const sent = performance.now();
     try {

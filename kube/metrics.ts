@@ -1,4 +1,4 @@
-/** Declares the runtime's own metrics. Names are those of controller-runtime and client-go, so that existing dashboards work. */
+/** Declares metrics of controllers, caches and the API client. Most have the names of controller-runtime and client-go for dashboards. */
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 
 /** Buckets of controller-runtime's `controller_runtime_reconcile_time_seconds`. */
@@ -12,7 +12,8 @@ const QUEUE_BUCKETS = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 10, 10
 const REQUEST_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
 /**
- * Gauges of prom-client with names of counters, to which `promtool check metrics` objects. Other gauges have the same numbers with labels.
+ * Gauges of prom-client whose names end like those of counters. `promtool check metrics` reports such names as mistakes. Other gauges have
+ * the same numbers with labels.
  */
 const MISNAMED = [
   'nodejs_active_handles_total',
@@ -24,7 +25,7 @@ export type RuntimeMetrics = ReturnType<typeof declare>;
 
 const declared = new WeakMap<Registry, RuntimeMetrics>();
 
-/** Creates a registry with Node's own metrics and all metrics of this runtime. */
+/** Creates a registry with the metrics of Node.js and all metrics that this module declares. */
 export function createMetrics(): Registry {
   const registry = new Registry();
   collectDefaultMetrics({ register: registry });
@@ -35,7 +36,7 @@ export function createMetrics(): Registry {
   return registry;
 }
 
-/** Returns the runtime's metrics in a registry. The first call declares them. */
+/** Returns this module's metrics in a registry. The first call declares them. */
 export function runtimeMetrics(registry: Registry): RuntimeMetrics {
   const known = declared.get(registry);
   if (known !== undefined) {
@@ -109,7 +110,7 @@ function declareReconciles(registers: Registry[], beforeScrape: ReadonlySet<() =
       help: 'Number of currently used workers per controller',
       labelNames,
       registers,
-      // This gauge computes the others, because it is the first in the order of a scrape.
+      // A scrape collects this gauge before the other gauges that `beforeScrape` computes. Therefore this gauge calls these functions.
       collect() {
         for (const compute of beforeScrape) {
           compute();

@@ -1,6 +1,6 @@
 /** Kubernetes objects as plain JSON: the content that the API server sends, with nothing added. */
 
-/** Part of `metadata` that Berth uses. Times are RFC 3339 text; `managedFields` never reaches this process's memory. */
+/** Part of `metadata` that Berth uses. Times are RFC 3339 text. `managedFields` is missing, because it is removed before the parsing. */
 export interface ObjectMeta {
   name: string;
   namespace?: string;
@@ -42,7 +42,10 @@ export interface Condition {
   observedGeneration?: number;
 }
 
-/** Resource type. The phantom `T` gives every call its type; `example` is never set. `plural` is the name in URLs. */
+/**
+ * Resource type of Kubernetes. `plural` is its name in URLs. The parameter `T` is the TypeScript type of its objects. The field `example`
+ * is never set; it only lets TypeScript keep `T`.
+ */
 export interface Resource<T extends KubeObject> {
   readonly apiVersion: string;
   readonly kind: string;
@@ -63,7 +66,7 @@ export interface Ref {
   name: string;
 }
 
-/** Gives a plain definition the type of its objects. */
+/** Returns the definition unchanged, with `T` as the TypeScript type of its objects. */
 export function resource<T extends KubeObject>(definition: Omit<Resource<T>, 'example'>): Resource<T> {
   return definition;
 }
@@ -94,8 +97,8 @@ export function pathOf<T extends KubeObject>(
 }
 
 /**
- * Compares two resourceVersions of one type, which are comparable as integers (Kubernetes 1.35, KEP-5504). The empty string means that
- * nothing was seen yet, and is lower than all others. Returns a negative number, 0, or a positive number.
+ * Compares two resourceVersions of one type, which are comparable as integers (Kubernetes 1.35, KEP-5504). An empty text means that nothing
+ * was seen yet, and is lower than all others. The result is negative if `a` is lower, 0 if both are equal, and positive if `a` is higher.
  */
 export function compareResourceVersions(a: string, b: string): number {
   if (a.length !== b.length) {

@@ -139,9 +139,9 @@ export interface ContainerStatus {
   image: string;
   imageID: string;
   containerID?: string;
-  /** Resources that the host has promised. */
+  /** Resources that the host has granted to the container. */
   allocatedResources?: Record<string, string>;
-  /** Resources that the container has. The API server refuses to resize a running container without this field. */
+  /** Resources that the container has now. The API server refuses to resize a running container if its status lacks this field. */
   resources?: ResourceRequirements;
 }
 

@@ -1,4 +1,4 @@
-/** Builds the parts that every Pod status of this host has, whatever the purpose of the Pod. */
+/** Builds the parts of a Pod's status that are the same for all Pods of this host. */
 import type { Container, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus } from './core.ts';
 
 /** Limit of a message in characters. A kubelet limits a termination message to the same number. */
@@ -13,8 +13,8 @@ export function lastWords(text: string, length = MESSAGE_LENGTH): string {
 }
 
 /**
- * Returns the status of a Pod that gets no machine here. The Pod stays Pending, because a ReplicaSet would replace a failed Pod within
- * milliseconds.
+ * Returns the status of a Pod that gets no machine on this host. The Pod stays Pending, because a ReplicaSet would replace a failed Pod
+ * within milliseconds.
  */
 export function parkedStatus(
   pod: Pod,
@@ -40,7 +40,7 @@ export function parkedStatus(
   };
 }
 
-/** Returns the status of a Pod that ends and never had a machine on this host, or whose machine this agent does not remember. */
+/** Returns the status of a Pod that fails without a machine: it never had one on this host, or the agent has no record of it. */
 export function refusedStatus(
   pod: Pod,
   why: { reason: string; message: string; exitCode: number },
@@ -69,7 +69,7 @@ export function refusedStatus(
   };
 }
 
-/** Returns the fields that are the same in every status. */
+/** Returns the fields that the status of every Pod on this host has: generation, phase, address and start time. */
 export function frame(
   pod: Pod,
   phase: NonNullable<PodStatus['phase']>,
@@ -85,7 +85,7 @@ export function frame(
   };
 }
 
-/** Condition whose reason is a word of `Reason`. */
+/** Condition of a Pod whose reason must be a value of the type `Reason`. */
 export type SaidCondition<Reason extends string> = PodCondition & { reason?: Reason };
 
 export function waiting(reason: string, message?: string): ContainerState {
@@ -121,7 +121,7 @@ export function condition<Reason extends string>(
   };
 }
 
-/** Adds times and generation. A condition keeps its transition time while its status stays the same. */
+/** Returns the conditions with times and generation. A condition keeps its transition time while its status stays the same. */
 export function stamp(pod: Pod, conditions: PodCondition[], now: string): PodCondition[] {
   return conditions.map((condition) => {
     const before = pod.status?.conditions?.find(({ type }) => type === condition.type);

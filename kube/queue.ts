@@ -1,16 +1,16 @@
-/** Longest timer of Node.js. A timer further ahead than 2^31 - 1 ms would fire at once. A wake-up that is too early is harmless. */
+/**
+ * Longest time of a timer in Node.js, in milliseconds. A longer timer would fire at once. A longer delay is cut to this time, because it is
+ * harmless to add a key too early.
+ */
 const LONGEST_TIMER_MILLISECONDS = 2_147_483_647;
 
 interface Delayed {
-  /** Due time by the queue's clock. */
+  /** Time when the key becomes ready, by the queue's clock. */
   at: number;
   timer: NodeJS.Timeout;
 }
 
-/**
- * Every fourth key that is handed out comes from the other lane if both lanes have keys. Urgent keys come first, and other keys never wait
- * for ever.
- */
+/** If both urgent and other keys are ready, every fourth key that is handed out is not urgent. Thus no key waits for ever. */
 const URGENT_SHARE = 4;
 
 /** Key that is ready to be worked on. */
@@ -22,8 +22,8 @@ export interface Ready {
 
 /**
  * Work queue of keys. A key waits at most once, and it is not handed out while it is being worked on. A key that is added meanwhile becomes
- * ready after that work. If a key is added with several delays, the earliest applies. Urgent keys are handed out before others, each lane
- * in its order.
+ * ready after that work. If a key is added with several delays, the earliest applies. Urgent keys are usually handed out before others.
+ * Within each of these two groups, the key that was added first comes first.
  */
 export class WorkQueue {
   readonly #urgent = new Map<string, number>();
@@ -78,7 +78,10 @@ export class WorkQueue {
     this.#delayed.set(key, { at, timer });
   }
 
-  /** Returns the key that has waited longest in its lane. The caller must call `done` with the key. */
+  /**
+   * Returns the next key, or undefined if no key is ready. Among urgent keys, and among other keys, the key that was added first comes
+   * first. The caller must call `done` with the key after the work.
+   */
   take(): Ready | undefined {
     const turnOfOthers = this.#taken % URGENT_SHARE === URGENT_SHARE - 1;
     const lanes = turnOfOthers ? [this.#ready, this.#urgent] : [this.#urgent, this.#ready];

@@ -10,14 +10,15 @@ import { parseWithoutManagedFields } from './json.ts';
 import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
 import { pause } from '../base/time.ts';
 
-/** Time limit of a request. The API server ends its own requests after 60 s; half of that leaves a caller time to try again. */
+/** Time limit of a request. The API server ends a request after 60 s. With half of this time, the caller has time to try again. */
 const REQUEST_DEADLINE_MILLISECONDS = 30_000;
-/** Time limit of a connection attempt. It allows a TLS handshake with a busy server, and a dead server is noticed soon. */
+/** Time limit of a connection attempt. It allows a TLS handshake with a busy server, and is short enough to notice a dead server soon. */
 const CONNECT_DEADLINE_MILLISECONDS = 10_000;
-/** Silence after which the kernel begins to probe a connection. libuv then probes every second, ten times. */
+/** Time without data after which the kernel begins to probe a connection. It then probes every second, ten times, as set by libuv. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
 /**
- * Life of an idle connection. It is below the API server's 90 s, so that this side closes first and no request meets a closing connection.
+ * Time after which an idle connection is closed. The API server closes an idle connection after 90 s. Because this process closes first, no
+ * request uses a connection that the server is closing.
  */
 const IDLE_CONNECTION_MILLISECONDS = 60_000;
 /**
@@ -29,7 +30,7 @@ const CONNECTIONS = 64;
 const ATTEMPTS = 10;
 /** Longest Retry-After that a request waits for. If the value is longer, the caller gets the answer at once. */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 10_000;
-/** First wait before another attempt after 429 or 503 without Retry-After. Retry-After itself is in whole seconds. */
+/** First wait before another attempt, if a 429 or 503 came without Retry-After. */
 const RETRY_FIRST_MILLISECONDS = 250;
 /** Interval between two reads of a token file. client-go reads it at most once a minute. */
 const TOKEN_REREAD_MILLISECONDS = 60_000;
@@ -47,7 +48,7 @@ export interface Request {
   signal?: AbortSignal | undefined;
   /** Time limit of the whole request: the wait for a connection, sending, retries and reading the answer. */
   deadlineMilliseconds?: number | undefined;
-  /** Called just before each attempt sends the request. If it throws, nothing is sent. */
+  /** Function that is called just before each attempt. If it throws, the request is not sent. */
   beforeSend?: (() => void) | undefined;
 }
 
@@ -55,7 +56,7 @@ export interface Answer {
   status: number;
   /** Parsed JSON without `managedFields`, or text when the answer is not JSON. */
   body: unknown;
-  /** Wait before the next attempt that an error requests. */
+  /** Wait before the next attempt, in milliseconds, if the server's error requests one. */
   retryAfterMilliseconds: number | undefined;
 }
 
@@ -66,8 +67,8 @@ export interface TransportOptions {
 }
 
 /**
- * Client of one API server. Certificates are always verified. It retries `429`, `503`, and every server error with `Retry-After` within the
- * deadline, whatever the method. These answers mean that the server did not act.
+ * Client of one API server. It always verifies the server's certificate. Within the deadline it retries a request after `429`, `503`, and
+ * every server error with `Retry-After`, whatever the method. These answers mean that the server did nothing.
  */
 export class Transport {
   readonly host: string;
@@ -88,7 +89,7 @@ export class Transport {
   /**
    * Resolves with the server's answer, also when it is an error.
    *
-   * @throws DeadlineError, the signal's reason, or the network's error. The server may still have done the write.
+   * @throws DeadlineError, the signal's reason, or the network's error. If the request was a write, the server may still have done it.
    */
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
@@ -106,8 +107,8 @@ export class Transport {
   }
 
   /**
-   * Opens a stream without end: a watch, or a log that is followed. The deadline applies to the first byte; later only `signal` ends the
-   * stream.
+   * Opens a stream of any length: a watch, or a log that is followed. The server has 30 s until the headers of its answer. After that, the
+   * stream ends only with `signal`, the server or the connection.
    *
    * @throws ApiError when the server refuses.
    */
@@ -128,7 +129,7 @@ export class Transport {
     this.#connection = connection;
     this.#tokenRead = undefined;
     this.#pool = createPool(connection);
-    // This resolves only when the last watch of the old pool has ended. It reports no errors of its own.
+    // `close` resolves only when the last watch of the old pool has ended, and does not reject. Therefore nobody waits for it.
     void old.close();
   }
 
@@ -268,7 +269,7 @@ function bodyOf({ headers }: Head, text: string): unknown {
   return typeof type === 'string' && type.includes('json') ? parseWithoutManagedFields(text) : text;
 }
 
-/** Reads Retry-After in milliseconds. The API server sends only whole seconds. A date, which proxies may send, is ignored. */
+/** Returns Retry-After in milliseconds. The API server sends only whole seconds. A date, which proxies may send, is ignored. */
 function retryAfter(response: Head): number | undefined {
   const value = response.headers['retry-after'];
   return typeof value === 'string' && /^\d{1,6}$/.test(value) ? Number(value) * 1000 : undefined;

@@ -1,6 +1,6 @@
 /**
- * Unchanged bytes of a console. They are in the log writer's files, or in one file to which a task or a hypervisor of an earlier
- * agent appends.
+ * Reads the unchanged bytes of a console. Usually they are in the log writer's files. A task appends them to a single file. A
+ * hypervisor that an earlier version of the agent started does the same.
  */
 import {
   closeSync,
@@ -26,24 +26,24 @@ import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } 
  */
 export const CONSOLE_FOLDER = 'console';
 
-/** Limit of bytes that are read after a time without an agent. It is as large as the store, which could not hold more. */
+/** Limit of unread bytes that are read after a time without an agent. It is as large as the console's store, which could not hold more. */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
-/** Size at which an appended file is emptied, if all its bytes have been read. */
+/** Size in bytes at which a console's single file is emptied, if all its bytes have been read. */
 const RAW_LIMIT_BYTES = 1024 * 1024;
 
 export interface RawPiece {
-  /** Number of bytes before `bytes` that were removed before an agent read them. */
+  /** Number of bytes directly before `bytes` that are missing, because they were removed before an agent read them. */
   lost: number;
   bytes: Buffer;
 }
 
-/** Bytes that all agents together read once: each agent continues at the last commit. */
+/** Source of bytes that are read only once. After a restart, the agent continues at the last commit. */
 interface Source {
   /** Returns the next bytes, at most `length`. The piece is empty when all bytes have been read. */
   next: (length: number) => RawPiece;
   /** Confirms that all bytes read so far are stored, except the last `pending` bytes. */
   commit: (pending: number) => void;
-  /** Returns to the position of the last commit. */
+  /** Goes back to the position of the last commit. The bytes after this position are then read again. */
   rewind: () => void;
 }
 
@@ -68,7 +68,8 @@ export class ConsoleInput implements Source {
       if (piece.bytes.length > 0 || listSegments(this.#folder, this.#log).length === 0) {
         return piece;
       }
-      // The machine of an earlier agent was restarted with a log writer, so no process writes to this file any more.
+      // An earlier version of the agent created this file. Since then, the machine was restarted with a log writer, so no process
+      // writes to this file any more.
       this.#appended.remove();
     }
     return this.#segments.next(length);
@@ -113,7 +114,8 @@ class Segments implements Source {
     let bytes = readSegment(segments, from, length);
     const after = segments.find(({ start }) => start > from);
     if (bytes.length === 0 && after !== undefined) {
-      // A crash of the host may have cut a file short. The name of the next file contains its position.
+      // A crash of the host may have cut off the end of a file. Reading continues in the next file, whose name contains its
+      // position.
       from = after.start;
       bytes = readSegment(segments, from, length);
     }
@@ -126,7 +128,7 @@ class Segments implements Source {
       return;
     }
     const committed = this.#position - pending;
-    // A rename is used because the position stays unchanged if the disk is full.
+    // The new position is written to another file and then renamed. If the disk is full, the old position stays.
     writeFileSync(`${this.#file}.tmp`, String(committed), { mode: 0o600 });
     renameSync(`${this.#file}.tmp`, this.#file);
     this.#committed = committed;
@@ -137,8 +139,8 @@ class Segments implements Source {
   }
 
   /**
-   * Returns the committed position, but at most `end`. A crash of the host may have cut off bytes that were read already; the log
-   * writer continues at the end.
+   * Returns the committed position, but at most `end`. After a crash of the host, bytes that were read already may be missing.
+   * The log writer then continues at the end of the file.
    */
   #load(end: number): number {
     return Math.min(Number(textOf(this.#file)), end);
@@ -146,8 +148,8 @@ class Segments implements Source {
 }
 
 /**
- * The log of a task, which ends with the agent. It is also the console of a machine that an agent without log writers started,
- * until the machine's next start. Only the reader bounds the size of this file.
+ * A console in a single file, without a log writer: the log of a task. A machine that an earlier version of the agent started
+ * also has such a file until its next start. Only the reader limits the file's size.
  */
 class AppendedFile implements Source {
   readonly #raw: string;
@@ -196,10 +198,7 @@ class AppendedFile implements Source {
     this.#position = undefined;
   }
 
-  /**
-   * Empties the file if all its bytes have been read. Bytes that the guest writes in the microseconds between the size check and
-   * the truncation are lost.
-   */
+  /** Empties the file if all its bytes were read. Bytes written in the microseconds between the size check and the truncation are lost. */
   #empty(position: number): void {
     const descriptor = openSync(this.#raw, 'r+');
     try {
@@ -222,9 +221,7 @@ function readSegment(segments: readonly Segment[], position: number, length: num
   return readPiece(segment.path, position - segment.start, length);
 }
 
-/**
- * Reads a piece of a file. If the file was removed meanwhile, the piece is empty, and the next call lists the remaining files.
- */
+/** Reads a piece of a file. If the file was removed meanwhile, the piece is empty. The next call then reads from the remaining files. */
 function readPiece(path: string, offset: number, length: number): Buffer {
   const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));
   if (descriptor === undefined) {

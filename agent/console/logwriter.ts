@@ -1,10 +1,10 @@
 /**
  * The log writer: a process beside each hypervisor. It stores the output of the guest's console and of the hypervisor in files of
- * bounded size. It lives as long as the hypervisor. So the files stay bounded, and the newest output is kept, while no agent
- * runs.
+ * bounded size. The process lives as long as the hypervisor. So the files stay bounded, and the newest output is kept, while no
+ * agent runs.
  *
- * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes before the file's first byte. A
- * reader therefore knows its next position, and how much it has missed.
+ * The files are `NAME.POSITION.log` in the machine's folder. POSITION is the number of bytes of the log before the file's first
+ * byte. A reader therefore knows its next position, and how much it has missed.
  */
 import { readdirSync } from 'node:fs';
 import { readFile, rm } from 'node:fs/promises';
@@ -13,20 +13,17 @@ import { pause } from '../../base/time.ts';
 import { isMissing, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
 import { identify } from '../machines/process.ts';
 
-/**
- * Names of the two logs. `serial` is the guest's console over all starts; `hypervisor` is the output of the hypervisor's last
- * start.
- */
+/** Names of a machine's logs. `serial` is the guest's console over all starts. `hypervisor` is the hypervisor's output since its start. */
 export type LogName = 'serial' | 'hypervisor';
 
 /**
- * Limit of one file, 4 MiB. The writer keeps two files of each log, the current one and the one before. Together they are as
- * large as the store of a console.
+ * Size limit of one file of a log, 4 MiB. The log writer keeps two files of each log, the current one and the one before.
+ * Together they are as large as the store of a console.
  */
 export const SEGMENT_BYTES = 4 * 1024 * 1024;
 
 export interface Segment {
-  /** Position of the first byte. */
+  /** Position in the log of the file's first byte. */
   start: number;
   path: string;
 }
@@ -36,21 +33,22 @@ const SEGMENT = /^(serial|hypervisor)\.(\d{1,15})\.log$/;
 const LOGGING = 'logging';
 
 /**
- * Descriptor to which the command writes the guest's console. The starter must open a file at this descriptor, for example
- * /dev/null.
+ * File descriptor to which the hypervisor writes the guest's console. The process that starts the log writer must open a file at
+ * this descriptor, for example /dev/null.
  */
 export const SERIAL_DESCRIPTOR = 3;
 
 /**
- * Time limit for the writer's end. After the command has ended, the writer must empty two pipes, 64 KiB each. On an overloaded
- * host this takes some milliseconds.
+ * Time limit for the end of the log writer. After the hypervisor has ended, the log writer must empty two pipes, 64 KiB each. On
+ * an overloaded host this takes some milliseconds.
  */
 const WRITER_TIMEOUT_MILLISECONDS = 2_000;
 const WRITER_INTERVAL_MILLISECONDS = 5;
 
 /**
- * Source of the log writer, in Perl. Perl uses 0.4 MiB and starts in 3 ms, while a second Node.js would use 8 MiB. The program
- * uses no Perl module, because the root of a machine has none. The command keeps the process id; the writer is its child.
+ * Source code of the log writer, in Perl. Perl uses 0.4 MiB and starts in 3 ms, while a second Node.js would use 8 MiB. The
+ * program uses no Perl module, because a machine's root file system has none. The hypervisor keeps the first process id; the log
+ * writer is its child.
  */
 const PROGRAM = String.raw`
 my ($limit, @command) = @ARGV;
@@ -124,17 +122,12 @@ while (%logs) {
 unlink '${LOGGING}';
 `;
 
-/**
- * Returns the program and arguments that run `command` and store its output in the working directory. They wait for a byte on
- * standard input before they start `command`.
- */
+/** Returns a command line that waits for a byte on standard input, then runs `command` and stores its output in the working directory. */
 export function withLogWriter(command: readonly string[]): [string, ...string[]] {
   return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), ...command];
 }
 
-/**
- * Resolves when the last output is in the files, or when the writer has ended, or after 2 s. Call it when the command has ended.
- */
+/** Waits until the log writer has stored all output and ended, but at most 2 s. Call this function when the hypervisor has ended. */
 export async function logsWritten(folder: string): Promise<void> {
   const deadline = performance.now() + WRITER_TIMEOUT_MILLISECONDS;
   while ((await isWriting(folder)) && performance.now() < deadline) {
@@ -147,22 +140,19 @@ async function isWriting(folder: string): Promise<boolean> {
   return pid !== undefined && (await identify(Number(pid))) !== undefined;
 }
 
-/** Removes the hypervisor's output of the last start, also the file of an agent of an earlier version. */
+/** Removes the output of the hypervisor's last start. This includes the single file that an earlier version of the agent used. */
 export async function forgetLastWords(folder: string): Promise<void> {
   const segments = listSegments(folder, 'hypervisor').map(({ path }) => path);
   const files = [...segments, join(folder, appendedLog('hypervisor')), join(folder, LOGGING)];
   await Promise.all(files.map(async (path) => await rm(path, { force: true })));
 }
 
-/**
- * Returns the name of the single file of a log without a log writer. Tasks have such a file, and machines that an agent of an
- * earlier version started.
- */
+/** Returns the name of a log's single file. Tasks have such a file, and so do machines that an earlier version of the agent started. */
 export function appendedLog(log: LogName): string {
   return `${log}.log`;
 }
 
-/** Returns the name of a log's file in the machine's folder. */
+/** Returns the name of a log's file in the machine's folder. `start` is the position in the log of the file's first byte. */
 export function segmentName(log: LogName, start: number): string {
   return `${log}.${start}.log`;
 }

@@ -26,7 +26,7 @@ export interface ConsoleReadOptions {
   limitBytes?: number;
   /** Whether each line begins with its time. */
   timestamps?: boolean;
-  /** Signal that ends a follow. */
+  /** Signal that ends the reading of a console that is followed. */
   signal?: AbortSignal;
 }
 
@@ -97,12 +97,12 @@ export class ConsoleLines {
   #since: Date | undefined;
   #pending = 0;
 
-  /** Number of the last bytes that no record holds yet. */
+  /** Number of bytes at the end of the input that are not yet in a record. */
   get pending(): number {
     return this.#pending;
   }
 
-  /** Returns the lines that these bytes end, and pieces of lines that are too long. */
+  /** Adds bytes of the console. Returns records of the lines that these bytes complete, and of pieces of lines that are too long. */
   push(bytes: Buffer, now: Date): ConsoleRecord[] {
     const time = now.toISOString();
     const lines = (this.#partial + this.#decoder.write(bytes)).split('\n');
@@ -120,7 +120,7 @@ export class ConsoleLines {
     return records;
   }
 
-  /** Ends the line before, and adds a line that states how many bytes are missing here. */
+  /** Ends the unfinished line, and adds a line that states how many bytes of the console were lost. */
   gap(bytes: number, now: Date): ConsoleRecord[] {
     const text = clean(this.#partial + this.#decoder.end());
     this.#begin();
@@ -128,7 +128,7 @@ export class ConsoleLines {
     return [text, missing].map((line) => ({ time: now.toISOString(), ended: true, text: line }));
   }
 
-  /** Returns the unfinished line if it has waited for the time limit. */
+  /** Returns the unfinished line as a record, if its first part was read at least 1 s ago. */
   flush(now: Date): ConsoleRecord[] {
     if (this.#since === undefined || now.getTime() - this.#since.getTime() < PARTIAL_MILLISECONDS) {
       return [];
@@ -150,32 +150,32 @@ function clean(text: string): string {
   return text.replaceAll('\r', '');
 }
 
-/** Files of the store, in the order of their records. */
+/** Files of a console's store, the file with the older records first. */
 export const STORE_FILES = ['previous', 'current'] as const;
 
-/** Size of one read. It holds some 2,500 records at most, which take two milliseconds to cut and parse. */
+/** Size of one read of stored records, in bytes. It has at most some 2,500 records, which take two milliseconds to cut and parse. */
 const PIECE_BYTES = 64 * 1024;
-/** Longest record. A record holds at most 16 Ki characters of a line; the parser skips a longer text. */
+/** Limit of a stored record. A record has at most 16 Ki characters of a line, so a longer text is not a record. */
 const RECORD_LIMIT_BYTES = 1024 * 1024;
 /** Offset of the letter after the time (`2026-01-01T00:00:00.000Z F`). The letter states whether the record ends its line. */
 const KIND_OFFSET = 25;
 const [ENDED, NEWLINE] = [0x46, 0x0a];
 
 /**
- * Limits of pieces that are read at the same time: 4 on this host, and 2 of one console. Other readers and the agent run between
- * two pieces.
+ * Limits of the number of pieces of stored records that are read at the same time: 4 on this host, and 2 of one console. Between
+ * two pieces, other readers and the agent run.
  */
 const HOST_READS = new PQueue({ concurrency: 4 });
 const CONSOLE_READS = 2;
 
 const readFile = promisify(read);
 
-/** Creates the queue of one console's readers. */
+/** Creates the queue that limits how many readers of one console read at the same time. */
 export function consoleTurns(): PQueue {
   return new PQueue({ concurrency: CONSOLE_READS });
 }
 
-/** Records that were stored at one moment. Both files stay open until `close`, even if they are renamed. */
+/** The records that a console's store contains at one moment. Both files of the store stay open until `close`, even if they are renamed. */
 export class StoredRecords {
   readonly #files: { descriptor: number; size: number }[];
   readonly #turns: PQueue;
@@ -187,7 +187,7 @@ export class StoredRecords {
     this.#size = files.reduce((sum, { size }) => sum + size, 0);
   }
 
-  /** Opens both files in one synchronous call, so that no record moves from one file to the other in between. */
+  /** Opens both files of the store in one synchronous call, so that no record moves from one file to the other in between. */
   static open(folder: string, turns: PQueue): StoredRecords {
     const files = STORE_FILES.map((name) => openIfThere(join(folder, name)));
     return new StoredRecords(
@@ -268,7 +268,7 @@ export class StoredRecords {
   }
 }
 
-/** Returns the offset of the first whole record, or the length of `bytes` if no record begins in it. */
+/** Returns the offset of the first whole record in `bytes`, or the length of `bytes`. `start` is the position of `bytes` in the store. */
 function firstRecord(bytes: Buffer, start: number): number {
   const end = bytes.indexOf(NEWLINE);
   if (start === 0) {
@@ -277,10 +277,10 @@ function firstRecord(bytes: Buffer, start: number): number {
   return end < 0 ? bytes.length : end + 1;
 }
 
-/** Yields the offsets of the records that are complete from `first` on, the last record first. */
+/** Yields the offsets of the records in `bytes`, the last record first. `first` is the offset of the first whole record. */
 function* recordsBackwards(bytes: Buffer, first: number): Iterable<number> {
   for (let end = bytes.length; end > first; ) {
-    // The last byte is the line feed of this record itself.
+    // The last byte before `end` is the line feed of this record, so the search begins before that byte.
     const start = end < 2 ? first : Math.max(first, bytes.lastIndexOf(NEWLINE, end - 2) + 1);
     yield start;
     end = start;

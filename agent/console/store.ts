@@ -21,29 +21,27 @@ import {
 } from './records.ts';
 import type { LogName } from './logwriter.ts';
 
-/** Limit of one file in bytes. The store keeps two files, the current one and the one before. */
+/** Limit of one file of the store, in bytes. The store keeps two files, the current one and the one before. */
 const STORE_FILE_BYTES = 4 * 1024 * 1024;
-/** Time between two polls. A person who follows a console does not notice 200 ms; sixteen machines cost 80 calls a second. */
+/** Time between two checks of a console for new output. A reader does not notice 200 ms. Sixteen machines cost 80 checks a second. */
 const POLL_MILLISECONDS = 200;
 const READ_BYTES = 16 * 1024;
 /**
- * Limits of one move, in bytes and records. They keep a move to some milliseconds, because the agent has other work. If more
- * bytes are waiting, the next move begins after 10 ms.
+ * Limits of one move of output into the store, in bytes and in records. A move takes only some milliseconds, because the agent
+ * has other work. If more bytes are waiting, the next move begins after 10 ms.
  */
 const MOVE_BYTES = 16 * READ_BYTES;
 const MOVE_RECORDS = 8_000;
 const SOON_MILLISECONDS = 10;
-/** Time limit of catching up. The longest backlog is moved in one or two seconds. */
+/** Time limit for moving all waiting output into the store before a read. Usually even the largest amount takes only one or two seconds. */
 const CATCH_UP_MILLISECONDS = 5_000;
-/**
- * Limit of one follower's queue. A reader that is too slow loses the oldest records, so that it does not fill the agent's memory.
- */
+/** Limit of the queue of one reader who follows a console. A slow reader loses the oldest records, because the memory is limited. */
 const FOLLOW_QUEUE_BYTES = 256 * 1024;
 /** Memory that a record uses in addition to its text, in bytes. */
 const RECORD_OVERHEAD_BYTES = 64;
 
 export interface ConsoleLog {
-  /** Yields pieces of text of some lines each. A follow ends with `signal`, or when the machine is deleted. */
+  /** Yields text in pieces of some lines. With `follow`, it ends when `signal` aborts, the machine is deleted or the task has ended. */
   read(options: ConsoleReadOptions): AsyncIterable<string>;
 }
 
@@ -70,7 +68,7 @@ export class ConsoleStore implements ConsoleLog {
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
 
-  /** Creates the store. `log` is the log to which the guest or the task prints; the driver of the machine knows it. */
+  /** Creates the store of a console. `log` is the log to which the guest or the task prints. The driver of a machine knows this log. */
   constructor(folder: string, { log, logger, clock = () => new Date() }: ConsoleOptions) {
     this.#input = new ConsoleInput(folder, log);
     this.#folder = join(folder, CONSOLE_FOLDER);
@@ -79,7 +77,7 @@ export class ConsoleStore implements ConsoleLog {
     this.#events.setMaxListeners(0);
   }
 
-  /** Begins to move the hypervisor's output into the store; idempotent. */
+  /** Begins to move the hypervisor's output into the store. A second call does nothing. */
   start(): void {
     if (this.#timer !== undefined || this.#closed) {
       return;
@@ -107,7 +105,8 @@ export class ConsoleStore implements ConsoleLog {
   async *read(options: ConsoleReadOptions): AsyncIterable<string> {
     const text = new ConsoleText(options);
     await this.#caughtUp();
-    // Both are opened in one synchronous step, so that no record is lost between the stored records and the new records.
+    // The stored records and the follower are opened in one synchronous step, so that no record is lost between stored and new
+    // records.
     const stored = StoredRecords.open(this.#folder, this.#turns);
     const follower = options.follow === true ? this.#follow(options.signal) : undefined;
     try {
@@ -124,7 +123,7 @@ export class ConsoleStore implements ConsoleLog {
     }
   }
 
-  /** Moves all output that the guest has written by now. Readers that arrive meanwhile wait for the same move. */
+  /** Moves all output that the guest has written so far into the store. Readers that arrive meanwhile wait for the same move. */
   async #caughtUp(): Promise<void> {
     this.#catchingUp ??= this.#catchUp().finally(() => {
       this.#catchingUp = undefined;
@@ -132,7 +131,7 @@ export class ConsoleStore implements ConsoleLog {
     await this.#catchingUp;
   }
 
-  /** Moves until no bytes are waiting, or until the time limit, because a guest may write without end. */
+  /** Moves output into the store until no bytes are waiting. It has a time limit, because a guest may write without end. */
   async #catchUp(): Promise<void> {
     const deadline = performance.now() + CATCH_UP_MILLISECONDS;
     while (!this.#closed && this.#poll() && performance.now() < deadline) {
@@ -140,7 +139,7 @@ export class ConsoleStore implements ConsoleLog {
     }
   }
 
-  /** Listens from the moment of the call, so that no record is lost between the stored records and the new records. */
+  /** Listens for new records from the moment of the call, so that no record is lost between the stored records and the new records. */
   #follow(signal: AbortSignal | undefined): Follower {
     const queue = new FollowQueue();
     let wake: (() => void) | undefined;
@@ -177,7 +176,7 @@ export class ConsoleStore implements ConsoleLog {
     return { records, release };
   }
 
-  /** Moves waiting bytes; returns whether more are waiting. */
+  /** Moves waiting output into the store. Returns whether more output is waiting. */
   #poll(): boolean {
     try {
       return this.#move();
@@ -215,7 +214,7 @@ export class ConsoleStore implements ConsoleLog {
     try {
       this.#append(records);
     } catch (error) {
-      // Bytes that were read but not stored are read again. For example, the disk may have been full.
+      // If the store could not be written, for example because the disk is full, the bytes are read again later.
       this.#input.rewind();
       this.#lines = new ConsoleLines();
       throw error;
@@ -240,7 +239,7 @@ export class ConsoleStore implements ConsoleLog {
 
 interface Follower {
   records: AsyncIterable<ConsoleRecord[]>;
-  /** Stops listening. */
+  /** Stops listening for new records. */
   release: () => void;
 }
 

@@ -39,7 +39,7 @@ import { RecordStore } from '../pods/records.ts';
 import { TaskRunner } from '../tasks/runner.ts';
 import { taskWork } from '../tasks/work.ts';
 
-/** Time limit for sending the last Events, which give the reasons why machines ended. A kubelet allows the agent's Pod 30 s in all. */
+/** Time limit for sending the last Events. They give the reasons why machines ended. A kubelet allows the agent's Pod 30 s to end. */
 const LAST_EVENTS_MILLISECONDS = 5_000;
 
 /** The parts that run machines on this host. */
@@ -195,7 +195,10 @@ async function takeUpWork(
   kubelet.hasJoined = true;
 }
 
-/** Writes the result of a check of the network to the Node. The driver `user` has no host-wide part, so the Node then gets no condition. */
+/**
+ * Writes the result of a network check to the Node. With the network driver `user`, the Node has no condition for the network,
+ * because this driver has no host-wide part.
+ */
 function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): void {
   const { network, monitor } = host;
   if (network.name !== 'nat' || monitor.host === undefined) {
@@ -208,7 +211,7 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
   }
 }
 
-/** Waits for the last writes, sends the last Events, which report on those writes, and closes all parts. */
+/** Waits for the last writes, then sends the last Events, which report on these writes. Finally it closes all parts. */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],
   recorder: EventRecorder<SaidReason>,
@@ -219,7 +222,12 @@ async function drainAndClose(
   await Promise.all(open.map((one) => one.close()));
 }
 
-/** Returns all drivers, because drivers that cannot run still remove old machines. @throws HostUnfitError when no driver can run. */
+/**
+ * Checks all drivers and returns them by name. A driver that cannot run guests on this host is included, because it still removes
+ * old machines.
+ *
+ * @throws HostUnfitError when no driver can run guests.
+ */
 async function fitDrivers(
   config: AgentConfig,
   drivers: readonly Driver[],
@@ -245,7 +253,7 @@ async function fitDrivers(
   return found;
 }
 
-/** Returns the accelerators of a driver. If the driver cannot run, the list is empty and `problems` gets the reason. */
+/** Returns the accelerators that a driver can use on this host. If there are none, the list is empty and `problems` gets the reason. */
 async function tryProbe(driver: Driver, problems: string[], logger: Logger): Promise<readonly Accelerator[]> {
   try {
     const accelerators = await driver.probe();

@@ -15,7 +15,7 @@ import { clusterNetworks } from '../network/reach.ts';
 const SHORTEST_CERTIFICATE_SECONDS = 600;
 /** Default lifetime of a certificate that the agent requests, in seconds (30 days). The signer may issue a shorter lifetime. */
 const CERTIFICATE_SECONDS = 30 * 24 * 3600;
-/** Default time after which a host without contact is fenced, in seconds. A Node's Lease expires after the same time. */
+/** Default seconds after which a host without contact to the API server counts as cut off (fenced). A Node's Lease expires then too. */
 const FENCE_AFTER_SECONDS = 40;
 /** Default time between checks of the network, in seconds. Two checks and their duration fit into 5 s, the limit for reporting a fault. */
 const NETWORK_CHECK_SECONDS = 2;
@@ -55,7 +55,7 @@ const bytes = z.string().transform((text, context) => {
 const certificateSeconds = z.int().min(SHORTEST_CERTIFICATE_SECONDS).default(CERTIFICATE_SECONDS);
 
 const registry = z.strictObject({
-  /** Registry as in references: `registry.example:5000`. */
+  /** Host and port of the registry, as in image references: `registry.example:5000`. */
   host: z.string().regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'Use a host name, with a port if the registry has one'),
   /** PEM file with the authorities of this registry, which replace the public authorities. */
   caFile: path.optional(),
@@ -70,8 +70,8 @@ export const configSchema = z
     nodeName,
     dataDirectory: path,
     /**
-     * Kubeconfig for clusters without a signer for nodes. The agent uses it unchanged, and nothing restricts its user to this
-     * host's Node.
+     * Kubeconfig for clusters that sign no certificates for nodes. The agent uses it unchanged. Unlike a node's certificate, its
+     * user is not restricted to this host's Node.
      */
     kubeconfig: path.optional(),
     /** Kubeconfig that the agent uses only to join. Afterwards the agent uses the credentials in the data directory. */
@@ -84,7 +84,7 @@ export const configSchema = z
         port: z.int().min(0).max(65_535).default(0),
         /** Address on which the agent listens. The default is `address`. The two differ if the network translates addresses on the way. */
         listenAddress: z.string().optional(),
-        /** Authority of the API server's client certificate. Without this file, callers are checked only by TokenReview. */
+        /** File with the authority of the API server's client certificate. Without this file, callers are checked only by TokenReview. */
         clientCAFile: path.optional(),
       })
       .prefault({}),
@@ -103,7 +103,7 @@ export const configSchema = z
         /** Folders whose files may be used as images. */
         sharedRoots: z.array(path).max(16).default([]),
         allowLoopbackHttp: z.boolean().default(false),
-        /** Settings for special registries, for the image storage, and for image servers within `clusterCIDRs`. Others need no entry. */
+        /** Settings for special registries, the image storage, and image servers within `clusterCIDRs`. Other registries need no entry. */
         registries: z.array(registry).max(64).default([]),
         /** Largest space of all images together, in bytes. If absent, only the size of the disk limits the images. */
         budget: bytes.optional(),
@@ -119,9 +119,9 @@ export const configSchema = z
     machines: z
       .strictObject({
         /**
-         * Range of user and group numbers, one for each machine, if the agent runs as root. The first number is for programs that
-         * read images. The default is above the ranges of distributions for containers (up to 600100000) and of systemd (up to
-         * 1879048191).
+         * Range of numbers for users and groups. If the agent runs as root, each machine has a number of its own. The first
+         * number is for programs that read images. The default is above the ranges of distributions for containers (up to
+         * 600100000) and of systemd (up to 1879048191).
          */
         users: z
           .strictObject({
@@ -134,17 +134,20 @@ export const configSchema = z
           .prefault({}),
       })
       .prefault({}),
-    /** Resources that are kept for the host itself. The Node offers less by this amount. */
+    /** Resources that are kept for the host itself. The Node does not offer them. */
     reserved: z
       .strictObject({ cpu: z.number().min(0).default(0), memory: bytes.prefault('512Mi') })
       .prefault({}),
     /**
-     * Largest resources that the Node offers to machines. Set them for an agent in a Pod to the requests of that Pod, so that two
-     * Nodes do not offer the same memory.
+     * Largest resources that the Node offers to machines. If the agent runs in a Pod, set them to the requests of that Pod.
+     * Otherwise two Nodes would offer the same memory.
      */
     offered: z.strictObject({ cpu: z.number().positive().optional(), memory: bytes.optional() }).prefault({}),
     clusterCIDRs: clusterNetworks.default([]),
-    /** Number of tasks that run at the same time. A limit is needed, because each task uses a disk and a registry's bandwidth. */
+    /**
+     * Number of tasks (each is the work of one Job, such as an image import) that run at the same time. The limit is needed,
+     * because each task uses the disk and the bandwidth of a registry.
+     */
     tasksAtOnce: z.int().min(1).max(64).default(4),
     cpuOvercommit: z.number().min(1).max(64).default(1),
     /** Architecture of guests. If it differs from the architecture of the host, the guests are emulated. */
@@ -165,7 +168,8 @@ type Environment = Readonly<Record<string, string | undefined>>;
 /**
  * Reads and checks a configuration file. Relative paths begin in the folder of the file. If the file does not set `nodeName` or
  * `address`, the environment variable BERTH_NODE_NAME or BERTH_ADDRESS is used. A DaemonSet needs these variables, because it has
- * one file for all hosts. Root must name the network's driver; for other users the driver is `user`.
+ * one file for all hosts. If the agent runs as root, the file must name the network's driver. Otherwise the default driver is
+ * `user`.
  *
  * @throws ConfigError when the file cannot be read or has mistakes.
  */
@@ -184,8 +188,8 @@ export function loadConfig(
 }
 
 /**
- * Adds settings from the environment. Dots in the name become dashes, because a host's name is also a label's value and a part of
- * a certificate's name. Names of Kubernetes Nodes may have dots.
+ * Adds the Node's name and address from the environment. Dots in the name become dashes, although names of Kubernetes Nodes may
+ * have dots. The reason is that a host's name is also a label's value and a part of a certificate's name.
  */
 function withEnvironment(document: unknown, environment: Environment): unknown {
   if (typeof document !== 'object' || Array.isArray(document)) {
@@ -199,7 +203,10 @@ function withEnvironment(document: unknown, environment: Environment): unknown {
   };
 }
 
-/** Adds the driver `user` without root, because `nat` needs root. Root must choose: guests with `user` reach more than root may expect. */
+/**
+ * Sets the default network driver `user` if the agent does not run as root, because the driver `nat` needs root. There is no
+ * default for root: with `user`, guests can reach more than an administrator may expect.
+ */
 function withDriver(document: unknown, isRoot: boolean): unknown {
   if (!isObject(document)) {
     return document;
@@ -263,7 +270,7 @@ function holds(folder: string, path: string): boolean {
   return way !== '..' && !way.startsWith('../');
 }
 
-/** Returns the real path. A folder that does not exist yet will be created in an existing folder, whose real path is used. */
+/** Returns the path with symbolic links resolved. If the end of the path does not exist yet, only the existing part is resolved. */
 function realPath(path: string): string {
   try {
     return realpathSync(path);

@@ -7,14 +7,14 @@ import { startTimeIn } from '../machines/process.ts';
 
 interface Holder {
   pid: number;
-  /** Start time of the process, which a later process with the same pid does not have. Empty if the system reports no start times. */
+  /** Start time of the process. A later process with the same pid has another one. It is empty if the system reports no start times. */
   startTime: string;
 }
 
 /** Error if another running agent uses the data directory. */
 export class LockedError extends Error {}
 
-/** Takes the lock and returns the function that releases it. @throws LockedError when another running process holds the lock. */
+/** Locks the data directory and returns the function that unlocks it. @throws LockedError when another running process holds the lock. */
 export function lockDataDirectory(directory: string): () => void {
   const file = join(directory, 'agent.lock');
   const own = join(directory, `agent.lock.${process.pid}`);
@@ -71,6 +71,6 @@ function describe(pid: number): Holder {
   if (!existsSync(file)) {
     return { pid, startTime: '' };
   }
-  // A killed process whose parent has not yet waited for it no longer holds the lock.
+  // A zombie no longer holds the lock. It is a killed process whose parent has not yet waited for it.
   return { pid, startTime: startTimeIn(readFileSync(file, 'utf8')) ?? 'ended' };
 }

@@ -22,7 +22,7 @@ const CONNECTIONS_PER_GUEST = 2048;
 
 const WHICH_DRIVER = 'An agent that runs as root needs one. Set nat, or set user if you trust all guests';
 
-/** Schema of the section. It accepts unknown keys, because the agent's configuration adds keys of its own to this section. */
+/** Schema of the network section. It accepts unknown keys, because the agent's configuration adds keys of its own to this section. */
 export const networkSchema = z.discriminatedUnion(
   'driver',
   [
@@ -31,10 +31,7 @@ export const networkSchema = z.discriminatedUnion(
       /** Address on which reserved ports listen. The default is the Node's address; 0.0.0.0 means all addresses. */
       hostAddress,
       ...reachSettings,
-      /**
-       * Whether an agent as root leaves out the rules that keep guests from the host's own addresses. Set this on hosts without
-       * nftables.
-       */
+      /** If true, an agent with root rights sets no rules that keep guests from the host's addresses. For hosts without nftables. */
       guestsMayReachHost: z.boolean().default(false),
     }),
     z.looseObject({
@@ -46,8 +43,8 @@ export const networkSchema = z.discriminatedUnion(
       /** Addresses of the guests: a private network that the host does not use otherwise. */
       subnet: subnet.default('10.213.0.0/20'),
       /**
-       * Network between the host and the outer end of the host's own probe. The default is in the range for tests of network
-       * devices (RFC 2544).
+       * Network that the agent uses for its own probe of guest traffic. It connects the host with the outer end of the probe,
+       * which acts as a computer beyond the host. The default is in the range for tests of network devices (RFC 2544).
        */
       probeSubnet: subnet.default('198.18.213.0/24'),
       /** Upstream DNS servers. If the list is empty, the servers in the host's resolv.conf are used. */
@@ -81,7 +78,7 @@ export interface NetworkSurroundings {
   logger: Logger;
 }
 
-/** Creates the driver and changes nothing on the host. @throws ReasonedError `NetworkUnavailable` when a name or subnet cannot be used. */
+/** Creates the network driver; the host does not change. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, logger } = surroundings;
   const directory = join(dataDirectory, 'network');
@@ -107,7 +104,10 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
   return new NatNetwork(options, logger);
 }
 
-/** Returns the rules for guests of the driver `user`; undefined without root, which alone can filter by user, and outside of Linux. */
+/**
+ * Returns the packet filter for guests of the driver `user`. The result is undefined if guests may reach the host, outside of
+ * Linux, and without root. Only root can filter by user.
+ */
 function userGuard(
   settings: Extract<NetworkSettings, { driver: 'user' }>,
   { machineUsers, resolvConf, clusterCIDRs, logger }: NetworkSurroundings,

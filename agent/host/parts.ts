@@ -61,12 +61,12 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   };
 }
 
-/** Returns the port rules without the agent's own port. No machine may reserve this port, even if the rules allow it. */
+/** Returns the configured rules for reserved ports, and also denies the agent's own port. No machine may reserve that port. */
 function portRules({ ports, kubelet }: AgentConfig): PortRules {
   return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
 }
 
-/** Returns the users of machines, including the shared user under which machines of an earlier version run. */
+/** Returns the user numbers of machines. The last one is the shared user of machines that an earlier version of the agent started. */
 function userNumbers({ machines: { users } }: AgentConfig): string[] {
   return [`${users.first}-${users.first + users.count - 1}`, String(SHARED_RUN_AS.uid)];
 }

@@ -16,7 +16,10 @@ import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
 import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { pause } from '../../base/time.ts';
 
-/** Wait between two checks of a request, in milliseconds: short for a running operator, longer for one that is absent. */
+/**
+ * First and longest wait between two checks of a certificate request, in milliseconds. A running operator approves the request
+ * soon. If the operator is absent, the waits become longer.
+ */
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
 
@@ -33,7 +36,7 @@ export interface IdentitySettings {
   kubeconfig?: string | undefined;
   /** Kubeconfig with which the agent joins. */
   bootstrapKubeconfig?: string | undefined;
-  /** Lifetimes that the agent requests. */
+  /** Lifetimes of the certificates that the agent requests, in seconds. */
   certificates: { clientSeconds: number; servingSeconds: number };
 }
 
@@ -132,7 +135,7 @@ function fingerprint(key: Key): string {
   return createHash('sha256').update(publicKey).digest('hex').slice(0, FINGERPRINT_DIGITS);
 }
 
-/** Waits for the certificate. Undefined if the request is gone: the control plane deletes requests that stay open for a day. */
+/** Waits for a request's certificate. If the request is gone, the result is undefined. Open requests are deleted after a day. */
 async function waitForCertificate(
   client: KubeClient,
   name: string,
@@ -160,7 +163,10 @@ async function waitForCertificate(
   }
 }
 
-/** Reports whether an error is final. An unreachable API server is not final, because somebody may still decide. */
+/**
+ * Reports whether the certificate request has failed and a repetition would not help. An unreachable API server is no such
+ * failure, because the request may still be decided.
+ */
 export function isFinal(error: unknown): boolean {
   const refused = error instanceof ApiError && error.status < 500;
   return refused || error instanceof CertificateRefusedError;
@@ -182,12 +188,12 @@ function outcome(request: CertificateSigningRequest): string | undefined {
     : Buffer.from(certificate, 'base64').toString('utf8');
 }
 
-/** Returns the paths of the files with a node's identity. Certificate and key are in one file, so that both are replaced at once. */
+/** Returns the paths of the files with a node's identity. A certificate shares one file with its key, so that both change at once. */
 export function identityFiles(dataDirectory: string): {
   kubeconfig: string;
   client: string;
   serving: string;
-  /** Key of the request to join. The file exists until the host has joined. */
+  /** File with the key of the request to join. The file exists until the host has joined. */
   joining: string;
 } {
   return {

@@ -43,15 +43,15 @@ export class JoinError extends Error {
 
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 30_000;
-/** Time limit of the check of the certificate, in milliseconds. Machines wait no longer for an unreachable API server. */
+/** Time limit for checking the stored certificate with the API server, in milliseconds. At start, the work on machines waits for it. */
 const REVIEW_MILLISECONDS = 10_000;
-/** Request for the own identity. Only the authentication matters, which the API server does before it checks permissions. */
+/** Request for the agent's own identity. Only its authentication matters, which the API server does before it checks permissions. */
 const SELF_REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' } as const;
 const UNAUTHORIZED = 401;
 
 /**
- * Uses the stored identity, or joins the cluster. If the cluster does not know the stored identity, the host joins again. The
- * bootstrap kubeconfig determines the server and its authority as long as it can be read.
+ * Uses the stored identity, or joins the cluster. If the cluster does not know the stored identity, the host joins again. If the
+ * bootstrap kubeconfig can be read, it determines the server and its authority.
  *
  * @throws JoinError when the cluster refuses this host.
  */
@@ -80,7 +80,7 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   return await joinWith(bootstrap, o);
 }
 
-/** Reads the bootstrap kubeconfig; undefined if it cannot be read. An administrator may remove the token of a host that has joined. */
+/** Reads the bootstrap kubeconfig. If it cannot be read, the result is undefined. A host that has joined may no longer have its token. */
 async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
   try {
     return await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig });
@@ -93,7 +93,10 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
   }
 }
 
-/** Returns a connection with the stored certificate, to the server of the present bootstrap kubeconfig; undefined without a certificate. */
+/**
+ * Returns a connection with the stored certificate. The server is that of the bootstrap kubeconfig, or else the stored one.
+ * Without a usable certificate the result is undefined.
+ */
 async function storedConnection(
   config: IdentitySettings,
   bootstrap: Connection | undefined,
@@ -144,8 +147,8 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
     const pair = await join(new KubeClient(transport), o);
-    // The old serving certificate belongs to an earlier membership, and this cluster may not know its authority. The agent
-    // removes the certificate first, because the host has joined as soon as the files below are written.
+    // The old serving certificate may be from another cluster, and this cluster may not know its authority. The agent removes the
+    // certificate before it writes the files below, because the host has joined as soon as they are written.
     rmSync(files.serving, { force: true });
     writePair(files.client, pair);
     writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
@@ -157,7 +160,7 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
 }
 
-/** Repeats the request until the cluster answers. A cluster that is unreachable at the host's boot usually returns soon. */
+/** Requests the client certificate, and repeats the request until the cluster answers, because an outage at boot usually ends soon. */
 async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate> {
   const { nodeName, certificates, dataDirectory } = o.config;
   const { joining } = identityFiles(dataDirectory);
@@ -188,7 +191,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
   }
 }
 
-/** Returns the key for joining, which is stored before its first use. A request with another key would be denied after a restart. */
+/** Returns the key for the request to join. The key is stored first, because after a restart a request with another key is denied. */
 async function joiningKey(file: string): Promise<Key> {
   if (existsSync(file)) {
     return readKey(readFileSync(file, 'utf8'));

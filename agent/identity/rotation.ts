@@ -19,7 +19,10 @@ import {
   writePair,
 } from './certificates.ts';
 
-/** Earliest renewal and its spread, as shares of a lifetime (those of a kubelet). Hosts that joined together renew at different times. */
+/**
+ * Earliest renewal and its random spread, as shares of a certificate's lifetime. A kubelet has the same shares. With the spread,
+ * hosts that joined together renew at different times.
+ */
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;
 /** Longest single wait, in milliseconds. Timers of Node.js hold at most 24.8 days. */
@@ -27,7 +30,10 @@ const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
 /** Longest wait between two attempts, in milliseconds. Usually a person has to act first, and wants to see the result within minutes. */
 const RETRY_CAP_MILLISECONDS = 60_000;
-/** Full lifetime of a first certificate, in milliseconds. Signers set the begin of a certificate 5 minutes back, so 5 minutes are added. */
+/**
+ * Longest lifetime of the first certificate, with which a host joins, in milliseconds. 5 minutes are added, because signers set
+ * the begin of a certificate 5 minutes back.
+ */
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
 export interface RotationOptions {
@@ -91,7 +97,10 @@ export interface CertificateUsers {
   signal: AbortSignal;
 }
 
-/** Renews both certificates until the signal aborts. The Node must exist, because the operator compares the addresses of both. */
+/**
+ * Renews the client certificate and the serving certificate until the signal aborts. The Node must exist, because the operator
+ * compares the addresses in a request with those of the Node.
+ */
 export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   const { config, transport, server, metrics, logger, signal } = users;
   const { nodeName, certificates, address } = config;
@@ -105,7 +114,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
     requestCertificate(users.client, { nodeName, ...request }, signal);
   return [
     keepRenewed({
-      // The certificate from joining is too short to survive an outage, so the agent renews the certificate immediately.
+      // The certificate from joining expires too soon to survive an outage, so the agent renews the certificate immediately.
       current: isShort(client, certificates.clientSeconds) ? undefined : client,
       request: ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds }),
       use: async (certificate) => {
@@ -134,7 +143,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   ];
 }
 
-/** Reports whether a certificate is the short certificate from joining although a longer one is wanted. */
+/** Reports whether a certificate is the one from joining, whose lifetime is short, although a longer lifetime is wanted. */
 function isShort(current: Certificate | undefined, wantedSeconds: number): boolean {
   if (current === undefined || wantedSeconds <= FIRST_CERTIFICATE_SECONDS) {
     return false;

@@ -1,4 +1,4 @@
-/** Logs for `kubectl logs`: the serial console of a VM, or the log of a task. */
+/** Logs for `kubectl logs`: the serial console of a VM, or the log of a task (the work of a Job). */
 import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
@@ -31,9 +31,9 @@ class LogRefusedError extends HttpError {
   }
 }
 
-/** Largest number of open logs on this host. Each one holds a connection, two files and less than 1 MiB. */
+/** Largest number of logs that are read at the same time on this host. Each one needs a connection, two open files and less than 1 MiB. */
 const HOST_READERS = 64;
-/** Largest number of open logs of one Pod, so that readers of one VM do not block readers of other VMs. */
+/** Largest number of readers of one Pod's log at the same time. With this limit, readers of one VM do not block readers of other VMs. */
 const POD_READERS = 16;
 
 /** Counts and limits the readers of logs. */
@@ -64,7 +64,7 @@ export class LogReaders {
   }
 }
 
-/** Function that returns the lines of a machine's console, with line ends. @throws LogRefusedError when there is no such log. */
+/** Function that returns the text of a console or of a task's log. @throws LogRefusedError when there is no such log. */
 export type LogSource = (request: LogRequest, signal: AbortSignal) => Promise<AsyncIterable<string>>;
 
 const flag = z
@@ -83,8 +83,10 @@ const querySchema = z.object({
 });
 
 /**
- * Reads `/containerLogs/NAMESPACE/POD/CONTAINER?…`. Names are taken unchanged, because valid names need no URL escapes. @throws
- * LogRefusedError naming the wrong parameter, when a parameter is wrong.
+ * Parses the URL of a log request, `/containerLogs/NAMESPACE/POD/CONTAINER?…`. Names are used unchanged, because valid names need
+ * no URL escapes.
+ *
+ * @throws LogRefusedError that names the parameter, when a parameter is wrong.
  */
 export function parseLogRequest(url: URL, now: number): LogRequest {
   const [, , namespace = '', pod = '', container = ''] = url.pathname.split('/');

@@ -1,4 +1,4 @@
-/** HTTPS endpoints of the kubelet that the agent offers: a machine's console for `kubectl logs`, metrics, and `/readyz`. */
+/** HTTPS endpoints of a kubelet that the agent serves: a machine's console for `kubectl logs`, metrics, and `/readyz`. */
 import { readFileSync } from 'node:fs';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Server } from 'node:https';
@@ -20,7 +20,7 @@ import {
 import { useCertificate } from '../../kube/certificates/serving.ts';
 import { LogReaders, type LogSource, parseLogRequest } from './logs.ts';
 
-/** Subresource of a Node: `metrics`, or `proxy` for all access to machines. */
+/** Subresource of the Node for which a caller needs a permission: `metrics`, or `proxy` for all access to machines. */
 type Subresource = 'proxy' | 'metrics';
 
 export interface KubeletServerOptions {
@@ -32,7 +32,7 @@ export interface KubeletServerOptions {
   certificate: Certificate;
   authorizer: Authorizer;
   logs: LogSource;
-  /** Returns the reason why a host that has joined accepts no VMs; undefined if it accepts VMs. Every caller may read the reason. */
+  /** Returns the reason why a joined host accepts no VMs, or undefined if it accepts them. Every caller may read the reason. */
   unready: () => string | undefined;
   metrics: Registry;
   logger: Logger;
@@ -52,7 +52,7 @@ interface Route {
 }
 
 export class KubeletServer {
-  /** Whether the host has joined. Until then the host is not ready. The endpoints are served before the host's Node exists. */
+  /** Whether the host has joined the cluster. Until then, `/readyz` reports a fault. The server answers before the host's Node exists. */
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;
@@ -64,7 +64,7 @@ export class KubeletServer {
     const { certificate, logger } = options;
     this.#server = createServer((request, response, url) => this.#handle(request, response, url), {
       logger,
-      // Callers without a certificate may have a token. Each request is checked for itself.
+      // TLS accepts callers without a valid certificate, because they may have a token. Each request is checked later.
       tls: { requestCert: true, rejectUnauthorized: false },
     });
     this.replaceCertificate(certificate);
@@ -93,7 +93,7 @@ export class KubeletServer {
     try {
       await this.#answer({ request, response, url, signal: closed.signal });
     } catch (error) {
-      // The caller has closed the connection, so nobody needs the error.
+      // If the caller has closed the connection, nobody needs the error.
       if (!closed.signal.aborted) {
         throw error;
       }
@@ -174,7 +174,7 @@ export class KubeletServer {
   }
 }
 
-/** Returns the authorities for callers' certificates. An absent option would make Node.js trust the public authorities. */
+/** Returns the authorities for callers' certificates. If the list were absent, not empty, Node.js would trust the public authorities. */
 function authoritiesIn(file: string | undefined): Buffer[] {
   return file === undefined ? [] : [readFileSync(file)];
 }

@@ -10,36 +10,34 @@ import { pause } from '../../base/time.ts';
 import { hasCode, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 
 /**
- * Possible paths of the host's tree, tried in this order. In a privileged container with the host's process ids, /sys/fs/cgroup
- * is the container's own tree. Therefore the view of the host's first process comes first, but not every container may read it.
+ * Possible paths of the host's tree of control groups, tried in this order. In a privileged container with the host's process
+ * ids, /sys/fs/cgroup is the container's own tree. Therefore the view of the host's first process comes first, but not every
+ * container may read it.
  */
 const ROOTS = ['/proc/1/root/sys/fs/cgroup', '/sys/fs/cgroup'];
 const GROUP = 'berth';
-/**
- * Attempts to remove a group, 5 s in total. The kernel releases the last thread a moment after the exit, and later on a busy
- * host.
- */
+/** Attempts to remove a control group, 5 s in total. The kernel releases a process's last thread some time after the process has ended. */
 const REMOVE_ATTEMPTS = 200;
 const REMOVE_INTERVAL_MILLISECONDS = 25;
 
 /** Limits of the host's resources that a machine may use. */
 export interface MachineLimits {
   memoryBytes: number;
-  /** Limit of processes; each thread is one of them. */
+  /** Largest number of threads of all the machine's processes together. */
   processes: number;
-  /** Processors of the machine. They set its share when the host has too few processors for all machines. */
+  /** Number of processors of the machine. If the host has too few for all machines, this number determines the machine's share. */
   cpu: number;
 }
 
-/** Controllers that hold limits, by their names in both versions of control groups. */
+/** Controllers for which a machine has limits. Both versions of control groups use these names. */
 const CONTROLLERS = ['memory', 'pids', 'cpu'] as const;
 type Controller = (typeof CONTROLLERS)[number];
 
-/** File that marks the root of the single tree of version 2. */
+/** File by which the agent recognizes version 2 of control groups, which has a single tree. */
 const UNIFIED = 'cgroup.controllers';
-/** CPU shares in version 1: per processor, as the kubelet sets them, and the kernel's upper bound. */
+/** CPU shares in cgroups version 1: `each` for one processor (the kubelet's value), and at most `most`, the kernel's upper bound. */
 const SHARES = { each: 1024, most: 262_144 };
-/** CPU weight in version 2: per processor, which is the kernel's default, and the kernel's upper bound. */
+/** CPU weight in cgroups version 2: `each` for one processor (the kernel's default), and at most `most`, the kernel's upper bound. */
 const WEIGHT = { each: 100, most: 10_000 };
 
 /** Returns the files of a machine's group that hold its limits, with their contents. */
@@ -50,8 +48,8 @@ function limitFiles(
 ): [file: string, value: string][] {
   switch (controller) {
     case 'memory':
-      // In version 2 the kernel ends the whole machine. In version 1 it ends the hypervisor, because that process uses the most
-      // memory.
+      // When a machine reaches its limit, version 2 of control groups ends all its processes. Version 1 ends only the hypervisor,
+      // because that process uses the most memory.
       return version === 1
         ? [['memory.limit_in_bytes', String(memoryBytes)]]
         : [
@@ -78,15 +76,15 @@ export class MachineCgroups {
   readonly #search: readonly string[];
   #hierarchies: Promise<Hierarchy[]> | undefined;
 
-  /** Creates the control groups' owner; `roots` are the possible paths of the host's tree. */
+  /** Creates the control groups of machines. `roots` are the possible paths of the host's tree of control groups. */
   constructor(logger: Logger, roots: readonly string[] = ROOTS) {
     this.#logger = logger;
     this.#search = roots;
   }
 
   /**
-   * Sets the limits of the machine's group, then moves a process and its threads into the group. If a hierarchy refuses, the log
-   * names the group, and the machine runs outside it.
+   * Sets the limits of the machine's control group, then moves a process and its threads into the group. If a hierarchy refuses,
+   * the machine runs outside the group in this hierarchy, and the log names the group.
    */
   async add(machineUid: string, pid: number, limits: MachineLimits): Promise<void> {
     for (const hierarchy of await this.#roots()) {
@@ -116,7 +114,7 @@ export class MachineCgroups {
     return 0;
   }
 
-  /** Removes the machine's groups; call it after the machine's last process has ended. */
+  /** Removes the machine's control groups. Call this function after the machine's last process has ended. */
   async remove(machineUid: string): Promise<void> {
     for (const { path } of await this.#roots()) {
       await removeGroup(join(path, GROUP, machineUid));
@@ -173,8 +171,8 @@ async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
     const hierarchies: Hierarchy[] = [];
     for (const name of names) {
       const path = join(root, name);
-      // In version 1 a name like "cpu" may be a link to "cpu,cpuacct". Both lead to the same group, so the limits are written
-      // twice, which is harmless.
+      // In version 1 of control groups a name like "cpu" may be a link to "cpu,cpuacct". Both lead to the same group, so the
+      // limits are written twice, which is harmless.
       if (await isHierarchy(path)) {
         hierarchies.push({ path, version: 1, controllers: namedIn(name.split(',')) });
       }
@@ -190,7 +188,7 @@ function namedIn(names: readonly string[]): Controller[] {
   return CONTROLLERS.filter((controller) => names.includes(controller));
 }
 
-/** Passes a controller on from the groups above. A group of version 2 has the files of a controller only after that. */
+/** Enables a controller in the parents of machines' groups. In cgroups version 2, a group has a controller's files only after that. */
 async function delegate(root: string, controller: Controller): Promise<void> {
   for (const group of [root, join(root, GROUP)]) {
     await writeFile(join(group, 'cgroup.subtree_control'), `+${controller}`);
@@ -210,7 +208,8 @@ async function isHierarchy(path: string): Promise<boolean> {
 }
 
 /**
- * Copies processors and memory nodes from the root. A cpuset of version 1 starts empty and accepts no process until it has both.
+ * Copies processors and memory nodes from the root to the machine's cpuset. In version 1 of control groups a cpuset starts empty,
+ * and accepts no process until both are set.
  */
 async function inheritCpuset(hierarchy: string, machineUid: string): Promise<void> {
   for (const file of ['cpuset.cpus', 'cpuset.mems']) {
@@ -237,7 +236,7 @@ async function removeGroup(group: string): Promise<void> {
   }
 }
 
-/** Removes the common group if the last machine's group was removed. */
+/** Removes the group that contains the groups of all machines, if it is empty. */
 async function removeIfEmpty(group: string): Promise<void> {
   await undefinedIf(hasCode('EBUSY', 'ENOTEMPTY', 'ENOENT'), rmdir(group));
 }

@@ -1,7 +1,7 @@
 /**
- * A root file system for machines, apart from the agent's. If the agent runs in a container, its files are removed with the
- * container, while machines would still use them. Therefore the files that the hypervisor needs are copied to the data directory,
- * once for each version of the image.
+ * A root file system for machines, separate from the agent's. When the agent's container is removed, its files are removed too,
+ * while machines would still use them. Therefore the files that the hypervisor needs are copied to the data directory, once for
+ * each version of the agent's image.
  */
 import { listFolders } from '../../base/files.ts';
 import { createHash } from 'node:crypto';
@@ -12,9 +12,7 @@ import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { processFiles } from './process.ts';
 
 export interface OwnRoot {
-  /**
-   * Returns the program and arguments that run `command` in this root. The command sees `files`, and can write only to `folder`.
-   */
+  /** Returns a command line that runs `command` in this root file system. The command sees `files`, and can write only to `folder`. */
   enclose(
     view: { folder: string; files: readonly string[] },
     command: readonly string[],
@@ -26,13 +24,13 @@ export interface OwnRootOptions {
   logger: Logger;
 }
 
-/** Files that the image names in its environment: a list in the format of `sha256sum`, and machine.sh. */
+/** Paths from the environment of the agent's image. `list` is a list of files in the format of `sha256sum`. `script` is machine.sh. */
 interface ImageFiles {
   list: string;
   script: string;
 }
 
-/** Prepares the root. Returns undefined outside of the agent's image, and if the container cannot see its host. */
+/** Prepares the root file system for machines. Returns undefined outside of the agent's image, or if machines end with the container. */
 export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefined> {
   const { BERTH_MACHINE_FILES: list, BERTH_MACHINE_SCRIPT: script } = process.env;
   if (list === undefined || script === undefined || !(await canOutlive(options.logger))) {
@@ -42,8 +40,8 @@ export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefi
 }
 
 /**
- * Returns whether machines can outlive this container. With the host's process ids, process 1 is the host's, and its mount
- * namespace differs from the container's.
+ * Returns whether machines can outlive this container. They can if the container has the host's process ids. Then process 1 is
+ * the host's first process, whose mount namespace differs from the container's.
  */
 async function canOutlive(logger: Logger): Promise<boolean> {
   const consequence = 'machines end with this container';
@@ -84,7 +82,7 @@ async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): P
   };
 }
 
-/** Copies the listed files below `runtimes`, unless they are there and whole. Returns the path of the folder. */
+/** Copies the listed files to a folder in `runtimes`, unless it already has all of them undamaged. Returns the path of this folder. */
 export async function installRuntime(list: string, runtimes: string): Promise<string> {
   const text = await readFile(list, 'utf8');
   const name = createHash('sha256').update(text).digest('hex').slice(0, 16);
@@ -107,7 +105,7 @@ export async function installRuntime(list: string, runtimes: string): Promise<st
   return target;
 }
 
-/** Compares the contents with their checksums, because a crash of the host may keep the names and lose the contents. */
+/** Returns whether the folder has all files with the right checksums. After a crash of the host, files may have lost their contents. */
 async function isWhole(target: string, files: readonly { sum: string; path: string }[]): Promise<boolean> {
   for (const { sum, path } of files) {
     const content = await undefinedIf(isMissing, readFile(join(target, path)));
@@ -119,12 +117,13 @@ async function isWhole(target: string, files: readonly { sum: string; path: stri
 }
 
 /**
- * Removes the folders that no process uses, except `keep`, and returns their names. Machines of earlier versions of the image
- * keep their folders.
+ * Removes the folders in `runtimes` that no process uses, except `keep`, and returns their names. A machine that started from an
+ * earlier version of the agent's image still uses an older folder.
  */
 export async function removeUnused(runtimes: string, keep: string): Promise<string[]> {
   let unused = (await listFolders(runtimes)).filter((name) => join(runtimes, name) !== keep);
-  // The processes of machines are among those of the host. Without another folder no mount table is read.
+  // The mount tables of all processes of the host show the folders that machines use. If there is no other folder than `keep`, no
+  // mount table is read.
   for await (const { text } of unused.length > 0 ? processFiles('mountinfo') : []) {
     unused = unused.filter((name) => !text.includes(`/runtime/${name}/`));
   }

@@ -1,6 +1,6 @@
 /**
- * Processes that outlive the agent. The agent identifies a process by pid, start time and the host's boot, so it never takes a
- * reused pid for a machine.
+ * Processes that outlive the agent. The agent identifies a process by its pid, its start time and the host's boot. Therefore it
+ * never mistakes another process with a reused pid for a machine.
  */
 import { readdir, readFile } from 'node:fs/promises';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
@@ -9,7 +9,7 @@ import { pause } from '../../base/time.ts';
 
 export interface ProcessIdentity {
   pid: number;
-  /** Field 22 of /proc/PID/stat; on hosts without /proc the start time from `ps`. */
+  /** Start time of the process: field 22 of /proc/PID/stat, or the text that `ps` prints on hosts without /proc. */
   startTime: string;
   bootId: string;
 }
@@ -24,7 +24,7 @@ const EXIT_POLL_MILLISECONDS = 10;
  * dead network disk.
  */
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
-/** Time limit of `ps` and `sysctl`, which answer in milliseconds. */
+/** Time limit of the programs `ps` and `sysctl`. They usually answer within milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 5_000 };
 
 let cachedBootId: Promise<string> | undefined;
@@ -55,11 +55,11 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
 
 /**
  * Returns the start time in a line of /proc/PID/stat, or undefined for a zombie. A killed process has state Z as soon as its
- * first thread has ended. It keeps its files, ports and locks until its last thread has ended, so until then it is alive.
+ * first thread has ended. It keeps its files, ports and locks until its last thread has ended. Until then it counts as alive.
  */
 export function startTimeIn(text: string): string | undefined {
-  // The command may hold spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state, 20 the number
-  // of threads, 22 the start time.
+  // The name of the command may contain spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state,
+  // 20 the number of threads, 22 the start time.
   const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
   const [state, threads] = [fields[0], fields[17]];
   return state === 'X' || (state === 'Z' && threads === '1') ? undefined : fields[19];
@@ -105,8 +105,8 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
 }
 
 /**
- * Finds the process whose arguments hold `argument`. The agent needs this if it crashed after it had started a process and before
- * it had stored the pid. Only hosts with /proc support this.
+ * Finds the process that has `argument` among its arguments. The agent needs this if it crashed after it had started a process
+ * and before it had stored the pid. Only hosts with /proc support this.
  */
 export async function findByArgument(argument: string): Promise<ProcessIdentity | undefined> {
   for await (const { pid, text } of processFiles('cmdline')) {
@@ -119,8 +119,8 @@ export async function findByArgument(argument: string): Promise<ProcessIdentity 
 }
 
 /**
- * Yields a file of each process of this host from /proc. The files are read one at a time, because a host may have thousands of
- * processes. Yields nothing on hosts without /proc.
+ * Yields the file /proc/PID/`name` of each process of this host. The files are read one at a time, because a host may have
+ * thousands of processes. On hosts without /proc, nothing is yielded.
  */
 export async function* processFiles(
   name: 'cmdline' | 'mountinfo',

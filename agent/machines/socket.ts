@@ -1,4 +1,4 @@
-/** Unix sockets in machine folders, for paths of any length. */
+/** Connects Unix sockets in machines' folders, even if their paths are longer than the system allows for sockets. */
 import { once } from 'node:events';
 import { closeSync, openSync } from 'node:fs';
 import { createConnection, type Socket } from 'node:net';

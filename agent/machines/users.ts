@@ -1,6 +1,6 @@
 /**
- * A user for each machine, so that a hypervisor that a guest controls cannot reach files or processes of another machine.
- * Firecracker's jailer, which uses one uid for each machine, and libvirt's `+dac` work the same way.
+ * A system user of its own for each machine. If a guest takes control of its hypervisor, it still cannot reach files or processes
+ * of another machine. Firecracker's jailer, which uses one uid for each machine, and libvirt's `+dac` work the same way.
  */
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
@@ -16,8 +16,8 @@ export interface UserRange {
 }
 
 /**
- * User of all machines of agents that had one user for all machines. Debian's policy reserves the range of this number
- * (65000–65533), so no package uses it.
+ * User of the machines that earlier versions of the agent started. Those versions had one user for all machines. Debian's policy
+ * reserves the range of this number (65000–65533), so no package uses it.
  */
 export const SHARED_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 
@@ -27,7 +27,7 @@ export class UserRangeError extends Error {
 }
 
 export class MachineUsers {
-  /** User of programs that read images before any machine has them, and group that may read images. No machine has this user. */
+  /** User of the programs that read images before any machine uses them. Its group may read images. No machine runs as this user. */
   readonly reader: RunAs;
   readonly #range: UserRange;
 
@@ -37,8 +37,8 @@ export class MachineUsers {
   }
 
   /**
-   * Returns a user whose number is not in `taken`. The choice follows from a hash of the machine's own uid. Therefore another
-   * machine seldom gets the same number soon afterwards.
+   * Returns a user whose number is not in `taken`. The search begins at a number that is computed from a hash of `machineUid`.
+   * Therefore another machine seldom gets the same number soon afterwards.
    *
    * @throws UserRangeError when all numbers are in use.
    */
@@ -67,8 +67,9 @@ interface UserRecords {
 }
 
 /**
- * Returns the machine's own user, and chooses a user if the record has none. A machine of an earlier agent gets a user at its next start.
- * The user stays in the record until the machine is removed. Undefined if the agent is not root.
+ * Returns the machine's own user, and chooses a user if the record has none. A machine that an earlier version of the agent
+ * started gets a user at its next start. The user stays in the record until the machine is removed. If the agent is not root, the
+ * result is the recorded user or undefined.
  */
 export function ownUser(
   { users, records }: { users?: MachineUsers | undefined; records: UserRecords },
@@ -81,7 +82,7 @@ export function ownUser(
   return record.runAs;
 }
 
-/** Roots of the folders with users and groups: the agent's container and its host. A missing file lists no users. */
+/** Root folders of the agent's container and of its host. Their /etc lists users and groups. A missing file lists no users. */
 const ROOTS = ['', '/proc/1/root'];
 
 /**
@@ -124,8 +125,10 @@ export function overlapIn(kind: string, text: string, { first, count }: UserRang
 }
 
 /**
- * Checks that one line of the user namespace's maps holds the whole range. A line is `INSIDE OUTSIDE COUNT`; the initial
+ * Checks that one line of the user namespace's maps contains the whole range. A line is `INSIDE OUTSIDE COUNT`. The initial
  * namespace has one line for all numbers.
+ *
+ * @throws UserRangeError when no line contains the range.
  */
 async function requireMapped(range: UserRange): Promise<void> {
   for (const file of ['/proc/self/uid_map', '/proc/self/gid_map']) {
@@ -145,6 +148,6 @@ function shown({ first, count }: UserRange): string {
 }
 
 async function textOf(file: string): Promise<string> {
-  // The file may be missing, or it may belong to the host while the container may not read it.
+  // The file may be missing. The container may also have no right to read a file of the host.
   return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';
 }

@@ -25,10 +25,13 @@ const LOOK_MILLISECONDS = 30_000;
 /** Time between two checks whether the Node exists, in milliseconds. The host waits for its Node at start, so the time is short. */
 const REGISTERED_LOOK_MILLISECONDS = 20;
 
-/** Share of free disk below which there is pressure (a kubelet's threshold), and a higher one that ends it, to prevent frequent changes. */
+/**
+ * Shares of free disk space. Disk pressure begins below the first, a kubelet's threshold, and ends above the second, which
+ * prevents frequent changes.
+ */
 const PRESSED_BELOW = 0.05;
 const FINE_ABOVE = 0.08;
-/** Multiple of `minimumFree` that must be free before the pressure ends. */
+/** Multiple of `minimumFree` that must be free before disk pressure ends. */
 const FINE_FACTOR = 1.25;
 
 export interface KeeperOptions {
@@ -36,7 +39,7 @@ export interface KeeperOptions {
   config: NodeSettings & { dataDirectory: string };
   facts: HostFacts;
   state: HostState;
-  /** Returns the present `heldImageBytes` for {@link HostState}. */
+  /** Returns the present size in bytes of the images that cannot be removed, for {@link HostState}. */
   heldImageBytes: () => number;
   metrics: Registry;
   logger: Logger;
@@ -85,7 +88,7 @@ export class NodeKeeper {
     signal.throwIfAborted();
   }
 
-  /** Changes the state of the host. The Node is written if it shows another state. */
+  /** Changes the state of the host in memory. If the Node shows another state, the Node is then written. */
   update(change: Partial<HostState>): void {
     this.#state = { ...this.#state, ...change };
     this.#controller.enqueue(this.#options.config.nodeName);
@@ -112,7 +115,8 @@ export class NodeKeeper {
         this.#wrote(await this.#applyStatus(node, status));
       }
     } catch (error) {
-      // The Node was deleted or recreated meanwhile. The watch reports the change, which starts the next reconciliation.
+      // This error means that the Node was deleted or created again meanwhile. The watch reports this change, which starts the
+      // next reconciliation.
       if (!isNotFound(error) && !isConflict(error)) {
         throw error;
       }

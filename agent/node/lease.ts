@@ -1,4 +1,4 @@
-/** The Node's Lease: a sign of life for the cluster, and the host's measure of the time since it was cut off. */
+/** Renews the Node's Lease, which shows the cluster that this host is alive. The host measures by it how long it has been cut off. */
 import type { Logger } from 'pino';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -6,15 +6,18 @@ import { LEASES, type Node } from '../../kube/core.ts';
 import { microTime, pause } from '../../base/time.ts';
 
 const LEASE_NAMESPACE = 'kube-node-lease';
-/** Lifetime of the Lease and time between renewals. They are a kubelet's values: 40 s, renewed every 10 s. */
+/** Lifetime of the Node's Lease, and time between two renewals. A kubelet has the same values: 40 s, renewed every 10 s. */
 const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
-/** Least number of renewals within the time of the fence, as in a kubelet, so that no host is fenced between two renewals. */
+/**
+ * Least number of renewals within the time after which a host without contact counts as cut off (fenced). A kubelet has the same
+ * number. It ensures that no host is fenced between two renewals.
+ */
 const RENEWALS_PER_FENCE = 4;
-/** Time limit of a request, in milliseconds. It is shorter than the time between renewals, so that no request delays the next one. */
+/** Time limit of one renewal of the Lease, in milliseconds. It is shorter than their interval, so no renewal delays the next one. */
 const REQUEST_MILLISECONDS = 8_000;
-/** Time between two checks of the time since the last renewal, in milliseconds. */
+/** Time between two checks whether the last renewal is too old, in milliseconds. */
 const FENCE_LOOK_MILLISECONDS = 500;
 
 export interface LeaseOptions {
@@ -24,11 +27,14 @@ export interface LeaseOptions {
   node: () => Readonly<Node> | undefined;
   fenceAfterMilliseconds: number;
   /**
-   * Checks whether this host has seen the state of its Pods since it was cut off. The function is called after a renewal. Until
-   * the result is true the host stays fenced, because another host may already run the VM of a machine here.
+   * Returns whether this host has read its Pods again since it was cut off. The function is called after a renewal. Until the
+   * result is true the host counts as cut off (fenced). Meanwhile another host may run a VM whose machine is still on this host.
    */
   isUpToDate: (signal: AbortSignal) => Promise<boolean>;
-  /** Called at every change. `fenced` is true if the Lease was not renewed for so long that the cluster may treat this host as lost. */
+  /**
+   * Called when the host becomes cut off (fenced) and when it is connected again. `fenced` is true if the Lease was not renewed
+   * for so long that the cluster may treat this host as lost.
+   */
   onFenced: (fenced: boolean) => void;
   logger: Logger;
   /** Clock in milliseconds that never goes backwards. */
@@ -65,8 +71,8 @@ export class NodeLease {
       while (!signal.aborted) {
         const hadOwner = this.#options.node() !== undefined;
         const renewed = await this.#renew(signal);
-        // A Lease that was written before the Node existed has no owner and would outlive the Node. The next renewal therefore
-        // follows soon and sets the owner.
+        // A Lease that was written before the Node existed has no owner and would outlive the Node. Therefore the next renewal
+        // follows soon, and sets the owner.
         await pause(renewed && hadOwner ? this.#renewMilliseconds : this.#retryMilliseconds, signal);
       }
     } catch (error) {
@@ -92,7 +98,8 @@ export class NodeLease {
 
   async #renew(signal: AbortSignal): Promise<boolean> {
     const { client, logger } = this.#options;
-    // The server may have accepted a renewal whose answer was lost. The time therefore begins when the request was sent.
+    // The age of a renewal is counted from the moment before its request. Thus this host never believes that its Lease lasts
+    // longer than it does.
     const sentAt = this.#monotonic();
     try {
       await client.apply(LEASES, this.#lease(), {

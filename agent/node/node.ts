@@ -1,4 +1,4 @@
-/** Computes the Node object that the agent wants. The functions are pure, so that nothing is written if nothing changed. */
+/** Computes the Node object that the agent wants. The functions are pure: equal inputs give an equal Node, which causes no write. */
 import { isDeepStrictEqual } from 'node:util';
 import { HOST_KEY, HOST_VALUE, NAT_READY_CONDITION, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
@@ -8,11 +8,11 @@ import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } 
 import type { Unsaved } from '../../kube/objects.ts';
 import type { HostFacts } from './facts.ts';
 
-/** Number of Pods that the Node offers, as in a kubelet. Slots are the effective limit for machines. */
+/** Number of Pods that the Node offers, as in a kubelet. Its slots (rights to run one machine each) limit the number of machines. */
 const PODS = 110;
-/** Largest number of images in the status, about 50 KiB. The 50 of a kubelet could leave out an image of a cache entry. */
+/** Largest number of images in the Node's status, about 50 KiB. A kubelet lists 50, which could leave out an image of a cache entry. */
 const IMAGES_LISTED = 200;
-/** Longest time without a write of an unchanged status, in milliseconds. It is a kubelet's period. */
+/** Time after which the status is written even if it has not changed, in milliseconds. It is a kubelet's period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
 
 /** The settings of the agent that its Node shows. */
@@ -34,10 +34,10 @@ export interface NodeSettings {
 export interface HostState {
   kubeletPort: number;
   images: readonly ContainerImage[];
-  /** State of the network. The field is undefined if the network driver has no host-wide part to repair. */
+  /** State of the network. It is undefined if the network driver has no host-wide part to repair. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
-  /** Space of images that are held, in bytes. A held image cannot be removed. */
+  /** Size in bytes of the images that are in use, so that they cannot be removed. */
   heldImageBytes: number;
 }
 
@@ -47,7 +47,7 @@ interface Amounts {
   diskBytes: number;
 }
 
-/** Returns the resources for machines on this host. The disk is reduced by `minimumFree` and by images that are held. */
+/** Returns the resources for machines on this host. From the disk, `minimumFree` and the images that cannot be removed are subtracted. */
 export function allocatable(config: NodeSettings, facts: HostFacts, heldImageBytes: number): Amounts {
   const { offered, reserved, images } = config;
   const cpus = Math.min(facts.cpus, offered.cpu ?? Infinity) * config.cpuOvercommit;
@@ -63,16 +63,17 @@ export function allocatable(config: NodeSettings, facts: HostFacts, heldImageByt
 }
 
 /**
- * Returns the labels of the Node, without `kubernetes.io/os`. With the value `linux`, each DaemonSet for Linux nodes (network,
- * proxy) would wait for this Node without end, and so would its rollouts. With another value, the API server's admission plugin
- * PodResize refuses to resize Pods of this Node.
+ * Returns the labels of the Node. The label `kubernetes.io/os` is left out. If its value were `linux`, each DaemonSet for Linux
+ * nodes (network, proxy) would wait for this Node without end, and so would its rollouts. With another value, the API server's
+ * admission plugin PodResize refuses to resize Pods of this Node.
  */
 export function nodeLabels(config: NodeSettings, facts: HostFacts): Record<string, string> {
   return {
     [HOST_KEY]: HOST_VALUE,
     'kubernetes.io/arch': facts.architecture,
     'kubernetes.io/hostname': config.nodeName,
-    // Traffic for Services arrives through the kubelet's Node of the same machine, if there is such a Node.
+    // External load balancers send nothing to this Node. If a kubelet on the same computer has a Node too, traffic for Services
+    // arrives through that Node.
     'node.kubernetes.io/exclude-from-external-load-balancers': '',
     ...Object.fromEntries(config.tags.map((tag) => [TAG_LABEL_PREFIX + tag, ''])),
   };
@@ -92,7 +93,7 @@ export function newNode(
   };
 }
 
-/** Returns the agent's own part of the status. The operator owns the slots and other resources. */
+/** Returns the part of the Node's status that the agent writes. The operator writes the slots and other resources. */
 export function nodeStatus(o: {
   config: NodeSettings;
   facts: HostFacts;
@@ -123,7 +124,7 @@ function resourceList(amounts: Amounts): Record<string, string> {
   };
 }
 
-/** Returns an image for the Node's list, without a size of 0 (a file used in place), because the API server leaves that value out. */
+/** Returns an image for the Node's list. The API server leaves out a size of 0 (of a file used in place), so the result has none either. */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };
 }
@@ -140,7 +141,7 @@ function conditions(state: HostState): NodeCondition[] {
   ];
 }
 
-/** Returns a condition. Its message is the sentence of its reason if there is no other message. */
+/** Returns a condition of the Node. If `message` is not given, the message is the standard sentence of the reason. */
 function conditionOf(
   type: string,
   holds: boolean,
@@ -189,7 +190,7 @@ export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: num
   );
 }
 
-/** Reports whether `current` has all values of `wanted`. `empty` is the value that the server leaves out of its answers. */
+/** Reports whether `current` has all values of `wanted`. A missing field counts as `empty`, because the server leaves out empty values. */
 function contains(current: object | undefined, wanted: object, empty?: unknown): boolean {
   const fields: Record<string, unknown> = { ...current };
   return Object.entries(wanted).every(([key, value]) => isDeepStrictEqual(fields[key] ?? empty, value));

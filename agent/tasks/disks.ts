@@ -1,4 +1,4 @@
-/** Disks of this host as raw files for publishing: disks of images in the store, and disks of machines of this host. */
+/** Provides disks of this host as raw files for publishing: disks of images in the image store, and disks of machines. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
@@ -13,7 +13,7 @@ import type { BaseImage } from '../disks/disk.ts';
 import type { ImageStore } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';
 
-/** Share of the progress in percent for making the raw file. Publishing has the remaining share. */
+/** Progress of the task in percent when the raw file is complete. Publishing makes the remaining progress. */
 const COPY_PERCENT = 40;
 
 /** A machine of this host, with the driver that stores its disk. */
@@ -30,16 +30,17 @@ export interface DiskHost {
   users?: MachineUsers | undefined;
   /** Returns the machine of a VM by the VM's uid, or undefined if the machine is not on this host. */
   machineOf: (vmUid: string) => MachineOnHost | undefined;
-  /** Architecture of guests whose machine names no other. */
+  /** Architecture of a guest whose machine does not state one. */
   architecture: 'amd64' | 'arm64';
 }
 
-/** Uses a raw disk, and returns the report of the task. */
+/** Function that works with a raw disk, for example publishes it. It returns the report of the task. */
 export type UseDisk = (disk: RawDisk, options: PublishingOptions) => Promise<TaskReport>;
 
 /**
- * Calls `use` with an image of the store as a raw file. The file is the image itself, or a copy that is removed afterwards. If
- * the image names no architecture, the disk has none, because a host of another architecture may do the work.
+ * Calls `use` with an image of the image store as a raw file. The file is the image itself, or a copy that is removed afterwards.
+ * If the image states no architecture, the disk has none either. The architecture of this host may be another, because any host
+ * may do the work.
  */
 export async function withImage(
   host: DiskHost,
@@ -57,7 +58,8 @@ export async function withImage(
     backing: null,
     file: { driver: 'file', filename: base.path },
   };
-  // A compressed image needs more than its own bytes; `withRoom` then checks the free space during the copy.
+  // The copy of a compressed image needs more space than the image. Therefore `withRoom` also checks the free space during the
+  // copy.
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('Unpacking the image');
     const mark = `berth-task-${context.uid}`;
@@ -67,7 +69,7 @@ export async function withImage(
   });
 }
 
-/** Calls `use` with a copy of a machine's disk from one moment. */
+/** Copies a machine's disk as it is at one moment, and calls `use` with the copy. */
 export async function withMachine(
   host: DiskHost,
   vm: { namespace: string; name: string; uid: string },

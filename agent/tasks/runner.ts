@@ -1,6 +1,6 @@
 /**
- * Runs the tasks of Pods, one task for each Pod, a limited number at once. A task that was under way when the agent ended is
- * started again, because all work may be repeated.
+ * Runs tasks (each is the work of a Job's Pod, such as an image import). A limited number runs at once. If the agent ends during
+ * a task, the next agent starts the task again. All tasks may be repeated.
  */
 import { appendFileSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -18,14 +18,14 @@ const PROGRESS_MILLISECONDS = 2_000;
 
 /** State of a task. Times are milliseconds since the epoch. */
 export type TaskState =
-  /** Waits for other tasks to end, because the host runs a limited number at once. */
+  /** The task waits for other tasks to end, because the host runs a limited number at once. */
   | { kind: 'waiting'; message: string }
   | { kind: 'running'; startedAt: number; report: TaskReport }
   | { kind: 'succeeded'; startedAt: number; finishedAt: number; report: TaskReport }
   | { kind: 'failed'; startedAt: number; finishedAt: number; reason: Reason; message: string };
 
 export interface TaskContext {
-  /** Uid of the task's Pod, which names the files and processes of the task. */
+  /** Uid of the task's Pod. The names of the task's folder and processes contain this uid. */
   uid: string;
   pod: Readonly<Pod>;
   /** Folder of this task alone, for its log and its temporary files. It is removed with the Pod. */
@@ -41,7 +41,7 @@ export function isOver({ kind }: TaskState): boolean {
   return kind === 'succeeded' || kind === 'failed';
 }
 
-/** Does the work of a task. The Pod reports an error of this function with its `reason` and message. */
+/** Function that does the work of a task. If it fails, the status of the task's Pod has the `reason` and the message of the error. */
 export type TaskWork = (task: Task, context: TaskContext) => Promise<TaskReport>;
 
 interface Running {
@@ -112,11 +112,11 @@ export class TaskRunner {
       .catch((error: unknown) => this.#failed(running, { task, context, startedAt: Date.now() }, error));
   }
 
-  /** Requests the end of a task; its state shows when it has ended. */
+  /** Requests the end of a task and returns at once. Later the task's state shows that it has ended. */
   abort(uid: string): void {
     const running = this.#running.get(uid);
     const reason = new Error('The Pod of the task was deleted');
-    // A task that has begun keeps its turn until it has really ended.
+    // Only a task that has not begun leaves the queue. A task that has begun counts towards the limit until it has really ended.
     if (running?.state.kind === 'waiting') {
       running.leave.abort(reason);
     }
@@ -135,7 +135,7 @@ export class TaskRunner {
     rmSync(join(this.#options.directory, uid), { recursive: true, force: true });
   }
 
-  /** Removes folders of tasks from earlier runs of this agent. `uids` are the uids of the Pods on this host. */
+  /** Removes folders of tasks from earlier runs of this agent. Folders stay if their Pod is on this host; `uids` are these Pods' uids. */
   sweep(uids: ReadonlySet<string>): void {
     mkdirSync(this.#options.directory, { recursive: true, mode: 0o700 });
     for (const name of readdirSync(this.#options.directory)) {
@@ -180,7 +180,7 @@ export class TaskRunner {
   }
 }
 
-/** Returns a function that reports whole percents, at most once every 2 s. */
+/** Returns a function that reports a task's progress in whole percents, at most once every 2 s. */
 function throttled(running: Running, changed: () => void): (percent: number) => void {
   let toldAt = 0;
   return (percent) => {

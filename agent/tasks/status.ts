@@ -1,4 +1,4 @@
-/** The Pod status that shows the state of a task, as pure functions. */
+/** Computes the Pod status that shows the state of a task. The functions are pure. */
 import { timestamp } from '../../base/time.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -34,11 +34,11 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
   };
 }
 
-/** Reason of a waiting container. */
+/** Reason in the Pod's status while the task waits. */
 const QUEUED: Reason = 'TaskQueued';
 const PHASES = { waiting: 'Pending', running: 'Running', succeeded: 'Succeeded', failed: 'Failed' } as const;
 
-/** Returns the phase. A Pod that has run never returns to Pending, even if a restarted agent lets its task wait. */
+/** Returns the Pod's phase. A Pod that has run never returns to Pending, even if its task waits again after a restart of the agent. */
 function phaseOf(pod: Pod, { kind }: TaskState): NonNullable<PodStatus['phase']> {
   return kind === 'waiting' && pod.status?.phase === 'Running' ? 'Running' : PHASES[kind];
 }

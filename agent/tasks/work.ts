@@ -1,4 +1,4 @@
-/** The work of each type of task on this host. */
+/** Does the work of each type of task (`cache`, `import`, `push` and others) on this host. */
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
@@ -50,7 +50,7 @@ async function cache(
 }
 
 /**
- * Fetches an image. With a target, the image is stored there. Without a target, the task only shows that the image can be
+ * Fetches an image. If the task has a target, the image is stored there. Otherwise the task only shows that the image can be
  * fetched, and the report contains its digest, sizes and reference.
  */
 async function importImage(
@@ -110,7 +110,7 @@ async function remove(
   return { kept };
 }
 
-/** Calls `use` while the image is held in the store. */
+/** Fetches an image and calls `use` with it. The image store does not remove the image before `use` has ended. */
 async function held(
   host: TaskHost,
   image: TaskImage,
@@ -127,8 +127,8 @@ async function held(
 }
 
 /**
- * Returns the reference of an image with a digest: the requested digest, or the digest that the tag names now. For an image of
- * several architectures this is the digest of the whole image.
+ * Returns the reference of an image by digest: the requested digest, or the digest that the tag names now. If the tag names an
+ * index of several architectures, this is the digest of the index. The result is undefined if the image is not from a registry.
  */
 function pinned(host: TaskHost, { source }: TaskImage, base: BaseImage): string | undefined {
   if (source.type !== 'registry') {
@@ -143,7 +143,7 @@ function pinned(host: TaskHost, { source }: TaskImage, base: BaseImage): string 
     .images()
     .filter(({ names }) => names.includes(`${prefix}${base.digest}`))
     .flatMap(({ names }) => names.filter((name) => name.startsWith(prefix)));
-  // If there are several digests, the last one is the newest.
+  // The list may have the digests of several versions of the image. The last one is the newest.
   return digests.findLast((name) => name !== `${prefix}${base.digest}`) ?? digests[0];
 }
 

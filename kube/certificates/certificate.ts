@@ -40,7 +40,9 @@ export interface Validity {
 }
 
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
-/** Time that the validity of a certificate begins before its creation, because clocks of readers may be behind. */
+/**
+ * Time by which a certificate's validity begins before its creation. Otherwise a reader with a slow clock would refuse a new certificate.
+ */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 /** Length of RSA keys. Browsers and Go accept this length everywhere. */
 const RSA_BITS = 2048;
@@ -67,7 +69,7 @@ export async function createKey(algorithm: KeyAlgorithm = 'ECDSA'): Promise<Key>
   return { algorithm, pem: privateKey.export({ type: 'pkcs8', format: 'pem' }).toString() };
 }
 
-/** Reads a private key in any PEM form. @throws Error when it is neither RSA nor on P-256. */
+/** Reads a private key in any PEM form. @throws Error when the key is neither an RSA key nor an ECDSA key on P-256. */
 export function readKey(pem: string): Key {
   const key = createPrivateKey(pem);
   const curve = key.asymmetricKeyDetails?.namedCurve;
@@ -80,7 +82,7 @@ export function readKey(pem: string): Key {
   };
 }
 
-/** Creates a PKCS#10 request, which certificaterequest.ts can read. */
+/** Creates a PKCS#10 request as PEM, in the form that request.ts accepts. */
 export async function createSigningRequest(request: Subject & { key: Key }): Promise<string> {
   const x509 = await library();
   const { key } = request;
@@ -120,7 +122,7 @@ function period(days: number): Validity {
   };
 }
 
-/** Returns the name as a list of parts, so that no character of a name is read as syntax. */
+/** Returns the subject's name as a list of parts. In a single text, characters of a name could be read as syntax. */
 function nameOf(subject: Subject): JsonName {
   const organizations = (subject.organizations ?? []).map((organization) => ({ O: [organization] }));
   return [...organizations, { CN: [subject.commonName] }];

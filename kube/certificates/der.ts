@@ -1,6 +1,6 @@
 /**
- * Reads and writes the part of DER (X.690) that certificate requests use. It is strict, so that no other reader understands the same bytes
- * differently. Tags have one byte, lengths are definite and as short as possible, and nothing is cut off.
+ * Reads and writes the part of DER (X.690) that certificate requests use. The reader is strict, so that no other reader understands the
+ * same bytes differently. Tags have one byte, lengths are definite and as short as possible, and no element is cut off.
  */
 
 /** Tags of the universal class. `0x20` marks elements that consist of other elements. */
@@ -29,7 +29,7 @@ export class DerError extends Error {
 
 const LONG_TAG = 0x1f;
 const LONG_LENGTH = 0x80;
-/** Limit of the bytes of a length. Requests have a few hundred bytes; 3 bytes allow 16 MiB, which exceeds every limit of the API server. */
+/** Limit of the bytes that encode a length. 3 bytes allow 16 MiB, more than the API server accepts. Requests have a few hundred bytes. */
 const LENGTH_BYTES_MAXIMUM = 3;
 const HEADER_BYTES = 2;
 
@@ -44,7 +44,7 @@ export function readElements(bytes: Buffer): Element[] {
   return found;
 }
 
-/** Encodes one element with these contents. */
+/** Encodes one element. Its content is all `contents`, one after another. */
 export function encode(tag: number, ...contents: readonly Buffer[]): Buffer {
   const content = Buffer.concat(contents);
   return Buffer.concat([Buffer.from([tag]), lengthBytes(content.length), content]);

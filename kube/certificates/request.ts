@@ -35,12 +35,12 @@ interface Lists {
   4: [Element, Element, Element, Element];
 }
 
-/** All parts that differ between requests. They are enough to encode a request again. */
+/** All parts of a request that differ between requests. They are enough to encode a request again. */
 interface Parts {
   subject: readonly SubjectPart[];
   /** Public key: an uncompressed point on P-256. */
   point: Buffer;
-  /** Undefined when the request has no extension. */
+  /** Subject alternative names. Undefined when the request has no extension. */
   names: readonly Element[] | undefined;
   signature: Buffer;
 }
@@ -52,13 +52,13 @@ const PEM =
 
 const COMMON_NAME = identifier('550403');
 const ORGANIZATION = identifier('55040a');
-/** Object identifier 1.2.840.113549.1.9.14, encoded. */
+/** Object identifier of extensionRequest (1.2.840.113549.1.9.14), encoded. */
 const EXTENSION_REQUEST = identifier('2a864886f70d01090e');
-/** Object identifier 2.5.29.17, encoded. */
+/** Object identifier of subjectAltName (2.5.29.17), encoded. */
 const SUBJECT_ALTERNATIVE_NAME = identifier('551d11');
-/** Algorithm of the public key: object identifiers 1.2.840.10045.2.1 and 1.2.840.10045.3.1.7. */
+/** Algorithm of the public key, ECDSA on P-256: object identifiers 1.2.840.10045.2.1 and 1.2.840.10045.3.1.7. */
 const ECDSA_ON_P256 = encode(TAGS.sequence, identifier('2a8648ce3d0201'), identifier('2a8648ce3d030107'));
-/** Algorithm of the signature: object identifier 1.2.840.10045.4.3.2. */
+/** Algorithm of the signature, ECDSA with SHA-256: object identifier 1.2.840.10045.4.3.2. */
 const ECDSA_WITH_SHA256 = encode(TAGS.sequence, identifier('2a8648ce3d040302'));
 const VERSION = encode(TAGS.integer, Buffer.from([0]));
 const ATTRIBUTES_TAG = 0xa0;
@@ -74,14 +74,14 @@ const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
 /** First bytes of IPv4 addresses in IPv6 (::ffff:0:0/96). Go writes these addresses into certificates as IPv4. */
 const IPV4_IN_IPV6 = Buffer.from('00000000000000000000ffff', 'hex');
-/** Characters of a PrintableString (X.680 41.4). A UTF8String may have the same characters. */
+/** Characters that a subject's name may have: those of a PrintableString (X.680 41.4). For a UTF8String they are the same. */
 const PRINTABLE = /^[A-Za-z0-9 '()+,./:=?-]+$/;
 const VISIBLE_ASCII = /^[\u0021-\u007e]+$/;
 
 /**
  * Reads the content of a PKCS#10 request. `pem` is exactly one PEM block.
  *
- * @throws InvalidSigningRequestError when Go might read other content, or when the signature does not match the request's key
+ * @throws InvalidSigningRequestError when the request does not have the one accepted form, or when its signature does not match its key
  */
 export function readSigningRequest(pem: string): SigningRequest {
   const der = derOf(pem);
@@ -273,7 +273,7 @@ function childrenOf<N extends keyof Lists>(element: Element, count: N, what: str
   return listOf(readElements(element.content), count, what);
 }
 
-/** Checks the number of elements. @throws InvalidSigningRequestError when there are more or fewer elements */
+/** Checks that the list has exactly `count` elements, and returns it. @throws InvalidSigningRequestError when it has more or fewer */
 function listOf<N extends keyof Lists>(found: Element[], count: N, what: string): Lists[N] {
   if (found.length !== count) {
     throw invalid(`${what} must have exactly ${count} part${count === 1 ? '' : 's'}, not ${found.length}`);
@@ -281,9 +281,7 @@ function listOf<N extends keyof Lists>(found: Element[], count: N, what: string)
   return found as Lists[N];
 }
 
-/**
- * Returns the bits without the first byte, which is the number of unused bits. The comparison with the encoded request checks this byte.
- */
+/** Returns a BIT STRING without its first byte, the number of unused bits. The comparison of the encoded request checks this byte. */
 function bitsOf(bitString: Element): Buffer {
   return bitString.content.subarray(NO_UNUSED_BITS.length);
 }

@@ -8,13 +8,13 @@ import { rest } from '../../base/time.ts';
 
 /** Interval between two reads of the certificate. It can be short, because reading two small files costs nothing. */
 const LOOK_MILLISECONDS = 10_000;
-/** Validity of a certificate that this process made. Readers that pin the certificate would have to check it about once a month. */
+/** Validity in days of a certificate that this process made. A reader that pins it would have to check it about once a month. */
 const SELF_MADE_DAYS = 90;
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
-/** Share of its life after which a certificate that this process made is replaced. The kubelet uses the same share. */
+/** Share of the validity after which a certificate that this process made is replaced. */
 const RENEW_AFTER = 2 / 3;
 
-/** Returns the certificate to serve. It is called at every interval, and its result may change. */
+/** Function that returns the certificate to serve. It is called once in each interval, and its result may change. */
 export type CertificateProvider = () => Promise<Certificate>;
 
 /** Reads a certificate and its key from two files, for example those of a mounted Secret. RSA and ECDSA are both allowed. */
@@ -28,7 +28,7 @@ export function certificateFromFiles(o: { certificateFile: string; keyFile: stri
   };
 }
 
-/** Makes a self-signed certificate, and a new one after two thirds of its life. */
+/** Returns a provider that makes a self-signed certificate. After two thirds of the validity it makes a new one. `days` is the validity. */
 export function selfMadeCertificate(o: {
   commonName: string;
   dnsNames: readonly string[];
@@ -56,7 +56,7 @@ export interface ServeCertificateOptions {
   logger: Logger;
   signal: AbortSignal;
   lookMilliseconds?: number | undefined;
-  /** Called with the end of the served certificate, at the start and after each change. */
+  /** Called with the end of the served certificate's validity, at the start and after each change. */
   onServed?: (notAfter: Date) => void;
 }
 
@@ -95,10 +95,10 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
 }
 
 /**
- * Gives this certificate to new connections. If the server requests certificates of callers, an authority of `clientAuthorities` (PEM) must
- * have signed those certificates.
+ * Uses this certificate for new connections. `clientAuthorities` (PEM) are the authorities that may sign the certificates of callers, if
+ * the server requests such certificates.
  *
- * @throws Error when key and certificate do not belong together; the old certificate stays.
+ * @throws Error when key and certificate do not belong together. The server then keeps the old certificate.
  */
 export function useCertificate(
   server: Server,

@@ -13,21 +13,19 @@ import {
 } from '../core.ts';
 import { HttpError } from './httpserver.ts';
 
-/** Time for which an answer is reused. A token or right that is withdrawn still works for this time. */
+/** Time for which the API server's answer about a caller is reused. A withdrawn token or right still works for this time. */
 const ANSWER_MILLISECONDS = 10_000;
 /** Limit of stored answers. A caller that guesses tokens must not fill the memory. */
 const ANSWERS = 1_024;
-/** Limit of reviews at once. The process has 64 connections for all its requests to the API server. */
+/** Limit of TokenReviews at once, and also of SubjectAccessReviews. The process has 64 connections to the API server for all requests. */
 const QUESTIONS = 4;
-/**
- * Limit of reviews that wait. Callers are few and are known for some seconds. A longer queue comes from strangers with tokens of their own.
- */
+/** Limit of waiting reviews of each type. Real callers are few. A longer queue comes from strangers with invented tokens. */
 const QUESTIONS_WAITING = 64;
 
 export type User = NonNullable<NonNullable<TokenReview['status']>['user']>;
 export type Attributes = Pick<SubjectAccessReview['spec'], 'nonResourceAttributes' | 'resourceAttributes'>;
 
-/** Reuses recent answers and merges equal questions that are asked at once. Errors are not stored. */
+/** Reuses the API server's answers for some seconds. Equal questions at the same time share one request. Errors are not stored. */
 class Answers<V> {
   readonly #known = new LRUCache<string, Promise<V>>({ max: ANSWERS, ttl: ANSWER_MILLISECONDS });
   readonly #turns: PQueue;
@@ -72,7 +70,10 @@ export class Authorizer {
     this.#rights = new Answers(new PQueue({ concurrency: QUESTIONS }));
   }
 
-  /** Returns the caller: from the client certificate that the server has verified, or from the bearer token; undefined for a stranger. */
+  /**
+   * Returns the user who sent the request. The user comes from the verified client certificate, or else from the bearer token. The result
+   * is undefined if neither identifies a user.
+   */
   async identify(request: IncomingMessage): Promise<User | undefined> {
     const { socket } = request;
     if (socket instanceof TLSSocket && socket.authorized) {
@@ -105,9 +106,7 @@ export class Authorizer {
   }
 }
 
-/**
- * Returns the user of a client certificate. Go uses the last of several common names, so only a certificate with exactly one is accepted.
- */
+/** Returns the user of a client certificate. If it has several common names, of which Go would use the last, the result is undefined. */
 function userOf(socket: TLSSocket): User | undefined {
   const { CN, O } = socket.getPeerCertificate().subject as { CN?: unknown; O?: string | string[] };
   return typeof CN === 'string' ? { username: CN, groups: [O ?? []].flat() } : undefined;

@@ -11,7 +11,7 @@ export interface MetricsServerOptions {
   /** `host:port` or `:port`, which means every address. Port 0 chooses a free port. */
   listen: string;
   metrics: Registry;
-  /** Readers need the right to `get` the path `/metrics`. */
+  /** Checks the callers. A caller needs the right to `get` the path `/metrics`. */
   authorizer: Authorizer;
   certificates: CertificateProvider;
   logger: Logger;
@@ -19,12 +19,12 @@ export interface MetricsServerOptions {
   lookMilliseconds?: number;
 }
 
-/** Returns the reason of a fault as text for the log, or undefined without a fault. It must be cheap and contact no other machine. */
+/** Health check. Returns the reason of a fault for the log, or undefined without a fault. It must be cheap and contact no other machine. */
 export type Check = () => string | undefined;
 
 export interface HealthServerOptions {
   listen: string;
-  /** Checks by name. */
+  /** Health checks by name. */
   live: Record<string, Check>;
   ready: Record<string, Check>;
   logger: Logger;

@@ -1,4 +1,4 @@
-/** The only way to serve HTTP in Berth. Whatever a stranger sends, the answer is a status or a closed connection. The process continues. */
+/** All HTTP servers of Berth use this module. Whatever a client sends, it gets a status or a closed connection. The process continues. */
 import {
   createServer as createHttpServer,
   type IncomingMessage,
@@ -10,17 +10,17 @@ import type { AddressInfo } from 'node:net';
 import type { SecureContextOptions, TlsOptions } from 'node:tls';
 import type { Logger } from 'pino';
 
-/** Time limit of a handshake, and of a whole request. Callers send short requests; a slower caller wants to block the connection. */
+/** Time limit of a TLS handshake, and of receiving a request. Callers send short requests; a slower one wants to block the connection. */
 const REQUEST_LIMIT_MILLISECONDS = 10_000;
-/** Interval between two checks of the limit above. Each check covers at most {@link CONNECTIONS} connections. */
+/** Interval between two checks of the time limit of requests. Each check covers at most {@link CONNECTIONS} connections. */
 const LIMIT_LOOK_MILLISECONDS = 1_000;
-/** Time after which an answer is aborted when the caller reads nothing. {@link holdOpen} is for answers that may be quiet. */
+/** Time without data after which a connection is closed. {@link holdOpen} removes this limit for an answer that may be quiet for long. */
 const STALL_MILLISECONDS = 30_000;
 /** Longest pause between two requests of one connection: the default of Node.js. */
 const KEEP_ALIVE_MILLISECONDS = 5_000;
-/** Silence after which the kernel begins to probe the peer. */
+/** Time without data after which the kernel begins to send TCP keep-alive probes to the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
-/** Limit of connections. It is enough for scrapers, probes, the API server's streams of logs, and a person. More is an attack. */
+/** Limit of connections, enough for scrapers, probes, the API server's streams of logs, and a person. More connections mean an attack. */
 const CONNECTIONS = 128;
 
 /**
@@ -69,8 +69,8 @@ export function createServer(
       : createHttpsServer({ ...limits, handshakeTimeout: REQUEST_LIMIT_MILLISECONDS, ...tls });
   server.maxConnections = CONNECTIONS;
   server.timeout = STALL_MILLISECONDS;
-  // The server has no listeners for `upgrade` and `connect`, because with such a listener the socket's errors would be ours to handle. An
-  // Upgrade is answered like any request, and a CONNECT is closed.
+  // The server has no listeners for `upgrade` and `connect`, because a listener would have to handle the socket's errors. Without it, a
+  // request with Upgrade is answered like any other request, and the connection of a CONNECT is closed.
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     void answer(handle, logger, request, response);
   });
@@ -98,7 +98,7 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
   };
 }
 
-/** Sends a text as the answer, or aborts an answer that has already begun. */
+/** Sends a text as the answer. If an answer has already begun, it is aborted instead. */
 export function reply(
   response: ServerResponse,
   status: number,
@@ -147,7 +147,7 @@ async function answer(
   }
 }
 
-/** Parses the target of a request. It is not resolved against a base, because a path like `//` would then be read as a host name. */
+/** Parses a request's target, a path or a URL. No base URL is used, because a path like `//` would then be read as a host name. */
 function urlOf(target: string): URL | null {
   return URL.parse(target.startsWith('/') ? `http://localhost${target}` : target);
 }
